@@ -1,0 +1,63 @@
+# Each target sets up what it needs in .venv and touches nothing else on the machine.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+DATA   ?= data/multi30k
+MODELS ?= en-de en-fr
+BUNDLES ?= bundles
+HOST   ?= 127.0.0.1
+PORT   ?= 8500
+METRICS_PORT ?= 8501
+
+.PHONY: help setup serve demo export test check format protos train clean
+
+help: ## Show this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: $(READY) ## Make .venv with the tested versions
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Dragoman needs Python 3.11 or newer; set PYTHON=")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[cpu,dev]'
+	touch $@
+
+serve: export ## Serve the shipped models (PORT, METRICS_PORT, HOST)
+	@echo "Serving on $(HOST):$(PORT), metrics on $(HOST):$(METRICS_PORT). In another terminal:"
+	@echo "  $(BIN)/dragoman translate --server $(HOST):$(PORT) --model en-de 'A dog runs through the snow.'"
+	@echo "  $(BIN)/dragoman models --server $(HOST):$(PORT)"
+	$(BIN)/dragoman serve --models $(BUNDLES) --host $(HOST) --port $(PORT) --metrics-port $(METRICS_PORT)
+
+demo: export ## Serve in the background, translate, show the metrics that moved, stop
+	PORT=$(PORT) METRICS_PORT=$(METRICS_PORT) BUNDLES=$(BUNDLES) DRAGOMAN=$(BIN)/dragoman bash deploy/demo.sh
+
+export: $(MODELS:%=$(BUNDLES)/%/bundle.json) ## Export the shipped checkpoints to ONNX bundles
+
+$(BUNDLES)/%/bundle.json: $(READY) model/pretrained/%/model.safetensors
+	rm -rf $(BUNDLES)/$*
+	$(BIN)/dragoman export model/pretrained/$* $(BUNDLES)/$*
+
+test: $(READY) ## Run the tests
+	$(BIN)/python -m pytest
+
+check: $(READY) ## Lint, type-check, and see that the generated stubs are up to date
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	PATH=$(abspath $(BIN)):$$PATH bash protos/generate.sh --check
+
+format: $(READY) ## Format the code
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+protos: $(READY) ## Generate the gRPC stubs
+	PATH=$(abspath $(BIN)):$$PATH bash protos/generate.sh
+
+train: $(READY) ## Train the shipped models again (DATA: where Multi30k lies); takes hours on a CPU
+	for model in $(MODELS); do \
+	  $(BIN)/dragoman train model/recipes/$$model.toml --data $(DATA) --output runs/$$model || exit 1; done
+
+clean: ## Remove .venv, caches and bundles; training runs stay
+	rm -rf $(VENV) $(BUNDLES) .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

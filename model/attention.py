@@ -1,0 +1,136 @@
+"""The attention family: dot-product, scaled dot-product, additive and multi-head, and the masks they share.
+
+Masks are boolean and say where attention is *allowed*; they broadcast over the leading axes of the scores `[..., T, S]`.
+What keeps keys and values from one step to the next is not here: see `transformer.AttentionBackend`.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+def padding_mask(lengths: Tensor, size: int) -> Tensor:
+    """Allow the first `lengths[b]` of `size` positions: `[B]` → `[B, size]`."""
+    return torch.arange(size, device=lengths.device) < lengths[:, None]
+
+
+def causal_mask(size: int, device: torch.device | None = None) -> Tensor:
+    """Allow each of `size` positions to see itself and what came before it: `[size, size]`."""
+    return torch.ones(size, size, dtype=torch.bool, device=device).tril()
+
+
+def attend(scores: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Mix values by the softmax of their scores: softmax(scores) · V.
+
+    Args:
+        scores: `[..., T, S]`, any real numbers.
+        value: `[..., S, Dv]`.
+        mask: True where attention is allowed; a row that allows nothing gives zeros.
+
+    Returns:
+        `[..., T, Dv]`.
+    """
+    if mask is None:
+        return scores.softmax(-1) @ value
+    weights = scores.masked_fill(~mask, -math.inf).softmax(-1)
+    return weights.masked_fill(~mask, 0.0) @ value  # a row of -inf alone has become NaN
+
+
+def dot_product_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Attend by the plain dot product, softmax(Q Kᵀ) V (Luong et al., 2015).
+
+    Args:
+        query: `[..., T, D]`.
+        key: `[..., S, D]`.
+        value: `[..., S, Dv]`.
+        mask: True where attention is allowed.
+
+    Returns:
+        `[..., T, Dv]`.
+    """
+    return attend(query @ key.transpose(-2, -1), value, mask)
+
+
+def scaled_dot_product_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, dropout: float = 0.0, is_causal: bool = False
+) -> Tensor:
+    """Attend by softmax(Q Kᵀ / √D) V (Vaswani et al., 2017, equation 1), through PyTorch's fused kernels.
+
+    Args:
+        query: `[..., T, D]`.
+        key: `[..., S, D]`.
+        value: `[..., S, Dv]`.
+        mask: True where attention is allowed; every row must allow something.
+        dropout: Probability of dropping an attention weight.
+        is_causal: Position t sees positions 0 … t only; needs T = S and no mask.
+
+    Returns:
+        `[..., T, Dv]`.
+    """
+    return F.scaled_dot_product_attention(query, key, value, mask, dropout, is_causal)
+
+
+class AdditiveAttention(nn.Module):
+    """Score by a small network, vᵀ tanh(W q + U k) (Bahdanau et al., 2015), for queries and keys of different widths."""
+
+    def __init__(self, query_dim: int, key_dim: int, hidden_dim: int) -> None:
+        """Create W `[hidden, query]`, U `[hidden, key]` and v `[hidden]`; U carries the bias."""
+        super().__init__()
+        self.query = nn.Linear(query_dim, hidden_dim, bias=False)
+        self.key = nn.Linear(key_dim, hidden_dim)
+        self.energy = nn.Linear(hidden_dim, 1, bias=False)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Attend: query `[..., T, Dq]`, key `[..., S, Dk]`, value `[..., S, Dv]` → `[..., T, Dv]`."""
+        hidden = torch.tanh(self.query(query).unsqueeze(-2) + self.key(key).unsqueeze(-3))
+        return attend(self.energy(hidden).squeeze(-1), value, mask)
+
+
+def split_heads(x: Tensor, num_heads: int) -> Tensor:
+    """`[B, T, H·Dh]` → `[B, H, T, Dh]`."""
+    heads: Tensor = x.unflatten(-1, (num_heads, -1))  # type: ignore[no-untyped-call]
+    return heads.transpose(-3, -2)
+
+
+def merge_heads(x: Tensor) -> Tensor:
+    """`[B, H, T, Dh]` → `[B, T, H·Dh]`."""
+    return x.transpose(-3, -2).flatten(-2)
+
+
+class MultiHeadAttention(nn.Module):
+    """The projections of multi-head attention: Concat(head₁ … head_H) Wᴼ (Vaswani et al., 2017, section 3.2.2).
+
+    The three input projections are one matrix `[3·d_model, d_model]`, query rows first, so that self-attention needs one
+    product. A layer calls the projections and leaves what lies between them to its backend; `forward` is the whole.
+    """
+
+    def __init__(self, d_model: int, num_heads: int) -> None:
+        """Create both projections with Xavier-uniform weights and zero biases."""
+        super().__init__()
+        self.d_model = d_model
+        self.num_heads = num_heads
+        self.input = nn.Linear(d_model, 3 * d_model)
+        self.output = nn.Linear(d_model, d_model)
+        for block in (*self.input.weight.chunk(3), self.output.weight):
+            nn.init.xavier_uniform_(block)
+        nn.init.zeros_(self.input.bias)
+        nn.init.zeros_(self.output.bias)
+
+    def project_query(self, x: Tensor) -> Tensor:
+        """`[B, T, d_model]` → queries of all heads side by side, `[B, T, H·Dh]`."""
+        return F.linear(x, self.input.weight[: self.d_model], self.input.bias[: self.d_model])
+
+    def project_key_value(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """`[B, S, d_model]` → keys and values of all heads side by side, `[B, S, H·Dh]` each."""
+        both = F.linear(x, self.input.weight[self.d_model :], self.input.bias[self.d_model :])
+        key, value = both.chunk(2, -1)
+        return key, value
+
+    def forward(self, x: Tensor, memory: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Let `x` `[B, T, d_model]` attend to `memory` `[B, S, d_model]`; the mask broadcasts to `[B, H, T, S]`."""
+        projected = (self.project_query(x), *self.project_key_value(memory))
+        query, key, value = (split_heads(part, self.num_heads) for part in projected)
+        mixed: Tensor = self.output(merge_heads(scaled_dot_product_attention(query, key, value, mask)))
+        return mixed

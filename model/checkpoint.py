@@ -1,0 +1,111 @@
+"""A trained model on disk: `config.json`, `model.safetensors` and `tokenizer.json` in one directory. Never pickle."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, load_model, save_file, save_model
+from torch import Tensor
+
+from model.config import ModelConfig, ModelConfigError
+from model.errors import InputError
+from model.files import replaced, write_text
+from model.tokenizer import Tokenizer, TokenizerError
+from model.transformer import Transformer
+
+FORMAT_VERSION = 1
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "model.safetensors"
+
+
+class CheckpointError(InputError):
+    """A checkpoint that cannot be read; the message names the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Everything that makes translations.
+
+    Attributes:
+        name: Of the model, for example `en-de`.
+        model: In evaluation mode.
+        tokenizer: Its vocabulary.
+    """
+
+    name: str
+    model: Transformer
+    tokenizer: Tokenizer
+
+    def save(self, directory: Path) -> None:
+        """Write into a directory, made if absent; each file appears whole or not at all."""
+        directory.mkdir(parents=True, exist_ok=True)
+        description = {"format_version": FORMAT_VERSION, "name": self.name, "model": self.model.config.to_dict()}
+        write_text(directory / CONFIG_FILE, json.dumps(description, indent=2) + "\n")
+        self.tokenizer.save(directory)
+        with replaced(directory / WEIGHTS_FILE) as temporary:
+            save_model(self.model, str(temporary))
+
+    @classmethod
+    def load(cls, directory: Path, device: torch.device | str = "cpu") -> "Checkpoint":
+        """Read a directory that `save` wrote.
+
+        Raises:
+            CheckpointError: Naming the file that is missing, damaged, of another format, or does not fit the others.
+        """
+        description = _read_description(directory / CONFIG_FILE)
+        try:
+            tokenizer = Tokenizer.load(directory)
+        except TokenizerError as error:
+            raise CheckpointError(str(error)) from error
+        try:
+            config = ModelConfig.from_dict(description["model"])
+        except ModelConfigError as error:
+            raise CheckpointError(f"{directory / CONFIG_FILE}: {error}") from error
+        if tokenizer.vocab_size > min(config.source_vocab_size, config.target_vocab_size):
+            raise CheckpointError(
+                f"{directory}: the tokeniser has {tokenizer.vocab_size} tokens, the model room for "
+                f"{min(config.source_vocab_size, config.target_vocab_size)}"
+            )
+        model = Transformer(config)
+        path = directory / WEIGHTS_FILE
+        try:
+            load_model(model, path)
+        except FileNotFoundError as error:
+            raise CheckpointError(f"{path}: no such file") from error
+        except (OSError, SafetensorError, RuntimeError) as error:
+            raise CheckpointError(f"{path}: {error}") from error
+        return cls(description["name"], model.to(device).eval(), tokenizer)
+
+
+def _read_description(path: Path) -> dict[str, Any]:
+    """Read and check `config.json`."""
+    try:
+        description = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror}") from error
+    except ValueError as error:
+        raise CheckpointError(f"{path}: not JSON: {error}") from error
+    if not isinstance(description, dict) or description.get("format_version") != FORMAT_VERSION:
+        raise CheckpointError(f"{path}: not a checkpoint of format version {FORMAT_VERSION}")
+    for key, expected in (("name", str), ("model", dict)):
+        if not isinstance(description.get(key), expected):
+            raise CheckpointError(f"{path}: {key} is missing or is not a {expected.__name__}")
+    return description
+
+
+def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any] | None = None) -> None:
+    """Write tensors and a JSON object in one safetensors file, atomically."""
+    with replaced(path) as temporary:
+        save_file(tensors, temporary, {"json": json.dumps(metadata or {})})
+
+
+def average_weights(paths: list[Path]) -> dict[str, Tensor]:
+    """Return the mean of several weight files (Vaswani et al., 2017, section 6.1), summed in float64."""
+    total: dict[str, Tensor] = {}
+    for path in paths:
+        for name, tensor in load_file(path).items():
+            total[name] = total[name] + tensor.double() if name in total else tensor.double()
+    return {name: (tensor / len(paths)).float() for name, tensor in total.items()}

@@ -1,0 +1,153 @@
+"""The shape of a Transformer: every dimension and variant switch, and nothing about how it is trained or served."""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Self, get_args
+
+from model.errors import InputError
+
+Norm = Literal["pre", "post"]
+Activation = Literal["relu", "gelu", "silu"]
+Positions = Literal["sinusoidal", "learned"]
+
+
+class ModelConfigError(InputError):
+    """A model configuration that cannot describe a model; the message names the field."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Dimensions and switches of one encoder–decoder Transformer (Vaswani et al., 2017, and its descendants).
+
+    Attributes:
+        source_vocab_size: Rows of the source embedding.
+        target_vocab_size: Rows of the target embedding and of the output projection (V).
+        d_model: Width of every residual stream (H · Dh).
+        num_heads: Attention heads (H) of every layer.
+        num_encoder_layers: Encoder depth.
+        num_decoder_layers: Decoder depth (L).
+        encoder_ffn_dim: Inner width of the encoder's feed-forward layers.
+        decoder_ffn_dim: Inner width of the decoder's feed-forward layers.
+        max_source_positions: Longest source in tokens, end-of-sequence included.
+        max_target_positions: Longest target in tokens, start token included.
+        norm: `post` normalises after the residual sum (the paper), `pre` before the sub-layer (and once at the end).
+        activation: Non-linearity of the feed-forward layers. `gelu` is the exact, erf form.
+        positions: `sinusoidal` is the paper's fixed table, `learned` a trained one.
+        position_offset: Added to every position before the table is read (BART and M2M-100 use 2).
+        is_embedding_shared: Source and target read one embedding table; the vocabularies must have equal sizes.
+        is_projection_tied: The output projection is the target embedding, transposed.
+        is_embedding_scaled: Embeddings are multiplied by √d_model.
+        has_embedding_norm: A layer norm follows the sum of token and position embeddings.
+        has_output_bias: The logits get a bias per token (Marian's `final_logits_bias`).
+        dropout: Probability on embeddings and on every sub-layer's output, in training only.
+        attention_dropout: Probability on attention weights, in training only.
+        activation_dropout: Probability inside the feed-forward layers, in training only.
+        norm_epsilon: Added to the variance in every layer norm.
+        pad_id: Token that fills short rows; never attended to and never predicted.
+        eos_id: Token that ends a sequence, on both sides.
+        decoder_start_id: Token the decoder reads first.
+    """
+
+    source_vocab_size: int
+    target_vocab_size: int
+    d_model: int = 512
+    num_heads: int = 8
+    num_encoder_layers: int = 6
+    num_decoder_layers: int = 6
+    encoder_ffn_dim: int = 2048
+    decoder_ffn_dim: int = 2048
+    max_source_positions: int = 512
+    max_target_positions: int = 512
+    norm: Norm = "post"
+    activation: Activation = "relu"
+    positions: Positions = "sinusoidal"
+    position_offset: int = 0
+    is_embedding_shared: bool = True
+    is_projection_tied: bool = True
+    is_embedding_scaled: bool = True
+    has_embedding_norm: bool = False
+    has_output_bias: bool = False
+    dropout: float = 0.1
+    attention_dropout: float = 0.0
+    activation_dropout: float = 0.0
+    norm_epsilon: float = 1e-5
+    pad_id: int = 0
+    eos_id: int = 1
+    decoder_start_id: int = 2
+
+    def __post_init__(self) -> None:
+        """Refuse a configuration that no model can have.
+
+        Raises:
+            ModelConfigError: Naming the field and the rule it breaks.
+        """
+        for name in _POSITIVE:
+            if getattr(self, name) < 1:
+                raise ModelConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("dropout", "attention_dropout", "activation_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ModelConfigError(f"{name} must be in [0, 1), not {getattr(self, name)}")
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ModelConfigError(f"{name} must be one of {', '.join(choices)}, not {getattr(self, name)!r}")
+        if not self.norm_epsilon > 0:
+            raise ModelConfigError(f"norm_epsilon must be positive, not {self.norm_epsilon}")
+        if self.d_model % self.num_heads:
+            raise ModelConfigError(f"d_model {self.d_model} is not a multiple of num_heads {self.num_heads}")
+        if self.positions == "sinusoidal" and self.d_model % 2:
+            raise ModelConfigError(f"sinusoidal positions need an even d_model, not {self.d_model}")
+        if self.position_offset < 0:
+            raise ModelConfigError(f"position_offset must not be negative, not {self.position_offset}")
+        if self.is_embedding_shared and self.source_vocab_size != self.target_vocab_size:
+            raise ModelConfigError(
+                f"is_embedding_shared needs equal vocabularies, not {self.source_vocab_size} and {self.target_vocab_size}"
+            )
+        vocab_size = min(self.source_vocab_size, self.target_vocab_size)
+        for name in ("pad_id", "eos_id", "decoder_start_id"):
+            if not 0 <= getattr(self, name) < vocab_size:
+                raise ModelConfigError(f"{name} {getattr(self, name)} is outside the vocabulary of {vocab_size}")
+        if self.pad_id == self.eos_id:
+            raise ModelConfigError(f"pad_id and eos_id are both {self.eos_id}: padding is never predicted, so nothing would end")
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one attention head (Dh)."""
+        return self.d_model // self.num_heads
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return every field, ready for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> Self:
+        """Build from what `to_dict` gave; fields that are left out take their defaults.
+
+        Raises:
+            ModelConfigError: For an unknown or missing field, or one of a wrong type or value.
+        """
+        unknown = fields.keys() - cls.__dataclass_fields__.keys()
+        if unknown:
+            raise ModelConfigError(f"unknown model setting: {', '.join(sorted(unknown))}")
+        for name, value in fields.items():
+            expected = _TYPES.get(cls.__dataclass_fields__[name].type, (str,))
+            if not isinstance(value, expected) or (isinstance(value, bool) and bool not in expected):
+                raise ModelConfigError(f"{name} must be {' or '.join(t.__name__ for t in expected)}, not {value!r}")
+        try:
+            return cls(**fields)
+        except TypeError as error:
+            raise ModelConfigError(str(error).removeprefix("ModelConfig.__init__() ")) from error
+
+
+_POSITIVE = (
+    "source_vocab_size",
+    "target_vocab_size",
+    "d_model",
+    "num_heads",
+    "num_encoder_layers",
+    "num_decoder_layers",
+    "encoder_ffn_dim",
+    "decoder_ffn_dim",
+    "max_source_positions",
+    "max_target_positions",
+)
+_CHOICES = {"norm": get_args(Norm), "activation": get_args(Activation), "positions": get_args(Positions)}
+_TYPES: dict[Any, tuple[type, ...]] = {int: (int,), float: (int, float), bool: (bool,)}

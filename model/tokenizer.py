@@ -1,0 +1,136 @@
+"""Text to token ids and back: byte-level BPE on Hugging Face `tokenizers`. No torch, so that the server can import it.
+
+Every byte is a token, so no input is unknown and decoding gives the text back exactly. There is deliberately no Unicode
+normalisation: composed and decomposed forms of a character stay what they were. One space is put before the text, so that a word
+is the same token at the start of a sentence as inside it; decoding takes that one space off again. Special tokens are never
+recognised in text: `</s>` typed by a user is four ordinary characters.
+"""
+
+import codecs
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Self
+
+from tokenizers import Tokenizer as Encoder
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+
+from model.errors import InputError
+from model.files import write_text
+
+PAD, EOS, START = "<pad>", "</s>", "<s>"
+SPECIAL_TOKENS = (PAD, EOS, START)
+FILE_NAME = "tokenizer.json"
+
+
+class TokenizerError(InputError):
+    """A tokeniser file that is missing or is not one of ours."""
+
+
+class Tokenizer:
+    """One vocabulary, shared by source and target."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        """Wrap a loaded encoder.
+
+        Raises:
+            TokenizerError: If it lacks a special token.
+        """
+        encoder.encode_special_tokens = True
+        self.encoder = encoder
+        ids = [encoder.token_to_id(token) for token in SPECIAL_TOKENS]
+        if None in ids:
+            raise TokenizerError(f"the tokeniser lacks {SPECIAL_TOKENS[ids.index(None)]}")
+        self.pad_id, self.eos_id, self.start_id = ids
+        self.vocab_size: int = encoder.get_vocab_size()
+        byte_of, token_of = byte_alphabet(), {i: token for token, i in encoder.get_vocab().items()}
+        self._bytes = [b"" if i in ids else bytes(byte_of[character] for character in token_of[i]) for i in range(self.vocab_size)]
+
+    @classmethod
+    def train(cls, texts: Iterable[str], vocab_size: int) -> Self:
+        """Learn `vocab_size` tokens (specials and all 256 bytes included) from texts; the same texts give the same tokens."""
+        encoder = Encoder(models.BPE())
+        encoder.normalizer = normalizers.Prepend(" ")
+        encoder.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        encoder.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            special_tokens=list(SPECIAL_TOKENS),
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+        encoder.train_from_iterator(texts, trainer)
+        return cls(encoder)
+
+    @classmethod
+    def load(cls, directory: Path) -> Self:
+        """Read `tokenizer.json` from a directory.
+
+        Raises:
+            TokenizerError: Naming the file and what is wrong with it.
+        """
+        path = directory / FILE_NAME
+        try:
+            return cls(Encoder.from_str(path.read_text(encoding="utf-8")))
+        except FileNotFoundError as error:
+            raise TokenizerError(f"{path}: no such file") from error
+        except TokenizerError as error:
+            raise TokenizerError(f"{path}: {error}") from error
+        except Exception as error:  # the library raises bare Exception for every kind of bad file
+            raise TokenizerError(f"{path}: not a byte-level tokeniser: {error}") from error
+
+    def save(self, directory: Path) -> None:
+        """Write `tokenizer.json` into an existing directory."""
+        write_text(directory / FILE_NAME, self.encoder.to_str(pretty=True))
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a text, without special tokens."""
+        ids: list[int] = self.encoder.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Encode many texts on all cores."""
+        return [encoding.ids for encoding in self.encoder.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of ids; special tokens are silent, and bytes that are not UTF-8 become U+FFFD."""
+        detokenizer = StreamingDetokenizer(self)
+        return detokenizer.push(ids) + detokenizer.finish()
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes a token stands for; nothing for a special token."""
+        return self._bytes[token_id]
+
+
+class StreamingDetokenizer:
+    """Text of a growing sequence of ids, in pieces that never hold half a character and add up to `Tokenizer.decode` exactly."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Start an empty text."""
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._is_at_start = True
+
+    def push(self, ids: Iterable[int]) -> str:
+        """Add ids and return the text that is now certain; a character still incomplete waits for its last byte."""
+        return self._strip(self._decoder.decode(b"".join(map(self._tokenizer.token_bytes, ids))))
+
+    def finish(self) -> str:
+        """Return what was held back: U+FFFD for a character that was never completed, or nothing."""
+        return self._strip(self._decoder.decode(b"", final=True))
+
+    def _strip(self, text: str) -> str:
+        """Take off the one space that encoding put before the text."""
+        if self._is_at_start and text:
+            self._is_at_start = False
+            return text.removeprefix(" ")
+        return text
+
+
+def byte_alphabet() -> dict[str, int]:
+    """Map the characters that byte-level BPE writes for bytes back to the bytes (GPT-2's table).
+
+    Printable Latin-1 stands for itself; the other bytes, in order, are U+0100 onwards.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = (byte for byte in range(256) if byte not in set(printable))
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}

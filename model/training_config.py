@@ -1,0 +1,164 @@
+"""What a training run is told: the TOML file, parsed once, every unknown or invalid setting named."""
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from model.config import ModelConfig, ModelConfigError
+from model.errors import InputError
+from model.tokenizer import Tokenizer
+
+_STRICT = ConfigDict(extra="forbid")
+Probability = Annotated[float, Field(ge=0, lt=1)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class TrainingConfigError(InputError):
+    """A training configuration that cannot be used; the message names the file and the setting."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=_STRICT)
+class DataConfig:
+    """Parallel text: one sentence a line, UTF-8, `.gz` where the name says so; paths are relative to the data folder."""
+
+    source: str
+    target: str
+    validation_source: str
+    validation_target: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=_STRICT)
+class TokenizerConfig:
+    """The vocabulary, learnt from both sides of the training text.
+
+    Attributes:
+        vocab_size: Tokens, specials and bytes included.
+        bpe_dropout: Probability that a merge is skipped when training text is encoded (Provilkov et al., 2020).
+    """
+
+    vocab_size: Annotated[int, Field(ge=300)]
+    bpe_dropout: Probability = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=_STRICT)
+class ScheduleConfig:
+    """How training proceeds.
+
+    Attributes:
+        max_steps: Optimiser steps at the most.
+        max_tokens: Size of a batch, padding included: rows times the longer of its longest source and target.
+        max_length: Pairs with more tokens than this on a side are left out (and counted in `summary.json`).
+        learning_rate: Peak, reached after `warmup_steps` and then falling with 1/√step (Vaswani et al., 2017, section 5.3).
+        warmup_steps: Steps of linear warm-up.
+        cooldown_steps: Last steps before `max_steps`, over which the rate falls linearly to zero on top of 1/√step.
+        adam_beta1: Adam's decay of the first moment.
+        adam_beta2: Adam's decay of the second moment.
+        weight_decay: Decoupled weight decay (AdamW).
+        label_smoothing: Probability mass spread evenly over the vocabulary.
+        max_grad_norm: Gradients are scaled down to this Euclidean norm.
+        validate_every: Epochs between validations; each writes a checkpoint.
+        average_last: Newest validated checkpoints averaged into the final model.
+        patience: Validations without a better BLEU before training stops; 0 never stops early.
+        seed: Of initial weights, batches, dropout and BPE-dropout.
+        is_bf16: Run forward and backward in bfloat16 autocast.
+    """
+
+    max_steps: Count
+    max_tokens: Count = 4096
+    max_length: Count = 256
+    learning_rate: Annotated[float, Field(gt=0)] = 5e-3
+    warmup_steps: Count = 2000
+    cooldown_steps: Annotated[int, Field(ge=0)] = 0
+    adam_beta1: Probability = 0.9
+    adam_beta2: Probability = 0.98
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    label_smoothing: Probability = 0.1
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    validate_every: Count = 1
+    average_last: Count = 5
+    patience: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
+    is_bf16: bool = False
+
+    def learning_rate_at(self, step: int) -> float:
+        """Return the learning rate of optimiser step `step`, counted from 1."""
+        rate: float = self.learning_rate * min(step / self.warmup_steps, (self.warmup_steps / step) ** 0.5)
+        if self.cooldown_steps:
+            rate *= min(1.0, (self.max_steps + 1 - step) / (self.cooldown_steps + 1))
+        return max(rate, 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=_STRICT)
+class TrainingConfig:
+    """One training run.
+
+    Attributes:
+        name: Of the model, for example `en-de`.
+        data: Where the text is.
+        tokenizer: The vocabulary.
+        model: Fields of `ModelConfig` that differ from its defaults; vocabulary sizes and special tokens come from the tokeniser.
+        training: The schedule.
+    """
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
+    data: DataConfig
+    tokenizer: TokenizerConfig
+    training: ScheduleConfig
+    model: dict[str, Any] = Field(default_factory=dict)
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a TOML file.
+
+        Raises:
+            TrainingConfigError: If it is missing, is not TOML, or has an unknown, missing or invalid setting.
+        """
+        try:
+            fields = tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise TrainingConfigError(f"{path}: {error.strerror}") from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise TrainingConfigError(f"{path}: not TOML: {error}") from error
+        return cls.parse(fields, str(path))
+
+    @classmethod
+    def parse(cls, fields: dict[str, Any], origin: str) -> Self:
+        """Check parsed TOML; `origin` is named in errors.
+
+        Raises:
+            TrainingConfigError: Listing every setting that is unknown, missing or invalid.
+        """
+        try:
+            return TypeAdapter(cls).validate_python(fields)
+        except ValidationError as error:
+            faults = (f"{'.'.join(map(str, fault['loc']))}: {_reason(fault['type'], fault['msg'])}" for fault in error.errors())
+            raise TrainingConfigError(f"{origin}: " + "; ".join(faults)) from error
+
+
+def model_config(config: TrainingConfig, tokenizer: Tokenizer) -> ModelConfig:
+    """Complete the configuration's `[model]` table with what the tokeniser decides.
+
+    Raises:
+        TrainingConfigError: Naming the setting that is unknown, invalid, or not the configuration's to choose.
+    """
+    decided = {
+        "source_vocab_size": tokenizer.vocab_size,
+        "target_vocab_size": tokenizer.vocab_size,
+        "pad_id": tokenizer.pad_id,
+        "eos_id": tokenizer.eos_id,
+        "decoder_start_id": tokenizer.start_id,
+    }
+    if taken := sorted(decided.keys() & config.model.keys()):
+        raise TrainingConfigError(f"model.{taken[0]}: set by the tokeniser")
+    try:
+        return ModelConfig.from_dict(config.model | decided)
+    except ModelConfigError as error:
+        raise TrainingConfigError(f"model: {error}") from error
+
+
+def _reason(kind: str, message: str) -> str:
+    """Say `unknown setting` and `missing` where pydantic speaks of keyword arguments."""
+    return {"unexpected_keyword_argument": "unknown setting", "missing": "missing"}.get(kind, message)
