@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Writes the Python stubs beside the .proto files; with --check, fails where the committed ones differ.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+out=.
+if [ "${1:-}" = --check ]; then
+  out=$(mktemp -d)
+  trap 'rm -rf "$out"' EXIT
+fi
+python -m grpc_tools.protoc --proto_path=. --python_out="$out" --pyi_out="$out" --grpc_python_out="$out" protos/*.proto
+if [ "$out" != . ]; then
+  for stub in "$out"/protos/*_pb2*; do
+    diff -q "$stub" "protos/$(basename "$stub")" || { echo "stubs are out of date: run make protos" >&2; exit 1; }
+  done
+fi

@@ -1,0 +1,180 @@
+"""A front end's side of an engine: requests out, answers to whoever waits for them.
+
+What an event-loop turn submits and cancels leaves as one message each; what one message brings is handed out in one pass.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+
+import msgspec
+import structlog
+import zmq
+import zmq.asyncio
+
+from server.engine.messages import (
+    Cancel,
+    Command,
+    Event,
+    Fatal,
+    Finished,
+    Hello,
+    Ready,
+    Report,
+    Request,
+    Statistics,
+    Stop,
+    Submit,
+    Tokens,
+)
+from server.errors import Unavailable
+
+log = structlog.get_logger("dragoman.engine.client")
+
+Waiter = asyncio.Future[Finished] | asyncio.Queue[Tokens | Finished | Unavailable]
+
+
+class EngineClient:
+    """One attachment to one incarnation of an engine process; it does not survive the process.
+
+    Attributes:
+        ready: Resolves to the engine's `Ready`; fails with `Unavailable` if the engine cannot start.
+        last_heard: `time.monotonic()` of the last message.
+    """
+
+    def __init__(self, endpoint: str, on_statistics: Callable[[Statistics], None]) -> None:
+        """Attach; must be called within the event loop that uses it."""
+        self._loop = asyncio.get_running_loop()
+        self._on_statistics = on_statistics
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(Event)
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.set_hwm(0)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, 20)
+        self._socket.connect(endpoint)
+        self._waiters: dict[int, Waiter] = {}
+        self._to_submit: list[Request] = []
+        self._to_cancel: list[int] = []
+        self._error: Unavailable | None = None
+        self.ready: asyncio.Future[Ready] = self._loop.create_future()
+        self.last_heard = time.monotonic()
+        self._receiver = self._loop.create_task(self._receive())
+        self._send(Hello())
+
+    @property
+    def num_outstanding(self) -> int:
+        """Requests that have not ended."""
+        return len(self._waiters)
+
+    async def generate(self, request: Request) -> Finished:
+        """Submit a request and wait for its end; cancelling the waiting task cancels the request.
+
+        Raises:
+            Unavailable: If the engine is gone, or goes before the answer.
+        """
+        future: asyncio.Future[Finished] = self._loop.create_future()
+        self._submit(request, future)
+        try:
+            return await future
+        finally:
+            self._forget(request.id)
+
+    async def stream(self, request: Request) -> AsyncIterator[Tokens | Finished]:
+        """Submit a request and yield what comes, its end last; closing the iterator early cancels the request.
+
+        Raises:
+            Unavailable: If the engine is gone, or goes before the end.
+        """
+        queue: asyncio.Queue[Tokens | Finished | Unavailable] = asyncio.Queue()
+        self._submit(request, queue)
+        try:
+            while True:
+                event = await queue.get()
+                if isinstance(event, Unavailable):
+                    raise event
+                yield event
+                if isinstance(event, Finished):
+                    return
+        finally:
+            self._forget(request.id)
+
+    def stop_engine(self) -> None:
+        """Tell the engine process to end."""
+        self._send(Stop())
+
+    def fail(self, error: Unavailable) -> None:
+        """End everything that waits with an error, once, and refuse what comes later with the same."""
+        self._error = error
+        waiters, self._waiters = self._waiters, {}
+        for waiter in waiters.values():
+            if isinstance(waiter, asyncio.Queue):
+                waiter.put_nowait(error)
+            elif not waiter.done():
+                waiter.set_exception(error)
+        if not self.ready.done():
+            self.ready.set_exception(error)
+            self.ready.exception()  # seen, even where nobody waits for it
+
+    async def close(self) -> None:
+        """Detach; call `fail` before, if anything may still wait."""
+        self._receiver.cancel()
+        await asyncio.gather(self._receiver, return_exceptions=True)
+        self._socket.close()
+        self._context.term()
+
+    def _submit(self, request: Request, waiter: Waiter) -> None:
+        if self._error is not None:
+            raise self._error
+        self._waiters[request.id] = waiter
+        if not self._to_submit:
+            self._loop.call_soon(self._flush_submissions)
+        self._to_submit.append(request)
+
+    def _forget(self, request_id: int) -> None:
+        """Cancel a request that has not ended; its waiter is gone."""
+        if self._waiters.pop(request_id, None) is not None:
+            if not self._to_cancel:
+                self._loop.call_soon(self._flush_cancellations)
+            self._to_cancel.append(request_id)
+
+    def _flush_submissions(self) -> None:
+        if not self._to_submit:
+            return  # a cancellation was sent in the same turn, and took the submissions with it
+        requests, self._to_submit = self._to_submit, []
+        self._send(Submit(requests))
+
+    def _flush_cancellations(self) -> None:
+        self._flush_submissions()  # a cancellation stays behind the submission it belongs to
+        ids, self._to_cancel = self._to_cancel, []
+        self._send(Cancel(ids))
+
+    def _send(self, command: Command) -> None:
+        if not self._socket.closed:
+            self._socket.send(self._encoder.encode(command), zmq.NOBLOCK)
+
+    async def _receive(self) -> None:
+        """Hand out what arrives, for as long as the attachment lasts."""
+        while True:
+            payload = await self._socket.recv()
+            self.last_heard = time.monotonic()
+            match self._decoder.decode(payload):
+                case Report() as report:
+                    self._deliver(report)
+                case Ready() as ready if not self.ready.done():
+                    self.ready.set_result(ready)
+                case Fatal(reason):
+                    self.fail(Unavailable(f"the engine cannot start: {reason}"))
+
+    def _deliver(self, report: Report) -> None:
+        for tokens in report.tokens:
+            if isinstance(queue := self._waiters.get(tokens.id), asyncio.Queue):
+                queue.put_nowait(tokens)
+        for finished in report.finished:
+            waiter = self._waiters.pop(finished.id, None)
+            if isinstance(waiter, asyncio.Queue):
+                waiter.put_nowait(finished)
+            elif waiter is not None and not waiter.done():
+                waiter.set_result(finished)
+        self._on_statistics(report.statistics)

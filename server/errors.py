@@ -1,0 +1,79 @@
+"""The two families of errors a caller can see: faults of the request and faults of the server.
+
+Each class carries the name of its gRPC status; `server/api/errors.py` alone turns them into statuses. The message is for the
+caller: it names the field or the limit and never holds internal text.
+"""
+
+from typing import ClassVar
+
+
+class ServiceError(Exception):
+    """What a caller may be told.
+
+    Attributes:
+        code: Name of the gRPC status.
+        retry_after_seconds: When trying again makes sense; None where it does not.
+    """
+
+    code: ClassVar[str] = "UNKNOWN"
+
+    def __init__(self, message: str, retry_after_seconds: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.retry_after_seconds = retry_after_seconds
+
+
+class ClientFault(ServiceError):
+    """The request cannot be served as it is."""
+
+
+class InvalidRequest(ClientFault):
+    """A field is missing, malformed or over its limit."""
+
+    code = "INVALID_ARGUMENT"
+
+    def __init__(self, field: str, reason: str) -> None:
+        super().__init__(f"{field}: {reason}")
+
+
+class UnknownModel(ClientFault):
+    """No such model is loaded."""
+
+    code = "NOT_FOUND"
+
+    def __init__(self, name: str, loaded: list[str]) -> None:
+        super().__init__(f"model: {name!r} is not loaded; loaded: {', '.join(sorted(loaded)) or 'none'}")
+
+
+class DeadlineExceeded(ClientFault):
+    """The deadline passed before the answer was complete."""
+
+    code = "DEADLINE_EXCEEDED"
+
+
+class Cancelled(ClientFault):
+    """The caller cancelled or went away."""
+
+    code = "CANCELLED"
+
+
+class QueueFull(ClientFault):
+    """Too much is waiting; nothing was done for this request."""
+
+    code = "RESOURCE_EXHAUSTED"
+
+
+class ServerFault(ServiceError):
+    """The request was fine."""
+
+
+class Unavailable(ServerFault):
+    """The server is draining, or the model's engine is starting, restarting or gone; trying again is safe."""
+
+    code = "UNAVAILABLE"
+
+
+class StepFailed(ServerFault):
+    """A prefill or decode step raised; the message quotes the incident id that the log has."""
+
+    code = "INTERNAL"

@@ -1,0 +1,92 @@
+"""The bundles a server has, each with its tokeniser and its engine."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from export.bundle import MANIFEST_FILE, Bundle, BundleError, Manifest
+from model.tokenizer import Tokenizer
+from server.errors import UnknownModel
+from server.supervisor import SupervisedEngine
+
+
+def find_bundles(folder: Path) -> list[Bundle]:
+    """Open every bundle in a folder, or the one that the folder itself is; sorted by name.
+
+    Raises:
+        BundleError: If there is none, one is damaged, or two have the same name.
+    """
+    if not folder.is_dir():
+        raise BundleError(f"{folder}: no such folder")
+    directories = (
+        [folder] if (folder / MANIFEST_FILE).exists() else sorted(path.parent for path in folder.glob(f"*/{MANIFEST_FILE}"))
+    )
+    if not directories:
+        raise BundleError(f"{folder}: holds no bundle (a directory with {MANIFEST_FILE})")
+    bundles: dict[str, Bundle] = {}
+    for directory in directories:
+        bundle = Bundle.open(directory)
+        name = bundle.manifest.name
+        if name in bundles:
+            raise BundleError(f"{directory} and {bundles[name].directory} both hold a model named {name!r}")
+        bundles[name] = bundle
+    return [bundles[name] for name in sorted(bundles)]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model that requests can name."""
+
+    bundle: Bundle
+    tokenizer: Tokenizer
+    engine: SupervisedEngine
+
+    @property
+    def manifest(self) -> Manifest:
+        """What the bundle says of itself."""
+        return self.bundle.manifest
+
+    @property
+    def name(self) -> str:
+        """As requests give it."""
+        return self.manifest.name
+
+    @property
+    def version(self) -> str:
+        """Of the bundle."""
+        return self.manifest.version
+
+    @property
+    def device(self) -> str:
+        """What the engine runs on; empty until it was ready once."""
+        return self.engine.device
+
+    @property
+    def max_slots(self) -> int:
+        """Rows of the decode batch."""
+        return self.engine.settings.max_slots
+
+
+class Repository:
+    """The models of one server, by name."""
+
+    def __init__(self, bundles: list[Bundle], make_engine: Callable[[Bundle], SupervisedEngine]) -> None:
+        """Load tokenisers and make (but not start) engines."""
+        self._models = {b.manifest.name: LoadedModel(b, b.tokenizer(), make_engine(b)) for b in bundles}
+
+    def get(self, name: str) -> LoadedModel:
+        """Return a model; an empty name means the only one.
+
+        Raises:
+            UnknownModel: Listing what is loaded.
+        """
+        if not name and len(self._models) == 1:
+            return next(iter(self._models.values()))
+        try:
+            return self._models[name]
+        except KeyError:
+            raise UnknownModel(name, list(self._models)) from None
+
+    def all(self) -> list[LoadedModel]:
+        """Return every model, sorted by name."""
+        return list(self._models.values())

@@ -1,0 +1,108 @@
+"""The runner on ONNX Runtime's CPU provider: two sessions, and the caches that the decode step updates in place."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from export.bundle import Bundle
+from server.engine.search import Candidates
+from server.runtime.cache import SlotCache
+
+PROVIDER = "CPUExecutionProvider"
+SPIN_MICROSECONDS = "200"
+
+
+class OnnxRunner:
+    """See `runner.Runner`. Caches are bound by address, once for each number of rows, and never copied by a step."""
+
+    device = "cpu"
+
+    def __init__(self, bundle: Bundle, max_rows: int, num_threads: int) -> None:
+        """Load both graphs.
+
+        Args:
+            bundle: Opened, and therefore checked.
+            max_rows: Rows of the decode batch at the most.
+            num_threads: Threads of ONNX Runtime's pool, this one included; both sessions run on them in turn.
+        """
+        manifest = bundle.manifest
+        self.max_rows = max_rows
+        self.cache = SlotCache(manifest, max_rows)
+        self._pad_id = manifest.pad_id
+        self._encoder = _session(str(bundle.encoder_path), num_threads)
+        self._decoder = _session(str(bundle.decoder_path), num_threads)
+        self._tokens = np.zeros(max_rows, np.int64)
+        self._positions = np.zeros(max_rows, np.int64)
+        self._num_candidates = np.ones(1, np.int64)
+        self._bindings: dict[tuple[int, int], tuple[onnxruntime.IOBinding, Candidates]] = {}
+
+    def prefill(self, sources: Sequence[Sequence[int]], rows: Sequence[int]) -> None:
+        """See `Runner`."""
+        lengths = np.array([len(source) for source in sources], np.int64)
+        ids = np.full((len(sources), lengths.max()), self._pad_id, np.int64)
+        for row, source in zip(ids, sources, strict=True):
+            row[: len(source)] = source
+        outputs = self._encoder.run(self.cache.cross_names, {"src_ids": ids, "src_lens": lengths})
+        self.cache.write_cross(rows, lengths, outputs)
+
+    def step(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int) -> Candidates:
+        """See `Runner`."""
+        num_rows = len(tokens)
+        assert 0 < num_rows <= self.max_rows
+        assert int(positions.max()) < self.cache.target_capacity, "a row is longer than its cache"
+        self._tokens[:num_rows] = tokens
+        self._positions[:num_rows] = positions
+        self._num_candidates[0] = num_candidates
+        key = num_rows, num_candidates
+        if key not in self._bindings:
+            self._bindings[key] = self._bind(*key)
+        binding, candidates = self._bindings[key]
+        self._decoder.run_with_iobinding(binding)
+        return candidates
+
+    def copy_row(self, source: int, target: int, length: int) -> None:
+        """See `Runner`."""
+        self.cache.copy_row(source, target, length)
+
+    def _bind(self, num_rows: int, num_candidates: int) -> tuple[onnxruntime.IOBinding, Candidates]:
+        """Bind the first `num_rows` rows of every buffer."""
+        binding = self._decoder.io_binding()
+        inputs = {"prev_ids": self._tokens, "positions": self._positions, "src_lens": self.cache.source_lengths}
+        for name, vector in inputs.items():
+            _bind_input(binding, name, vector[:num_rows])
+        _bind_input(binding, "num_candidates", self._num_candidates)
+        for name, cache in self.cache.cross_kv.items():
+            _bind_input(binding, name, cache[:num_rows])
+        for name, cache in self.cache.self_kv.items():
+            _bind_input(binding, name, cache[:num_rows])
+            _bind_output(binding, f"{name}_out", cache[:num_rows])
+        shape = num_rows, num_candidates
+        candidates = Candidates(np.empty(shape, np.int64), np.empty(shape, np.float32))
+        _bind_output(binding, "candidate_ids", candidates.ids)
+        _bind_output(binding, "candidate_log_probs", candidates.log_probs)
+        return binding, candidates
+
+
+def _session(path: str, num_threads: int) -> onnxruntime.InferenceSession:
+    """Load a graph, and make sure that it runs where it was meant to."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = num_threads
+    options.inter_op_num_threads = 1
+    options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
+    options.log_severity_level = 3
+    options.add_session_config_entry("session.intra_op.spin_duration_us", SPIN_MICROSECONDS)
+    session = onnxruntime.InferenceSession(path, options, providers=[PROVIDER])
+    assert session.get_providers() == [PROVIDER]
+    return session
+
+
+def _bind_input(binding: onnxruntime.IOBinding, name: str, array: NDArray[np.generic]) -> None:
+    assert array.flags.c_contiguous
+    binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+
+
+def _bind_output(binding: onnxruntime.IOBinding, name: str, array: NDArray[np.generic]) -> None:
+    assert array.flags.c_contiguous
+    binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)

@@ -1,0 +1,37 @@
+"""What the engine asks of whatever computes: encode sources into rows, decode one token for every row, copy rows."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from server.engine.search import Candidates
+
+
+class Runner(Protocol):
+    """One loaded model with its caches. Used from one thread."""
+
+    device: str
+    max_rows: int
+
+    def prefill(self, sources: Sequence[Sequence[int]], rows: Sequence[int]) -> None:
+        """Encode sources (end-of-sequence included) as one batch and put their cross-attention keys and values into rows."""
+        ...
+
+    def step(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int) -> Candidates:
+        """Decode one token for rows `[0, N)`.
+
+        Args:
+            tokens: `[N]`, each row's previous token.
+            positions: `[N]`, its position, which is the number of tokens the row's cache holds.
+            num_candidates: K.
+
+        Returns:
+            Candidates `[N, K]`, in buffers that the next step overwrites.
+        """
+        ...
+
+    def copy_row(self, source: int, target: int, length: int) -> None:
+        """Copy a row's source and the first `length` positions of its self-attention cache to another row."""
+        ...

@@ -1,0 +1,210 @@
+"""The step loop with a runner that notices every mix-up of rows."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from server.engine.engine import MAX_CONSECUTIVE_FAILURES, EngineIsBroken
+
+# A source is [answer length, ...]: see the conftest's fake model.
+
+
+def test_answers_are_the_models_whatever_else_runs(make_bench, answer_of) -> None:
+    bench = make_bench(max_slots=4)
+    requests = [bench.submit(i, [1 + i * 7 % 13, i, i + 1][: 2 + i % 2]) for i in range(30)]
+    bench.run()
+    for request in requests:
+        end = bench.finished[request.id]
+        assert (end.token_ids, end.reason) == answer_of(request.source_ids, request.max_new_tokens)
+        assert end.num_generated == len(end.token_ids) + 1
+
+
+def test_length_limit_ends_an_answer(bench, answer_of) -> None:
+    bench.submit(1, [20, 5], limit=6)
+    bench.run()
+    end = bench.finished[1]
+    assert (end.token_ids, end.reason, end.num_generated) == (*answer_of([20, 5], 6), 6)
+
+
+def test_streamed_tokens_add_up_to_the_answer(bench) -> None:
+    bench.submit(1, [9, 1], is_streamed=True)
+    bench.submit(2, [4, 1])
+    bench.run()
+    assert bench.streamed == {1: bench.finished[1].token_ids}
+
+
+def test_a_short_request_overtakes_long_ones_that_are_decoding(make_bench) -> None:
+    """Iteration-level batching: nobody waits for the longest answer of a batch."""
+    bench = make_bench(max_slots=33)
+    for i in range(32):
+        bench.submit(i, [35, i])
+    bench.step()
+    bench.submit(99, [2, 0])
+    bench.run()
+    assert bench.order[0] == 99
+
+
+def test_cancelled_slot_is_reused_within_two_steps(make_bench) -> None:
+    bench = make_bench(max_slots=2)
+    bench.submit(1, [30, 1], is_streamed=True)
+    bench.submit(2, [30, 2])
+    bench.submit(3, [5, 3])
+    bench.step()
+    assert bench.engine.scheduler.num_waiting == 1
+    bench.engine.cancel(b"front", 1)
+    bench.step()
+    assert bench.finished[1].reason == "cancelled"
+    assert bench.engine.scheduler.num_waiting == 0 and bench.runner.step_rows[-1] == 2
+    bench.run()
+    assert bench.finished[3].reason == "eos"
+
+
+def test_cancel_of_an_ended_request_is_ignored(bench) -> None:
+    bench.submit(1, [1, 1])
+    bench.run()
+    bench.engine.cancel(b"front", 1)
+    bench.engine.cancel(b"front", 77)
+    bench.collect()
+    assert bench.finished.keys() == {1}
+
+
+def test_deadline_frees_the_slot_at_the_next_step(make_bench) -> None:
+    bench = make_bench(max_slots=1)
+    bench.submit(1, [30, 1], deadline=bench.clock.now + 5)
+    bench.submit(2, [3, 2], deadline=bench.clock.now + 50)
+    bench.submit(3, [3, 2], deadline=bench.clock.now + 4)
+    bench.step()
+    bench.clock.now += 6
+    bench.step()
+    assert bench.finished[1].reason == bench.finished[3].reason == "deadline"
+    assert bench.finished[1].num_generated == 1, "what was generated is still said"
+    bench.run()
+    assert bench.finished[2].reason == "eos"
+
+
+def test_full_queue_is_refused_before_any_work(make_bench) -> None:
+    bench = make_bench(max_slots=1, max_waiting_requests=2)
+    for i in range(3):
+        bench.submit(i, [5, i])
+    bench.collect()
+    assert bench.finished[2].reason == "queue_full" and bench.finished[2].retry_after_seconds > 0
+    assert bench.runner.prefill_batches == []
+    bench.run()
+    assert [bench.finished[i].reason for i in (0, 1)] == ["eos", "eos"]
+
+
+def test_retry_hint_follows_the_rate_of_completions(make_bench) -> None:
+    bench = make_bench(max_slots=1, max_waiting_requests=1)
+    bench.runner.on_step = lambda: setattr(bench.clock, "now", bench.clock.now + 0.5)
+    for i in range(20):  # one token each: two requests a second
+        bench.submit(i, [0, i])
+        bench.run()
+    bench.submit(100, [0])
+    bench.submit(101, [0])
+    bench.collect()
+    assert bench.finished[101].retry_after_seconds == pytest.approx(0.5, rel=0.05)
+
+
+@pytest.mark.parametrize("what", ["step", "prefill"])
+def test_a_failing_step_ends_only_the_requests_in_it(make_bench, answer_of, what: str) -> None:
+    bench = make_bench(max_slots=2)
+    for i in range(4):
+        bench.submit(i, [5, i])
+    bench.runner.fail_next = what
+    bench.run()
+    assert [bench.finished[i].reason for i in range(4)] == ["step_failed", "step_failed", "eos", "eos"]
+    assert bench.finished[0].incident == bench.finished[1].incident != ""
+    assert bench.finished[3].token_ids == answer_of([5, 3], 40)[0]
+
+
+def test_an_engine_that_keeps_failing_gives_up_after_answering_everybody(make_bench) -> None:
+    bench = make_bench(max_slots=1)
+    for i in range(10):
+        bench.submit(i, [5, i])
+    with pytest.raises(EngineIsBroken):
+        for _ in range(MAX_CONSECUTIVE_FAILURES):
+            bench.runner.fail_next = "step"
+            bench.step()
+    bench.collect()
+    assert {end.reason for end in bench.finished.values()} == {"step_failed"} and len(bench.finished) == 10
+
+
+def test_similar_lengths_are_encoded_together(make_bench) -> None:
+    bench = make_bench(max_slots=4)
+    for i, size in enumerate((20, 4, 19, 4)):
+        bench.submit(i, [3] * size)
+    bench.step()
+    assert bench.runner.prefill_batches == [2, 2]
+
+
+def test_statistics_describe_the_step(make_bench) -> None:
+    bench = make_bench(max_slots=2)
+    for i, size in enumerate((8, 6, 5)):
+        bench.submit(i, [9] * size)
+    bench.engine.step()
+    (report,) = bench.engine.take_reports().values()
+    statistics = report.statistics
+    assert (statistics.num_waiting, statistics.num_waiting_tokens, statistics.num_running, statistics.num_slots) == (1, 5, 2, 2)
+    assert (statistics.step_rows, statistics.prefill_rows, statistics.prefill_tokens, statistics.prefill_padded_tokens) == (
+        2,
+        2,
+        14,
+        16,
+    )
+    bench.engine.remove_all("draining")
+    bench.collect()
+
+
+def test_times_of_a_request_are_in_order(bench) -> None:
+    bench.runner.on_step = lambda: setattr(bench.clock, "now", bench.clock.now + 1)
+    for i in range(6):
+        bench.submit(i, [3, i])
+    bench.run()
+    for end in bench.finished.values():
+        assert 100 <= end.admitted < end.first_token < end.ended
+    assert bench.finished[5].admitted > bench.finished[0].admitted
+
+
+ACTION = st.tuples(
+    st.sampled_from(["submit", "cancel", "step", "step", "step", "fail step", "fail prefill", "time"]), st.integers(0, 200)
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(ACTION, max_size=100), st.integers(1, 5))
+def test_every_request_ends_exactly_once_whatever_happens(
+    make_bench, answer_of, actions: list[tuple[str, int]], slots: int
+) -> None:
+    bench = make_bench(max_slots=slots, max_waiting_requests=8, budget=12)
+    requests = {}
+    for action, number in actions:
+        if action == "submit":
+            i = len(requests)
+            deadline = None if number % 3 else bench.clock.now + number % 7
+            requests[i] = bench.submit(
+                i, [number % 11, *range(number % 5)], 1 + number % 9, deadline=deadline, is_streamed=number % 2 == 0
+            )
+        elif action == "cancel":
+            bench.engine.cancel(b"front", number % (len(requests) + 1))
+        elif action == "time":
+            bench.clock.now += number / 50
+        else:
+            if action != "step":
+                bench.runner.fail_next = action.removeprefix("fail ")
+            try:
+                bench.step()
+            except EngineIsBroken:
+                bench.engine._num_failures = 0  # a new incarnation
+    bench.collect()
+    bench.runner.fail_next = None
+    bench.engine._num_failures = 0
+    bench.run()
+    assert bench.finished.keys() == requests.keys()
+    for i, end in bench.finished.items():
+        tokens, reason = answer_of(requests[i].source_ids, requests[i].max_new_tokens)
+        if end.reason in ("eos", "length"):
+            assert (end.token_ids, end.reason) == (tokens, reason)
+        else:
+            assert end.token_ids == tokens[: len(end.token_ids)]
+        if requests[i].is_streamed:
+            assert bench.streamed.get(i, []) == end.token_ids
