@@ -1,0 +1,278 @@
+"""The front door: one command line for training, evaluation, export, serving and calling.
+
+Each command imports its package when it is called, so that `dragoman serve` never loads PyTorch.
+"""
+
+import json
+import sys
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from model.errors import InputError
+
+if TYPE_CHECKING:
+    from client.sync import Client
+
+app = typer.Typer(
+    name="dragoman",
+    help="Train, export, serve and call encoder-decoder Transformers.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+DEFAULT_SERVER = "127.0.0.1:8500"
+
+ServerOption = Annotated[str, typer.Option(metavar="HOST:PORT", envvar="DRAGOMAN_SERVER", help="Address of the server.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+BeamsOption = Annotated[int, typer.Option(min=1, help="Width of beam search; 1 is greedy.")]
+
+
+TokenOption = Annotated[str | None, typer.Option(envvar="DRAGOMAN_TOKEN", help="Bearer token.")]
+AuthorityOption = Annotated[Path | None, typer.Option(help="PEM file of the server's certificate authority; turns TLS on.")]
+
+
+class Device(StrEnum):
+    """Where PyTorch computes."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+@app.command()
+def train(
+    config: Annotated[Path, typer.Argument(help="Training configuration, TOML.")],
+    data: Annotated[Path | None, typer.Option(help="Folder of the text files; by default the configuration's.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Checkpoint to write or to resume; by default runs/NAME.")] = None,
+    device: Annotated[Device, typer.Option(help="auto takes CUDA where there is one.")] = Device.AUTO,
+    threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0 leaves the choice to PyTorch.")] = 0,
+) -> None:
+    """Train a model on parallel text; run it again to resume."""
+    import torch
+
+    from model.train import Trainer
+    from model.training_config import TrainingConfig
+
+    parsed = TrainingConfig.load(config)
+    if threads:
+        torch.set_num_threads(threads)
+    chosen = "cuda" if device is Device.CUDA or (device is Device.AUTO and torch.cuda.is_available()) else "cpu"
+    if chosen == "cuda" and not torch.cuda.is_available():
+        raise InputError("--device cuda: PyTorch sees no CUDA device")
+    folder = output or Path("runs") / parsed.name
+    Trainer(parsed, data or config.parent, folder, torch.device(chosen)).run()
+    typer.echo(f"wrote {folder}")
+
+
+@app.command()
+def evaluate(
+    source: Annotated[Path, typer.Option(help="Text to translate, one sentence a line.")],
+    reference: Annotated[Path, typer.Option(help="Its translation, line by line.")],
+    checkpoint: Annotated[Path | None, typer.Option(help="Translate with a checkpoint, in PyTorch.")] = None,
+    bundle: Annotated[Path | None, typer.Option(help="Translate with a bundle, in this process.")] = None,
+    server: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Translate with a running server.")] = None,
+    model: Annotated[str, typer.Option(help="Which of the server's models.")] = "",
+    num_beams: BeamsOption = 1,
+    lowercase: Annotated[bool, typer.Option(help="Score without case.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Translate a text and print BLEU and chrF with sacreBLEU's signatures."""
+    from model.evaluate import read_evaluation_text
+    from model.quality import score
+
+    if sum(side is not None for side in (checkpoint, bundle, server)) != 1:
+        raise InputError("give exactly one of --checkpoint, --bundle and --server")
+    sources, references = read_evaluation_text(source, reference)
+    hypotheses = _translate_for_evaluation(sources, checkpoint, bundle, server, model, num_beams)
+    scores = score(hypotheses, references, lowercase)
+    if as_json:
+        typer.echo(json.dumps(scores.to_dict()))
+    else:
+        typer.echo(f"BLEU {scores.bleu:.2f}  {scores.bleu_signature}\nchrF {scores.chrf:.2f}  {scores.chrf_signature}")
+
+
+def _translate_for_evaluation(
+    sources: list[str], checkpoint: Path | None, bundle: Path | None, server: str | None, model: str, num_beams: int
+) -> list[str]:
+    if checkpoint is not None:
+        from model.checkpoint import Checkpoint
+        from model.evaluate import translate as translate_with_checkpoint
+
+        loaded = Checkpoint.load(checkpoint)
+        return translate_with_checkpoint(loaded.model, loaded.tokenizer, sources, num_beams)
+    if num_beams != 1:
+        raise InputError("--num-beams: bundles and servers decode greedily")
+    if bundle is not None:
+        from server.offline import OfflineTranslator
+
+        return OfflineTranslator(bundle).translate(sources)
+    assert server is not None
+    with _client(server, 60.0, None, None) as client:
+        return [result.text for result in client.generate_many(sources, model=model)]
+
+
+@app.command()
+def export(
+    checkpoint: Annotated[Path, typer.Argument(help="Trained checkpoint.")],
+    output: Annotated[Path, typer.Argument(help="Bundle to write; must not exist.")],
+    precision: Annotated[str, typer.Option(help="Number format of the weights.")] = "fp32",
+) -> None:
+    """Export a checkpoint to an ONNX bundle, and check that it computes the same."""
+    from export.exporter import export_checkpoint
+
+    manifest = export_checkpoint(checkpoint, output, precision).manifest
+    parity = manifest.parity
+    typer.echo(
+        f"wrote {output}: {manifest.name} version {manifest.version}, {manifest.precision}; log-probabilities within "
+        f"{parity.max_log_prob_difference:.1e} of PyTorch, {parity.num_token_mismatches} of {parity.num_sentences} "
+        "greedy answers differ"
+    )
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    epilog="Every other setting of docs/operations.md is a flag too, for example --max-slots 128.",
+)
+def serve(
+    context: typer.Context,
+    models: Annotated[Path | None, typer.Option(help="Folder of bundles.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="gRPC port; 0 takes a free one.")] = None,
+    metrics_port: Annotated[int | None, typer.Option(help="HTTP port of metrics and probes; 0 takes a free one.")] = None,
+    config: Annotated[Path | None, typer.Option(help="Settings, TOML; flags and environment go before it.")] = None,
+) -> None:
+    """Serve models over gRPC until SIGTERM or Ctrl-C, then drain."""
+    from server.main import serve as run_server
+
+    flags = {"models": models, "host": host, "port": port, "metrics_port": metrics_port} | _parse_flags(context.args)
+    raise typer.Exit(run_server(flags, config))
+
+
+def _parse_flags(arguments: list[str]) -> dict[str, str]:
+    """Read `--some-name value` and `--some-name=value` into setting names and texts."""
+    flags: dict[str, str] = {}
+    rest = iter(arguments)
+    for argument in rest:
+        if not argument.startswith("--"):
+            raise InputError(f"{argument}: not a flag")
+        name, separator, value = argument[2:].partition("=")
+        if not separator:
+            following = next(rest, None)
+            if following is None:
+                raise InputError(f"{argument}: lacks a value")
+            value = following
+        flags[name.replace("-", "_")] = value
+    return flags
+
+
+@app.command()
+def translate(
+    texts: Annotated[list[str] | None, typer.Argument(metavar="[TEXT]...", help="Texts; without any, lines of stdin.")] = None,
+    server: ServerOption = DEFAULT_SERVER,
+    model: Annotated[str, typer.Option(help="Which of the server's models; may be left out where it has one.")] = "",
+    stream: Annotated[bool, typer.Option("--stream", help="Print text as it is decoded.")] = False,
+    as_json: JsonOption = False,
+    in_: Annotated[Path | None, typer.Option("--in", metavar="FILE", help="Translate a file, line by line.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Where its translation goes.")] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of an answer at the most.")] = None,
+    truncate: Annotated[bool, typer.Option("--truncate", help="Cut sources that are too long.")] = False,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests under way at once.")] = 32,
+    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds for each request, retries included.")] = 60.0,
+    token: TokenOption = None,
+    ca: AuthorityOption = None,
+) -> None:
+    """Translate texts, lines or a file with a running server."""
+    from client.translate import TranslateOptions, translate_file, translate_lines, translate_texts
+
+    options = TranslateOptions(model, max_new_tokens, truncate, concurrency, stream, as_json)
+    if (in_ is None) != (out is None):
+        raise InputError("--in and --out go together")
+    if in_ is not None and texts:
+        raise InputError("give texts or --in, not both")
+    with _client(server, timeout, token, ca) as client:
+        if in_ is not None and out is not None:
+            translate_file(client, in_, out, options, sys.stderr)
+        elif texts:
+            translate_texts(client, texts, sys.stdout, options)
+        else:
+            translate_lines(client, sys.stdin.buffer, sys.stdout, options)
+
+
+@app.command()
+def models(
+    server: ServerOption = DEFAULT_SERVER,
+    as_json: JsonOption = False,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for the server to be ready.")] = 0.0,
+    token: TokenOption = None,
+    ca: AuthorityOption = None,
+) -> None:
+    """List a server's models."""
+    from client.models_table import print_models
+
+    end = time.monotonic() + wait
+    with _client(server, 60.0, token, ca) as client:
+        while wait and not client.is_ready(timeout_seconds=5.0):
+            if time.monotonic() > end:
+                raise InputError(f"{server} was not ready within {wait:g} s")
+            time.sleep(0.1)
+        print_models(client.models(), sys.stdout, as_json)
+
+
+def _client(server: str, timeout: float, token: str | None, ca: Path | None) -> "Client":
+    """Connect to a server, over TLS if its certificate authority is given."""
+    import grpc
+
+    from client.sync import Client
+
+    credentials = None
+    if ca is not None:
+        try:
+            credentials = grpc.ssl_channel_credentials(ca.read_bytes())
+        except OSError as error:
+            raise InputError(f"{ca}: {error.strerror}") from error
+    return Client(server, timeout_seconds=timeout, token=token, credentials=credentials)
+
+
+def main() -> None:
+    """Run the command line.
+
+    What the user got wrong is a line on standard error and exit code 2, a call that failed one and exit code 1.
+    """
+    try:
+        app()
+    except InputError as error:
+        _fail(str(error), 2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.exit(1)
+    except ModuleNotFoundError as error:
+        extras = {"torch": "train", "sacrebleu": "evaluate", "onnx": "export", "onnxruntime": "cpu", "matplotlib": "train"}
+        extra = extras.get((error.name or "").partition(".")[0])
+        if extra is None:
+            raise
+        _fail(f"this command needs {error.name}: pip install 'dragoman[{extra}]'", 2)
+    except Exception as error:
+        if not _is_call_error(error):
+            raise
+        _fail(f"{error} ({getattr(error, 'code', '')})", 1)
+
+
+def _is_call_error(error: Exception) -> bool:
+    """Tell a failed call from a bug, without loading the client for commands that call nobody."""
+    errors = sys.modules.get("client.errors")
+    return errors is not None and isinstance(error, errors.CallError)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    print(f"dragoman: {message}", file=sys.stderr)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

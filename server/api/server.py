@@ -1,0 +1,132 @@
+"""The gRPC server: puts services, interceptors, credentials and options together, and drains and stops it."""
+
+from typing import Any
+
+import grpc
+import structlog
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from protos import generation_pb2_grpc
+from server.api.generation import GenerationServicer
+from server.api.health import GENERATION, Health
+from server.api.interceptors import CallInterceptor
+from server.api.ports import Models
+from server.api.security import AuthInterceptor, read_tokens, tls_credentials
+from server.config import ConfigError, ServerConfig
+from server.telemetry.metrics import Metrics
+
+COUNTED_METHODS = frozenset({f"/{GENERATION}/Generate", f"/{GENERATION}/GenerateStream"})
+# How long the last bytes may take to leave, and watchers of the health to be told, once nothing runs any more.
+CLOSE_SECONDS = 0.5
+
+
+class ApiServer:
+    """The gRPC face of the server. Make it with `build_server`, inside the event loop."""
+
+    def __init__(self, server: grpc.aio.Server, port: int, models: Models, health: Health, calls: CallInterceptor) -> None:
+        self._server = server
+        self._models = models
+        self._health = health
+        self._calls = calls
+        self.port = port
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether every model takes requests and the server does; what /readyz says."""
+        models = self._models.all()
+        return not self._calls.is_draining and bool(models) and all(model.engine.is_ready for model in models)
+
+    @property
+    def num_running(self) -> int:
+        """RPCs that have come and not ended."""
+        return self._calls.num_running
+
+    async def start(self) -> int:
+        """Start answering; return the port."""
+        await self.update_health()
+        await self._server.start()
+        return self.port
+
+    async def update_health(self) -> None:
+        """Publish how the models are now; call it whenever one becomes ready, stops being so, comes or goes."""
+        await self._health.update(self._models.all(), self._calls.is_draining)
+
+    async def drain(self, seconds: float) -> bool:
+        """Turn the health to `NOT_SERVING`, refuse new work and let running requests finish.
+
+        Args:
+            seconds: How long they may take.
+
+        Returns:
+            Whether all have finished.
+        """
+        self._calls.is_draining = True
+        await self.update_health()
+        return await self._calls.wait_idle(seconds)
+
+    async def stop(self) -> None:
+        """End what still runs with `UNAVAILABLE` and close the port."""
+        self._calls.is_draining = True
+        self._calls.end_all()
+        await self._calls.wait_idle(CLOSE_SECONDS)
+        await self._server.stop(CLOSE_SECONDS)
+
+
+def build_server(config: ServerConfig, models: Models, metrics: Metrics) -> ApiServer:
+    """Return a server that listens and does not answer yet.
+
+    Args:
+        config: Address, limits, credentials.
+        models: What is loaded; may change while the server runs.
+        metrics: Where requests are counted.
+
+    Raises:
+        ConfigError: If the port is taken or credentials cannot be used.
+    """
+    calls = CallInterceptor(metrics, COUNTED_METHODS)
+    interceptors: list[grpc.aio.ServerInterceptor] = [calls]
+    credentials = tls_credentials(config)
+    if config.auth_tokens_file is not None:
+        interceptors.append(AuthInterceptor(read_tokens(config.auth_tokens_file)))
+        if credentials is None:
+            structlog.get_logger().warning(
+                "bearer tokens travel unencrypted: set tls_certificate and tls_key, or end TLS before us"
+            )
+    server = grpc.aio.server(interceptors=interceptors, options=_options(config))
+    health = Health()
+    servicer = GenerationServicer(models, metrics)
+    generation_pb2_grpc.add_GenerationServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
+    health_pb2_grpc.add_HealthServicer_to_server(health.servicer, server)
+    if config.reflection:
+        names = [GENERATION, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME]
+        reflection.enable_server_reflection(names, server)
+    return ApiServer(server, _listen(server, config, credentials), models, health, calls)
+
+
+def _listen(server: grpc.aio.Server, config: ServerConfig, credentials: grpc.ServerCredentials | None) -> int:
+    """Bind the port and return it."""
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    address = f"{host}:{config.port}"
+    try:
+        return server.add_insecure_port(address) if credentials is None else server.add_secure_port(address, credentials)
+    except RuntimeError as error:
+        raise ConfigError(f"port: cannot listen on {address}; is another process using it?") from error
+
+
+def _options(config: ServerConfig) -> list[tuple[str, Any]]:
+    """Return gRPC's options; names are gRPC core's."""
+    options: list[tuple[str, Any]] = [
+        # Without this, two servers could share a port without knowing, each getting half of the connections.
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", config.max_message_bytes),
+        ("grpc.max_send_message_length", config.max_message_bytes),
+        # Notice clients that vanished within a minute, and allow clients to do the same.
+        ("grpc.keepalive_time_ms", 40_000),
+        ("grpc.keepalive_timeout_ms", 20_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    ]
+    if config.max_connection_age_seconds:
+        options.append(("grpc.max_connection_age_ms", round(config.max_connection_age_seconds * 1000)))
+    return options

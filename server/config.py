@@ -1,0 +1,224 @@
+"""The server's settings: read once from flags, environment, a TOML file and defaults, in that order, then never changed.
+
+A setting is called the same everywhere: `max_slots` in the file is `DRAGOMAN_MAX_SLOTS` in the environment and `--max-slots` on the
+command line. An unknown or impossible setting stops the start and is named together with where it came from.
+"""
+
+import difflib
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, FilePath, ValidationError, field_validator, model_validator
+from pydantic_core import ErrorDetails
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+from model.errors import InputError
+
+PREFIX = "DRAGOMAN_"
+CONFIG_FILE_VARIABLE = "DRAGOMAN_CONFIG"
+# Variables with our prefix that are not settings: the configuration file, what the client reads, where tests find the corpus.
+OTHER_VARIABLES = frozenset({CONFIG_FILE_VARIABLE, "DRAGOMAN_SERVER", "DRAGOMAN_TOKEN", "DRAGOMAN_DATA"})
+# fmt: off
+LATENCY_BUCKETS = (
+    0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75,
+    1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0,
+)
+# fmt: on
+
+Port = Annotated[int, Field(ge=0, le=65535)]
+Count = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class ConfigError(InputError):
+    """A setting that is unknown, missing or impossible."""
+
+
+class ServerConfig(BaseSettings):
+    """Every setting of `dragoman serve`. Use `load`, which reads the sources; the constructor takes its arguments only."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, extra="forbid", frozen=True)
+
+    models: Path = Field(description="Folder that holds the bundles to serve, one folder each.")
+
+    host: str = Field("0.0.0.0", min_length=1, description="Address the gRPC server listens on.")
+    port: Port = Field(8500, description="Its port; 0 for any free one.")
+    metrics_host: str = Field("0.0.0.0", min_length=1, description="Address of /metrics, /healthz and /readyz (plain HTTP).")
+    metrics_port: Port = Field(8501, description="Its port; 0 for any free one.")
+
+    engine: Literal["process", "inline"] = Field(
+        "process", description="Where a model's engine runs: in a process of its own, or on a thread, for debugging."
+    )
+    num_threads: int = Field(0, ge=0, description="Threads that compute, for each model; 0 chooses by the cores there are.")
+    max_slots: Count = Field(64, description="Sequences a model decodes at once.")
+    prefill_tokens_per_step: Count = Field(
+        2048, description="Source tokens the encoder reads between two decode steps, at the most."
+    )
+    max_waiting_requests: Count = Field(1024, description="Requests that may wait for a model before it refuses more.")
+    max_waiting_tokens: Count = Field(65536, description="Source tokens of those, before it refuses more.")
+    warmup: bool = Field(
+        True, description="Run a model through its shapes before it is ready, so that the first caller is not slow."
+    )
+
+    drain_seconds: Seconds = Field(30.0, description="How long running requests may take to finish after SIGTERM.")
+    watchdog_seconds: PositiveSeconds = Field(30.0, description="How long an engine may be silent before it is restarted.")
+    restart_backoff_initial_seconds: PositiveSeconds = Field(
+        0.5, description="Pause before an engine's first restart; then doubled."
+    )
+    restart_backoff_max_seconds: PositiveSeconds = Field(30.0, description="Longest such pause.")
+
+    max_message_bytes: Annotated[int, Field(ge=1024, le=2**31 - 1)] = Field(
+        4 * 2**20, description="Largest gRPC message, both ways; a larger one is refused unread."
+    )
+    max_connection_age_seconds: Seconds = Field(
+        0.0, description="Ask clients to reconnect after so long, so that load spreads over new replicas; 0 for never."
+    )
+    reflection: bool = Field(True, description="Answer gRPC reflection, so that tools can list the API.")
+
+    tls_certificate: FilePath | None = Field(None, description="PEM file with the server's certificate chain; turns TLS on.")
+    tls_key: FilePath | None = Field(None, description="PEM file with its private key, not encrypted.")
+    tls_client_ca: FilePath | None = Field(None, description="PEM file with the authorities of client certificates; asks for them.")
+    auth_tokens_file: FilePath | None = Field(
+        None, description="Bearer tokens, one `name:token` or `token` a line; every RPC but health then needs one."
+    )
+
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe level that is logged.")
+    log_format: Literal["json", "console"] = Field("json", description="One JSON object a line, or text for a terminal.")
+    latency_buckets: Annotated[tuple[float, ...], NoDecode] = Field(
+        LATENCY_BUCKETS, description="Upper bounds in seconds of the latency histograms, rising; commas between them in a variable."
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Leave the reading of sources to `load`, which knows where a value came from."""
+        return (init_settings,)
+
+    @field_validator("latency_buckets", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+
+    @field_validator("latency_buckets")
+    @classmethod
+    def _check_buckets(cls, buckets: tuple[float, ...]) -> tuple[float, ...]:
+        # The comparison chain is false for not-a-number too.
+        if not buckets or not all(low < high for low, high in zip((0.0, *buckets), (*buckets, float("inf")), strict=True)):
+            raise ValueError("bounds must be positive, finite and rising, and there must be one")
+        return buckets
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            given, missing = ("tls_certificate", "tls_key") if self.tls_key is None else ("tls_key", "tls_certificate")
+            raise ValueError(f"{given} is set without {missing}")
+        if self.tls_client_ca is not None and self.tls_certificate is None:
+            raise ValueError("tls_client_ca is set without tls_certificate and tls_key")
+        if self.restart_backoff_max_seconds < self.restart_backoff_initial_seconds:
+            raise ValueError(
+                f"restart_backoff_max_seconds ({self.restart_backoff_max_seconds:g}) is less than"
+                f" restart_backoff_initial_seconds ({self.restart_backoff_initial_seconds:g})"
+            )
+        if self.port == self.metrics_port != 0 and self.host == self.metrics_host:
+            raise ValueError(f"port and metrics_port are both {self.port}")
+        return self
+
+
+def load(overrides: Mapping[str, Any], config_file: Path | None = None) -> ServerConfig:
+    """Read the settings; flags win over the environment, the environment over the file, the file over the defaults.
+
+    Args:
+        overrides: Flags by setting name; None means the flag was not given.
+        config_file: TOML file; without it, the one that DRAGOMAN_CONFIG names, if any.
+
+    Raises:
+        ConfigError: Naming every wrong setting and where it came from.
+    """
+    if config_file is None and (named := os.environ.get(CONFIG_FILE_VARIABLE)):
+        config_file = Path(named)
+    flags = {name: value for name, value in overrides.items() if value is not None}
+    variables = _read_environment()
+    settings = _read_file(config_file) if config_file is not None else {}
+    origins = (
+        {name: str(config_file) for name in settings}
+        | {name: f"environment, {PREFIX}{name.upper()}" for name in variables}
+        | {name: f"flag --{name.replace('_', '-')}" for name in flags}
+    )
+    try:
+        return ServerConfig(**{**settings, **variables, **flags})
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(detail, origins) for detail in error.errors())) from None
+
+
+def _read_environment() -> dict[str, Any]:
+    """Return the settings that the environment holds, by name.
+
+    Raises:
+        ConfigError: Naming every variable with our prefix that is no setting.
+    """
+    known = {f"{PREFIX}{name.upper()}" for name in ServerConfig.model_fields}
+    ours = sorted(name for name in os.environ if name.upper().startswith(PREFIX))
+    unknown = [name for name in ours if name.upper() not in known | OTHER_VARIABLES]
+    links = [name for name in ours if os.environ[name].startswith("tcp://")]
+    if links:
+        # Kubernetes describes a Service called `dragoman` to every pod near it with variables like DRAGOMAN_PORT=tcp://10.0.0.1:8500.
+        raise ConfigError(
+            f"{links[0]}: looks like a Kubernetes service link, not a setting; set enableServiceLinks: false in the pod's"
+            " specification (environment)"
+        )
+    if unknown:
+        raise ConfigError("\n".join(f"{name}: unknown setting{_hint(name.upper(), known)} (environment)" for name in unknown))
+    return EnvSettingsSource(ServerConfig)()
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    """Return what a TOML file says.
+
+    Raises:
+        ConfigError: If it cannot be read or is not TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: not a TOML file: {error}") from error
+
+
+def _explain(detail: ErrorDetails, origins: Mapping[str, str]) -> str:
+    """Return one line about one wrong setting; several settings that do not fit together are named by the text itself."""
+    if not detail["loc"]:
+        return str(detail["ctx"]["error"])
+    name = str(detail["loc"][0])
+    origin = f" ({origins[name]})" if name in origins else ""
+    match detail["type"]:
+        case "missing":
+            return f"{name}: not set; give --{name}, {PREFIX}{name.upper()} or a line in the configuration file"
+        case "extra_forbidden":
+            return f"{name}: unknown setting{_hint(name, set(ServerConfig.model_fields))}{origin}"
+        case "value_error":
+            return f"{name}: {detail['ctx']['error']}{origin}"
+        case _:
+            return f"{name}: {detail['input']!r}: {detail['msg'][:1].lower()}{detail['msg'][1:]}{origin}"
+
+
+def _hint(name: str, known: set[str]) -> str:
+    """Return a guess at what was meant, or nothing."""
+    close = difflib.get_close_matches(name, sorted(known), n=1)
+    return f"; did you mean {close[0]}?" if close else ""

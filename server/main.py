@@ -1,0 +1,160 @@
+"""The server process: put the parts together, run until a signal, drain, stop. Exit code 0 after a drain, 1 if engines cannot start."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import structlog
+from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
+from prometheus_client.registry import CollectorRegistry
+
+from export.bundle import Bundle
+from server import config as settings
+from server.api.server import ApiServer, build_server
+from server.config import ServerConfig
+from server.engine.process import EngineSettings
+from server.repository import LoadedModel, Repository, find_bundles
+from server.supervisor import EngineCannotStart, RestartPolicy, SupervisedEngine
+from server.telemetry import logs
+from server.telemetry.admin import AdminServer
+from server.telemetry.metrics import Metrics
+
+log = structlog.get_logger("dragoman")
+
+
+def serve(overrides: Mapping[str, Any], config_file: Path | None) -> int:
+    """Serve until SIGTERM or SIGINT; return the exit code.
+
+    Args:
+        overrides: Settings given as flags, by name.
+        config_file: TOML file of settings.
+
+    Raises:
+        InputError: If a setting or a bundle cannot be used.
+    """
+    config = settings.load(overrides, config_file)
+    logs.configure_logging(config.log_level, config.log_format)
+    bundles = find_bundles(config.models)
+    return asyncio.run(Service(config, bundles).run())
+
+
+class Service:
+    """One server process."""
+
+    def __init__(self, config: ServerConfig, bundles: list[Bundle]) -> None:
+        """Make everything that can fail on a bad setting; nothing runs yet."""
+        self.config = config
+        registry = CollectorRegistry()
+        for collector in (ProcessCollector, PlatformCollector, GCCollector):
+            collector(registry=registry)
+        self.metrics = Metrics(registry, config.latency_buckets, _version())
+        self._num_threads = config.num_threads or max(1, (os.cpu_count() or 1) // len(bundles))
+        self.repository = Repository(bundles, self._make_engine)
+        for model in self.repository.all():
+            self._describe(model)
+        self._api: ApiServer | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> int:
+        """Serve until a signal; return the exit code."""
+        stopping = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number, stopping)
+        api = self._api = build_server(self.config, self.repository, self.metrics)
+        with AdminServer(self.config.metrics_host, self.config.metrics_port, self.metrics.wsgi_app(), lambda: api.is_ready) as admin:
+            await api.start()
+            log.info("listening", host=self.config.host, port=api.port, metrics_port=admin.port, pid=os.getpid())
+            try:
+                if await self._start_engines(stopping):
+                    names = [model.name for model in self.repository.all()]
+                    log.info("serving", port=api.port, metrics_port=admin.port, models=names, num_threads=self._num_threads)
+                    await stopping.wait()
+                    await self._drain(api)
+            except EngineCannotStart as error:
+                log.error("cannot serve", reason=str(error))
+                return 1
+            finally:
+                await api.stop()
+                await asyncio.gather(*(model.engine.stop() for model in self.repository.all()))
+        log.info("stopped")
+        return 0
+
+    async def _start_engines(self, stopping: asyncio.Event) -> bool:
+        """Start every engine at once; return whether all are ready, which they are not if a signal came first."""
+        starting = asyncio.gather(*(model.engine.start() for model in self.repository.all()))
+        signalled = asyncio.create_task(stopping.wait())
+        either: list[asyncio.Future[Any]] = [starting, signalled]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        signalled.cancel()
+        if starting.done():
+            await starting
+            return True
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        return False
+
+    async def _drain(self, api: ApiServer) -> None:
+        log.info("draining", num_running=api.num_running, seconds=self.config.drain_seconds)
+        if not await api.drain(self.config.drain_seconds):
+            log.warning("drain time is over", num_running=api.num_running)
+
+    def _on_signal(self, number: int, stopping: asyncio.Event) -> None:
+        """Begin to drain; a second signal ends the process at once."""
+        if stopping.is_set():
+            log.warning("second signal, ending at once", signal=signal.Signals(number).name)
+            os._exit(130)
+        stopping.set()
+
+    def _make_engine(self, bundle: Bundle) -> SupervisedEngine:
+        config, name = self.config, bundle.manifest.name
+        engine_settings = EngineSettings(
+            endpoint="",
+            bundle=str(bundle.directory),
+            num_threads=self._num_threads,
+            max_slots=config.max_slots,
+            max_waiting_requests=config.max_waiting_requests,
+            max_waiting_tokens=config.max_waiting_tokens,
+            prefill_tokens_per_step=config.prefill_tokens_per_step,
+            is_warmed_up=config.warmup,
+            log_level=config.log_level,
+            log_format=config.log_format,
+        )
+        policy = RestartPolicy(
+            config.restart_backoff_initial_seconds, config.restart_backoff_max_seconds, config.watchdog_seconds
+        )
+        return SupervisedEngine(
+            name,
+            engine_settings,
+            policy,
+            is_inline=config.engine == "inline",
+            on_statistics=lambda statistics: self.metrics.observe_statistics(name, statistics),
+            on_change=lambda: self._publish(name),
+            on_restart=lambda: self.metrics.observe_restart(name),
+        )
+
+    def _publish(self, name: str) -> None:
+        """Tell health and metrics how a model is now."""
+        model = self.repository.get(name)
+        if model.engine.ready is not None:
+            self._describe(model)
+            self.metrics.observe_load(name, model.engine.ready.load_seconds)
+        self.metrics.set_ready(name, model.engine.is_ready)
+        if self._api is not None:
+            task = asyncio.get_running_loop().create_task(self._api.update_health())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def _describe(self, model: LoadedModel) -> None:
+        self.metrics.add_model(model.name, model.version, model.manifest.precision, model.device, model.max_slots)
+
+
+def _version() -> str:
+    try:
+        return version("dragoman")
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,66 @@
+"""Logging: one JSON object a line on standard error, or text for a terminal; other libraries' logs go through here too.
+
+What is bound with `structlog.contextvars` (the request id, the model) is on every line of that request. A user's text is never
+logged: callers do not pass it, and tracebacks are written without the values of variables.
+"""
+
+import logging
+import sys
+from typing import Any, Literal, TextIO
+
+import msgspec
+import structlog
+from structlog.types import Processor
+
+LogFormat = Literal["json", "console"]
+
+
+def configure_logging(level: str, log_format: LogFormat, stream: TextIO | None = None) -> None:
+    """Send structlog and the standard library's logging to one stream.
+
+    Args:
+        level: Least severe level that is written: `debug`, `info`, `warning` or `error`.
+        log_format: `json` or `console`.
+        stream: Where to; standard error if None.
+    """
+    target = sys.stderr if stream is None else stream
+    threshold = logging.getLevelNamesMapping()[level.upper()]
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    renderers: list[Processor] = _renderers(log_format, target)
+    # Our own lines skip the standard library, whose records cost more than a request's whole log line may.
+    structlog.configure(
+        processors=[*shared, *renderers],
+        wrapper_class=structlog.make_filtering_bound_logger(threshold),
+        logger_factory=structlog.WriteLoggerFactory(file=target),
+        cache_logger_on_first_use=False,
+    )
+    handler = logging.StreamHandler(target)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderers],
+        )
+    )
+    root = logging.getLogger()
+    for old in root.handlers[:]:
+        root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(threshold)
+    logging.captureWarnings(True)
+
+
+def _renderers(log_format: LogFormat, target: TextIO) -> list[Processor]:
+    """Return what turns an event into a line; plain tracebacks, because the pretty ones print the values of variables."""
+    if log_format == "console":
+        formatter = structlog.dev.plain_traceback
+        return [structlog.dev.ConsoleRenderer(colors=target.isatty(), exception_formatter=formatter)]
+    return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(serializer=_to_json)]
+
+
+def _to_json(event: Any, **_: Any) -> str:
+    """Return compact JSON; what JSON cannot express is written as its `str`."""
+    return msgspec.json.encode(event, enc_hook=str).decode()

@@ -1,0 +1,218 @@
+"""A real gRPC server on a free port, with a scripted engine behind it."""
+
+import asyncio
+import io
+import json
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import pytest
+import structlog
+from prometheus_client import CollectorRegistry
+
+from model.tokenizer import Tokenizer
+from protos.generation_pb2_grpc import GenerationStub
+from server.api.server import ApiServer, build_server
+from server.config import ServerConfig
+from server.engine.messages import Finished, Request, Tokens
+from server.errors import UnknownModel
+from server.telemetry.logs import configure_logging
+from server.telemetry.metrics import Metrics
+
+TEXTS = ["Ein Hund läuft durch den Schnee.", "A dog runs through the snow.", "Zwei Männer spielen Fußball.", "日本語 のテキスト 🐕"]
+
+
+class ScriptedEngine:
+    """Answers every request with the same tokens, or ends it as it is told to."""
+
+    def __init__(self, answer: list[int]) -> None:
+        self.answer = answer
+        self.reason: Any = "eos"
+        self.incident = ""
+        self.retry_after_seconds = 0.0
+        self.error: BaseException | None = None
+        self.is_ready = True
+        self.requests: list[Request] = []
+        self.cancelled: list[int] = []
+        self.arrived = asyncio.Event()
+        self.left = asyncio.Event()
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.num_in_last_message = 0
+
+    def next_id(self) -> int:
+        return len(self.requests) + 1
+
+    def hold(self) -> None:
+        """Let requests wait until `gate` is set."""
+        self.gate.clear()
+
+    async def generate(self, request: Request) -> Finished:
+        self.requests.append(request)
+        self.arrived.set()
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.cancelled.append(request.id)
+            self.left.set()
+            raise
+        if self.error is not None:
+            raise self.error
+        return self._finished(request)
+
+    async def stream(self, request: Request) -> AsyncIterator[Tokens | Finished]:
+        self.requests.append(request)
+        self.arrived.set()
+        is_complete = False
+        try:
+            for token in self.answer[: len(self.answer) - self.num_in_last_message]:
+                yield Tokens(request.id, [token])
+            await self.gate.wait()
+            if self.error is not None:
+                raise self.error
+            is_complete = True
+            if self.reason != "silence":
+                yield self._finished(request)
+        finally:
+            if not is_complete:
+                self.cancelled.append(request.id)
+            self.left.set()
+
+    def _finished(self, request: Request) -> Finished:
+        answered = self.reason in ("eos", "length")
+        return Finished(
+            id=request.id,
+            reason=self.reason,
+            token_ids=self.answer if answered else [],
+            num_generated=len(self.answer) + 1 if answered else 0,
+            admitted=request.arrival + 0.25 if answered else None,
+            prefill_seconds=0.125,
+            first_token=request.arrival + 0.5 if answered else None,
+            ended=request.arrival + 1.0,
+            incident=self.incident,
+            retry_after_seconds=self.retry_after_seconds,
+        )
+
+
+class LoadedModels:
+    def __init__(self, *models: Any) -> None:
+        self.by_name = {model.name: model for model in models}
+
+    def get(self, name: str) -> Any:
+        if not name and len(self.by_name) == 1:
+            return next(iter(self.by_name.values()))
+        if name not in self.by_name:
+            raise UnknownModel(name, list(self.by_name))
+        return self.by_name[name]
+
+    def all(self) -> list[Any]:
+        return [self.by_name[name] for name in sorted(self.by_name)]
+
+
+@dataclass
+class World:
+    """What a test needs of a running server."""
+
+    server: ApiServer
+    channel: grpc.aio.Channel
+    models: LoadedModels
+    registry: CollectorRegistry
+    metrics: Metrics
+    stub: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.stub = GenerationStub(self.channel)
+
+    @property
+    def model(self) -> Any:
+        return self.models.all()[0]
+
+    @property
+    def engine(self) -> ScriptedEngine:
+        return self.model.engine
+
+    def count(self, name: str, **labels: str) -> float:
+        return self.registry.get_sample_value(f"dragoman_{name}", labels) or 0.0
+
+    def records(self) -> dict[tuple[str, str], float]:
+        """Every request that was counted, by model and outcome."""
+        return {
+            (sample.labels["model"], sample.labels.get("code") or sample.labels["finish_reason"]): sample.value
+            for metric in self.registry.collect()
+            for sample in metric.samples
+            if sample.name in ("dragoman_request_success_total", "dragoman_requests_failed_total") and sample.value
+        }
+
+
+Serve = Callable[..., AbstractAsyncContextManager[World]]
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.train(TEXTS * 4, vocab_size=330)
+
+
+@pytest.fixture
+def make_model(tokenizer: Tokenizer) -> Callable[..., Any]:
+    def make(name: str = "en-de", **limits: int) -> Any:
+        manifest = {
+            "max_source_tokens": 64,
+            "max_target_tokens": 48,
+            "default_max_new_tokens": 32,
+            "eos_id": tokenizer.eos_id,
+            "precision": "fp32",
+            "source_vocab_size": tokenizer.vocab_size,
+            "target_vocab_size": tokenizer.vocab_size,
+        }
+        return SimpleNamespace(
+            name=name,
+            version="v7",
+            manifest=SimpleNamespace(**manifest | limits),
+            tokenizer=tokenizer,
+            engine=ScriptedEngine(tokenizer.encode("Fußball 🐕 日本")),
+            device="cpu",
+            max_slots=8,
+        )
+
+    return make
+
+
+@pytest.fixture
+def serve(make_model: Callable[..., Any], tmp_path: Any, logged: Any) -> Serve:
+    @asynccontextmanager
+    async def serving(*models: Any, **settings: Any) -> AsyncIterator[World]:
+        loaded = LoadedModels(*(models or [make_model()]))
+        config = ServerConfig(models=tmp_path, host="127.0.0.1", port=0, metrics_port=0, **settings)
+        registry = CollectorRegistry()
+        metrics = Metrics(registry, config.latency_buckets)
+        for model in loaded.all():
+            metrics.add_model(model.name, model.version, "fp32", "cpu", 8)
+        server = build_server(config, loaded, metrics)
+        await server.start()
+        try:
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+                yield World(server, channel, loaded, registry, metrics)
+        finally:
+            await server.stop()
+
+    return serving
+
+
+@pytest.fixture
+def logged() -> Iterator[Callable[[], list[dict[str, Any]]]]:
+    """Return what has been logged so far, parsed; every line must be JSON."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    root.handlers[:] = []
+    stream = io.StringIO()
+    configure_logging("info", "json", stream)
+    yield lambda: [json.loads(line) for line in stream.getvalue().splitlines()]
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.captureWarnings(False)
+    structlog.reset_defaults()

@@ -1,0 +1,305 @@
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+from google.rpc.error_details_pb2 import RequestInfo, RetryInfo
+from grpc_status import rpc_status
+
+from protos.generation_pb2 import (
+    FINISH_REASON_EOS,
+    FINISH_REASON_LENGTH,
+    GenerateRequest,
+    GenerateStreamResponse,
+    GetModelRequest,
+    ListModelsRequest,
+)
+from server.errors import Unavailable
+
+TEXT = "A dog runs."
+
+
+async def failure(call: Any) -> grpc.aio.AioRpcError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        if hasattr(call, "__aiter__"):
+            async for _ in call:
+                pass
+        else:
+            await call
+    return caught.value
+
+
+async def eventually(condition: Any) -> None:
+    """Give the server's side of a finished call the time to end."""
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def test_answer_carries_text_tokens_usage_and_timings(serve: Any) -> None:
+    async def run() -> None:
+        async with serve() as world:
+            response = await world.stub.Generate(GenerateRequest(model="en-de", text=TEXT, request_id="mine"))
+            [request] = world.engine.requests
+            assert response.text == "Fußball 🐕 日本"
+            assert list(response.tokens) == world.engine.answer
+            assert (response.request_id, response.model, response.model_version) == ("mine", "en-de", "v7")
+            assert response.finish_reason == FINISH_REASON_EOS
+            assert not response.is_truncated
+            assert response.usage.source_tokens == len(request.source_ids)
+            assert response.usage.generated_tokens == len(world.engine.answer) + 1
+            assert request.source_ids == [*world.model.tokenizer.encode(TEXT), world.model.tokenizer.eos_id]
+            assert (request.max_new_tokens, request.deadline, request.is_streamed) == (32, None, False)
+            timings = response.timings
+            assert (timings.queue_seconds, timings.prefill_seconds) == (pytest.approx(0.25), 0.125)
+            assert timings.time_to_first_token_seconds == pytest.approx(0.5)
+            assert timings.decode_seconds == pytest.approx(0.5)
+            assert timings.total_seconds > 0
+
+    asyncio.run(run())
+
+
+def test_length_is_an_answer(serve: Any) -> None:
+    async def run() -> None:
+        async with serve() as world:
+            world.engine.reason = "length"
+            response = await world.stub.Generate(GenerateRequest(text=TEXT, max_new_tokens=5))
+            assert response.finish_reason == FINISH_REASON_LENGTH
+            assert world.engine.requests[0].max_new_tokens == 5
+            assert world.records() == {("en-de", "length"): 1}
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("num_in_last_message", [0, 3])
+def test_streamed_pieces_add_up_to_the_answer(serve: Any, make_model: Any, num_in_last_message: int) -> None:
+    async def run() -> None:
+        model = make_model()
+        # Each of the four bytes of this dog, and each of three of the kanji, is a token of its own.
+        model.engine.answer = [i for text in ("🐕", "語", "Männer") for i in bytes_as_tokens(model.tokenizer, text)]
+        model.engine.num_in_last_message = num_in_last_message
+        async with serve(model) as world:
+            pieces = [piece async for piece in world.stub.GenerateStream(GenerateRequest(text=TEXT))]
+            whole = await world.stub.Generate(GenerateRequest(text=TEXT))
+            assert whole.text == "🐕語Männer"
+            assert "".join(piece.text for piece in pieces) == whole.text == pieces[-1].result.text
+            assert all("\ufffd" not in piece.text for piece in pieces)
+            assert [token for piece in pieces for token in piece.tokens] == list(whole.tokens)
+            assert [piece.HasField("result") for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+            assert len(pieces) == len(model.engine.answer) - num_in_last_message + 1
+            assert world.engine.requests[0].is_streamed
+            assert world.engine.cancelled == []
+
+    asyncio.run(run())
+
+
+def bytes_as_tokens(tokenizer: Any, text: str) -> list[int]:
+    """Return the ids that stand for one byte each."""
+    single = {tokenizer.token_bytes(i): i for i in range(tokenizer.vocab_size) if len(tokenizer.token_bytes(i)) == 1}
+    return [single[bytes([byte])] for byte in text.encode()]
+
+
+def test_character_that_is_never_completed_is_replaced_in_stream_and_result_alike(serve: Any, make_model: Any) -> None:
+    async def run() -> None:
+        model = make_model()
+        model.engine.answer = bytes_as_tokens(model.tokenizer, "a🐕")[:3]
+        async with serve(model) as world:
+            pieces = [piece async for piece in world.stub.GenerateStream(GenerateRequest(text=TEXT))]
+            assert "".join(piece.text for piece in pieces) == pieces[-1].result.text == "a\ufffd"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("method", ["Generate", "GenerateStream"])
+@pytest.mark.parametrize(
+    ("reason", "code", "text"),
+    [
+        ("cancelled", "CANCELLED", "cancelled"),
+        ("deadline", "DEADLINE_EXCEEDED", "deadline"),
+        ("queue_full", "RESOURCE_EXHAUSTED", "waiting"),
+        ("step_failed", "INTERNAL", "cafe01"),
+        ("draining", "UNAVAILABLE", "shutting down"),
+    ],
+)
+def test_ending_without_an_answer_becomes_one_error(serve: Any, method: str, reason: str, code: str, text: str) -> None:
+    async def run() -> None:
+        async with serve() as world:
+            world.engine.reason, world.engine.incident = reason, "cafe01"
+            error = await failure(getattr(world.stub, method)(GenerateRequest(text=TEXT)))
+            assert error.code().name == code
+            assert text in (error.details() or "")
+            await eventually(lambda: world.server.num_running == 0)
+            assert world.records() == {("en-de", code): 1}
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("seconds", "milliseconds"), [(0.0, 1), (0.07, 70), (0.0701, 71), (1.25, 1250), (61.0, 61000)])
+def test_full_queue_says_when_to_retry(serve: Any, seconds: float, milliseconds: int) -> None:
+    async def run() -> None:
+        async with serve() as world:
+            world.engine.reason, world.engine.retry_after_seconds = "queue_full", seconds
+            call = world.stub.Generate(GenerateRequest(text=TEXT, request_id="mine"))
+            await failure(call)
+            status = await rpc_status.aio.from_call(call)
+            retry, info = RetryInfo(), RequestInfo()
+            assert status.details[0].Unpack(retry)
+            assert retry.retry_delay.ToMilliseconds() == milliseconds
+            assert status.details[1].Unpack(info)
+            assert info.request_id == "mine"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("method", ["Generate", "GenerateStream"])
+def test_unavailable_engine_is_reported_with_a_retry_time(serve: Any, method: str) -> None:
+    async def run() -> None:
+        async with serve() as world:
+            world.engine.error = Unavailable("the engine of model 'en-de' is restarting", retry_after_seconds=0.5)
+            error = await failure(getattr(world.stub, method)(GenerateRequest(text=TEXT)))
+            assert error.code() is grpc.StatusCode.UNAVAILABLE
+            assert "restarting" in (error.details() or "")
+            await eventually(lambda: world.server.num_running == 0)
+            assert world.records() == {("en-de", "UNAVAILABLE"): 1}
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("method", ["Generate", "GenerateStream"])
+def test_cancelled_call_is_cancelled_in_the_engine(serve: Any, method: str) -> None:
+    async def run() -> None:
+        async with serve() as world:
+            world.engine.hold()
+            call = getattr(world.stub, method)(GenerateRequest(text=TEXT))
+            if method == "GenerateStream":
+                assert isinstance(await call.read(), GenerateStreamResponse)
+            await world.engine.arrived.wait()
+            call.cancel()
+            await asyncio.wait_for(world.engine.left.wait(), 10)
+            assert world.engine.cancelled == [world.engine.requests[0].id]
+            await eventually(lambda: world.server.num_running == 0)
+            assert world.records() == {("en-de", "CANCELLED"): 1}
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("method", ["Generate", "GenerateStream"])
+def test_disconnected_client_is_cancelled_in_the_engine(serve: Any, method: str) -> None:
+    async def run() -> None:
+        async with serve() as world:
+            world.engine.hold()
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{world.server.port}") as channel:
+                stub = type(world.stub)(channel)
+                call = getattr(stub, method)(GenerateRequest(text=TEXT))
+                if method == "GenerateStream":
+                    await call.read()
+                await world.engine.arrived.wait()
+            await asyncio.wait_for(world.engine.left.wait(), 10)
+            assert world.engine.cancelled == [world.engine.requests[0].id]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("method", ["Generate", "GenerateStream"])
+def test_passed_deadline_is_cancelled_in_the_engine_and_counted_as_such(serve: Any, method: str) -> None:
+    async def run() -> None:
+        async with serve() as world:
+            world.engine.hold()
+            error = await failure(getattr(world.stub, method)(GenerateRequest(text=TEXT), timeout=0.3))
+            assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            [request] = world.engine.requests
+            assert request.deadline is not None
+            assert 0 < request.deadline - request.arrival < 0.4
+            await asyncio.wait_for(world.engine.left.wait(), 10)
+            assert world.engine.cancelled == [request.id]
+            await eventually(lambda: world.server.num_running == 0)
+            assert world.records() == {("en-de", "DEADLINE_EXCEEDED"): 1}
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("method", ["Generate", "GenerateStream"])
+def test_unexpected_exception_gives_an_incident_and_no_internals(serve: Any, logged: Any, method: str) -> None:
+    async def run() -> None:
+        async with serve() as world:
+            world.engine.error = KeyError("secret internals")
+            error = await failure(getattr(world.stub, method)(GenerateRequest(text=TEXT, request_id="mine")))
+            assert error.code() is grpc.StatusCode.INTERNAL
+            details = error.details() or ""
+            assert "secret" not in details
+            [line] = [line for line in logged() if line["event"] == "unexpected exception"]
+            assert details == f"internal error; quote incident {line['incident']}"
+            assert "secret internals" in line["exception"]
+            assert line["request_id"] == "mine"
+            await eventually(lambda: world.server.num_running == 0)
+            assert world.records() == {("en-de", "INTERNAL"): 1}
+
+    asyncio.run(run())
+
+
+def test_stream_without_an_ending_is_an_error(serve: Any) -> None:
+    async def run() -> None:
+        async with serve() as world:
+            world.engine.reason = "silence"
+            error = await failure(world.stub.GenerateStream(GenerateRequest(text=TEXT)))
+            assert error.code() is grpc.StatusCode.INTERNAL
+
+    asyncio.run(run())
+
+
+def test_every_request_is_counted_once(serve: Any) -> None:
+    async def run() -> None:
+        async with serve() as world:
+            await world.stub.Generate(GenerateRequest(text=TEXT))
+            [_ async for _ in world.stub.GenerateStream(GenerateRequest(text=TEXT))]
+            await failure(world.stub.Generate(GenerateRequest(text=" ")))
+            await failure(world.stub.Generate(GenerateRequest(model="nobody", text=TEXT)))
+            await failure(world.stub.GetModel(GetModelRequest(model="nobody")))
+            await eventually(lambda: world.server.num_running == 0)
+            assert world.records() == {("en-de", "eos"): 2, ("en-de", "INVALID_ARGUMENT"): 1, ("", "NOT_FOUND"): 1}
+            num_tokens = 2 * (len(world.engine.answer) + 1)
+            assert world.count("generation_tokens_total", model="en-de") == num_tokens
+            assert world.count("e2e_request_latency_seconds_count", model="en-de") == 2
+
+    asyncio.run(run())
+
+
+def test_unknown_model_lists_the_loaded_ones(serve: Any, make_model: Any) -> None:
+    async def run() -> None:
+        async with serve(make_model("en-fr"), make_model("en-de")) as world:
+            for name in ("nobody", ""):
+                error = await failure(world.stub.Generate(GenerateRequest(model=name, text=TEXT)))
+                assert error.code() is grpc.StatusCode.NOT_FOUND
+                assert "en-de, en-fr" in (error.details() or "")
+
+    asyncio.run(run())
+
+
+def test_absurd_model_name_is_refused_not_quoted(serve: Any) -> None:
+    async def run() -> None:
+        async with serve() as world:
+            error = await failure(world.stub.Generate(GenerateRequest(model="x" * 100_000, text=TEXT)))
+            assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert error.details() == "model: 100000 characters; at most 128 are allowed"
+
+    asyncio.run(run())
+
+
+def test_models_are_described_sorted_by_name(serve: Any, make_model: Any) -> None:
+    async def run() -> None:
+        french = make_model("en-fr", max_source_tokens=99)
+        french.engine.is_ready = False
+        async with serve(french, make_model("en-de")) as world:
+            listed = (await world.stub.ListModels(ListModelsRequest())).models
+            assert [(model.name, model.is_ready, model.max_source_tokens) for model in listed] == [
+                ("en-de", True, 64),
+                ("en-fr", False, 99),
+            ]
+            one = await world.stub.GetModel(GetModelRequest(model="en-fr"))
+            assert one == listed[1]
+            assert (one.version, one.precision, one.device, one.max_slots) == ("v7", "fp32", "cpu", 8)
+            assert (one.max_target_tokens, one.default_max_new_tokens) == (48, 32)
+            assert one.source_vocab_size == one.target_vocab_size == french.tokenizer.vocab_size
+            assert world.records() == {}
+
+    asyncio.run(run())

@@ -1,0 +1,186 @@
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from server.config import LATENCY_BUCKETS
+from server.engine.messages import Finished, Request, Statistics
+from server.telemetry.metrics import Metrics
+
+REQUEST = Request(id=1, source_ids=[5, 6, 7, 2], max_new_tokens=10, arrival=100.0)
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    return CollectorRegistry()
+
+
+@pytest.fixture
+def metrics(registry: CollectorRegistry) -> Metrics:
+    metrics = Metrics(registry, LATENCY_BUCKETS, "1.2.3")
+    metrics.add_model("en-de", "v1", "fp32", "cpu", 16)
+    return metrics
+
+
+def value(registry: CollectorRegistry, name: str, model: str = "en-de", **labels: str) -> float | None:
+    return registry.get_sample_value(f"dragoman_{name}", {"model": model, **labels})
+
+
+def finished(reason: Any = "eos", **changes: Any) -> Finished:
+    fields = {
+        "token_ids": [8, 9],
+        "num_generated": 3,
+        "admitted": 100.5,
+        "prefill_seconds": 0.25,
+        "first_token": 101.0,
+        "ended": 102.0,
+    }
+    return Finished(id=1, reason=reason, **fields | changes)
+
+
+def test_names_are_the_ones_that_dashboards_query(registry: CollectorRegistry, metrics: Metrics) -> None:
+    metrics.observe_failure("en-de", "INTERNAL")
+    names = {family.name for family in registry.collect()}
+    gauges = {"num_requests_running", "num_requests_waiting", "num_tokens_waiting", "slots_in_use", "slots", "model_ready"}
+    counters = {
+        "request_success",
+        "requests_failed",
+        "prompt_tokens",
+        "generation_tokens",
+        "engine_restarts",
+        "encoder_padded_tokens",
+    }
+    histograms = {
+        "time_to_first_token_seconds",
+        "inter_token_latency_seconds",
+        "e2e_request_latency_seconds",
+        "request_queue_time_seconds",
+        "request_prefill_time_seconds",
+        "request_decode_time_seconds",
+        "request_prompt_tokens",
+        "request_generation_tokens",
+        "step_duration_seconds",
+        "step_batch_size",
+        "prefill_batch_size",
+        "model_load_seconds",
+    }
+    assert names == {f"dragoman_{name}" for name in gauges | counters | histograms | {"model", "build"}}
+
+
+def test_answer_is_recorded_with_where_its_time_went(registry: CollectorRegistry, metrics: Metrics) -> None:
+    metrics.observe_finished("en-de", REQUEST, finished())
+    assert value(registry, "request_success_total", finish_reason="eos") == 1
+    assert value(registry, "request_success_total", finish_reason="length") == 0
+    assert value(registry, "prompt_tokens_total") == 4
+    assert value(registry, "generation_tokens_total") == 3
+    sums = {
+        "request_queue_time_seconds": 0.5,
+        "request_prefill_time_seconds": 0.25,
+        "time_to_first_token_seconds": 1.0,
+        "request_decode_time_seconds": 1.0,
+        "e2e_request_latency_seconds": 2.0,
+        "inter_token_latency_seconds": 0.5,
+        "request_prompt_tokens": 4,
+        "request_generation_tokens": 3,
+    }
+    assert {name: value(registry, f"{name}_sum") for name in sums} == sums
+    assert {value(registry, f"{name}_count") for name in sums} == {1}
+
+
+def test_single_token_has_no_time_between_tokens(registry: CollectorRegistry, metrics: Metrics) -> None:
+    metrics.observe_finished("en-de", REQUEST, finished(num_generated=1, token_ids=[]))
+    assert value(registry, "inter_token_latency_seconds_count") == 0
+    assert value(registry, "request_success_total", finish_reason="eos") == 1
+
+
+@pytest.mark.parametrize("reason", ["cancelled", "deadline", "step_failed", "draining"])
+def test_failed_request_counts_its_tokens_but_no_latency(registry: CollectorRegistry, metrics: Metrics, reason: str) -> None:
+    metrics.observe_finished("en-de", REQUEST, finished(reason))
+    assert value(registry, "prompt_tokens_total") == 4
+    assert value(registry, "generation_tokens_total") == 3
+    assert value(registry, "e2e_request_latency_seconds_count") == 0
+    assert value(registry, "request_success_total", finish_reason="eos") == 0
+
+
+def test_request_that_was_never_admitted_has_no_tokens(registry: CollectorRegistry, metrics: Metrics) -> None:
+    metrics.observe_finished("en-de", REQUEST, finished("queue_full", admitted=None, first_token=None, num_generated=0))
+    assert value(registry, "prompt_tokens_total") == 0
+
+
+def test_failures_are_counted_by_status(registry: CollectorRegistry, metrics: Metrics) -> None:
+    metrics.observe_failure("en-de", "INTERNAL")
+    metrics.observe_failure("en-de", "INTERNAL")
+    metrics.observe_failure("en-de", "CANCELLED")
+    assert value(registry, "requests_failed_total", code="INTERNAL") == 2
+    assert value(registry, "requests_failed_total", code="CANCELLED") == 1
+
+
+def test_callers_cannot_make_series_by_inventing_models(registry: CollectorRegistry, metrics: Metrics) -> None:
+    for i in range(50):
+        metrics.observe_failure(f"invented-{i}", "NOT_FOUND")
+        metrics.observe_finished(f"invented-{i}", REQUEST, finished())
+    assert value(registry, "requests_failed_total", model="", code="NOT_FOUND") == 50
+    assert b"invented" not in generate_latest(registry)
+
+
+def test_gauges_show_the_engines_last_word(registry: CollectorRegistry, metrics: Metrics) -> None:
+    metrics.observe_statistics("en-de", Statistics(num_waiting=1, num_waiting_tokens=2, num_running=3, num_slots=4))
+    metrics.observe_statistics("en-de", Statistics(num_waiting=5, num_waiting_tokens=6, num_running=7, num_slots=8))
+    assert value(registry, "num_requests_waiting") == 5
+    assert value(registry, "num_tokens_waiting") == 6
+    assert value(registry, "num_requests_running") == 7
+    assert value(registry, "slots_in_use") == 8
+    assert value(registry, "slots") == 16
+
+
+def test_steps_and_prefills_are_observed_only_when_there_was_one(registry: CollectorRegistry, metrics: Metrics) -> None:
+    metrics.observe_statistics("en-de", Statistics())
+    metrics.observe_statistics("en-de", Statistics(step_rows=4, step_seconds=0.002))
+    prefill = Statistics(prefill_rows=2, prefill_tokens=9, prefill_padded_tokens=12)
+    metrics.observe_statistics("en-de", prefill)
+    assert value(registry, "step_duration_seconds_count") == 1
+    assert value(registry, "step_duration_seconds_sum") == 0.002
+    assert value(registry, "step_batch_size_sum") == 4
+    assert value(registry, "prefill_batch_size_count") == 1
+    assert value(registry, "prefill_batch_size_sum") == 2
+    assert value(registry, "encoder_padded_tokens_total") == 12
+
+
+def test_model_that_is_not_ready_has_nothing_running(registry: CollectorRegistry, metrics: Metrics) -> None:
+    assert value(registry, "model_ready") == 0
+    metrics.set_ready("en-de", True)
+    metrics.observe_statistics("en-de", Statistics(num_running=3))
+    assert (value(registry, "model_ready"), value(registry, "num_requests_running")) == (1, 3)
+    metrics.set_ready("en-de", False)
+    metrics.observe_restart("en-de")
+    assert (value(registry, "model_ready"), value(registry, "num_requests_running")) == (0, 0)
+    assert value(registry, "engine_restarts_total") == 1
+
+
+def test_what_runs_and_what_is_loaded_can_be_read(registry: CollectorRegistry, metrics: Metrics) -> None:
+    metrics.observe_load("en-de", 1.5)
+    assert registry.get_sample_value("dragoman_build_info", {"version": "1.2.3"}) == 1
+    assert value(registry, "model_info", version="v1", precision="fp32", device="cpu") == 1
+    assert value(registry, "model_load_seconds_sum") == 1.5
+    metrics.add_model("en-de", "v2", "fp16", "cuda", 32)
+    assert value(registry, "model_info", version="v1", precision="fp32", device="cpu") is None
+    assert value(registry, "model_info", version="v2", precision="fp16", device="cuda") == 1
+    assert value(registry, "slots") == 32
+
+
+def test_removed_model_leaves_no_series(registry: CollectorRegistry, metrics: Metrics) -> None:
+    metrics.add_model("en-fr", "v1", "fp32", "cpu", 16)
+    metrics.observe_finished("en-de", REQUEST, finished())
+    metrics.observe_failure("en-de", "INTERNAL")
+    metrics.remove_model("en-de")
+    metrics.remove_model("en-de")
+    text = generate_latest(registry)
+    assert b"en-de" not in text
+    assert b"en-fr" in text
+
+
+def test_first_bucket_tells_sub_millisecond_from_millisecond(registry: CollectorRegistry, metrics: Metrics) -> None:
+    for seconds in (0.0004, 0.0009, 0.0019):
+        metrics.observe_statistics("en-de", Statistics(step_rows=1, step_seconds=seconds))
+    counts = [value(registry, "step_duration_seconds_bucket", le=le) for le in ("0.0005", "0.001", "0.002")]
+    assert counts == [1, 2, 3]

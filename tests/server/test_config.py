@@ -1,0 +1,199 @@
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from server.config import LATENCY_BUCKETS, ConfigError, ServerConfig, load
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.upper().startswith("DRAGOMAN_"):
+            monkeypatch.delenv(name)
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def refusal(overrides: dict[str, Any] | None = None, config_file: Path | None = None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load({"models": "bundles"} | (overrides or {}), config_file)
+    return str(caught.value)
+
+
+def test_flags_win_over_environment_over_file_over_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write(
+        tmp_path / "dragoman.toml", 'models = "from-file"\nport = 1\nmax_slots = 1\nnum_threads = 1\nlog_level = "debug"\n'
+    )
+    monkeypatch.setenv("DRAGOMAN_PORT", "2")
+    monkeypatch.setenv("DRAGOMAN_MAX_SLOTS", "2")
+    config = load({"port": 3, "num_threads": None}, file)
+    assert (config.port, config.max_slots, config.num_threads, config.metrics_port) == (3, 2, 1, 8501)
+    assert (config.models, config.log_level) == (Path("from-file"), "debug")
+
+
+def test_defaults_are_those_of_the_manual() -> None:
+    config = load({"models": "bundles"})
+    assert (config.host, config.port, config.metrics_port) == ("0.0.0.0", 8500, 8501)
+    assert (config.max_slots, config.max_waiting_requests, config.max_waiting_tokens) == (64, 1024, 65536)
+    assert (config.prefill_tokens_per_step, config.num_threads, config.engine) == (2048, 0, "process")
+    assert (config.drain_seconds, config.watchdog_seconds, config.warmup, config.reflection) == (30, 30, True, True)
+    assert config.latency_buckets == LATENCY_BUCKETS
+    assert config.latency_buckets[0] <= 0.001
+    assert config.latency_buckets[-1] == 120
+
+
+def test_every_setting_is_described() -> None:
+    assert [name for name, field in ServerConfig.model_fields.items() if not field.description] == []
+
+
+def test_configuration_is_frozen() -> None:
+    config = load({"models": "bundles"})
+    with pytest.raises(ValidationError, match="frozen"):
+        config.port = 1
+
+
+def test_constructor_reads_its_arguments_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAGOMAN_PORT", "2")
+    assert ServerConfig(models=Path("bundles")).port == 8500
+
+
+def test_file_can_be_named_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAGOMAN_CONFIG", str(write(tmp_path / "a.toml", 'models = "a"\nport = 1\n')))
+    assert load({}).port == 1
+    assert load({}, write(tmp_path / "b.toml", 'models = "b"\nport = 2\n')).port == 2
+
+
+def test_models_must_be_given() -> None:
+    with pytest.raises(ConfigError, match="models: not set; give --models, DRAGOMAN_MODELS or a line"):
+        load({})
+
+
+def test_unknown_setting_in_the_file_is_named_with_a_guess(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.toml", "max_slot = 3\n")
+    assert refusal(config_file=file) == f"max_slot: unknown setting; did you mean max_slots? ({file})"
+
+
+def test_unknown_variable_is_named_with_a_guess(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAGOMAN_MAX_SLOT", "3")
+    assert refusal() == "DRAGOMAN_MAX_SLOT: unknown setting; did you mean DRAGOMAN_MAX_SLOTS? (environment)"
+
+
+def test_unknown_flag_is_named() -> None:
+    assert refusal({"zzz": 1}) == "zzz: unknown setting (flag --zzz)"
+
+
+def test_variables_that_are_no_settings_but_ours_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAGOMAN_DATA", "somewhere")
+    assert load({"models": "bundles"}).port == 8500
+
+
+def test_empty_variable_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAGOMAN_TLS_KEY", "")
+    assert load({"models": "bundles"}).tls_key is None
+
+
+@pytest.mark.parametrize("name", ["DRAGOMAN_PORT", "DRAGOMAN_PORT_8500_TCP"])
+def test_kubernetes_service_link_is_explained(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "tcp://10.0.0.1:8500")
+    assert "enableServiceLinks: false" in refusal()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("port", "65536"),
+        ("port", "-1"),
+        ("port", "http"),
+        ("metrics_port", "70000"),
+        ("host", ""),
+        ("max_slots", "0"),
+        ("max_waiting_requests", "0"),
+        ("max_waiting_tokens", "-5"),
+        ("prefill_tokens_per_step", "0"),
+        ("num_threads", "-1"),
+        ("engine", "thread"),
+        ("drain_seconds", "-1"),
+        ("drain_seconds", "inf"),
+        ("watchdog_seconds", "0"),
+        ("watchdog_seconds", "nan"),
+        ("max_message_bytes", "10"),
+        ("max_message_bytes", str(2**31)),
+        ("log_level", "loud"),
+        ("log_format", "xml"),
+        ("warmup", "perhaps"),
+        ("latency_buckets", "1,1"),
+        ("latency_buckets", "0,1"),
+        ("latency_buckets", "1,inf"),
+        ("latency_buckets", "nan"),
+        ("latency_buckets", "fast"),
+        ("latency_buckets", ","),
+        ("tls_certificate", "/no/such/file"),
+    ],
+)
+def test_impossible_value_is_named_with_its_origin(name: str, value: str) -> None:
+    message = refusal({name: value})
+    assert message.startswith(f"{name}: ")
+    assert message.endswith(f"(flag --{name.replace('_', '-')})")
+
+
+def test_origin_of_a_wrong_variable_and_of_a_wrong_line_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAGOMAN_MAX_SLOTS", "many")
+    file = write(tmp_path / "a.toml", "port = 99999\n")
+    port, slots = refusal(config_file=file).splitlines()
+    assert port.startswith("port: 99999: ")
+    assert port.endswith(f"({file})")
+    assert slots.startswith("max_slots: 'many': ")
+    assert slots.endswith("(environment, DRAGOMAN_MAX_SLOTS)")
+
+
+@pytest.mark.parametrize("value", ["0.001,0.01, 1", [0.001, 0.01, 1]])
+def test_buckets_come_as_text_or_as_a_list(value: Any) -> None:
+    assert load({"models": "bundles", "latency_buckets": value}).latency_buckets == (0.001, 0.01, 1.0)
+
+
+def test_buckets_come_from_environment_and_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write(tmp_path / "a.toml", "latency_buckets = [1, 2.5]\n")
+    assert load({"models": "bundles"}, file).latency_buckets == (1.0, 2.5)
+    monkeypatch.setenv("DRAGOMAN_LATENCY_BUCKETS", "0.5,2")
+    assert load({"models": "bundles"}, file).latency_buckets == (0.5, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["tls_key"], "tls_key is set without tls_certificate"),
+        (["tls_certificate"], "tls_certificate is set without tls_key"),
+        (["tls_client_ca"], "tls_client_ca is set without tls_certificate and tls_key"),
+    ],
+)
+def test_half_of_tls_is_refused(tmp_path: Path, settings: list[str], message: str) -> None:
+    file = write(tmp_path / "pem", "")
+    assert refusal(dict.fromkeys(settings, file)) == message
+
+
+def test_backoff_must_not_end_before_it_begins() -> None:
+    message = refusal({"restart_backoff_initial_seconds": 5, "restart_backoff_max_seconds": 1})
+    assert message == "restart_backoff_max_seconds (1) is less than restart_backoff_initial_seconds (5)"
+
+
+def test_one_port_cannot_serve_both() -> None:
+    assert refusal({"port": 9000, "metrics_port": 9000}) == "port and metrics_port are both 9000"
+    assert load({"models": "bundles", "port": 0, "metrics_port": 0}).port == 0
+
+
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "none.toml"
+    assert refusal(config_file=path) == f"{path}: cannot be read: No such file or directory"
+
+
+@pytest.mark.parametrize("content", [b"port = ", b"port = 1\nport = 2\n", b"\xff\xfe"])
+def test_broken_file_is_named(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "a.toml"
+    path.write_bytes(content)
+    assert refusal(config_file=path).startswith(f"{path}: not a TOML file: ")
