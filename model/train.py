@@ -44,6 +44,7 @@ class Progression:
     batch: int = 0
     best_bleu: float = -1.0
     validations_since_best: int = 0
+    validated_step: int = 0
     seconds: float = 0.0
 
 
@@ -102,7 +103,7 @@ class Trainer:
         if (self.folder / STATE_FILE).exists():
             self._load_state()
         self.steps_log = CsvLog(self.folder / STEPS_FILE, STEP_FIELDS, self.progression.step)
-        self.validation_log = CsvLog(self.folder / VALIDATION_FILE, VALIDATION_FIELDS, self.progression.step)
+        self.validation_log = CsvLog(self.folder / VALIDATION_FILE, VALIDATION_FIELDS, self.progression.validated_step)
 
     def run(self, progress: Progress | None = None) -> None:
         """Train to `max_steps` or until patience runs out, then average, pick the better model and draw the curves."""
@@ -199,6 +200,7 @@ class Trainer:
         save_tensors(self._weights_file(), weights)
         for old in self._validated()[: -self.schedule.average_last]:
             old.unlink()
+        state.validated_step = state.step
         state.validations_since_best += 1
         if bleu > state.best_bleu:
             state.best_bleu, state.validations_since_best = bleu, 0
@@ -207,7 +209,7 @@ class Trainer:
 
     def _finish(self) -> None:
         """Average the newest validated weights and publish them if they beat the best single checkpoint."""
-        if not self._weights_file().exists():
+        if self.progression.validated_step < self.progression.step:
             self._validate()
             self.save_state()
         model = Transformer(self.model_config).to(self.device)

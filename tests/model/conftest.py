@@ -1,0 +1,93 @@
+"""Small models with weights that leave nothing at zero or one, and a small vocabulary."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from model.config import ModelConfig
+from model.tokenizer import Tokenizer
+from model.transformer import Transformer
+
+ModelMaker = Callable[..., Transformer]
+
+SMALL: dict[str, Any] = {
+    "source_vocab_size": 23,
+    "target_vocab_size": 23,
+    "d_model": 16,
+    "num_heads": 4,
+    "num_encoder_layers": 2,
+    "num_decoder_layers": 2,
+    "encoder_ffn_dim": 24,
+    "decoder_ffn_dim": 24,
+    "max_source_positions": 40,
+    "max_target_positions": 40,
+    "dropout": 0.0,
+}
+SWITCHES: dict[str, dict[str, Any]] = {
+    "paper": {},
+    "pre-norm": {"norm": "pre"},
+    "gelu": {"activation": "gelu"},
+    "silu": {"activation": "silu", "norm": "pre"},
+    "learned-offset": {"positions": "learned", "position_offset": 2, "is_embedding_scaled": False},
+    "sinusoidal-offset": {"position_offset": 3},
+    "embedding-norm": {"has_embedding_norm": True, "positions": "learned"},
+    "output-bias": {"has_output_bias": True},
+    "untied": {"is_projection_tied": False, "has_output_bias": True},
+    "separate": {"is_embedding_shared": False, "source_vocab_size": 31},
+    "separate-untied": {"is_embedding_shared": False, "is_projection_tied": False, "target_vocab_size": 31},
+    "depths": {"num_encoder_layers": 3, "num_decoder_layers": 1, "encoder_ffn_dim": 20, "decoder_ffn_dim": 40},
+    "epsilon": {"norm_epsilon": 0.1, "num_heads": 1},
+    "other-ids": {"pad_id": 5, "eos_id": 0, "decoder_start_id": 5},
+    "everything": {
+        "norm": "pre",
+        "activation": "gelu",
+        "positions": "learned",
+        "position_offset": 2,
+        "is_embedding_shared": False,
+        "target_vocab_size": 29,
+        "is_projection_tied": False,
+        "is_embedding_scaled": False,
+        "has_embedding_norm": True,
+        "has_output_bias": True,
+        "num_decoder_layers": 3,
+    },
+}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Compute on one thread, so that sums are taken in one order."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def make_model() -> ModelMaker:
+    """Build a small model in evaluation mode from switches; every parameter is random, biases and norms included."""
+
+    def make(seed: int = 0, **switches: Any) -> Transformer:
+        torch.manual_seed(seed)
+        model = Transformer(ModelConfig(**SMALL | switches)).eval()
+        for parameter in model.parameters():
+            noise = torch.randn_like(parameter)
+            parameter.data.add_(noise * (0.3 if parameter.dim() == 1 else 0.1))
+        return model
+
+    return make
+
+
+@pytest.fixture(params=SWITCHES.values(), ids=SWITCHES.keys())
+def any_model(request: pytest.FixtureRequest, make_model: ModelMaker) -> Transformer:
+    """Give a model for each combination of switches that takes a path of its own."""
+    return make_model(**request.param)
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    """Give a vocabulary of 500 tokens, learnt from made-up sentences with accents and a few words of other scripts."""
+    rng = random.Random(0)
+    words = ["the", "dog", "runs", "through", "snow", "a", ",", ".", "don't"]
+    words += ["über", "Straße", "façade", "coöperate", "собака", "雪", "🙂"]
+    return Tokenizer.train([" ".join(rng.choices(words, k=8)) for _ in range(300)], 500)

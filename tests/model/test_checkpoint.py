@@ -1,0 +1,164 @@
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from model.checkpoint import Checkpoint, CheckpointError, average_weights, save_tensors
+from model.tokenizer import Tokenizer
+
+
+@pytest.fixture(params=[True, False], ids=["tied", "untied"])
+def checkpoint(request, make_model, tokenizer: Tokenizer) -> Checkpoint:
+    size = tokenizer.vocab_size
+    model = make_model(
+        source_vocab_size=size, target_vocab_size=size, is_projection_tied=request.param, is_embedding_shared=request.param
+    )
+    return Checkpoint("toy", model, tokenizer)
+
+
+@pytest.fixture
+def folder(checkpoint: Checkpoint, tmp_path: Path) -> Path:
+    checkpoint.save(tmp_path / "toy")
+    return tmp_path / "toy"
+
+
+def test_round_trip_is_exact(checkpoint: Checkpoint, folder: Path) -> None:
+    loaded = Checkpoint.load(folder)
+    assert loaded.name == "toy"
+    assert loaded.model.config == checkpoint.model.config
+    assert not loaded.model.training
+    weights, expected = loaded.model.state_dict(), checkpoint.model.state_dict()
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+    assert loaded.tokenizer.encode("the dog 雪") == checkpoint.tokenizer.encode("the dog 雪")
+    shared = loaded.model.encoder.embedding.tokens is loaded.model.decoder.embedding.tokens
+    assert shared == checkpoint.model.config.is_embedding_shared
+
+
+def test_saving_twice_writes_the_same_files(checkpoint: Checkpoint, folder: Path) -> None:
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert set(before) == {"config.json", "model.safetensors", "tokenizer.json"}
+    Checkpoint.load(folder).save(folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def refuses(path: Path, message: str) -> pytest.RaisesExc[CheckpointError]:
+    """Expect an error that begins with the file."""
+    return pytest.raises(CheckpointError, match="^" + re.escape(f"{path}{message}"))
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("config.json", ": No such file or directory"), ("tokenizer.json", ": no such file"), ("model.safetensors", ": no such file")],
+)
+def test_missing_file_is_named(folder: Path, name, reason) -> None:
+    (folder / name).unlink()
+    with refuses(folder / name, reason):
+        Checkpoint.load(folder)
+
+
+@pytest.mark.parametrize("size", [0, 4, 200, -1])
+def test_truncated_weights_are_named(folder: Path, size) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:size])
+    with refuses(path, ": "):
+        Checkpoint.load(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe"])
+def test_damaged_description_is_named(folder: Path, name, content) -> None:
+    (folder / name).write_bytes(content)
+    with refuses(folder / name, ": not "):
+        Checkpoint.load(folder)
+
+
+def change(folder: Path, **fields: Any) -> Path:
+    """Change the description's top-level fields; None takes one away."""
+    path = folder / "config.json"
+    description = json.loads(path.read_text(encoding="utf-8")) | fields
+    path.write_text(json.dumps({name: value for name, value in description.items() if value is not None}), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("version", [0, 2, "1", None])
+def test_other_format_version_is_refused(folder: Path, version) -> None:
+    path = change(folder, format_version=version)
+    with refuses(path, ": not a checkpoint of format version 1"):
+        Checkpoint.load(folder)
+
+
+def test_description_that_is_no_object_is_refused(folder: Path) -> None:
+    (folder / "config.json").write_text("[1]", encoding="utf-8")
+    with refuses(folder / "config.json", ": not a checkpoint of format version 1"):
+        Checkpoint.load(folder)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("name", "str"), ("model", "dict")])
+@pytest.mark.parametrize("value", [None, 7])
+def test_missing_or_wrong_description_is_named(folder: Path, name, kind, value) -> None:
+    path = change(folder, **{name: value})
+    with refuses(path, f": {name} is missing or is not a {kind}"):
+        Checkpoint.load(folder)
+
+
+def test_unknown_model_setting_is_named(folder: Path, checkpoint: Checkpoint) -> None:
+    path = change(folder, model=checkpoint.model.config.to_dict() | {"colour": "red"})
+    with refuses(path, ": unknown model setting: colour"):
+        Checkpoint.load(folder)
+
+
+def test_vocabulary_larger_than_the_model_is_refused(folder: Path, checkpoint: Checkpoint) -> None:
+    size = checkpoint.tokenizer.vocab_size
+    change(folder, model=checkpoint.model.config.to_dict() | {"source_vocab_size": size - 1, "target_vocab_size": size - 1})
+    with refuses(folder, f": the tokeniser has {size} tokens, the model room for {size - 1}"):
+        Checkpoint.load(folder)
+
+
+@pytest.mark.parametrize(
+    "change_of", [{"d_model": 32}, {"num_decoder_layers": 3}, {"num_encoder_layers": 1}, {"has_output_bias": True}]
+)
+def test_weights_of_another_model_are_named(folder: Path, checkpoint: Checkpoint, change_of) -> None:
+    change(folder, model=checkpoint.model.config.to_dict() | change_of)
+    with refuses(folder / "model.safetensors", ": "):
+        Checkpoint.load(folder)
+
+
+def test_failed_write_leaves_the_old_checkpoint(checkpoint: Checkpoint, folder: Path, monkeypatch) -> None:
+    def fail(model, path) -> None:
+        Path(path).write_bytes(b"half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr("model.checkpoint.save_model", fail)
+    with pytest.raises(OSError, match="disk full"):
+        checkpoint.save(folder)
+    loaded = Checkpoint.load(folder)
+    assert torch.equal(loaded.model.decoder.output_weight, checkpoint.model.decoder.output_weight)
+
+
+def test_tensors_and_metadata_are_kept(tmp_path: Path) -> None:
+    path = tmp_path / "state.safetensors"
+    save_tensors(path, {"a": torch.arange(3)}, {"step": 4, "loss": 0.5})
+    with safe_open(path, "pt") as file:
+        assert torch.equal(file.get_tensor("a"), torch.arange(3))
+        assert json.loads(file.metadata()["json"]) == {"step": 4, "loss": 0.5}
+    assert [entry.name for entry in tmp_path.iterdir()] == ["state.safetensors"]
+
+
+def test_average_is_the_mean(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    tensors = [torch.randn(5, 4) for _ in range(3)]
+    paths = [tmp_path / f"{i}.safetensors" for i in range(3)]
+    for path, tensor in zip(paths, tensors, strict=True):
+        save_file({"w": tensor, "b": tensor[0].clone()}, path)
+    average = average_weights(paths)
+    expected = torch.stack(tensors).double().mean(0).float()
+    assert average["w"].dtype == torch.float32
+    torch.testing.assert_close(average["w"], expected, rtol=1e-7, atol=1e-7)
+    torch.testing.assert_close(average["b"], expected[0], rtol=1e-7, atol=1e-7)
+    assert torch.equal(average_weights(paths[:1])["w"], tensors[0])

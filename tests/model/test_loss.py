@@ -1,0 +1,57 @@
+import pytest
+import torch
+from torch.nn import functional as F
+
+from model import loss
+from model.loss import projected_cross_entropy
+
+D, V, PAD = 8, 19, 3
+
+
+@pytest.mark.parametrize("shape", [(6,), (4, 6), (1, 10, 5)], ids=["one chunk", "three chunks", "six chunks"])
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])
+def test_value_and_gradients_equal_cross_entropy(monkeypatch, shape, has_bias, smoothing) -> None:
+    monkeypatch.setattr(loss, "CHUNK_ROWS", 7)
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(*shape, D), torch.randn(V, D)
+    inputs = [hidden, weight, *([torch.randn(V)] if has_bias else [])]
+    labels = torch.randint(0, V, shape)
+    labels.view(-1)[::4] = PAD
+    ours, theirs = ([tensor.clone().requires_grad_() for tensor in inputs] for _ in range(2))
+
+    value = projected_cross_entropy(ours[0], ours[1], ours[2] if has_bias else None, labels, PAD, smoothing)
+    (value * 0.7).backward()
+    logits = F.linear(theirs[0], theirs[1], theirs[2] if has_bias else None).flatten(0, -2)
+    expected = F.cross_entropy(logits, labels.flatten(), ignore_index=PAD, reduction="sum", label_smoothing=smoothing)
+    (expected * 0.7).backward()
+
+    torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-5)
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine.grad, other.grad, rtol=1e-4, atol=1e-4)
+
+
+def test_padding_gets_no_gradient() -> None:
+    torch.manual_seed(0)
+    hidden, labels = torch.randn(2, 3, D, requires_grad=True), torch.tensor([[1, PAD, 2], [PAD, PAD, 4]])
+    projected_cross_entropy(hidden, torch.randn(V, D), None, labels, PAD, 0.1).backward()
+    assert (hidden.grad.abs().sum(-1) > 0).tolist() == (labels != PAD).tolist()
+
+
+def test_padding_alone_costs_nothing() -> None:
+    hidden, weight = torch.randn(4, D, requires_grad=True), torch.randn(V, D, requires_grad=True)
+    value = projected_cross_entropy(hidden, weight, None, torch.full((4,), PAD), PAD, 0.1)
+    value.backward()
+    assert value.item() == 0.0
+    assert not hidden.grad.any()
+    assert not weight.grad.any()
+
+
+def test_loss_is_float32_under_autocast() -> None:
+    torch.manual_seed(0)
+    hidden, weight, labels = torch.randn(6, D), torch.randn(V, D), torch.randint(4, V, (6,))
+    expected = projected_cross_entropy(hidden, weight, None, labels, PAD)
+    with torch.autocast("cpu", torch.bfloat16):
+        value = projected_cross_entropy(hidden, weight, None, labels, PAD)
+    assert value.dtype == torch.float32
+    assert torch.equal(value, expected)
