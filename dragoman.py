@@ -82,12 +82,12 @@ def evaluate(
     as_json: JsonOption = False,
 ) -> None:
     """Translate a text and print BLEU and chrF with sacreBLEU's signatures."""
-    from model.evaluate import read_evaluation_text
+    from model.corpus import read_parallel
     from model.quality import score
 
     if sum(side is not None for side in (checkpoint, bundle, server)) != 1:
         raise InputError("give exactly one of --checkpoint, --bundle and --server")
-    sources, references = read_evaluation_text(source, reference)
+    sources, references = read_parallel(source, reference)
     hypotheses = _translate_for_evaluation(sources, checkpoint, bundle, server, model, num_beams)
     scores = score(hypotheses, references, lowercase)
     if as_json:

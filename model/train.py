@@ -19,7 +19,8 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from model.checkpoint import Checkpoint, average_weights, save_tensors
-from model.data import Batch, DataError, bucket, collate, read_parallel
+from model.corpus import DataError, read_parallel
+from model.data import Batch, bucket, collate
 from model.errors import InputError
 from model.evaluate import evaluate
 from model.files import write_text

@@ -1,4 +1,7 @@
-"""The server process: put the parts together, run until a signal, drain, stop. Exit code 0 after a drain, 1 if engines cannot start."""
+"""The server process: put the parts together, run until a signal, drain, stop.
+
+The exit code is 0 after a drain, 1 if an engine cannot start, 2 if a setting or a bundle cannot be used.
+"""
 
 import asyncio
 import os
@@ -16,7 +19,7 @@ from export.bundle import Bundle
 from server import config as settings
 from server.api.server import ApiServer, build_server
 from server.config import ServerConfig
-from server.engine.process import EngineSettings
+from server.engine.settings import EngineSettings
 from server.repository import LoadedModel, Repository, find_bundles
 from server.supervisor import EngineCannotStart, RestartPolicy, SupervisedEngine
 from server.telemetry import logs
@@ -66,7 +69,9 @@ class Service:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number, stopping)
         api = self._api = build_server(self.config, self.repository, self.metrics)
-        with AdminServer(self.config.metrics_host, self.config.metrics_port, self.metrics.wsgi_app(), lambda: api.is_ready) as admin:
+        with AdminServer(
+            self.config.metrics_host, self.config.metrics_port, self.metrics.wsgi_app(), lambda: api.is_ready
+        ) as admin:
             await api.start()
             log.info("listening", host=self.config.host, port=api.port, metrics_port=admin.port, pid=os.getpid())
             try:
@@ -124,9 +129,7 @@ class Service:
             log_level=config.log_level,
             log_format=config.log_format,
         )
-        policy = RestartPolicy(
-            config.restart_backoff_initial_seconds, config.restart_backoff_max_seconds, config.watchdog_seconds
-        )
+        policy = RestartPolicy(config.restart_backoff_initial_seconds, config.restart_backoff_max_seconds, config.watchdog_seconds)
         return SupervisedEngine(
             name,
             engine_settings,

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,7 +18,7 @@ import structlog
 
 from server.engine.client import EngineClient
 from server.engine.messages import Finished, Ready, Request, Statistics, Tokens
-from server.engine.process import EngineLoop, EngineSettings
+from server.engine.settings import EngineSettings
 from server.errors import Unavailable
 
 log = structlog.get_logger("dragoman.supervisor")
@@ -102,6 +102,8 @@ class ThreadHost:
         """A thread cannot be killed; it ends with this process."""
 
     def _run(self, settings: EngineSettings) -> None:
+        from server.engine.process import EngineLoop  # loads ONNX Runtime, which a front end does without
+
         code = EngineLoop(settings).run()
         with contextlib.suppress(RuntimeError):  # the event loop may be gone already
             self._loop.call_soon_threadsafe(self._ended.set_result, f"exit code {code}")
@@ -164,7 +166,7 @@ class SupervisedEngine:
         """See `EngineClient.generate`."""
         return await self._ready_client().generate(request)
 
-    async def stream(self, request: Request) -> AsyncIterator[Tokens | Finished]:
+    async def stream(self, request: Request) -> AsyncGenerator[Tokens | Finished, None]:
         """See `EngineClient.stream`."""
         async with contextlib.aclosing(self._ready_client().stream(request)) as events:
             async for event in events:
@@ -249,7 +251,13 @@ class SupervisedEngine:
     async def _become_ready(self, client: EngineClient, first_ready: asyncio.Future[None]) -> None:
         self.ready = await client.ready
         self.device = self.ready.device
-        log.info("engine ready", model=self.name, device=self.ready.device, load_seconds=round(self.ready.load_seconds, 3))
+        log.info(
+            "engine ready",
+            model=self.name,
+            engine_pid=self.process_id,
+            device=self.device,
+            load_seconds=round(self.ready.load_seconds, 3),
+        )
         self._on_change()
         if not first_ready.done():
             first_ready.set_result(None)

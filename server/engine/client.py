@@ -5,7 +5,7 @@ What an event-loop turn submits and cancels leaves as one message each; what one
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 
 import msgspec
 import structlog
@@ -81,7 +81,7 @@ class EngineClient:
         finally:
             self._forget(request.id)
 
-    async def stream(self, request: Request) -> AsyncIterator[Tokens | Finished]:
+    async def stream(self, request: Request) -> AsyncGenerator[Tokens | Finished, None]:
         """Submit a request and yield what comes, its end last; closing the iterator early cancels the request.
 
         Raises:

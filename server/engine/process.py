@@ -18,49 +18,16 @@ import zmq
 from export.bundle import Bundle, BundleError
 from server.engine.engine import Engine, EngineIsBroken
 from server.engine.messages import Cancel, Command, Event, Fatal, Hello, Ready, Report, Stop, Submit
-from server.engine.scheduler import Limits
+from server.engine.settings import EngineSettings
 from server.engine.warmup import warm_up
 from server.runtime.onnx import OnnxRunner
 from server.telemetry import logs
 
 log = structlog.get_logger("dragoman.engine")
 
-HEARTBEAT_SECONDS = 1.0
+HEARTBEAT_MILLISECONDS = 1000
 EXIT_CANNOT_START = 3
 EXIT_BROKEN = 4
-
-
-class EngineSettings(msgspec.Struct, frozen=True):
-    """What an engine is started with.
-
-    Attributes:
-        endpoint: ZeroMQ address to listen on.
-        bundle: Directory of the model.
-        num_threads: Of ONNX Runtime.
-        max_slots: See `Limits`, as the next three.
-        max_waiting_requests: See `Limits`.
-        max_waiting_tokens: See `Limits`.
-        prefill_tokens_per_step: See `Limits`.
-        is_warmed_up: Whether to run the model on made-up sources before reporting `Ready`.
-        log_level: See `server.config`, as the next.
-        log_format: See `server.config`.
-    """
-
-    endpoint: str
-    bundle: str
-    num_threads: int
-    max_slots: int
-    max_waiting_requests: int
-    max_waiting_tokens: int
-    prefill_tokens_per_step: int
-    is_warmed_up: bool
-    log_level: str
-    log_format: logs.LogFormat
-
-    @property
-    def limits(self) -> Limits:
-        """Return what the scheduler keeps to."""
-        return Limits(self.max_slots, self.max_waiting_requests, self.max_waiting_tokens, self.prefill_tokens_per_step)
 
 
 class EngineLoop:
@@ -114,7 +81,7 @@ class EngineLoop:
     def _serve(self, engine: Engine, ready: Ready) -> int:
         """Alternate between messages and steps; sleep on the socket when there is nothing to do."""
         while not self._is_stopped:
-            if engine.has_work or self._socket.poll(HEARTBEAT_SECONDS * 1000):
+            if engine.has_work or self._socket.poll(HEARTBEAT_MILLISECONDS):
                 self._receive(engine, ready)
             try:
                 if engine.has_work:
@@ -169,7 +136,8 @@ def exit_with_parent() -> None:
     """End this process as soon as its standard input closes, which happens when the parent is gone."""
 
     def wait() -> None:
-        sys.stdin.buffer.read()
+        while os.read(0, 1024):  # not through sys.stdin, whose lock a thread may not hold when the interpreter ends
+            pass
         os._exit(0)
 
     threading.Thread(target=wait, name="parent-watch", daemon=True).start()
@@ -178,7 +146,7 @@ def exit_with_parent() -> None:
 def main() -> int:
     """Run the engine that the argument describes."""
     settings = msgspec.json.decode(sys.argv[1], type=EngineSettings)
-    logs.configure(settings.log_level, settings.log_format)
+    logs.configure_logging(settings.log_level, settings.log_format)
     # The supervisor decides when an engine ends; signals meant for the front end's group must not.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

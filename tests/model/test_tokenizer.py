@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from model.data import read_lines
+from model.corpus import read_lines
 from model.tokenizer import EOS, PAD, SPECIAL_TOKENS, START, StreamingDetokenizer, Tokenizer, TokenizerError, byte_alphabet
 
 PIECES = [

@@ -19,7 +19,7 @@ from rich.progress import Progress
 from safetensors.torch import load_file
 
 from model.checkpoint import Checkpoint
-from model.data import DataError
+from model.corpus import DataError
 from model.evaluate import evaluate
 from model.train import Trainer
 from model.training_config import TrainingConfig, TrainingConfigError

@@ -1,0 +1,138 @@
+"""The errors a call can end with: one class for each gRPC status that callers treat differently."""
+
+from typing import ClassVar, Protocol
+
+import grpc
+from google.protobuf.message import DecodeError
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+
+class CallError(Exception):
+    """A call failed; the string is the server's own message.
+
+    Attributes:
+        code: Name of the gRPC status.
+        message: What went wrong.
+        request_id: Id of the request, as in the server's log; empty where the call had none.
+        retry_after_seconds: When the server says that trying again makes sense; None where it does not say.
+    """
+
+    default_code: ClassVar[str] = "UNKNOWN"
+
+    def __init__(
+        self, message: str, request_id: str = "", retry_after_seconds: float | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.code = code or self.default_code
+        self.message = message
+        self.request_id = request_id
+        self.retry_after_seconds = retry_after_seconds
+
+
+class InvalidArgument(CallError):
+    """A field of the request is missing, malformed or over its limit; the message names it."""
+
+    default_code = "INVALID_ARGUMENT"
+
+
+class ModelNotFound(CallError):
+    """The server has no such model."""
+
+    default_code = "NOT_FOUND"
+
+
+class Overloaded(CallError):
+    """The server's queue is full; nothing was done."""
+
+    default_code = "RESOURCE_EXHAUSTED"
+
+
+class Unavailable(CallError):
+    """The server cannot be reached, is draining, or the model's engine is starting; trying again is safe."""
+
+    default_code = "UNAVAILABLE"
+
+
+class DeadlineExceeded(CallError):
+    """The call's time ran out before the answer was complete."""
+
+    default_code = "DEADLINE_EXCEEDED"
+
+
+class Cancelled(CallError):
+    """The call was cancelled, here or by the server."""
+
+    default_code = "CANCELLED"
+
+
+class Unauthenticated(CallError):
+    """The token is missing or wrong."""
+
+    default_code = "UNAUTHENTICATED"
+
+
+class PermissionDenied(CallError):
+    """The token does not allow this."""
+
+    default_code = "PERMISSION_DENIED"
+
+
+class Unimplemented(CallError):
+    """The server does not have this method: it is older than this client, or not Dragoman."""
+
+    default_code = "UNIMPLEMENTED"
+
+
+class InternalError(CallError):
+    """The server failed, or broke its own rules; the message quotes an id that its log has too."""
+
+    default_code = "INTERNAL"
+
+
+_CLASSES: dict[str, type[CallError]] = {
+    kind.default_code: kind
+    for kind in (
+        InvalidArgument,
+        ModelNotFound,
+        Overloaded,
+        Unavailable,
+        DeadlineExceeded,
+        Cancelled,
+        Unauthenticated,
+        PermissionDenied,
+        Unimplemented,
+        InternalError,
+    )
+}
+
+
+class FailedCall(Protocol):
+    """What the errors of grpc and of grpc.aio have in common."""
+
+    def code(self) -> grpc.StatusCode:
+        """Return the status."""
+
+    def details(self) -> str | None:
+        """Return the server's message."""
+
+
+def from_rpc_error(error: FailedCall, request_id: str = "") -> CallError:
+    """Turn a failed call of grpc or grpc.aio into the error of its status; an unknown status gives a plain `CallError`."""
+    name = error.code().name
+    message = error.details() or f"the server gave no reason ({name})"
+    return _CLASSES.get(name, CallError)(message, request_id, _retry_after_seconds(error), name)
+
+
+def _retry_after_seconds(error: FailedCall) -> float | None:
+    """Read google.rpc.RetryInfo; details that are malformed or contradict the status count as none."""
+    try:
+        status = rpc_status.from_call(error)
+        for detail in status.details if status is not None else ():
+            info = error_details_pb2.RetryInfo()
+            if detail.Unpack(info):
+                seconds: float = info.retry_delay.seconds + info.retry_delay.nanos / 1e9
+                return max(0.0, seconds)
+    except (ValueError, DecodeError):
+        return None
+    return None

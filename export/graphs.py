@@ -1,0 +1,239 @@
+"""The two graphs as PyTorch modules: `model.transformer`'s encoder and decoder with an attention backend that emits ONNX operators.
+
+Nothing here computes attention: when it is traced, a layer's attention becomes one `com.microsoft.GroupQueryAttention` node with as
+many key/value heads as query heads, the one operator of ONNX Runtime with a length per row and a cache that is updated in place.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from export.bundle import Tensors
+from model.attention import split_heads
+from model.config import ModelConfig
+from model.transformer import Transformer
+
+KeyValue = tuple[Tensor, Tensor]
+# Sizes to trace with: all different, and none of them 0 or 1, which tracing would take for constants.
+EXAMPLE_ROWS, EXAMPLE_SOURCE, EXAMPLE_CAPACITY = 2, 3, 5
+
+
+def group_query_attention(
+    query: Tensor,
+    key_value: tuple[Tensor | None, Tensor | None],
+    past: tuple[Tensor | None, Tensor | None],
+    last_positions: Tensor,
+    capacity: Tensor,
+    num_heads: int,
+    is_causal: bool = True,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Emit one attention node.
+
+    Args:
+        query: `[N, T, H·Dh]`, or packed projections `[N, T, 3·H·Dh]` when `key_value` is absent.
+        key_value: New keys and values `[N, T, H·Dh]`; T is 0 when there is nothing to add to the past.
+        past: The caches `[N, H, S, Dh]`, or absent.
+        last_positions: Per row, index of the last key that is attended to, `[N]` int32.
+        capacity: Keys there is room for, `[1]` int32.
+        num_heads: H.
+        is_causal: Whether a query sees only keys up to its own position.
+
+    Returns:
+        The attended values `[N, T, H·Dh]` and the caches after the step.
+    """
+    num_rows, length, width = query.shape
+    d_model = width if key_value[0] is not None else width // 3
+    cache = past[0].shape if past[0] is not None else (num_rows, num_heads, length, d_model // num_heads)
+    attended, key, value = torch.onnx.ops.symbolic_multi_out(
+        "com.microsoft::GroupQueryAttention",
+        (query, *key_value, *past, last_positions, capacity),
+        {"num_heads": num_heads, "kv_num_heads": num_heads, "causal": int(is_causal)},
+        dtypes=(query.dtype,) * 3,
+        shapes=((num_rows, length, d_model), cache, cache),
+        version=1,
+    )
+    return attended, key, value
+
+
+def axis_size(x: Tensor, axis: int) -> Tensor:
+    """Emit a node that reads the size of one axis, `[1]` int32."""
+    size: Tensor = torch.onnx.ops.symbolic(
+        "Shape", (x,), {"start": axis, "end": axis + 1}, dtype=torch.int64, shape=(1,), version=15
+    )
+    return size.to(torch.int32)
+
+
+class EncoderAttention:
+    """Backend of the encoder: every row attends to all of its own first `source_lengths` positions, in both directions."""
+
+    def __init__(self, num_heads: int, source_ids: Tensor, source_lengths: Tensor) -> None:
+        """Take sources `[B, S]` and their lengths `[B]`."""
+        self.num_heads = num_heads
+        self.last_positions = (source_lengths - 1).to(torch.int32)
+        self.capacity = axis_size(source_ids, 1)
+
+    def self_attention(self, layer: int, qkv: Tensor) -> Tensor:
+        """See `model.transformer.AttentionBackend`."""
+        absent = None, None
+        return group_query_attention(qkv, absent, absent, self.last_positions, self.capacity, self.num_heads, is_causal=False)[0]
+
+    def cross_attention(self, layer: int, query: Tensor) -> Tensor:
+        """Never called: the encoder has no cross-attention."""
+        raise AssertionError("the encoder has no cross-attention")
+
+
+class CachedAttention:
+    """Backend of the decode step, on rows without a time axis: `[N, H·Dh]` stands for one token of each."""
+
+    def __init__(
+        self,
+        num_heads: int,
+        positions: Tensor,
+        source_lengths: Tensor,
+        self_kv: Sequence[KeyValue],
+        cross_kv: Sequence[KeyValue],
+    ) -> None:
+        """Take each row's position and source length, `[N]`, and per layer the caches `[N, H, T, Dh]` and `[N, H, S, Dh]`."""
+        self.num_heads = num_heads
+        self.self_kv = list(self_kv)
+        self.cross_kv = cross_kv
+        self.last_positions = positions.to(torch.int32)
+        self.last_source_positions = (source_lengths - 1).to(torch.int32)
+        self.capacity = axis_size(self_kv[0][0], 2)
+        self.source_capacity = axis_size(cross_kv[0][0], 2)
+        self.nothing: Tensor | None = None
+
+    def self_attention(self, layer: int, qkv: Tensor) -> Tensor:
+        """Write the token's keys and values at its position and attend up to it: `[N, 3·H·Dh]` → `[N, H·Dh]`."""
+        attended, key, value = group_query_attention(
+            qkv.unsqueeze(1), (None, None), self.self_kv[layer], self.last_positions, self.capacity, self.num_heads
+        )
+        self.self_kv[layer] = key, value
+        return attended.squeeze(1)
+
+    def cross_attention(self, layer: int, query: Tensor) -> Tensor:
+        """Attend to the source's keys and values, taken as a past to which nothing is added: `[N, H·Dh]` → `[N, H·Dh]`."""
+        query = query.unsqueeze(1)
+        if self.nothing is None:
+            self.nothing = query[:, :0]
+        added, past = (self.nothing, self.nothing), self.cross_kv[layer]
+        attended = group_query_attention(query, added, past, self.last_source_positions, self.source_capacity, self.num_heads)[0]
+        return attended.squeeze(1)
+
+
+class EncoderGraph(nn.Module):
+    """Sources to the cross-attention keys and values of every decoder layer."""
+
+    def __init__(self, model: Transformer) -> None:
+        """Use a model's own layers."""
+        super().__init__()
+        self.encoder = model.encoder
+        self.decoder = model.decoder
+        self.num_heads = model.config.num_heads
+        self.tensors = Tensors.of_layers(model.config.num_decoder_layers)
+
+    @property
+    def input_names(self) -> list[str]:
+        """Names of the graph's inputs."""
+        return self.tensors.encoder_inputs
+
+    @property
+    def output_names(self) -> list[str]:
+        """Names of the graph's outputs."""
+        return self.tensors.encoder_outputs
+
+    def forward(self, src_ids: Tensor, src_lens: Tensor) -> list[Tensor]:
+        """Encode `src_ids` `[B, S]`, right-padded to `src_lens` `[B]` → per layer keys, then values, `[B, H, S, Dh]`."""
+        memory = self.encoder(src_ids, EncoderAttention(self.num_heads, src_ids, src_lens))
+        return [split_heads(part, self.num_heads) for pair in self.decoder.project_memory(memory) for part in pair]
+
+    def example(self) -> tuple[dict[str, object], dict[str, object]]:
+        """Return inputs to trace with and the names of their dynamic axes."""
+        rows, source = torch.export.Dim("B"), torch.export.Dim("S")
+        ids = torch.zeros(EXAMPLE_ROWS, EXAMPLE_SOURCE, dtype=torch.int64)
+        return {"src_ids": ids, "src_lens": ids[:, 0] + 1}, {"src_ids": {0: rows, 1: source}, "src_lens": {0: rows}}
+
+
+class StepGraph(nn.Module):
+    """One token for each of N rows, every row at its own position, to the likeliest next tokens."""
+
+    def __init__(self, model: Transformer) -> None:
+        """Use a model's own layers."""
+        super().__init__()
+        self.decoder = model.decoder
+        self.config: ModelConfig = model.config
+        self.tensors = Tensors.of_layers(model.config.num_decoder_layers)
+
+    @property
+    def input_names(self) -> list[str]:
+        """Names of the graph's inputs."""
+        return self.tensors.decoder_inputs
+
+    @property
+    def output_names(self) -> list[str]:
+        """Names of the graph's outputs."""
+        return self.tensors.decoder_outputs
+
+    def forward(
+        self,
+        prev_ids: Tensor,
+        positions: Tensor,
+        src_lens: Tensor,
+        num_candidates: Tensor,
+        self_kv: list[KeyValue],
+        cross_kv: list[KeyValue],
+    ) -> tuple[Tensor, ...]:
+        """Decode one step.
+
+        Args:
+            prev_ids: Each row's last token, `[N]`.
+            positions: Where it stands, which is how many tokens the row's cache holds before this step, `[N]`.
+            src_lens: Real tokens of each row's source, `[N]`.
+            num_candidates: K, `[1]`.
+            self_kv: Per layer the caches `[N, H, T, Dh]`.
+            cross_kv: Per layer the source's keys and values `[N, H, S, Dh]`.
+
+        Returns:
+            The K likeliest ids `[N, K]`, likeliest first and of equals the lower id; their log-probabilities `[N, K]`; and the
+            updated caches, keys then values, layer by layer.
+        """
+        backend = CachedAttention(self.config.num_heads, positions, src_lens, self_kv, cross_kv)
+        hidden = self.decoder(prev_ids, positions, backend)
+        log_probs = self.decoder.next_token_logits(hidden).log_softmax(-1)
+        shape = (prev_ids.shape[0], EXAMPLE_CAPACITY)  # K is known at run time only; the exporter names the axis
+        values, ids = torch.onnx.ops.symbolic_multi_out(
+            "TopK",
+            (log_probs, num_candidates),
+            {"axis": -1},
+            dtypes=(torch.float32, torch.int64),
+            shapes=(shape, shape),
+            version=11,
+        )
+        return ids, values, *(part for pair in backend.self_kv for part in pair)
+
+    def example(self) -> tuple[dict[str, object], dict[str, object]]:
+        """Return inputs to trace with and the names of their dynamic axes."""
+        config = self.config
+        rows, capacity, source = (torch.export.Dim(name) for name in "NTS")
+
+        def rows_of_ones() -> Tensor:  # a tensor each: inputs that share one would become one input
+            return torch.ones(EXAMPLE_ROWS, dtype=torch.int64)
+
+        def caches(size: int) -> list[KeyValue]:
+            shape = (EXAMPLE_ROWS, config.num_heads, size, config.head_dim)
+            return [(torch.zeros(shape), torch.zeros(shape)) for _ in range(config.num_decoder_layers)]
+
+        inputs: dict[str, object] = {
+            "prev_ids": rows_of_ones(),
+            "positions": rows_of_ones(),
+            "src_lens": rows_of_ones(),
+            "num_candidates": torch.ones(1, dtype=torch.int64),
+            "self_kv": caches(EXAMPLE_CAPACITY),
+            "cross_kv": caches(EXAMPLE_SOURCE),
+        }
+        axes: dict[str, object] = {name: {0: rows} for name in ("prev_ids", "positions", "src_lens")}
+        axes["num_candidates"] = {}
+        axes["self_kv"] = [({0: rows, 2: capacity},) * 2] * config.num_decoder_layers
+        axes["cross_kv"] = [({0: rows, 2: source},) * 2] * config.num_decoder_layers
+        return inputs, axes

@@ -1,0 +1,133 @@
+"""From a graph module to an ONNX file: trace, fold what does not depend on the input, take out what would differ from run to run.
+
+The bytes written depend on the weights and the libraries' versions alone: no time, no path and no stack trace is left in them.
+"""
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import onnx_ir
+import onnxscript.optimizer
+import torch
+from onnx_ir.passes.common import ClearMetadataAndDocStringPass, RemoveUnusedNodesPass, RemoveUnusedOpsetsPass
+
+from export.graphs import EncoderGraph, StepGraph
+
+OPSET_VERSION = 20
+IR_VERSION = 10
+NO_LIMIT = 2**62
+# Tensors of at most this many bytes stay in the graph's own file: shapes and scalars.
+MAX_INLINE_BYTES = 256
+
+
+def trace(module: EncoderGraph | StepGraph) -> onnx_ir.Model:
+    """Return a module's ONNX graph, folded and stripped, its weights still shared with the module."""
+    inputs, axes = module.eval().example()
+    with _quiet(), torch.no_grad():
+        program = torch.onnx.export(
+            module,
+            (),
+            kwargs=inputs,
+            dynamic_shapes=axes,
+            dynamo=True,
+            opset_version=OPSET_VERSION,
+            input_names=module.input_names,
+            output_names=module.output_names,
+            optimize=False,
+            verbose=False,
+        )
+        assert program is not None
+        model = onnxscript.optimizer.optimize(program.model, input_size_limit=NO_LIMIT, output_size_limit=NO_LIMIT)
+    _fold_output_bias(model.graph)
+    RemoveUnusedNodesPass()(model)
+    RemoveUnusedOpsetsPass()(model)
+    _drop_unused_outputs(model.graph)
+    if isinstance(module, StepGraph):
+        for value in model.graph.outputs[:2]:
+            value.shape = onnx_ir.Shape(["N", "K"])
+    _strip(model)
+    assert input_output_names(model) == (module.input_names, module.output_names), "tracing dropped an input or an output"
+    return model
+
+
+def input_output_names(model: onnx_ir.Model) -> tuple[list[str], list[str]]:
+    """Return the names of a graph's inputs and of its outputs."""
+    return [str(value.name) for value in model.graph.inputs], [str(value.name) for value in model.graph.outputs]
+
+
+def write(model: onnx_ir.Model, graph_path: Path, weights_name: str) -> None:
+    """Write a graph and, in one file beside it, its weights."""
+    onnx_ir.save(model, graph_path, external_data=weights_name, size_threshold_bytes=MAX_INLINE_BYTES)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the libraries' remarks about their own internals from the terminal; errors are raised all the same."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _fold_output_bias(graph: onnx_ir.Graph) -> None:
+    """Turn a Gemm and the constant added to its result into one Gemm: the padding logits join the output bias."""
+    for node in list(graph):
+        if node.op_type != "Add" or node.domain:
+            continue
+        left, constant = node.inputs
+        assert left is not None and constant is not None
+        gemm = left.producer()
+        if gemm is None or gemm.op_type != "Gemm" or len(left.uses()) != 1 or constant.const_value is None:
+            continue
+        array = constant.const_value.numpy()
+        if len(gemm.inputs) == 3 and gemm.inputs[2] is not None:
+            bias = gemm.inputs[2].const_value
+            assert bias is not None, "the output bias is a weight"
+            array = bias.numpy() + array
+        folded = onnx_ir.Value(name=f"{constant.name}.folded", const_value=onnx_ir.tensor(np.ascontiguousarray(array)))
+        folded.shape, folded.dtype = onnx_ir.Shape(array.shape), onnx_ir.DataType.FLOAT
+        graph.register_initializer(folded)
+        gemm.resize_inputs(3)
+        gemm.replace_input_with(2, folded)
+        onnx_ir.convenience.replace_all_uses_with(node.outputs[0], left)
+        graph.remove(node, safe=True)
+
+
+def _drop_unused_outputs(graph: onnx_ir.Graph) -> None:
+    """Drop trailing outputs that nothing reads, so that the operator does not compute and allocate them."""
+    for node in graph:
+        used = [i for i, value in enumerate(node.outputs) if value.uses() or value.is_graph_output()]
+        node.resize_outputs(max(used, default=0) + 1)
+
+
+def _strip(model: onnx_ir.Model) -> None:
+    """Remove everything that says when, where and by what the graph was made; name nodes by their operator and place."""
+    ClearMetadataAndDocStringPass()(model)
+    model.ir_version = IR_VERSION
+    model.producer_name, model.producer_version = "dragoman", None
+    model.doc_string = model.domain = model.model_version = None
+    model.metadata_props.clear()
+    graph = model.graph
+    graph.name = "main"
+    values = [*graph.inputs, *graph.initializers.values(), *(value for node in graph for value in node.outputs)]
+    for value in values:
+        value.metadata_props.clear()
+        value.doc_string = None
+    counts: dict[str, int] = {}
+    for node in graph:
+        index = counts[node.op_type] = counts.get(node.op_type, -1) + 1
+        node.name = f"{node.op_type}_{index}"
+        for place, source in enumerate(node.inputs):
+            if source is not None and source.is_initializer() and "." not in str(source.name):
+                source.name = f"{node.name}.{place}"

@@ -1,0 +1,240 @@
+"""The parity gate: runs exported graphs under ONNX Runtime against the checkpoint they came from. Export fails when it fails."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import torch
+
+from export.bundle import DECODER_FILE, ENCODER_FILE, BundleError, Tensors, cross_kv_names, self_kv_names
+from export.parity import Comparison, CrossKV, EagerReference, Floats, Ints, ParityError, ParityReport, Row, drive
+from model.checkpoint import Checkpoint
+from model.config import ModelConfig
+from model.decode import Hypothesis, greedy_search
+from model.transformer import Transformer
+
+TOLERANCE = 1e-4
+NUM_ROWS, NUM_ROWS_ALONE, NUM_RANDOM_SENTENCES, NUM_SLOTS = 24, 6, 200, 8
+MAX_ROW_TOKENS, MAX_SENTENCE_TOKENS, MAX_NEW_TOKENS, MAX_LONGEST_ROW = 32, 24, 48, 1024
+SENTENCES = (
+    "Two children are building a sandcastle on the beach.",
+    "The train to the coast leaves at 7:45 from platform 3.",
+    "She had never seen so many stars, and neither had he!",
+    "Why does the kettle whistle?",
+    "A man in a red jacket is repairing the roof of a small wooden house while his neighbour holds the ladder.",
+    "Ein Hund läuft über die verschneite Wiese.",
+    "Können Sie mir bitte sagen, wo der nächste Bahnhof ist?",
+    "Le chat dort sur le canapé depuis ce matin.",
+    "L’été dernier, nous avons marché jusqu’à la mer.",
+    "Mañana compraré pan, queso y unas naranjas.",
+    "お茶を一杯ください。",
+    "Вчера весь день шёл дождь.",
+    "x = 3.14159; y = -x ** 2",
+    "🙂 ok",
+    "a",
+)
+
+
+class OnnxSlots:
+    """Cache buffers of which the first n rows are bound for a step, as input and as output."""
+
+    def __init__(
+        self, session: onnxruntime.InferenceSession, config: ModelConfig, num_slots: int, max_targets: int, max_sources: int
+    ) -> None:
+        """Allocate buffers, full of noise, so that a step which reads beyond a row's own keys is found out."""
+        noise = np.random.default_rng(0)
+        layers, heads, width = config.num_decoder_layers, config.num_heads, config.head_dim
+        self.session = session
+        self.self_kv = {
+            name: noise.standard_normal((num_slots, heads, max_targets, width), np.float32) for name in self_kv_names(layers)
+        }
+        self.cross_kv = {
+            name: noise.standard_normal((num_slots, heads, max_sources, width), np.float32) for name in cross_kv_names(layers)
+        }
+
+    def fill(self, slot: int, cross_kv: CrossKV) -> None:
+        """See `Slots`."""
+        for buffer, part in zip(self.cross_kv.values(), cross_kv, strict=True):
+            buffer[slot, :, : part.shape[1]] = part
+
+    def move(self, source: int, destination: int) -> None:
+        """See `Slots`."""
+        for buffer in (*self.self_kv.values(), *self.cross_kv.values()):
+            buffer[destination] = buffer[source]
+
+    def step(self, prev_ids: Ints, positions: Ints, src_lens: Ints, num_candidates: int) -> tuple[Ints, Floats]:
+        """See `Slots`."""
+        rows = len(prev_ids)
+        binding = self.session.io_binding()
+        scalars = {
+            "prev_ids": prev_ids,
+            "positions": positions,
+            "src_lens": src_lens,
+            "num_candidates": np.array([num_candidates], np.int64),
+        }
+        for name, array in scalars.items():
+            binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+        for name, buffer in (*self.self_kv.items(), *self.cross_kv.items()):
+            binding.bind_input(name, "cpu", 0, buffer.dtype, (rows, *buffer.shape[1:]), buffer.ctypes.data)
+        ids, log_probs = np.empty((rows, num_candidates), np.int64), np.empty((rows, num_candidates), np.float32)
+        for name, result in (("candidate_ids", ids), ("candidate_log_probs", log_probs)):
+            binding.bind_output(name, "cpu", 0, result.dtype, result.shape, result.ctypes.data)
+        for name, buffer in self.self_kv.items():
+            binding.bind_output(f"{name}_out", "cpu", 0, buffer.dtype, (rows, *buffer.shape[1:]), buffer.ctypes.data)
+        self.session.run_with_iobinding(binding)
+        return ids, log_probs
+
+
+class OnnxRunner:
+    """The two graphs of a directory in CPU sessions, with as many threads as PyTorch has."""
+
+    def __init__(self, directory: Path, config: ModelConfig) -> None:
+        """Load them.
+
+        Raises:
+            BundleError: If ONNX Runtime cannot, or if their inputs and outputs are not those of the bundle format.
+        """
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        options.log_severity_level = 4
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        sessions = []
+        for name in (ENCODER_FILE, DECODER_FILE):
+            try:
+                sessions.append(onnxruntime.InferenceSession(directory / name, options, providers=["CPUExecutionProvider"]))
+            except Exception as error:  # the library's errors have no common base but this
+                raise BundleError(f"{directory / name}: ONNX Runtime cannot load it: {error}") from error
+        self.config = config
+        self.encoder, self.decoder = sessions
+        if self.tensors != Tensors.of_layers(config.num_decoder_layers):
+            raise BundleError(f"{directory}: the graphs' inputs and outputs are not those of a model with this configuration")
+
+    @property
+    def tensors(self) -> Tensors:
+        """Inputs and outputs that the graphs really have."""
+        encoder, decoder = self.encoder, self.decoder
+        values = (encoder.get_inputs(), encoder.get_outputs(), decoder.get_inputs(), decoder.get_outputs())
+        return Tensors(*([value.name for value in group] for group in values))
+
+    def encode(self, sources: Sequence[list[int]]) -> list[CrossKV]:
+        """See `Runner`."""
+        lengths = np.array([len(source) for source in sources], np.int64)
+        ids = np.full((len(sources), lengths.max()), self.config.pad_id, np.int64)
+        for row, source in zip(ids, sources, strict=True):
+            row[: len(source)] = source
+        outputs = self.encoder.run(None, {"src_ids": ids, "src_lens": lengths})
+        return [[output[i, :, :length].copy() for output in outputs] for i, length in enumerate(lengths)]
+
+    def slots(self, num_slots: int, max_targets: int, max_sources: int) -> OnnxSlots:
+        """See `Runner`."""
+        return OnnxSlots(self.decoder, self.config, num_slots, max_targets, max_sources)
+
+
+def verify(checkpoint: Checkpoint, directory: Path, tolerance: float = TOLERANCE) -> ParityReport:
+    """Compare the graphs in a directory with the checkpoint.
+
+    Three things must hold. Teacher-forced rows of many lengths, batched at different positions, give the log-probabilities of eager
+    full-sequence passes. Some of them, decoded alone, give bit-identical results. Greedy decoding gives the tokens of
+    `model.decode.greedy_search`, except past a tie within the tolerance.
+
+    Raises:
+        BundleError: If the graphs cannot be loaded or have other inputs and outputs.
+        ParityError: Naming the figure that is off.
+    """
+    model, config = checkpoint.model, checkpoint.model.config
+    runner = OnnxRunner(directory, config)
+    comparison = Comparison(model, tolerance)
+    rows = forced_rows(config)
+    num_steps = drive(runner, rows, NUM_SLOTS, config.target_vocab_size, False, comparison.observe)
+    for row in rows[:NUM_ROWS_ALONE]:
+        _check_alone(runner, row, config.target_vocab_size)
+    sources = greedy_sources(checkpoint)
+    num_tokens, num_mismatches = _check_greedy(runner, model, sources, tolerance)
+    return ParityReport(
+        tolerance=tolerance,
+        max_log_prob_difference=comparison.max_difference,
+        num_rows=len(rows),
+        num_positions=comparison.num_positions,
+        num_steps=num_steps,
+        max_batch_rows=comparison.max_batch_rows,
+        max_position=comparison.max_position,
+        num_rows_alone=NUM_ROWS_ALONE,
+        num_sentences=len(sources),
+        num_tokens=num_tokens,
+        num_token_mismatches=num_mismatches,
+    )
+
+
+def forced_rows(config: ModelConfig) -> list[Row]:
+    """Draw teacher-forced rows: random lengths, the shortest there can be, and one as long as the model goes (up to 1,024)."""
+    random = np.random.default_rng(1)
+
+    def row(num_source: int, num_target: int) -> Row:
+        source = _random_ids(random, config.source_vocab_size, config.pad_id, num_source - 1)
+        target = _random_ids(random, config.target_vocab_size, config.pad_id, num_target - 1)
+        return Row([*source, config.eos_id], [config.decoder_start_id, *target], num_target)
+
+    max_source, max_target = min(config.max_source_positions, MAX_ROW_TOKENS), min(config.max_target_positions, MAX_ROW_TOKENS)
+    lengths = [(int(random.integers(1, max_source + 1)), int(random.integers(1, max_target + 1))) for _ in range(NUM_ROWS - 2)]
+    longest = min(config.max_source_positions, MAX_LONGEST_ROW), min(config.max_target_positions, MAX_LONGEST_ROW)
+    return [row(*pair) for pair in ((1, max_target), *lengths[: NUM_ROWS // 2], longest, *lengths[NUM_ROWS // 2 :])]
+
+
+def greedy_sources(checkpoint: Checkpoint) -> list[list[int]]:
+    """Return sources without end-of-sequence: random ids of many lengths, and sentences."""
+    config = checkpoint.model.config
+    random = np.random.default_rng(2)
+    room = config.max_source_positions - 1
+    lengths = random.integers(0, min(room, MAX_SENTENCE_TOKENS) + 1, NUM_RANDOM_SENTENCES)
+    sources = [_random_ids(random, config.source_vocab_size, config.pad_id, int(length)) for length in lengths]
+    return sources + [ids[:room] for ids in checkpoint.tokenizer.encode_batch(SENTENCES)]
+
+
+def _random_ids(random: np.random.Generator, vocab_size: int, pad_id: int, length: int) -> list[int]:
+    """Draw ids, padding excluded."""
+    ids: list[int] = (pad_id + 1 + random.integers(0, vocab_size - 1, length)).tolist()
+    return [i % vocab_size for i in ids]
+
+
+def _check_alone(runner: OnnxRunner, row: Row, vocab_size: int) -> None:
+    """Decode a row again by itself, in caches with no room to spare, and compare every bit."""
+    alone = Row(row.source, row.inputs, row.num_steps)
+    drive(runner, [alone], 1, vocab_size, True)
+    if alone.digest != row.digest:
+        raise ParityError(
+            f"a row with {len(row.source)} source and {row.num_steps} target tokens does not give the same bits alone as in a batch"
+        )
+
+
+def _check_greedy(runner: OnnxRunner, model: Transformer, sources: list[list[int]], tolerance: float) -> tuple[int, int]:
+    """Decode greedily on both sides; return the number of tokens and of sources that parted at a tie."""
+    config = model.config
+    limit = min(config.max_target_positions, MAX_NEW_TOKENS)
+    rows = [Row([*source, config.eos_id], [config.decoder_start_id], limit, config.eos_id) for source in sources]
+    drive(runner, rows, 2 * NUM_SLOTS, 1, False)
+    num_mismatches = 0
+    for start in range(0, len(sources), 4 * NUM_SLOTS):
+        chunk = slice(start, start + 4 * NUM_SLOTS)
+        for row, hypothesis in zip(rows[chunk], greedy_search(model, sources[chunk], limit), strict=True):
+            num_mismatches += _is_parted(row, hypothesis, model, tolerance)
+    return sum(row.position for row in rows), num_mismatches
+
+
+def _is_parted(row: Row, hypothesis: Hypothesis, model: Transformer, tolerance: float) -> bool:
+    """Tell whether a row's tokens part from eager's, which only a tie within the tolerance excuses."""
+    found = row.inputs[1:]
+    is_ended = len(hypothesis.log_probs) > len(hypothesis.ids)
+    expected = [*hypothesis.ids, model.config.eos_id] if is_ended else hypothesis.ids
+    if found == expected:
+        return False
+    step = next(i for i, pair in enumerate(zip(found, expected, strict=False)) if pair[0] != pair[1])
+    prefix = Row(row.source, row.inputs[: step + 1], step + 1, log_probs=[0.0] * step)
+    log_probs = EagerReference(model).log_probs([prefix])[0]
+    margin = abs(float(log_probs[expected[step]] - log_probs[found[step]]))
+    if not margin < tolerance:
+        raise ParityError(
+            f"greedy decoding gives token {found[step]} instead of {expected[step]} at step {step} of a source with "
+            f"{len(row.source)} tokens, which differ by {margin:.3g} in log-probability; the tolerance is {tolerance:.3g}"
+        )
+    return True

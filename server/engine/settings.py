@@ -1,0 +1,39 @@
+"""What an engine is started with: one struct, which crosses to its process as JSON."""
+
+import msgspec
+
+from server.engine.scheduler import Limits
+from server.telemetry.logs import LogFormat
+
+
+class EngineSettings(msgspec.Struct, frozen=True):
+    """What an engine is started with.
+
+    Attributes:
+        endpoint: ZeroMQ address to listen on.
+        bundle: Directory of the model.
+        num_threads: Of ONNX Runtime.
+        max_slots: See `Limits`, as the next three.
+        max_waiting_requests: See `Limits`.
+        max_waiting_tokens: See `Limits`.
+        prefill_tokens_per_step: See `Limits`.
+        is_warmed_up: Whether to run the model on made-up sources before reporting `Ready`.
+        log_level: See `server.config`, as the next.
+        log_format: See `server.config`.
+    """
+
+    endpoint: str
+    bundle: str
+    num_threads: int
+    max_slots: int
+    max_waiting_requests: int
+    max_waiting_tokens: int
+    prefill_tokens_per_step: int
+    is_warmed_up: bool
+    log_level: str
+    log_format: LogFormat
+
+    @property
+    def limits(self) -> Limits:
+        """Return what the scheduler keeps to."""
+        return Limits(self.max_slots, self.max_waiting_requests, self.max_waiting_tokens, self.prefill_tokens_per_step)

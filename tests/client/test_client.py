@@ -1,0 +1,324 @@
+"""What the blocking and the asyncio client both do."""
+
+import pytest
+
+from client import errors
+from client.results import ModelInfo, Piece, Result, Timings, Usage
+from client.retry import RetryPolicy
+from protos import generation_pb2
+
+PLAIN = {"retry": RetryPolicy(jitter=0.0)}
+
+
+def test_generate_returns_every_field_of_the_answer(call) -> None:
+    result = call("generate", "ab", model="en-fr", request_id="r-7", truncate=True)
+    assert result == Result(
+        text="AB",
+        tokens=(97, 98),
+        finish_reason="eos",
+        is_truncated=True,
+        model="en-fr",
+        model_version="3",
+        request_id="r-7",
+        usage=Usage(source_tokens=3, generated_tokens=3),
+        timings=Timings(0.25, 0.5, 0.75, 1.0, 1.5),
+    )
+
+
+def test_request_carries_what_was_asked(call, service) -> None:
+    call("generate", "x", model="en-fr", max_new_tokens=7, truncate=True, request_id="r-1")
+    call("stream", "xy", model="en-fr", max_new_tokens=0, request_id="r-2")
+    plain, streamed = service.requests
+    assert (plain.text, plain.model, plain.max_new_tokens, plain.truncate, plain.request_id) == ("x", "en-fr", 7, True, "r-1")
+    assert (streamed.text, streamed.model, streamed.truncate, streamed.request_id) == ("xy", "en-fr", False, "r-2")
+    assert streamed.HasField("max_new_tokens") and streamed.max_new_tokens == 0
+
+
+def test_unset_fields_are_left_to_the_server(call, service) -> None:
+    call("generate", "x")
+    assert not service.requests[0].HasField("max_new_tokens")
+    assert service.requests[0].model == ""
+
+
+def test_request_without_an_id_gets_one_of_its_own(call, service) -> None:
+    call("generate", "x")
+    call("generate", "x")
+    first, second = (request.request_id for request in service.requests)
+    assert first and second and first != second
+
+
+@pytest.mark.parametrize("text", ["Ein Hund läuft durch den Schnee.", "犬が雪の中を走る", "🐕‍🦺❄️", "a\x00b\n\tc", "e\u0301"])
+def test_text_arrives_as_it_is(call, service, text: str) -> None:
+    assert call("generate", text).text == text.upper()
+    assert "".join(piece.text for piece in call("stream", text)) == text.upper()
+    assert [request.text for request in service.requests] == [text, text]
+
+
+def test_stream_yields_pieces_in_order_and_the_result_last(call) -> None:
+    pieces = call("stream", "abcd", request_id="r-1")
+    assert pieces[0] == Piece("AB", (97, 98), None)
+    assert (pieces[1].text, pieces[1].tokens) == ("CD", (99, 100))
+    assert pieces[1].result == call("generate", "abcd", request_id="r-1")
+    assert len(pieces) == 2
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("INVALID_ARGUMENT", errors.InvalidArgument),
+        ("NOT_FOUND", errors.ModelNotFound),
+        ("RESOURCE_EXHAUSTED", errors.Overloaded),
+        ("UNAVAILABLE", errors.Unavailable),
+        ("DEADLINE_EXCEEDED", errors.DeadlineExceeded),
+        ("CANCELLED", errors.Cancelled),
+        ("UNAUTHENTICATED", errors.Unauthenticated),
+        ("PERMISSION_DENIED", errors.PermissionDenied),
+        ("UNIMPLEMENTED", errors.Unimplemented),
+        ("INTERNAL", errors.InternalError),
+        ("UNKNOWN", errors.CallError),
+        ("DATA_LOSS", errors.CallError),
+        ("ABORTED", errors.CallError),
+        ("FAILED_PRECONDITION", errors.CallError),
+    ],
+)
+@pytest.mark.parametrize("method", ["generate", "stream"])
+def test_each_status_has_its_error(call, service, failing, method: str, code: str, kind: type) -> None:
+    service.script.append(failing(code, "text: ist länger als 256"))
+    with pytest.raises(errors.CallError) as caught:
+        call(method, "x", request_id="r-9", options={"retry": RetryPolicy(max_attempts=1)})
+    error = caught.value
+    assert type(error) is kind
+    assert (str(error), error.message, error.code) == ("text: ist länger als 256", "text: ist länger als 256", code)
+    assert (error.request_id, error.retry_after_seconds) == ("r-9", None)
+
+
+def test_failure_without_a_message_says_so(call, service, failing) -> None:
+    service.script.append(failing("INTERNAL", ""))
+    with pytest.raises(errors.InternalError, match="gave no reason"):
+        call("generate", "x")
+
+
+def test_error_tells_when_to_try_again(call, service, failing) -> None:
+    service.script.append(failing("RESOURCE_EXHAUSTED", "queue: full", retry_after=(1, 250_000_000)))
+    with pytest.raises(errors.Overloaded) as caught:
+        call("generate", "x", options={"retry": RetryPolicy(max_attempts=1)})
+    assert caught.value.retry_after_seconds == 1.25
+
+
+@pytest.mark.parametrize("code", ["UNAVAILABLE", "RESOURCE_EXHAUSTED"])
+@pytest.mark.parametrize("method", ["generate", "stream", "models"])
+def test_passing_failure_is_tried_again(call, service, failing, clock, method: str, code: str) -> None:
+    service.script.extend([failing(code), failing(code)])
+    assert call(method, *([] if method == "models" else ["x"]), options=PLAIN)
+    assert clock.waits == [pytest.approx(0.1), pytest.approx(0.2)]
+    assert len(service.requests) == 3
+
+
+def test_attempts_share_one_request_id(call, service, failing) -> None:
+    service.script.extend([failing("UNAVAILABLE"), failing("UNAVAILABLE")])
+    result = call("generate", "x")
+    assert {request.request_id for request in service.requests} == {result.request_id}
+
+
+@pytest.mark.parametrize("method", ["generate", "stream"])
+def test_client_never_comes_back_before_the_server_asked(call, service, failing, clock, method: str) -> None:
+    service.script.extend([failing("UNAVAILABLE", retry_after=(7, 500_000_000)), failing("UNAVAILABLE", retry_after=(0, 1))])
+    assert call(method, "x", options=PLAIN)
+    assert clock.waits == [7.5, pytest.approx(0.2)]
+
+
+@pytest.mark.parametrize("method", ["generate", "stream"])
+def test_attempts_run_out(call, service, failing, method: str) -> None:
+    service.script.extend([failing("UNAVAILABLE", f"draining {n}") for n in range(9)])
+    with pytest.raises(errors.Unavailable, match="draining 4"):
+        call(method, "x")
+    assert len(service.requests) == 5
+
+
+@pytest.mark.parametrize("code", ["INTERNAL", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "CANCELLED", "NOT_FOUND", "UNKNOWN"])
+@pytest.mark.parametrize("method", ["generate", "stream"])
+def test_other_failures_are_final(call, service, failing, clock, method: str, code: str) -> None:
+    service.script.append(failing(code, retry_after=(1, 0)))
+    with pytest.raises(errors.CallError):
+        call(method, "x")
+    assert len(service.requests) == 1
+    assert clock.waits == []
+
+
+@pytest.mark.parametrize("method", ["generate", "stream"])
+def test_waits_shorten_the_time_of_later_attempts(call, service, failing, method: str) -> None:
+    service.script.extend([failing("UNAVAILABLE", retry_after=(100, 0)), failing("UNAVAILABLE", retry_after=(250, 0))])
+    assert call(method, "x", timeout_seconds=1000.0, options=PLAIN)
+    limits = [1000, 900, 650]
+    assert all(abs(limit - left) < 40 for limit, left in zip(limits, service.seconds_left, strict=True))
+
+
+@pytest.mark.parametrize("method", ["generate", "stream"])
+def test_wait_beyond_the_deadline_fails_at_once_with_the_servers_error(call, service, failing, clock, method: str) -> None:
+    service.script.append(failing("RESOURCE_EXHAUSTED", "queue: full", retry_after=(60, 0)))
+    with pytest.raises(errors.Overloaded, match="queue: full"):
+        call(method, "x", options={**PLAIN, "timeout_seconds": 60.0})
+    assert clock.waits == []
+
+
+@pytest.mark.parametrize("method", ["generate", "stream"])
+def test_calls_own_timeout_ends_it(call, service, held, method: str) -> None:
+    service.script.append(held())
+    with pytest.raises(errors.DeadlineExceeded) as caught:
+        call(method, "x", timeout_seconds=0.2, request_id="r-3")
+    assert caught.value.request_id == "r-3"
+
+
+def test_stream_is_not_tried_again_after_its_first_piece(call, service, failing, clock) -> None:
+    service.script.append(failing("UNAVAILABLE", "engine died", place="middle"))
+    with pytest.raises(errors.Unavailable, match="engine died"):
+        call("stream", "abcd")
+    assert len(service.requests) == 1
+    assert clock.waits == []
+
+
+@pytest.mark.parametrize("method", ["generate", "stream"])
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("inf"), float("nan")])
+def test_impossible_timeout_is_refused(call, service, method: str, seconds: float) -> None:
+    with pytest.raises(ValueError, match=r"^timeout_seconds: "):
+        call(method, "x", timeout_seconds=seconds)
+    assert service.requests == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        ({"text": "a\ud800"}, "text"),
+        ({"text": "a", "model": "\udcff"}, "model"),
+        ({"text": "a", "max_new_tokens": -1}, "max_new_tokens"),
+        ({"text": "a", "max_new_tokens": 2**32}, "max_new_tokens"),
+    ],
+)
+@pytest.mark.parametrize("method", ["generate", "stream"])
+def test_value_that_cannot_be_sent_is_named(call, service, method: str, arguments: dict, field: str) -> None:
+    with pytest.raises(errors.InvalidArgument, match=f"^{field}: "):
+        call(method, **arguments)
+    assert service.requests == []
+
+
+def test_generate_many_keeps_the_order(call, service) -> None:
+    texts = [f"text {n}" for n in range(100)]
+    assert [result.text for result in call("generate_many", texts, concurrency=8)] == [text.upper() for text in texts]
+    assert service.max_running <= 8
+
+
+def test_generate_many_passes_its_options_on(call, service) -> None:
+    call("generate_many", ["a", "b"], model="en-fr", max_new_tokens=3, truncate=True, timeout_seconds=1000.0)
+    assert {(request.model, request.max_new_tokens, request.truncate) for request in service.requests} == {("en-fr", 3, True)}
+    assert all(900 < left < 1100 for left in service.seconds_left)
+
+
+def test_generate_many_of_nothing_is_nothing(call) -> None:
+    assert call("generate_many", []) == []
+
+
+def test_generate_many_needs_a_place(call) -> None:
+    with pytest.raises(ValueError, match=r"^concurrency: 0 is"):
+        call("generate_many", ["a"], concurrency=0)
+
+
+def test_models_are_listed_with_all_they_say(call) -> None:
+    first, second = call("models")
+    assert first == ModelInfo(
+        name="en-de",
+        version="3",
+        is_ready=True,
+        precision="fp32",
+        device="cpu",
+        max_source_tokens=256,
+        max_target_tokens=200,
+        default_max_new_tokens=128,
+        max_slots=64,
+        source_vocab_size=6000,
+        target_vocab_size=7000,
+    )
+    assert (second.name, second.is_ready) == ("en-fr", False)
+
+
+def test_model_is_described(call) -> None:
+    assert call("model", "en-fr").name == "en-fr"
+
+
+def test_unknown_model_lists_what_is_loaded(call) -> None:
+    with pytest.raises(errors.ModelNotFound, match="loaded: en-de, en-fr"):
+        call("model", "en-xx")
+
+
+def test_readiness_follows_the_servers_health(call, server) -> None:
+    server.set_health("", False)
+    server.set_health("en-de", True)
+    assert call("is_ready") is False
+    assert call("is_ready", "en-de") is True
+    server.set_health("", True)
+    assert call("is_ready") is True
+
+
+def test_readiness_of_an_unknown_model_is_an_error(call) -> None:
+    with pytest.raises(errors.ModelNotFound):
+        call("is_ready", "en-xx")
+
+
+def test_server_that_is_gone_is_not_ready(call, server, clock) -> None:
+    server.stop()
+    assert call("is_ready") is False
+    assert clock.waits == []
+
+
+def test_server_that_is_gone_is_unavailable(call, server, clock) -> None:
+    server.stop()
+    for method in ("generate", "stream"):
+        with pytest.raises(errors.Unavailable):
+            call(method, "x", options=PLAIN)
+    assert clock.waits == [pytest.approx(wait) for wait in (0.1, 0.2, 0.4, 0.8)] * 2
+
+
+def test_token_is_sent_with_every_call(call, server, service) -> None:
+    options = {"token": "s3cret"}
+    call("generate", "x", options=options)
+    call("stream", "x", options=options)
+    call("models", options=options)
+    call("model", "en-de", options=options)
+    assert [metadata["authorization"] for metadata in service.metadata] == ["Bearer s3cret"] * 4
+
+
+def test_without_a_token_none_is_sent(call, service) -> None:
+    call("generate", "x")
+    assert "authorization" not in service.metadata[0]
+
+
+def test_answer_over_grpcs_own_limit_arrives(call, service) -> None:
+    large = generation_pb2.GenerateResponse(text="x" * (5 << 20), finish_reason=generation_pb2.FINISH_REASON_LENGTH)
+    service.script.append(lambda context: large)
+    result = call("generate", "x")
+    assert (len(result.text), result.finish_reason) == (5 << 20, "length")
+
+
+def test_finish_reason_of_a_newer_server_is_an_error(call, service) -> None:
+    service.script.append(lambda context: generation_pb2.GenerateResponse(request_id="r-4", finish_reason=77))
+    with pytest.raises(errors.InternalError, match="finish_reason 77") as caught:
+        call("generate", "x")
+    assert caught.value.request_id == "r-4"
+
+
+def test_failure_after_the_result_does_not_take_it_back(call, service, failing) -> None:
+    service.script.append(failing("UNAVAILABLE", place="end"))
+    assert call("stream", "abcd")[-1].result.text == "ABCD"
+    assert len(service.requests) == 1
+
+
+def test_stream_without_a_result_is_an_error(call, service) -> None:
+    service.is_cut_short = True
+    with pytest.raises(errors.InternalError, match="without its result") as caught:
+        call("stream", "a", request_id="r-5")
+    assert caught.value.request_id == "r-5"
+
+
+def test_callers_channel_options_win(call) -> None:
+    options = {"options": {"grpc.max_receive_message_length": 1000}, "retry": RetryPolicy(max_attempts=1)}
+    with pytest.raises(errors.Overloaded, match="1000"):
+        call("generate", "x" * 2000, options=options)

@@ -1,0 +1,128 @@
+"""The real server: its own process, on free ports, with the shipped models."""
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+MODELS = ("en-de", "en-fr")
+
+
+class Server:
+    """A running `dragoman serve` and what it logs."""
+
+    def __init__(self, models: Path, *flags: str, environment: dict[str, str] | None = None) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "dragoman", "serve", "--models", str(models), "--host", "127.0.0.1", "--port", "0", *flags],
+            stderr=subprocess.PIPE,
+            cwd=ROOT,
+            env=os.environ | {"DRAGOMAN_METRICS_PORT": "0"} | (environment or {}),
+            text=True,
+        )
+        self.events: list[dict[str, Any]] = []
+        self._arrivals: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        serving = self.wait_for("serving")
+        self.address = f"127.0.0.1:{serving['port']}"
+        self.metrics_address = f"http://127.0.0.1:{serving['metrics_port']}"
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            event = json.loads(line) if line.startswith("{") else {"event": line.rstrip()}
+            self.events.append(event)
+            self._arrivals.put(event)
+        self._arrivals.put(None)
+
+    def wait_for(self, name: str, timeout_seconds: float = 60, **fields: object) -> dict[str, Any]:
+        """Return the next log event of that name (and with those fields)."""
+        while True:
+            event = self._arrivals.get(timeout=timeout_seconds)
+            assert event is not None, f"the server ended before it logged {name!r}: {self.events[-5:]}"
+            if event["event"] == name and fields.items() <= event.items():
+                return event
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Return a metric's value, summed over the label sets that match; 0 if it has none."""
+        text = urllib.request.urlopen(f"{self.metrics_address}/metrics", timeout=10).read().decode()
+        wanted = [f'{key}="{value}"' for key, value in labels.items()]
+        return sum(
+            float(line.rpartition(" ")[2])
+            for line in text.splitlines()
+            if line.startswith((f"{name}{{", f"{name} ")) and all(label in line for label in wanted)
+        )
+
+    def terminate(self) -> int:
+        """Send SIGTERM and return the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.wait()
+
+    def wait(self) -> int:
+        """Return the exit code."""
+        code = self.process.wait(timeout=60)
+        self._reader.join(10)
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+        return code
+
+
+@pytest.fixture(scope="session")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The shipped checkpoints, exported by the command line."""
+    folder = tmp_path_factory.mktemp("bundles")
+    for name in MODELS:
+        command = [sys.executable, "-m", "dragoman", "export", str(ROOT / "model/pretrained" / name), str(folder / name)]
+        subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=300)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def serve() -> Callable[..., Any]:
+    """Start a server; it is stopped, if it still runs, when the `with` ends."""
+
+    @contextmanager
+    def start(*arguments: Any, **keywords: Any) -> Iterator[Server]:
+        server = Server(*arguments, **keywords)
+        try:
+            yield server
+        finally:
+            if server.process.poll() is None:
+                server.process.kill()
+                server.wait()
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def shared_server(serve: Callable[..., Any], bundles: Path) -> Iterator[Server]:
+    """One server for tests that only ask; it must have drained cleanly in the end."""
+    with serve(bundles) as server:
+        yield server
+        assert server.terminate() == 0
+
+
+@pytest.fixture(scope="session")
+def captions() -> list[str]:
+    """Sentences of the kind the shipped models know, 240 of them, all different."""
+    who = ["A man", "A woman", "Two men", "Three women", "A young boy", "A little girl", "A group of people", "A brown dog"]
+    what = ["is walking", "is standing", "is sitting", "is playing", "is running", "is waiting"]
+    where = [
+        "in the snow.",
+        "on a busy street.",
+        "in front of an old building.",
+        "near the water, next to a red car.",
+        "on a bench.",
+    ]
+    return [f"{subject} {verb} {place}" for subject in who for verb in what for place in where]

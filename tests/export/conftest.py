@@ -1,0 +1,74 @@
+"""Small random checkpoints, and one bundle exported from one of them."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from export.exporter import export_checkpoint
+from model.checkpoint import Checkpoint
+from model.config import ModelConfig
+from model.tokenizer import Tokenizer
+from model.transformer import Transformer
+
+TEXTS = ["two dogs run over the grass", "a dog and a cat run", "the cat sat on the grass", "zwei Hunde laufen"] * 3
+SMALL = {
+    "source_vocab_size": 300,
+    "target_vocab_size": 300,
+    "d_model": 32,
+    "num_heads": 4,
+    "num_encoder_layers": 2,
+    "num_decoder_layers": 2,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 40,
+    "max_source_positions": 24,
+    "max_target_positions": 20,
+}
+
+MakeCheckpoint = Callable[..., Checkpoint]
+
+
+@pytest.fixture(scope="session")
+def make_checkpoint() -> MakeCheckpoint:
+    """Make a checkpoint whose every parameter is random, biases and norms too, so that no mistake hides behind a 0 or a 1."""
+    tokenizer = Tokenizer.train(TEXTS, 280)
+
+    def make(seed: int = 0, **switches: Any) -> Checkpoint:
+        model = Transformer(ModelConfig(**(SMALL | switches))).eval()
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for name, parameter in sorted(model.named_parameters()):
+                is_scale = name.endswith("norm.weight")
+                parameter.normal_(float(is_scale), 0.2, generator=generator)
+        return Checkpoint("tiny", model, tokenizer)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def checkpoint(make_checkpoint: MakeCheckpoint) -> Checkpoint:
+    return make_checkpoint()
+
+
+@pytest.fixture(scope="session")
+def checkpoint_dir(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("checkpoint") / "tiny"
+    checkpoint.save(directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def exported(checkpoint_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a bundle that no test may change."""
+    output = tmp_path_factory.mktemp("bundle") / "tiny"
+    export_checkpoint(checkpoint_dir, output)
+    return output
+
+
+@pytest.fixture
+def bundle_dir(exported: Path, tmp_path: Path) -> Path:
+    """Return a copy of the bundle, to be damaged."""
+    return Path(shutil.copytree(exported, tmp_path / "bundle"))

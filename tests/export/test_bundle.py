@@ -1,0 +1,237 @@
+"""What a bundle is, and every reason to refuse one."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from export.bundle import (
+    FORMAT_VERSION,
+    MANIFEST_FILE,
+    PARITY_FILE,
+    Bundle,
+    BundleError,
+    Tensors,
+    content_version,
+    cross_kv_names,
+    read_manifest,
+    self_kv_names,
+    self_kv_output_names,
+)
+from model.errors import InputError
+
+
+def edit(directory: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    path = directory / MANIFEST_FILE
+    manifest = json.loads(path.read_text())
+    change(manifest)
+    path.write_text(json.dumps(manifest))
+
+
+def refusal(directory: Path, *, is_checked: bool = True) -> str:
+    with pytest.raises(BundleError) as caught:
+        Bundle.open(directory, is_checked)
+    return str(caught.value)
+
+
+def test_refusal_is_a_fault_of_the_input() -> None:
+    assert issubclass(BundleError, InputError)
+
+
+def test_server_can_import_it_without_the_libraries_of_export() -> None:
+    program = "import sys, export.bundle; sys.exit(bool({'torch', 'onnx', 'onnxruntime'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[2], check=False).returncode == 0
+
+
+def test_tensor_names_are_those_of_the_format() -> None:
+    assert self_kv_names(2) == ["self_k_0", "self_v_0", "self_k_1", "self_v_1"]
+    assert self_kv_output_names(1) == ["self_k_0_out", "self_v_0_out"]
+    assert cross_kv_names(2) == ["cross_k_0", "cross_v_0", "cross_k_1", "cross_v_1"]
+    tensors = Tensors.of_layers(1)
+    assert tensors.encoder_inputs == ["src_ids", "src_lens"]
+    assert tensors.encoder_outputs == cross_kv_names(1)
+    assert tensors.decoder_inputs == [
+        "prev_ids", "positions", "src_lens", "num_candidates", "self_k_0", "self_v_0", "cross_k_0", "cross_v_0",
+    ]  # fmt: skip
+    assert tensors.decoder_outputs == ["candidate_ids", "candidate_log_probs", "self_k_0_out", "self_v_0_out"]
+
+
+def test_opened_bundle_gives_what_the_server_needs(exported: Path) -> None:
+    bundle = Bundle.open(exported)
+    assert bundle.encoder_path == exported / "encoder.onnx"
+    assert bundle.decoder_path == exported / "decoder.onnx"
+    assert bundle.encoder_path.is_file() and bundle.decoder_path.is_file()
+    tokenizer = bundle.tokenizer()
+    assert tokenizer.decode(tokenizer.encode("two dogs 犬")) == "two dogs 犬"
+    assert bundle.manifest.tensors == Tensors.of_layers(2)
+
+
+def test_manifest_survives_a_round_trip(exported: Path) -> None:
+    manifest = read_manifest(exported / MANIFEST_FILE)
+    assert msgspec.json.decode(msgspec.json.encode(manifest), type=type(manifest)) == manifest
+
+
+def test_manifest_lists_every_other_file(exported: Path) -> None:
+    present = {path.relative_to(exported).as_posix() for path in exported.rglob("*") if path.is_file()}
+    assert set(Bundle.open(exported).manifest.files) == present - {MANIFEST_FILE}
+
+
+def test_stray_files_are_ignored(bundle_dir: Path) -> None:
+    (bundle_dir / "notes.txt").write_text("mine")
+    (bundle_dir / "elsewhere").symlink_to("/")
+    assert Bundle.open(bundle_dir).manifest.name == "tiny"
+
+
+def test_directory_may_be_reached_through_a_link(exported: Path, tmp_path: Path) -> None:
+    link = tmp_path / "current"
+    link.symlink_to(exported)
+    assert Bundle.open(link).manifest.name == "tiny"
+
+
+def test_missing_directory_is_refused(tmp_path: Path) -> None:
+    assert str(tmp_path / "none" / MANIFEST_FILE) in refusal(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"null", b"\xff", b'{"format_version": 1}', b'{"format_version": 1, "name": "x"}']
+)
+def test_invalid_manifest_is_refused(bundle_dir: Path, content: bytes) -> None:
+    (bundle_dir / MANIFEST_FILE).write_bytes(content)
+    assert refusal(bundle_dir).startswith(f"{bundle_dir / MANIFEST_FILE}: not a bundle's manifest")
+
+
+@pytest.mark.parametrize("version", [FORMAT_VERSION + 1, "1", None])
+def test_other_format_version_is_refused_before_the_rest_is_read(bundle_dir: Path, version: object) -> None:
+    edit(bundle_dir, lambda manifest: manifest.update(format_version=version, later_field=1))
+    assert f"format version {json.dumps(version)}, but this release reads 1" in refusal(bundle_dir)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda m: m.update(surprise=1), "surprise"),
+        (lambda m: m.pop("eos_id"), "eos_id"),
+        (lambda m: m.update(precision="fp12"), "fp12"),
+        (lambda m: m.update(num_heads=0), "num_heads"),
+        (lambda m: m.update(num_heads=5), "5 heads of 8"),
+        (lambda m: m.update(pad_id=300), "pad_id 300"),
+        (lambda m: m.update(default_max_new_tokens=21), "default_max_new_tokens 21"),
+        (lambda m: m["files"]["encoder.onnx"].update(sha256="ABC"), "sha256"),
+    ],
+)
+def test_manifest_that_makes_no_sense_is_refused(bundle_dir: Path, change: Callable[[dict[str, Any]], object], reason: str) -> None:
+    edit(bundle_dir, change)
+    message = refusal(bundle_dir)
+    assert MANIFEST_FILE in message and reason in message
+
+
+@pytest.mark.parametrize("path", ["encoder.onnx", "decoder.weights", PARITY_FILE, "tokenizer/tokenizer.json"])
+def test_missing_file_is_refused(bundle_dir: Path, path: str) -> None:
+    (bundle_dir / path).unlink()
+    assert refusal(bundle_dir) == f"{bundle_dir / path}: no such file, though {MANIFEST_FILE} lists it"
+
+
+@pytest.mark.parametrize("path", ["encoder.onnx", "decoder.weights", PARITY_FILE, "tokenizer/tokenizer.json"])
+def test_unlisted_file_is_refused(bundle_dir: Path, path: str) -> None:
+    edit(bundle_dir, lambda manifest: manifest["files"].pop(path))
+    assert path.split("/")[0] in refusal(bundle_dir)
+
+
+def test_directory_in_place_of_a_file_is_refused(bundle_dir: Path) -> None:
+    (bundle_dir / "encoder.onnx").unlink()
+    (bundle_dir / "encoder.onnx").mkdir()
+    assert "encoder.onnx: no such file" in refusal(bundle_dir)
+
+
+@pytest.mark.parametrize("is_checked", [True, False])
+def test_other_size_is_refused(bundle_dir: Path, is_checked: bool) -> None:
+    path = bundle_dir / "encoder.weights"
+    size = path.stat().st_size
+    os.truncate(path, size - 1)
+    assert refusal(bundle_dir, is_checked=is_checked) == f"{path}: {size - 1} bytes, but {MANIFEST_FILE} says {size}"
+
+
+def test_flipped_bit_is_refused_when_checked(bundle_dir: Path) -> None:
+    path = bundle_dir / "decoder.weights"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    assert re.match(rf"{re.escape(str(path))}: SHA-256 [0-9a-f]{{64}}, but {MANIFEST_FILE} says", refusal(bundle_dir))
+    Bundle.open(bundle_dir, is_checked=False)
+
+
+@pytest.mark.parametrize("path", ["../outside", "/etc/hostname", "tokenizer/../../outside", "..\\outside", "", "a\0b"])
+def test_path_out_of_the_directory_is_refused(bundle_dir: Path, path: str) -> None:
+    (bundle_dir.parent / "outside").write_text("secret")
+    edit(bundle_dir, lambda manifest: manifest["files"].update({path: {"size": 6, "sha256": "0" * 64}}))
+    assert "is not a path inside the bundle" in refusal(bundle_dir)
+
+
+def test_link_out_of_the_directory_is_refused(bundle_dir: Path) -> None:
+    path = bundle_dir / "decoder.weights"
+    path.rename(bundle_dir.parent / "elsewhere")
+    path.symlink_to(bundle_dir.parent / "elsewhere")
+    assert refusal(bundle_dir) == f"{path}: a link that leads outside the bundle"
+
+
+def test_link_within_the_directory_is_accepted(bundle_dir: Path) -> None:
+    (bundle_dir / "decoder.weights").rename(bundle_dir / "data")
+    (bundle_dir / "decoder.weights").symlink_to("data")
+    assert Bundle.open(bundle_dir).manifest.name == "tiny"
+
+
+def test_missing_tensors_are_listed(bundle_dir: Path) -> None:
+    def change(manifest: dict[str, Any]) -> None:
+        for name in ("self_k_1", "cross_v_0"):
+            manifest["tensors"]["decoder_inputs"].remove(name)
+
+    edit(bundle_dir, change)
+    assert refusal(bundle_dir).endswith("tensors.decoder_inputs lacks self_k_1, cross_v_0")
+
+
+def test_unknown_tensors_are_listed(bundle_dir: Path) -> None:
+    edit(bundle_dir, lambda manifest: manifest["tensors"]["encoder_outputs"].append("memory"))
+    assert refusal(bundle_dir).endswith("tensors.encoder_outputs has unknown memory")
+
+
+def test_file_that_is_no_tokeniser_is_refused(bundle_dir: Path) -> None:
+    bundle = Bundle.open(bundle_dir)
+    (bundle_dir / "tokenizer" / "tokenizer.json").write_text("{}")
+    with pytest.raises(BundleError, match=r"tokenizer\.json"):
+        bundle.tokenizer()
+
+
+def test_tokeniser_with_more_tokens_than_the_model_is_refused(exported: Path) -> None:
+    bundle = Bundle.open(exported)
+    bundle.manifest = msgspec.structs.replace(bundle.manifest, source_vocab_size=279)
+    with pytest.raises(BundleError, match="280 tokens, the model room for 279"):
+        bundle.tokenizer()
+
+
+def test_version_follows_what_the_model_answers_and_nothing_else(exported: Path) -> None:
+    manifest = Bundle.open(exported).manifest
+    assert manifest.version == content_version(manifest)
+    assert re.fullmatch("[0-9a-f]{12}", manifest.version)
+
+    def version(**changes: Any) -> str:
+        return content_version(msgspec.structs.replace(manifest, **changes))
+
+    def files(path: str) -> dict[str, Any]:
+        return manifest.files | {path: msgspec.structs.replace(manifest.files[path], sha256="0" * 64)}
+
+    assert version(name="other") == manifest.version
+    assert version(files=files(PARITY_FILE)) == manifest.version
+    assert version(files=dict(reversed(manifest.files.items()))) == manifest.version
+    others = [
+        version(files=files("decoder.weights")),
+        version(files=files("tokenizer/tokenizer.json")),
+        version(decoder_start_id=3),
+    ]
+    assert len({manifest.version, *others}) == 4

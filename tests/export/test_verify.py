@@ -1,0 +1,165 @@
+"""The gate lets a faithful export through, and nothing else."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+from export.bundle import BundleError
+from export.graphs import EncoderGraph, StepGraph
+from export.parity import Floats, Ints, ParityError
+from export.tracing import trace, write
+from export.verify import NUM_RANDOM_SENTENCES, SENTENCES, OnnxSlots, forced_rows, greedy_sources, verify
+from model.checkpoint import Checkpoint
+
+MakeCheckpoint = Callable[..., Checkpoint]
+
+
+def perturb(directory: Path, graph: str, weight: str, by: float) -> None:
+    """Add to the first element of one stored weight."""
+    model = onnx.load(directory / f"{graph}.onnx", load_external_data=False)
+    tensor = next(tensor for tensor in model.graph.initializer if tensor.name == weight)
+    place = {entry.key: entry.value for entry in tensor.external_data}
+    data = np.memmap(directory / place["location"], np.float32, "r+", int(place["offset"]), (1,))
+    data += by
+    data.flush()
+
+
+def patch_step(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
+    """Put a fault between the graphs and the gate."""
+    step = OnnxSlots.step
+
+    def faulty(self: OnnxSlots, *inputs: Any) -> tuple[Ints, Floats]:
+        result: tuple[Ints, Floats] = change(lambda *arguments: step(self, *arguments), *inputs)
+        return result
+
+    monkeypatch.setattr(OnnxSlots, "step", faulty)
+
+
+def test_faithful_export_passes_and_says_how_close_it_is(checkpoint: Checkpoint, exported: Path) -> None:
+    report = verify(checkpoint, exported)
+    assert report.max_log_prob_difference <= report.tolerance == 1e-4
+    assert report.num_sentences == NUM_RANDOM_SENTENCES + len(SENTENCES)
+    assert report.num_tokens > report.num_sentences
+    assert report.num_token_mismatches == 0
+    assert report.max_batch_rows == 8
+    assert report.max_position == checkpoint.model.config.max_target_positions - 1
+    assert report.num_positions > report.num_steps, "rows were batched"
+    assert report.headline().num_rows == report.num_rows == 24
+
+
+def test_other_checkpoint_fails(make_checkpoint: MakeCheckpoint, exported: Path) -> None:
+    with pytest.raises(ParityError, match=r"log-probabilities are off by .* at position 0"):
+        verify(make_checkpoint(seed=1), exported)
+
+
+@pytest.mark.parametrize(
+    ("graph", "weight"),
+    [
+        ("encoder", "MatMul_1.1"),
+        ("decoder", "decoder.layers.1.feed_forward.inner.weight"),
+        ("decoder", "decoder.layers.0.self_attention.input.weight"),
+    ],
+)
+def test_one_changed_weight_fails(checkpoint: Checkpoint, bundle_dir: Path, graph: str, weight: str) -> None:
+    perturb(bundle_dir, graph, weight, 0.5)
+    with pytest.raises(ParityError, match="log-probabilities are off"):
+        verify(checkpoint, bundle_dir)
+
+
+def test_rows_that_share_one_position_fail(checkpoint: Checkpoint, exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    patch_step(monkeypatch, lambda step, prev, positions, *rest: step(prev, np.full_like(positions, positions[0]), *rest))
+    with pytest.raises(ParityError, match="log-probabilities are off"):
+        verify(checkpoint, exported)
+
+
+def test_reading_beyond_a_row_s_source_fails(checkpoint: Checkpoint, exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    patch_step(monkeypatch, lambda step, prev, positions, lens, k: step(prev, positions, np.full_like(lens, lens.max()), k))
+    with pytest.raises(ParityError, match="log-probabilities are off"):
+        verify(checkpoint, exported)
+
+
+def test_result_that_depends_on_the_batch_fails_however_little(
+    checkpoint: Checkpoint, exported: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def change(step: Any, prev: Ints, *rest: Any) -> tuple[Ints, Floats]:
+        ids, log_probs = step(prev, *rest)
+        return ids, log_probs * np.float32(1 - 1e-7 * (len(prev) > 4))
+
+    patch_step(monkeypatch, change)
+    with pytest.raises(ParityError, match="same bits alone"):
+        verify(checkpoint, exported)
+
+
+def test_wrong_greedy_token_fails(checkpoint: Checkpoint, exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def change(step: Any, *inputs: Any) -> tuple[Ints, Floats]:
+        ids, log_probs = step(*inputs)
+        return (ids + (inputs[1] == 7)[:, None] if inputs[3] == 1 else ids) % 300, log_probs
+
+    patch_step(monkeypatch, change)
+    with pytest.raises(ParityError, match=r"greedy decoding gives token \d+ instead of \d+ at step 7 "):
+        verify(checkpoint, exported)
+
+
+@pytest.fixture
+def twins(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> tuple[Checkpoint, Path]:
+    """Return a model in which tokens 5 and 6 are the same in all but name and often the likeliest, and its graphs."""
+    checkpoint = make_checkpoint(has_output_bias=True)
+    decoder = checkpoint.model.decoder
+    with torch.no_grad():
+        decoder.embedding.tokens.weight[6] = decoder.embedding.tokens.weight[5]
+        assert decoder.output_bias is not None
+        decoder.output_bias[5:7] = 3.0
+    write(trace(EncoderGraph(checkpoint.model)), tmp_path / "encoder.onnx", "encoder.weights")
+    write(trace(StepGraph(checkpoint.model)), tmp_path / "decoder.onnx", "decoder.weights")
+    return checkpoint, tmp_path
+
+
+def test_tokens_may_part_at_a_tie_and_are_counted(twins: tuple[Checkpoint, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    def change(step: Any, *inputs: Any) -> tuple[Ints, Floats]:
+        ids, log_probs = step(*inputs)
+        return np.where(ids == 5, 6, ids) if inputs[3] == 1 else ids, log_probs
+
+    patch_step(monkeypatch, change)
+    report = verify(*twins)
+    assert 0 < report.num_token_mismatches <= report.num_sentences
+
+
+def test_ties_go_to_the_lower_id(twins: tuple[Checkpoint, Path]) -> None:
+    assert verify(*twins).num_token_mismatches == 0
+
+
+@pytest.mark.parametrize("name", ["encoder.onnx", "decoder.onnx", "decoder.weights"])
+def test_graph_that_cannot_be_loaded_is_named(checkpoint: Checkpoint, bundle_dir: Path, name: str) -> None:
+    (bundle_dir / name).write_bytes(b"no")
+    with pytest.raises(BundleError, match=name.split(".")[0]):
+        verify(checkpoint, bundle_dir)
+
+
+def test_graphs_of_another_depth_are_refused(make_checkpoint: MakeCheckpoint, exported: Path) -> None:
+    with pytest.raises(BundleError, match="inputs and outputs"):
+        verify(make_checkpoint(num_decoder_layers=1), exported)
+
+
+def test_drawn_rows_reach_the_limits_and_stay_within_them(make_checkpoint: MakeCheckpoint) -> None:
+    checkpoint = make_checkpoint(max_source_positions=40, max_target_positions=70, pad_id=17)
+    rows = forced_rows(checkpoint.model.config)
+    assert {1, 40} <= {len(row.source) for row in rows} and {70} <= {len(row.inputs) for row in rows}
+    assert all(len(row.source) <= 40 and len(row.inputs) == row.num_steps <= 70 for row in rows)
+    assert all(row.source[-1] == 1 and row.inputs[0] == 2 for row in rows)
+    drawn = {i for row in rows for i in row.source} | {i for row in rows for i in row.inputs}
+    assert 17 not in drawn and drawn <= set(range(300)) and len(drawn) > 200
+    sources = greedy_sources(checkpoint)
+    assert [] in sources and all(len(source) <= 39 for source in sources)
+
+
+def test_graphs_and_weights_are_all_it_reads(exported: Path, checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """Export runs the gate before there is a manifest."""
+    for path in ("encoder.onnx", "encoder.weights", "decoder.onnx", "decoder.weights"):
+        shutil.copy(exported / path, tmp_path)
+    assert verify(checkpoint, tmp_path).num_sentences > 200
