@@ -14,6 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+
+from export.exporter import export_checkpoint
+from model.checkpoint import Checkpoint
+from model.config import ModelConfig
+from model.tokenizer import Tokenizer
+from model.transformer import Transformer
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = ("en-de", "en-fr")
@@ -86,6 +93,33 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
         command = [sys.executable, "-m", "dragoman", "export", str(ROOT / "model/pretrained" / name), str(folder / name)]
         subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=300)
     return folder
+
+
+@pytest.fixture(scope="session")
+def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Bundles of two random models, `alpha` and `beta`, that never end a sequence: how long an answer is, is the test's choice."""
+    folder = tmp_path_factory.mktemp("endless")
+    tokenizer = Tokenizer.train(["a dog runs over the grass"], 280)
+    for seed, name in enumerate(("alpha", "beta")):
+        torch.manual_seed(seed)
+        config = ModelConfig(
+            source_vocab_size=280,
+            target_vocab_size=280,
+            d_model=256,
+            num_encoder_layers=2,
+            num_decoder_layers=2,
+            encoder_ffn_dim=512,
+            decoder_ffn_dim=512,
+            max_source_positions=64,
+            max_target_positions=400,
+            has_output_bias=True,
+        )
+        model = Transformer(config).eval()
+        assert model.decoder.output_bias is not None
+        model.decoder.output_bias.data[config.eos_id] = -60
+        Checkpoint(name, model, tokenizer).save(folder / "checkpoints" / name)
+        export_checkpoint(folder / "checkpoints" / name, folder / "bundles" / name)
+    return folder / "bundles"
 
 
 @pytest.fixture(scope="session")

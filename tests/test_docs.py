@@ -1,0 +1,69 @@
+"""The documents against the program."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from prometheus_client.registry import CollectorRegistry
+
+from model.training_config import TrainingConfig
+from server.config import ServerConfig
+from server.telemetry.metrics import Metrics
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT.glob("model/pretrained/*/README.md"))]
+
+
+def table_rows(document: str) -> dict[str, list[str]]:
+    """Rows whose first cell is code, by that code."""
+    lines = (ROOT / "docs" / document).read_text(encoding="utf-8").splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| `")]
+    return {row[0].strip("`"): row[1:] for row in rows}
+
+
+def test_every_setting_is_described_as_it_is() -> None:
+    rows = table_rows("operations.md")
+    for name, field in ServerConfig.model_fields.items():
+        default, text = rows[name]
+        assert text == field.description
+        if field.is_required():
+            assert default == "required"
+        elif isinstance(field.default, bool):
+            assert default == str(field.default).lower()
+        elif isinstance(field.default, int | float):
+            assert float(default) == field.default
+        elif isinstance(field.default, str):
+            assert default == field.default
+
+
+def test_every_metric_is_described_as_it_is() -> None:
+    rows = table_rows("operations.md")
+    registry = CollectorRegistry()
+    Metrics(registry, (1.0,))
+    names = set()
+    for metric in registry.collect():
+        name = metric.name + {"counter": "_total", "info": "_info"}.get(metric.type, "")
+        assert rows[name] == [metric.type, metric.documentation]
+        names.add(name)
+    assert {name for name in rows if name.startswith("dragoman_")} == names
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(document: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", document.read_text(encoding="utf-8")):
+        if "://" not in target:
+            assert (document.parent / target).exists(), target
+
+
+def test_the_training_example_is_valid() -> None:
+    text = (ROOT / "docs/checkpoints.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    assert TrainingConfig.parse(tomllib.loads(example), "docs/checkpoints.md").name == "en-de"
+
+
+def test_files_that_documents_name_exist() -> None:
+    for document in DOCUMENTS:
+        text = document.read_text(encoding="utf-8")
+        for path in re.findall(r"`((?:server|model|export|client|protos|deploy|tests)/[\w./-]+\.\w+)`", text):
+            assert (ROOT / path).exists(), f"{document.name}: {path}"
