@@ -19,18 +19,19 @@ setup: $(READY) ## Make .venv with the tested versions
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Dragoman needs Python 3.11 or newer; set PYTHON=")'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[cpu,dev]'
+	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[cpu,dev]'
 	touch $@
 
 serve: export ## Serve the shipped models (PORT, METRICS_PORT, HOST)
 	@echo "Serving on $(HOST):$(PORT), metrics on $(HOST):$(METRICS_PORT). In another terminal:"
 	@echo "  $(BIN)/dragoman translate --server $(HOST):$(PORT) --model en-de 'A dog runs through the snow.'"
 	@echo "  $(BIN)/dragoman models --server $(HOST):$(PORT)"
-	$(BIN)/dragoman serve --models $(BUNDLES) --host $(HOST) --port $(PORT) --metrics-port $(METRICS_PORT)
+	$(BIN)/dragoman serve --models $(BUNDLES) --host $(HOST) --port $(PORT) --metrics-host $(HOST) --metrics-port $(METRICS_PORT)
 
 demo: export ## Serve in the background, translate, show the metrics that moved, stop
-	PORT=$(PORT) METRICS_PORT=$(METRICS_PORT) BUNDLES=$(BUNDLES) DRAGOMAN=$(BIN)/dragoman bash deploy/demo.sh
+	PORT=$(PORT) METRICS_PORT=$(METRICS_PORT) BUNDLES=$(BUNDLES) MODELS="$(MODELS)" \
+	  DRAGOMAN=$(BIN)/dragoman PYTHON=$(BIN)/python bash deploy/demo.sh
 
 export: $(MODELS:%=$(BUNDLES)/%/bundle.json) ## Export the shipped checkpoints to ONNX bundles
 
@@ -45,18 +46,18 @@ check: $(READY) ## Lint, type-check, and see that the generated stubs are up to 
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	PATH=$(abspath $(BIN)):$$PATH bash protos/generate.sh --check
+	PATH="$(CURDIR)/$(BIN):$$PATH" bash protos/generate.sh --check
 
 format: $(READY) ## Format the code
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
 protos: $(READY) ## Generate the gRPC stubs
-	PATH=$(abspath $(BIN)):$$PATH bash protos/generate.sh
+	PATH="$(CURDIR)/$(BIN):$$PATH" bash protos/generate.sh
 
 train: $(READY) ## Train the shipped models again (DATA: where Multi30k lies); takes hours on a CPU
 	for model in $(MODELS); do \
-	  $(BIN)/dragoman train model/recipes/$$model.toml --data $(DATA) --output runs/$$model || exit 1; done
+	  $(BIN)/dragoman train model/recipes/$$model.toml --data "$(DATA)" --output runs/$$model || exit 1; done
 
 clean: ## Remove .venv, caches and bundles; training runs stay
 	rm -rf $(VENV) $(BUNDLES) .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info

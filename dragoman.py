@@ -4,6 +4,8 @@ Each command imports its package when it is called, so that `dragoman serve` nev
 """
 
 import json
+import os
+import ssl
 import sys
 import time
 from enum import StrEnum
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
 app = typer.Typer(
     name="dragoman",
     help="Train, export, serve and call encoder-decoder Transformers.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
@@ -30,8 +31,6 @@ DEFAULT_SERVER = "127.0.0.1:8500"
 ServerOption = Annotated[str, typer.Option(metavar="HOST:PORT", envvar="DRAGOMAN_SERVER", help="Address of the server.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 BeamsOption = Annotated[int, typer.Option(min=1, help="Width of beam search; 1 is greedy.")]
-
-
 TokenOption = Annotated[str | None, typer.Option(envvar="DRAGOMAN_TOKEN", help="Bearer token.")]
 AuthorityOption = Annotated[Path | None, typer.Option(help="PEM file of the server's certificate authority; turns TLS on.")]
 
@@ -42,6 +41,21 @@ class Device(StrEnum):
     AUTO = "auto"
     CPU = "cpu"
     CUDA = "cuda"
+
+
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        from importlib.metadata import version
+
+        typer.echo(version("dragoman"))
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")] = False,
+) -> None:
+    """Train, export, serve and call encoder-decoder Transformers."""
 
 
 @app.command()
@@ -80,6 +94,8 @@ def evaluate(
     num_beams: BeamsOption = 1,
     lowercase: Annotated[bool, typer.Option(help="Score without case.")] = False,
     as_json: JsonOption = False,
+    token: TokenOption = None,
+    ca: AuthorityOption = None,
 ) -> None:
     """Translate a text and print BLEU and chrF with sacreBLEU's signatures."""
     from model.corpus import read_parallel
@@ -87,8 +103,21 @@ def evaluate(
 
     if sum(side is not None for side in (checkpoint, bundle, server)) != 1:
         raise InputError("give exactly one of --checkpoint, --bundle and --server")
+    if server is None and (model or ca is not None):
+        raise InputError("--model and --ca go with --server")
+    if checkpoint is None and num_beams != 1:
+        raise InputError("--num-beams: bundles and servers decode greedily")
     sources, references = read_parallel(source, reference)
-    hypotheses = _translate_for_evaluation(sources, checkpoint, bundle, server, model, num_beams)
+    if checkpoint is not None:
+        hypotheses = _translate_with_checkpoint(checkpoint, sources, num_beams)
+    elif bundle is not None:
+        from server.offline import OfflineTranslator
+
+        hypotheses = OfflineTranslator(bundle).translate(sources)
+    else:
+        assert server is not None
+        with _client(server, 60.0, token, ca) as client:
+            hypotheses = [result.text for result in client.generate_many(sources, model=model)]
     scores = score(hypotheses, references, lowercase)
     if as_json:
         typer.echo(json.dumps(scores.to_dict()))
@@ -96,36 +125,26 @@ def evaluate(
         typer.echo(f"BLEU {scores.bleu:.2f}  {scores.bleu_signature}\nchrF {scores.chrf:.2f}  {scores.chrf_signature}")
 
 
-def _translate_for_evaluation(
-    sources: list[str], checkpoint: Path | None, bundle: Path | None, server: str | None, model: str, num_beams: int
-) -> list[str]:
-    if checkpoint is not None:
-        from model.checkpoint import Checkpoint
-        from model.evaluate import translate as translate_with_checkpoint
+def _translate_with_checkpoint(checkpoint: Path, sources: list[str], num_beams: int) -> list[str]:
+    from model.checkpoint import Checkpoint
+    from model.evaluate import translate as translate_with_checkpoint
 
-        loaded = Checkpoint.load(checkpoint)
-        return translate_with_checkpoint(loaded.model, loaded.tokenizer, sources, num_beams)
-    if num_beams != 1:
-        raise InputError("--num-beams: bundles and servers decode greedily")
-    if bundle is not None:
-        from server.offline import OfflineTranslator
-
-        return OfflineTranslator(bundle).translate(sources)
-    assert server is not None
-    with _client(server, 60.0, None, None) as client:
-        return [result.text for result in client.generate_many(sources, model=model)]
+    loaded = Checkpoint.load(checkpoint)
+    return translate_with_checkpoint(loaded.model, loaded.tokenizer, sources, num_beams)
 
 
 @app.command()
 def export(
     checkpoint: Annotated[Path, typer.Argument(help="Trained checkpoint.")],
-    output: Annotated[Path, typer.Argument(help="Bundle to write; must not exist.")],
+    output: Annotated[Path, typer.Argument(help="Bundle to write.")],
     precision: Annotated[str, typer.Option(help="Number format of the weights.")] = "fp32",
+    name: Annotated[str | None, typer.Option(help="Name of the served model; by default the checkpoint's.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a bundle that is there.")] = False,
 ) -> None:
     """Export a checkpoint to an ONNX bundle, and check that it computes the same."""
     from export.exporter import export_checkpoint
 
-    manifest = export_checkpoint(checkpoint, output, precision).manifest
+    manifest = export_checkpoint(checkpoint, output, precision, name, force).manifest
     parity = manifest.parity
     typer.echo(
         f"wrote {output}: {manifest.name} version {manifest.version}, {manifest.precision}; log-probabilities within "
@@ -172,7 +191,7 @@ def _parse_flags(arguments: list[str]) -> dict[str, str]:
 
 @app.command()
 def translate(
-    texts: Annotated[list[str] | None, typer.Argument(metavar="[TEXT]...", help="Texts; without any, lines of stdin.")] = None,
+    texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="Texts; without any, lines of stdin.")] = None,
     server: ServerOption = DEFAULT_SERVER,
     model: Annotated[str, typer.Option(help="Which of the server's models; may be left out where it has one.")] = "",
     stream: Annotated[bool, typer.Option("--stream", help="Print text as it is decoded.")] = False,
@@ -229,13 +248,25 @@ def _client(server: str, timeout: float, token: str | None, ca: Path | None) -> 
 
     from client.sync import Client
 
-    credentials = None
-    if ca is not None:
-        try:
-            credentials = grpc.ssl_channel_credentials(ca.read_bytes())
-        except OSError as error:
-            raise InputError(f"{ca}: {error.strerror}") from error
-    return Client(server, timeout_seconds=timeout, token=token, credentials=credentials)
+    credentials = None if ca is None else grpc.ssl_channel_credentials(_read_certificates(ca))
+    try:
+        return Client(server, timeout_seconds=timeout, token=token, credentials=credentials)
+    except ValueError as error:
+        field, _, reason = str(error).partition(": ")
+        flags = {"target": "--server", "timeout_seconds": "--timeout", "token": "--token"}
+        raise InputError(f"{flags.get(field, field)}: {reason}") from error
+
+
+def _read_certificates(path: Path) -> bytes:
+    """Read a PEM file; gRPC would take anything, and say what is wrong with it at the first call only."""
+    try:
+        content = path.read_bytes()
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=path)
+    except ssl.SSLError as error:
+        raise InputError(f"{path}: not a PEM file of certificates") from error
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from error
+    return content
 
 
 def main() -> None:
@@ -243,24 +274,54 @@ def main() -> None:
 
     What the user got wrong is a line on standard error and exit code 2, a call that failed one and exit code 1.
     """
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's own lines would stand among the log's, and ours say the same
     try:
-        app()
+        sys.exit(app(sys.argv[1:] or ["--help"], standalone_mode=False))
     except InputError as error:
         _fail(str(error), 2)
+    except typer.TyperException as error:  # the arguments are not the command's
+        _fail(error.format_message(), 2)
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:
-        sys.exit(1)
     except ModuleNotFoundError as error:
-        extras = {"torch": "train", "sacrebleu": "evaluate", "onnx": "export", "onnxruntime": "cpu", "matplotlib": "train"}
-        extra = extras.get((error.name or "").partition(".")[0])
+        extra = _extra((error.name or "").partition(".")[0])
         if extra is None:
             raise
         _fail(f"this command needs {error.name}: pip install 'dragoman[{extra}]'", 2)
+    except OSError as error:  # a file or standard output that cannot be used
+        if error.errno is None:
+            raise
+        _discard_output()
+        _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror), 2)
+    except FloatingPointError as error:  # training that diverged
+        _fail(str(error), 1)
     except Exception as error:
         if not _is_call_error(error):
             raise
         _fail(f"{error} ({getattr(error, 'code', '')})", 1)
+
+
+def _extra(module: str) -> str | None:
+    """Name the optional dependencies that a module comes with; None for a module that is not optional."""
+    if sys.argv[1:2] == ["export"] and module in ("torch", "safetensors"):
+        return "export"
+    for extra, modules in {
+        "train": ("torch", "safetensors", "matplotlib"),
+        "evaluate": ("sacrebleu",),
+        "export": ("onnx", "onnx_ir", "onnxscript"),
+        "cpu": ("onnxruntime",),
+    }.items():
+        if module in modules:
+            return extra
+    return None
+
+
+def _discard_output() -> None:
+    """Keep Python from writing at its end what standard output did not take."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _is_call_error(error: Exception) -> bool:

@@ -134,7 +134,8 @@ class Trainer:
                 progress.update(
                     task,
                     completed=state.step,
-                    detail=f"loss {loss:.3f}  {rate:,.0f} tokens/s  BLEU {state.best_bleu:.2f}",
+                    detail=f"loss {loss:.3f}  {rate:,.0f} tokens/s"
+                    + (f"  BLEU {state.best_bleu:.2f}" if state.best_bleu >= 0 else ""),
                 )
                 if now - saved >= self.save_seconds:
                     self.save_state()

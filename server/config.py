@@ -71,7 +71,9 @@ class ServerConfig(BaseSettings):
     )
 
     drain_seconds: Seconds = Field(30.0, description="How long running requests may take to finish after SIGTERM.")
-    watchdog_seconds: PositiveSeconds = Field(30.0, description="How long an engine may be silent before it is restarted.")
+    watchdog_seconds: Annotated[float, Field(ge=2, allow_inf_nan=False)] = Field(
+        30.0, description="How long an engine may be silent before it is restarted; it gives a sign of life every second."
+    )
     restart_backoff_initial_seconds: PositiveSeconds = Field(
         0.5, description="Pause before an engine's first restart; then doubled."
     )

@@ -6,10 +6,11 @@ The exit code is 0 after a drain, 1 if an engine cannot start, 2 if a setting or
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import structlog
 from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
@@ -19,6 +20,7 @@ from export.bundle import Bundle
 from server import config as settings
 from server.api.server import ApiServer, build_server
 from server.config import ServerConfig
+from server.cores import available_cores
 from server.engine.settings import EngineSettings
 from server.repository import LoadedModel, Repository, find_bundles
 from server.supervisor import EngineCannotStart, RestartPolicy, SupervisedEngine
@@ -41,8 +43,15 @@ def serve(overrides: Mapping[str, Any], config_file: Path | None) -> int:
     """
     config = settings.load(overrides, config_file)
     logs.configure_logging(config.log_level, config.log_format)
+    signal.signal(signal.SIGTERM, _end_before_start)
     bundles = find_bundles(config.models)
     return asyncio.run(Service(config, bundles).run())
+
+
+def _end_before_start(number: int, _: object) -> NoReturn:
+    """End while bundles are still being checked: the first process of a container would not end by itself."""
+    log.info("stopped before the start", signal=signal.Signals(number).name)
+    sys.exit(0)
 
 
 class Service:
@@ -55,7 +64,7 @@ class Service:
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=registry)
         self.metrics = Metrics(registry, config.latency_buckets, _version())
-        self._num_threads = config.num_threads or max(1, (os.cpu_count() or 1) // len(bundles))
+        self._num_threads = config.num_threads or max(1, available_cores() // len(bundles))
         self.repository = Repository(bundles, self._make_engine)
         for model in self.repository.all():
             self._describe(model)
@@ -128,6 +137,7 @@ class Service:
             is_warmed_up=config.warmup,
             log_level=config.log_level,
             log_format=config.log_format,
+            version=bundle.manifest.version,
         )
         policy = RestartPolicy(config.restart_backoff_initial_seconds, config.restart_backoff_max_seconds, config.watchdog_seconds)
         return SupervisedEngine(

@@ -11,16 +11,18 @@ from server.supervisor import SupervisedEngine
 
 
 def find_bundles(folder: Path) -> list[Bundle]:
-    """Open every bundle in a folder, or the one that the folder itself is; sorted by name.
+    """Open every bundle in a folder, or the one that the folder itself is; sorted by name. Hidden folders are left alone.
 
     Raises:
         BundleError: If there is none, one is damaged, or two have the same name.
     """
     if not folder.is_dir():
-        raise BundleError(f"{folder}: no such folder")
-    directories = (
-        [folder] if (folder / MANIFEST_FILE).exists() else sorted(path.parent for path in folder.glob(f"*/{MANIFEST_FILE}"))
-    )
+        raise BundleError(f"{folder}: {'not a folder' if folder.exists() else 'no such folder'}")
+    if (folder / MANIFEST_FILE).exists():
+        directories = [folder]
+    else:
+        manifests = folder.glob(f"*/{MANIFEST_FILE}")
+        directories = sorted(path.parent for path in manifests if not path.parent.name.startswith("."))
     if not directories:
         raise BundleError(f"{folder}: holds no bundle (a directory with {MANIFEST_FILE})")
     bundles: dict[str, Bundle] = {}

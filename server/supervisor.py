@@ -1,17 +1,12 @@
-"""Engine processes: start, watch, restart with back-off, stop. One `SupervisedEngine` a model; it is what the API calls."""
+"""Engines: start, watch, restart with back-off, stop. One `SupervisedEngine` a model; it is what the API calls."""
 
 import asyncio
 import contextlib
 import itertools
-import os
-import shutil
-import sys
 import tempfile
-import threading
 import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import msgspec
 import structlog
@@ -20,11 +15,14 @@ from server.engine.client import EngineClient
 from server.engine.messages import Finished, Ready, Request, Statistics, Tokens
 from server.engine.settings import EngineSettings
 from server.errors import Unavailable
+from server.hosts import Host, ProcessHost, ThreadHost
 
 log = structlog.get_logger("dragoman.supervisor")
 
 STOP_SECONDS = 5.0
 STABLE_SECONDS = 60.0
+WATCH_SECONDS = 1.0
+LAST_WORDS_SECONDS = 0.5
 
 
 class EngineCannotStart(Exception):
@@ -45,68 +43,16 @@ class RestartPolicy:
     max_backoff_seconds: float = 30.0
     watchdog_seconds: float = 30.0
 
+    def backoff_seconds(self, previous: float | None, ready_seconds: float) -> float:
+        """Return how long to wait before a restart.
 
-class Host(Protocol):
-    """What an engine runs in."""
-
-    async def wait(self) -> str:
-        """Return how it ended, once it has."""
-        ...
-
-    def kill(self) -> None:
-        """End it at once."""
-        ...
-
-
-class ProcessHost:
-    """An engine in a process of its own, which also ends when this process does: its standard input closes."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self.process = process
-
-    @classmethod
-    async def start(cls, settings: EngineSettings) -> "ProcessHost":
-        """Start the process."""
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "server.engine.process", msgspec.json.encode(settings).decode()),
-            stdin=asyncio.subprocess.PIPE,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            start_new_session=True,
-        )
-        return cls(process)
-
-    async def wait(self) -> str:
-        """See `Host`."""
-        code = await self.process.wait()
-        return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-
-    def kill(self) -> None:
-        """See `Host`."""
-        with contextlib.suppress(ProcessLookupError):
-            self.process.kill()
-
-
-class ThreadHost:
-    """The same engine on a thread of this process, for debugging and tests."""
-
-    def __init__(self, settings: EngineSettings) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._ended: asyncio.Future[str] = self._loop.create_future()
-        threading.Thread(target=self._run, args=(settings,), name="engine", daemon=True).start()
-
-    async def wait(self) -> str:
-        """See `Host`."""
-        return await asyncio.shield(self._ended)
-
-    def kill(self) -> None:
-        """A thread cannot be killed; it ends with this process."""
-
-    def _run(self, settings: EngineSettings) -> None:
-        from server.engine.process import EngineLoop  # loads ONNX Runtime, which a front end does without
-
-        code = EngineLoop(settings).run()
-        with contextlib.suppress(RuntimeError):  # the event loop may be gone already
-            self._loop.call_soon_threadsafe(self._ended.set_result, f"exit code {code}")
+        Args:
+            previous: The wait before the engine's last start; None if that was its first.
+            ready_seconds: How long it has been ready since; after long enough, what came before is forgotten.
+        """
+        if previous is None or ready_seconds > STABLE_SECONDS:
+            return min(self.initial_backoff_seconds, self.max_backoff_seconds)
+        return min(2 * previous, self.max_backoff_seconds)
 
 
 class SupervisedEngine:
@@ -146,12 +92,13 @@ class SupervisedEngine:
         self._client: EngineClient | None = None
         self._host: Host | None = None
         self._watch: asyncio.Task[None] | None = None
-        self._is_stopping = False
+        self._stopping = asyncio.Event()
+        self._ready_at: float | None = None
 
     @property
     def is_ready(self) -> bool:
         """Whether requests are taken now."""
-        return self._client is not None and self.ready is not None and not self._is_stopping
+        return self._client is not None and self.ready is not None and not self._stopping.is_set()
 
     @property
     def process_id(self) -> int | None:
@@ -176,7 +123,7 @@ class SupervisedEngine:
         """Start the engine, wait until it is ready, and keep it running from then on.
 
         Raises:
-            EngineCannotStart: If it ends before it is ready.
+            EngineCannotStart: If it ends, or is stopped, before it is ready.
         """
         ready = asyncio.get_running_loop().create_future()
         self._watch = asyncio.create_task(self._keep_running(ready), name=f"engine {self.name}")
@@ -187,10 +134,12 @@ class SupervisedEngine:
             raise
 
     async def stop(self) -> None:
-        """End the engine; what still runs ends with `Unavailable`."""
-        self._is_stopping = True
+        """End the engine; what still runs ends with `Unavailable`. One that is not ready has nothing to finish, and is killed."""
+        self._stopping.set()
         if self._client is not None:
             self._client.stop_engine()
+        if self._host is not None and self.ready is None:
+            self._host.kill()
         if self._watch is not None:
             done, _ = await asyncio.wait([self._watch], timeout=STOP_SECONDS)
             if not done:
@@ -206,50 +155,72 @@ class SupervisedEngine:
 
     async def _keep_running(self, first_ready: asyncio.Future[None]) -> None:
         """Run incarnation after incarnation until stopped; fail `first_ready` if the very first does not get there."""
-        backoff = self.policy.initial_backoff_seconds
-        while not self._is_stopping:
-            started = time.monotonic()
-            reason = await self._run_once(first_ready)
-            if self._is_stopping:
-                return
+        backoff: float | None = None
+        reason = "it was stopped"
+        try:
+            while not self._stopping.is_set():
+                reason = await self._run_once(first_ready)
+                if self._stopping.is_set() or not first_ready.done():
+                    return
+                ready_seconds = 0.0 if self._ready_at is None else time.monotonic() - self._ready_at
+                backoff = self.policy.backoff_seconds(backoff, ready_seconds)
+                log.error("engine ended, restarting", model=self.name, reason=reason, backoff_seconds=backoff)
+                self._on_restart()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(backoff):
+                        await self._stopping.wait()
+        finally:
             if not first_ready.done():
                 first_ready.set_exception(EngineCannotStart(f"model {self.name!r}: {reason}"))
-                return
-            log.error("engine ended, restarting", model=self.name, reason=reason, backoff_seconds=backoff)
-            self._on_restart()
-            await asyncio.sleep(backoff)
-            is_stable = time.monotonic() - started > STABLE_SECONDS
-            backoff = self.policy.initial_backoff_seconds if is_stable else min(2 * backoff, self.policy.max_backoff_seconds)
 
     async def _run_once(self, first_ready: asyncio.Future[None]) -> str:
-        """Run one incarnation to its end; return how it ended."""
-        folder = tempfile.mkdtemp(prefix="dragoman-")
-        endpoint = f"ipc://{folder}/engine"
+        """Run one incarnation to its end; return how it ended, or why it could not even begin."""
+        self._ready_at = None
+        try:
+            with tempfile.TemporaryDirectory(prefix="dragoman-", ignore_cleanup_errors=True) as folder:
+                return await self._run_at(f"ipc://{folder}/engine", first_ready)
+        except Exception as error:
+            log.exception("engine cannot be run", model=self.name)
+            return f"{type(error).__name__}: {error}"
+
+    async def _run_at(self, endpoint: str, first_ready: asyncio.Future[None]) -> str:
+        """Attach to an endpoint and start the engine that listens there."""
         settings = msgspec.structs.replace(self.settings, endpoint=endpoint)
         client = EngineClient(endpoint, self._on_statistics)
-        host: Host = ThreadHost(settings) if self._is_inline else await ProcessHost.start(settings)
+        try:
+            host: Host = ThreadHost(settings) if self._is_inline else await ProcessHost.start(settings)
+            reason = await self._follow(client, host, first_ready)
+        finally:
+            await client.close()
+        return reason if client.fatal is None else f"the engine cannot start: {client.fatal}"
+
+    async def _follow(self, client: EngineClient, host: Host, first_ready: asyncio.Future[None]) -> str:
+        """Serve with an engine until it ends or has to be ended; return how."""
         self._client, self._host = client, host
+        if self._stopping.is_set():
+            host.kill()
         ended = asyncio.create_task(host.wait())
         readying = asyncio.create_task(self._become_ready(client, first_ready))
         try:
             reason = await self._until_end(client, ended)
+            if not (client.ready.done() or self._stopping.is_set()):
+                await asyncio.wait([client.ready], timeout=LAST_WORDS_SECONDS)  # a process may end before its message is read
+            return reason
         finally:
             readying.cancel()
-            ended.cancel()
-            if not (self._is_stopping and ended.done()):
-                host.kill()
-            self._client = self.ready = None
+            self._client = self._host = self.ready = None
             client.fail(Unavailable(f"the engine of model {self.name!r} ended", self.policy.initial_backoff_seconds))
+            self._on_statistics(Statistics())  # nothing runs or waits any more
             self._on_change()
-            outcomes = await asyncio.gather(readying, ended, return_exceptions=True)
-            await client.close()
-            shutil.rmtree(folder, ignore_errors=True)
-        if isinstance(outcomes[0], Unavailable) and "cannot start" in outcomes[0].message:
-            return outcomes[0].message
-        return reason
+            if not ended.done():
+                host.kill()
+                await asyncio.wait([ended], timeout=STOP_SECONDS)
+            ended.cancel()
+            await asyncio.gather(readying, ended, return_exceptions=True)
 
     async def _become_ready(self, client: EngineClient, first_ready: asyncio.Future[None]) -> None:
         self.ready = await client.ready
+        self._ready_at = time.monotonic()
         self.device = self.ready.device
         log.info(
             "engine ready",
@@ -263,11 +234,18 @@ class SupervisedEngine:
             first_ready.set_result(None)
 
     async def _until_end(self, client: EngineClient, ended: asyncio.Task[str]) -> str:
-        """Wait for the end, or for a silence that is too long."""
+        """Wait for the end, or for a silence that is too long.
+
+        Silence is counted in our own waits, not read off the clock: while this process was held up it heard nothing either.
+        """
+        silence = 0.0
         while True:
-            done, _ = await asyncio.wait([ended], timeout=1.0)
+            heard = client.last_heard
+            done, _ = await asyncio.wait([ended], timeout=WATCH_SECONDS)
             if done:
                 return ended.result()
-            silence = time.monotonic() - client.last_heard
-            if client.ready.done() and silence > self.policy.watchdog_seconds:
+            if client.has_failed and client.fatal is None:
+                return "it sent what cannot be handled"
+            silence = silence + WATCH_SECONDS if client.ready.done() and client.last_heard == heard else 0.0
+            if silence >= self.policy.watchdog_seconds:
                 return f"silent for {silence:.0f} s"

@@ -40,6 +40,8 @@ class EngineClient:
     Attributes:
         ready: Resolves to the engine's `Ready`; fails with `Unavailable` if the engine cannot start.
         last_heard: `time.monotonic()` of the last message.
+        has_failed: Whether `fail` was called; it takes no requests any more.
+        fatal: Why the engine cannot start, once it has said so.
     """
 
     def __init__(self, endpoint: str, on_statistics: Callable[[Statistics], None]) -> None:
@@ -53,15 +55,26 @@ class EngineClient:
         self._socket.set_hwm(0)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.RECONNECT_IVL, 20)
-        self._socket.connect(endpoint)
+        try:
+            self._socket.connect(endpoint)
+        except zmq.ZMQError:
+            self._socket.close()
+            self._context.term()
+            raise
         self._waiters: dict[int, Waiter] = {}
         self._to_submit: list[Request] = []
         self._to_cancel: list[int] = []
         self._error: Unavailable | None = None
         self.ready: asyncio.Future[Ready] = self._loop.create_future()
         self.last_heard = time.monotonic()
+        self.fatal: str | None = None
         self._receiver = self._loop.create_task(self._receive())
         self._send(Hello())
+
+    @property
+    def has_failed(self) -> bool:
+        """See the class."""
+        return self._error is not None
 
     @property
     def num_outstanding(self) -> int:
@@ -155,17 +168,25 @@ class EngineClient:
             self._socket.send(self._encoder.encode(command), zmq.NOBLOCK)
 
     async def _receive(self) -> None:
-        """Hand out what arrives, for as long as the attachment lasts."""
-        while True:
-            payload = await self._socket.recv()
-            self.last_heard = time.monotonic()
-            match self._decoder.decode(payload):
-                case Report() as report:
-                    self._deliver(report)
-                case Ready() as ready if not self.ready.done():
-                    self.ready.set_result(ready)
-                case Fatal(reason):
-                    self.fail(Unavailable(f"the engine cannot start: {reason}"))
+        """Hand out what arrives, for as long as the attachment lasts; what cannot be handled ends it."""
+        try:
+            while True:
+                payload = await self._socket.recv()
+                self.last_heard = time.monotonic()
+                self._handle(self._decoder.decode(payload))
+        except Exception:
+            log.exception("a message from the engine cannot be handled")
+            self.fail(Unavailable("the engine cannot be understood"))
+
+    def _handle(self, event: Event) -> None:
+        match event:
+            case Report():
+                self._deliver(event)
+            case Ready() if not self.ready.done():
+                self.ready.set_result(event)
+            case Fatal(reason):
+                self.fatal = reason
+                self.fail(Unavailable("the engine cannot start"))
 
     def _deliver(self, report: Report) -> None:
         for tokens in report.tokens:

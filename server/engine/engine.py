@@ -57,8 +57,9 @@ class Engine:
         self._finished_out: defaultdict[bytes, list[Finished]] = defaultdict(list)
         self._statistics: dict[str, float] = {}
         self._completion_rate = 0.0
-        self._last_completion: float | None = None
+        self._last_completion = 0.0
         self._num_failures = 0
+        self._num_failures_before = 0
 
     @property
     def has_work(self) -> bool:
@@ -68,6 +69,8 @@ class Engine:
     def submit(self, origin: bytes, request: Request) -> None:
         """Queue a request, or report at once that the queue is full."""
         sequence = Sequence(origin, request)
+        if not self.has_work:
+            self._last_completion = self._clock()  # an idle hour says nothing about how fast requests complete
         try:
             self.scheduler.submit(sequence)
         except QueueIsFull:
@@ -88,9 +91,10 @@ class Engine:
         """Do one iteration.
 
         Raises:
-            EngineIsBroken: After several failed steps in a row; every request has been answered.
+            EngineIsBroken: After several failed steps in a row; requests that were in none of them have ended as `draining`.
         """
         self._statistics = {}
+        self._num_failures_before = self._num_failures
         for sequence in self.scheduler.expire(self._clock()):
             self._release(sequence, "deadline")
         self._admit()
@@ -98,7 +102,7 @@ class Engine:
         if self.slots.num_rows:
             self._decode()
         if self._num_failures >= MAX_CONSECUTIVE_FAILURES:
-            self.remove_all("step_failed")
+            self.remove_all("draining")
             raise EngineIsBroken(f"{self._num_failures} steps in a row have failed")
 
     def take_reports(self) -> dict[bytes, Report]:
@@ -219,18 +223,17 @@ class Engine:
         """End the sequences of a step that raised; call it while the exception is being handled."""
         incident = uuid.uuid4().hex[:12]
         log.exception(event, incident=incident, num_requests=len(sequences))
-        self._num_failures += 1
+        self._num_failures = self._num_failures_before + 1  # however many groups of one step fail
         for sequence in sequences:
             self.scheduler.remove(sequence.key)
             self._release(sequence, "step_failed", incident)
 
     def _note_completion(self) -> None:
-        """Follow the rate of completions, in requests a second, with an exponential average over about 32 of them."""
+        """Follow the rate of completions, in requests a second of work, with an exponential average over about 32 of them."""
         now = self._clock()
-        if self._last_completion is not None:
-            interval = max(now - self._last_completion, 1e-6)
-            average = interval if not self._completion_rate else 31 / 32 / self._completion_rate + interval / 32
-            self._completion_rate = 1 / average
+        interval = max(now - self._last_completion, 1e-6)
+        average = interval if not self._completion_rate else 31 / 32 / self._completion_rate + interval / 32
+        self._completion_rate = 1 / average
         self._last_completion = now
 
     def _seconds_until_a_place(self) -> float:

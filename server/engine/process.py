@@ -4,6 +4,7 @@ Started as `python -m server.engine.process` with its settings as JSON in one ar
 input closes (the parent is gone, however it went), or when the engine is broken; the supervisor tells these apart by the exit code.
 """
 
+import contextlib
 import os
 import signal
 import sys
@@ -16,11 +17,10 @@ import structlog
 import zmq
 
 from export.bundle import Bundle, BundleError
-from server.engine.engine import Engine, EngineIsBroken
+from server.engine.engine import Engine
 from server.engine.messages import Cancel, Command, Event, Fatal, Hello, Ready, Report, Stop, Submit
 from server.engine.settings import EngineSettings
 from server.engine.warmup import warm_up
-from server.runtime.onnx import OnnxRunner
 from server.telemetry import logs
 
 log = structlog.get_logger("dragoman.engine")
@@ -50,9 +50,9 @@ class EngineLoop:
         """Load, serve until stopped, and return the exit code."""
         try:
             engine, ready = self._load()
-        except (BundleError, RuntimeError, MemoryError) as error:
+        except Exception as error:  # ONNX Runtime's have no common ancestor below it
             log.exception("engine cannot start", bundle=self.settings.bundle)
-            self._answer_first_hello(Fatal(f"{type(error).__name__}: {error}"))
+            self._answer_first_hello(Fatal(_describe(error)))
             return EXIT_CANNOT_START
         else:
             return self._serve(engine, ready)
@@ -60,13 +60,23 @@ class EngineLoop:
             self._socket.close()
             self._context.term()
 
+    def stop(self) -> None:
+        """Let `run` end after its current step; for another thread, which may not use the socket."""
+        self._is_stopped = True
+
     def _load(self) -> tuple[Engine, Ready]:
         """Load the bundle, and run it once in every shape that matters."""
         started = time.monotonic()
         settings = self.settings
+        from server.runtime.onnx import OnnxRunner  # here, so that its absence is said like any other reason not to start
+
         bundle = Bundle.open(Path(settings.bundle))
-        runner = OnnxRunner(bundle, settings.max_slots, settings.num_threads)
         manifest = bundle.manifest
+        if settings.version not in ("", manifest.version):
+            raise BundleError(
+                f"{settings.bundle}: is now version {manifest.version}, but the server started with {settings.version}"
+            )
+        runner = OnnxRunner(bundle, settings.max_slots, settings.num_threads)
         if settings.is_warmed_up:
             warm_up(runner, manifest)
         engine = Engine(
@@ -81,12 +91,12 @@ class EngineLoop:
     def _serve(self, engine: Engine, ready: Ready) -> int:
         """Alternate between messages and steps; sleep on the socket when there is nothing to do."""
         while not self._is_stopped:
-            if engine.has_work or self._socket.poll(HEARTBEAT_MILLISECONDS):
-                self._receive(engine, ready)
             try:
+                if engine.has_work or self._socket.poll(HEARTBEAT_MILLISECONDS):
+                    self._receive(engine, ready)
                 if engine.has_work:
                     engine.step()
-            except EngineIsBroken:
+            except Exception:
                 log.exception("engine is broken")
                 self._send_reports(engine)
                 return EXIT_BROKEN
@@ -132,12 +142,23 @@ class EngineLoop:
         self._socket.send_multipart((origin, self._encoder.encode(event)))
 
 
-def exit_with_parent() -> None:
-    """End this process as soon as its standard input closes, which happens when the parent is gone."""
+def _describe(error: Exception) -> str:
+    """Return one line for the operator."""
+    if isinstance(error, ModuleNotFoundError) and error.name == "onnxruntime":
+        return "onnxruntime is not installed: pip install 'dragoman[cpu]'"
+    return f"{type(error).__name__}: {error}"
+
+
+def exit_with_parent(endpoint: str) -> None:
+    """End this process as soon as its standard input closes, which happens when the parent is gone, and tidy up in its place."""
 
     def wait() -> None:
         while os.read(0, 1024):  # not through sys.stdin, whose lock a thread may not hold when the interpreter ends
             pass
+        socket = Path(endpoint.removeprefix("ipc://"))
+        with contextlib.suppress(OSError):
+            socket.unlink()
+            socket.parent.rmdir()
         os._exit(0)
 
     threading.Thread(target=wait, name="parent-watch", daemon=True).start()
@@ -150,7 +171,7 @@ def main() -> int:
     # The supervisor decides when an engine ends; signals meant for the front end's group must not.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    exit_with_parent()
+    exit_with_parent(settings.endpoint)
     return EngineLoop(settings).run()
 
 

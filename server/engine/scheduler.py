@@ -19,7 +19,7 @@ class Limits:
 
     Attributes:
         max_slots: Rows of the decode batch.
-        max_waiting_requests: Requests in the queue.
+        max_waiting_requests: Requests in the queue, beyond those that free slots are about to take.
         max_waiting_tokens: Their source tokens; a single larger request still fits an empty queue.
         prefill_tokens_per_step: Source tokens encoded between two decode steps, which bounds how long running requests stall;
             a single larger source is still encoded, alone.
@@ -78,15 +78,16 @@ class Scheduler:
         assert sequence.key not in self._waiting and sequence.key not in self._running, "a request id is used twice"
         assert sequence.num_slots <= limits.max_slots, "a request needs more slots than there are"
         tokens = self.num_waiting_tokens + sequence.num_source_tokens
-        if self.num_waiting >= limits.max_waiting_requests or (self._waiting and tokens > limits.max_waiting_tokens):
+        num_left_waiting = self.num_waiting - (limits.max_slots - self.num_used_slots)  # free slots are filled at the next step
+        if num_left_waiting >= limits.max_waiting_requests or (self._waiting and tokens > limits.max_waiting_tokens):
             raise QueueIsFull
         self._waiting[sequence.key] = sequence
         self.num_waiting_tokens = tokens
         self._num_submitted += 1
         request = sequence.request
+        self._drop_stale_entries()
         heapq.heappush(self._queue, (request.arrival - request.priority * SECONDS_PER_PRIORITY, self._num_submitted, sequence))
         if request.deadline is not None:
-            self._drop_stale_deadlines()
             heapq.heappush(self._deadlines, (request.deadline, self._num_submitted, sequence))
 
     def admit(self) -> list[Sequence]:
@@ -136,8 +137,11 @@ class Scheduler:
         del self._waiting[sequence.key]
         self.num_waiting_tokens -= sequence.num_source_tokens
 
-    def _drop_stale_deadlines(self) -> None:
-        """Forget deadlines of what has ended, once they are the larger part."""
+    def _drop_stale_entries(self) -> None:
+        """Forget places in the queue and deadlines of what has left or ended, once they are the larger part."""
+        if len(self._queue) > 2 * self.num_waiting + 64:
+            self._queue = [entry for entry in self._queue if self._waiting.get(entry[2].key) is entry[2]]
+            heapq.heapify(self._queue)
         if len(self._deadlines) > 2 * (self.num_waiting + self.num_running) + 64:
             self._deadlines = [entry for entry in self._deadlines if self._has(entry[2])]
             heapq.heapify(self._deadlines)

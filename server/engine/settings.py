@@ -20,6 +20,7 @@ class EngineSettings(msgspec.Struct, frozen=True):
         is_warmed_up: Whether to run the model on made-up sources before reporting `Ready`.
         log_level: See `server.config`, as the next.
         log_format: See `server.config`.
+        version: The bundle's, which the front end has read too; the engine refuses any other. Empty for whichever is there.
     """
 
     endpoint: str
@@ -32,6 +33,7 @@ class EngineSettings(msgspec.Struct, frozen=True):
     is_warmed_up: bool
     log_level: str
     log_format: LogFormat
+    version: str = ""
 
     @property
     def limits(self) -> Limits:

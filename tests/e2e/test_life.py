@@ -2,6 +2,7 @@
 
 import os
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -155,12 +156,17 @@ def test_a_hung_engine_is_replaced(serve: Any, endless: Path) -> None:
         assert server.terminate() == 0
 
 
-def test_an_engine_ends_with_its_server(serve: Any, endless: Path) -> None:
-    with serve(endless / "alpha") as server:
+def test_an_engine_ends_with_its_server_and_tidies_up(serve: Any, endless: Path) -> None:
+    with (
+        tempfile.TemporaryDirectory(dir="/tmp") as folder,
+        serve(endless / "alpha", environment={"TMPDIR": folder}) as server,
+    ):
+        assert list(Path(folder).glob("dragoman-*")), "the socket is here"
         engine = engine_pid(server, "alpha")
         server.process.kill()
         server.wait()
         wait_until(lambda: not Path(f"/proc/{engine}").exists() or "Z (zombie)" in _status(engine), "the engine is gone")
+        assert list(Path(folder).glob("dragoman-*")) == []
 
 
 def _status(process_id: int) -> str:

@@ -84,13 +84,13 @@ def test_deadline_frees_the_slot_at_the_next_step(make_bench) -> None:
 
 def test_full_queue_is_refused_before_any_work(make_bench) -> None:
     bench = make_bench(max_slots=1, max_waiting_requests=2)
-    for i in range(3):
+    for i in range(4):
         bench.submit(i, [5, i])
     bench.collect()
-    assert bench.finished[2].reason == "queue_full" and bench.finished[2].retry_after_seconds > 0
+    assert bench.finished[3].reason == "queue_full" and bench.finished[3].retry_after_seconds > 0
     assert bench.runner.prefill_batches == []
     bench.run()
-    assert [bench.finished[i].reason for i in (0, 1)] == ["eos", "eos"]
+    assert [bench.finished[i].reason for i in range(3)] == ["eos"] * 3
 
 
 def test_retry_hint_follows_the_rate_of_completions(make_bench) -> None:
@@ -99,10 +99,23 @@ def test_retry_hint_follows_the_rate_of_completions(make_bench) -> None:
     for i in range(20):  # one token each: two requests a second
         bench.submit(i, [0, i])
         bench.run()
-    bench.submit(100, [0])
-    bench.submit(101, [0])
+    for i in (100, 101, 102):
+        bench.submit(i, [0])
     bench.collect()
-    assert bench.finished[101].retry_after_seconds == pytest.approx(0.5, rel=0.05)
+    assert bench.finished[102].retry_after_seconds == pytest.approx(0.5, rel=0.05)
+
+
+def test_retry_hint_forgets_idle_time(make_bench) -> None:
+    bench = make_bench(max_slots=1, max_waiting_requests=1)
+    bench.runner.on_step = lambda: setattr(bench.clock, "now", bench.clock.now + 0.5)
+    for i in range(20):
+        bench.clock.now += 3600
+        bench.submit(i, [0, i])
+        bench.run()
+    for i in (100, 101, 102):
+        bench.submit(i, [0])
+    bench.collect()
+    assert bench.finished[102].retry_after_seconds == pytest.approx(0.5, rel=0.05)
 
 
 @pytest.mark.parametrize("what", ["step", "prefill"])
@@ -126,7 +139,26 @@ def test_an_engine_that_keeps_failing_gives_up_after_answering_everybody(make_be
             bench.runner.fail_next = "step"
             bench.step()
     bench.collect()
-    assert {end.reason for end in bench.finished.values()} == {"step_failed"} and len(bench.finished) == 10
+    reasons = [bench.finished[i].reason for i in range(10)]
+    assert reasons == ["step_failed"] * MAX_CONSECUTIVE_FAILURES + ["draining"] * 7, "what never ran may be tried again"
+    assert all(bench.finished[i].incident for i in range(MAX_CONSECUTIVE_FAILURES))
+
+
+def test_one_bad_step_is_one_failure_however_many_batches_it_encodes(make_bench, answer_of) -> None:
+    bench = make_bench(max_slots=4)
+    for i, size in enumerate((2, 8, 32, 128)):
+        bench.submit(i, [5] * size)
+
+    def fail(sources: object, rows: object) -> None:
+        raise RuntimeError("made to fail")
+
+    prefill, bench.runner.prefill = bench.runner.prefill, fail
+    bench.step()
+    assert [bench.finished[i].reason for i in range(4)] == ["step_failed"] * 4
+    bench.runner.prefill = prefill
+    bench.submit(9, [5, 5])
+    bench.run()
+    assert bench.finished[9].token_ids == answer_of([5, 5], 40)[0]
 
 
 def test_similar_lengths_are_encoded_together(make_bench) -> None:

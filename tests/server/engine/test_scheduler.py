@@ -44,17 +44,26 @@ def test_prefill_budget_bounds_a_step_but_never_blocks_a_large_source() -> None:
 
 
 def test_full_queue_refuses_by_requests_and_by_tokens() -> None:
-    policy = scheduler(requests=2)
-    policy.submit(sequence(0))
-    policy.submit(sequence(1))
+    policy = scheduler(slots=1, requests=2)
+    for i in range(3):
+        policy.submit(sequence(i))
     with pytest.raises(QueueIsFull):
-        policy.submit(sequence(2))
+        policy.submit(sequence(3))
     policy = scheduler(tokens=10)
     policy.submit(sequence(0, 9))
     with pytest.raises(QueueIsFull):
         policy.submit(sequence(1, 2))
     policy.submit(sequence(2, 1))
     assert policy.num_waiting_tokens == 10
+
+
+def test_a_burst_that_fits_the_free_slots_is_not_refused() -> None:
+    policy = scheduler(slots=4, requests=1)
+    for i in range(5):
+        policy.submit(sequence(i))
+    with pytest.raises(QueueIsFull):
+        policy.submit(sequence(5))
+    assert ids(policy.admit()) == [0, 1, 2, 3]
 
 
 def test_a_source_over_the_token_limit_fits_an_empty_queue() -> None:
@@ -136,7 +145,7 @@ def test_every_sequence_is_in_one_place_and_limits_hold(
         if kind == "submit":
             new = sequence(count, number, now, priority, None if deadline is None else now + deadline)
             tokens = sum(s.num_source_tokens for s in waiting.values())
-            is_full = len(waiting) >= 20 or (bool(waiting) and tokens + number > 200)
+            is_full = len(waiting) - (slots - len(running)) >= 20 or (bool(waiting) and tokens + number > 200)
             try:
                 policy.submit(new)
                 assert not is_full
@@ -171,3 +180,16 @@ def test_every_sequence_is_in_one_place_and_limits_hold(
         assert policy.num_running == policy.num_used_slots == len(running) <= slots
     assert {s.request.id for s in policy.remove_all()} == waiting.keys() | running.keys()
     assert not policy.has_work and policy.num_used_slots == policy.num_waiting_tokens == 0
+
+
+def test_requests_that_come_and_go_behind_a_waiting_one_leave_nothing() -> None:
+    policy = scheduler(slots=1)
+    policy.submit(sequence(0))
+    policy.admit()
+    policy.submit(sequence(1, arrival=1.0))
+    for i in range(2, 2000):
+        policy.submit(sequence(i, arrival=i, deadline=1e9))
+        policy.remove((b"front", i))
+    assert len(policy._queue) < 100 and len(policy._deadlines) < 100
+    policy.remove((b"front", 0))
+    assert ids(policy.admit()) == [1]

@@ -1,0 +1,66 @@
+"""BLEU and chrF of the shipped models on test_2016: the checkpoint in PyTorch, greedy and beam 5, and the bundle in ONNX Runtime.
+
+python -m benchmarks.quality --data data/multi30k [--bundles bundles]
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+
+from benchmarks.report import environment, write
+from model.checkpoint import Checkpoint
+from model.corpus import read_parallel
+from model.evaluate import translate
+from model.quality import score
+from server.offline import OfflineTranslator
+
+ROOT = Path(__file__).parents[1]
+MODELS = ("en-de", "en-fr")
+
+
+def answers(name: str, bundles: Path, sources: list[str]) -> dict[str, list[str]]:
+    """Translate in every way there is."""
+    checkpoint = Checkpoint.load(ROOT / "model/pretrained" / name)
+    return {
+        "checkpoint, greedy": translate(checkpoint.model, checkpoint.tokenizer, sources),
+        "checkpoint, beam 5": translate(checkpoint.model, checkpoint.tokenizer, sources, num_beams=5),
+        "bundle, greedy": OfflineTranslator(bundles / name).translate(sources),
+    }
+
+
+def main() -> None:
+    """Score and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=Path("data/multi30k"))
+    parser.add_argument("--bundles", type=Path, default=Path("bundles"))
+    arguments = parser.parse_args()
+    about = environment("torch", "onnxruntime", "sacrebleu") | {"threads": torch.get_num_threads()}
+    rows, signatures = [], set()
+    for name in MODELS:
+        language = name.rpartition("-")[2]
+        sources, references = read_parallel(
+            arguments.data / "test_2016_flickr.en.gz", arguments.data / f"test_2016_flickr.{language}.gz"
+        )
+        for way, hypotheses in answers(name, arguments.bundles, sources).items():
+            cased, lowercased = score(hypotheses, references), score(hypotheses, references, is_lowercase=True)
+            signatures |= {cased.bleu_signature, cased.chrf_signature, lowercased.bleu_signature, lowercased.chrf_signature}
+            figures = {
+                "BLEU": cased.bleu,
+                "chrF": cased.chrf,
+                "BLEU lower-cased": lowercased.bleu,
+                "chrF lower-cased": lowercased.chrf,
+            }
+            rows.append({"model": name, "decoding": way} | {key: f"{value:.2f}" for key, value in figures.items()})
+    about["signatures"] = sorted(signatures)
+    write(
+        "quality",
+        "Quality of the shipped models on test_2016",
+        about,
+        rows,
+        [f"- `{signature}`" for signature in sorted(signatures)],
+    )
+
+
+if __name__ == "__main__":
+    main()

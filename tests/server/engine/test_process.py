@@ -1,0 +1,160 @@
+"""The engine's loop on its socket, without a model: how it starts, what it says, how it ends."""
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+
+from server.engine import process
+from server.engine.messages import Cancel, Command, Event, Fatal, Hello, Ready, Report, Request, Stop, Submit
+from server.engine.process import EXIT_BROKEN, EXIT_CANNOT_START, EngineLoop
+from server.engine.settings import EngineSettings
+
+READY = Ready("fake", 2, 0.0)
+
+
+class Attached:
+    """An engine loop on a thread, and the front end's side of its socket."""
+
+    def __init__(self, folder: Path, load: Callable[[], Any]) -> None:
+        endpoint = f"ipc://{folder}/engine"
+        self.loop = EngineLoop(EngineSettings(endpoint, "bundle", 1, 2, 10, 1000, 1000, False, "error", "json"))
+        self.loop._load = load  # type: ignore[method-assign]
+        self.code: int | None = None
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.connect(endpoint)
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        self.code = self.loop.run()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def send(self, command: Command) -> None:
+        self._socket.send(msgspec.msgpack.encode(command))
+
+    def send_bytes(self, *frames: bytes) -> None:
+        self._socket.send_multipart(frames)
+
+    def receive(self) -> Event:
+        assert self._socket.poll(10_000), "nothing came"
+        return msgspec.msgpack.decode(self._socket.recv(), type=Event)
+
+    def ends(self, count: int) -> dict[int, str]:
+        """Read reports until so many requests have ended."""
+        reasons: dict[int, str] = {}
+        while len(reasons) < count:
+            report = self.receive()
+            assert isinstance(report, Report)
+            for end in report.finished:
+                assert end.id not in reasons
+                reasons[end.id] = end.reason
+        return reasons
+
+    def end(self) -> int | None:
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+        return self.code
+
+    def close(self) -> None:
+        if self._thread.is_alive():
+            self.loop.stop()
+            self._thread.join(10)
+        self._socket.close()
+        self._context.term()
+
+
+@pytest.fixture
+def attach(tmp_path: Path) -> Iterator[Callable[[Callable[[], Any]], Attached]]:
+    made: list[Attached] = []
+
+    def make(load: Callable[[], Any]) -> Attached:
+        made.append(Attached(tmp_path, load))
+        made[-1].start()
+        return made[-1]
+
+    yield make
+    for attached in made:
+        attached.close()
+
+
+def request(number: int, length: int = 3) -> Request:
+    return Request(number, [length, number], 30, 0.0)
+
+
+def test_ready_then_answers_then_the_end_it_was_told(make_bench: Any, attach: Any) -> None:
+    front = attach(lambda: (make_bench().engine, READY))
+    front.send(Hello())
+    front.send(Submit([request(1), request(2)]))
+    assert front.receive() == READY
+    assert front.ends(2) == {1: "eos", 2: "eos"}
+    front.send(Stop())
+    assert front.end() == 0
+
+
+def test_an_idle_engine_gives_signs_of_life(make_bench: Any, attach: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "HEARTBEAT_MILLISECONDS", 10)
+    front = attach(lambda: (make_bench().engine, READY))
+    front.send(Hello())
+    assert front.receive() == READY
+    for _ in range(3):
+        report = front.receive()
+        assert isinstance(report, Report) and not report.finished and not report.tokens
+
+
+def test_what_runs_at_the_end_is_told(make_bench: Any, attach: Any) -> None:
+    front = attach(lambda: (make_bench().engine, READY))
+    front.send(Submit([request(i, 1000) for i in range(8)]))
+    front.send(Cancel([0, 99]))
+    front.send(Stop())
+    reasons = front.ends(8)
+    assert reasons.pop(0) == "cancelled" and set(reasons.values()) == {"draining"}
+    assert front.end() == 0
+
+
+class StrangeError(Exception):
+    """Of no family, like ONNX Runtime's."""
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (StrangeError("model is odd"), "StrangeError: model is odd"),
+        (ModuleNotFoundError("No module named 'onnxruntime'", name="onnxruntime"), "pip install 'dragoman[cpu]'"),
+    ],
+)
+def test_whatever_prevents_the_start_is_said(attach: Any, error: Exception, reason: str) -> None:
+    def load() -> None:
+        raise error
+
+    front = attach(load)
+    front.send(Hello())
+    fatal = front.receive()
+    assert isinstance(fatal, Fatal) and reason in fatal.reason
+    assert front.end() == EXIT_CANNOT_START
+
+
+@pytest.mark.parametrize("frames", [(b"\xc1",), (b"",), (b"one", b"too many")])
+def test_a_message_that_cannot_be_read_breaks_the_engine_in_order(make_bench: Any, attach: Any, frames: tuple[bytes, ...]) -> None:
+    front = attach(lambda: (make_bench().engine, READY))
+    front.send_bytes(*frames)
+    assert front.end() == EXIT_BROKEN
+
+
+def test_a_step_that_fails_outside_the_model_breaks_the_engine_in_order(make_bench: Any, attach: Any) -> None:
+    bench = make_bench()
+
+    def fail(*_: object) -> None:
+        raise StrangeError("made to fail")
+
+    bench.engine._compact = fail
+    front = attach(lambda: (bench.engine, READY))
+    front.send(Submit([request(1)]))
+    assert front.end() == EXIT_BROKEN

@@ -1,0 +1,148 @@
+"""The runner on a real bundle: it computes what PyTorch does, in place, and rows do not notice each other."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from export.bundle import Bundle
+from model.checkpoint import Checkpoint
+from model.decode import StepDecoder
+from server.engine.warmup import warm_up
+from server.runtime.onnx import OnnxRunner
+
+MAX_ROWS, NUM_CANDIDATES, CAPACITY, START = 5, 7, 20, 2
+SOURCES = [[5, 9, 200, 31], [77], [14, 14, 14, 250, 3, 8, 100, 101, 102], list(range(30, 53)), [42, 6]]
+Answers = list[tuple[np.ndarray, np.ndarray]]
+
+
+@pytest.fixture(scope="module")
+def bundle(tiny_bundle: Path) -> Bundle:
+    return Bundle.open(tiny_bundle)
+
+
+@pytest.fixture
+def make_runner(bundle: Bundle) -> Callable[..., OnnxRunner]:
+    return lambda max_rows=MAX_ROWS: OnnxRunner(bundle, max_rows, 1)
+
+
+@pytest.fixture
+def runner(make_runner: Callable[..., OnnxRunner]) -> OnnxRunner:
+    return make_runner()
+
+
+def sources_of(bundle: Bundle, which: list[int]) -> list[list[int]]:
+    return [[*SOURCES[i], bundle.manifest.eos_id] for i in which]
+
+
+def forced(source: int, length: int) -> list[int]:
+    """Tokens that a row is fed, whatever the model would choose."""
+    return [3 + (source * 50 + position * 17) % 270 for position in range(length)]
+
+
+def step(runner: OnnxRunner, tokens: list[int], positions: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    candidates = runner.step(np.array(tokens), np.array(positions), NUM_CANDIDATES)
+    return candidates.ids.copy(), candidates.log_probs.copy()
+
+
+def run(runner: OnnxRunner, which: list[int], length: int) -> list[list[tuple[list[int], bytes]]]:
+    """Feed rows their tokens; return, for each row and step, candidate ids and the bits of their log-probabilities."""
+    fed = [[START, *forced(source, length - 1)] for source in which]
+    answers: list[list[tuple[list[int], bytes]]] = [[] for _ in which]
+    for position in range(length):
+        ids, log_probs = step(runner, [row[position] for row in fed], [position] * len(which))
+        for row in range(len(which)):
+            answers[row].append((ids[row].tolist(), log_probs[row].tobytes()))
+    return answers
+
+
+def test_log_probabilities_are_pytorchs_to_the_last_position(
+    runner: OnnxRunner, bundle: Bundle, tiny_checkpoint: Checkpoint
+) -> None:
+    everything = list(range(len(SOURCES)))
+    assert bundle.manifest.decoder_start_id == START
+    runner.prefill(sources_of(bundle, everything), everything)
+    oracle = StepDecoder(tiny_checkpoint.model, SOURCES)
+    tokens = [START] * len(SOURCES)
+    for position in range(CAPACITY):
+        ids, log_probs = step(runner, tokens, [position] * len(SOURCES))
+        with torch.no_grad():
+            expected = oracle.step(torch.tensor(tokens)).double()
+        best = expected.clone()
+        best[:, bundle.manifest.pad_id] = -torch.inf
+        assert torch.equal(torch.from_numpy(ids), best.topk(NUM_CANDIDATES).indices)
+        np.testing.assert_allclose(log_probs, np.take_along_axis(expected.numpy(), ids, 1), atol=1e-5)
+        tokens = [forced(source, position + 1)[-1] for source in everything]
+
+
+def test_a_row_is_the_same_alone_and_in_any_company(make_runner: Callable[..., OnnxRunner], bundle: Bundle) -> None:
+    together = make_runner()
+    everything = [3, 0, 4, 2, 1]
+    together.prefill(sources_of(bundle, everything), [0, 1, 2, 3, 4])
+    answers = run(together, everything, CAPACITY)
+    for row, source in enumerate(everything):
+        alone = make_runner(1)
+        alone.prefill(sources_of(bundle, [source]), [0])
+        assert run(alone, [source], CAPACITY)[0] == answers[row]
+
+
+def test_a_row_goes_on_after_a_move_as_if_nothing_had_happened(make_runner: Callable[..., OnnxRunner], bundle: Bundle) -> None:
+    undisturbed = make_runner(1)
+    undisturbed.prefill(sources_of(bundle, [2]), [0])
+    expected = run(undisturbed, [2], CAPACITY)[0]
+    moved = make_runner()
+    moved.prefill(sources_of(bundle, [3, 0, 4, 1]), [0, 1, 2, 3])
+    moved.prefill(sources_of(bundle, [2]), [4])
+    before = run(moved, [3, 0, 4, 1, 2], 9)
+    assert before[4] == expected[:9]
+    moved.copy_row(4, 0, 9)
+    moved.prefill(sources_of(bundle, [3]), [4])  # what was its row has a new owner
+    fed = [START, *forced(2, CAPACITY)]
+    for position in range(9, CAPACITY):
+        ids, log_probs = step(moved, [fed[position], 5, 5, 5, 5], [position, 9, 9, 9, 0])
+        assert (ids[0].tolist(), log_probs[0].tobytes()) == expected[position]
+
+
+def test_a_reused_row_has_no_memory(make_runner: Callable[..., OnnxRunner], bundle: Bundle) -> None:
+    fresh, used = make_runner(), make_runner()
+    warm_up(used, bundle.manifest)
+    used.prefill(sources_of(bundle, [3, 2]), [0, 1])
+    run(used, [3, 2], CAPACITY)
+    answers = []
+    for runner in (fresh, used):
+        runner.prefill(sources_of(bundle, [1, 4]), [0, 1])
+        answers.append(run(runner, [1, 4], CAPACITY))
+    assert answers[0] == answers[1]
+
+
+def test_caches_are_updated_where_they_are(runner: OnnxRunner, bundle: Bundle) -> None:
+    runner.prefill(sources_of(bundle, [0, 1]), [0, 1])
+    addresses = {name: buffer.ctypes.data for name, buffer in runner.cache.self_kv.items()}
+    step(runner, [2, 2], [0, 0])
+    step(runner, [7, 8], [1, 1])
+    for name, buffer in runner.cache.self_kv.items():
+        assert buffer.ctypes.data == addresses[name]
+        assert buffer[:2, :, :2].all(), "both positions of both rows are written"
+        assert not buffer[:2, :, 2:].any() and not buffer[2:].any(), "and nothing else is"
+
+
+def test_a_position_beyond_the_cache_is_refused(runner: OnnxRunner, bundle: Bundle) -> None:
+    runner.prefill(sources_of(bundle, [0]), [0])
+    with pytest.raises(AssertionError):
+        step(runner, [2], [CAPACITY])
+
+
+def test_a_source_may_fill_its_cache_to_the_last_position(runner: OnnxRunner, bundle: Bundle) -> None:
+    longest = [7] * (bundle.manifest.max_source_tokens - 1) + [bundle.manifest.eos_id]
+    runner.prefill([longest], [1])
+    assert runner.cache.source_lengths.tolist() == [1, 24, 1, 1, 1]
+    assert all(buffer[1].all() and not buffer[[0, 2, 3, 4]].any() for buffer in runner.cache.cross_kv.values())
+
+
+@pytest.mark.parametrize("max_rows", [1, 2, 3, 6, 8])
+def test_warm_up_ends_at_the_largest_batch_whatever_it_is(bundle: Bundle, max_rows: int) -> None:
+    runner = OnnxRunner(bundle, max_rows, 1)
+    warm_up(runner, bundle.manifest)
+    assert max(rows for rows, _ in runner._bindings) == max_rows

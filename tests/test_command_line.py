@@ -1,0 +1,296 @@
+"""The command line given what it cannot use: one line on standard error, and an exit code that says whose fault it was."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import pytest
+
+import dragoman
+from protos import generation_pb2, generation_pb2_grpc
+
+ROOT = Path(__file__).resolve().parents[1]
+PATIENCE_SECONDS = 120
+NOBODY = "127.0.0.1:1"
+
+TRAINING = """
+name = "tiny"
+data = { source = "source", target = "target", validation_source = "source", validation_target = "target" }
+tokenizer = { vocab_size = 300 }
+[model]
+d_model = 16
+num_heads = 2
+num_encoder_layers = 1
+num_decoder_layers = 1
+encoder_ffn_dim = 16
+decoder_ffn_dim = 16
+[training]
+max_steps = 1000000
+"""
+
+
+class Service(generation_pb2_grpc.GenerationServicer):
+    """Shouts the source back, for the model `loud`."""
+
+    def Generate(self, request, context):
+        if request.model != "loud":
+            context.abort(grpc.StatusCode.NOT_FOUND, f"model: {request.model!r} is not loaded; loaded: loud")
+        return generation_pb2.GenerateResponse(text=request.text.upper(), finish_reason=generation_pb2.FINISH_REASON_EOS)
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    with ThreadPoolExecutor(8) as threads:
+        server = grpc.server(threads)
+        generation_pb2_grpc.add_GenerationServicer_to_server(Service(), server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        yield f"127.0.0.1:{port}"
+        server.stop(None).wait()
+
+
+@pytest.fixture(autouse=True)
+def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the user's shell says shall not change what the tests see."""
+    for name in [name for name in os.environ if name.startswith("DRAGOMAN_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run a command here and return exit code, standard output and standard error."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["dragoman", *map(str, arguments)])
+        monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # Typer puts its own there
+        monkeypatch.setenv("GRPC_VERBOSITY", "NONE")
+        with pytest.raises(SystemExit) as ended:
+            dragoman.main()
+        out, err = capsys.readouterr()
+        return ended.value.code or 0, out, err
+
+    return run
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., subprocess.Popen]]:
+    """Start a command as a process of its own."""
+    started = []
+
+    def start(*arguments: object, stdout: object = subprocess.PIPE) -> subprocess.Popen:
+        command = [sys.executable, "-m", "dragoman", *map(str, arguments)]
+        process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=stdout, stderr=subprocess.PIPE)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """A folder of files that are wrong, each in its way, and some that are right."""
+    (tmp_path / "two").write_text("a dog\na cat\n")
+    (tmp_path / "one").write_text("ein Hund\n")
+    (tmp_path / "empty").write_bytes(b"")
+    (tmp_path / "latin1").write_bytes(b"a dog\nein M\xe4dchen\n")
+    (tmp_path / "blank").write_text("ein Hund\n\n")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "unknown.toml").write_text('models = "folder"\nmax_slotz = 9\n')
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "checkpoint/config.json").write_text("{}")
+    (tmp_path / "bundle").mkdir()
+    (tmp_path / "bundle/bundle.json").write_text('{"format_version": 1}')
+    return tmp_path
+
+
+def is_one_line(text: str) -> bool:
+    return text.startswith("dragoman: ") and text.count("\n") == 1 and text.endswith("\n")
+
+
+BAD = {
+    "no such command": ("translat", "translat"),
+    "no such flag": ("translate --loud hello", "--loud"),
+    "flag without value": ("translate hello --model", "--model"),
+    "flag value of another kind": ("translate --concurrency many hello", "--concurrency"),
+    "flag value out of range": ("translate --max-new-tokens 0 hello", "--max-new-tokens"),
+    "too many arguments": ("models here there", "here"),
+    "endless timeout": ("translate --timeout inf hello", "--timeout"),
+    "empty address": ("translate --server= hello", "--server"),
+    "token that no header can hold": ("translate --token=ä hello", "--token"),
+    "missing authority": ("translate --ca {0}/nowhere hello", "nowhere"),
+    "authority that is none": ("translate --ca {0}/two hello", "{0}/two"),
+    "streamed JSON": ("translate --stream --json hello", "json"),
+    "streamed file": ("translate --stream --in {0}/two --out {0}/out", "stream"),
+    "in without out": ("translate --in {0}/two", "--out"),
+    "out without in": ("translate --out {0}/out hello", "--in"),
+    "in and texts": ("translate --in {0}/two --out {0}/out hello", "not both"),
+    "missing file to translate": ("translate --in {0}/nowhere --out {0}/out", "{0}/nowhere"),
+    "folder to translate": ("translate --in {0}/folder --out {0}/out", "{0}/folder"),
+    "folder to write to": ("translate --in {0}/two --out {0}/folder", "{0}/folder"),
+    "file that is not UTF-8": ("translate --in {0}/latin1 --out {0}/out", "{0}/latin1, line 2"),
+    "missing source": ("evaluate --source {0}/nowhere --reference {0}/two --bundle {0}/bundle", "{0}/nowhere"),
+    "no translator": ("evaluate --source {0}/two --reference {0}/two", "exactly one"),
+    "two translators": ("evaluate --source {0}/two --reference {0}/two --bundle {0} --checkpoint {0}", "exactly one"),
+    "line counts that differ": ("evaluate --source {0}/two --reference {0}/one --bundle {0}/bundle", "2 lines"),
+    "empty source": ("evaluate --source {0}/empty --reference {0}/two --bundle {0}/bundle", "{0}/empty"),
+    "blank line": ("evaluate --source {0}/two --reference {0}/blank --bundle {0}/bundle", "{0}/blank, line 2"),
+    "beams for a bundle": ("evaluate --source {0}/two --reference {0}/two --bundle {0}/bundle --num-beams 5", "--num-beams"),
+    "model for a bundle": ("evaluate --source {0}/two --reference {0}/two --bundle {0}/bundle --model en-de", "--model"),
+    "corrupt bundle to evaluate": ("evaluate --source {0}/two --reference {0}/two --bundle {0}/bundle", "bundle.json"),
+    "corrupt checkpoint to evaluate": ("evaluate --source {0}/two --reference {0}/two --checkpoint {0}/checkpoint", "config.json"),
+    "missing checkpoint": ("export {0}/nowhere {0}/out", "{0}/nowhere"),
+    "corrupt checkpoint": ("export {0}/checkpoint {0}/out", "config.json"),
+    "output that is taken": ("export {0}/checkpoint {0}/bundle", "{0}/bundle"),
+    "number format that is none": ("export {0}/checkpoint {0}/out --precision int1", "int1"),
+    "training configuration that is none": ("train {0}/two", "{0}/two"),
+    "device that is none": ("train {0}/two --device abacus", "abacus"),
+    "no bundles": ("serve --models {0}/folder", "{0}/folder"),
+    "corrupt bundle": ("serve --models {0}/bundle", "bundle.json"),
+    "unknown setting in the file": ("serve --config {0}/unknown.toml", "{0}/unknown.toml"),
+    "missing settings": ("serve --config {0}/nowhere", "{0}/nowhere"),
+    "unknown setting": ("serve --models {0}/bundle --max-slotz 4", "max_slotz"),
+    "setting without value": ("serve --models {0}/bundle --max-slots", "--max-slots"),
+    "argument that is no setting": ("serve --models {0}/bundle stray", "stray"),
+    "port that is none": ("serve --models {0}/bundle --port 99999", "--port"),
+    "port that is no number": ("serve --models {0}/bundle --port http", "--port"),
+}
+
+
+@pytest.mark.parametrize(("command", "named"), BAD.values(), ids=BAD)
+def test_what_cannot_be_used_is_named_in_one_line(run, files: Path, command: str, named: str) -> None:
+    code, out, err = run(*command.format(files).split())
+    assert (code, out) == (2, "")
+    assert is_one_line(err) and named.format(files) in err
+    assert not (files / "out").exists()
+
+
+def test_an_output_that_cannot_be_written_is_named(run, files: Path) -> None:
+    (files / "training.toml").write_text(TRAINING.replace("1000000", "1"))
+    for name in ("source", "target"):
+        (files / name).write_text("a dog runs\n" * 9)
+    code, _, err = run("train", files / "training.toml", "--output", files / "two", "--device", "cpu")
+    assert code == 2 and is_one_line(err) and str(files / "two") in err
+
+
+@pytest.mark.parametrize("command", ["translate hello", "models", "evaluate --source {0}/two --reference {0}/two"])
+def test_a_server_that_is_not_there_is_a_failed_call(run, files: Path, command: str) -> None:
+    code, out, err = run(*command.format(files).split(), "--server", NOBODY)
+    assert (code, out) == (1, "")
+    assert is_one_line(err) and NOBODY in err and "UNAVAILABLE" in err
+
+
+def test_waiting_for_a_server_ends(run) -> None:
+    code, _, err = run("models", "--server", NOBODY, "--wait", "0.01")
+    assert code == 2 and is_one_line(err) and NOBODY in err
+
+
+def test_an_unknown_model_is_a_failed_call(run, server: str) -> None:
+    code, out, err = run("translate", "--server", server, "--model", "quiet", "hello")
+    assert (code, out) == (1, "")
+    assert is_one_line(err) and "loaded: loud" in err and "NOT_FOUND" in err
+
+
+def test_answers_come_in_order_and_a_blank_text_stays_blank(run, server: str) -> None:
+    assert run("translate", "--server", server, "--model", "loud", "a", "", "c") == (0, "A\n\nC\n", "")
+
+
+def test_an_empty_file_gives_an_empty_file(run, server: str, files: Path) -> None:
+    out = files / "out"
+    assert run("translate", "--server", server, "--model", "loud", "--in", files / "empty", "--out", out) == (0, "", "")
+    assert out.read_bytes() == b""
+
+
+def test_without_arguments_the_commands_are_listed(run) -> None:
+    code, out, err = run()
+    assert (code, err) == (0, "")
+    for command in ("train", "evaluate", "export", "serve", "translate", "models"):
+        assert f" {command} " in out
+
+
+@pytest.mark.parametrize(
+    ("command", "module", "extra"),
+    [
+        ("export checkpoint out", "torch", "export"),
+        ("export checkpoint out", "onnxruntime", "cpu"),
+        ("train two", "torch", "train"),
+        ("train two", "safetensors", "train"),
+        ("evaluate --source two --reference two", "sacrebleu", "evaluate"),
+    ],
+)
+def test_a_package_that_is_not_installed_is_named(
+    run, monkeypatch: pytest.MonkeyPatch, command: str, module: str, extra: str
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ModuleNotFoundError(f"No module named {module!r}", name=f"{module}.part")
+
+    monkeypatch.setattr(dragoman, "app", fail)
+    code, _, err = run(*command.split())
+    assert code == 2 and is_one_line(err) and module in err and f"dragoman[{extra}]" in err
+
+
+def test_a_bug_shows_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what is somebody else's fault becomes a line."""
+    for error in (ValueError("bug"), ModuleNotFoundError("bug", name="bug"), TimeoutError("bug")):
+
+        def fail(*_: object, error: Exception = error, **__: object) -> None:
+            raise error
+
+        monkeypatch.setattr(dragoman, "app", fail)
+        with pytest.raises(type(error), match="bug"):
+            dragoman.main()
+
+
+def test_a_reader_that_goes_away_ends_the_command_quietly(start, server: str) -> None:
+    process = start("translate", "--server", server, "--model", "loud")
+    process.stdin.write(b"a\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == b"A\n"
+    process.stdout.close()
+    process.stdin.write(b"b\n")
+    process.stdin.close()
+    assert process.stderr.read() == b""
+    assert process.wait(PATIENCE_SECONDS) == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_an_output_that_is_full_is_one_line(start, server: str) -> None:
+    with open("/dev/full", "wb") as full:
+        process = start("translate", "--server", server, "--model", "loud", "a", stdout=full)
+        _, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 2 and is_one_line(err.decode())
+
+
+def test_interrupted_translation_says_nothing(start, server: str) -> None:
+    process = start("translate", "--server", server, "--model", "loud")
+    process.stdin.write(b"a\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == b"A\n"
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=PATIENCE_SECONDS) == (b"", b"")
+    assert process.returncode == 130
+
+
+def test_interrupted_training_says_nothing(start, files: Path) -> None:
+    (files / "training.toml").write_text(TRAINING)
+    for name in ("source", "target"):
+        (files / name).write_text("a dog runs\n" * 9)
+    process = start("train", files / "training.toml", "--output", files / "out", "--device", "cpu", "--threads", "1")
+    end = time.monotonic() + PATIENCE_SECONDS
+    while not (files / "out/training/steps.csv").exists():
+        assert process.poll() is None and time.monotonic() < end
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 130 and err == b""
