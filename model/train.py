@@ -68,13 +68,8 @@ class Trainer:
             DataError: If the text cannot be used.
             TrainingConfigError: If the configuration does not fit the text, or is not the one `output` was started with.
         """
-        self.config, self.schedule, self.output, self.device, self.save_seconds = (
-            config,
-            config.training,
-            output,
-            device,
-            save_seconds,
-        )
+        self.config, self.schedule = config, config.training
+        self.output, self.device, self.save_seconds = output, device, save_seconds
         self.folder = output / "training"
         data = config.data
         sources, targets = read_parallel(data_dir / data.source, data_dir / data.target)
@@ -131,12 +126,8 @@ class Trainer:
                 self.steps_log.write(
                     state.step, state.epoch, loss, self._rate(), norm, batch.num_target_tokens, round(now - before, 4)
                 )
-                progress.update(
-                    task,
-                    completed=state.step,
-                    detail=f"loss {loss:.3f}  {rate:,.0f} tokens/s"
-                    + (f"  BLEU {state.best_bleu:.2f}" if state.best_bleu >= 0 else ""),
-                )
+                best = f"  BLEU {state.best_bleu:.2f}" if state.best_bleu >= 0 else ""
+                progress.update(task, completed=state.step, detail=f"loss {loss:.3f}  {rate:,.0f} tokens/s{best}")
                 if now - saved >= self.save_seconds:
                     self.save_state()
                     saved = now
