@@ -1,5 +1,7 @@
 """The documents against the program."""
 
+import ast
+import importlib
 import re
 import tomllib
 from pathlib import Path
@@ -67,3 +69,13 @@ def test_files_that_documents_name_exist() -> None:
         text = document.read_text(encoding="utf-8")
         for path in re.findall(r"`((?:server|model|export|client|protos|deploy|tests)/[\w./-]+\.\w+)`", text):
             assert (ROOT / path).exists(), f"{document.name}: {path}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_python_examples_name_what_exists(document: Path) -> None:
+    for example in re.findall(r"```python\n(.*?)```", document.read_text(encoding="utf-8"), re.DOTALL):
+        tree = ast.parse(example)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                module = importlib.import_module(node.module)
+                assert all(hasattr(module, alias.name) for alias in node.names), ast.unparse(node)
