@@ -97,8 +97,8 @@ class Tokenizer:
         return detokenizer.push(ids) + detokenizer.finish()
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes a token stands for; nothing for a special token."""
-        return self._bytes[token_id]
+        """Return the bytes a token stands for; nothing for a special token, or for one that only pads a model's vocabulary."""
+        return self._bytes[token_id] if token_id < self.vocab_size else b""
 
 
 class StreamingDetokenizer:

@@ -115,6 +115,10 @@ def test_special_tokens_are_silent_in_output(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode(noisy) == "the dog"
 
 
+def test_ids_that_only_pad_a_models_vocabulary_are_silent(tokenizer: Tokenizer) -> None:
+    assert tokenizer.decode([*tokenizer.encode("the dog"), tokenizer.vocab_size, tokenizer.vocab_size + 7]) == "the dog"
+
+
 def test_special_tokens_come_first(tokenizer: Tokenizer) -> None:
     assert (tokenizer.pad_id, tokenizer.eos_id, tokenizer.start_id) == (0, 1, 2)
     assert [tokenizer.encoder.token_to_id(token) for token in (PAD, EOS, START)] == [0, 1, 2]
