@@ -111,7 +111,7 @@ def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
             encoder_ffn_dim=512,
             decoder_ffn_dim=512,
             max_source_positions=64,
-            max_target_positions=400,
+            max_target_positions=1000,
             has_output_bias=True,
         )
         model = Transformer(config).eval()
