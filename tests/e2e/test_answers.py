@@ -1,8 +1,6 @@
 """What is served is the PyTorch model's output, whatever else is being served."""
 
-import gzip
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,11 +11,11 @@ import torch
 
 from client.sync import Client
 from model.checkpoint import Checkpoint
+from model.corpus import read_parallel
 from model.decode import greedy_search
 from model.quality import score
 
 ROOT = Path(__file__).resolve().parents[2]
-DATA = Path(os.environ.get("DRAGOMAN_DATA", ROOT.parent / "shared/data/multi30k"))
 MARGIN = 1e-4
 
 pytestmark = pytest.mark.e2e
@@ -65,14 +63,11 @@ def test_answers_are_the_eager_models_at_any_concurrency(shared_server: Any, cap
     check_against_eager(model, captions, together)
 
 
-@pytest.mark.skipif(not DATA.exists(), reason=f"Multi30k is not at {DATA}; DRAGOMAN_DATA names its folder")
 @pytest.mark.parametrize("model", ["en-de", "en-fr"])
-def test_the_test_set_is_translated_as_in_pytorch(shared_server: Any, model: str) -> None:
+def test_the_test_set_is_translated_as_in_pytorch(shared_server: Any, multi30k: Path, model: str) -> None:
     """All 1,000 sentences of test_2016: the same tokens at concurrency 64 and 1, those of eager PyTorch, hence its BLEU."""
-    texts, references = (
-        gzip.decompress((DATA / f"test_2016_flickr.{language}.gz").read_bytes()).decode().splitlines()
-        for language in ("en", model[-2:])
-    )
+    files = (multi30k / f"test_2016_flickr.{language}.gz" for language in ("en", model[-2:]))
+    texts, references = read_parallel(*files)
     with Client(shared_server.address) as client:
         together = list(client.generate_many(texts, concurrency=64, model=model))
         alone = list(client.generate_many(texts, concurrency=1, model=model))
