@@ -7,7 +7,9 @@ if [ "${1:-}" = --check ]; then
   out=$(mktemp -d)
   trap 'rm -rf "$out"' EXIT
 fi
-python -m grpc_tools.protoc --proto_path=. --python_out="$out" --pyi_out="$out" --grpc_python_out="$out" protos/*.proto
+# google/rpc/status.proto comes with googleapis-common-protos.
+common=$(python -c 'import pathlib, google.rpc.status_pb2 as status; print(pathlib.Path(status.__file__).parents[2])')
+python -m grpc_tools.protoc --proto_path=. --proto_path="$common" --python_out="$out" --pyi_out="$out" --grpc_python_out="$out" protos/*.proto
 if [ "$out" != . ]; then
   for stub in "$out"/protos/*_pb2*; do
     diff -q "$stub" "protos/$(basename "$stub")" || { echo "stubs are out of date: run make protos" >&2; exit 1; }

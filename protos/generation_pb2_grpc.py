@@ -44,6 +44,16 @@ class GenerationStub:
                 request_serializer=protos_dot_generation__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=protos_dot_generation__pb2.GenerateStreamResponse.FromString,
                 _registered_method=True)
+        self.GenerateBatch = channel.stream_stream(
+                '/dragoman.v1.Generation/GenerateBatch',
+                request_serializer=protos_dot_generation__pb2.GenerateRequest.SerializeToString,
+                response_deserializer=protos_dot_generation__pb2.GenerateBatchResponse.FromString,
+                _registered_method=True)
+        self.Score = channel.unary_unary(
+                '/dragoman.v1.Generation/Score',
+                request_serializer=protos_dot_generation__pb2.ScoreRequest.SerializeToString,
+                response_deserializer=protos_dot_generation__pb2.ScoreResponse.FromString,
+                _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/dragoman.v1.Generation/ListModels',
                 request_serializer=protos_dot_generation__pb2.ListModelsRequest.SerializeToString,
@@ -68,6 +78,21 @@ class GenerationServicer:
 
     def GenerateStream(self, request, context):
         """Generates the same answer and returns its text in pieces, as they become certain. The last message has `result` set.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GenerateBatch(self, request_iterator, context):
+        """Generates for many requests on one stream. Answers come as they are finished, each with its request's `request_id`; a request
+        that fails fails alone.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Score(self, request, context):
+        """Gives the log-probability of a target that is given, and how its tokens align with the source's.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -99,6 +124,16 @@ def add_GenerationServicer_to_server(servicer, server):
                     servicer.GenerateStream,
                     request_deserializer=protos_dot_generation__pb2.GenerateRequest.FromString,
                     response_serializer=protos_dot_generation__pb2.GenerateStreamResponse.SerializeToString,
+            ),
+            'GenerateBatch': grpc.stream_stream_rpc_method_handler(
+                    servicer.GenerateBatch,
+                    request_deserializer=protos_dot_generation__pb2.GenerateRequest.FromString,
+                    response_serializer=protos_dot_generation__pb2.GenerateBatchResponse.SerializeToString,
+            ),
+            'Score': grpc.unary_unary_rpc_method_handler(
+                    servicer.Score,
+                    request_deserializer=protos_dot_generation__pb2.ScoreRequest.FromString,
+                    response_serializer=protos_dot_generation__pb2.ScoreResponse.SerializeToString,
             ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
                     servicer.ListModels,
@@ -165,6 +200,60 @@ class Generation:
             '/dragoman.v1.Generation/GenerateStream',
             protos_dot_generation__pb2.GenerateRequest.SerializeToString,
             protos_dot_generation__pb2.GenerateStreamResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GenerateBatch(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/dragoman.v1.Generation/GenerateBatch',
+            protos_dot_generation__pb2.GenerateRequest.SerializeToString,
+            protos_dot_generation__pb2.GenerateBatchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Score(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dragoman.v1.Generation/Score',
+            protos_dot_generation__pb2.ScoreRequest.SerializeToString,
+            protos_dot_generation__pb2.ScoreResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -7,10 +7,9 @@ from pathlib import Path
 from export.bundle import Bundle
 from model.errors import InputError
 from server.cores import available_cores
-from server.engine.engine import Engine
-from server.engine.messages import Finished, Request
+from server.engine.loading import load_engine
+from server.engine.messages import GREEDY, Finished, Request, SearchOptions
 from server.engine.scheduler import Limits
-from server.runtime.onnx import OnnxRunner
 
 _ORIGIN = b"offline"
 
@@ -26,40 +25,42 @@ class OfflineTranslator:
         """
         self.bundle = Bundle.open(directory)
         self.tokenizer = self.bundle.tokenizer()
-        manifest = self.bundle.manifest
-        runner = OnnxRunner(self.bundle, max_slots, num_threads or available_cores())
         limits = Limits(max_slots, max_waiting_requests=2**31, max_waiting_tokens=2**62, prefill_tokens_per_step=4096)
-        self.engine = Engine(
-            runner,
-            limits,
-            eos_id=manifest.eos_id,
-            decoder_start_id=manifest.decoder_start_id,
-            max_target_tokens=manifest.max_target_tokens,
-        )
+        self.engine = load_engine(self.bundle, limits, num_threads or available_cores(), is_warmed_up=False)
 
-    def translate(self, texts: Sequence[str], max_new_tokens: int | None = None) -> list[str]:
-        """Translate greedily; answers come in the order of `texts`."""
+    def translate(self, texts: Sequence[str], max_new_tokens: int | None = None, search: SearchOptions = GREEDY) -> list[str]:
+        """Translate, each text to its best answer; they come in the order of `texts`.
+
+        Raises:
+            InputError: As `run`.
+        """
         eos_id = self.bundle.manifest.eos_id
         sources = [[*ids, eos_id] for ids in self.tokenizer.encode_batch(texts)]
-        return [self.tokenizer.decode(finished.token_ids) for finished in self.run(sources, max_new_tokens)]
+        return [self.tokenizer.decode(finished.answers[0].token_ids) for finished in self.run(sources, max_new_tokens, search)]
 
-    def run(self, sources: Sequence[list[int]], max_new_tokens: int | None = None) -> list[Finished]:
+    def run(
+        self, sources: Sequence[list[int]], max_new_tokens: int | None = None, search: SearchOptions = GREEDY
+    ) -> list[Finished]:
         """Decode sources, end-of-sequence included, all submitted at once.
 
         Raises:
-            InputError: If a source or an answer may be longer than the model takes.
+            InputError: If a source or an answer may be longer than the model takes, or the search needs more slots than there are.
             RuntimeError: If a step raised; the log says why.
         """
         manifest = self.bundle.manifest
         limit = manifest.default_max_new_tokens if max_new_tokens is None else max_new_tokens
-        if not 1 <= limit <= manifest.max_target_tokens:
-            raise InputError(f"max_new_tokens: {limit} is not in 1 to {manifest.max_target_tokens}")
+        num_left = manifest.max_target_tokens - len(search.forced_prefix)
+        if not 1 <= limit <= num_left:
+            raise InputError(f"max_new_tokens: {limit} is not in 1 to {num_left}")
+        max_slots = self.engine.scheduler.limits.max_slots
+        if search.num_slots > max_slots:
+            raise InputError(f"{search.num_slots} hypotheses need more than the {max_slots} slots there are")
         for i, source in enumerate(sources, 1):
             if len(source) > manifest.max_source_tokens:
                 raise InputError(f"text {i}: {len(source)} tokens, but model {manifest.name} takes {manifest.max_source_tokens}")
         now = time.monotonic()
         for i, source in enumerate(sources):
-            self.engine.submit(_ORIGIN, Request(i, source, limit, now))
+            self.engine.submit(_ORIGIN, Request(i, source, limit, now, search=search))
         finished: dict[int, Finished] = {}
         while self.engine.has_work:
             self.engine.step()

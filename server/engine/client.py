@@ -22,6 +22,9 @@ from server.engine.messages import (
     Ready,
     Report,
     Request,
+    Score,
+    Scored,
+    ScoreRequest,
     Statistics,
     Stop,
     Submit,
@@ -62,7 +65,9 @@ class EngineClient:
             self._context.term()
             raise
         self._waiters: dict[int, Waiter] = {}
+        self._score_waiters: dict[int, asyncio.Future[Scored]] = {}
         self._to_submit: list[Request] = []
+        self._to_score: list[ScoreRequest] = []
         self._to_cancel: list[int] = []
         self._error: Unavailable | None = None
         self.ready: asyncio.Future[Ready] = self._loop.create_future()
@@ -79,7 +84,7 @@ class EngineClient:
     @property
     def num_outstanding(self) -> int:
         """Requests that have not ended."""
-        return len(self._waiters)
+        return len(self._waiters) + len(self._score_waiters)
 
     async def generate(self, request: Request) -> Finished:
         """Submit a request and wait for its end; cancelling the waiting task cancels the request.
@@ -113,6 +118,22 @@ class EngineClient:
         finally:
             self._forget(request.id)
 
+    async def score(self, request: ScoreRequest) -> Scored:
+        """Submit a pair and wait for its end; cancelling the waiting task cancels it.
+
+        Raises:
+            Unavailable: If the engine is gone, or goes before the answer.
+        """
+        future: asyncio.Future[Scored] = self._loop.create_future()
+        self._check()
+        self._score_waiters[request.id] = future
+        self._schedule_submissions()
+        self._to_score.append(request)
+        try:
+            return await future
+        finally:
+            self._forget(request.id)
+
     def stop_engine(self) -> None:
         """Tell the engine process to end."""
         self._send(Stop())
@@ -120,8 +141,9 @@ class EngineClient:
     def fail(self, error: Unavailable) -> None:
         """End everything that waits with an error, once, and refuse what comes later with the same."""
         self._error = error
-        waiters, self._waiters = self._waiters, {}
-        for waiter in waiters.values():
+        waiters = [*self._waiters.values(), *self._score_waiters.values()]
+        self._waiters, self._score_waiters = {}, {}
+        for waiter in waiters:
             if isinstance(waiter, asyncio.Queue):
                 waiter.put_nowait(error)
             elif not waiter.done():
@@ -138,25 +160,35 @@ class EngineClient:
         self._context.term()
 
     def _submit(self, request: Request, waiter: Waiter) -> None:
+        self._check()
+        self._waiters[request.id] = waiter
+        self._schedule_submissions()
+        self._to_submit.append(request)
+
+    def _check(self) -> None:
         if self._error is not None:
             raise self._error
-        self._waiters[request.id] = waiter
-        if not self._to_submit:
+
+    def _schedule_submissions(self) -> None:
+        """Call it before the first submission of a turn is noted."""
+        if not (self._to_submit or self._to_score):
             self._loop.call_soon(self._flush_submissions)
-        self._to_submit.append(request)
 
     def _forget(self, request_id: int) -> None:
         """Cancel a request that has not ended; its waiter is gone."""
-        if self._waiters.pop(request_id, None) is not None:
+        if self._waiters.pop(request_id, None) is not None or self._score_waiters.pop(request_id, None) is not None:
             if not self._to_cancel:
                 self._loop.call_soon(self._flush_cancellations)
             self._to_cancel.append(request_id)
 
     def _flush_submissions(self) -> None:
-        if not self._to_submit:
-            return  # a cancellation was sent in the same turn, and took the submissions with it
+        """Send what has been submitted; nothing if a cancellation in the same turn took it along."""
         requests, self._to_submit = self._to_submit, []
-        self._send(Submit(requests))
+        if requests:
+            self._send(Submit(requests))
+        pairs, self._to_score = self._to_score, []
+        if pairs:
+            self._send(Score(pairs))
 
     def _flush_cancellations(self) -> None:
         self._flush_submissions()  # a cancellation stays behind the submission it belongs to
@@ -198,4 +230,8 @@ class EngineClient:
                 waiter.put_nowait(finished)
             elif waiter is not None and not waiter.done():
                 waiter.set_result(finished)
+        for scored in report.scored:
+            future = self._score_waiters.pop(scored.id, None)
+            if future is not None and not future.done():
+                future.set_result(scored)
         self._on_statistics(report.statistics)

@@ -5,16 +5,20 @@ One iteration is one call of `Engine.step`. The engine has no thread and no sock
 
 import time
 import uuid
-from collections import defaultdict
 from collections.abc import Callable
 
-import numpy as np
 import structlog
 
-from server.engine.messages import Finished, FinishReason, Report, Request, Statistics, Tokens
+from server.engine.forecast import Forecast
+from server.engine.messages import FinishReason, Report, Request, Statistics
+from server.engine.outbox import Outbox
 from server.engine.prefill import group_by_length
+from server.engine.rows import Rows
 from server.engine.scheduler import Limits, QueueIsFull, Scheduler
-from server.engine.search import GreedySearch, Search
+from server.engine.search.candidates import Candidates
+from server.engine.search.choice import search_for
+from server.engine.search.hypothesis import Hypothesis, num_common_tokens
+from server.engine.search.search import Search, TargetSide
 from server.engine.sequence import Sequence
 from server.engine.slots import Slots
 from server.runtime.runner import Runner
@@ -23,41 +27,29 @@ log = structlog.get_logger("dragoman.engine")
 
 MAX_CONSECUTIVE_FAILURES = 3
 
+Choice = tuple[Sequence, Search, list[Hypothesis], list[int]]
+"""A sequence, its search, the hypotheses it had before a step, and the parents among them of those it has after it."""
+
 
 class EngineIsBroken(Exception):
     """Steps fail again and again; the process should be replaced."""
 
 
 class Engine:
-    """Scheduler, slots, search and runner of one model, used from one thread."""
+    """Scheduler, slots, searches and runner of one model, used from one thread."""
 
-    def __init__(
-        self,
-        runner: Runner,
-        limits: Limits,
-        *,
-        eos_id: int,
-        decoder_start_id: int,
-        max_target_tokens: int,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, runner: Runner, limits: Limits, target: TargetSide, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.runner = runner
         self.scheduler = Scheduler(limits)
         self.slots = Slots(limits.max_slots)
-        self.search: Search = GreedySearch()
-        self._eos_id, self._start_id, self._clock = eos_id, decoder_start_id, clock
-        # Rows of these arrays are rows of the decode batch.
-        self._tokens = np.zeros(limits.max_slots, np.int64)
-        self._positions = np.zeros(limits.max_slots, np.int64)
-        self._max_positions = np.zeros(limits.max_slots, np.int64)
-        self._history = np.zeros((limits.max_slots, max_target_tokens), np.int32)
+        self._rows = Rows(limits.max_slots, target)
+        self._forecast = Forecast()
+        self._target, self._clock = target, clock
+        self._searching: dict[Sequence, Search] = {}
         self._streamed: dict[Sequence, None] = {}
         self._waiting_for_first_token: list[Sequence] = []
-        self._tokens_out: defaultdict[bytes, list[Tokens]] = defaultdict(list)
-        self._finished_out: defaultdict[bytes, list[Finished]] = defaultdict(list)
+        self._outbox = Outbox()
         self._statistics: dict[str, float] = {}
-        self._completion_rate = 0.0
-        self._last_completion = 0.0
         self._num_failures = 0
         self._num_failures_before = 0
 
@@ -67,14 +59,20 @@ class Engine:
         return self.scheduler.has_work
 
     def submit(self, origin: bytes, request: Request) -> None:
-        """Queue a request, or report at once that the queue is full."""
-        sequence = Sequence(origin, request)
+        """Queue a request, or report at once that the queue is full or that its deadline cannot be met."""
+        sequence, now = Sequence(origin, request), self._clock()
         if not self.has_work:
-            self._last_completion = self._clock()  # an idle hour says nothing about how fast requests complete
+            self._forecast.start(now)
+        elif request.deadline is not None:
+            needed = self._forecast.needed_seconds(sequence, self.scheduler)
+            if now + needed > request.deadline:
+                self._report(sequence, "deadline_unmet", needed_seconds=needed)
+                return
         try:
             self.scheduler.submit(sequence)
         except QueueIsFull:
-            self._report(sequence, "queue_full", retry_after_seconds=self._seconds_until_a_place())
+            seconds = self._forecast.seconds_until_a_place(self.scheduler.num_waiting)
+            self._report(sequence, "queue_full", retry_after_seconds=seconds)
 
     def cancel(self, origin: bytes, request_id: int) -> None:
         """End a request that nobody waits for; its rows are free from the next step on."""
@@ -107,11 +105,7 @@ class Engine:
 
     def take_reports(self) -> dict[bytes, Report]:
         """Return, for each front end, what happened to its requests since the last call."""
-        statistics = self.statistics()
-        origins = self._tokens_out.keys() | self._finished_out.keys() | {s.origin for s in self.scheduler.running()}
-        reports = {
-            origin: Report(self._tokens_out.pop(origin, []), self._finished_out.pop(origin, []), statistics) for origin in origins
-        }
+        reports = self._outbox.take(self.scheduler.running(), self.statistics())
         self._statistics = {}
         return reports
 
@@ -134,10 +128,8 @@ class Engine:
         started = self._clock()
         for sequence in admitted:
             sequence.admitted = started
-            row = self.slots.take(sequence)
-            self._tokens[row] = self._start_id
-            self._positions[row] = 0
-            self._max_positions[row] = sequence.request.max_new_tokens
+            sequence.search = search_for(sequence.request, self._target)
+            self._rows.start(self.slots.take(sequence), sequence.request.max_new_tokens, is_plain=sequence.search is None)
         groups = group_by_length(admitted)
         for group in groups:
             self._prefill(group)
@@ -149,75 +141,167 @@ class Engine:
         }
 
     def _prefill(self, group: list[Sequence]) -> None:
-        """Encode one batch of sources into the rows of their sequences."""
+        """Encode one batch of sources into the first rows of their sequences."""
         started = self._clock()
         try:
             self.runner.prefill([sequence.request.source_ids for sequence in group], [sequence.rows[0] for sequence in group])
         except Exception:
             self._fail(group, "prefill failed")
             return
+        seconds = self._clock() - started
+        self._forecast.observe_prefill(sum(sequence.num_source_tokens for sequence in group), seconds)
         for sequence in group:
-            sequence.prefill_seconds = self._clock() - started
+            sequence.prefill_seconds = seconds
             self._waiting_for_first_token.append(sequence)
             if sequence.request.is_streamed:
                 self._streamed[sequence] = None
+            if sequence.search is not None:
+                self._searching[sequence] = sequence.search
 
     def _compact(self) -> None:
         """Close the holes that ended requests left."""
         for move in self.slots.compact():
-            length = int(self._positions[move.source])
-            self.runner.copy_row(move.source, move.target, length)
-            for array in (self._tokens, self._positions, self._max_positions):
-                array[move.target] = array[move.source]
-            self._history[move.target, :length] = self._history[move.source, :length]
+            self.runner.copy_row(move.source, move.target, int(self._rows.positions[move.source]))
+            self._rows.move(move.source, move.target)
 
     def _decode(self) -> None:
-        """Decode one token for every row."""
+        """Decode one token for every row, and let every sequence go on with it."""
         started = self._clock()
         num_rows = self.slots.num_rows
-        tokens, positions = self._tokens[:num_rows], self._positions[:num_rows]
         try:
-            choice = self.search.choose(self.runner.step(tokens, positions, self.search.num_candidates))
+            candidates = self._step(max((search.num_candidates for search in self._searching.values()), default=1))
+            choices = self._search(candidates)
         except Exception:
             self._fail(list(self.scheduler.running()), "decode step failed")
             return
         self._num_failures = 0
-        tokens[:] = choice.tokens
-        self._history[np.arange(num_rows), positions] = tokens
-        positions += 1
+        ended = [(self.slots.owner(row), row) for row in self._rows.take_likeliest(candidates)]
         now = self._clock()
-        for sequence in self._waiting_for_first_token:
-            sequence.first_token = now
-        self._waiting_for_first_token.clear()
-        is_eos = tokens == self._eos_id
-        for sequence in self._streamed:
-            row = sequence.rows[0]
-            if not is_eos[row]:
-                self._tokens_out[sequence.origin].append(Tokens(sequence.request.id, [int(tokens[row])]))
-        for row in np.flatnonzero(is_eos | (positions >= self._max_positions[:num_rows])).tolist():
-            sequence = self.slots.owner(row)
-            self.scheduler.remove(sequence.key)
-            self._release(sequence, "eos" if is_eos[row] else "length")
+        self._forecast.observe_step(now - started)
+        for choice in choices:
+            if choice[-1]:
+                self._follow(*choice)
+        self._note_first_tokens(now)
+        self._stream()
+        for sequence, row in ended:
+            sequence.answers = [self._rows.answer(row)]
+            self._finish(sequence)
+        for sequence, search, _, parents in choices:
+            if not parents:
+                sequence.answers = search.answers()
+                self._finish(sequence)
         self._statistics |= {"step_rows": num_rows, "step_seconds": self._clock() - started}
+
+    def _step(self, num_candidates: int) -> Candidates:
+        """Run the decoder on all rows, with K rounded up so that few different ones occur."""
+        num_rows, rows = self.slots.num_rows, self._rows
+        k = min(1 << (num_candidates - 1).bit_length(), self._target.vocab_size)
+        return self.runner.step(rows.tokens[:num_rows], rows.positions[:num_rows], k)
+
+    def _search(self, candidates: Candidates) -> list[Choice]:
+        """Let every search choose, and those that need it with the whole vocabulary before them; one that raises fails alone."""
+        choices: list[Choice] = []
+        undecided: list[Sequence] = []
+        for sequence, search in list(self._searching.items()):
+            self._advance(sequence, search, candidates.of(sequence.rows, search.num_candidates), choices, undecided)
+        if undecided:
+            everything, still_undecided = self._step(self._target.vocab_size), list[Sequence]()
+            for sequence in undecided:
+                whole = everything.of(sequence.rows, self._target.vocab_size)
+                self._advance(sequence, self._searching[sequence], whole, choices, still_undecided)
+            assert not still_undecided, "the whole vocabulary was not enough"
+        return choices
+
+    def _advance(
+        self, sequence: Sequence, search: Search, candidates: Candidates, choices: list[Choice], undecided: list[Sequence]
+    ) -> None:
+        """Let one search choose; note the outcome in one of the lists."""
+        before = search.live
+        try:
+            parents = search.advance(candidates)
+        except Exception:
+            self._fail([sequence], "search failed")
+            return
+        if parents is None:
+            undecided.append(sequence)
+        else:
+            choices.append((sequence, search, before, parents))
+
+    def _follow(self, sequence: Sequence, search: Search, before: list[Hypothesis], parents: list[int]) -> None:
+        """Give a search's hypotheses their rows: twins get a copy of what they continue, beginning where the two rows differ."""
+        for copy in self.slots.inherit(sequence, parents):
+            tokens = before[copy.parent].token_ids
+            num_cached = len(tokens) + 1  # the first position holds the start token
+            if copy.predecessor is None:
+                self.runner.copy_row(copy.source, copy.target, num_cached)
+                self._rows.is_plain[copy.target] = False
+            else:
+                first = num_common_tokens(tokens, before[copy.predecessor].token_ids) + 1
+                self.runner.copy_positions(copy.source, copy.target, first, num_cached)
+        for row, hypothesis in zip(sequence.rows, search.live, strict=True):
+            self._rows.feed(row, hypothesis.token_ids[-1], len(hypothesis.token_ids))
+        if search.max_rows < sequence.num_slots:
+            self.scheduler.shrink(sequence, search.max_rows)
+
+    def _note_first_tokens(self, now: float) -> None:
+        """Note when sequences generated their first token; those that are still fed a prefix have none."""
+        if not self._waiting_for_first_token:
+            return
+        still_waiting: list[Sequence] = []
+        for sequence in self._waiting_for_first_token:
+            if sequence.search is None or sequence.search.num_generated:
+                sequence.first_token = now
+            else:
+                still_waiting.append(sequence)
+        self._waiting_for_first_token = still_waiting
+
+    def _stream(self) -> None:
+        """Report the tokens of streamed requests that are certain since the last step."""
+        for sequence in self._streamed:
+            if sequence.search is None:
+                row = sequence.rows[0]
+                new = [] if self._rows.is_eos(row) else [int(self._rows.tokens[row])]
+            else:
+                new = sequence.search.certain_tokens[sequence.num_streamed :]
+            if new:
+                sequence.num_streamed += len(new)
+                self._outbox.add_tokens(sequence, new)
+
+    def _finish(self, sequence: Sequence) -> None:
+        """End a sequence that has its answers."""
+        self.scheduler.remove(sequence.key)
+        self._forecast.observe_completion(sequence, self._clock())
+        self._release(sequence, sequence.answers[0].reason)
 
     def _release(self, sequence: Sequence, reason: FinishReason, incident: str = "") -> None:
         """Take the rows back of a sequence that the scheduler no longer has, and report its end."""
-        if sequence.rows:
-            row = sequence.rows[0]
-            length = int(self._positions[row])
-            sequence.num_generated = length
-            sequence.token_ids = self._history[row, : length - (reason == "eos")].tolist()
+        if sequence.answers:
+            sequence.num_generated = sum(len(answer.log_probs) for answer in sequence.answers)
+        elif sequence.search is not None:
+            sequence.num_generated = sequence.search.num_generated
+        elif sequence.rows:
+            sequence.num_generated = int(self._rows.positions[sequence.rows[0]])
+        if sequence.admitted is not None:
             self.slots.release(sequence)
             self._streamed.pop(sequence, None)
+            self._searching.pop(sequence, None)
             if sequence in self._waiting_for_first_token:
                 self._waiting_for_first_token.remove(sequence)
-        if reason in ("eos", "length"):
-            self._note_completion()
         self._report(sequence, reason, incident)
 
-    def _report(self, sequence: Sequence, reason: FinishReason, incident: str = "", retry_after_seconds: float = 0.0) -> None:
-        finished = sequence.finished(reason, self._clock(), incident, retry_after_seconds)
-        self._finished_out[sequence.origin].append(finished)
+    def _report(
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        incident: str = "",
+        *,
+        retry_after_seconds: float = 0.0,
+        needed_seconds: float = 0.0,
+    ) -> None:
+        finished = sequence.finished(
+            reason, self._clock(), incident=incident, retry_after_seconds=retry_after_seconds, needed_seconds=needed_seconds
+        )
+        self._outbox.add_finished(sequence, finished)
 
     def _fail(self, sequences: list[Sequence], event: str) -> None:
         """End the sequences of a step that raised; call it while the exception is being handled."""
@@ -227,18 +311,3 @@ class Engine:
         for sequence in sequences:
             self.scheduler.remove(sequence.key)
             self._release(sequence, "step_failed", incident)
-
-    def _note_completion(self) -> None:
-        """Follow the rate of completions, in requests a second of work, with an exponential average over about 32 of them."""
-        now = self._clock()
-        interval = max(now - self._last_completion, 1e-6)
-        average = interval if not self._completion_rate else 31 / 32 / self._completion_rate + interval / 32
-        self._completion_rate = 1 / average
-        self._last_completion = now
-
-    def _seconds_until_a_place(self) -> float:
-        """Guess when the queue has a place: the time in which a tenth of it, at least one, is completed."""
-        if not self._completion_rate:
-            return 1.0
-        places = max(1.0, self.scheduler.num_waiting / 10)
-        return min(max(places / self._completion_rate, 0.01), 30.0)

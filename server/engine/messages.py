@@ -7,7 +7,63 @@ from typing import Literal
 
 from msgspec import Struct
 
-FinishReason = Literal["eos", "length", "cancelled", "deadline", "queue_full", "step_failed", "draining"]
+FinishReason = Literal["eos", "length", "cancelled", "deadline", "deadline_unmet", "queue_full", "step_failed", "draining"]
+
+
+class Sampling(Struct, frozen=True, array_like=True):
+    """How tokens are drawn.
+
+    Attributes:
+        seed: 0 to 2^64 - 1; with the answer's index it decides every draw.
+        temperature: Log-probabilities are divided by it; above 0.
+        top_k: Likeliest tokens that are drawn from; 0 for all.
+        top_p: Probability of the likeliest tokens that are drawn from, in (0, 1].
+    """
+
+    seed: int
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+
+class SearchOptions(Struct, frozen=True, array_like=True):
+    """How tokens are chosen; the defaults are greedy search. Formulas are in docs/api.md.
+
+    Attributes:
+        num_beams: Hypotheses of beam search; 1 for none.
+        num_answers: Answers wanted: of the beams, drawn, or alternatives.
+        length_penalty: Exponent of the length in a score.
+        is_stopped_early: Whether beam search ends as soon as `num_beams` hypotheses are finished.
+        sampling: How to draw; None to take the likeliest.
+        has_alternatives: Whether answers begin, after the forced prefix, with the `num_answers` likeliest tokens.
+        min_new_tokens: Tokens generated before end-of-sequence may be.
+        repetition_penalty: Factor of the log-probabilities of tokens that the answer has already.
+        no_repeat_ngram_size: Length of token sequences that may not occur twice; 0 for no such rule.
+        suppressed_tokens: Never generated.
+        forced_prefix: Tokens the answer starts with; not counted in `max_new_tokens`.
+        num_top_log_probs: Likeliest tokens told for each position.
+    """
+
+    num_beams: int = 1
+    num_answers: int = 1
+    length_penalty: float = 1.0
+    is_stopped_early: bool = False
+    sampling: Sampling | None = None
+    has_alternatives: bool = False
+    min_new_tokens: int = 0
+    repetition_penalty: float = 1.0
+    no_repeat_ngram_size: int = 0
+    suppressed_tokens: list[int] = []
+    forced_prefix: list[int] = []
+    num_top_log_probs: int = 0
+
+    @property
+    def num_slots(self) -> int:
+        """Rows of the decode batch that the search may hold at once."""
+        return max(self.num_beams, self.num_answers)
+
+
+GREEDY = SearchOptions()
 
 
 class Request(Struct, frozen=True, array_like=True):
@@ -16,11 +72,12 @@ class Request(Struct, frozen=True, array_like=True):
     Attributes:
         id: Unique within the front end that sends it.
         source_ids: Source tokens, end-of-sequence included.
-        max_new_tokens: Tokens to generate at the most, end-of-sequence included.
+        max_new_tokens: Tokens to generate at the most, end-of-sequence included, the forced prefix not.
         arrival: When the front end received it.
         deadline: When the answer is no longer wanted; None for never.
         is_streamed: Whether tokens are reported as they come.
         priority: Higher is admitted first.
+        search: How tokens are chosen.
     """
 
     id: int
@@ -30,6 +87,31 @@ class Request(Struct, frozen=True, array_like=True):
     deadline: float | None = None
     is_streamed: bool = False
     priority: int = 0
+    search: SearchOptions = GREEDY
+
+
+class ScoreRequest(Struct, frozen=True, array_like=True):
+    """A validated pair to score.
+
+    Attributes:
+        id: Unique within the front end, among `Request`s too.
+        source_ids: Source tokens, end-of-sequence included.
+        target_ids: Target tokens, end-of-sequence included.
+        arrival: When the front end received it.
+        deadline: When the answer is no longer wanted; None for never.
+        priority: Higher is scored first.
+        is_aligned: Whether the alignment matrix is wanted.
+        alignment_layer: Decoder layer it is taken from; None for the mean of all.
+    """
+
+    id: int
+    source_ids: list[int]
+    target_ids: list[int]
+    arrival: float
+    deadline: float | None = None
+    priority: int = 0
+    is_aligned: bool = False
+    alignment_layer: int | None = None
 
 
 class Hello(Struct, frozen=True, array_like=True, tag="hello"):
@@ -42,6 +124,12 @@ class Submit(Struct, frozen=True, array_like=True, tag="submit"):
     requests: list[Request]
 
 
+class Score(Struct, frozen=True, array_like=True, tag="score"):
+    """New pairs to score, in order of arrival."""
+
+    requests: list[ScoreRequest]
+
+
 class Cancel(Struct, frozen=True, array_like=True, tag="cancel"):
     """Requests nobody waits for any more; unknown ids are ignored, for they may have just finished."""
 
@@ -52,7 +140,7 @@ class Stop(Struct, frozen=True, array_like=True, tag="stop"):
     """End the process; whatever still runs ends as `draining`."""
 
 
-Command = Hello | Submit | Cancel | Stop
+Command = Hello | Submit | Score | Cancel | Stop
 
 
 class Ready(Struct, frozen=True, array_like=True, tag="ready"):
@@ -69,25 +157,46 @@ class Ready(Struct, frozen=True, array_like=True, tag="ready"):
     load_seconds: float
 
 
+class Answer(Struct, frozen=True, array_like=True):
+    """One generated sequence.
+
+    Attributes:
+        token_ids: Tokens, the forced prefix included, end-of-sequence not.
+        log_probs: The model's log-probability of each generated token: without the prefix, with end-of-sequence.
+        score: What beams are ranked by: the sum of the log-probabilities as the search saw them, over length^length_penalty.
+        reason: Whether it ended by itself.
+        top_ids: For each generated token the likeliest ones at its position, as many as were asked for.
+        top_log_probs: Their log-probabilities.
+    """
+
+    token_ids: list[int]
+    log_probs: list[float]
+    score: float
+    reason: Literal["eos", "length"]
+    top_ids: list[list[int]] = []
+    top_log_probs: list[list[float]] = []
+
+
 class Finished(Struct, frozen=True, array_like=True):
     """How a request ended; each accepted request gets exactly one.
 
     Attributes:
         id: Of the request.
-        reason: Why; `eos` and `length` are answers, everything else is an error.
-        token_ids: Generated tokens, end-of-sequence not included (in full, also when they were streamed).
-        num_generated: Generated tokens, end-of-sequence included.
+        reason: Why; `eos` and `length`, the first answer's, are answers, everything else is an error.
+        answers: In the order of the answer's message (in full, also when they were streamed); none for an error.
+        num_generated: Tokens generated for the answers, or until the error: end-of-sequence included, the forced prefix not.
         admitted: When it got its slots; None if it never did.
         prefill_seconds: Encoder time of the batch it was prefilled in.
         first_token: When its first token was chosen; None if there was none.
         ended: When it ended.
         incident: Id to quote for `step_failed`, as in the log; empty otherwise.
         retry_after_seconds: For `queue_full`: when a place is likely.
+        needed_seconds: For `deadline_unmet`: the time it would have taken from now on.
     """
 
     id: int
     reason: FinishReason
-    token_ids: list[int]
+    answers: list[Answer]
     num_generated: int
     admitted: float | None
     prefill_seconds: float
@@ -95,10 +204,33 @@ class Finished(Struct, frozen=True, array_like=True):
     ended: float
     incident: str = ""
     retry_after_seconds: float = 0.0
+    needed_seconds: float = 0.0
+
+
+class Scored(Struct, frozen=True, array_like=True):
+    """How a `ScoreRequest` ended; each gets exactly one.
+
+    Attributes:
+        id: Of the request.
+        reason: `eos` for an answer, everything else is an error.
+        log_probs: Of the target's tokens, end-of-sequence included.
+        alignment: `[T, S]` float32 in row-major order, if asked for.
+        ended: When it ended.
+        incident: See `Finished`.
+        retry_after_seconds: See `Finished`.
+    """
+
+    id: int
+    reason: FinishReason
+    log_probs: list[float]
+    alignment: bytes
+    ended: float
+    incident: str = ""
+    retry_after_seconds: float = 0.0
 
 
 class Tokens(Struct, frozen=True, array_like=True):
-    """New tokens of a streamed request."""
+    """New tokens of a streamed request's first answer, of which it is certain that they stay."""
 
     id: int
     token_ids: list[int]
@@ -138,6 +270,7 @@ class Report(Struct, frozen=True, array_like=True, tag="report"):
     tokens: list[Tokens]
     finished: list[Finished]
     statistics: Statistics
+    scored: list[Scored] = []
 
 
 class Fatal(Struct, frozen=True, array_like=True, tag="fatal"):

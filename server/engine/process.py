@@ -18,9 +18,10 @@ import zmq
 
 from export.bundle import Bundle, BundleError
 from server.engine.engine import Engine
-from server.engine.messages import Cancel, Command, Event, Fatal, Hello, Ready, Report, Stop, Submit
+from server.engine.loading import load_engine
+from server.engine.messages import Cancel, Command, Event, Fatal, Hello, Ready, Report, Score, Stop, Submit
+from server.engine.scoring import Scoring
 from server.engine.settings import EngineSettings
-from server.engine.warmup import warm_up
 from server.telemetry import logs
 
 log = structlog.get_logger("dragoman.engine")
@@ -49,13 +50,13 @@ class EngineLoop:
     def run(self) -> int:
         """Load, serve until stopped, and return the exit code."""
         try:
-            engine, ready = self._load()
+            engine, scoring, ready = self._load()
         except Exception as error:  # ONNX Runtime's have no common ancestor below it
             log.exception("engine cannot start", bundle=self.settings.bundle)
             self._answer_first_hello(Fatal(_describe(error)))
             return EXIT_CANNOT_START
         else:
-            return self._serve(engine, ready)
+            return self._serve(engine, scoring, ready)
         finally:
             self._socket.close()
             self._context.term()
@@ -64,48 +65,44 @@ class EngineLoop:
         """Let `run` end after its current step; for another thread, which may not use the socket."""
         self._is_stopped = True
 
-    def _load(self) -> tuple[Engine, Ready]:
-        """Load the bundle, and run it once in every shape that matters."""
+    def _load(self) -> tuple[Engine, Scoring, Ready]:
+        """Load the bundle, all but the scorer, and run it once in every shape that matters."""
         started = time.monotonic()
         settings = self.settings
-        from server.runtime.onnx import OnnxRunner  # here, so that its absence is said like any other reason not to start
-
         bundle = Bundle.open(Path(settings.bundle))
         manifest = bundle.manifest
         if settings.version not in ("", manifest.version):
             raise BundleError(
                 f"{settings.bundle}: is now version {manifest.version}, but the server started with {settings.version}"
             )
-        runner = OnnxRunner(bundle, settings.max_slots, settings.num_threads)
-        if settings.is_warmed_up:
-            warm_up(runner, manifest)
-        engine = Engine(
-            runner,
-            settings.limits,
-            eos_id=manifest.eos_id,
-            decoder_start_id=manifest.decoder_start_id,
-            max_target_tokens=manifest.max_target_tokens,
-        )
-        return engine, Ready(runner.device, settings.max_slots, time.monotonic() - started)
+        engine = load_engine(bundle, settings.limits, settings.num_threads, is_warmed_up=settings.is_warmed_up)
+        from server.runtime.scorer import OnnxScorer  # here, for the reason that `load_engine` has
 
-    def _serve(self, engine: Engine, ready: Ready) -> int:
+        scoring = Scoring(OnnxScorer(bundle, settings.num_threads), settings.limits)
+        return engine, scoring, Ready(engine.runner.device, settings.max_slots, time.monotonic() - started)
+
+    def _serve(self, engine: Engine, scoring: Scoring, ready: Ready) -> int:
         """Alternate between messages and steps; sleep on the socket when there is nothing to do."""
         while not self._is_stopped:
             try:
-                if engine.has_work or self._socket.poll(HEARTBEAT_MILLISECONDS):
-                    self._receive(engine, ready)
+                if engine.has_work or scoring.has_work or self._socket.poll(HEARTBEAT_MILLISECONDS):
+                    self._receive(engine, scoring, ready)
                 if engine.has_work:
                     engine.step()
+                if scoring.has_work:
+                    scoring.step()
             except Exception:
                 log.exception("engine is broken")
-                self._send_reports(engine)
+                scoring.remove_all("draining")
+                self._send_reports(engine, scoring)
                 return EXIT_BROKEN
-            self._send_reports(engine)
+            self._send_reports(engine, scoring)
         engine.remove_all("draining")
-        self._send_reports(engine)
+        scoring.remove_all("draining")
+        self._send_reports(engine, scoring)
         return 0
 
-    def _receive(self, engine: Engine, ready: Ready) -> None:
+    def _receive(self, engine: Engine, scoring: Scoring, ready: Ready) -> None:
         """Take in everything that has arrived."""
         while True:
             try:
@@ -116,21 +113,31 @@ class EngineLoop:
                 case Submit(requests):
                     for request in requests:
                         engine.submit(origin, request)
+                case Score(pairs):
+                    for pair in pairs:
+                        scoring.submit(origin, pair)
                 case Cancel(ids):
                     for request_id in ids:
                         engine.cancel(origin, request_id)
+                        scoring.cancel(origin, request_id)
                 case Hello():
                     self._origins.add(origin)
                     self._send(origin, ready)
                 case Stop():
                     self._is_stopped = True
 
-    def _send_reports(self, engine: Engine) -> None:
+    def _send_reports(self, engine: Engine, scoring: Scoring) -> None:
         """Send what the iteration produced; to a front end without news, a sign of life."""
-        reports = engine.take_reports()
-        statistics = engine.statistics()
-        for origin in self._origins | reports.keys():
-            self._send(origin, reports.get(origin) or Report([], [], statistics))
+        reports, scored = engine.take_reports(), scoring.take_scored()
+        idle = engine.statistics()
+        for origin in self._origins | reports.keys() | scored.keys():
+            report = reports.get(origin) or Report([], [], idle)
+            statistics = msgspec.structs.replace(
+                report.statistics,
+                num_waiting=report.statistics.num_waiting + scoring.num_waiting,
+                num_waiting_tokens=report.statistics.num_waiting_tokens + scoring.num_waiting_tokens,
+            )
+            self._send(origin, Report(report.tokens, report.finished, statistics, scored.get(origin, [])))
 
     def _answer_first_hello(self, event: Event) -> None:
         """Wait a moment for the front end that started this process, and tell it."""

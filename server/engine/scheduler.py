@@ -42,6 +42,7 @@ class Scheduler:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.num_waiting_tokens = 0
+        self.num_waiting_slots = 0
         self.num_used_slots = 0
         self._waiting: dict[Key, Sequence] = {}
         self._running: dict[Key, Sequence] = {}
@@ -83,6 +84,7 @@ class Scheduler:
             raise QueueIsFull
         self._waiting[sequence.key] = sequence
         self.num_waiting_tokens = tokens
+        self.num_waiting_slots += sequence.num_slots
         self._num_submitted += 1
         request = sequence.request
         self._drop_stale_entries()
@@ -110,6 +112,12 @@ class Scheduler:
             admitted.append(sequence)
         return admitted
 
+    def shrink(self, sequence: Sequence, num_slots: int) -> None:
+        """Let others have the slots that a running sequence will not need again."""
+        assert self._running.get(sequence.key) is sequence and num_slots <= sequence.num_slots
+        self.num_used_slots -= sequence.num_slots - num_slots
+        sequence.num_slots = num_slots
+
     def remove(self, key: Key) -> Sequence | None:
         """Take a sequence out, whether it waits or runs; None if it is neither (it may just have finished)."""
         if (sequence := self._waiting.get(key)) is not None:
@@ -136,6 +144,7 @@ class Scheduler:
     def _leave_queue(self, sequence: Sequence) -> None:
         del self._waiting[sequence.key]
         self.num_waiting_tokens -= sequence.num_source_tokens
+        self.num_waiting_slots -= sequence.num_slots
 
     def _drop_stale_entries(self) -> None:
         """Forget places in the queue and deadlines of what has left or ended, once they are the larger part."""

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from server.engine.messages import Finished, FinishReason, Request
+from server.engine.messages import Answer, Finished, FinishReason, Request
+from server.engine.search.search import Search
 
 Key = tuple[bytes, int]
 
@@ -14,22 +15,31 @@ class Sequence:
     Attributes:
         origin: Identity of the front end that sent it.
         request: What was asked.
-        rows: Rows of the decode batch it holds, one a hypothesis; empty unless running.
+        num_slots: Rows it may hold from now on; they are kept for it while it runs.
+        rows: Rows of the decode batch it holds, one a live hypothesis; empty unless running.
+        search: How its tokens are chosen; None for plain greedy search, or unless running.
+        num_streamed: Tokens reported before the end.
         admitted: When it got its rows.
         prefill_seconds: Encoder time of the batch it was prefilled in.
         first_token: When its first token was chosen.
-        token_ids: Its answer, set when it ends; end-of-sequence not included.
-        num_generated: Tokens generated, end-of-sequence included.
+        answers: Set when it ends.
+        num_generated: Set when it ends, see `Finished`.
     """
 
     origin: bytes
     request: Request
+    num_slots: int = 0
     rows: list[int] = field(default_factory=list)
+    search: Search | None = None
+    num_streamed: int = 0
     admitted: float | None = None
     prefill_seconds: float = 0.0
     first_token: float | None = None
-    token_ids: list[int] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
     num_generated: int = 0
+
+    def __post_init__(self) -> None:
+        self.num_slots = self.request.search.num_slots
 
     @property
     def key(self) -> Key:
@@ -37,21 +47,30 @@ class Sequence:
         return self.origin, self.request.id
 
     @property
-    def num_slots(self) -> int:
-        """Rows it needs: one, for greedy search."""
-        return 1
-
-    @property
     def num_source_tokens(self) -> int:
         """Tokens the encoder has to read."""
         return len(self.request.source_ids)
 
-    def finished(self, reason: FinishReason, now: float, incident: str = "", retry_after_seconds: float = 0.0) -> Finished:
+    @property
+    def min_steps(self) -> int:
+        """Decode steps it takes at the least."""
+        search = self.request.search
+        return len(search.forced_prefix) + search.min_new_tokens + 1
+
+    def finished(
+        self,
+        reason: FinishReason,
+        now: float,
+        *,
+        incident: str = "",
+        retry_after_seconds: float = 0.0,
+        needed_seconds: float = 0.0,
+    ) -> Finished:
         """Describe its end."""
         return Finished(
             id=self.request.id,
             reason=reason,
-            token_ids=self.token_ids,
+            answers=self.answers,
             num_generated=self.num_generated,
             admitted=self.admitted,
             prefill_seconds=self.prefill_seconds,
@@ -59,4 +78,5 @@ class Sequence:
             ended=now,
             incident=incident,
             retry_after_seconds=retry_after_seconds,
+            needed_seconds=needed_seconds,
         )

@@ -16,6 +16,22 @@ class Move(NamedTuple):
     target: int
 
 
+class Inheritance(NamedTuple):
+    """A row whose hypothesis is continued by more than one.
+
+    Attributes:
+        source: The row.
+        target: Another row of the same sequence, or a new one, which continues it too.
+        parent: Index of the hypothesis that is continued.
+        predecessor: Index of the hypothesis that had the target before; None for a new row.
+    """
+
+    source: int
+    target: int
+    parent: int
+    predecessor: int | None
+
+
 class Slots:
     """Owners of rows, with holes only between a release and the next `compact`."""
 
@@ -36,7 +52,7 @@ class Slots:
         return sequence
 
     def take(self, sequence: Sequence) -> int:
-        """Give a sequence one more row: the lowest hole, or the next one at the end."""
+        """Give a sequence one more row, the last of its `rows`: the lowest hole, or the next one at the end."""
         if self._holes:
             row = heapq.heappop(self._holes)
             self._owners[row] = sequence
@@ -49,11 +65,48 @@ class Slots:
 
     def release(self, sequence: Sequence) -> None:
         """Take all rows of a sequence back."""
-        for row in sequence.rows:
-            assert self._owners[row] is sequence, f"row {row} is not its own"
-            self._owners[row] = None
-            heapq.heappush(self._holes, row)
-        sequence.rows.clear()
+        for row in list(sequence.rows):
+            self.release_row(sequence, row)
+
+    def release_row(self, sequence: Sequence, row: int) -> None:
+        """Take one row of a sequence back."""
+        assert self._owners[row] is sequence, f"row {row} is not its own"
+        self._owners[row] = None
+        heapq.heappush(self._holes, row)
+        sequence.rows.remove(row)
+
+    def inherit(self, sequence: Sequence, parents: list[int]) -> list[Inheritance]:
+        """Give each new hypothesis of a sequence a row, knowing which of the old ones it continues.
+
+        A hypothesis keeps its parent's row unless another one already does; such a twin gets the row of a hypothesis that nobody
+        continues, or else a new row. Rows that nobody needs are taken back.
+
+        Args:
+            sequence: Its `rows` are those of the old hypotheses, and afterwards those of the new ones.
+            parents: For each new hypothesis the index of the old one.
+
+        Returns:
+            What has to be copied. No row is both source and target, so that the order does not matter.
+        """
+        old = list(sequence.rows)
+        kept: dict[int, int] = {}
+        for child, parent in enumerate(parents):
+            kept.setdefault(parent, child)
+        unused = [i for i in range(len(old)) if i not in kept]
+        rows: list[int] = []
+        copies: list[Inheritance] = []
+        for child, parent in enumerate(parents):
+            if kept[parent] == child:
+                rows.append(old[parent])
+                continue
+            predecessor = unused.pop(0) if unused else None
+            row = self.take(sequence) if predecessor is None else old[predecessor]
+            rows.append(row)
+            copies.append(Inheritance(old[parent], row, parent, predecessor))
+        for i in unused:
+            self.release_row(sequence, old[i])
+        sequence.rows[:] = rows
+        return copies
 
     def compact(self) -> list[Move]:
         """Close the holes by moving the last rows into the first holes; the caller copies what the moves say, in order."""

@@ -29,8 +29,10 @@ class SlotCache:
         self_shape = max_rows, manifest.num_heads, manifest.max_target_tokens, manifest.head_dim
         cross_shape = max_rows, manifest.num_heads, manifest.max_source_tokens, manifest.head_dim
         num_layers = manifest.num_decoder_layers
-        self.self_kv: dict[str, Buffer] = {name: np.zeros(self_shape, np.float32) for name in self_kv_names(num_layers)}
-        self.cross_kv: dict[str, Buffer] = {name: np.zeros(cross_shape, np.float32) for name in cross_kv_names(num_layers)}
+        self._self_kv = np.zeros((2 * num_layers, *self_shape), np.float32)
+        self._cross_kv = np.zeros((2 * num_layers, *cross_shape), np.float32)
+        self.self_kv: dict[str, Buffer] = dict(zip(self_kv_names(num_layers), self._self_kv, strict=True))
+        self.cross_kv: dict[str, Buffer] = dict(zip(cross_kv_names(num_layers), self._cross_kv, strict=True))
         self.source_lengths = np.ones(max_rows, np.int64)
 
     @property
@@ -48,8 +50,10 @@ class SlotCache:
     def copy_row(self, source: int, target: int, length: int) -> None:
         """Copy the valid part of a row: its source and the first `length` positions of its self-attention cache."""
         source_length = int(self.source_lengths[source])
-        for buffer in self.self_kv.values():
-            buffer[target, :, :length] = buffer[source, :, :length]
-        for buffer in self.cross_kv.values():
-            buffer[target, :, :source_length] = buffer[source, :, :source_length]
+        self.copy_positions(source, target, 0, length)
+        self._cross_kv[:, target, :, :source_length] = self._cross_kv[:, source, :, :source_length]
         self.source_lengths[target] = source_length
+
+    def copy_positions(self, source: int, target: int, start: int, stop: int) -> None:
+        """Copy positions `[start, stop)` of a row's self-attention cache."""
+        self._self_kv[:, target, :, start:stop] = self._self_kv[:, source, :, start:stop]

@@ -7,11 +7,13 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from export.bundle import Bundle
-from server.engine.search import Candidates
+from server.engine.search.candidates import Candidates
 from server.runtime.cache import SlotCache
 
 PROVIDER = "CPUExecutionProvider"
 SPIN_MICROSECONDS = "200"
+# Bindings with more candidates are rare, and their buffers large: they are made anew each time.
+MAX_KEPT_CANDIDATES = 256
 
 
 class OnnxRunner:
@@ -31,8 +33,8 @@ class OnnxRunner:
         self.max_rows = max_rows
         self.cache = SlotCache(manifest, max_rows)
         self._pad_id = manifest.pad_id
-        self._encoder = _session(str(bundle.encoder_path), num_threads)
-        self._decoder = _session(str(bundle.decoder_path), num_threads)
+        self._encoder = open_session(str(bundle.encoder_path), num_threads)
+        self._decoder = open_session(str(bundle.decoder_path), num_threads)
         self._tokens = np.zeros(max_rows, np.int64)
         self._positions = np.zeros(max_rows, np.int64)
         self._num_candidates = np.ones(1, np.int64)
@@ -56,15 +58,21 @@ class OnnxRunner:
         self._positions[:num_rows] = positions
         self._num_candidates[0] = num_candidates
         key = num_rows, num_candidates
-        if key not in self._bindings:
-            self._bindings[key] = self._bind(*key)
-        binding, candidates = self._bindings[key]
+        if (bound := self._bindings.get(key)) is None:
+            bound = self._bind(*key)
+            if num_candidates <= MAX_KEPT_CANDIDATES:
+                self._bindings[key] = bound
+        binding, candidates = bound
         self._decoder.run_with_iobinding(binding)
         return candidates
 
     def copy_row(self, source: int, target: int, length: int) -> None:
         """See `Runner`."""
         self.cache.copy_row(source, target, length)
+
+    def copy_positions(self, source: int, target: int, start: int, stop: int) -> None:
+        """See `Runner`."""
+        self.cache.copy_positions(source, target, start, stop)
 
     def _bind(self, num_rows: int, num_candidates: int) -> tuple[onnxruntime.IOBinding, Candidates]:
         """Bind the first `num_rows` rows of every buffer."""
@@ -85,7 +93,7 @@ class OnnxRunner:
         return binding, candidates
 
 
-def _session(path: str, num_threads: int) -> onnxruntime.InferenceSession:
+def open_session(path: str, num_threads: int) -> onnxruntime.InferenceSession:
     """Load a graph, and make sure that it runs where it was meant to."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = num_threads

@@ -6,7 +6,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from server.engine.search import Candidates
+from server.engine.search.candidates import Candidates
 
 
 class Runner(Protocol):
@@ -28,10 +28,15 @@ class Runner(Protocol):
             num_candidates: K.
 
         Returns:
-            Candidates `[N, K]`, in buffers that the next step overwrites.
+            Candidates `[N, K]`, in buffers that the next step of as many rows and candidates overwrites. The same step may be done
+            again, with another K.
         """
         ...
 
     def copy_row(self, source: int, target: int, length: int) -> None:
         """Copy a row's source and the first `length` positions of its self-attention cache to another row."""
+        ...
+
+    def copy_positions(self, source: int, target: int, start: int, stop: int) -> None:
+        """Copy positions `[start, stop)` of a row's self-attention cache to another row, which has the same source."""
         ...

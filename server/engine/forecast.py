@@ -1,0 +1,72 @@
+"""How long things take: averages of what was measured, and what they say of a request that has just come."""
+
+from server.engine.scheduler import Scheduler
+from server.engine.sequence import Sequence
+
+NUM_AVERAGED = 32
+MIN_STEPS = 16
+
+
+class Average:
+    """An exponential average over about `NUM_AVERAGED` values; 0 before the first."""
+
+    def __init__(self) -> None:
+        self.value = 0.0
+        self.count = 0
+
+    def add(self, value: float) -> None:
+        """Take one value in; the first few count as much as each other."""
+        self.count += 1
+        self.value += (value - self.value) / min(self.count, NUM_AVERAGED)
+
+
+class Forecast:
+    """Durations of prefills, steps and requests, as they were lately."""
+
+    def __init__(self) -> None:
+        self._step_seconds = Average()
+        self._prefill_token_seconds = Average()
+        self._running_seconds = Average()
+        self._completion_seconds = Average()
+        self._last_completion = 0.0
+
+    def start(self, now: float) -> None:
+        """Begin to measure after idleness, which says nothing about how fast requests complete."""
+        self._last_completion = now
+
+    def observe_step(self, seconds: float) -> None:
+        """Note a decode step."""
+        self._step_seconds.add(seconds)
+
+    def observe_prefill(self, num_tokens: int, seconds: float) -> None:
+        """Note an encoder pass."""
+        self._prefill_token_seconds.add(seconds / num_tokens)
+
+    def observe_completion(self, sequence: Sequence, now: float) -> None:
+        """Note an answer."""
+        self._completion_seconds.add(max(now - self._last_completion, 1e-6))
+        self._last_completion = now
+        if sequence.admitted is not None:
+            self._running_seconds.add(now - sequence.admitted)
+
+    def needed_seconds(self, sequence: Sequence, scheduler: Scheduler) -> float:
+        """Return how long a new request will take at the least, if things go on as they have; 0 while too little is known.
+
+        It has to wait until those in front of it have held their slots for as long as requests do on average (those that run now
+        are half done; those that wait are in front of it unless it has priority), and then takes its own prefill and the fewest
+        steps that it can.
+        """
+        if self._step_seconds.count < MIN_STEPS:
+            return 0.0
+        own = sequence.num_source_tokens * self._prefill_token_seconds.value + sequence.min_steps * self._step_seconds.value
+        max_slots = scheduler.limits.max_slots
+        num_waiting = scheduler.num_waiting_slots if sequence.request.priority <= 0 else 0
+        if scheduler.num_used_slots + num_waiting + sequence.num_slots <= max_slots:
+            return own
+        return own + (num_waiting + scheduler.num_used_slots / 2) * self._running_seconds.value / max_slots
+
+    def seconds_until_a_place(self, num_waiting: int) -> float:
+        """Guess when the queue has a place again: the time in which a tenth of it, at least one, is completed."""
+        if not self._completion_seconds.count:
+            return 1.0
+        return min(max(max(1.0, num_waiting / 10) * self._completion_seconds.value, 0.01), 30.0)

@@ -1,0 +1,28 @@
+"""What an engine has to say, gathered by front end until the iteration is over."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from server.engine.messages import Finished, Report, Statistics, Tokens
+from server.engine.sequence import Sequence
+
+
+class Outbox:
+    """Tokens and ends since the last `take`."""
+
+    def __init__(self) -> None:
+        self._tokens: defaultdict[bytes, list[Tokens]] = defaultdict(list)
+        self._finished: defaultdict[bytes, list[Finished]] = defaultdict(list)
+
+    def add_tokens(self, sequence: Sequence, token_ids: list[int]) -> None:
+        """Report tokens of a streamed request."""
+        self._tokens[sequence.origin].append(Tokens(sequence.request.id, token_ids))
+
+    def add_finished(self, sequence: Sequence, finished: Finished) -> None:
+        """Report an end."""
+        self._finished[sequence.origin].append(finished)
+
+    def take(self, running: Iterable[Sequence], statistics: Statistics) -> dict[bytes, Report]:
+        """Return a report for each front end that has news or something running, and forget the news."""
+        origins = self._tokens.keys() | self._finished.keys() | {sequence.origin for sequence in running}
+        return {origin: Report(self._tokens.pop(origin, []), self._finished.pop(origin, []), statistics) for origin in origins}

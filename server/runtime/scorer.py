@@ -1,0 +1,59 @@
+"""The scorer on ONNX Runtime: one session of its own, loaded when the first pair comes."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from export.bundle import Bundle, BundleError
+from server.runtime.onnx import open_session
+
+
+class OnnxScorer:
+    """See `server.engine.scoring.Scorer`. A pair is always computed alone and without padding, so its bits never change."""
+
+    def __init__(self, bundle: Bundle, num_threads: int) -> None:
+        """Remember what to load.
+
+        Args:
+            bundle: Opened; what lies in its directory is compared with it again when it is loaded.
+            num_threads: Threads of ONNX Runtime's pool, the calling one included.
+        """
+        self._bundle = bundle
+        self._num_threads = num_threads
+        self._session: onnxruntime.InferenceSession | None = None
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the session has been made."""
+        return self._session is not None
+
+    def score(
+        self, source_ids: Sequence[int], target_ids: Sequence[int], layer: int | None = None
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """See `server.engine.scoring.Scorer`.
+
+        Raises:
+            BundleError: If the bundle has been replaced since it was opened.
+        """
+        if self._session is None:
+            self._session = self._load()
+        labels = np.array([target_ids], np.int64)
+        inputs = {
+            "src_ids": np.array([source_ids], np.int64),
+            "src_lens": np.array([len(source_ids)], np.int64),
+            "tgt_ids": np.array([[self._bundle.manifest.decoder_start_id, *target_ids[:-1]]], np.int64),
+            "tgt_lens": np.array([len(target_ids)], np.int64),
+            "labels": labels,
+        }
+        log_probs, attention = self._session.run(["label_log_probs", "attention"], inputs)
+        return log_probs[0], attention[0].mean(0) if layer is None else attention[0, layer]
+
+    def _load(self) -> onnxruntime.InferenceSession:
+        """Make the session, from the files that the other sessions were made from."""
+        bundle = self._bundle
+        found = Bundle.open(bundle.directory).manifest
+        if found.files != bundle.manifest.files:
+            raise BundleError(f"{bundle.directory}: is now version {found.version}, but {bundle.manifest.version} is being served")
+        return open_session(str(bundle.scorer_path), self._num_threads)
