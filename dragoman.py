@@ -31,6 +31,7 @@ DEFAULT_SERVER = "127.0.0.1:8500"
 ServerOption = Annotated[str, typer.Option(metavar="HOST:PORT", envvar="DRAGOMAN_SERVER", help="Address of the server.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 BeamsOption = Annotated[int, typer.Option(min=1, help="Width of beam search; 1 is greedy.")]
+LengthPenaltyOption = Annotated[float | None, typer.Option(help="Exponent of the length in a beam's score; by default 1.")]
 TokenOption = Annotated[str | None, typer.Option(envvar="DRAGOMAN_TOKEN", help="Bearer token.")]
 AuthorityOption = Annotated[Path | None, typer.Option(help="PEM file of the server's certificate authority; turns TLS on.")]
 
@@ -92,6 +93,7 @@ def evaluate(
     server: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Translate with a running server.")] = None,
     model: Annotated[str, typer.Option(help="Which of the server's models.")] = "",
     num_beams: BeamsOption = 1,
+    length_penalty: LengthPenaltyOption = None,
     lowercase: Annotated[bool, typer.Option(help="Score without case.")] = False,
     as_json: JsonOption = False,
     token: TokenOption = None,
@@ -105,19 +107,20 @@ def evaluate(
         raise InputError("give exactly one of --checkpoint, --bundle and --server")
     if server is None and (model or ca is not None):
         raise InputError("--model and --ca go with --server")
-    if checkpoint is None and num_beams != 1:
-        raise InputError("--num-beams: bundles and servers decode greedily")
+    if length_penalty is not None and num_beams == 1:
+        raise InputError("--length-penalty goes with --num-beams above 1")
     sources, references = read_parallel(source, reference)
     if checkpoint is not None:
-        hypotheses = _translate_with_checkpoint(checkpoint, sources, num_beams)
+        hypotheses = _translate_with_checkpoint(checkpoint, sources, num_beams, length_penalty)
     elif bundle is not None:
-        from server.offline import OfflineTranslator
-
-        hypotheses = OfflineTranslator(bundle).translate(sources)
+        hypotheses = _translate_with_bundle(bundle, sources, num_beams, length_penalty)
     else:
+        from client.search import Search
+
         assert server is not None
+        search = Search(num_beams=num_beams, length_penalty=length_penalty)
         with _client(server, 60.0, token, ca) as client:
-            hypotheses = [result.text for result in client.generate_many(sources, model=model)]
+            hypotheses = [result.text for result in client.generate_many(sources, model=model, search=search)]
     scores = score(hypotheses, references, lowercase)
     if as_json:
         typer.echo(json.dumps(scores.to_dict()))
@@ -125,12 +128,21 @@ def evaluate(
         typer.echo(f"BLEU {scores.bleu:.2f}  {scores.bleu_signature}\nchrF {scores.chrf:.2f}  {scores.chrf_signature}")
 
 
-def _translate_with_checkpoint(checkpoint: Path, sources: list[str], num_beams: int) -> list[str]:
+def _translate_with_checkpoint(checkpoint: Path, sources: list[str], num_beams: int, length_penalty: float | None) -> list[str]:
     from model.checkpoint import Checkpoint
     from model.evaluate import translate as translate_with_checkpoint
 
     loaded = Checkpoint.load(checkpoint)
-    return translate_with_checkpoint(loaded.model, loaded.tokenizer, sources, num_beams)
+    penalty = 1.0 if length_penalty is None else length_penalty
+    return translate_with_checkpoint(loaded.model, loaded.tokenizer, sources, num_beams, penalty)
+
+
+def _translate_with_bundle(bundle: Path, sources: list[str], num_beams: int, length_penalty: float | None) -> list[str]:
+    from server.engine.messages import SearchOptions
+    from server.offline import OfflineTranslator
+
+    search = SearchOptions(num_beams=num_beams, length_penalty=1.0 if length_penalty is None else length_penalty)
+    return OfflineTranslator(bundle).translate(sources, search=search)
 
 
 @app.command()
@@ -200,15 +212,51 @@ def translate(
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Where its translation goes.")] = None,
     max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of an answer at the most.")] = None,
     truncate: Annotated[bool, typer.Option("--truncate", help="Cut sources that are too long.")] = False,
+    num_beams: Annotated[int | None, typer.Option(min=1, help="Width of beam search; by default 1, greedy.")] = None,
+    num_return_sequences: Annotated[int | None, typer.Option(min=1, help="Answers to each text, a line each.")] = None,
+    length_penalty: LengthPenaltyOption = None,
+    early_stopping: Annotated[bool, typer.Option("--early-stopping", help="End as soon as as many are finished.")] = False,
+    sample: Annotated[bool, typer.Option("--sample", help="Draw tokens at random.")] = False,
+    temperature: Annotated[float | None, typer.Option(help="For --sample: flattens probabilities above 1.")] = None,
+    top_k: Annotated[int, typer.Option(min=0, help="For --sample: draw from the k likeliest; 0 for all.")] = 0,
+    top_p: Annotated[float | None, typer.Option(help="For --sample: draw from the likeliest that make up this.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="For --sample: draw the same again.")] = None,
+    min_new_tokens: Annotated[int, typer.Option(min=0, help="Tokens before an answer may end.")] = 0,
+    repetition_penalty: Annotated[float | None, typer.Option(help="Above 1: tokens come again less easily.")] = None,
+    no_repeat_ngram_size: Annotated[int, typer.Option(min=0, help="No so many tokens come twice; 0 for no such rule.")] = 0,
+    forced_prefix: Annotated[str, typer.Option(metavar="TEXT", help="What answers start with.")] = "",
+    alternatives: Annotated[bool, typer.Option("--alternatives", help="Answers part after the prefix, at once.")] = False,
+    scores: Annotated[bool, typer.Option("--scores", help="Print each answer's score and a tab before it.")] = False,
+    log_probs: Annotated[bool, typer.Option("--log-probs", help="Tell each token's log-probability; with --json.")] = False,
+    top_log_probs: Annotated[int, typer.Option(min=0, help="Tell this many likeliest tokens too; with --json.")] = 0,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests under way at once.")] = 32,
     timeout: Annotated[float, typer.Option(min=0.001, help="Seconds for each request, retries included.")] = 60.0,
     token: TokenOption = None,
     ca: AuthorityOption = None,
 ) -> None:
     """Translate texts, lines or a file with a running server."""
+    from client.search import Search
     from client.translate import TranslateOptions, translate_file, translate_lines, translate_texts
 
-    options = TranslateOptions(model, max_new_tokens, truncate, concurrency, stream, as_json)
+    search = Search(
+        num_beams=num_beams,
+        num_return_sequences=num_return_sequences,
+        length_penalty=length_penalty,
+        early_stopping=early_stopping,
+        do_sample=sample,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        min_new_tokens=min_new_tokens,
+        repetition_penalty=repetition_penalty,
+        no_repeat_ngram_size=no_repeat_ngram_size,
+        forced_prefix=forced_prefix,
+        return_alternatives=alternatives,
+        return_log_probs=log_probs,
+        top_log_probs=top_log_probs,
+    )
+    options = TranslateOptions(model, max_new_tokens, truncate, concurrency, stream, as_json, search, scores)
     if (in_ is None) != (out is None):
         raise InputError("--in and --out go together")
     if in_ is not None and texts:
@@ -220,6 +268,29 @@ def translate(
             translate_texts(client, texts, sys.stdout, options)
         else:
             translate_lines(client, sys.stdin.buffer, sys.stdout, options)
+
+
+@app.command()
+def score(
+    source: Annotated[Path, typer.Option(help="Texts, one a line.")],
+    target: Annotated[Path, typer.Option(help="What each is scored with, line by line.")],
+    server: ServerOption = DEFAULT_SERVER,
+    model: Annotated[str, typer.Option(help="Which of the server's models; may be left out where it has one.")] = "",
+    alignment: Annotated[bool, typer.Option("--alignment", help="Print the links between words too.")] = False,
+    alignment_layer: Annotated[int | None, typer.Option(min=0, help="Decoder layer they are taken from; by default all.")] = None,
+    length_penalty: Annotated[float | None, typer.Option(help="Exponent of the length in a score.")] = None,
+    as_json: JsonOption = False,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests under way at once.")] = 32,
+    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds for each request, retries included.")] = 60.0,
+    token: TokenOption = None,
+    ca: AuthorityOption = None,
+) -> None:
+    """Score given translations with a running server: for each pair of lines its score and its log-probability."""
+    from client.score_files import ScoreOptions, score_files
+
+    options = ScoreOptions(model, length_penalty, alignment, alignment_layer, concurrency, as_json)
+    with _client(server, timeout, token, ca) as client:
+        score_files(client, source, target, sys.stdout, options)
 
 
 @app.command()

@@ -3,22 +3,28 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import grpc
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from client.aio_batch_stream import AsyncBatchRun
 from client.aio_stream import AsyncStream, is_task_cancelled
 from client.assembly import Assembly
+from client.batch import Batch, Outcome
 from client.errors import CallError, Cancelled, Unavailable, from_rpc_error
-from client.request import fill, generate_request
+from client.request import Request, fill, generate_request
 from client.results import ModelInfo, Result, model_from_proto, result_from_proto
 from client.retry import DEFAULT_RETRY, Attempts, RetryPolicy
+from client.scoring import Score, score_from_proto, score_request
+from client.search import GREEDY, Search
 from client.settings import DEFAULT_TARGET, ChannelOptions, Settings
 from protos import generation_pb2, generation_pb2_grpc
+
+Item = TypeVar("Item")
 
 
 class AsyncClient:
@@ -81,6 +87,8 @@ class AsyncClient:
         model: str = "",
         max_new_tokens: int | None = None,
         truncate: bool = False,
+        priority: int = 0,
+        search: Search = GREEDY,
         request_id: str | None = None,
         timeout_seconds: float | None = None,
     ) -> Result:
@@ -91,10 +99,12 @@ class AsyncClient:
             model: Model to ask; may be empty where the server has exactly one.
             max_new_tokens: Tokens to generate at the most; None for the model's default.
             truncate: Cut a source that is too long instead of refusing it.
+            priority: Among what waits, be served as if it had come this many seconds earlier.
+            search: How the answer is searched for.
             request_id: Id for the server's log; None makes one.
             timeout_seconds: Time for this call; None for the client's.
         """
-        request = generate_request(text, model=model, max_new_tokens=max_new_tokens, truncate=truncate, request_id=request_id)
+        request = generate_request(Request(text, model, max_new_tokens, truncate, priority, search, request_id))
         attempts = self._settings.attempts(timeout_seconds, request.request_id)
         return result_from_proto(await self._call(self._stub.Generate, request, attempts, request.request_id))
 
@@ -105,11 +115,13 @@ class AsyncClient:
         model: str = "",
         max_new_tokens: int | None = None,
         truncate: bool = False,
+        priority: int = 0,
+        search: Search = GREEDY,
         request_id: str | None = None,
         timeout_seconds: float | None = None,
     ) -> AsyncStream:
         """Generate the same answer in pieces; arguments as `generate`."""
-        request = generate_request(text, model=model, max_new_tokens=max_new_tokens, truncate=truncate, request_id=request_id)
+        request = generate_request(Request(text, model, max_new_tokens, truncate, priority, search, request_id))
         attempts = self._settings.attempts(timeout_seconds, request.request_id)
 
         def open_call(seconds: float) -> Any:
@@ -126,6 +138,8 @@ class AsyncClient:
         model: str = "",
         max_new_tokens: int | None = None,
         truncate: bool = False,
+        priority: int = 0,
+        search: Search = GREEDY,
         timeout_seconds: float | None = None,
     ) -> AsyncIterator[Result]:
         """Yield the answers of many texts in their order; the first that fails ends them and cancels the rest.
@@ -138,6 +152,8 @@ class AsyncClient:
             model: As for `generate`, as is what follows.
             max_new_tokens: Of each.
             truncate: Of each.
+            priority: Of each.
+            search: Of each.
             timeout_seconds: Of each.
         """
         if concurrency < 1:
@@ -147,7 +163,13 @@ class AsyncClient:
         async def work(text: str) -> Result:
             async with places:
                 return await self.generate(
-                    text, model=model, max_new_tokens=max_new_tokens, truncate=truncate, timeout_seconds=timeout_seconds
+                    text,
+                    model=model,
+                    max_new_tokens=max_new_tokens,
+                    truncate=truncate,
+                    priority=priority,
+                    search=search,
+                    timeout_seconds=timeout_seconds,
                 )
 
         source = aiter(texts if isinstance(texts, AsyncIterable) else _each(texts))
@@ -174,6 +196,79 @@ class AsyncClient:
             for task in pending:
                 task.cancel()
             await asyncio.gather(*pending, return_exceptions=True)
+
+    def generate_batch(
+        self,
+        requests: Iterable[Request] | AsyncIterable[Request],
+        *,
+        concurrency: int = 64,
+        timeout_seconds: float | None = None,
+    ) -> AsyncGenerator[Outcome, None]:
+        """Yield what becomes of many requests, as they finish, each with its place in the input; they share one stream.
+
+        A request that fails alone is yielded with its error, once it has been tried as often as the client's retry policy says;
+        so is the stream when it fails, with what is unanswered. Closing the generator cancels what runs.
+
+        Args:
+            requests: What to ask, read as outcomes are taken; one that raises ends the batch after what came before it.
+            concurrency: Requests under way at once.
+            timeout_seconds: Time for all of it; None for as long as it takes.
+
+        Raises:
+            CallError: If the stream fails for good.
+        """
+        clock = self._settings.clock
+        deadline = self._settings.deadline(timeout_seconds)
+
+        def open_call(messages: Any, seconds: float | None) -> Any:
+            self._check("")
+            return self._stub.GenerateBatch(messages, timeout=seconds, metadata=self._settings.metadata())
+
+        batch = Batch(self._settings.retry, deadline, clock)
+        source = requests if isinstance(requests, AsyncIterable) else _each(requests)
+        return AsyncBatchRun(batch, source, open_call, concurrency, deadline, clock, self._sleep).outcomes()
+
+    async def score(
+        self,
+        text: str,
+        target: str,
+        *,
+        model: str = "",
+        length_penalty: float | None = None,
+        return_alignment: bool = False,
+        return_word_alignment: bool = False,
+        alignment_layer: int | None = None,
+        priority: int = 0,
+        request_id: str | None = None,
+        timeout_seconds: float | None = None,
+    ) -> Score:
+        """Tell how likely the model finds a target that is given, and which tokens and words belong together.
+
+        Args:
+            text: The source.
+            target: The target; may be empty.
+            model: Model to ask; may be empty where the server has exactly one.
+            length_penalty: Exponent of the length in the score; None for 1.
+            return_alignment: Tell the encoder-decoder attention.
+            return_word_alignment: Tell the links between words.
+            alignment_layer: Decoder layer whose attention both speak of, from 0; None for the mean of all.
+            priority: Among what waits, be served as if it had come this many seconds earlier.
+            request_id: Id for the server's log; None makes one.
+            timeout_seconds: Time for this call; None for the client's.
+        """
+        request = score_request(
+            text,
+            target,
+            model=model,
+            length_penalty=length_penalty,
+            return_alignment=return_alignment,
+            return_word_alignment=return_word_alignment,
+            alignment_layer=alignment_layer,
+            priority=priority,
+            request_id=request_id,
+        )
+        attempts = self._settings.attempts(timeout_seconds, request.request_id)
+        return score_from_proto(await self._call(self._stub.Score, request, attempts, request.request_id), request)
 
     async def models(self, *, timeout_seconds: float | None = None) -> list[ModelInfo]:
         """List the server's models, ready or not, by name."""
@@ -225,6 +320,6 @@ class AsyncClient:
             raise Cancelled("the client is closed", request_id)
 
 
-async def _each(texts: Iterable[str]) -> AsyncIterator[str]:
-    for text in texts:
-        yield text
+async def _each(items: Iterable[Item]) -> AsyncIterator[Item]:
+    for item in items:
+        yield item

@@ -4,7 +4,7 @@ from typing import ClassVar, Protocol
 
 import grpc
 from google.protobuf.message import DecodeError
-from google.rpc import error_details_pb2
+from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 
@@ -105,6 +105,7 @@ _CLASSES: dict[str, type[CallError]] = {
         InternalError,
     )
 }
+_NAMES = {code.value[0]: code.name for code in grpc.StatusCode}
 
 
 class FailedCall(Protocol):
@@ -119,15 +120,26 @@ class FailedCall(Protocol):
 
 def from_rpc_error(error: FailedCall, request_id: str = "") -> CallError:
     """Turn a failed call of grpc or grpc.aio into the error of its status; an unknown status gives a plain `CallError`."""
-    name = error.code().name
-    message = error.details() or f"the server gave no reason ({name})"
-    return _CLASSES.get(name, CallError)(message, request_id, _retry_after_seconds(error), name)
-
-
-def _retry_after_seconds(error: FailedCall) -> float | None:
-    """Read google.rpc.RetryInfo; details that are malformed or contradict the status count as none."""
     try:
         status = rpc_status.from_call(error)
+    except (ValueError, DecodeError):  # details that are malformed or contradict the status count as none
+        status = None
+    return _make(error.code().name, error.details(), request_id, status)
+
+
+def from_status(status: status_pb2.Status, request_id: str = "") -> CallError:
+    """Turn a `google.rpc.Status` into the error that a call which failed with it would raise."""
+    return _make(_NAMES.get(status.code, "UNKNOWN"), status.message, request_id, status)
+
+
+def _make(name: str, message: str | None, request_id: str, status: status_pb2.Status | None) -> CallError:
+    message = message or f"the server gave no reason ({name})"
+    return _CLASSES.get(name, CallError)(message, request_id, _retry_after_seconds(status), name)
+
+
+def _retry_after_seconds(status: status_pb2.Status | None) -> float | None:
+    """Read google.rpc.RetryInfo; one that is malformed counts as none."""
+    try:
         for detail in status.details if status is not None else ():
             info = error_details_pb2.RetryInfo()
             if detail.Unpack(info):

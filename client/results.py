@@ -20,7 +20,7 @@ class Usage:
 
     Attributes:
         source_tokens: Tokens the encoder read.
-        generated_tokens: Tokens generated.
+        generated_tokens: Tokens generated for all answers, the forced prefix not.
     """
 
     source_tokens: int
@@ -47,12 +47,48 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """A whole answer.
+class TokenLogProb:
+    """A token and how likely the model finds it.
+
+    Attributes:
+        token: Its id.
+        piece: Its text in UTF-8, which may be a part of a character; empty for end-of-sequence.
+        log_prob: Natural logarithm of its probability, before temperature, penalties and suppression.
+        top: The likeliest tokens at its position, likeliest first; empty unless asked for, and for those tokens themselves.
+    """
+
+    token: int
+    piece: bytes
+    log_prob: float
+    top: tuple["TokenLogProb", ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One of a request's answers.
 
     Attributes:
         text: The answer.
-        tokens: Its token ids, end-of-sequence not included.
+        tokens: Its token ids, those of the forced prefix included, end-of-sequence not.
+        finish_reason: As `Result.finish_reason`.
+        score: Sum of the generated tokens' log-probabilities over their number to the power `length_penalty`.
+        log_probs: One for each generated token, end-of-sequence included, the forced prefix not; empty unless asked for.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason
+    score: float
+    log_probs: tuple[TokenLogProb, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a request is answered with.
+
+    Attributes:
+        text: The best answer; of samples the first drawn.
+        tokens: Its token ids, those of the forced prefix included, end-of-sequence not.
         finish_reason: `eos` if the model ended the sequence, `length` if `max_new_tokens` were generated.
         is_truncated: Whether the source was cut to the model's limit.
         model: The model that answered.
@@ -60,6 +96,9 @@ class Result:
         request_id: The request's id, as in the server's log.
         usage: Tokens read and generated.
         timings: Where the time went.
+        answers: All answers, the one above first: beams by falling score, samples as drawn, alternatives by falling
+            log-probability of the token they differ in.
+        seed: What the samples were drawn with; None without sampling.
     """
 
     text: str
@@ -71,11 +110,13 @@ class Result:
     request_id: str
     usage: Usage
     timings: Timings
+    answers: tuple[Answer, ...]
+    seed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of an answer that is streamed.
+    """A part of the first answer that is streamed.
 
     Attributes:
         text: Text that follows what came before; never half a character, may be empty.
@@ -125,14 +166,10 @@ def result_from_proto(message: generation_pb2.GenerateResponse) -> Result:
     Raises:
         InternalError: If its finish reason is not one this client knows.
     """
-    reason = _FINISH_REASONS.get(message.finish_reason)
-    if reason is None:
-        problem = f"the answer's finish_reason {message.finish_reason} is unknown; the server may be newer than this client"
-        raise InternalError(problem, message.request_id)
     return Result(
         text=message.text,
         tokens=tuple(message.tokens),
-        finish_reason=reason,
+        finish_reason=_finish_reason(message.finish_reason, message.request_id),
         is_truncated=message.is_truncated,
         model=message.model,
         model_version=message.model_version,
@@ -145,7 +182,31 @@ def result_from_proto(message: generation_pb2.GenerateResponse) -> Result:
             time_to_first_token_seconds=message.timings.time_to_first_token_seconds,
             total_seconds=message.timings.total_seconds,
         ),
+        answers=tuple(_answer_from_proto(answer, message.request_id) for answer in message.answers),
+        seed=message.seed if message.HasField("seed") else None,
     )
+
+
+def _answer_from_proto(message: generation_pb2.Answer, request_id: str) -> Answer:
+    return Answer(
+        text=message.text,
+        tokens=tuple(message.tokens),
+        finish_reason=_finish_reason(message.finish_reason, request_id),
+        score=message.score,
+        log_probs=tuple(map(_log_prob_from_proto, message.log_probs)),
+    )
+
+
+def _log_prob_from_proto(message: generation_pb2.TokenLogProb) -> TokenLogProb:
+    return TokenLogProb(message.token, message.piece, message.log_prob, tuple(map(_log_prob_from_proto, message.top)))
+
+
+def _finish_reason(number: int, request_id: str) -> FinishReason:
+    reason = _FINISH_REASONS.get(number)
+    if reason is None:
+        problem = f"the answer's finish_reason {number} is unknown; the server may be newer than this client"
+        raise InternalError(problem, request_id)
+    return reason
 
 
 def piece_from_proto(message: generation_pb2.GenerateStreamResponse) -> Piece:

@@ -72,6 +72,13 @@ class Settings:
             _check_timeout(timeout_seconds)
         return Attempts(self.retry, timeout_seconds, request_id, self.clock)
 
+    def deadline(self, timeout_seconds: float | None) -> float:
+        """Return when so many seconds have passed, on the clock; never, for None."""
+        if timeout_seconds is None:
+            return math.inf
+        _check_timeout(timeout_seconds)
+        return self.clock() + timeout_seconds
+
 
 def _check_timeout(seconds: float) -> None:
     if not (math.isfinite(seconds) and seconds > 0):

@@ -14,6 +14,7 @@ from client.output_file import replacing
 from client.progress import line_progress
 from client.results import Result
 from client.scope import Scope
+from client.search import GREEDY, Search
 from client.sync import Client
 from model.errors import InputError
 
@@ -31,8 +32,11 @@ class TranslateOptions:
         truncate: Cut a source that is too long instead of refusing it.
         concurrency: Calls in flight at once.
         is_streamed: Print pieces as they come, one text after the other.
-        is_json: Print each answer as a JSON object in a line, with every field of `Result`; all but the text and the tokens of
-            a blank line are null.
+        is_json: Print what a text is answered with as a JSON object in a line, with every field of `Result`; all but the text and
+            the tokens of a blank line are null, and what is not UTF-8 in a token's piece becomes U+FFFD.
+        search: How answers are searched for. Of several to a text each has a line; there are as many for each text, blank ones
+            where it is blank or has fewer answers.
+        has_scores: Print each answer's score and a tab before it.
     """
 
     model: str = ""
@@ -41,16 +45,29 @@ class TranslateOptions:
     concurrency: int = 32
     is_streamed: bool = False
     is_json: bool = False
+    search: Search = GREEDY
+    has_scores: bool = False
 
     def __post_init__(self) -> None:
         if self.concurrency < 1:
             raise InputError(f"concurrency: {self.concurrency} is less than 1")
         if self.is_streamed and self.is_json:
             raise InputError("pieces as they come (stream) and whole answers (json) exclude each other")
+        if self.is_streamed and (self.has_scores or self.num_answers > 1):
+            raise InputError("pieces as they come (stream) are of one answer and have no scores")
+        if (self.search.return_log_probs or self.search.top_log_probs) and not self.is_json:
+            raise InputError("log-probabilities of tokens are printed as JSON (json) only")
+        if self.has_scores and self.is_json:
+            raise InputError("JSON (json) has the scores; printing them before each answer (scores) is for lines")
+
+    @property
+    def num_answers(self) -> int:
+        """Answers to each text."""
+        return 1 if self.search.num_return_sequences is None else self.search.num_return_sequences
 
 
 def translate_texts(client: Client, texts: Sequence[str], out: TextIO, options: TranslateOptions) -> None:
-    """Write the answer to each text, a line each, in order.
+    """Write the answer to each text, a line each, in order; where several are asked for, all of a text's together.
 
     Raises:
         InputError: If the server refuses a text, saying which and why.
@@ -102,7 +119,7 @@ def translate_file(client: Client, in_path: Path, out_path: Path, options: Trans
         closing(_answers(client, lines, f"{in_path}, line", options)) as answers,
     ):
         for answer in answers:
-            file.write(_line(answer, options))
+            file.write(_lines(answer, options))
             advance()
     return len(lines)
 
@@ -115,7 +132,7 @@ def _write_answers(client: Client, lines: Iterable[str | Pause], label: str, out
         return
     with closing(_answers(client, lines, label, options)) as answers:
         for answer in answers:
-            out.write(_line(answer, options))
+            out.write(_lines(answer, options))
             out.flush()
 
 
@@ -128,7 +145,12 @@ def _answers(
         if not line.strip():
             return None
         return client.generate(
-            line, model=options.model, max_new_tokens=options.max_new_tokens, truncate=options.truncate, scope=scope
+            line,
+            model=options.model,
+            max_new_tokens=options.max_new_tokens,
+            truncate=options.truncate,
+            search=options.search,
+            scope=scope,
         )
 
     number = 1
@@ -147,7 +169,11 @@ def _write_pieces(client: Client, text: str, label: str, out: TextIO, options: T
     try:
         if not is_begun:
             with client.stream(
-                text, model=options.model, max_new_tokens=options.max_new_tokens, truncate=options.truncate
+                text,
+                model=options.model,
+                max_new_tokens=options.max_new_tokens,
+                truncate=options.truncate,
+                search=options.search,
             ) as stream:
                 for piece in stream:
                     is_begun = True
@@ -161,10 +187,22 @@ def _write_pieces(client: Client, text: str, label: str, out: TextIO, options: T
             out.flush()
 
 
-def _line(answer: Result | None, options: TranslateOptions) -> str:
-    if not options.is_json:
-        return ("" if answer is None else answer.text.translate(_LINE_BREAKS)) + "\n"
-    if answer is None:
-        blank = {field.name: None for field in fields(Result)}
-        return json.dumps({**blank, "text": "", "tokens": []}) + "\n"
-    return json.dumps(asdict(answer), ensure_ascii=False) + "\n"
+def _lines(result: Result | None, options: TranslateOptions) -> str:
+    """Return what is printed for a text, None for a blank one."""
+    if options.is_json:
+        blank = {field.name: None for field in fields(Result)} | {"text": "", "tokens": []}
+        return json.dumps(blank if result is None else asdict(result), ensure_ascii=False, default=_decode) + "\n"
+    if result is None:
+        return "\n" * options.num_answers
+    if options.num_answers == 1 and not options.has_scores:
+        return _line(result.text)
+    lines = [(f"{answer.score:.6f}\t" if options.has_scores else "") + _line(answer.text) for answer in result.answers]
+    return "".join(lines) + "\n" * (options.num_answers - len(lines))
+
+
+def _line(text: str) -> str:
+    return text.translate(_LINE_BREAKS) + "\n"
+
+
+def _decode(piece: bytes) -> str:
+    return piece.decode(errors="replace")

@@ -14,13 +14,15 @@ from msgspec import Meta, Struct
 from model.errors import InputError
 from model.tokenizer import Tokenizer, TokenizerError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST_FILE = "bundle.json"
 PARITY_FILE = "parity.json"
 ENCODER_FILE, ENCODER_WEIGHTS_FILE = "encoder.onnx", "encoder.weights"
 DECODER_FILE, DECODER_WEIGHTS_FILE = "decoder.onnx", "decoder.weights"
+# The scorer reads its weights from the files of the other two graphs.
+SCORER_FILE = "scorer.onnx"
 TOKENIZER_DIRECTORY = "tokenizer"
-REQUIRED_FILES = (ENCODER_FILE, ENCODER_WEIGHTS_FILE, DECODER_FILE, DECODER_WEIGHTS_FILE)
+REQUIRED_FILES = (ENCODER_FILE, ENCODER_WEIGHTS_FILE, DECODER_FILE, DECODER_WEIGHTS_FILE, SCORER_FILE)
 
 Precision = Literal["fp32"]
 Count = Annotated[int, Meta(ge=1)]
@@ -48,12 +50,14 @@ def cross_kv_names(num_layers: int) -> list[str]:
 
 
 class Tensors(Struct, frozen=True, forbid_unknown_fields=True):
-    """Inputs and outputs of both graphs, in the graphs' order."""
+    """Inputs and outputs of the graphs, in the graphs' order."""
 
     encoder_inputs: list[str]
     encoder_outputs: list[str]
     decoder_inputs: list[str]
     decoder_outputs: list[str]
+    scorer_inputs: list[str]
+    scorer_outputs: list[str]
 
     @classmethod
     def of_layers(cls, num_decoder_layers: int) -> "Tensors":
@@ -64,6 +68,8 @@ class Tensors(Struct, frozen=True, forbid_unknown_fields=True):
             encoder_outputs=cross_kv,
             decoder_inputs=["prev_ids", "positions", "src_lens", "num_candidates", *self_kv_names(num_decoder_layers), *cross_kv],
             decoder_outputs=["candidate_ids", "candidate_log_probs", *self_kv_output_names(num_decoder_layers)],
+            scorer_inputs=["src_ids", "src_lens", "tgt_ids", "tgt_lens", "labels"],
+            scorer_outputs=["label_log_probs", "attention"],
         )
 
 
@@ -86,12 +92,15 @@ class Parity(Struct, frozen=True, forbid_unknown_fields=True):
     """The headline of the parity report, which `parity.json` has in full.
 
     Attributes:
-        tolerance: Largest difference of a log-probability that export accepts.
-        max_log_prob_difference: Largest difference there was between the graphs and eager PyTorch.
+        tolerance: Largest difference of a log-probability or an attention weight that export accepts.
+        max_log_prob_difference: Largest difference there was between the decoder and eager PyTorch.
         num_rows: Teacher-forced rows compared over the whole vocabulary.
         num_steps: Decode steps these took.
         num_sentences: Sources decoded greedily on both sides.
         num_token_mismatches: Sources whose tokens parted, each at a tie within the tolerance.
+        num_pairs: Pairs scored by the scorer.
+        max_score_difference: Largest difference of a target token's log-probability between the scorer and eager PyTorch.
+        max_attention_difference: The same of an attention weight.
     """
 
     tolerance: float
@@ -100,6 +109,9 @@ class Parity(Struct, frozen=True, forbid_unknown_fields=True):
     num_steps: int
     num_sentences: int
     num_token_mismatches: int
+    num_pairs: int
+    max_score_difference: float
+    max_attention_difference: float
 
 
 class Manifest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -123,7 +135,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         max_source_tokens: Longest source, end-of-sequence included.
         max_target_tokens: Most tokens that can be generated, end-of-sequence included; no cache needs more room (T).
         default_max_new_tokens: Tokens generated at the most when a request does not say.
-        tensors: Inputs and outputs of both graphs.
+        tensors: Inputs and outputs of the graphs.
         files: Every file of the bundle but the manifest, by its path relative to the bundle, with forward slashes.
         origin: Where it came from.
         parity: How close it is to the checkpoint.
@@ -220,6 +232,11 @@ class Bundle:
     def decoder_path(self) -> Path:
         """The decode-step graph; its weights lie beside it."""
         return self.directory / DECODER_FILE
+
+    @property
+    def scorer_path(self) -> Path:
+        """The scorer graph; its weights are those of the other two."""
+        return self.directory / SCORER_FILE
 
     def tokenizer(self) -> Tokenizer:
         """Load the tokeniser.

@@ -1,4 +1,4 @@
-"""From a checkpoint to a bundle: trace both graphs, prove them right, describe them, and put the directory in its place."""
+"""From a checkpoint to a bundle: trace the graphs, prove them right, describe them, and put the directory in its place."""
 
 import os
 import re
@@ -16,6 +16,7 @@ from export.bundle import (
     ENCODER_WEIGHTS_FILE,
     MANIFEST_FILE,
     PARITY_FILE,
+    SCORER_FILE,
     TOKENIZER_DIRECTORY,
     Bundle,
     FileEntry,
@@ -28,7 +29,8 @@ from export.bundle import (
 )
 from export.graphs import EncoderGraph, StepGraph
 from export.parity import ParityReport
-from export.tracing import input_output_names, trace, write
+from export.scorer_graph import ScorerGraph
+from export.tracing import input_output_names, trace, write, write_sharing
 from export.verify import verify
 from model.checkpoint import WEIGHTS_FILE, Checkpoint
 from model.errors import InputError
@@ -104,14 +106,15 @@ def _check_output(output: Path, is_forced: bool) -> None:
 
 def _write_files(checkpoint: Checkpoint, directory: Path) -> tuple[Tensors, ParityReport]:
     """Write everything but the manifest, and verify it; return what the graphs have and how close they are."""
-    encoder, decoder = trace(EncoderGraph(checkpoint.model)), trace(StepGraph(checkpoint.model))
-    write(encoder, directory / ENCODER_FILE, ENCODER_WEIGHTS_FILE)
-    write(decoder, directory / DECODER_FILE, DECODER_WEIGHTS_FILE)
+    graphs = [trace(graph(checkpoint.model)) for graph in (EncoderGraph, StepGraph, ScorerGraph)]
+    write(graphs[0], directory / ENCODER_FILE, ENCODER_WEIGHTS_FILE)
+    write(graphs[1], directory / DECODER_FILE, DECODER_WEIGHTS_FILE)
+    write_sharing(graphs[2], directory / SCORER_FILE, [directory / ENCODER_FILE, directory / DECODER_FILE])
     (directory / TOKENIZER_DIRECTORY).mkdir()
     checkpoint.tokenizer.save(directory / TOKENIZER_DIRECTORY)
     report = verify(checkpoint, directory)
     (directory / PARITY_FILE).write_bytes(_to_json(report))
-    return Tensors(*input_output_names(encoder), *input_output_names(decoder)), report
+    return Tensors(*(names for graph in graphs for names in input_output_names(graph))), report
 
 
 def _describe(

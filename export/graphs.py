@@ -1,4 +1,6 @@
-"""The two graphs as PyTorch modules: `model.transformer`'s encoder and decoder with an attention backend that emits ONNX operators.
+"""The two graphs that generate: `model.transformer`'s encoder and decoder with an attention backend that emits ONNX operators.
+
+The graph that scores is in `scorer_graph`.
 
 Nothing here computes attention: when it is traced, a layer's attention becomes one `com.microsoft.GroupQueryAttention` node with as
 many key/value heads as query heads, the one operator of ONNX Runtime with a length per row and a cache that is updated in place.

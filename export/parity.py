@@ -33,7 +33,7 @@ class ParityReport(Struct, frozen=True, forbid_unknown_fields=True):
     """What was compared and how close it was.
 
     Attributes:
-        tolerance: Largest difference of a log-probability that is accepted.
+        tolerance: Largest difference of a log-probability or an attention weight that is accepted.
         max_log_prob_difference: Largest there was, over every token of the vocabulary at every compared position.
         num_rows: Teacher-forced rows compared with eager full-sequence passes.
         num_positions: Positions compared in them.
@@ -44,6 +44,9 @@ class ParityReport(Struct, frozen=True, forbid_unknown_fields=True):
         num_sentences: Sources decoded greedily by the graphs and by the eager model.
         num_tokens: Tokens these gave.
         num_token_mismatches: Sources whose tokens parted, each where eager's two best tokens were within the tolerance.
+        num_pairs: Pairs of source and target scored, see `scorer_parity`.
+        max_score_difference: Largest difference of a target token's log-probability between the scorer and the eager model.
+        max_attention_difference: The same of an attention weight.
     """
 
     tolerance: float
@@ -57,6 +60,9 @@ class ParityReport(Struct, frozen=True, forbid_unknown_fields=True):
     num_sentences: int
     num_tokens: int
     num_token_mismatches: int
+    num_pairs: int
+    max_score_difference: float
+    max_attention_difference: float
 
     def headline(self) -> Parity:
         """Return what the manifest quotes."""
@@ -80,7 +86,7 @@ class Slots(Protocol):
 
 
 class Runner(Protocol):
-    """The two graphs, ready to run."""
+    """The encoder and the decode step, ready to run."""
 
     def encode(self, sources: Sequence[list[int]]) -> list[CrossKV]:
         """Encode sources in one right-padded batch → per source, the cross keys and values `[H, S, Dh]` of all layers."""

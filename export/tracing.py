@@ -3,9 +3,10 @@
 The bytes written depend on the weights and the libraries' versions alone: no time, no path and no stack trace is left in them.
 """
 
+import hashlib
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import torch
 from onnx_ir.passes.common import ClearMetadataAndDocStringPass, RemoveUnusedNodesPass, RemoveUnusedOpsetsPass
 
 from export.graphs import EncoderGraph, StepGraph
+from export.scorer_graph import ScorerGraph
 
 OPSET_VERSION = 20
 IR_VERSION = 10
@@ -24,7 +26,7 @@ NO_LIMIT = 2**62
 MAX_INLINE_BYTES = 256
 
 
-def trace(module: EncoderGraph | StepGraph) -> onnx_ir.Model:
+def trace(module: EncoderGraph | StepGraph | ScorerGraph) -> onnx_ir.Model:
     """Return a module's ONNX graph, folded and stripped, its weights still shared with the module."""
     inputs, axes = module.eval().example()
     with _quiet(), torch.no_grad():
@@ -62,6 +64,35 @@ def input_output_names(model: onnx_ir.Model) -> tuple[list[str], list[str]]:
 def write(model: onnx_ir.Model, graph_path: Path, weights_name: str) -> None:
     """Write a graph and, in one file beside it, its weights."""
     onnx_ir.save(model, graph_path, external_data=weights_name, size_threshold_bytes=MAX_INLINE_BYTES)
+
+
+def write_sharing(model: onnx_ir.Model, graph_path: Path, others: Sequence[Path]) -> None:
+    """Write a graph that reads its weights from the files of others, written before beside it; what they lack stays inside it."""
+    stored = {
+        _fingerprint(value.const_value): value.const_value
+        for path in others
+        for value in onnx_ir.load(path).graph.initializers.values()
+        if isinstance(value.const_value, onnx_ir.ExternalTensor)
+    }
+    for value in model.graph.initializers.values():
+        assert value.const_value is not None
+        found = stored.get(_fingerprint(value.const_value))
+        if found is not None:
+            value.const_value = onnx_ir.ExternalTensor(
+                found.location,
+                found.offset,
+                found.length,
+                found.dtype,
+                shape=found.shape,
+                name=str(value.name),
+                base_dir=graph_path.parent,
+            )
+    onnx_ir.save(model, graph_path)
+
+
+def _fingerprint(tensor: onnx_ir.TensorProtocol) -> tuple[str, tuple[object, ...], str]:
+    """Return what two tensors that are the same have in common."""
+    return str(tensor.dtype), tuple(tensor.shape), hashlib.sha256(tensor.tobytes()).hexdigest()
 
 
 @contextmanager

@@ -7,8 +7,9 @@ import numpy as np
 import onnxruntime
 import torch
 
-from export.bundle import DECODER_FILE, ENCODER_FILE, BundleError, Tensors, cross_kv_names, self_kv_names
+from export.bundle import DECODER_FILE, ENCODER_FILE, SCORER_FILE, BundleError, Tensors, cross_kv_names, self_kv_names
 from export.parity import Comparison, CrossKV, EagerReference, Floats, Ints, ParityError, ParityReport, Row, drive
+from export.scorer_parity import Pair, ScorerComparison, check_scorer, padded
 from model.checkpoint import Checkpoint
 from model.config import ModelConfig
 from model.decode import Hypothesis, greedy_search
@@ -87,7 +88,7 @@ class OnnxSlots:
 
 
 class OnnxRunner:
-    """The two graphs of a directory in CPU sessions, with as many threads as PyTorch has."""
+    """The graphs of a directory in CPU sessions, with as many threads as PyTorch has."""
 
     def __init__(self, directory: Path, config: ModelConfig) -> None:
         """Load them.
@@ -100,29 +101,26 @@ class OnnxRunner:
         options.log_severity_level = 4
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         sessions = []
-        for name in (ENCODER_FILE, DECODER_FILE):
+        for name in (ENCODER_FILE, DECODER_FILE, SCORER_FILE):
             try:
                 sessions.append(onnxruntime.InferenceSession(directory / name, options, providers=["CPUExecutionProvider"]))
             except Exception as error:  # the library's errors have no common base but this
                 raise BundleError(f"{directory / name}: ONNX Runtime cannot load it: {error}") from error
         self.config = config
-        self.encoder, self.decoder = sessions
+        self.encoder, self.decoder, self.scorer = sessions
         if self.tensors != Tensors.of_layers(config.num_decoder_layers):
             raise BundleError(f"{directory}: the graphs' inputs and outputs are not those of a model with this configuration")
 
     @property
     def tensors(self) -> Tensors:
         """Inputs and outputs that the graphs really have."""
-        encoder, decoder = self.encoder, self.decoder
-        values = (encoder.get_inputs(), encoder.get_outputs(), decoder.get_inputs(), decoder.get_outputs())
+        sessions = self.encoder, self.decoder, self.scorer
+        values = (group for session in sessions for group in (session.get_inputs(), session.get_outputs()))
         return Tensors(*([value.name for value in group] for group in values))
 
     def encode(self, sources: Sequence[list[int]]) -> list[CrossKV]:
         """See `Runner`."""
-        lengths = np.array([len(source) for source in sources], np.int64)
-        ids = np.full((len(sources), lengths.max()), self.config.pad_id, np.int64)
-        for row, source in zip(ids, sources, strict=True):
-            row[: len(source)] = source
+        ids, lengths = padded(sources, self.config.pad_id)
         outputs = self.encoder.run(None, {"src_ids": ids, "src_lens": lengths})
         return [[output[i, :, :length].copy() for output in outputs] for i, length in enumerate(lengths)]
 
@@ -130,13 +128,25 @@ class OnnxRunner:
         """See `Runner`."""
         return OnnxSlots(self.decoder, self.config, num_slots, max_targets, max_sources)
 
+    def score(self, pairs: Sequence[Pair]) -> tuple[Floats, Floats]:
+        """See `scorer_parity.Scorer`."""
+        config = self.config
+        src_ids, src_lens = padded([pair.source for pair in pairs], config.pad_id)
+        labels, tgt_lens = padded([pair.target for pair in pairs], config.pad_id)
+        tgt_ids = np.roll(labels, 1, 1)
+        tgt_ids[:, 0] = config.decoder_start_id
+        inputs = {"src_ids": src_ids, "src_lens": src_lens, "tgt_ids": tgt_ids, "tgt_lens": tgt_lens, "labels": labels}
+        log_probs, attention = self.scorer.run(None, inputs)
+        return log_probs, attention
+
 
 def verify(checkpoint: Checkpoint, directory: Path, tolerance: float = TOLERANCE) -> ParityReport:
     """Compare the graphs in a directory with the checkpoint.
 
-    Three things must hold. Teacher-forced rows of many lengths, batched at different positions, give the log-probabilities of eager
+    Four things must hold. Teacher-forced rows of many lengths, batched at different positions, give the log-probabilities of eager
     full-sequence passes. Some of them, decoded alone, give bit-identical results. Greedy decoding gives the tokens of
-    `model.decode.greedy_search`, except past a tie within the tolerance.
+    `model.decode.greedy_search`, except past a tie within the tolerance. The scorer gives the same rows the eager model's
+    log-probabilities and attention weights.
 
     Raises:
         BundleError: If the graphs cannot be loaded or have other inputs and outputs.
@@ -151,6 +161,9 @@ def verify(checkpoint: Checkpoint, directory: Path, tolerance: float = TOLERANCE
         _check_alone(runner, row, config.target_vocab_size)
     sources = greedy_sources(checkpoint)
     num_tokens, num_mismatches = _check_greedy(runner, model, sources, tolerance)
+    pairs = [Pair(row.source, [*row.inputs[1:], config.eos_id]) for row in rows]
+    scores = ScorerComparison(model, tolerance)
+    check_scorer(runner, pairs, scores, NUM_SLOTS, NUM_ROWS_ALONE)
     return ParityReport(
         tolerance=tolerance,
         max_log_prob_difference=comparison.max_difference,
@@ -163,6 +176,9 @@ def verify(checkpoint: Checkpoint, directory: Path, tolerance: float = TOLERANCE
         num_sentences=len(sources),
         num_tokens=num_tokens,
         num_token_mismatches=num_mismatches,
+        num_pairs=len(pairs),
+        max_score_difference=scores.max_log_prob_difference,
+        max_attention_difference=scores.max_attention_difference,
     )
 
 

@@ -8,9 +8,16 @@ from pathlib import Path
 
 @contextmanager
 def replaced(path: Path) -> Iterator[Path]:
-    """Lend a name beside `path` to write to; it takes the place of `path` when the block ends without an error."""
+    """Lend a name beside `path` to write to; it takes the place of `path` when the block ends without an error.
+
+    It gets the access rights of any new file, whatever the writer gives it (that of safetensors lets only the owner read).
+    """
     temporary = path.with_name(f"{path.name}.tmp")
+    temporary.unlink(missing_ok=True)
+    temporary.touch()
+    rights = temporary.stat().st_mode
     yield temporary
+    temporary.chmod(rights)
     os.replace(temporary, path)
 
 

@@ -12,7 +12,7 @@ import msgspec
 import structlog
 
 from server.engine.client import EngineClient
-from server.engine.messages import Finished, Ready, Request, Statistics, Tokens
+from server.engine.messages import Finished, Ready, Request, Scored, ScoreRequest, Statistics, Tokens
 from server.engine.settings import EngineSettings
 from server.errors import Unavailable
 from server.hosts import Host, ProcessHost, ThreadHost
@@ -118,6 +118,10 @@ class SupervisedEngine:
         async with contextlib.aclosing(self._ready_client().stream(request)) as events:
             async for event in events:
                 yield event
+
+    async def score(self, request: ScoreRequest) -> Scored:
+        """See `EngineClient.score`."""
+        return await self._ready_client().score(request)
 
     async def start(self) -> None:
         """Start the engine, wait until it is ready, and keep it running from then on.

@@ -10,6 +10,7 @@ import pytest
 from prometheus_client.registry import CollectorRegistry
 
 from model.training_config import TrainingConfig
+from protos import generation_pb2
 from server.config import ServerConfig
 from server.telemetry.metrics import Metrics
 
@@ -79,3 +80,22 @@ def test_python_examples_name_what_exists(document: Path) -> None:
             if isinstance(node, ast.ImportFrom) and node.module:
                 module = importlib.import_module(node.module)
                 assert all(hasattr(module, alias.name) for alias in node.names), ast.unparse(node)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "GenerateRequest",
+        "GenerateResponse",
+        "Answer",
+        "TokenLogProb",
+        "GenerateBatchResponse",
+        "ScoreRequest",
+        "ScoreResponse",
+        "Alignment",
+    ],
+)
+def test_every_field_of_the_api_is_described(name: str) -> None:
+    text = (ROOT / "docs/api.md").read_text(encoding="utf-8")
+    for field in generation_pb2.DESCRIPTOR.message_types_by_name[name].fields:
+        assert f"`{field.name}`" in text, field.name

@@ -30,8 +30,8 @@ def new_incident() -> str:
     return secrets.token_hex(8)
 
 
-def to_status(error: ServiceError, request_id: str = "") -> grpc.Status:
-    """Return the gRPC status of an error.
+def to_message(error: ServiceError, request_id: str = "") -> Status:
+    """Return an error as the message `google.rpc.Status`.
 
     Its details hold `google.rpc.RetryInfo`, rounded up to milliseconds, where trying again makes sense, and
     `google.rpc.RequestInfo` where the request has an id.
@@ -43,7 +43,12 @@ def to_status(error: ServiceError, request_id: str = "") -> grpc.Status:
         status.details.append(_pack(RetryInfo(retry_delay=delay)))
     if request_id:
         status.details.append(_pack(RequestInfo(request_id=request_id)))
-    result: grpc.Status = rpc_status.to_status(status)
+    return status
+
+
+def to_status(error: ServiceError, request_id: str = "") -> grpc.Status:
+    """Return the gRPC status of an error; details as `to_message`."""
+    result: grpc.Status = rpc_status.to_status(to_message(error, request_id))
     return result
 
 

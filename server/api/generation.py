@@ -1,44 +1,46 @@
-"""The dragoman.v1.Generation service: text in, text out. It owns the answer's shape; how requests run is the engine's business.
+"""The dragoman.v1.Generation service: text in, text out. How requests run is the engine's business.
 
-Errors are raised as `server.errors` and become statuses in the interceptor, which also counts them; an answer is counted here.
+Errors are raised as `server.errors` and become statuses where they are counted: in the interceptor, or in a batch's stream. An
+answer is counted here.
 """
 
-import time
-from collections.abc import AsyncGenerator
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from typing import NoReturn, cast
+from typing import cast
 
 from structlog.contextvars import bind_contextvars
 
 from model.tokenizer import StreamingDetokenizer
 from protos import generation_pb2, generation_pb2_grpc
+from server.api.answers import FINISH_REASONS, raise_ending, to_response
+from server.api.batch import Batch
 from server.api.calls import Call, current_call
 from server.api.interceptors import Context
 from server.api.ports import Model, Models
+from server.api.records import Records
+from server.api.scoring import prepare_pair, raise_pair_ending, to_score_response
 from server.api.validation import Prepared, Validator, check_model_name
 from server.engine import messages
-from server.errors import Cancelled, DeadlineExceeded, QueueFull, StepFailed, Unavailable
 from server.telemetry.metrics import Metrics
-
-FINISH_REASONS: dict[messages.FinishReason, generation_pb2.FinishReason] = {
-    "eos": generation_pb2.FINISH_REASON_EOS,
-    "length": generation_pb2.FINISH_REASON_LENGTH,
-}
-RETRY_SECONDS = 1.0
 
 
 class GenerationServicer(generation_pb2_grpc.GenerationServicer):
     """Serves every RPC of the service. Method names are the protocol's."""
 
-    def __init__(self, models: Models, metrics: Metrics) -> None:
+    def __init__(self, models: Models, metrics: Metrics, records: Records, draining: asyncio.Event) -> None:
         """Serve these models.
 
         Args:
             models: What is loaded.
             metrics: Where answers are counted.
+            records: What writes the record of each request of a batch.
+            draining: Set once no new request is to be served.
         """
         self._models = models
         self._metrics = metrics
+        self._records = records
+        self._draining = draining
         self._validator = Validator()
 
     async def Generate(self, request: generation_pb2.GenerateRequest, context: Context) -> generation_pb2.GenerateResponse:
@@ -47,7 +49,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         prepared = await self._prepare(request, context, call, model, is_streamed=False)
         finished = await model.engine.generate(prepared.request)
         self._check(call, model, prepared, finished)
-        response = _to_response(call, model, prepared, finished, model.tokenizer.decode(finished.token_ids))
+        text = model.tokenizer.decode(finished.answers[0].token_ids)
+        response = to_response(call, model, prepared, finished, text)
         self._metrics.observe_finished(model.name, prepared.request, finished)
         return response
 
@@ -75,11 +78,28 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         if finished is None:
             raise RuntimeError("the engine's stream ended without saying how")
         self._check(call, model, prepared, finished)
-        rest = finished.token_ids[num_sent:]
+        rest = finished.answers[0].token_ids[num_sent:]
         pieces.append(detokenizer.push(rest) + detokenizer.finish())
-        response = _to_response(call, model, prepared, finished, "".join(pieces))
+        response = to_response(call, model, prepared, finished, "".join(pieces))
         await context.write(generation_pb2.GenerateStreamResponse(text=pieces[-1], tokens=rest, result=response))
         self._metrics.observe_finished(model.name, prepared.request, finished)
+
+    async def GenerateBatch(self, requests: AsyncIterator[generation_pb2.GenerateRequest], context: Context) -> None:
+        """Write the answer to each request of a stream when it is there."""
+        await Batch(self.Generate, self._models, self._records, context).serve(requests, self._draining)
+
+    async def Score(self, request: generation_pb2.ScoreRequest, context: Context) -> generation_pb2.ScoreResponse:
+        """Return the scores of a pair."""
+        call, model = self._begin(request)
+        remaining = context.time_remaining()
+        pair = await prepare_pair(request, model, self._validator, arrival=call.arrival, remaining_seconds=remaining)
+        call.source_tokens = len(pair.source_ids)
+        scored = await model.engine.score(pair)
+        if scored.reason != "eos":
+            raise_pair_ending(scored)
+        response = to_score_response(call, model, request, pair, scored)
+        self._metrics.observe_scored(model.name, pair, scored)
+        return response
 
     async def ListModels(self, _: generation_pb2.ListModelsRequest, context: Context) -> generation_pb2.ListModelsResponse:
         """Describe every model."""
@@ -89,7 +109,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         """Describe one model."""
         return _describe(self._models.get(check_model_name(request.model)))
 
-    def _begin(self, request: generation_pb2.GenerateRequest) -> tuple[Call, Model]:
+    def _begin(self, request: generation_pb2.GenerateRequest | generation_pb2.ScoreRequest) -> tuple[Call, Model]:
         """Return the RPC's record, which now knows its model, and the model."""
         model = self._models.get(check_model_name(request.model))
         call = current_call.get()
@@ -112,50 +132,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         call.generated_tokens = finished.num_generated
         if finished.reason not in FINISH_REASONS:
             self._metrics.observe_finished(model.name, prepared.request, finished)
-            _raise(finished)
-
-
-def _raise(finished: messages.Finished) -> NoReturn:
-    """Raise what an ending that is no answer means to the caller."""
-    match finished.reason:
-        case "cancelled":
-            raise Cancelled("the request was cancelled")
-        case "deadline":
-            raise DeadlineExceeded(f"the deadline passed after {finished.num_generated} tokens")
-        case "queue_full":
-            raise QueueFull("too many requests are waiting", retry_after_seconds=finished.retry_after_seconds)
-        case "draining":
-            raise Unavailable("the model's engine is shutting down", retry_after_seconds=RETRY_SECONDS)
-        case "step_failed":
-            raise StepFailed(f"generation failed; quote incident {finished.incident}")
-        case _:
-            raise AssertionError(f"{finished.reason} is an answer")
-
-
-def _to_response(
-    call: Call, model: Model, prepared: Prepared, finished: messages.Finished, text: str
-) -> generation_pb2.GenerateResponse:
-    """Return the answer's message."""
-    arrival = prepared.request.arrival
-    admitted = arrival if finished.admitted is None else finished.admitted
-    first_token = finished.ended if finished.first_token is None else finished.first_token
-    return generation_pb2.GenerateResponse(
-        request_id=call.request_id,
-        model=model.name,
-        model_version=model.version,
-        text=text,
-        tokens=finished.token_ids,
-        finish_reason=FINISH_REASONS[finished.reason],
-        is_truncated=prepared.is_truncated,
-        usage=generation_pb2.Usage(source_tokens=len(prepared.request.source_ids), generated_tokens=finished.num_generated),
-        timings=generation_pb2.Timings(
-            queue_seconds=admitted - arrival,
-            prefill_seconds=finished.prefill_seconds,
-            decode_seconds=finished.ended - first_token,
-            time_to_first_token_seconds=first_token - arrival,
-            total_seconds=time.monotonic() - arrival,
-        ),
-    )
+            raise_ending(finished)
 
 
 def _describe(model: Model) -> generation_pb2.Model:

@@ -1,25 +1,25 @@
-"""What happens around every RPC: its id, its one log line, its one failure count, its status, and the drain.
+"""What happens around every RPC: its id, its record, its status, and the drain.
+
+A stream of requests (GenerateBatch) is one RPC here; what becomes of each request on it is `server/api/batch.py`'s business.
 
 Health RPCs pass untouched: probes must be answered while the server drains, and would fill the log.
 """
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from inspect import isasyncgenfunction
 from typing import Any, NoReturn, TypeAlias
 
 import grpc
-import structlog
 from google.protobuf.message import DecodeError
 from structlog.contextvars import bind_contextvars
 
 from server.api import errors
 from server.api.calls import Call, current_call
+from server.api.records import Records
 from server.api.validation import check_request_id
 from server.errors import Cancelled, DeadlineExceeded, InvalidRequest, ServiceError, Unavailable
-from server.telemetry.metrics import Metrics
 
 HEALTH_PREFIX = "/grpc.health.v1.Health/"
 REQUEST_ID_KEY = "x-request-id"
@@ -41,20 +41,18 @@ class Unreadable:
 class CallInterceptor(grpc.aio.ServerInterceptor):
     """Accompanies every RPC but health from its arrival to its end, and knows which are running."""
 
-    def __init__(self, metrics: Metrics, counted_methods: frozenset[str]) -> None:
+    def __init__(self, records: Records, draining: asyncio.Event) -> None:
         """Start with nothing running.
 
         Args:
-            metrics: Where failures are counted.
-            counted_methods: Full names of the methods whose failures count.
+            records: What writes the record of each call.
+            draining: Set once no new call is to be served.
         """
-        self._metrics = metrics
-        self._counted_methods = counted_methods
+        self._records = records
+        self._draining = draining
         self._calls: set[Call] = set()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._log = structlog.get_logger("access").bind()
-        self.is_draining = False
 
     @property
     def num_running(self) -> int:
@@ -102,7 +100,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         try:
             call.request_id = _request_id(metadata, request)
             bind_contextvars(request_id=call.request_id)
-            if self.is_draining:
+            if self._draining.is_set():
                 raise Unavailable("the server is shutting down", retry_after_seconds=RETRY_SECONDS)
             if isinstance(request, Unreadable):
                 raise InvalidRequest("request", "cannot be parsed; is every string UTF-8?")
@@ -111,45 +109,25 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             if call.is_ended_by_server:
                 task.uncancel()
                 await self._fail(call, context, Unavailable("the server is shutting down", retry_after_seconds=RETRY_SECONDS))
-            self._finish(call, DeadlineExceeded.code if _is_late(context) else Cancelled.code)
+            self._records.finish(call, cancellation_code(context))
             raise
         except grpc.aio.AbortError:
-            self._finish(call, _code_name(context))
+            self._records.finish(call, _code_name(context))
             raise
         except grpc.aio.InternalError:
             # gRPC could not write: the caller is gone, and gRPC knows.
-            self._finish(call, Cancelled.code)
+            self._records.finish(call, Cancelled.code)
             raise
         except Exception as error:
-            await self._fail(call, context, error if isinstance(error, ServiceError) else self._unexpected(error))
+            await self._fail(call, context, self._records.fault(error))
         else:
-            self._finish(call, "OK")
+            self._records.finish(call, "OK")
             return response
 
     async def _fail(self, call: Call, context: Context, error: ServiceError) -> NoReturn:
-        """Tell the caller, then log and count."""
-        self._finish(call, error.code)
+        """Log and count, then tell the caller."""
+        self._records.finish(call, error.code)
         await context.abort_with_status(errors.to_status(error, call.request_id))
-
-    def _unexpected(self, error: Exception) -> ServiceError:
-        """Log an exception nobody foresaw and return what the caller may know."""
-        incident = errors.new_incident()
-        self._log.error("unexpected exception", incident=incident, exc_info=error)
-        return errors.UnexpectedFault(incident)
-
-    def _finish(self, call: Call, code: str) -> None:
-        """Write the access line; count a failure."""
-        call.code = code
-        self._log.info(
-            "call",
-            method=call.method,
-            code=code,
-            seconds=round(time.monotonic() - call.arrival, 6),
-            source_tokens=call.source_tokens,
-            generated_tokens=call.generated_tokens,
-        )
-        if code != "OK" and call.method in self._counted_methods:
-            self._metrics.observe_failure(call.model, code)
 
     def _forget(self, call: Call) -> None:
         self._calls.discard(call)
@@ -171,10 +149,11 @@ def _request_id(metadata: Any, request: Any) -> str:
     return errors.new_incident()
 
 
-def _is_late(context: Context) -> bool:
-    """Return whether an RPC's deadline has passed."""
+def cancellation_code(context: Context) -> str:
+    """Return the name of the status that an RPC cancelled by gRPC ends with: that of its deadline, if that has passed."""
     remaining: float | None = context.time_remaining()
-    return remaining is not None and remaining <= CLOCK_TOLERANCE_SECONDS
+    is_late = remaining is not None and remaining <= CLOCK_TOLERANCE_SECONDS
+    return DeadlineExceeded.code if is_late else Cancelled.code
 
 
 def _code_name(context: Context) -> str:

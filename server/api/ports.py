@@ -29,6 +29,14 @@ class Engine(Protocol):
         """
         ...
 
+    async def score(self, request: messages.ScoreRequest) -> messages.Scored:
+        """Return how a pair ended; cancelling the awaiting task cancels it in the engine.
+
+        Raises:
+            Unavailable: If the engine is down or dies.
+        """
+        ...
+
     @property
     def is_ready(self) -> bool:
         """Whether it takes requests now."""

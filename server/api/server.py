@@ -1,5 +1,6 @@
 """The gRPC server: puts services, interceptors, credentials and options together, and drains and stops it."""
 
+import asyncio
 from typing import Any
 
 import grpc
@@ -12,11 +13,12 @@ from server.api.generation import GenerationServicer
 from server.api.health import GENERATION, Health
 from server.api.interceptors import CallInterceptor
 from server.api.ports import Models
+from server.api.records import Records
 from server.api.security import AuthInterceptor, read_tokens, tls_credentials
 from server.config import ConfigError, ServerConfig
 from server.telemetry.metrics import Metrics
 
-COUNTED_METHODS = frozenset({f"/{GENERATION}/Generate", f"/{GENERATION}/GenerateStream"})
+COUNTED_METHODS = frozenset(f"/{GENERATION}/{name}" for name in ("Generate", "GenerateStream", "GenerateBatch", "Score"))
 # How long the last bytes may take to leave, and watchers of the health to be told, once nothing runs any more.
 CLOSE_SECONDS = 0.5
 
@@ -24,18 +26,27 @@ CLOSE_SECONDS = 0.5
 class ApiServer:
     """The gRPC face of the server. Make it with `build_server`, inside the event loop."""
 
-    def __init__(self, server: grpc.aio.Server, port: int, models: Models, health: Health, calls: CallInterceptor) -> None:
+    def __init__(
+        self,
+        server: grpc.aio.Server,
+        port: int,
+        models: Models,
+        health: Health,
+        calls: CallInterceptor,
+        draining: asyncio.Event,
+    ) -> None:
         self._server = server
         self._models = models
         self._health = health
         self._calls = calls
+        self._draining = draining
         self.port = port
 
     @property
     def is_ready(self) -> bool:
         """Whether every model takes requests and the server does; what /readyz says."""
         models = self._models.all()
-        return not self._calls.is_draining and bool(models) and all(model.engine.is_ready for model in models)
+        return not self._draining.is_set() and bool(models) and all(model.engine.is_ready for model in models)
 
     @property
     def num_running(self) -> int:
@@ -50,7 +61,7 @@ class ApiServer:
 
     async def update_health(self) -> None:
         """Publish how the models are now; call it whenever one becomes ready, stops being so, comes or goes."""
-        await self._health.update(self._models.all(), self._calls.is_draining)
+        await self._health.update(self._models.all(), self._draining.is_set())
 
     async def drain(self, seconds: float) -> bool:
         """Turn the health to `NOT_SERVING`, refuse new work and let running requests finish.
@@ -61,13 +72,13 @@ class ApiServer:
         Returns:
             Whether all have finished.
         """
-        self._calls.is_draining = True
+        self._draining.set()
         await self.update_health()
         return await self._calls.wait_idle(seconds)
 
     async def stop(self) -> None:
         """End what still runs with `UNAVAILABLE` and close the port."""
-        self._calls.is_draining = True
+        self._draining.set()
         self._calls.end_all()
         await self._calls.wait_idle(CLOSE_SECONDS)
         await self._server.stop(CLOSE_SECONDS)
@@ -84,7 +95,8 @@ def build_server(config: ServerConfig, models: Models, metrics: Metrics) -> ApiS
     Raises:
         ConfigError: If the port is taken or credentials cannot be used.
     """
-    calls = CallInterceptor(metrics, COUNTED_METHODS)
+    records, draining = Records(metrics, COUNTED_METHODS), asyncio.Event()
+    calls = CallInterceptor(records, draining)
     interceptors: list[grpc.aio.ServerInterceptor] = [calls]
     credentials = tls_credentials(config)
     if config.auth_tokens_file is not None:
@@ -95,13 +107,13 @@ def build_server(config: ServerConfig, models: Models, metrics: Metrics) -> ApiS
             )
     server = grpc.aio.server(interceptors=interceptors, options=_options(config))
     health = Health()
-    servicer = GenerationServicer(models, metrics)
+    servicer = GenerationServicer(models, metrics, records, draining)
     generation_pb2_grpc.add_GenerationServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
     health_pb2_grpc.add_HealthServicer_to_server(health.servicer, server)
     if config.reflection:
         names = [GENERATION, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME]
         reflection.enable_server_reflection(names, server)
-    return ApiServer(server, _listen(server, config, credentials), models, health, calls)
+    return ApiServer(server, _listen(server, config, credentials), models, health, calls, draining)
 
 
 def _listen(server: grpc.aio.Server, config: ServerConfig, credentials: grpc.ServerCredentials | None) -> int:

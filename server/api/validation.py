@@ -8,11 +8,13 @@ from weakref import WeakKeyDictionary
 from model.tokenizer import Tokenizer
 from protos import generation_pb2
 from server.api.ports import Model
+from server.api.search_options import search_options
 from server.engine import messages
 from server.errors import DeadlineExceeded, InvalidRequest
 
 MAX_NAME_CHARACTERS = 128
 MAX_ID_CHARACTERS = 128
+MAX_PRIORITY = 10
 # Tokenising more than this takes long enough for other requests to notice, so it is done on a thread.
 MAX_INLINE_CHARACTERS = 2048
 # How much text beyond the longest that could be kept is tokenised when cutting, so that the last word kept is a whole one.
@@ -21,10 +23,17 @@ CUT_MARGIN_CHARACTERS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request for the engine, and what only the answer needs to know about it."""
+    """A request for the engine, and what only the answer needs to know about it.
+
+    Attributes:
+        request: For the engine.
+        is_truncated: Whether the source was cut.
+        has_log_probs: Whether the answer tells its tokens' log-probabilities.
+    """
 
     request: messages.Request
     is_truncated: bool
+    has_log_probs: bool = False
 
 
 class Validator:
@@ -55,13 +64,12 @@ class Validator:
             InvalidRequest: Naming the field and the limit.
             DeadlineExceeded: If the deadline has passed already.
         """
-        deadline = None
-        if remaining_seconds is not None:
-            if remaining_seconds <= 0:
-                raise DeadlineExceeded("the deadline passed before the request was read")
-            deadline = time.monotonic() + remaining_seconds
-        max_new_tokens = check_max_new_tokens(request, model)
-        source_ids, is_truncated = await self._tokenise(request.text, model, may_cut=request.truncate)
+        deadline = check_deadline(remaining_seconds)
+        priority = check_priority(request.priority)
+        prefix_ids = await self._tokenise_prefix(request.forced_prefix, model) if request.forced_prefix else []
+        max_new_tokens = check_max_new_tokens(request, model, len(prefix_ids))
+        search = search_options(request, model, max_new_tokens, prefix_ids)
+        source_ids, is_truncated = await self.tokenise_source(request.text, model, may_cut=request.truncate)
         return Prepared(
             messages.Request(
                 id=model.engine.next_id(),
@@ -70,12 +78,19 @@ class Validator:
                 arrival=arrival,
                 deadline=deadline,
                 is_streamed=is_streamed,
+                priority=priority,
+                search=search,
             ),
             is_truncated,
+            has_log_probs=request.return_log_probs or request.top_log_probs > 0,
         )
 
-    async def _tokenise(self, text: str, model: Model, *, may_cut: bool) -> tuple[list[int], bool]:
-        """Return the source ids [S], end-of-sequence included, and whether the text was cut."""
+    async def tokenise_source(self, text: str, model: Model, *, may_cut: bool = False) -> tuple[list[int], bool]:
+        """Return the source ids [S], end-of-sequence included, and whether the text was cut.
+
+        Raises:
+            InvalidRequest: If the text is blank, or is too long and may not be cut.
+        """
         limit = model.manifest.max_source_tokens
         if not text or text.isspace():
             raise InvalidRequest("text", "is blank")
@@ -86,16 +101,47 @@ class Validator:
                 at_least = f"more than {max_characters} characters, which no {limit} tokens can hold"
                 raise InvalidRequest("text", f"{at_least}; max_source_tokens of model {model.name} is {limit}")
             text = text[: max_characters + CUT_MARGIN_CHARACTERS]
-        if len(text) > MAX_INLINE_CHARACTERS:
-            ids = await asyncio.to_thread(model.tokenizer.encode, text)
-        else:
-            ids = model.tokenizer.encode(text)
+        ids = await _encode(text, model.tokenizer)
         count = len(ids) + 1
         if count > limit and not may_cut:
             raise InvalidRequest(
                 "text", f"{count} tokens, end-of-sequence included; max_source_tokens of model {model.name} is {limit}"
             )
         return [*ids[: limit - 1], model.manifest.eos_id], count > limit
+
+    async def tokenise_target(self, text: str, model: Model) -> list[int]:
+        """Return the ids of a given target [T], end-of-sequence included; an empty one has nothing else.
+
+        Raises:
+            InvalidRequest: If it is too long.
+        """
+        limit = model.manifest.max_target_tokens
+        ids = await self._target_ids("target", text, model)
+        if len(ids) >= limit:
+            raise InvalidRequest(
+                "target", f"{len(ids) + 1} tokens, end-of-sequence included; max_target_tokens of model {model.name} is {limit}"
+            )
+        return [*ids, model.manifest.eos_id]
+
+    async def _target_ids(self, field: str, text: str, model: Model) -> list[int]:
+        """Return the ids of a text in the target's language, however many; one that is certainly too long is refused unread."""
+        limit = model.manifest.max_target_tokens
+        max_characters = limit * self._longest_token(model.tokenizer)
+        if len(text) > max_characters:
+            at_least = f"more than {max_characters} characters, which no {limit} tokens can hold"
+            raise InvalidRequest(field, f"{at_least}; max_target_tokens of model {model.name} is {limit}")
+        return await _encode(text, model.tokenizer)
+
+    async def _tokenise_prefix(self, text: str, model: Model) -> list[int]:
+        """Return the ids of a forced prefix, as those of a target, without end-of-sequence; they leave room for one token."""
+        limit = model.manifest.max_target_tokens
+        ids = await self._target_ids("forced_prefix", text, model)
+        if len(ids) >= limit:
+            raise InvalidRequest(
+                "forced_prefix",
+                f"{len(ids)} tokens leave none to generate; max_target_tokens of model {model.name} is {limit}",
+            )
+        return ids
 
     def _longest_token(self, tokenizer: Tokenizer) -> int:
         """Return the bytes of the tokeniser's longest token."""
@@ -117,6 +163,22 @@ def check_model_name(name: str) -> str:
     return name
 
 
+def check_deadline(remaining_seconds: float | None) -> float | None:
+    """Return when a request's deadline is, by `time.monotonic()`.
+
+    Args:
+        remaining_seconds: Until it, None if there is none.
+
+    Raises:
+        DeadlineExceeded: If it has passed already.
+    """
+    if remaining_seconds is None:
+        return None
+    if remaining_seconds <= 0:
+        raise DeadlineExceeded("the deadline passed before the request was read")
+    return time.monotonic() + remaining_seconds
+
+
 def check_request_id(field: str, value: str) -> str:
     """Return a caller's request id as it is; it goes into logs, so it must be harmless there.
 
@@ -134,17 +196,38 @@ def check_request_id(field: str, value: str) -> str:
     return value
 
 
-def check_max_new_tokens(request: generation_pb2.GenerateRequest, model: Model) -> int:
-    """Return how many tokens may be generated, the model's default where the request does not say.
+def check_priority(priority: int) -> int:
+    """Return a request's priority as it is.
 
     Raises:
-        InvalidRequest: If the model cannot generate so many, or none are asked for.
+        InvalidRequest: If it is out of range.
     """
-    if not request.HasField("max_new_tokens"):
-        return model.manifest.default_max_new_tokens
+    if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
+        raise InvalidRequest("priority", f"{priority} is not in {-MAX_PRIORITY} to {MAX_PRIORITY}")
+    return priority
+
+
+def check_max_new_tokens(request: generation_pb2.GenerateRequest, model: Model, num_prefix_tokens: int) -> int:
+    """Return how many tokens may be generated, the model's default or what the prefix leaves where the request does not say.
+
+    Raises:
+        InvalidRequest: If the model cannot generate so many after the prefix, or none are asked for.
+    """
     limit = model.manifest.max_target_tokens
+    if not request.HasField("max_new_tokens"):
+        return min(model.manifest.default_max_new_tokens, limit - num_prefix_tokens)
     if not 1 <= request.max_new_tokens <= limit:
         raise InvalidRequest(
             "max_new_tokens", f"{request.max_new_tokens} is not in 1 to {limit}, max_target_tokens of model {model.name}"
         )
+    if num_prefix_tokens + request.max_new_tokens > limit:
+        both = f"{num_prefix_tokens} tokens and max_new_tokens of {request.max_new_tokens}"
+        raise InvalidRequest("forced_prefix", f"{both} are more than {limit}, max_target_tokens of model {model.name}")
     return request.max_new_tokens
+
+
+async def _encode(text: str, tokenizer: Tokenizer) -> list[int]:
+    """Return the ids of a text; a long one is tokenised on a thread."""
+    if len(text) > MAX_INLINE_CHARACTERS:
+        return await asyncio.to_thread(tokenizer.encode, text)
+    return tokenizer.encode(text)

@@ -5,7 +5,7 @@ loaded models only; a failure that belongs to none of them is counted under the 
 
 Nothing here costs time by the token. Per engine step there are a few histogram observations; gauges that describe the engine are
 read from its last `Statistics` when Prometheus asks; `inter_token_latency_seconds` gets one observation a request, the mean time
-between its tokens (vLLM observes every token).
+between the tokens of its longest answer (vLLM observes every token).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from wsgiref.types import WSGIApplication
 
 ANSWERS = ("eos", "length")
+# What stands for a finish reason where a pair was scored.
+SCORED = "scored"
 TOKEN_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)
 BATCH_BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
 LOAD_BUCKETS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600)
@@ -49,8 +51,8 @@ class Metrics:
             return Histogram(f"dragoman_{name}", text, ["model"], registry=registry, buckets=tuple(buckets))
 
         self.num_requests_running = gauge("num_requests_running", "Requests in slots.")
-        self.num_requests_waiting = gauge("num_requests_waiting", "Requests not yet admitted to a slot.")
-        self.num_tokens_waiting = gauge("num_tokens_waiting", "Source tokens of the waiting requests.")
+        self.num_requests_waiting = gauge("num_requests_waiting", "Requests not yet admitted to a slot, pairs not yet scored.")
+        self.num_tokens_waiting = gauge("num_tokens_waiting", "Source tokens of the waiting requests, all of the waiting pairs.")
         self.slots_in_use = gauge("slots_in_use", "Rows of the decode batch that hold a sequence.")
         self.slots = gauge("slots", "Rows of the decode batch.")
         self.model_ready = gauge("model_ready", "1 while the model takes requests, else 0.")
@@ -61,17 +63,21 @@ class Metrics:
         self.generation_tokens = counter(
             "generation_tokens_total", "Tokens generated for requests that ended, failed ones included."
         )
+        self.score_tokens = counter("score_tokens_total", "Source and target tokens of the pairs that were scored.")
         self.engine_restarts = counter("engine_restarts_total", "Times the engine was started again after it died or hung.")
         self.encoder_padded_tokens = counter("encoder_padded_tokens_total", "Positions the encoder computed, padding included.")
 
         self.time_to_first_token = histogram("time_to_first_token_seconds", "Arrival to first token.")
-        self.inter_token_latency = histogram("inter_token_latency_seconds", "Mean time between a request's tokens.")
+        self.inter_token_latency = histogram(
+            "inter_token_latency_seconds", "Mean time between the tokens of a request's longest answer."
+        )
         self.e2e_request_latency = histogram("e2e_request_latency_seconds", "Arrival to last token.")
         self.request_queue_time = histogram("request_queue_time_seconds", "Arrival to admission to a slot.")
         self.request_prefill_time = histogram("request_prefill_time_seconds", "Encoder pass of the request's batch.")
         self.request_decode_time = histogram("request_decode_time_seconds", "First token to last.")
         self.request_prompt_tokens = histogram("request_prompt_tokens", "Source tokens a request.", TOKEN_BUCKETS)
         self.request_generation_tokens = histogram("request_generation_tokens", "Generated tokens a request.", TOKEN_BUCKETS)
+        self.score_latency = histogram("score_latency_seconds", "Arrival of a pair to its scores.")
         self.step_duration = histogram("step_duration_seconds", "Decode step, search included.")
         self.step_batch_size = histogram("step_batch_size", "Rows decoded in a step.", BATCH_BUCKETS)
         self.prefill_batch_size = histogram("prefill_batch_size", "Sources encoded in a step.", BATCH_BUCKETS)
@@ -122,6 +128,11 @@ class Metrics:
         if model in self._models:
             self._models[model].observe_finished(request, finished)
 
+    def observe_scored(self, model: str, pair: messages.ScoreRequest, scored: messages.Scored) -> None:
+        """Record a pair that was scored."""
+        if model in self._models:
+            self._models[model].observe_scored(pair, scored)
+
     def observe_failure(self, model: str, code: str) -> None:
         """Count a request that ended with an error.
 
@@ -144,7 +155,9 @@ class _ModelMetrics:
         self.statistics = messages.Statistics()
         self.ready = metrics.model_ready.labels(name)
         self.restarts = metrics.engine_restarts.labels(name)
-        self._success = {reason: metrics.request_success.labels(name, reason) for reason in ANSWERS}
+        self._success = {reason: metrics.request_success.labels(name, reason) for reason in (*ANSWERS, SCORED)}
+        self._score_tokens = metrics.score_tokens.labels(name)
+        self._score_latency = metrics.score_latency.labels(name)
         self._prompt_tokens = metrics.prompt_tokens.labels(name)
         self._generation_tokens = metrics.generation_tokens.labels(name)
         self._padded_tokens = metrics.encoder_padded_tokens.labels(name)
@@ -194,5 +207,12 @@ class _ModelMetrics:
         self._e2e_latency.observe(finished.ended - request.arrival)
         self._request_prompt_tokens.observe(len(request.source_ids))
         self._request_generation_tokens.observe(finished.num_generated)
-        if finished.num_generated > 1:
-            self._inter_token_latency.observe(decode_seconds / (finished.num_generated - 1))
+        longest = max(len(answer.log_probs) for answer in finished.answers)
+        if longest > 1:
+            self._inter_token_latency.observe(decode_seconds / (longest - 1))
+
+    def observe_scored(self, pair: messages.ScoreRequest, scored: messages.Scored) -> None:
+        """Count the pair, its tokens and its time."""
+        self._success[SCORED].inc()
+        self._score_tokens.inc(len(pair.source_ids) + len(pair.target_ids))
+        self._score_latency.observe(scored.ended - pair.arrival)

@@ -21,7 +21,19 @@ PATIENCE_SECONDS = 60
 
 
 def answer_to(request) -> generation_pb2.GenerateResponse:
-    """Shout the source back."""
+    """Shout the source back; each answer after the first has a `!` more."""
+    answers = [
+        generation_pb2.Answer(
+            text=request.forced_prefix + request.text.upper() + "!" * i,
+            tokens=[ord(character) for character in request.text],
+            finish_reason=generation_pb2.FINISH_REASON_EOS,
+            score=-0.5 - i,
+        )
+        for i in range(request.num_return_sequences or 1)
+    ]
+    if request.return_log_probs:
+        top = [generation_pb2.TokenLogProb(token=7, piece=b"\xc3", log_prob=-0.5)] if request.top_log_probs else []
+        answers[0].log_probs.append(generation_pb2.TokenLogProb(token=5, piece=b"\xe2\x96", log_prob=-0.25, top=top))
     return generation_pb2.GenerateResponse(
         request_id=request.request_id,
         model=request.model or "en-de",
@@ -38,7 +50,34 @@ def answer_to(request) -> generation_pb2.GenerateResponse:
             time_to_first_token_seconds=1.0,
             total_seconds=1.5,
         ),
+        answers=answers,
+        seed=request.seed if request.do_sample else None,
     )
+
+
+def score_of(request) -> generation_pb2.ScoreResponse:
+    """Score a target by its characters."""
+    count = len(request.target) + 1
+    response = generation_pb2.ScoreResponse(
+        request_id=request.request_id,
+        model=request.model or "en-de",
+        model_version="3",
+        log_prob=-1.5 * count,
+        score=-1.5,
+        tokens=[
+            generation_pb2.TokenLogProb(token=ord(character), piece=character.encode(), log_prob=-1.5)
+            for character in request.target
+        ]
+        + [generation_pb2.TokenLogProb(token=1, log_prob=-1.5)],
+        usage=generation_pb2.Usage(source_tokens=len(request.text) + 1),
+    )
+    if request.return_alignment:
+        response.alignment.num_source_tokens, response.alignment.num_target_tokens = 2, count
+        response.alignment.weights.extend([0.25, 0.75] * count)
+        response.alignment.source_pieces.extend([b" \xe7", b""])
+    if request.return_word_alignment:
+        response.word_alignment = "0-0 1-1"
+    return response
 
 
 class Service(generation_pb2_grpc.GenerationServicer):
@@ -48,6 +87,9 @@ class Service(generation_pb2_grpc.GenerationServicer):
         self.script = deque()
         self.behaviours = {}  # by source text, beside the script
         self.is_cut_short = False  # streams end without their result
+        self.batches = []  # what came on each stream of a batch
+        self.breaks = deque()  # for each such stream: how many requests it answers, and the behaviour that follows
+        self.refusals = {}  # by source text: statuses that its attempts end with, before it is answered
         self.requests = []
         self.seconds_left = []
         self.metadata = []
@@ -109,6 +151,43 @@ class Service(generation_pb2_grpc.GenerationServicer):
             yield generation_pb2.GenerateStreamResponse(text=whole.text[half:], tokens=whole.tokens[half:], result=whole)
             if behave is not None and place == "end":
                 behave(context)
+        finally:
+            self._end()
+
+    def GenerateBatch(self, requests, context):
+        """Answer each request at once, but one whose text begins with `late` after the next."""
+        seen, late = [], []
+        with self._lock:
+            self.batches.append(seen)
+            self.seconds_left.append(context.time_remaining())
+            self.metadata.append(dict(context.invocation_metadata()))
+            num_answers, break_off = self.breaks.popleft() if self.breaks else (None, None)
+        for request in requests:
+            seen.append(request)
+            if len(seen) - 1 == num_answers:
+                break_off(context)
+                return
+            if request.text in self.behaviours:
+                self.behaviours[request.text](context)
+            refusals = self.refusals.get(request.text)
+            if request.text.startswith("late"):
+                late.append(request)
+            elif refusals:
+                yield generation_pb2.GenerateBatchResponse(request_id=request.request_id, error=refusals.pop(0))
+            else:
+                for one in [request, *late]:
+                    yield generation_pb2.GenerateBatchResponse(request_id=one.request_id, response=answer_to(one))
+                late.clear()
+        if len(seen) == num_answers:
+            break_off(context)
+
+    def Score(self, request, context):
+        """Find each character of the target as likely as its place says; the attention is on the diagonal."""
+        behave = self._begin(request, context)
+        try:
+            if behave is not None:
+                behave(context)
+            return score_of(request)
         finally:
             self._end()
 
@@ -241,19 +320,28 @@ def failing() -> Callable[..., Callable[[grpc.ServicerContext], None]]:
 
     def failing(code: str, message: str = "no", retry_after: tuple[int, int] | None = None, place: str = "start"):
         def behave(context: grpc.ServicerContext) -> None:
-            details = []
-            if retry_after is not None:
-                info = error_details_pb2.RetryInfo()
-                info.retry_delay.seconds, info.retry_delay.nanos = retry_after
-                details.append(any_pb2.Any())
-                details[0].Pack(info)
-            status = status_pb2.Status(code=code_pb2.Code.Value(code), message=message, details=details)
-            context.abort_with_status(rpc_status.to_status(status))
+            context.abort_with_status(rpc_status.to_status(make_status(code, message, retry_after)))
 
         behave.place = place
         return behave
 
     return failing
+
+
+@pytest.fixture
+def refusing() -> Callable[..., status_pb2.Status]:
+    """Make the status that a request of a batch fails with."""
+    return make_status
+
+
+def make_status(code: str, message: str = "no", retry_after: tuple[int, int] | None = None) -> status_pb2.Status:
+    details = []
+    if retry_after is not None:
+        info = error_details_pb2.RetryInfo()
+        info.retry_delay.seconds, info.retry_delay.nanos = retry_after
+        details.append(any_pb2.Any())
+        details[0].Pack(info)
+    return status_pb2.Status(code=code_pb2.Code.Value(code), message=message, details=details)
 
 
 @pytest.fixture

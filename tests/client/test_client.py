@@ -1,10 +1,13 @@
 """What the blocking and the asyncio client both do."""
 
+import dataclasses
+
 import pytest
 
 from client import errors
-from client.results import ModelInfo, Piece, Result, Timings, Usage
+from client.results import Answer, ModelInfo, Piece, Result, Timings, TokenLogProb, Usage
 from client.retry import RetryPolicy
+from client.search import Search
 from protos import generation_pb2
 
 PLAIN = {"retry": RetryPolicy(jitter=0.0)}
@@ -22,7 +25,56 @@ def test_generate_returns_every_field_of_the_answer(call) -> None:
         request_id="r-7",
         usage=Usage(source_tokens=3, generated_tokens=3),
         timings=Timings(0.25, 0.5, 0.75, 1.0, 1.5),
+        answers=(Answer("AB", (97, 98), "eos", -0.5),),
+        seed=None,
     )
+
+
+def test_all_answers_are_told_with_what_was_asked_of_them(call) -> None:
+    search = Search(do_sample=True, num_return_sequences=3, seed=2**64 - 1, return_log_probs=True, top_log_probs=1)
+    result = call("generate", "ab", search=search)
+    told = TokenLogProb(5, b"\xe2\x96", -0.25, (TokenLogProb(7, b"\xc3", -0.5),))
+    assert result.answers == (
+        Answer("AB", (97, 98), "eos", -0.5, (told,)),
+        Answer("AB!", (97, 98), "eos", -1.5),
+        Answer("AB!!", (97, 98), "eos", -2.5),
+    )
+    assert result.seed == 2**64 - 1
+
+
+@pytest.mark.parametrize("method", ["generate", "stream", "generate_many"])
+def test_every_option_of_the_search_is_sent(call, service, method: str) -> None:
+    values = {
+        "num_beams": 4,
+        "num_return_sequences": 3,
+        "length_penalty": 0.5,
+        "early_stopping": True,
+        "do_sample": True,
+        "temperature": 0.25,
+        "top_k": 7,
+        "top_p": 0.75,
+        "seed": 0,
+        "min_new_tokens": 2,
+        "repetition_penalty": 1.5,
+        "no_repeat_ngram_size": 3,
+        "suppressed_tokens": [9, 8],
+        "forced_prefix": "Ein Hünd",
+        "return_alternatives": True,
+        "return_log_probs": True,
+        "top_log_probs": 6,
+    }
+    assert values.keys() == {field.name for field in dataclasses.fields(Search)}
+    call(method, ["x"] if method == "generate_many" else "x", search=Search(**values), priority=-3)
+    [request] = service.requests
+    sent = {name: getattr(request, name) for name in values}
+    assert {**sent, "suppressed_tokens": list(sent["suppressed_tokens"])} == values
+    assert request.HasField("seed") and request.priority == -3
+
+
+def test_options_not_given_are_not_sent(call, service) -> None:
+    call("generate", "x", search=Search(return_log_probs=True))
+    names = {field.name for field, _ in service.requests[0].ListFields()}
+    assert names == {"text", "request_id", "return_log_probs"}
 
 
 def test_request_carries_what_was_asked(call, service) -> None:
@@ -192,6 +244,10 @@ def test_impossible_timeout_is_refused(call, service, method: str, seconds: floa
         ({"text": "a", "model": "\udcff"}, "model"),
         ({"text": "a", "max_new_tokens": -1}, "max_new_tokens"),
         ({"text": "a", "max_new_tokens": 2**32}, "max_new_tokens"),
+        ({"text": "a", "search": Search(num_beams=-1)}, "num_beams"),
+        ({"text": "a", "search": Search(seed=2**64)}, "seed"),
+        ({"text": "a", "search": Search(suppressed_tokens=[3, -1])}, "suppressed_tokens"),
+        ({"text": "a", "search": Search(forced_prefix="\udcff")}, "forced_prefix"),
     ],
 )
 @pytest.mark.parametrize("method", ["generate", "stream"])

@@ -1,4 +1,5 @@
 import json
+import math
 
 import grpc
 import pytest
@@ -78,3 +79,10 @@ def test_calls_are_balanced_over_two_servers(server, clock) -> None:
 def test_tls_channel_does_not_talk_to_a_plain_server(server, clock) -> None:
     with Client(server.target, credentials=grpc.ssl_channel_credentials(), clock=clock, wait=clock.wait) as client:
         assert client.is_ready() is False
+
+
+def test_deadline_is_on_the_clock_and_may_be_never(settings, clock) -> None:
+    assert settings().deadline(5.0) == clock.now + 5.0
+    assert settings().deadline(None) == math.inf
+    with pytest.raises(ValueError, match=r"^timeout_seconds: "):
+        settings().deadline(0.0)

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from client.errors import InternalError, Unavailable
+from client.search import Search
 from client.translate import TranslateOptions, translate_file, translate_lines, translate_texts
 from model.errors import InputError
+from protos import generation_pb2
 
 PATIENCE_SECONDS = 60
 PLAIN = TranslateOptions()
@@ -128,6 +130,8 @@ def test_json_has_the_whole_answer_in_a_line(client, service) -> None:
             "time_to_first_token_seconds": 1.0,
             "total_seconds": 1.5,
         },
+        "answers": [{"text": "Ä\n", "tokens": [228, 10], "finish_reason": "eos", "score": -0.5, "log_probs": []}],
+        "seed": None,
     }
     assert blank.keys() == answer.keys()
     assert (blank["text"], blank["tokens"], blank["finish_reason"], blank["usage"]) == ("", [], None, None)
@@ -247,6 +251,69 @@ def test_progress_is_for_terminals(client, source: Path, tmp_path: Path) -> None
     translate_file(client, source, tmp_path / "out.txt", PLAIN, progress=terminal)
     assert file.getvalue() == ""
     assert "5/5" in terminal.getvalue()
+
+
+def test_search_reaches_the_server(client, service) -> None:
+    search = Search(num_beams=3, forced_prefix="Ein")
+    translate_texts(client, ["a"], StringIO(), TranslateOptions(search=search))
+    translate_texts(client, ["a"], StringIO(), TranslateOptions(search=search, is_streamed=True))
+    assert [(request.num_beams, request.forced_prefix) for request in service.requests] == [(3, "Ein")] * 2
+
+
+def test_each_of_several_answers_has_a_line(client) -> None:
+    out = StringIO()
+    search = Search(num_beams=2, num_return_sequences=2)
+    translate_texts(client, ["a\nb", "", "c"], out, TranslateOptions(search=search))
+    assert out.getvalue() == "A B\nA B!\n\n\nC\nC!\n"
+
+
+def test_each_text_has_as_many_lines_even_with_fewer_answers(client, service) -> None:
+    reason = generation_pb2.FINISH_REASON_EOS
+    one = generation_pb2.GenerateResponse(finish_reason=reason, answers=[generation_pb2.Answer(text="only", finish_reason=reason)])
+    service.behaviours["few"] = lambda context: one
+    out = StringIO()
+    translate_texts(client, ["few", "b"], out, TranslateOptions(search=Search(num_beams=3, num_return_sequences=3)))
+    assert out.getvalue() == "only\n\n\nB\nB!\nB!!\n"
+
+
+def test_scores_stand_before_the_answers(client) -> None:
+    out = StringIO()
+    translate_texts(client, ["a", ""], out, TranslateOptions(has_scores=True))
+    search = Search(num_beams=2, num_return_sequences=2)
+    translate_texts(client, ["b"], out, TranslateOptions(search=search, has_scores=True))
+    assert out.getvalue() == "-0.500000\tA\n\n-0.500000\tB\n-1.500000\tB!\n"
+
+
+def test_log_probabilities_are_told_in_json(client) -> None:
+    out = StringIO()
+    search = Search(return_log_probs=True, top_log_probs=1)
+    translate_texts(client, ["a"], out, TranslateOptions(search=search, is_json=True))
+    [told] = json.loads(out.getvalue())["answers"][0]["log_probs"]
+    likeliest = {"token": 7, "piece": "\ufffd", "log_prob": -0.5, "top": []}
+    assert told == {"token": 5, "piece": "\ufffd", "log_prob": -0.25, "top": [likeliest]}
+
+
+def test_several_answers_of_a_file_stay_together(client, source: Path, tmp_path: Path) -> None:
+    search = Search(num_beams=2, num_return_sequences=2)
+    assert translate_file(client, source, tmp_path / "out.txt", TranslateOptions(search=search)) == 5
+    lines = (tmp_path / "out.txt").read_text(encoding="utf-8").split("\n")
+    assert lines == ["EIN HUND", "EIN HUND!", "", "", "", "", "ZWEI KÄFER", "ZWEI KÄFER!", "犬", "犬!", ""]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"is_streamed": True, "has_scores": True},
+        {"is_streamed": True, "search": Search(num_return_sequences=2)},
+        {"search": Search(return_log_probs=True)},
+        {"search": Search(top_log_probs=3)},
+        {"is_json": True, "has_scores": True},
+    ],
+    ids=str,
+)
+def test_search_that_cannot_be_printed_so_is_refused(options: dict) -> None:
+    with pytest.raises(InputError, match=r"stream|json"):
+        TranslateOptions(**options)
 
 
 def test_options_that_exclude_each_other_are_refused(client, source: Path, tmp_path: Path) -> None:

@@ -61,13 +61,16 @@ def test_tensor_names_are_those_of_the_format() -> None:
         "prev_ids", "positions", "src_lens", "num_candidates", "self_k_0", "self_v_0", "cross_k_0", "cross_v_0",
     ]  # fmt: skip
     assert tensors.decoder_outputs == ["candidate_ids", "candidate_log_probs", "self_k_0_out", "self_v_0_out"]
+    assert tensors.scorer_inputs == ["src_ids", "src_lens", "tgt_ids", "tgt_lens", "labels"]
+    assert tensors.scorer_outputs == ["label_log_probs", "attention"]
 
 
 def test_opened_bundle_gives_what_the_server_needs(exported: Path) -> None:
     bundle = Bundle.open(exported)
     assert bundle.encoder_path == exported / "encoder.onnx"
     assert bundle.decoder_path == exported / "decoder.onnx"
-    assert bundle.encoder_path.is_file() and bundle.decoder_path.is_file()
+    assert bundle.scorer_path == exported / "scorer.onnx"
+    assert bundle.encoder_path.is_file() and bundle.decoder_path.is_file() and bundle.scorer_path.is_file()
     tokenizer = bundle.tokenizer()
     assert tokenizer.decode(tokenizer.encode("two dogs 犬")) == "two dogs 犬"
     assert bundle.manifest.tensors == Tensors.of_layers(2)
@@ -100,17 +103,17 @@ def test_missing_directory_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"[]", b"null", b"\xff", b'{"format_version": 1}', b'{"format_version": 1, "name": "x"}']
+    "content", [b"", b"{", b"[]", b"null", b"\xff", b'{"format_version": 2}', b'{"format_version": 2, "name": "x"}']
 )
 def test_invalid_manifest_is_refused(bundle_dir: Path, content: bytes) -> None:
     (bundle_dir / MANIFEST_FILE).write_bytes(content)
     assert refusal(bundle_dir).startswith(f"{bundle_dir / MANIFEST_FILE}: not a bundle's manifest")
 
 
-@pytest.mark.parametrize("version", [FORMAT_VERSION + 1, "1", None])
+@pytest.mark.parametrize("version", [FORMAT_VERSION - 1, FORMAT_VERSION + 1, "2", None])
 def test_other_format_version_is_refused_before_the_rest_is_read(bundle_dir: Path, version: object) -> None:
     edit(bundle_dir, lambda manifest: manifest.update(format_version=version, later_field=1))
-    assert f"format version {json.dumps(version)}, but this release reads 1" in refusal(bundle_dir)
+    assert f"format version {json.dumps(version)}, but this release reads 2" in refusal(bundle_dir)
 
 
 @pytest.mark.parametrize(
@@ -132,13 +135,13 @@ def test_manifest_that_makes_no_sense_is_refused(bundle_dir: Path, change: Calla
     assert MANIFEST_FILE in message and reason in message
 
 
-@pytest.mark.parametrize("path", ["encoder.onnx", "decoder.weights", PARITY_FILE, "tokenizer/tokenizer.json"])
+@pytest.mark.parametrize("path", ["encoder.onnx", "decoder.weights", "scorer.onnx", PARITY_FILE, "tokenizer/tokenizer.json"])
 def test_missing_file_is_refused(bundle_dir: Path, path: str) -> None:
     (bundle_dir / path).unlink()
     assert refusal(bundle_dir) == f"{bundle_dir / path}: no such file, though {MANIFEST_FILE} lists it"
 
 
-@pytest.mark.parametrize("path", ["encoder.onnx", "decoder.weights", PARITY_FILE, "tokenizer/tokenizer.json"])
+@pytest.mark.parametrize("path", ["encoder.onnx", "decoder.weights", "scorer.onnx", PARITY_FILE, "tokenizer/tokenizer.json"])
 def test_unlisted_file_is_refused(bundle_dir: Path, path: str) -> None:
     edit(bundle_dir, lambda manifest: manifest["files"].pop(path))
     assert path.split("/")[0] in refusal(bundle_dir)

@@ -68,6 +68,8 @@ def test_every_variant_passes_the_parity_gate(make_checkpoint: MakeCheckpoint, t
     assert manifest.max_source_tokens == config.max_source_positions
     assert manifest.max_target_tokens == manifest.default_max_new_tokens == config.max_target_positions
     assert 0 < manifest.parity.max_log_prob_difference <= manifest.parity.tolerance == 1e-4
+    assert manifest.parity.num_pairs == 24 and manifest.parity.max_score_difference <= manifest.parity.tolerance
+    assert manifest.files["scorer.onnx"].size < 100_000, "its weights are those of the other graphs"
 
 
 def test_same_checkpoint_gives_the_same_bytes_in_another_process(checkpoint_dir: Path, exported: Path, tmp_path: Path) -> None:
@@ -209,4 +211,7 @@ REPORT = ParityReport(
     num_sentences=1,
     num_tokens=1,
     num_token_mismatches=0,
+    num_pairs=1,
+    max_score_difference=0.0,
+    max_attention_difference=0.0,
 )

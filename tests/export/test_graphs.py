@@ -12,9 +12,14 @@ from export.verify import OnnxRunner
 from model.checkpoint import Checkpoint
 
 
-@pytest.fixture(scope="session", params=["encoder", "decoder"])
+@pytest.fixture(scope="session", params=["encoder", "decoder", "scorer"])
 def graph(request: pytest.FixtureRequest, exported: Path) -> onnx.ModelProto:
     return onnx.load(exported / f"{request.param}.onnx", load_external_data=False)
+
+
+@pytest.fixture(scope="session")
+def scorer(exported: Path) -> onnx.ModelProto:
+    return onnx.load(exported / "scorer.onnx", load_external_data=False)
 
 
 @pytest.fixture(scope="session")
@@ -43,6 +48,30 @@ def test_axes_are_dynamic_and_named(exported: Path) -> None:
     assert outputs["candidate_ids"] == outputs["candidate_log_probs"] == ["N", "K"]
 
 
+def test_scorer_takes_pairs_of_any_size_and_lets_no_logits_out(scorer: onnx.ModelProto) -> None:
+    def axes(values: object) -> dict[str, list[str | int]]:
+        return {v.name: [d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim] for v in values}  # type: ignore[attr-defined]
+
+    pair, lengths = ["B", "T"], ["B"]
+    assert axes(scorer.graph.input) == {
+        "src_ids": ["B", "S"], "src_lens": lengths, "tgt_ids": pair, "tgt_lens": lengths, "labels": pair,
+    }  # fmt: skip
+    assert axes(scorer.graph.output) == {"label_log_probs": pair, "attention": ["B", 2, "T", "S"]}
+
+
+def test_scorer_has_no_weights_of_its_own(scorer: onnx.ModelProto, exported: Path) -> None:
+    """Every weight is read from the very bytes that another graph reads, and a bundle does not double for it."""
+
+    def places(name: str) -> set[tuple[tuple[str, str], ...]]:
+        model = onnx.load(exported / f"{name}.onnx", load_external_data=False)
+        stored = [tensor for tensor in model.graph.initializer if tensor.data_location == onnx.TensorProto.EXTERNAL]
+        return {tuple(sorted((entry.key, entry.value) for entry in tensor.external_data)) for tensor in stored}
+
+    assert len(places("scorer")) > 20
+    assert places("scorer") <= places("encoder") | places("decoder")
+    assert all(len(tensor.raw_data) <= 256 for tensor in scorer.graph.initializer)
+
+
 def test_cross_keys_and_values_are_never_an_output(decoder: onnx.ModelProto) -> None:
     assert [value.name for value in decoder.graph.output] == Tensors.of_layers(2).decoder_outputs
     crosses = [node for node in attentions(decoder) if node.input[3].startswith("cross_")]
@@ -52,7 +81,12 @@ def test_cross_keys_and_values_are_never_an_output(decoder: onnx.ModelProto) -> 
 
 def test_attention_is_one_operator_everywhere(graph: onnx.ModelProto) -> None:
     assert attentions(graph)
-    assert not {"Softmax", "ScatterND", "Attention", "MultiHeadAttention"} & {node.op_type for node in graph.graph.node}
+    assert not {"ScatterND", "Attention", "MultiHeadAttention"} & {node.op_type for node in graph.graph.node}
+
+
+def test_attention_is_written_out_only_where_its_weights_are_asked_for(graph: onnx.ModelProto) -> None:
+    num_softmaxes = [node.op_type for node in graph.graph.node].count("Softmax")
+    assert num_softmaxes == (2 if "attention" in [value.name for value in graph.graph.output] else 0)
 
 
 def test_weights_are_not_reshaped_at_run_time(graph: onnx.ModelProto) -> None:

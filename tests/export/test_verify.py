@@ -13,8 +13,9 @@ import torch
 from export.bundle import BundleError
 from export.graphs import EncoderGraph, StepGraph
 from export.parity import Floats, Ints, ParityError
-from export.tracing import trace, write
-from export.verify import NUM_RANDOM_SENTENCES, SENTENCES, OnnxSlots, forced_rows, greedy_sources, verify
+from export.scorer_graph import ScorerGraph
+from export.tracing import trace, write, write_sharing
+from export.verify import NUM_RANDOM_SENTENCES, SENTENCES, OnnxRunner, OnnxSlots, forced_rows, greedy_sources, verify
 from model.checkpoint import Checkpoint
 
 MakeCheckpoint = Callable[..., Checkpoint]
@@ -50,7 +51,9 @@ def test_faithful_export_passes_and_says_how_close_it_is(checkpoint: Checkpoint,
     assert report.max_batch_rows == 8
     assert report.max_position == checkpoint.model.config.max_target_positions - 1
     assert report.num_positions > report.num_steps, "rows were batched"
-    assert report.headline().num_rows == report.num_rows == 24
+    assert report.headline().num_rows == report.num_rows == report.num_pairs == 24
+    assert 0 < report.max_score_difference <= report.tolerance
+    assert 0 < report.max_attention_difference <= report.tolerance
 
 
 def test_other_checkpoint_fails(make_checkpoint: MakeCheckpoint, exported: Path) -> None:
@@ -106,6 +109,40 @@ def test_wrong_greedy_token_fails(checkpoint: Checkpoint, exported: Path, monkey
         verify(checkpoint, exported)
 
 
+@pytest.mark.parametrize("change", [("MatMul", 3), ("Softmax", 0)])
+def test_tampered_scorer_fails(checkpoint: Checkpoint, bundle_dir: Path, change: tuple[str, int]) -> None:
+    """Its weights are the other graphs', so only the graph itself can be wrong: here a node is made to do something else."""
+    path = bundle_dir / "scorer.onnx"
+    model = onnx.load(path, load_external_data=False)
+    kind, place = change
+    node = [node for node in model.graph.node if node.op_type == kind][place]
+    if kind == "Softmax":
+        node.op_type = "LogSoftmax"
+    else:
+        node.input[1] = next(tensor.name for tensor in model.graph.initializer if list(tensor.dims) == [32, 32])
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises((ParityError, BundleError), match="scorer"):
+        verify(checkpoint, bundle_dir)
+
+
+def patch_scorer(monkeypatch: pytest.MonkeyPatch, change: Callable[[Floats, Floats], tuple[Floats, Floats]]) -> None:
+    """Put a fault between the scorer and the gate."""
+    score = OnnxRunner.score
+    monkeypatch.setattr(OnnxRunner, "score", lambda self, pairs: change(*score(self, pairs)))
+
+
+def test_wrong_scores_fail(checkpoint: Checkpoint, exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    patch_scorer(monkeypatch, lambda log_probs, attention: (log_probs - 2e-4, attention))
+    with pytest.raises(ParityError, match="the scorer's log-probabilities are off by"):
+        verify(checkpoint, exported)
+
+
+def test_attention_of_the_wrong_layer_fails(checkpoint: Checkpoint, exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    patch_scorer(monkeypatch, lambda log_probs, attention: (log_probs, attention[:, ::-1]))
+    with pytest.raises(ParityError, match="the scorer's attention weights are off by"):
+        verify(checkpoint, exported)
+
+
 @pytest.fixture
 def twins(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> tuple[Checkpoint, Path]:
     """Return a model in which tokens 5 and 6 are the same in all but name and often the likeliest, and its graphs."""
@@ -117,6 +154,8 @@ def twins(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> tuple[Checkpoint, 
         decoder.output_bias[5:7] = 3.0
     write(trace(EncoderGraph(checkpoint.model)), tmp_path / "encoder.onnx", "encoder.weights")
     write(trace(StepGraph(checkpoint.model)), tmp_path / "decoder.onnx", "decoder.weights")
+    others = [tmp_path / "encoder.onnx", tmp_path / "decoder.onnx"]
+    write_sharing(trace(ScorerGraph(checkpoint.model)), tmp_path / "scorer.onnx", others)
     return checkpoint, tmp_path
 
 
@@ -134,7 +173,7 @@ def test_ties_go_to_the_lower_id(twins: tuple[Checkpoint, Path]) -> None:
     assert verify(*twins).num_token_mismatches == 0
 
 
-@pytest.mark.parametrize("name", ["encoder.onnx", "decoder.onnx", "decoder.weights"])
+@pytest.mark.parametrize("name", ["encoder.onnx", "decoder.onnx", "decoder.weights", "scorer.onnx"])
 def test_graph_that_cannot_be_loaded_is_named(checkpoint: Checkpoint, bundle_dir: Path, name: str) -> None:
     (bundle_dir / name).write_bytes(b"no")
     with pytest.raises(BundleError, match=name.split(".")[0]):
@@ -160,6 +199,6 @@ def test_drawn_rows_reach_the_limits_and_stay_within_them(make_checkpoint: MakeC
 
 def test_graphs_and_weights_are_all_it_reads(exported: Path, checkpoint: Checkpoint, tmp_path: Path) -> None:
     """Export runs the gate before there is a manifest."""
-    for path in ("encoder.onnx", "encoder.weights", "decoder.onnx", "decoder.weights"):
+    for path in ("encoder.onnx", "encoder.weights", "decoder.onnx", "decoder.weights", "scorer.onnx"):
         shutil.copy(exported / path, tmp_path)
     assert verify(checkpoint, tmp_path).num_sentences > 200

@@ -168,3 +168,7 @@ def test_average_is_the_mean(tmp_path: Path) -> None:
     torch.testing.assert_close(average["w"], expected, rtol=1e-7, atol=1e-7)
     torch.testing.assert_close(average["b"], expected[0], rtol=1e-7, atol=1e-7)
     assert torch.equal(average_weights(paths[:1])["w"], tensors[0])
+
+
+def test_weights_can_be_read_by_whom_other_new_files_can(folder: Path) -> None:
+    assert (folder / "model.safetensors").stat().st_mode == (folder / "config.json").stat().st_mode

@@ -4,75 +4,15 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
-from transformers import GenerationConfig, MarianConfig, MarianMTModel
+from transformers import GenerationConfig, MarianMTModel
 
 from model.data import pad
 from model.decode import beam_search, greedy_search
-from model.transformer import DecoderLayer, EncoderLayer, Transformer
+from model.transformer import Transformer
 
 MAX_NEW_TOKENS = 10
 NUM_SOURCES = 24
 MODELS = [(11, 0.5), (12, 0.5), (13, 2.5), (13, 3.5)]  # seed, and the bias towards ending
-
-
-def marian_attention(ours: torch.nn.Module, theirs: str) -> dict[str, Tensor]:
-    weights = {f"{theirs}.out_proj.weight": ours.output.weight, f"{theirs}.out_proj.bias": ours.output.bias}
-    for name, weight, bias in zip("qkv", ours.input.weight.chunk(3), ours.input.bias.chunk(3), strict=True):
-        weights |= {f"{theirs}.{name}_proj.weight": weight, f"{theirs}.{name}_proj.bias": bias}
-    return weights
-
-
-def marian_layer(ours: EncoderLayer | DecoderLayer, theirs: str) -> dict[str, Tensor]:
-    weights = marian_attention(ours.self_attention, f"{theirs}.self_attn")
-    modules = {
-        "self_attn_layer_norm": ours.self_residual.norm,
-        "final_layer_norm": ours.feed_residual.norm,
-        "fc1": ours.feed_forward.inner,
-        "fc2": ours.feed_forward.outer,
-    }
-    if isinstance(ours, DecoderLayer):
-        weights |= marian_attention(ours.cross_attention, f"{theirs}.encoder_attn")
-        modules["encoder_attn_layer_norm"] = ours.cross_residual.norm
-    for name, module in modules.items():
-        weights |= {f"{theirs}.{name}.weight": module.weight, f"{theirs}.{name}.bias": module.bias}
-    return weights
-
-
-def marian(ours: Transformer) -> MarianMTModel:
-    """Build Transformers' Marian model with our weights, our position table and our ban on padding."""
-    config = ours.config
-    theirs = MarianMTModel(
-        MarianConfig(
-            vocab_size=config.source_vocab_size,
-            max_position_embeddings=config.max_source_positions,
-            d_model=config.d_model,
-            encoder_layers=config.num_encoder_layers,
-            decoder_layers=config.num_decoder_layers,
-            encoder_attention_heads=config.num_heads,
-            decoder_attention_heads=config.num_heads,
-            encoder_ffn_dim=config.encoder_ffn_dim,
-            decoder_ffn_dim=config.decoder_ffn_dim,
-            activation_function=config.activation,
-            scale_embedding=True,
-            pad_token_id=config.pad_id,
-            eos_token_id=config.eos_id,
-            decoder_start_token_id=config.decoder_start_id,
-            forced_eos_token_id=None,
-        )
-    )
-    table = ours.decoder.embedding.tokens.weight
-    weights = {
-        "model.shared.weight": table,
-        "lm_head.weight": table,
-        "final_logits_bias": (ours.decoder.output_bias + ours.decoder.padding_logits)[None],
-    }
-    for name, side in (("encoder", ours.encoder), ("decoder", ours.decoder)):
-        weights |= {f"model.{name}.embed_tokens.weight": table, f"model.{name}.embed_positions.weight": side.embedding.positions}
-        for i, layer in enumerate(side.layers):
-            weights |= marian_layer(layer, f"model.{name}.layers.{i}")
-    theirs.load_state_dict(weights)
-    return theirs.double().eval()
 
 
 def random_model(make_model: Callable[..., Transformer], seed: int, end_bias: float) -> Transformer:
@@ -83,10 +23,14 @@ def random_model(make_model: Callable[..., Transformer], seed: int, end_bias: fl
 
 
 @pytest.fixture(scope="module", params=MODELS, ids=lambda model: f"model{model[0]}-{model[1]}")
-def pair(request: pytest.FixtureRequest, make_model: Callable[..., Transformer]) -> tuple[Transformer, MarianMTModel]:
+def pair(
+    request: pytest.FixtureRequest,
+    make_model: Callable[..., Transformer],
+    as_transformers: Callable[[Transformer], MarianMTModel],
+) -> tuple[Transformer, MarianMTModel]:
     """Give the same model twice."""
     ours = random_model(make_model, *request.param)
-    return ours, marian(ours)
+    return ours, as_transformers(ours).double()
 
 
 @pytest.fixture(scope="module")

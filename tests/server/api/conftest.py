@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 import structlog
 from prometheus_client import CollectorRegistry
@@ -19,7 +20,7 @@ from model.tokenizer import Tokenizer
 from protos.generation_pb2_grpc import GenerationStub
 from server.api.server import ApiServer, build_server
 from server.config import ServerConfig
-from server.engine.messages import Finished, Request, Tokens
+from server.engine.messages import Answer, Finished, Request, Scored, ScoreRequest, Tokens
 from server.errors import UnknownModel
 from server.telemetry.logs import configure_logging
 from server.telemetry.metrics import Metrics
@@ -28,16 +29,20 @@ TEXTS = ["Ein Hund läuft durch den Schnee.", "A dog runs through the snow.", "Z
 
 
 class ScriptedEngine:
-    """Answers every request with the same tokens, or ends it as it is told to."""
+    """Answers every request with the same tokens, or ends it as it is told to; each further answer is a token shorter."""
 
     def __init__(self, answer: list[int]) -> None:
         self.answer = answer
         self.reason: Any = "eos"
         self.incident = ""
         self.retry_after_seconds = 0.0
+        self.needed_seconds = 0.0
+        self.num_running = 0
+        self.max_running = 0
         self.error: BaseException | None = None
         self.is_ready = True
         self.requests: list[Request] = []
+        self.pairs: list[ScoreRequest] = []
         self.cancelled: list[int] = []
         self.arrived = asyncio.Event()
         self.left = asyncio.Event()
@@ -55,12 +60,16 @@ class ScriptedEngine:
     async def generate(self, request: Request) -> Finished:
         self.requests.append(request)
         self.arrived.set()
+        self.num_running += 1
+        self.max_running = max(self.max_running, self.num_running)
         try:
             await self.gate.wait()
         except asyncio.CancelledError:
             self.cancelled.append(request.id)
             self.left.set()
             raise
+        finally:
+            self.num_running -= 1
         if self.error is not None:
             raise self.error
         return self._finished(request)
@@ -70,7 +79,8 @@ class ScriptedEngine:
         self.arrived.set()
         is_complete = False
         try:
-            for token in self.answer[: len(self.answer) - self.num_in_last_message]:
+            tokens = [*request.search.forced_prefix, *self.answer]
+            for token in tokens[: len(tokens) - self.num_in_last_message]:
                 yield Tokens(request.id, [token])
             await self.gate.wait()
             if self.error is not None:
@@ -83,19 +93,53 @@ class ScriptedEngine:
                 self.cancelled.append(request.id)
             self.left.set()
 
+    async def score(self, pair: ScoreRequest) -> Scored:
+        """Score target token i with -i/2; weights of the alignment count from 0."""
+        self.pairs.append(pair)
+        self.arrived.set()
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.cancelled.append(pair.id)
+            self.left.set()
+            raise
+        if self.error is not None:
+            raise self.error
+        ended, rest = pair.arrival + 1.0, (self.incident, self.retry_after_seconds)
+        if self.reason != "eos":
+            return Scored(pair.id, self.reason, [], b"", ended, *rest)
+        num_source, num_target = len(pair.source_ids), len(pair.target_ids)
+        alignment = np.arange(num_source * num_target, dtype=np.float32).tobytes() if pair.is_aligned else b""
+        return Scored(pair.id, "eos", [-0.5 * i for i in range(num_target)], alignment, ended, *rest)
+
     def _finished(self, request: Request) -> Finished:
         answered = self.reason in ("eos", "length")
+        answers = [self._answer(request, i) for i in range(request.search.num_answers)] if answered else []
         return Finished(
             id=request.id,
             reason=self.reason,
-            token_ids=self.answer if answered else [],
-            num_generated=len(self.answer) + 1 if answered else 0,
+            answers=answers,
+            num_generated=sum(len(answer.log_probs) for answer in answers),
             admitted=request.arrival + 0.25 if answered else None,
             prefill_seconds=0.125,
             first_token=request.arrival + 0.5 if answered else None,
             ended=request.arrival + 1.0,
             incident=self.incident,
             retry_after_seconds=self.retry_after_seconds,
+            needed_seconds=self.needed_seconds,
+        )
+
+    def _answer(self, request: Request, index: int) -> Answer:
+        tokens = self.answer[: len(self.answer) - index]
+        positions = range(len(tokens) + (self.reason == "eos"))
+        num_top = request.search.num_top_log_probs
+        return Answer(
+            token_ids=[*request.search.forced_prefix, *tokens],
+            log_probs=[-0.5 * i for i in positions],
+            score=-1.0 - index,
+            reason=self.reason,
+            top_ids=[[10 + k for k in range(num_top)] for _ in positions] if num_top else [],
+            top_log_probs=[[-0.25 * k for k in range(num_top)] for _ in positions] if num_top else [],
         )
 
 
@@ -163,6 +207,7 @@ def make_model(tokenizer: Tokenizer) -> Callable[..., Any]:
         manifest = {
             "max_source_tokens": 64,
             "max_target_tokens": 48,
+            "num_decoder_layers": 4,
             "default_max_new_tokens": 32,
             "eos_id": tokenizer.eos_id,
             "precision": "fp32",

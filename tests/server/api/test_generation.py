@@ -71,6 +71,116 @@ def test_length_is_an_answer(serve: Any) -> None:
     asyncio.run(run())
 
 
+def test_all_answers_are_told_the_best_one_twice(serve: Any) -> None:
+    async def run() -> None:
+        async with serve() as world:
+            response = await world.stub.Generate(GenerateRequest(text=TEXT, num_beams=4, num_return_sequences=3))
+            tokens = [list(answer.tokens) for answer in response.answers]
+            assert tokens == [world.engine.answer[: len(world.engine.answer) - i] for i in range(3)]
+            assert [answer.text for answer in response.answers] == [world.model.tokenizer.decode(row) for row in tokens]
+            assert (response.text, list(response.tokens)) == (response.answers[0].text, tokens[0])
+            assert [answer.score for answer in response.answers] == [-1.0, -2.0, -3.0]
+            assert {answer.finish_reason for answer in response.answers} == {FINISH_REASON_EOS}
+            assert response.usage.generated_tokens == sum(len(row) + 1 for row in tokens)
+            assert not any(answer.log_probs for answer in response.answers)
+            assert not response.HasField("seed")
+
+    asyncio.run(run())
+
+
+def test_greedy_answer_is_the_only_one_and_has_its_score(serve: Any) -> None:
+    async def run() -> None:
+        async with serve() as world:
+            response = await world.stub.Generate(GenerateRequest(text=TEXT))
+            [answer] = response.answers
+            assert (answer.text, list(answer.tokens), answer.score) == (response.text, list(response.tokens), -1.0)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("reason", ["eos", "length"])
+def test_log_probabilities_are_of_the_generated_tokens(serve: Any, reason: str) -> None:
+    async def run() -> None:
+        async with serve() as world:
+            world.engine.reason = reason
+            tokenizer = world.model.tokenizer
+            request = GenerateRequest(text=TEXT, forced_prefix="Ein Hund", return_log_probs=True)
+            [answer] = (await world.stub.Generate(request)).answers
+            end = [tokenizer.eos_id] if reason == "eos" else []
+            assert [told.token for told in answer.log_probs] == world.engine.answer + end
+            assert [told.piece for told in answer.log_probs] == [tokenizer.token_bytes(i) for i in world.engine.answer + end]
+            assert [told.log_prob for told in answer.log_probs] == [-0.5 * i for i in range(len(answer.log_probs))]
+            assert not any(told.top for told in answer.log_probs)
+            assert reason == "length" or answer.log_probs[-1].piece == b""
+
+    asyncio.run(run())
+
+
+def test_likeliest_tokens_of_each_position_are_told(serve: Any) -> None:
+    async def run() -> None:
+        async with serve() as world:
+            [answer] = (await world.stub.Generate(GenerateRequest(text=TEXT, top_log_probs=3))).answers
+            assert len(answer.log_probs) == len(world.engine.answer) + 1
+            for told in answer.log_probs:
+                assert [(top.token, top.log_prob) for top in told.top] == [(10, 0.0), (11, -0.25), (12, -0.5)]
+                assert [top.piece for top in told.top] == [world.model.tokenizer.token_bytes(i) for i in (10, 11, 12)]
+
+    asyncio.run(run())
+
+
+def test_seed_is_told_whoever_chose_it(serve: Any) -> None:
+    async def run() -> None:
+        async with serve() as world:
+            given = await world.stub.Generate(GenerateRequest(text=TEXT, do_sample=True, seed=2**64 - 1))
+            drawn = await world.stub.Generate(GenerateRequest(text=TEXT, do_sample=True))
+            assert given.seed == world.engine.requests[0].search.sampling.seed == 2**64 - 1
+            assert drawn.HasField("seed")
+            assert drawn.seed == world.engine.requests[1].search.sampling.seed
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("method", ["Generate", "GenerateStream"])
+def test_bad_option_is_an_invalid_argument(serve: Any, method: str) -> None:
+    async def run() -> None:
+        async with serve() as world:
+            error = await failure(getattr(world.stub, method)(GenerateRequest(text=TEXT, num_beams=9)))
+            assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert error.details() == "num_beams: 9 is not in 1 to 8, max_slots of model en-de"
+            assert world.engine.requests == []
+
+    asyncio.run(run())
+
+
+def test_forced_prefix_is_streamed_and_part_of_the_text(serve: Any) -> None:
+    async def run() -> None:
+        async with serve() as world:
+            request = GenerateRequest(text=TEXT, forced_prefix="Ein Hund", num_beams=2)
+            pieces = [piece async for piece in world.stub.GenerateStream(request)]
+            whole = await world.stub.Generate(request)
+            assert whole.text.startswith("Ein Hund")
+            assert "".join(piece.text for piece in pieces) == whole.text == pieces[-1].result.text
+            assert [token for piece in pieces for token in piece.tokens] == list(whole.tokens)
+            assert pieces[-1].result.answers == whole.answers
+
+    asyncio.run(run())
+
+
+def test_deadline_that_cannot_be_met_says_how_long_it_would_take(serve: Any) -> None:
+    async def run() -> None:
+        async with serve() as world:
+            world.engine.reason, world.engine.needed_seconds = "deadline_unmet", 2.5
+            call = world.stub.Generate(GenerateRequest(text=TEXT, request_id="mine"), timeout=100)
+            error = await failure(call)
+            assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            needed = "about 2.5 s are needed, more than the deadline leaves"
+            assert error.details() == f"refused before any work: {needed}"
+            [detail] = (await rpc_status.aio.from_call(call)).details
+            assert detail.Is(RequestInfo.DESCRIPTOR)
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("num_in_last_message", [0, 3])
 def test_streamed_pieces_add_up_to_the_answer(serve: Any, make_model: Any, num_in_last_message: int) -> None:
     async def run() -> None:
@@ -116,6 +226,7 @@ def test_character_that_is_never_completed_is_replaced_in_stream_and_result_alik
     [
         ("cancelled", "CANCELLED", "cancelled"),
         ("deadline", "DEADLINE_EXCEEDED", "deadline"),
+        ("deadline_unmet", "DEADLINE_EXCEEDED", "before any work"),
         ("queue_full", "RESOURCE_EXHAUSTED", "waiting"),
         ("step_failed", "INTERNAL", "cafe01"),
         ("draining", "UNAVAILABLE", "shutting down"),

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from protos.generation_pb2 import GenerateRequest, ListModelsRequest
 from server.api.interceptors import CallInterceptor
+from server.api.records import Records
 from server.telemetry.metrics import Metrics
 
 SECRET = "Das bleibt unter uns."
@@ -162,7 +163,7 @@ def test_ids_of_requests_at_the_same_time_do_not_mix(serve: Any, logged: Any) ->
 
 def test_answer_on_its_way_is_not_cut_off_by_the_shutdown(logged: Any) -> None:
     async def run() -> None:
-        calls = CallInterceptor(Metrics(CollectorRegistry(), [1.0]), frozenset())
+        calls = CallInterceptor(Records(Metrics(CollectorRegistry(), [1.0]), frozenset()), asyncio.Event())
         is_answered, may_send = asyncio.Event(), asyncio.Event()
 
         async def answer(request: Any, context: Any) -> str:

@@ -7,6 +7,7 @@ import pytest
 from protos.generation_pb2 import GenerateRequest
 from server.api import validation
 from server.api.validation import Validator, check_request_id
+from server.engine import messages
 from server.errors import DeadlineExceeded, InvalidRequest
 
 
@@ -105,6 +106,71 @@ def test_number_of_new_tokens_is_the_models_default_unless_given(make_model: Any
 def test_impossible_number_of_new_tokens_is_refused(make_model: Any, count: int) -> None:
     message = refusal(GenerateRequest(text="a", max_new_tokens=count), make_model())
     assert message == f"max_new_tokens: {count} is not in 1 to 48, max_target_tokens of model en-de"
+
+
+def test_prefix_is_tokenised_as_a_target_and_shortens_the_default(make_model: Any) -> None:
+    model = make_model()
+    ids = model.tokenizer.encode("Zwei Männer spielen")
+    assert len(ids) < 16
+    request = prepare(GenerateRequest(text="a", forced_prefix="Zwei Männer spielen"), model).request
+    assert (request.search.forced_prefix, request.max_new_tokens) == (ids, 32)
+    model.manifest.max_target_tokens = 32
+    request = prepare(GenerateRequest(text="a", forced_prefix="Zwei Männer spielen"), model).request
+    assert request.max_new_tokens == 32 - len(ids)
+
+
+def test_prefix_and_new_tokens_must_fit_together(make_model: Any) -> None:
+    model = make_model()
+    count = len(model.tokenizer.encode("Zwei Männer"))
+    fitting = GenerateRequest(text="a", forced_prefix="Zwei Männer", max_new_tokens=48 - count)
+    assert prepare(fitting, model).request.max_new_tokens == 48 - count
+    message = refusal(GenerateRequest(text="a", forced_prefix="Zwei Männer", max_new_tokens=49 - count), model)
+    both = f"{count} tokens and max_new_tokens of {49 - count}"
+    assert message == f"forced_prefix: {both} are more than 48, max_target_tokens of model en-de"
+
+
+def test_prefix_must_leave_a_token_to_generate(make_model: Any) -> None:
+    model = make_model()
+    count = len(model.tokenizer.encode("Zwei Männer"))
+    model.manifest.max_target_tokens = count + 1
+    assert prepare(GenerateRequest(text="a", forced_prefix="Zwei Männer"), model).request.max_new_tokens == 1
+    model.manifest.max_target_tokens = count
+    message = refusal(GenerateRequest(text="a", forced_prefix="Zwei Männer"), model)
+    assert message.startswith(f"forced_prefix: {count} tokens leave none to generate; max_target_tokens of model en-de is {count}")
+
+
+def test_huge_prefix_is_refused_without_tokenising_it(make_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model()
+    monkeypatch.setattr(model.tokenizer, "encode", lambda text: pytest.fail("tokenised"))
+    message = refusal(GenerateRequest(text="a", forced_prefix="Schnee " * 100_000), model)
+    assert message.startswith("forced_prefix: more than ")
+    assert message.endswith("max_target_tokens of model en-de is 48")
+
+
+def test_least_number_of_new_tokens_is_compared_with_what_a_prefix_leaves(make_model: Any) -> None:
+    model = make_model(max_target_tokens=32)
+    count = len(model.tokenizer.encode("Zwei Männer"))
+    message = refusal(GenerateRequest(text="a", forced_prefix="Zwei Männer", min_new_tokens=32 - count), model)
+    assert message == f"min_new_tokens: {32 - count} is not less than max_new_tokens, which is {32 - count}"
+
+
+@pytest.mark.parametrize("priority", [-10, 0, 10])
+def test_priority_reaches_the_engine(make_model: Any, priority: int) -> None:
+    assert prepare(GenerateRequest(text="a", priority=priority), make_model()).request.priority == priority
+
+
+@pytest.mark.parametrize("priority", [-11, 11, 2**31 - 1])
+def test_priority_out_of_range_is_refused(make_model: Any, priority: int) -> None:
+    assert refusal(GenerateRequest(text="a", priority=priority), make_model()) == f"priority: {priority} is not in -10 to 10"
+
+
+@pytest.mark.parametrize(("fields", "expected"), [({}, False), ({"return_log_probs": True}, True), ({"top_log_probs": 1}, True)])
+def test_log_probabilities_are_told_when_asked_for(make_model: Any, fields: Any, expected: bool) -> None:
+    assert prepare(GenerateRequest(text="a", **fields), make_model()).has_log_probs is expected
+
+
+def test_plain_request_carries_the_shared_greedy_options(make_model: Any) -> None:
+    assert prepare(GenerateRequest(text="a", max_new_tokens=3), make_model()).request.search is messages.GREEDY
 
 
 def test_deadline_is_on_the_monotonic_clock(make_model: Any) -> None:

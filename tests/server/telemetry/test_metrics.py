@@ -4,7 +4,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from server.config import LATENCY_BUCKETS
-from server.engine.messages import Finished, Request, Statistics
+from server.engine.messages import Answer, Finished, Request, Scored, ScoreRequest, Statistics
 from server.telemetry.metrics import Metrics
 
 REQUEST = Request(id=1, source_ids=[5, 6, 7, 2], max_new_tokens=10, arrival=100.0)
@@ -28,7 +28,7 @@ def value(registry: CollectorRegistry, name: str, model: str = "en-de", **labels
 
 def finished(reason: Any = "eos", **changes: Any) -> Finished:
     fields = {
-        "token_ids": [8, 9],
+        "answers": [Answer([8, 9], [-0.5, -0.5, -0.5], -0.5, "eos")],
         "num_generated": 3,
         "admitted": 100.5,
         "prefill_seconds": 0.25,
@@ -49,6 +49,7 @@ def test_names_are_the_ones_that_dashboards_query(registry: CollectorRegistry, m
         "generation_tokens",
         "engine_restarts",
         "encoder_padded_tokens",
+        "score_tokens",
     }
     histograms = {
         "time_to_first_token_seconds",
@@ -63,6 +64,7 @@ def test_names_are_the_ones_that_dashboards_query(registry: CollectorRegistry, m
         "step_batch_size",
         "prefill_batch_size",
         "model_load_seconds",
+        "score_latency_seconds",
     }
     assert names == {f"dragoman_{name}" for name in gauges | counters | histograms | {"model", "build"}}
 
@@ -88,9 +90,16 @@ def test_answer_is_recorded_with_where_its_time_went(registry: CollectorRegistry
 
 
 def test_single_token_has_no_time_between_tokens(registry: CollectorRegistry, metrics: Metrics) -> None:
-    metrics.observe_finished("en-de", REQUEST, finished(num_generated=1, token_ids=[]))
+    metrics.observe_finished("en-de", REQUEST, finished(num_generated=1, answers=[Answer([], [-0.5], -0.5, "eos")]))
     assert value(registry, "inter_token_latency_seconds_count") == 0
     assert value(registry, "request_success_total", finish_reason="eos") == 1
+
+
+def test_time_between_tokens_is_that_of_the_longest_answer(registry: CollectorRegistry, metrics: Metrics) -> None:
+    answers = [Answer([8], [-0.5] * 2, -0.5, "eos"), Answer([8] * 4, [-0.5] * 5, -0.5, "eos")]
+    metrics.observe_finished("en-de", REQUEST, finished(answers=answers, num_generated=7))
+    assert value(registry, "inter_token_latency_seconds_sum") == 0.25
+    assert value(registry, "request_generation_tokens_sum") == 7
 
 
 @pytest.mark.parametrize("reason", ["cancelled", "deadline", "step_failed", "draining"])
@@ -105,6 +114,16 @@ def test_failed_request_counts_its_tokens_but_no_latency(registry: CollectorRegi
 def test_request_that_was_never_admitted_has_no_tokens(registry: CollectorRegistry, metrics: Metrics) -> None:
     metrics.observe_finished("en-de", REQUEST, finished("queue_full", admitted=None, first_token=None, num_generated=0))
     assert value(registry, "prompt_tokens_total") == 0
+
+
+def test_scored_pair_counts_its_tokens_and_time_apart_from_answers(registry: CollectorRegistry, metrics: Metrics) -> None:
+    pair = ScoreRequest(1, [5, 6, 1], [7, 1], 10.0)
+    metrics.observe_scored("en-de", pair, Scored(1, "eos", [-1.0, -1.0], b"", 10.5))
+    metrics.observe_scored("never heard of", pair, Scored(1, "eos", [-1.0, -1.0], b"", 10.5))
+    assert value(registry, "request_success_total", finish_reason="scored") == 1
+    assert value(registry, "score_tokens_total") == 5
+    assert value(registry, "score_latency_seconds_sum") == 0.5
+    assert value(registry, "e2e_request_latency_seconds_count") == value(registry, "prompt_tokens_total") == 0
 
 
 def test_failures_are_counted_by_status(registry: CollectorRegistry, metrics: Metrics) -> None:

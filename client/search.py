@@ -1,0 +1,51 @@
+"""How an answer is to be searched for: the options of a request. The server checks them and names what it refuses."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """Options of a request; the defaults are greedy search. None leaves a value to the server, whose default is named here.
+
+    Attributes:
+        num_beams: Width of beam search; 1 is greedy or, with `do_sample`, sampling. 1.
+        num_return_sequences: Answers wanted: of the beams, drawn, or alternatives. 1.
+        length_penalty: Exponent of the length in a score. 1.
+        early_stopping: End beam search as soon as `num_beams` hypotheses are finished.
+        do_sample: Draw tokens at random instead of taking the likeliest.
+        temperature: For `do_sample`: log-probabilities are divided by it. 1.
+        top_k: For `do_sample`: draw from the k likeliest tokens; 0 for all.
+        top_p: For `do_sample`: draw from the likeliest tokens that together have this probability. 1.
+        seed: For `do_sample`: the same request with the same seed has the same answers. One that the server picks and tells.
+        min_new_tokens: Tokens before end-of-sequence may be generated.
+        repetition_penalty: Log-probabilities of tokens that the answer has already are multiplied by it. 1.
+        no_repeat_ngram_size: No sequence of this many tokens occurs twice in an answer; 0 for no such rule.
+        suppressed_tokens: Tokens that are never generated.
+        forced_prefix: Text the answer starts with.
+        return_alternatives: Answer with the `num_return_sequences` likeliest tokens after the prefix, each continued greedily.
+        return_log_probs: Tell each generated token's log-probability.
+        top_log_probs: Tell this many of the likeliest tokens at each position too.
+    """
+
+    num_beams: int | None = None
+    num_return_sequences: int | None = None
+    length_penalty: float | None = None
+    early_stopping: bool = False
+    do_sample: bool = False
+    temperature: float | None = None
+    top_k: int = 0
+    top_p: float | None = None
+    seed: int | None = None
+    min_new_tokens: int = 0
+    repetition_penalty: float | None = None
+    no_repeat_ngram_size: int = 0
+    suppressed_tokens: Sequence[int] = ()
+    forced_prefix: str = ""
+    return_alternatives: bool = False
+    return_log_probs: bool = False
+    top_log_probs: int = 0
+
+
+GREEDY: Final = Search()

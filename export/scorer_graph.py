@@ -1,0 +1,130 @@
+"""The graph that scores: the same encoder and decoder over whole pairs, with an attention backend that keeps its weights."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from export.bundle import Tensors
+from export.graphs import (
+    EXAMPLE_CAPACITY,
+    EXAMPLE_ROWS,
+    EXAMPLE_SOURCE,
+    EncoderAttention,
+    KeyValue,
+    axis_size,
+    group_query_attention,
+)
+from model.attention import merge_heads, padding_mask, split_heads
+from model.transformer import Transformer
+
+
+class ScoringAttention:
+    """Backend of a decoder over whole targets, whose rows are `[B·T, …]`: it keeps the encoder–decoder attention it computes.
+
+    Self-attention is the operator of the other graphs, without a past. Encoder–decoder attention is written out, for its weights
+    are an answer; beyond a row's source they are exactly 0.
+
+    Attributes:
+        weights: Per layer so far, `[B, T, S]`, averaged over heads.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        source_ids: Tensor,
+        source_lengths: Tensor,
+        target_ids: Tensor,
+        target_lengths: Tensor,
+        cross_kv: Sequence[KeyValue],
+    ) -> None:
+        """Take sources `[B, S]` and targets `[B, T]` with their lengths `[B]`, and per layer keys and values `[B, S, H·Dh]`."""
+        self.num_heads = num_heads
+        self.shape = target_ids.shape
+        self.is_source = padding_mask(source_lengths, source_ids.shape[1])[:, None, None, :]
+        self.last_positions = (target_lengths - 1).to(torch.int32)
+        self.capacity = axis_size(target_ids, 1)
+        self.cross_kv = cross_kv
+        self.weights: list[Tensor] = []
+
+    def self_attention(self, layer: int, qkv: Tensor) -> Tensor:
+        """Attend to what came before and to the token itself: `[B·T, 3·H·Dh]` → `[B·T, H·Dh]`."""
+        absent = None, None
+        qkv = qkv.unflatten(0, self.shape)  # type: ignore[no-untyped-call]
+        attended = group_query_attention(qkv, absent, absent, self.last_positions, self.capacity, self.num_heads)[0]
+        return attended.flatten(0, 1)
+
+    def cross_attention(self, layer: int, query: Tensor) -> Tensor:
+        """Attend to the source and keep the weights: `[B·T, H·Dh]` → `[B·T, H·Dh]`."""
+        assert layer == len(self.weights), "layers run in order"
+        query = query.unflatten(0, self.shape)  # type: ignore[no-untyped-call]
+        query, key, value = (split_heads(part, self.num_heads) for part in (query, *self.cross_kv[layer]))
+        scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-2, -1)
+        weights = scores.masked_fill(~self.is_source, -math.inf).softmax(-1)
+        self.weights.append(weights.mean(1))
+        return merge_heads(weights @ value).flatten(0, 1)
+
+
+class ScorerGraph(nn.Module):
+    """Pairs of source and target to the log-probabilities of the targets' tokens and the attention between the two.
+
+    The decoder runs on rows `[B·T, …]`, as the decode step does on `[N, …]`, so that both have the same weights in the same layout
+    and the graph needs none of its own.
+    """
+
+    def __init__(self, model: Transformer) -> None:
+        """Use a model's own layers."""
+        super().__init__()
+        self.encoder = model.encoder
+        self.decoder = model.decoder
+        self.num_heads = model.config.num_heads
+        self.tensors = Tensors.of_layers(model.config.num_decoder_layers)
+
+    @property
+    def input_names(self) -> list[str]:
+        """Names of the graph's inputs."""
+        return self.tensors.scorer_inputs
+
+    @property
+    def output_names(self) -> list[str]:
+        """Names of the graph's outputs."""
+        return self.tensors.scorer_outputs
+
+    def forward(
+        self, src_ids: Tensor, src_lens: Tensor, tgt_ids: Tensor, tgt_lens: Tensor, labels: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Score right-padded pairs.
+
+        Args:
+            src_ids: Sources `[B, S]`.
+            src_lens: Their real tokens, `[B]`.
+            tgt_ids: What the decoder reads, `[B, T]`: the start token, then the target without its last token.
+            tgt_lens: Its real tokens, `[B]`.
+            labels: The target, `[B, T]`.
+
+        Returns:
+            The labels' log-probabilities `[B, T]`, and the encoder–decoder attention `[B, L, T, S]`, averaged over heads, whose
+            rows sum to 1 over the source. Both mean nothing beyond a row's target.
+        """
+        memory = self.encoder(src_ids, EncoderAttention(self.num_heads, src_ids, src_lens))
+        backend = ScoringAttention(self.num_heads, src_ids, src_lens, tgt_ids, tgt_lens, self.decoder.project_memory(memory))
+        positions = torch.arange(tgt_ids.shape[1]).expand(tgt_ids.shape).flatten()
+        hidden = self.decoder(tgt_ids.flatten(), positions, backend)
+        log_probs = self.decoder.next_token_logits(hidden).log_softmax(-1).gather(-1, labels.flatten()[:, None])
+        return log_probs.view(labels.shape), torch.stack(backend.weights, 1)
+
+    def example(self) -> tuple[dict[str, object], dict[str, object]]:
+        """Return inputs to trace with and the names of their dynamic axes."""
+        rows, source, target = (torch.export.Dim(name) for name in "BST")
+        shape = EXAMPLE_ROWS, EXAMPLE_CAPACITY
+        inputs: dict[str, object] = {
+            "src_ids": torch.zeros(EXAMPLE_ROWS, EXAMPLE_SOURCE, dtype=torch.int64),
+            "src_lens": torch.ones(EXAMPLE_ROWS, dtype=torch.int64),
+            "tgt_ids": torch.zeros(shape, dtype=torch.int64),
+            "tgt_lens": torch.ones(EXAMPLE_ROWS, dtype=torch.int64),
+            "labels": torch.zeros(shape, dtype=torch.int64),
+        }
+        axes: dict[str, object] = {name: {0: rows, 1: target} for name in ("tgt_ids", "labels")}
+        axes |= {"src_ids": {0: rows, 1: source}, "src_lens": {0: rows}, "tgt_lens": {0: rows}}
+        return inputs, {name: axes[name] for name in inputs}
