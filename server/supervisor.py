@@ -109,6 +109,14 @@ class SupervisedEngine:
         """Return a request id that this engine has not seen."""
         return next(self._ids)
 
+    def ensure_place(self) -> None:
+        """See `EngineClient.ensure_place`.
+
+        Raises:
+            Unavailable: If the engine is down.
+        """
+        self._ready_client().ensure_place()
+
     async def generate(self, request: Request) -> Finished:
         """See `EngineClient.generate`."""
         return await self._ready_client().generate(request)

@@ -36,19 +36,33 @@ max_steps = 1000000
 
 
 class Service(generation_pb2_grpc.GenerationServicer):
-    """Shouts the source back, for the model `loud`."""
+    """Shouts the source back, for the model `loud`; each answer after the first has a `!` more."""
+
+    def __init__(self) -> None:
+        self.requests = []
 
     def Generate(self, request, context):
         if request.model != "loud":
             context.abort(grpc.StatusCode.NOT_FOUND, f"model: {request.model!r} is not loaded; loaded: loud")
-        return generation_pb2.GenerateResponse(text=request.text.upper(), finish_reason=generation_pb2.FINISH_REASON_EOS)
+        text, reason = request.text.upper(), generation_pb2.FINISH_REASON_EOS
+        answers = [
+            generation_pb2.Answer(text=text + "!" * i, score=-1.5 - i, finish_reason=reason)
+            for i in range(request.num_return_sequences or 1)
+        ]
+        self.requests.append(request)
+        return generation_pb2.GenerateResponse(text=text, finish_reason=reason, answers=answers)
 
 
 @pytest.fixture
-def server() -> Iterator[str]:
+def service() -> Service:
+    return Service()
+
+
+@pytest.fixture
+def server(service: Service) -> Iterator[str]:
     with ThreadPoolExecutor(8) as threads:
         server = grpc.server(threads)
-        generation_pb2_grpc.add_GenerationServicer_to_server(Service(), server)
+        generation_pb2_grpc.add_GenerationServicer_to_server(service, server)
         port = server.add_insecure_port("127.0.0.1:0")
         server.start()
         yield f"127.0.0.1:{port}"
@@ -131,7 +145,14 @@ BAD = {
     "token that no header can hold": ("translate --token=ä hello", "--token"),
     "missing authority": ("translate --ca {0}/nowhere hello", "nowhere"),
     "authority that is none": ("translate --ca {0}/two hello", "{0}/two"),
+    "fewer targets than sources": ("score --source {0}/two --target {0}/one", "{0}/two has 2 lines but {0}/one has 1"),
+    "targets that are not there": ("score --source {0}/two --target {0}/nowhere", "{0}/nowhere"),
+    "layer of no alignment": ("score --source {0}/two --target {0}/two --alignment-layer 1", "--alignment-layer"),
     "streamed JSON": ("translate --stream --json hello", "json"),
+    "streamed n-best": ("translate --stream --num-beams 4 --num-return-sequences 2 hello", "stream"),
+    "streamed scores": ("translate --stream --scores hello", "stream"),
+    "log-probabilities in lines": ("translate --log-probs hello", "json"),
+    "beams out of range": ("translate --num-beams 0 hello", "--num-beams"),
     "streamed file": ("translate --stream --in {0}/two --out {0}/out", "stream"),
     "in without out": ("translate --in {0}/two", "--out"),
     "out without in": ("translate --out {0}/out hello", "--in"),
@@ -146,7 +167,10 @@ BAD = {
     "line counts that differ": ("evaluate --source {0}/two --reference {0}/one --bundle {0}/bundle", "2 lines"),
     "empty source": ("evaluate --source {0}/empty --reference {0}/two --bundle {0}/bundle", "{0}/empty"),
     "blank line": ("evaluate --source {0}/two --reference {0}/blank --bundle {0}/bundle", "{0}/blank, line 2"),
-    "beams for a bundle": ("evaluate --source {0}/two --reference {0}/two --bundle {0}/bundle --num-beams 5", "--num-beams"),
+    "length penalty without beams": (
+        "evaluate --source {0}/two --reference {0}/two --bundle {0} --length-penalty 2",
+        "--num-beams",
+    ),
     "model for a bundle": ("evaluate --source {0}/two --reference {0}/two --bundle {0}/bundle --model en-de", "--model"),
     "corrupt bundle to evaluate": ("evaluate --source {0}/two --reference {0}/two --bundle {0}/bundle", "bundle.json"),
     "corrupt checkpoint to evaluate": ("evaluate --source {0}/two --reference {0}/two --checkpoint {0}/checkpoint", "config.json"),
@@ -184,7 +208,10 @@ def test_an_output_that_cannot_be_written_is_named(run, files: Path) -> None:
     assert code == 2 and is_one_line(err) and str(files / "two") in err
 
 
-@pytest.mark.parametrize("command", ["translate hello", "models", "evaluate --source {0}/two --reference {0}/two"])
+@pytest.mark.parametrize(
+    "command",
+    ["translate hello", "models", "evaluate --source {0}/two --reference {0}/two", "score --source {0}/two --target {0}/two"],
+)
 def test_a_server_that_is_not_there_is_a_failed_call(run, files: Path, command: str) -> None:
     code, out, err = run(*command.format(files).split(), "--server", NOBODY)
     assert (code, out) == (1, "")
@@ -204,6 +231,47 @@ def test_an_unknown_model_is_a_failed_call(run, server: str) -> None:
 
 def test_answers_come_in_order_and_a_blank_text_stays_blank(run, server: str) -> None:
     assert run("translate", "--server", server, "--model", "loud", "a", "", "c") == (0, "A\n\nC\n", "")
+
+
+def test_every_flag_of_the_search_reaches_the_server(run, server: str, service: Service) -> None:
+    beams = "--num-beams 4 --num-return-sequences 2 --length-penalty 0.5 --early-stopping --min-new-tokens 3"
+    rules = "--repetition-penalty 1.5 --no-repeat-ngram-size 2 --forced-prefix Ein --scores"
+    command = ["translate", "--server", server, "--model", "loud"]
+    assert run(*command, *beams.split(), *rules.split(), "a") == (0, "-1.500000\tA\n-2.500000\tA!\n", "")
+    drawing = "--sample --temperature 0.5 --top-k 7 --top-p 0.25 --seed 9 --alternatives --log-probs --top-log-probs 2 --json"
+    assert run(*command, *drawing.split(), "a")[0] == 0
+    values = [{field.name: value for field, value in request.ListFields()} for request in service.requests]
+    for sent in values:
+        del sent["model"], sent["text"], sent["request_id"]
+    assert values == [
+        {
+            "num_beams": 4,
+            "num_return_sequences": 2,
+            "length_penalty": 0.5,
+            "early_stopping": True,
+            "min_new_tokens": 3,
+            "repetition_penalty": 1.5,
+            "no_repeat_ngram_size": 2,
+            "forced_prefix": "Ein",
+        },
+        {
+            "do_sample": True,
+            "temperature": 0.5,
+            "top_k": 7,
+            "top_p": 0.25,
+            "seed": 9,
+            "return_alternatives": True,
+            "return_log_probs": True,
+            "top_log_probs": 2,
+        },
+    ]
+
+
+def test_a_server_is_evaluated_with_beams(run, server: str, service: Service, files: Path) -> None:
+    pair = ("--source", files / "two", "--reference", files / "two")
+    flags = ("--server", server, "--model", "loud", "--num-beams", 5, "--length-penalty", 0.5)
+    assert run("evaluate", *pair, *flags)[0] == 0
+    assert [(request.num_beams, request.length_penalty) for request in service.requests] == [(5, 0.5)] * 2
 
 
 def test_an_empty_file_gives_an_empty_file(run, server: str, files: Path) -> None:

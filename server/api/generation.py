@@ -120,7 +120,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
     async def _prepare(
         self, request: generation_pb2.GenerateRequest, context: Context, call: Call, model: Model, *, is_streamed: bool
     ) -> Prepared:
-        """Validate and tokenise."""
+        """Validate and tokenise, unless the queue is full anyway."""
+        model.engine.ensure_place()
         prepared = await self._validator.prepare(
             request, model, arrival=call.arrival, remaining_seconds=context.time_remaining(), is_streamed=is_streamed
         )

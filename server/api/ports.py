@@ -13,6 +13,15 @@ if TYPE_CHECKING:
 class Engine(Protocol):
     """One model's engine, seen from the event loop."""
 
+    def ensure_place(self) -> None:
+        """Do nothing if the engine's queue probably has a place for a request.
+
+        Raises:
+            QueueFull: If it has none.
+            Unavailable: If the engine is down.
+        """
+        ...
+
     async def generate(self, request: messages.Request) -> messages.Finished:
         """Return how the request ended; cancelling the awaiting task cancels the request in the engine.
 

@@ -30,7 +30,7 @@ from server.engine.messages import (
     Submit,
     Tokens,
 )
-from server.errors import Unavailable
+from server.errors import QueueFull, Unavailable
 
 log = structlog.get_logger("dragoman.engine.client")
 
@@ -70,6 +70,8 @@ class EngineClient:
         self._to_score: list[ScoreRequest] = []
         self._to_cancel: list[int] = []
         self._error: Unavailable | None = None
+        self._num_places: int | None = None
+        self._retry_after_seconds = 0.0
         self.ready: asyncio.Future[Ready] = self._loop.create_future()
         self.last_heard = time.monotonic()
         self.fatal: str | None = None
@@ -85,6 +87,17 @@ class EngineClient:
     def num_outstanding(self) -> int:
         """Requests that have not ended."""
         return len(self._waiters) + len(self._score_waiters)
+
+    def ensure_place(self) -> None:
+        """Do nothing if the engine's queue probably has a place; what it knows for sure is said when a request gets there.
+
+        A caller can so be refused before anything is done for it, and need not wait for the engine's step to end.
+
+        Raises:
+            QueueFull: If there were no more places after the last step than have been taken since.
+        """
+        if self._num_places is not None and self._num_places <= 0:
+            raise QueueFull("too many requests are waiting", retry_after_seconds=self._retry_after_seconds)
 
     async def generate(self, request: Request) -> Finished:
         """Submit a request and wait for its end; cancelling the waiting task cancels the request.
@@ -164,6 +177,8 @@ class EngineClient:
         self._waiters[request.id] = waiter
         self._schedule_submissions()
         self._to_submit.append(request)
+        if self._num_places is not None:
+            self._num_places -= 1
 
     def _check(self) -> None:
         if self._error is not None:
@@ -234,4 +249,6 @@ class EngineClient:
             future = self._score_waiters.pop(scored.id, None)
             if future is not None and not future.done():
                 future.set_result(scored)
+        self._num_places = report.statistics.num_places
+        self._retry_after_seconds = report.statistics.retry_after_seconds
         self._on_statistics(report.statistics)

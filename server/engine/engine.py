@@ -26,6 +26,8 @@ from server.runtime.runner import Runner
 log = structlog.get_logger("dragoman.engine")
 
 MAX_CONSECUTIVE_FAILURES = 3
+# How many times as many candidates a search gets to see that could not choose.
+WIDENING = 16
 
 Choice = tuple[Sequence, Search, list[Hypothesis], list[int]]
 """A sequence, its search, the hypotheses it had before a step, and the parents among them of those it has after it."""
@@ -117,6 +119,8 @@ class Engine:
             num_waiting_tokens=scheduler.num_waiting_tokens,
             num_running=scheduler.num_running,
             num_slots=scheduler.num_used_slots,
+            num_places=scheduler.num_places,
+            retry_after_seconds=self._forecast.seconds_until_a_place(scheduler.num_waiting),
             **self._statistics,  # type: ignore[arg-type]
         )
 
@@ -199,18 +203,19 @@ class Engine:
         return self.runner.step(rows.tokens[:num_rows], rows.positions[:num_rows], k)
 
     def _search(self, candidates: Candidates) -> list[Choice]:
-        """Let every search choose, and those that need it with the whole vocabulary before them; one that raises fails alone."""
+        """Let every search choose; those that cannot yet see more and more of the same step; one that raises fails alone."""
         choices: list[Choice] = []
-        undecided: list[Sequence] = []
-        for sequence, search in list(self._searching.items()):
-            self._advance(sequence, search, candidates.of(sequence.rows, search.num_candidates), choices, undecided)
-        if undecided:
-            everything, still_undecided = self._step(self._target.vocab_size), list[Sequence]()
-            for sequence in undecided:
-                whole = everything.of(sequence.rows, self._target.vocab_size)
-                self._advance(sequence, self._searching[sequence], whole, choices, still_undecided)
-            assert not still_undecided, "the whole vocabulary was not enough"
-        return choices
+        waiting = {sequence: search.num_candidates for sequence, search in self._searching.items()}
+        while True:
+            undecided: list[Sequence] = []
+            for sequence, count in waiting.items():
+                self._advance(sequence, self._searching[sequence], candidates.of(sequence.rows, count), choices, undecided)
+            if not undecided:
+                return choices
+            assert any(waiting[sequence] < self._target.vocab_size for sequence in undecided), "the whole vocabulary was not enough"
+            # How much a search sees depends on itself alone, not on what else is in the batch.
+            waiting = {sequence: min(waiting[sequence] * WIDENING, self._target.vocab_size) for sequence in undecided}
+            candidates = self._step(max(waiting.values()))
 
     def _advance(
         self, sequence: Sequence, search: Search, candidates: Candidates, choices: list[Choice], undecided: list[Sequence]

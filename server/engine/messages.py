@@ -244,6 +244,8 @@ class Statistics(Struct, frozen=True, array_like=True):
         num_waiting_tokens: Source tokens of those.
         num_running: Requests in slots.
         num_slots: Slots in use.
+        num_places: Requests that can still be submitted before the queue is full; None where nobody counts.
+        retry_after_seconds: When the queue is likely to have a place again, once it has none.
         step_rows: Rows decoded in this step; 0 when there was no step.
         step_seconds: Duration of the decode step, search included.
         prefill_rows: Sources encoded in this step.
@@ -256,6 +258,8 @@ class Statistics(Struct, frozen=True, array_like=True):
     num_waiting_tokens: int = 0
     num_running: int = 0
     num_slots: int = 0
+    num_places: int | None = None
+    retry_after_seconds: float = 0.0
     step_rows: int = 0
     step_seconds: float = 0.0
     prefill_rows: int = 0

@@ -61,6 +61,12 @@ class Scheduler:
         return len(self._running)
 
     @property
+    def num_places(self) -> int:
+        """Requests that the queue still takes, those counted that free slots are about to take."""
+        limits = self.limits
+        return limits.max_waiting_requests + limits.max_slots - self.num_used_slots - self.num_waiting
+
+    @property
     def has_work(self) -> bool:
         """Whether anything waits or runs."""
         return bool(self._waiting or self._running)
@@ -79,8 +85,7 @@ class Scheduler:
         assert sequence.key not in self._waiting and sequence.key not in self._running, "a request id is used twice"
         assert sequence.num_slots <= limits.max_slots, "a request needs more slots than there are"
         tokens = self.num_waiting_tokens + sequence.num_source_tokens
-        num_left_waiting = self.num_waiting - (limits.max_slots - self.num_used_slots)  # free slots are filled at the next step
-        if num_left_waiting >= limits.max_waiting_requests or (self._waiting and tokens > limits.max_waiting_tokens):
+        if self.num_places <= 0 or (self._waiting and tokens > limits.max_waiting_tokens):
             raise QueueIsFull
         self._waiting[sequence.key] = sequence
         self.num_waiting_tokens = tokens

@@ -8,6 +8,7 @@ import pytest
 from model.checkpoint import Checkpoint
 from model.decode import greedy_search
 from model.errors import InputError
+from server.engine.messages import Sampling, SearchOptions
 from server.offline import OfflineTranslator
 
 TEXTS = ["a dog", "over the grass a dog runs", "grass", "the dog runs over"] * 3
@@ -22,6 +23,40 @@ def test_answers_are_pytorchs_in_the_order_of_the_texts(translator: OfflineTrans
     sources = tiny_checkpoint.tokenizer.encode_batch(TEXTS)
     expected = greedy_search(tiny_checkpoint.model, sources, 20)
     assert translator.translate(TEXTS, 20) == [tiny_checkpoint.tokenizer.decode(h.ids) for h in expected]
+
+
+def test_searches_give_their_answers_in_the_order_of_the_sources(translator: OfflineTranslator) -> None:
+    """Three slots: the beams and the samples of one text at a time."""
+    sources = [[*ids, translator.bundle.manifest.eos_id] for ids in translator.tokenizer.encode_batch(TEXTS)]
+    for search in (SearchOptions(num_beams=3, num_answers=3), SearchOptions(num_answers=2, sampling=Sampling(5))):
+        ends = translator.run(sources, 8, search)
+        assert [end.id for end in ends] == list(range(len(TEXTS)))
+        assert all(len(end.answers) == search.num_answers for end in ends)
+        for text, end in zip(TEXTS, ends, strict=True):
+            assert end.answers == ends[TEXTS.index(text)].answers, "the same text has the same answers"
+    best = [translator.tokenizer.decode(end.answers[0].token_ids) for end in ends]
+    assert translator.translate(TEXTS, 8, search) == best
+
+
+def test_beams_come_by_falling_score(translator: OfflineTranslator) -> None:
+    (source,) = [[*ids, translator.bundle.manifest.eos_id] for ids in translator.tokenizer.encode_batch(TEXTS[:1])]
+    (end,) = translator.run([source], 6, SearchOptions(num_beams=3, num_answers=3, length_penalty=0.5))
+    scores = [answer.score for answer in end.answers]
+    assert scores == sorted(scores, reverse=True)
+    assert scores == pytest.approx([sum(answer.log_probs) / len(answer.log_probs) ** 0.5 for answer in end.answers])
+
+
+def test_a_forced_prefix_begins_the_answer_and_takes_its_room(translator: OfflineTranslator) -> None:
+    search = SearchOptions(forced_prefix=[50, 60, 70])
+    (end,) = translator.run([[40, translator.bundle.manifest.eos_id]], 17, search)
+    assert end.answers[0].token_ids[:3] == [50, 60, 70] and len(end.answers[0].log_probs) == 17
+    with pytest.raises(InputError, match="18 is not in 1 to 17"):
+        translator.run([[40, 1]], 18, search)
+
+
+def test_more_hypotheses_than_slots_are_refused(translator: OfflineTranslator) -> None:
+    with pytest.raises(InputError, match="4 hypotheses need more than the 3 slots"):
+        translator.translate(["a dog"], search=SearchOptions(num_beams=4))
 
 
 def test_a_text_that_is_too_long_is_named(translator: OfflineTranslator) -> None:

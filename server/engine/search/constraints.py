@@ -21,11 +21,13 @@ class Options:
         ids: `[K']` int64.
         log_probs: `[K']` float64, the model's.
         values: `[K']` float64, what the search goes by.
+        is_untouched: Whether there are no rules, so that the candidates not seen have the model's values too.
     """
 
     ids: NDArray[np.int64]
     log_probs: NDArray[np.float64]
     values: NDArray[np.float64]
+    is_untouched: bool = False
 
 
 class Constraints:
@@ -38,6 +40,7 @@ class Constraints:
         self._ngram_size = options.no_repeat_ngram_size
         self._penalty = options.repetition_penalty
         self._is_idle = not (self._suppressed or self._min_new_tokens or self._ngram_size or self._penalty != 1)
+        self._marks = np.zeros(0 if self._is_idle else vocab_size, np.bool_)
 
     def num_needed(self, hypothesis: Hypothesis, num_wanted: int) -> int:
         """Return how many of the model's candidates hold the `num_wanted` best after the rules.
@@ -55,17 +58,24 @@ class Constraints:
         """Apply the rules to a hypothesis's candidates, `[K]` each, likeliest first."""
         raw = log_probs.astype(np.float64)
         if self._is_idle and raw[-1] > -np.inf:
-            return Options(ids, raw, raw)
+            return Options(ids, raw, raw, is_untouched=True)
         keep = raw > -np.inf
         if banned := self._banned(hypothesis):
-            keep &= ~np.isin(ids, list(banned))
+            keep &= ~self._are_among(list(banned), ids)
         if not keep.all():
             ids, raw = ids[keep], raw[keep]
         if self._penalty == 1 or not hypothesis.token_ids:
-            return Options(ids, raw, raw)
-        values = np.where(np.isin(ids, hypothesis.token_ids), raw * self._penalty, raw)
+            return Options(ids, raw, raw, is_untouched=self._is_idle)
+        values = np.where(self._are_among(hypothesis.token_ids, ids), raw * self._penalty, raw)
         order = np.lexsort((ids, -values))
         return Options(ids[order], raw[order], values[order])
+
+    def _are_among(self, tokens: list[int], ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Tell of each id whether it is one of the tokens, by marking those in an array over the vocabulary for a moment."""
+        self._marks[tokens] = True
+        are_marked = self._marks[ids]
+        self._marks[tokens] = False
+        return are_marked
 
     def _banned(self, hypothesis: Hypothesis) -> frozenset[int] | set[int]:
         """Return the tokens that may not come next."""
@@ -84,5 +94,8 @@ def _repeating(tokens: list[int], size: int) -> set[int]:
     last = len(tokens) - size + 1
     if last < 0:
         return set()
+    if size == 1:
+        return set(tokens)
     beginning = tokens[last:]
-    return {tokens[i + size - 1] for i in range(last) if tokens[i : i + size - 1] == beginning}
+    first = beginning[0]
+    return {tokens[i + size - 1] for i in range(last) if tokens[i] == first and tokens[i : i + size - 1] == beginning}

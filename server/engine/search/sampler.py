@@ -1,7 +1,7 @@
 """Drawing tokens at random, exactly as from the whole vocabulary though only its likeliest part is seen.
 
-The part not seen has a known largest possible weight. A draw is decided when it comes out the same whether that part weighs nothing
-or as much as it can; otherwise the caller asks again with the whole vocabulary, and the same random number is used.
+The part not seen has a known smallest and largest possible weight. A draw is decided when it comes out the same at both; otherwise
+the caller asks again with more of the vocabulary, in the end all of it, and the same random number is used.
 """
 
 import numpy as np
@@ -53,33 +53,43 @@ class Sampler:
             return None
         highest = float(options.values[0])
         weights = np.exp((options.values[:top_k] - highest) / sampling.temperature)
-        unseen = 0.0
+        least = most = 0.0
         if num_unseen:
-            unseen = float(weights[count:].sum())
-            unseen += self._largest_unseen_weight(smallest - highest, unseen_probability, num_unseen, highest)
+            least = most = float(weights[count:].sum())
+            bounds = self._unseen_weight(smallest - highest, unseen_probability, num_unseen, highest)
+            least += bounds[0] if options.is_untouched else 0.0
+            most += bounds[1]
         if self._number is None:
             self._number = float(self._random.random())
-        return _find(np.cumsum(weights[:count]), unseen, sampling.top_p, self._number, is_complete=not num_unseen)
+        return _find(np.cumsum(weights[:count]), (least, most), sampling.top_p, self._number, is_complete=not num_unseen)
 
     def accept(self) -> None:
         """Go on to the next random number."""
         self._number = None
 
-    def _largest_unseen_weight(self, smallest: float, probability: float, count: int, highest: float) -> float:
-        """Return an upper bound of the unseen tokens' weight, in units of the likeliest option's.
+    def _unseen_weight(self, smallest: float, probability: float, count: int, highest: float) -> tuple[float, float]:
+        """Return bounds of the unseen tokens' weight, in units of the likeliest option's.
 
-        `smallest` is relative to the likeliest. Each token weighs at most exp(smallest / temperature); and up to a temperature of 1
-        the weight for a probability falls with the probability, so that all together weigh at most what they would if all of it
-        were in tokens of the largest size.
+        A token of probability p weighs p^(1/temperature), at most what the least one seen weighs (`smallest` is its log-probability
+        relative to the likeliest's). What a given probability weighs depends on how it is spread: up to a temperature of 1, where
+        the weight is convex in p, it weighs least when all tokens have the same and most when as few as can be have it all; above
+        1 it is the other way round.
         """
         if smallest == -np.inf:
-            return 0.0
-        temperature = self._sampling.temperature
-        exponent = float(np.log(count)) + smallest / temperature
-        if temperature <= 1:
-            share = float(np.log(max(probability, 0.0) + _ROUNDING)) - highest
-            exponent = min(exponent, smallest / temperature - smallest + share)
-        return float(np.exp(exponent))
+            return 0.0, 0.0
+        temperature, log_count = self._sampling.temperature, float(np.log(count))
+        bounds: list[float] = []
+        for total in (probability - _ROUNDING, probability + _ROUNDING):
+            if total <= 0:
+                bounds.append(0.0)
+                continue
+            log_total = float(np.log(total)) - highest
+            spread = log_count + (log_total - log_count) / temperature
+            packed = log_total - smallest + smallest / temperature
+            is_lower = not bounds
+            exponent = min(spread, packed) if is_lower else min(max(spread, packed), log_count + smallest / temperature)
+            bounds.append(float(np.exp(exponent)))
+        return bounds[0], bounds[1]
 
 
 def _num_in_place(options: Options, smallest: float) -> int:
@@ -88,10 +98,13 @@ def _num_in_place(options: Options, smallest: float) -> int:
     return int(np.argmax(is_out_of_place)) if is_out_of_place.any() else len(options.ids)
 
 
-def _find(cumulative: NDArray[np.float64], unseen: float, top_p: float, number: float, *, is_complete: bool) -> int | None:
+def _find(
+    cumulative: NDArray[np.float64], unseen: tuple[float, float], top_p: float, number: float, *, is_complete: bool
+) -> int | None:
     """Return where `number` of the whole weight lies, cut to the nucleus; None where the unseen weight could change it."""
-    low = float(cumulative[-1])
-    high = low if is_complete else (low + unseen) * (1 + _SUM_ROUNDING)
+    low = high = float(cumulative[-1])
+    if not is_complete:
+        low, high = (low + unseen[0]) * (1 - _SUM_ROUNDING), (high + unseen[1]) * (1 + _SUM_ROUNDING)
     if top_p < 1:
         first, last = (int(np.searchsorted(cumulative, top_p * total)) for total in (low, high))
         if is_complete:

@@ -21,7 +21,7 @@ from protos.generation_pb2_grpc import GenerationStub
 from server.api.server import ApiServer, build_server
 from server.config import ServerConfig
 from server.engine.messages import Answer, Finished, Request, Scored, ScoreRequest, Tokens
-from server.errors import UnknownModel
+from server.errors import QueueFull, UnknownModel
 from server.telemetry.logs import configure_logging
 from server.telemetry.metrics import Metrics
 
@@ -49,9 +49,14 @@ class ScriptedEngine:
         self.gate = asyncio.Event()
         self.gate.set()
         self.num_in_last_message = 0
+        self.has_places = True
 
     def next_id(self) -> int:
         return len(self.requests) + 1
+
+    def ensure_place(self) -> None:
+        if not self.has_places:
+            raise QueueFull("too many requests are waiting", retry_after_seconds=self.retry_after_seconds)
 
     def hold(self) -> None:
         """Let requests wait until `gate` is set."""

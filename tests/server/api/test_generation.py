@@ -263,6 +263,20 @@ def test_full_queue_says_when_to_retry(serve: Any, seconds: float, milliseconds:
 
 
 @pytest.mark.parametrize("method", ["Generate", "GenerateStream"])
+def test_a_queue_known_to_be_full_refuses_before_any_work(serve: Any, method: str) -> None:
+    async def run() -> None:
+        async with serve() as world:
+            world.engine.has_places, world.engine.retry_after_seconds = False, 0.5
+            error = await failure(getattr(world.stub, method)(GenerateRequest(text=TEXT)))
+            assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert not world.engine.requests
+            await eventually(lambda: world.server.num_running == 0)
+            assert world.records() == {("en-de", "RESOURCE_EXHAUSTED"): 1}
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("method", ["Generate", "GenerateStream"])
 def test_unavailable_engine_is_reported_with_a_retry_time(serve: Any, method: str) -> None:
     async def run() -> None:
         async with serve() as world:

@@ -1,21 +1,160 @@
-"""A runner that computes nothing but notices everything.
+"""A runner that computes next to nothing but notices everything, and what any search must find with it.
 
-Each row remembers what it was given, and the next token depends on all of it.
+The fake model is a pure function: the next token's log-probabilities follow from the source and all tokens fed. The runner gets
+these tokens from its caches alone, where only what was written or copied is there, so that a wrong row, position or range shows in
+the answers. The reference computes the same answers from the definitions, with whole vocabularies and without caches, batches or
+an engine.
 """
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from server.engine.engine import Engine
-from server.engine.messages import Finished, Request
+from server.engine.messages import Answer, Finished, Request
 from server.engine.scheduler import Limits
-from server.engine.search import Candidates
+from server.engine.search.candidates import Candidates
+from server.engine.search.search import TargetSide
 
-EOS, START, MAX_TARGET = 1, 2, 40
+PAD, EOS, START, MAX_TARGET, VOCAB = 0, 1, 2, 40, 80
 ORIGIN = b"front"
+POISON = -1
+# Steps of 1/4 make ties, which the lower id wins.
+LOGITS = np.round(np.random.default_rng(0).normal(0, 2, (509, VOCAB)) * 4) / 4
+
+
+@lru_cache(maxsize=20_000)
+def model(source: tuple[int, ...], history: tuple[int, ...]) -> NDArray[np.float32]:
+    """Return log-probabilities `[V]` after all tokens fed, the start token included.
+
+    The source's first id is the length of the greedy answer, end-of-sequence included; the padding token has no probability.
+    """
+    noise = hash((source, history))
+    logits = np.roll(LOGITS[noise % 509], noise // 509 % VOCAB)
+    logits[PAD] = -np.inf
+    logits[EOS] = logits[2:].max() + (1 if len(history) >= source[0] else -1)
+    return (logits - np.log(np.exp(logits).sum())).astype(np.float32)
+
+
+@lru_cache(maxsize=20_000)
+def likeliest(source: tuple[int, ...], history: tuple[int, ...]) -> Candidates:
+    """Return all candidates, `[V]` each."""
+    log_probs = model(source, history)
+    ids = np.argsort(-log_probs, kind="stable")
+    return Candidates(ids, log_probs[ids])
+
+
+class Path:
+    """A way an answer may go, for the reference."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.tokens = list(request.search.forced_prefix)
+        self.log_probs: list[float] = []
+        self.total = 0.0
+        self.tops: list[tuple[list[int], list[float]]] = []
+        self.is_eos = False
+
+    @property
+    def score(self) -> float:
+        return self.total / len(self.log_probs) ** self.request.search.length_penalty if self.log_probs else 0.0
+
+    @property
+    def has_ended(self) -> bool:
+        return self.is_eos or len(self.log_probs) == self.request.max_new_tokens
+
+    def options(self) -> list[tuple[float, int, float]]:
+        """Return (value, token, log-probability) of all that may come next, best first."""
+        search, tokens = self.request.search, self.tokens
+        size = search.no_repeat_ngram_size
+        banned = {PAD, *search.suppressed_tokens}
+        if len(self.log_probs) < search.min_new_tokens:
+            banned.add(EOS)
+        if size and len(tokens) >= size:
+            here = tokens[len(tokens) - size + 1 :]
+            banned |= {tokens[i + size - 1] for i in range(len(tokens) - size + 1) if tokens[i : i + size - 1] == here}
+        log_probs = model(tuple(self.request.source_ids), (START, *tokens)).tolist()
+        values = [log_prob * search.repetition_penalty if i in tokens else log_prob for i, log_prob in enumerate(log_probs)]
+        allowed = [i for i in range(VOCAB) if i not in banned]
+        return [(values[i], i, log_probs[i]) for i in sorted(allowed, key=lambda i: (-values[i], i))]
+
+    def extended(self, option: tuple[float, int, float]) -> "Path":
+        value, token, log_prob = option
+        longer = Path(self.request)
+        top = likeliest(tuple(self.request.source_ids), (START, *self.tokens))
+        count = self.request.search.num_top_log_probs
+        longer.tokens = self.tokens + [token] * (token != EOS)
+        longer.log_probs = [*self.log_probs, log_prob]
+        longer.total = self.total + value
+        longer.tops = [*self.tops, (top.ids[:count].tolist(), top.log_probs[:count].tolist())]
+        longer.is_eos = token == EOS
+        return longer
+
+    def answer(self) -> Answer:
+        tops = self.tops if self.request.search.num_top_log_probs else []
+        reason = "eos" if self.is_eos else "length"
+        return Answer(self.tokens, self.log_probs, self.score, reason, [ids for ids, _ in tops], [values for _, values in tops])
+
+
+def beam_reference(request: Request) -> list[Path]:
+    """Return the best paths of a beam search, best first."""
+    width = request.search.num_beams
+    live, finished = [Path(request)], list[Path]()
+    while True:
+        ways = [(path.total + way[0], i, path, way) for i, path in enumerate(live) for way in path.options()]
+        best = sorted(ways, key=lambda way: (-way[0], way[1]))[: 2 * width]
+        longer = [path.extended(way) for _, _, path, way in best]
+        finished += [path for path in longer[:width] if path.is_eos]
+        finished = sorted(finished, key=lambda path: -path.score)[:width]
+        before, live = live, [path for path in longer if not path.is_eos][:width]
+        if not live:
+            return finished or sorted(before, key=lambda path: -path.score)
+        if live[0].has_ended:
+            return sorted(finished + live, key=lambda path: -path.score)
+        if len(finished) == width and (request.search.is_stopped_early or live[0].score <= finished[-1].score):
+            return finished
+
+
+def drawn(options: list[tuple[float, int, float]], request: Request, number: float) -> tuple[float, int, float]:
+    """Return the option that a random number falls on."""
+    sampling = request.search.sampling
+    assert sampling is not None
+    options = options[: sampling.top_k or None]
+    weights = np.exp((np.array([value for value, _, _ in options]) - options[0][0]) / sampling.temperature)
+    if sampling.top_p < 1:
+        weights = weights[: 1 + int(np.sum(np.cumsum(weights) < sampling.top_p * weights.cumsum()[-1]))]
+    return options[min(int(np.sum(np.cumsum(weights) <= number * weights.cumsum()[-1])), len(weights) - 1)]
+
+
+def separate_reference(request: Request) -> list[Path]:
+    """Return the paths of answers that do not know each other."""
+    search, answers = request.search, list[Path]()
+    for index in range(search.num_answers):
+        path = Path(request)
+        random = np.random.Generator(np.random.Philox(key=np.array([search.sampling.seed if search.sampling else 0, index], "u8")))
+        while not path.has_ended and (options := path.options()):
+            if search.sampling:
+                option = drawn(options, request, random.random())
+            elif search.has_alternatives and not path.log_probs:
+                if index >= len(options):
+                    return answers
+                option = options[index]
+            else:
+                option = options[0]
+            path = path.extended(option)
+        answers.append(path)
+        if not path.log_probs:  # nothing may come at all
+            break
+    return answers
+
+
+def reference_answers(request: Request) -> list[Answer]:
+    """Return what a request must be answered with, whatever else happens."""
+    paths = beam_reference(request) if request.search.num_beams > 1 else separate_reference(request)
+    return [path.answer() for path in paths[: request.search.num_answers]]
 
 
 class FakeClock:
@@ -28,66 +167,79 @@ class FakeClock:
         return self.now
 
 
-def next_token(source: Sequence[int], history: Sequence[int]) -> int:
-    """The fake model: a hash of the source and of everything decoded so far; the source's first id is the answer's length."""
-    if len(history) >= source[0]:
-        return EOS
-    return 3 + hash((tuple(source), tuple(history))) % 1000
-
-
-def expected_answer(source: Sequence[int], max_new_tokens: int) -> tuple[list[int], str]:
-    """What greedy decoding must give, computed without any engine."""
-    history = [START]
-    for _ in range(max_new_tokens):
-        token = next_token(source, history)
-        if token == EOS:
-            return history[1:], "eos"
-        history.append(token)
-    return history[1:], "length"
-
-
 class FakeRunner:
-    """See the module's docstring. `fail_next` makes the next call of that name raise."""
+    """See the module's docstring. `fail_next` makes the next call of that name raise.
+
+    `complaints` keeps what was asked against the contract, for the engine takes what is raised for a failed step.
+    """
 
     device = "fake"
 
     def __init__(self, max_rows: int) -> None:
         self.max_rows = max_rows
         self.sources: list[tuple[int, ...]] = [()] * max_rows
-        self.caches: list[list[int]] = [[] for _ in range(max_rows)]
+        self.owners = [0] * max_rows
+        self.caches = [[POISON] * MAX_TARGET for _ in range(max_rows)]
         self.fail_next: str | None = None
+        self.complaints: list[str] = []
         self.step_rows: list[int] = []
+        self.step_candidates: list[int] = []
         self.prefill_batches: list[int] = []
+        self.copies: list[tuple[str, int, int]] = []
         self.on_step: Callable[[], None] = lambda: None
+        self._num_prefilled = 0
+        self._buffers: dict[tuple[int, int], Candidates] = {}
 
     def _maybe_fail(self, name: str) -> None:
         if self.fail_next == name:
             self.fail_next = None
             raise RuntimeError(f"made to fail: {name}")
 
+    def _demand(self, condition: bool, complaint: str) -> None:
+        if not condition:
+            self.complaints.append(complaint)
+            raise AssertionError(complaint)
+
     def prefill(self, sources: Sequence[Sequence[int]], rows: Sequence[int]) -> None:
         self._maybe_fail("prefill")
-        assert len(set(rows)) == len(rows) == len(sources)
+        self._demand(len(set(rows)) == len(rows) == len(sources), "a row for each source")
         self.prefill_batches.append(len(rows))
         for source, row in zip(sources, rows, strict=True):
-            self.sources[row] = tuple(source)
-            self.caches[row] = []
+            self._num_prefilled += 1
+            self.sources[row], self.owners[row] = tuple(source), self._num_prefilled
+            self.caches[row][:] = [POISON] * MAX_TARGET
 
     def step(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int) -> Candidates:
         self._maybe_fail("step")
-        assert len(tokens) == len(positions) <= self.max_rows
+        if num_candidates == VOCAB:
+            self._maybe_fail("whole step")
+        self._demand(0 < len(tokens) == len(positions) <= self.max_rows, "rows")
+        self._demand(1 <= num_candidates <= VOCAB, "candidates")
         self.on_step()
         self.step_rows.append(len(tokens))
-        chosen = np.zeros((len(tokens), num_candidates), np.int64)
+        self.step_candidates.append(num_candidates)
+        shape = len(tokens), num_candidates
+        buffer = self._buffers.setdefault(shape, Candidates(np.empty(shape, np.int64), np.empty(shape, np.float32)))
         for row, (token, position) in enumerate(zip(tokens.tolist(), positions.tolist(), strict=True)):
-            assert position <= len(self.caches[row]), "a row skipped a position"
-            self.caches[row][position:] = [token]
-            chosen[row, 0] = next_token(self.sources[row], self.caches[row])
-        return Candidates(chosen, np.zeros_like(chosen, np.float32))
+            self.caches[row][position] = token
+            history = tuple(self.caches[row][: position + 1])
+            self._demand(POISON not in history, "a row reads what was never written")
+            everything = likeliest(self.sources[row], history)
+            buffer.ids[row], buffer.log_probs[row] = everything.ids[:num_candidates], everything.log_probs[:num_candidates]
+        return buffer
 
     def copy_row(self, source: int, target: int, length: int) -> None:
-        self.sources[target] = self.sources[source]
-        self.caches[target] = self.caches[source][:length]
+        self._demand(source != target and POISON not in self.caches[source][:length], "a row to copy")
+        self.copies.append(("row", 0, length))
+        self.sources[target], self.owners[target] = self.sources[source], self.owners[source]
+        self.caches[target][:] = self.caches[source][:length] + [POISON] * (MAX_TARGET - length)
+
+    def copy_positions(self, source: int, target: int, start: int, stop: int) -> None:
+        self._demand(source != target and POISON not in self.caches[source][start:stop], "positions to copy")
+        self._demand(self.owners[source] == self.owners[target], "another source")
+        self._demand(self.caches[target][start] != self.caches[source][start], "what is copied differs")
+        self.copies.append(("positions", start, stop))
+        self.caches[target][start:] = self.caches[source][start:stop] + [POISON] * (MAX_TARGET - stop)
 
 
 class Bench:
@@ -101,9 +253,7 @@ class Bench:
         self.engine = Engine(
             self.runner,
             Limits(max_slots, max_waiting_requests, max_waiting_tokens, budget),
-            eos_id=EOS,
-            decoder_start_id=START,
-            max_target_tokens=MAX_TARGET,
+            TargetSide(VOCAB, EOS, START, MAX_TARGET),
             clock=self.clock,
         )
         self.finished: dict[int, Finished] = {}
@@ -120,6 +270,7 @@ class Bench:
         self.collect()
 
     def collect(self) -> None:
+        assert self.runner.complaints == []
         for origin, report in self.engine.take_reports().items():
             assert origin == ORIGIN
             for tokens in report.tokens:
@@ -153,6 +304,17 @@ def make_bench() -> type[Bench]:
 
 
 @pytest.fixture(scope="session")
+def reference() -> Callable[[Request], list[Answer]]:
+    """See `reference_answers`."""
+    return reference_answers
+
+
+@pytest.fixture(scope="session")
 def answer_of() -> Callable[[Sequence[int], int], tuple[list[int], str]]:
-    """See `expected_answer`."""
-    return expected_answer
+    """Tokens and reason of the greedy answer to a source."""
+
+    def answer_of(source: Sequence[int], max_new_tokens: int) -> tuple[list[int], str]:
+        (answer,) = reference_answers(Request(0, list(source), max_new_tokens, 0.0))
+        return answer.token_ids, answer.reason
+
+    return answer_of

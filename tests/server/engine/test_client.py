@@ -13,6 +13,7 @@ import zmq.asyncio
 
 from server.engine.client import EngineClient
 from server.engine.messages import (
+    Answer,
     Cancel,
     Command,
     Event,
@@ -22,12 +23,15 @@ from server.engine.messages import (
     Ready,
     Report,
     Request,
+    Score,
+    Scored,
+    ScoreRequest,
     Statistics,
     Stop,
     Submit,
     Tokens,
 )
-from server.errors import Unavailable
+from server.errors import QueueFull, Unavailable
 
 
 class HandEngine:
@@ -64,11 +68,19 @@ def request(number: int, is_streamed: bool = False) -> Request:
 
 
 def end(number: int, token_ids: list[int] | None = None) -> Finished:
-    return Finished(number, "eos", token_ids or [], 1, 0.0, 0.0, 0.0, 0.0)
+    return Finished(number, "eos", [Answer(token_ids or [], [-0.5], -0.5, "eos")], 1, 0.0, 0.0, 0.0, 0.0)
 
 
-def report(*finished: Finished, tokens: list[Tokens] | None = None, num_waiting: int = 0) -> Report:
-    return Report(tokens or [], list(finished), Statistics(num_waiting=num_waiting))
+def pair(number: int) -> ScoreRequest:
+    return ScoreRequest(number, [5, 1], [6, 1], 0.0)
+
+
+def scored(number: int) -> Scored:
+    return Scored(number, "eos", [-1.0, -0.5], b"", 1.0)
+
+
+def report(*finished: Finished, tokens: list[Tokens] | None = None, **statistics: float) -> Report:
+    return Report(tokens or [], list(finished), Statistics(**statistics))  # type: ignore[arg-type]
 
 
 Scenario = Callable[[EngineClient, HandEngine], Awaitable[None]]
@@ -112,7 +124,7 @@ def test_what_is_submitted_in_one_turn_leaves_as_one_message(play: Callable[...,
         tasks = [asyncio.create_task(client.generate(request(i))) for i in range(5)]
         assert await engine.receive() == Submit([request(i) for i in range(5)])
         await engine.send(report(*(end(i, [i]) for i in reversed(range(5)))))
-        assert [finished.token_ids for finished in await asyncio.gather(*tasks)] == [[i] for i in range(5)]
+        assert [finished.answers[0].token_ids for finished in await asyncio.gather(*tasks)] == [[i] for i in range(5)]
         assert await engine.has_silence(), "what has ended is not cancelled"
 
     play(scenario)
@@ -143,6 +155,48 @@ def test_a_submission_after_a_cancellation_is_sent_once(play: Callable[..., None
         await engine.send(report(end(1), end(2)))
         assert (await second).id == 2
         assert first.cancelled()
+
+    play(scenario)
+
+
+def test_pairs_leave_as_one_message_and_come_back_to_their_own(play: Callable[..., None]) -> None:
+    async def scenario(client: EngineClient, engine: HandEngine) -> None:
+        pairs = [asyncio.create_task(client.score(pair(i))) for i in (1, 2)]
+        whole = asyncio.create_task(client.generate(request(3)))
+        assert [await engine.receive(), await engine.receive()] == [Submit([request(3)]), Score([pair(1), pair(2)])]
+        assert client.num_outstanding == 3
+        await engine.send(Report([], [end(3)], Statistics(), [scored(2), scored(77)]))
+        await engine.send(Report([], [], Statistics(), [scored(1)]))
+        assert await asyncio.gather(*pairs) == [scored(1), scored(2)]
+        assert (await whole).id == 3
+        assert await engine.has_silence(), "what has ended is not cancelled"
+
+    play(scenario)
+
+
+def test_a_pair_nobody_waits_for_is_cancelled_after_it_was_submitted(play: Callable[..., None]) -> None:
+    async def scenario(client: EngineClient, engine: HandEngine) -> None:
+        task = asyncio.create_task(client.score(pair(1)))
+        asyncio.get_running_loop().call_soon(task.cancel)
+        assert await engine.receive() == Score([pair(1)])
+        assert await engine.receive() == Cancel([1])
+        await engine.send(Report([], [], Statistics(), [scored(1)]))
+        assert await engine.has_silence()
+        assert task.cancelled()
+
+    play(scenario)
+
+
+def test_failing_ends_the_pairs_that_wait_and_refuses_the_next(play: Callable[..., None]) -> None:
+    async def scenario(client: EngineClient, engine: HandEngine) -> None:
+        task = asyncio.create_task(client.score(pair(1)))
+        await engine.receive()
+        client.fail(Unavailable("the engine ended"))
+        with pytest.raises(Unavailable, match="the engine ended"):
+            await task
+        with pytest.raises(Unavailable, match="the engine ended"):
+            await client.score(pair(2))
+        assert await engine.has_silence()
 
     play(scenario)
 
@@ -219,6 +273,30 @@ def test_readiness_arrives_once_and_statistics_with_every_report(play: Callable[
 
     play(scenario, lambda statistics: seen.append(statistics.num_waiting))
     assert seen == [3, 2]
+
+
+def test_a_queue_that_is_full_refuses_without_asking_the_engine(play: Callable[..., None]) -> None:
+    async def scenario(client: EngineClient, engine: HandEngine) -> None:
+        client.ensure_place()  # nothing is known yet
+        tasks = [asyncio.create_task(client.generate(request(i))) for i in range(3)]
+        await engine.receive()
+        await engine.send(report(end(0), num_places=2, retry_after_seconds=0.25))
+        await tasks[0]
+        for i in (3, 4):
+            client.ensure_place()
+            tasks.append(asyncio.create_task(client.generate(request(i))))
+            await asyncio.sleep(0)
+        with pytest.raises(QueueFull) as refusal:
+            client.ensure_place()
+        assert refusal.value.retry_after_seconds == 0.25
+        await engine.receive()
+        await engine.send(report(end(1), num_places=1))
+        await tasks[1]
+        client.ensure_place()
+        client.fail(Unavailable("the end"))
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    play(scenario)
 
 
 def test_an_engine_that_cannot_start_says_why(play: Callable[..., None]) -> None:

@@ -1,17 +1,34 @@
 """The engine's loop on its socket, without a model: how it starts, what it says, how it ends."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import zmq
+from numpy.typing import NDArray
 
 from server.engine import process
-from server.engine.messages import Cancel, Command, Event, Fatal, Hello, Ready, Report, Request, Stop, Submit
+from server.engine.messages import (
+    Cancel,
+    Command,
+    Event,
+    Fatal,
+    Hello,
+    Ready,
+    Report,
+    Request,
+    Score,
+    ScoreRequest,
+    Stop,
+    Submit,
+)
 from server.engine.process import EXIT_BROKEN, EXIT_CANNOT_START, EngineLoop
+from server.engine.scheduler import Limits
+from server.engine.scoring import Scoring
 from server.engine.settings import EngineSettings
 
 READY = Ready("fake", 2, 0.0)
@@ -53,7 +70,7 @@ class Attached:
         while len(reasons) < count:
             report = self.receive()
             assert isinstance(report, Report)
-            for end in report.finished:
+            for end in (*report.finished, *report.scored):
                 assert end.id not in reasons
                 reasons[end.id] = end.reason
         return reasons
@@ -85,12 +102,36 @@ def attach(tmp_path: Path) -> Iterator[Callable[[Callable[[], Any]], Attached]]:
         attached.close()
 
 
+class FakeScorer:
+    """Scores by length, as long as it may."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def score(
+        self, source_ids: Sequence[int], target_ids: Sequence[int], layer: int | None = None
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        assert self.gate.wait(10)
+        if source_ids[0] == 666:
+            raise StrangeError("made to fail")
+        return np.full(len(target_ids), -0.5, np.float32), np.ones((len(target_ids), len(source_ids)), np.float32)
+
+
+def scoring(scorer: FakeScorer | None = None) -> Scoring:
+    return Scoring(scorer or FakeScorer(), Limits(2, 10, 1000, 1000))
+
+
+def pair(number: int, first: int = 5, **fields: Any) -> ScoreRequest:
+    return ScoreRequest(number, [first, 1], [4, 1], 0.0, **fields)
+
+
 def request(number: int, length: int = 3) -> Request:
     return Request(number, [length, number], 30, 0.0)
 
 
 def test_ready_then_answers_then_the_end_it_was_told(make_bench: Any, attach: Any) -> None:
-    front = attach(lambda: (make_bench().engine, READY))
+    front = attach(lambda: (make_bench().engine, scoring(), READY))
     front.send(Hello())
     front.send(Submit([request(1), request(2)]))
     assert front.receive() == READY
@@ -101,7 +142,7 @@ def test_ready_then_answers_then_the_end_it_was_told(make_bench: Any, attach: An
 
 def test_an_idle_engine_gives_signs_of_life(make_bench: Any, attach: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "HEARTBEAT_MILLISECONDS", 10)
-    front = attach(lambda: (make_bench().engine, READY))
+    front = attach(lambda: (make_bench().engine, scoring(), READY))
     front.send(Hello())
     assert front.receive() == READY
     for _ in range(3):
@@ -110,7 +151,7 @@ def test_an_idle_engine_gives_signs_of_life(make_bench: Any, attach: Any, monkey
 
 
 def test_what_runs_at_the_end_is_told(make_bench: Any, attach: Any) -> None:
-    front = attach(lambda: (make_bench().engine, READY))
+    front = attach(lambda: (make_bench().engine, scoring(), READY))
     front.send(Submit([request(i, 1000) for i in range(8)]))
     front.send(Cancel([0, 99]))
     front.send(Stop())
@@ -143,7 +184,7 @@ def test_whatever_prevents_the_start_is_said(attach: Any, error: Exception, reas
 
 @pytest.mark.parametrize("frames", [(b"\xc1",), (b"",), (b"one", b"too many")])
 def test_a_message_that_cannot_be_read_breaks_the_engine_in_order(make_bench: Any, attach: Any, frames: tuple[bytes, ...]) -> None:
-    front = attach(lambda: (make_bench().engine, READY))
+    front = attach(lambda: (make_bench().engine, scoring(), READY))
     front.send_bytes(*frames)
     assert front.end() == EXIT_BROKEN
 
@@ -155,6 +196,71 @@ def test_a_step_that_fails_outside_the_model_breaks_the_engine_in_order(make_ben
         raise StrangeError("made to fail")
 
     bench.engine._compact = fail
-    front = attach(lambda: (bench.engine, READY))
+    front = attach(lambda: (bench.engine, scoring(), READY))
     front.send(Submit([request(1)]))
+    assert front.end() == EXIT_BROKEN
+
+
+def test_pairs_are_scored_beside_requests(make_bench: Any, attach: Any) -> None:
+    front = attach(lambda: (make_bench().engine, scoring(), READY))
+    front.send(Hello())
+    front.send(Submit([request(1)]))
+    front.send(Score([pair(2), pair(3, 666), pair(4)]))
+    assert front.receive() == READY
+    assert front.ends(4) == {1: "eos", 2: "eos", 3: "step_failed", 4: "eos"}
+    front.send(Stop())
+    assert front.end() == 0
+
+
+def test_an_idle_engine_scores_at_once(make_bench: Any, attach: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "HEARTBEAT_MILLISECONDS", 1_000_000)
+    front = attach(lambda: (make_bench().engine, scoring(), READY))
+    front.send(Score([pair(1, is_aligned=True)]))
+    report = front.receive()
+    assert isinstance(report, Report)
+    (scored,) = report.scored
+    assert (scored.id, scored.reason, scored.log_probs) == (1, "eos", [-0.5, -0.5])
+    assert np.frombuffer(scored.alignment, np.float32).tolist() == [1.0] * 4
+    assert report.statistics.num_waiting == 0
+    front.send(Stop())
+
+
+def test_waiting_pairs_are_told_in_the_statistics_and_can_be_cancelled(make_bench: Any, attach: Any) -> None:
+    scorer = FakeScorer()
+    scorer.gate.clear()
+    front = attach(lambda: (make_bench().engine, Scoring(scorer, Limits(2, 10, 1000, 4)), READY))
+    front.send(Score([pair(number) for number in (1, 2, 3)]))
+    front.send(Cancel([2]))
+    scorer.gate.set()
+    reports: list[Report] = []
+    while sum(len(report.scored) for report in reports) < 3:
+        reports.append(front.receive())
+    assert {end.id: end.reason for report in reports for end in report.scored} in (
+        {1: "eos", 2: "cancelled", 3: "eos"},
+        {1: "eos", 2: "eos", 3: "eos"},  # the cancellation came too late
+    )
+    assert reports[0].statistics.num_waiting_tokens == 4 * reports[0].statistics.num_waiting > 0
+    front.send(Stop())
+
+
+def test_pairs_that_wait_at_the_end_are_told(make_bench: Any, attach: Any) -> None:
+    scorer = FakeScorer()
+    scorer.gate.clear()
+    front = attach(lambda: (make_bench().engine, Scoring(scorer, Limits(2, 10, 1000, 4)), READY))
+    front.send(Score([pair(number) for number in range(4)]))
+    front.send(Stop())
+    scorer.gate.set()
+    reasons = front.ends(4)
+    assert set(reasons.values()) == {"eos", "draining"}
+    assert front.end() == 0
+
+
+def test_pairs_of_an_engine_that_breaks_are_told(make_bench: Any, attach: Any) -> None:
+    scorer = FakeScorer()
+    scorer.gate.clear()
+    front = attach(lambda: (make_bench().engine, Scoring(scorer, Limits(2, 10, 1000, 4)), READY))
+    front.send(Score([pair(number) for number in range(4)]))
+    front.send_bytes(b"\xc1")
+    scorer.gate.set()
+    assert "draining" in front.ends(4).values()
     assert front.end() == EXIT_BROKEN

@@ -4,15 +4,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.engine.messages import Request
+from server.engine.messages import Request, SearchOptions
 from server.engine.scheduler import SECONDS_PER_PRIORITY, Limits, QueueIsFull, Scheduler
 from server.engine.sequence import Sequence
 
 
 def sequence(
-    request_id: int, num_tokens: int = 5, arrival: float = 0.0, priority: int = 0, deadline: float | None = None
+    request_id: int,
+    num_tokens: int = 5,
+    arrival: float = 0.0,
+    priority: int = 0,
+    deadline: float | None = None,
+    width: int = 1,
 ) -> Sequence:
-    return Sequence(b"front", Request(request_id, [7] * num_tokens, 10, arrival, deadline, priority=priority))
+    search = SearchOptions(num_beams=width)
+    return Sequence(b"front", Request(request_id, [7] * num_tokens, 10, arrival, deadline, priority=priority, search=search))
 
 
 def scheduler(slots: int = 4, requests: int = 100, tokens: int = 1000, budget: int = 1000) -> Scheduler:
@@ -122,12 +128,70 @@ def test_deadlines_of_ended_requests_do_not_pile_up() -> None:
     assert len(policy._deadlines) < 100
 
 
+def test_the_first_in_line_is_not_passed_over_for_being_wide() -> None:
+    policy = scheduler(slots=4)
+    for i, width in enumerate((2, 3, 1, 1)):
+        policy.submit(sequence(i, arrival=i, width=width))
+    assert policy.num_waiting_slots == 7
+    assert ids(policy.admit()) == [0], "two slots are free, but the next in line needs three"
+    policy.remove((b"front", 0))
+    assert ids(policy.admit()) == [1, 2]
+    assert (policy.num_used_slots, policy.num_waiting_slots) == (4, 1)
+
+
+def test_slots_a_sequence_will_not_need_again_go_to_the_next() -> None:
+    policy = scheduler(slots=4)
+    wide = sequence(0, width=4)
+    policy.submit(wide)
+    policy.admit()
+    policy.submit(sequence(1, width=2))
+    policy.shrink(wide, 3)
+    assert policy.admit() == [] and policy.num_used_slots == 3
+    policy.shrink(wide, 2)
+    assert ids(policy.admit()) == [1] and policy.num_used_slots == 4
+    policy.remove(wide.key)
+    assert policy.num_used_slots == 2, "what it gave up is not taken twice"
+
+
+def test_what_does_not_run_cannot_shrink_and_nothing_can_grow() -> None:
+    policy = scheduler(slots=4)
+    waiting = sequence(0, width=2)
+    policy.submit(waiting)
+    with pytest.raises(AssertionError):
+        policy.shrink(waiting, 1)
+    policy.admit()
+    with pytest.raises(AssertionError):
+        policy.shrink(waiting, 3)
+
+
+@pytest.mark.parametrize("leave", ["remove", "expire", "remove_all", "admit"])
+def test_waiting_slots_are_counted_until_they_are_left(leave: str) -> None:
+    policy = scheduler(slots=6)
+    for i, width in enumerate((4, 2)):
+        policy.submit(sequence(i, width=width, deadline=5.0))
+    assert policy.num_waiting_slots == 6
+    match leave:
+        case "remove":
+            policy.remove((b"front", 1))
+            assert policy.num_waiting_slots == 4
+            policy.remove((b"front", 0))
+        case "expire":
+            policy.expire(5.0)
+        case "remove_all":
+            policy.remove_all(b"front")
+        case "admit":
+            policy.admit()
+            assert policy.num_used_slots == 6
+    assert policy.num_waiting_slots == policy.num_waiting_tokens == 0
+
+
 OPERATION = st.one_of(
     st.tuples(st.just("submit"), st.integers(1, 40), st.integers(-2, 3), st.one_of(st.none(), st.floats(0, 30))),
     st.tuples(st.just("remove"), st.integers(0, 80), st.just(0), st.none()),
     st.tuples(st.just("admit"), st.just(0), st.just(0), st.none()),
     st.tuples(st.just("expire"), st.just(0), st.just(0), st.none()),
     st.tuples(st.just("finish"), st.integers(0, 7), st.just(0), st.none()),
+    st.tuples(st.just("shrink"), st.integers(0, 7), st.just(0), st.none()),
 )
 
 
@@ -140,12 +204,20 @@ def test_every_sequence_is_in_one_place_and_limits_hold(
     now, count = 0.0, 0
     waiting: dict[int, Sequence] = {}
     running: dict[int, Sequence] = {}
+
+    def used() -> int:
+        return sum(s.num_slots for s in running.values())
+
+    def rank(s: Sequence) -> tuple[float, int]:
+        return s.request.arrival - s.request.priority * SECONDS_PER_PRIORITY, s.request.id
+
     for kind, number, priority, deadline in operations:
         now += 1.0
         if kind == "submit":
-            new = sequence(count, number, now, priority, None if deadline is None else now + deadline)
+            width = 1 + number % slots
+            new = sequence(count, number, now, priority, None if deadline is None else now + deadline, width)
             tokens = sum(s.num_source_tokens for s in waiting.values())
-            is_full = len(waiting) - (slots - len(running)) >= 20 or (bool(waiting) and tokens + number > 200)
+            is_full = len(waiting) - (slots - used()) >= 20 or (bool(waiting) and tokens + number > 200)
             try:
                 policy.submit(new)
                 assert not is_full
@@ -158,26 +230,30 @@ def test_every_sequence_is_in_one_place_and_limits_hold(
             assert policy.remove((b"front", number)) is expected
         elif kind == "admit":
             admitted = policy.admit()
-            ranks = [s.request.arrival - s.request.priority * SECONDS_PER_PRIORITY for s in admitted]
+            ranks = [rank(s) for s in admitted]
             assert ranks == sorted(ranks)
             assert len(admitted) <= 1 or sum(s.num_source_tokens for s in admitted[1:]) <= budget
             for s in admitted:
                 running[s.request.id] = waiting.pop(s.request.id)
-            if waiting and len(running) < slots:
-                assert admitted, "slots are free, and somebody waits"
-            left = [s.request.arrival - s.request.priority * SECONDS_PER_PRIORITY for s in waiting.values()]
-            assert not ranks or not left or max(ranks) <= min(left)
+            if waiting and not admitted:
+                assert min(waiting.values(), key=rank).num_slots > slots - used(), "the first in line fits"
+            assert not ranks or not waiting or max(ranks) <= min(rank(s) for s in waiting.values())
         elif kind == "expire":
             for s in policy.expire(now):
                 assert s.request.deadline is not None and s.request.deadline <= now
                 assert (waiting.pop(s.request.id, None) or running.pop(s.request.id, None)) is s
             assert all(s.request.deadline is None or s.request.deadline > now for s in (*waiting.values(), *running.values()))
+        elif kind == "shrink" and running:
+            shrinking = running[sorted(running)[number % len(running)]]
+            policy.shrink(shrinking, max(shrinking.num_slots - number, 1))
         elif running:
             request_id = sorted(running)[number % len(running)]
             assert policy.remove((b"front", request_id)) is running.pop(request_id)
         assert policy.num_waiting == len(waiting)
         assert policy.num_waiting_tokens == sum(s.num_source_tokens for s in waiting.values())
-        assert policy.num_running == policy.num_used_slots == len(running) <= slots
+        assert policy.num_waiting_slots == sum(s.num_slots for s in waiting.values())
+        assert policy.num_running == len(running)
+        assert policy.num_used_slots == used() <= slots
     assert {s.request.id for s in policy.remove_all()} == waiting.keys() | running.keys()
     assert not policy.has_work and policy.num_used_slots == policy.num_waiting_tokens == 0
 

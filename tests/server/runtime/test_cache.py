@@ -50,3 +50,18 @@ def test_a_copied_row_is_exact_and_the_others_are_left_alone(cache: SlotCache) -
         np.testing.assert_array_equal(buffer[0, :, :length], before[name][2, :, :length])
         np.testing.assert_array_equal(buffer[0, :, length:], before[name][0, :, length:])
         np.testing.assert_array_equal(buffer[1:], before[name][1:])
+
+
+def test_copied_positions_are_exact_and_all_else_is_left_alone(cache: SlotCache) -> None:
+    cache.write_cross([0, 1, 2, 3], np.array([3, 6, 5, 1]), encoded(cache, 4, 6))
+    random = np.random.default_rng(0)
+    for buffer in cache.self_kv.values():
+        buffer[:] = random.standard_normal(buffer.shape)
+    before = {name: buffer.copy() for name, buffer in (cache.self_kv | cache.cross_kv).items()}
+    cache.copy_positions(1, 3, 4, 9)
+    assert cache.source_lengths.tolist() == [3, 6, 5, 1]
+    for name, buffer in (cache.self_kv | cache.cross_kv).items():
+        expected = before[name].copy()
+        if name in cache.self_kv:
+            expected[3, :, 4:9] = before[name][1, :, 4:9]
+        np.testing.assert_array_equal(buffer, expected)

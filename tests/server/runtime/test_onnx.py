@@ -11,7 +11,7 @@ from export.bundle import Bundle
 from model.checkpoint import Checkpoint
 from model.decode import StepDecoder
 from server.engine.warmup import warm_up
-from server.runtime.onnx import OnnxRunner
+from server.runtime.onnx import MAX_KEPT_CANDIDATES, OnnxRunner
 
 MAX_ROWS, NUM_CANDIDATES, CAPACITY, START = 5, 7, 20, 2
 SOURCES = [[5, 9, 200, 31], [77], [14, 14, 14, 250, 3, 8, 100, 101, 102], list(range(30, 53)), [42, 6]]
@@ -103,6 +103,60 @@ def test_a_row_goes_on_after_a_move_as_if_nothing_had_happened(make_runner: Call
     for position in range(9, CAPACITY):
         ids, log_probs = step(moved, [fed[position], 5, 5, 5, 5], [position, 9, 9, 9, 0])
         assert (ids[0].tolist(), log_probs[0].tobytes()) == expected[position]
+
+
+def test_a_copied_row_goes_on_as_its_twin(make_runner: Callable[..., OnnxRunner], bundle: Bundle) -> None:
+    """A search branches: after the copy both rows are what one row alone would have been, whichever tokens they go on with."""
+    alone = make_runner(1)
+    alone.prefill(sources_of(bundle, [2]), [0])
+    expected = run(alone, [2], CAPACITY)[0]
+    runner, fed = make_runner(), [START, *forced(2, CAPACITY)]
+    runner.prefill(sources_of(bundle, [0, 2, 3]), [0, 1, 2])
+    run(runner, [0, 2, 3], 6)
+    runner.copy_row(1, 3, 6)
+    for position in range(6, CAPACITY):  # the old row goes astray
+        ids, log_probs = step(runner, [5, 6, 7, fed[position]], [position] * 4)
+        assert (ids[3].tolist(), log_probs[3].tobytes()) == expected[position]
+
+
+def test_a_row_that_takes_over_positions_goes_on_as_its_twin(make_runner: Callable[..., OnnxRunner], bundle: Bundle) -> None:
+    """Beams with a common beginning: only the positions that differ are copied."""
+    alone = make_runner(1)
+    alone.prefill(sources_of(bundle, [2]), [0])
+    expected = run(alone, [2], CAPACITY)[0]
+    runner, fed = make_runner(), [START, *forced(2, CAPACITY)]
+    runner.prefill(sources_of(bundle, [2, 0, 2]), [0, 1, 2])
+    for position in range(9):
+        other = fed[position] if position < 5 else 77
+        step(runner, [fed[position], 8, other], [position] * 3)
+    runner.copy_positions(0, 2, 5, 9)
+    for position in range(9, CAPACITY):
+        ids, log_probs = step(runner, [9, 9, fed[position]], [position] * 3)
+        assert (ids[2].tolist(), log_probs[2].tobytes()) == expected[position]
+
+
+def test_the_same_step_may_be_done_again_with_any_number_of_candidates(runner: OnnxRunner, bundle: Bundle) -> None:
+    """Fewer are the first of more, bit for bit, and the caches do not mind."""
+    runner.prefill(sources_of(bundle, [3, 0, 4]), [0, 1, 2])
+    vocab_size = bundle.manifest.target_vocab_size
+    for position in range(3):
+        tokens, positions = np.array([[START, 50, 60][position]] * 3), np.array([position] * 3)
+        everything = runner.step(tokens, positions, vocab_size)
+        ids, log_probs = everything.ids.copy(), everything.log_probs.copy()
+        assert (np.sort(ids) == np.arange(vocab_size)).all(), "each token once"
+        assert (np.diff(log_probs) <= 0).all(), "likeliest first"
+        np.testing.assert_allclose(np.exp(log_probs.astype(np.float64)).sum(1), 1, atol=1e-5)
+        for count in (1, 2, 64, 256, vocab_size):
+            again = runner.step(tokens, positions, count)
+            np.testing.assert_array_equal(again.ids, ids[:, :count])
+            assert again.log_probs.tobytes() == log_probs[:, :count].tobytes()
+
+
+def test_wide_bindings_are_not_kept(runner: OnnxRunner, bundle: Bundle) -> None:
+    runner.prefill(sources_of(bundle, [3]), [0])
+    for count in (1, 1, 4, bundle.manifest.target_vocab_size):
+        runner.step(np.array([START]), np.array([0]), count)
+    assert set(runner._bindings) == {(1, 1), (1, 4)} and bundle.manifest.target_vocab_size > MAX_KEPT_CANDIDATES
 
 
 def test_a_reused_row_has_no_memory(make_runner: Callable[..., OnnxRunner], bundle: Bundle) -> None:

@@ -1,0 +1,257 @@
+"""A witness of everything that goes into an engine and comes out of it, who after each operation knows what must be true."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from server.engine.engine import MAX_CONSECUTIVE_FAILURES, EngineIsBroken
+from server.engine.messages import Answer, Finished, Request
+from server.engine.sequence import Key, Sequence
+
+MAX_TARGET = 40
+
+
+@dataclass
+class Record:
+    """What a front end knows of a request.
+
+    Attributes:
+        request: What was asked.
+        number: Its place among all that were submitted.
+        streamed: Tokens that were reported.
+        finished: How it ended.
+        is_spoiled: Whether its search was made to raise.
+    """
+
+    request: Request
+    number: int
+    streamed: list[int] = field(default_factory=list)
+    finished: Finished | None = None
+    is_spoiled: bool = False
+
+
+class Witness:
+    """Several front ends and a clock around one engine with the fake runner, and a new engine when one is broken."""
+
+    def __init__(self, make_engine: Callable[[], Any], reference: Callable[[Request], list[Answer]], seen: Counter[str]) -> None:
+        self._make_engine, self._reference, self.seen = make_engine, reference, seen
+        self.records: dict[Key, Record] = {}
+        self._expected: set[str] = set()
+        self._first_in_line: tuple[Sequence | None, int] = (None, 0)
+        self._is_first_step = True
+        self._num_submitted = 0
+        self._start()
+
+    def _start(self) -> None:
+        bench = self._make_engine()
+        if self.records:
+            bench.clock.now = self.clock.now
+        self.engine, self.runner, self.clock = bench.engine, bench.runner, bench.clock
+        self.scheduler, self.slots = self.engine.scheduler, self.engine.slots
+        self._admit, self.scheduler.admit = self.scheduler.admit, self._admit_and_check
+        self.runner.on_step = self._check_rows_of_step
+
+    @property
+    def outstanding(self) -> list[Key]:
+        return [key for key, record in self.records.items() if record.finished is None]
+
+    def is_outstanding(self, key: Key) -> bool:
+        return key in self.records and self.records[key].finished is None
+
+    # What can be done.
+
+    def submit(self, origin: bytes, request: Request) -> None:
+        """Submit; it is refused if the queue is full, and only if it is or if there is a deadline and work before it."""
+        self._num_submitted += 1
+        record = self.records[origin, request.id] = Record(request, self._num_submitted)
+        waiting, scheduler, limits = self._waiting(), self.scheduler, self.scheduler.limits
+        tokens = sum(sequence.num_source_tokens for sequence in waiting) + len(request.source_ids)
+        num_left = len(waiting) - (limits.max_slots - scheduler.num_used_slots)
+        is_full = num_left >= limits.max_waiting_requests or (bool(waiting) and tokens > limits.max_waiting_tokens)
+        self._expected = {"queue_full"} if is_full else set()
+        if request.deadline is not None and (waiting or scheduler.num_running):
+            self._expected.add("deadline_unmet")
+        self.engine.submit(origin, request)
+        self.collect()
+        end = record.finished
+        assert end is not None or not is_full
+        if end is not None:
+            assert end.admitted is None and end.num_generated == 0
+            if end.reason == "deadline_unmet":
+                assert self.clock.now + end.needed_seconds > request.deadline
+            else:
+                assert end.retry_after_seconds > 0
+
+    def cancel(self, key: Key) -> None:
+        """Cancel, whatever it is; what was outstanding has ended then."""
+        self._expected = {"cancelled"} if self.is_outstanding(key) else set()
+        self.engine.cancel(*key)
+        self.collect()
+        assert not self.is_outstanding(key)
+
+    def remove_all(self, origin: bytes | None) -> None:
+        self._expected = {"draining"}
+        self.engine.remove_all("draining", origin)
+        self.collect()
+        assert not any(origin in (None, key[0]) for key in self.outstanding)
+
+    def spoil(self, sequence: Sequence) -> None:
+        """Let a sequence's search raise at the next step, which it alone does not survive."""
+
+        def fail(_: object) -> None:
+            raise RuntimeError("made to fail")
+
+        sequence.search.advance = fail  # type: ignore[method-assign, union-attr]
+        self.records[sequence.key].is_spoiled = True
+        self.step()
+        assert not self.is_outstanding(sequence.key)
+
+    def step(self) -> None:
+        """Do one iteration; `runner.fail_next` may make it fail."""
+        self._expected, now = {"eos", "length", "deadline", "step_failed"}, self.clock.now
+        running, failing = list(self.scheduler.running()), self.runner.fail_next
+        self._is_first_step = True
+        try:
+            self.engine.step()
+        except EngineIsBroken:
+            self.seen["broken"] += 1
+            assert self.engine._num_failures == MAX_CONSECUTIVE_FAILURES
+            self._expected.add("draining")
+            self.collect(may_fail=True)
+            assert not self.engine.has_work and not self.outstanding
+            self._start()  # as a new process would
+            return
+        has_failed = failing is not None and self.runner.fail_next is None
+        self.collect(may_fail=has_failed)
+        if has_failed and failing != "prefill":
+            assert not self.scheduler.num_running and not any(self.is_outstanding(s.key) for s in running)
+        deadlines = [self.records[key].request.deadline for key in self.outstanding]
+        assert all(deadline is None or deadline > now for deadline in deadlines)
+        head = next(iter(self._in_line()), None)
+        count = self._first_in_line[1] + 1 if head is not None and head is self._first_in_line[0] else 0
+        assert count <= MAX_TARGET, "the first in line starves"
+        self._first_in_line = head, count
+
+    def drain(self) -> None:
+        """Give no new work: everything ends, and nothing is left."""
+        num_steps = (self.scheduler.num_waiting + 1) * MAX_TARGET
+        while self.engine.has_work:
+            self.step()
+            num_steps -= 1
+        assert num_steps >= 0 and not self.outstanding
+        self.step()
+        engine = self.engine
+        assert self.slots.num_rows == self.scheduler.num_used_slots == 0
+        assert not engine._searching and not engine._streamed and not engine._waiting_for_first_token
+        assert not self.scheduler._queue and not engine.take_reports()
+
+    # What comes of it.
+
+    def collect(self, *, may_fail: bool = False) -> None:
+        """Read the reports: every request ends once, for a reason that there was, and nothing is said of it afterwards."""
+        assert self.runner.complaints == []
+        for origin, report in self.engine.take_reports().items():
+            for tokens in report.tokens:
+                record = self.records[origin, tokens.id]
+                assert record.request.is_streamed and record.finished is None and tokens.token_ids
+                record.streamed += tokens.token_ids
+            for end in report.finished:
+                record = self.records[origin, end.id]
+                assert record.finished is None, "a request ended twice"
+                record.finished = end
+                assert end.reason in self._expected
+                assert end.reason != "step_failed" or record.is_spoiled or may_fail
+                self._check_end(record, end)
+                self.seen[end.reason] += 1
+
+    def _check_end(self, record: Record, end: Finished) -> None:
+        """Compare an end with the reference; what was streamed before an error is a beginning of it."""
+        request = record.request
+        assert (end.incident != "") == (end.reason == "step_failed")
+        if end.reason == "deadline":
+            assert request.deadline is not None and request.deadline <= end.ended
+        if end.reason not in ("eos", "length"):
+            assert end.answers == []
+            if record.streamed:
+                assert record.streamed == self._reference(request)[0].token_ids[: len(record.streamed)]
+            return
+        assert end.answers == self._reference(request)
+        assert end.reason == end.answers[0].reason
+        assert end.num_generated == sum(len(answer.log_probs) for answer in end.answers)
+        assert record.streamed == (end.answers[0].token_ids if request.is_streamed else [])
+        assert end.admitted is not None and end.admitted <= end.ended
+        if end.num_generated:
+            assert end.first_token is not None and end.admitted <= end.first_token <= end.ended
+        search = request.search
+        is_kind = {"beams": search.num_beams > 1, "samples": search.sampling, "alternatives": search.has_alternatives}
+        self.seen[next((kind for kind, is_it in is_kind.items() if is_it), "greedy")] += 1
+
+    # What must hold.
+
+    def _waiting(self) -> list[Sequence]:
+        return list(self.scheduler._waiting.values())
+
+    def _in_line(self) -> list[Sequence]:
+        """Return those that wait, in the order they must be admitted in."""
+        return sorted(self._waiting(), key=lambda s: (s.request.arrival - s.request.priority * 1.0, self.records[s.key].number))
+
+    def _admit_and_check(self) -> list[Sequence]:
+        """Stand in for the scheduler's `admit`, and see that it does what the policy says."""
+        line, free = self._in_line(), self.scheduler.limits.max_slots - self.scheduler.num_used_slots
+        admitted = self._admit()
+        budget, expected = self.scheduler.limits.prefill_tokens_per_step, list[Sequence]()
+        for sequence in line:
+            if sequence.num_slots > free or (expected and sequence.num_source_tokens > budget):
+                break
+            expected.append(sequence)
+            free -= sequence.num_slots
+            budget -= sequence.num_source_tokens
+        assert admitted == expected
+        for later in admitted:
+            for earlier in line[len(admitted) :]:
+                difference = later.request.priority - earlier.request.priority
+                assert later.request.arrival - earlier.request.arrival <= difference + 1e-9
+        return admitted
+
+    def _check_rows_of_step(self) -> None:
+        """See, whenever the decoder runs, that all rows belong to somebody, and none to two; holes are for what just failed."""
+        rows = sorted(row for sequence in self.scheduler.running() for row in sequence.rows)
+        if self._is_first_step:
+            assert rows == list(range(self.slots.num_rows))
+        else:
+            self.seen["whole step"] += 1
+        self._is_first_step = False
+        self.clock.now += 0.01
+
+    def check_books(self) -> None:
+        """See that scheduler, slots, sequences and searches agree, and have what is outstanding and nothing else."""
+        engine, scheduler, slots = self.engine, self.scheduler, self.slots
+        running, waiting = list(scheduler.running()), self._waiting()
+        owned = {row: sequence for sequence in running for row in sequence.rows}
+        assert len(owned) == sum(len(sequence.rows) for sequence in running), "a row is used twice"
+        assert {row: owner for row, owner in enumerate(slots._owners) if owner is not None} == owned
+        assert sorted(slots._holes) == [row for row, owner in enumerate(slots._owners) if owner is None]
+        assert slots.num_rows <= scheduler.limits.max_slots
+        assert scheduler.num_used_slots == sum(s.num_slots for s in running) <= scheduler.limits.max_slots
+        assert scheduler.num_waiting == len(waiting) and scheduler.num_running == len(running)
+        assert scheduler.num_waiting_tokens == sum(s.num_source_tokens for s in waiting)
+        assert scheduler.num_waiting_slots == sum(s.num_slots for s in waiting)
+        for sequence in running:
+            assert 1 <= len(sequence.rows) <= sequence.num_slots
+            assert sequence.search is None or len(sequence.search.live) == len(sequence.rows)
+            assert all(engine._rows.is_plain[row] == (sequence.search is None) for row in sequence.rows)
+        assert not any(s.rows or s.search or s.admitted for s in waiting)
+        assert set(engine._searching) == {s for s in running if s.search is not None}
+        assert set(engine._streamed) == {s for s in running if s.request.is_streamed}
+        assert set(engine._waiting_for_first_token) == {s for s in running if s.first_token is None}
+        inside = {s.key: s.request for s in (*running, *waiting)}
+        assert inside == {key: self.records[key].request for key in self.outstanding}
+
+
+@pytest.fixture(scope="session")
+def make_witness(make_bench: Any, reference: Any) -> Callable[..., Witness]:
+    """Return a function from the counts and a bench's arguments to a witness."""
+    return lambda seen, *arguments: Witness(lambda: make_bench(*arguments), reference, seen)

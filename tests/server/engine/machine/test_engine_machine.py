@@ -1,0 +1,208 @@
+"""The engine under thousands of random operations: nothing is lost, mixed up, leaked or starved.
+
+No starvation means here:
+
+- a request is overtaken only by such as came less than (their priority - its own) seconds after it, so that it is admitted before
+  everything that comes more than 20 seconds later, whatever the priorities;
+- the first in line is never passed over, and is admitted at the next step when its slots are free;
+- it is first in line for no more steps than the longest target has tokens.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import msgspec
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from structlog.testing import capture_logs
+
+from server.engine.engine import MAX_CONSECUTIVE_FAILURES
+from server.engine.messages import GREEDY, Request, Sampling, SearchOptions
+
+NUM_RUNS, OPERATIONS_A_RUN, MIN_OPERATIONS = 260, 60, 10_000
+EOS, VOCAB = 1, 80
+ORIGINS = b"one", b"two", b"three"
+
+
+def some_search(random: Random) -> SearchOptions:
+    """Return one of all kinds, with some of all rules."""
+    width, count = random.randint(2, 6), random.randint(1, 6)
+    top = random.choice([0, 1, 5, 70]), random.choice([0.5, 0.9, 1.0])
+    sampling = Sampling(random.getrandbits(64), random.choice([0.3, 1.0, 5.0]), *top)
+    kinds: list[dict[str, Any]] = [
+        {"num_beams": width, "num_answers": min(width, count), "is_stopped_early": random.random() < 0.5},
+        {"num_answers": count, "sampling": sampling},
+        {"num_answers": count, "has_alternatives": True},
+        {},
+    ]
+    few_left = [*range(2, VOCAB - 4)], [*range(VOCAB - 3)], [*range(VOCAB)]  # and sooner or later none
+    rules: dict[str, Any] = {
+        "length_penalty": random.choice([-1.0, 0.0, 0.6, 2.0]),
+        "min_new_tokens": random.randint(1, 6),
+        "repetition_penalty": random.choice([0.5, 1.5]),
+        "no_repeat_ngram_size": random.randint(1, 3),
+        "suppressed_tokens": random.choice([[EOS, 2, 3], *few_left]),
+        "forced_prefix": random.choices(range(2, 10), k=random.randint(1, 5)),
+        "num_top_log_probs": random.choice([1, 20]),
+    }
+    kept = {name: value for name, value in rules.items() if random.random() < 0.2}
+    return SearchOptions(**random.choice(kinds) | kept)
+
+
+def search_of(number: int) -> SearchOptions:
+    """Return a search by its number, every fourth one plain greedy."""
+    return some_search(Random(number)) if number % 4 else GREEDY
+
+
+# By number, because Hypothesis would take longer to draw all the options than the engine to work with them.
+SEARCH = st.integers(0, 2000).map(search_of)
+FIELDS = st.fixed_dictionaries(
+    {
+        "origin": st.sampled_from(ORIGINS),
+        "request_id": st.integers(0, 15),
+        "length": st.integers(0, 14),
+        "num_words": st.integers(0, 12),
+        "max_new_tokens": st.integers(1, 12),
+        "lag": st.sampled_from([0.0, 0.0, 0.0, 0.1, 2.0]),
+        "patience": st.sampled_from([None] * 7 + [0.2, 5.0, 30.0]),
+        "is_streamed": st.booleans(),
+        "priority": st.sampled_from([0, 0, 0, -10, -1, 1, 2, 10]),
+    }
+)
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """What may happen to an engine; the witness, see the conftest, knows what must come of it."""
+
+    def __init__(self, make_witness: Callable[..., Any], seen: Counter[str]) -> None:
+        super().__init__()
+        self.make_witness, self.seen = make_witness, seen
+        self.num_since_trouble = self.num_since_quiet = 0
+
+    @initialize(
+        slots=st.sampled_from([6, 4, 9, 13, 2, 1]), waiting=st.sampled_from([60, 12, 1]), budget=st.sampled_from([90, 20, 4])
+    )
+    def start(self, slots: int, waiting: int, budget: int) -> None:
+        self.max_slots = slots
+        self.witness = self.make_witness(self.seen, slots, waiting, 12 * waiting, budget)
+
+    def operation(self, name: str) -> None:
+        self.seen["operations"] += 1
+        self.seen[name] += 1
+        self.num_since_trouble += 1
+        self.num_since_quiet += 1
+
+    def trouble(self, name: str) -> None:
+        self.operation(name)
+        self.num_since_trouble = 0
+
+    @rule(fields=FIELDS, searches=st.lists(SEARCH, min_size=1, max_size=5))
+    def submit(self, fields: dict[str, Any], searches: list[SearchOptions]) -> None:
+        """Submit one request or some, under ids that are free or have become so."""
+        self.operation("submit")
+        for number, search in enumerate(searches):
+            self.submit_one(number, search, **fields)
+
+    def submit_one(self, number: int, search: SearchOptions, **fields: Any) -> None:
+        origin, request_id = fields.pop("origin"), fields.pop("request_id")
+        while self.witness.is_outstanding((origin, request_id)):
+            request_id += 1
+        widths = {name: min(getattr(search, name), self.max_slots) for name in ("num_beams", "num_answers")}
+        search = msgspec.structs.replace(search, **widths)
+        source = [fields.pop("length"), number, *[7] * fields.pop("num_words")]
+        limit = max(fields.pop("max_new_tokens"), search.min_new_tokens + 1)
+        arrival, patience = self.witness.clock.now - fields.pop("lag"), fields.pop("patience")
+        deadline = None if patience is None else arrival + patience
+        self.witness.submit(origin, Request(request_id, source, limit, arrival, deadline, search=search, **fields))
+
+    @rule()
+    def step(self) -> None:
+        self.operation("step")
+        self.witness.step()
+
+    @rule(count=st.integers(2, 10))
+    def step_on(self, count: int) -> None:
+        self.operation("step on")
+        for _ in range(count):
+            self.witness.step()
+
+    @precondition(lambda self: self.num_since_trouble > 2)
+    @rule(origin=st.sampled_from(ORIGINS), request_id=st.integers(0, 20), pick=st.integers(0, 9))
+    def cancel(self, origin: bytes, request_id: int, pick: int) -> None:
+        """Cancel something that waits, runs, has ended or never was."""
+        self.trouble("cancel")
+        outstanding = self.witness.outstanding
+        self.witness.cancel(outstanding[pick] if pick < len(outstanding) else (origin, request_id))
+
+    @precondition(lambda self: self.num_since_trouble > 4)
+    @rule(seconds=st.sampled_from([0.1, 1.0, 10.0]))
+    def wait(self, seconds: float) -> None:
+        """Let deadlines pass."""
+        self.trouble("wait")
+        self.witness.clock.now += seconds
+
+    @precondition(lambda self: self.num_since_trouble > 4)
+    @rule(what=st.sampled_from(["step", "prefill"]), count=st.sampled_from([1, 1, 1, MAX_CONSECUTIVE_FAILURES]))
+    def fail(self, what: str, count: int) -> None:
+        """Let the model raise, up to so often that the engine gives up."""
+        self.trouble("fail")
+        for _ in range(count):
+            self.witness.runner.fail_next = what
+            self.witness.step()
+            self.witness.runner.fail_next = None
+
+    @precondition(lambda self: self.num_since_trouble > 4)
+    @rule()
+    def fail_whole_step(self) -> None:
+        """Let the model raise where a step has to be done again, if one has to be in the next few."""
+        self.trouble("fail whole step")
+        self.witness.runner.fail_next = "whole step"
+        for _ in range(5):
+            self.witness.step()
+        self.witness.runner.fail_next = None
+
+    @precondition(lambda self: self.num_since_trouble > 4 and self.witness.engine._searching)
+    @rule(pick=st.integers(0, 30))
+    def fail_a_search(self, pick: int) -> None:
+        self.trouble("fail a search")
+        searching = list(self.witness.engine._searching)
+        self.witness.spoil(searching[pick % len(searching)])
+
+    @precondition(lambda self: self.num_since_quiet > 15)
+    @rule(origin=st.sampled_from([*ORIGINS, None]))
+    def remove_all(self, origin: bytes | None) -> None:
+        """Let a front end go, or all."""
+        self.operation("remove all")
+        self.num_since_quiet = 0
+        self.witness.remove_all(origin)
+
+    @precondition(lambda self: self.num_since_quiet > 25)
+    @rule()
+    def drain(self) -> None:
+        self.operation("drain")
+        self.num_since_quiet = 0
+        self.witness.drain()
+
+    @invariant()
+    def books_agree(self) -> None:
+        if hasattr(self, "witness"):
+            self.witness.check_books()
+
+    def teardown(self) -> None:
+        if hasattr(self, "witness"):
+            self.witness.drain()
+            self.witness.check_books()
+
+
+def test_nothing_is_lost_mixed_up_leaked_or_starved(make_witness: Callable[..., Any]) -> None:
+    seen: Counter[str] = Counter()
+    size = settings(max_examples=NUM_RUNS, stateful_step_count=OPERATIONS_A_RUN, deadline=None, derandomize=False, print_blob=True)
+    with capture_logs():
+        run_state_machine_as_test(lambda: EngineMachine(make_witness, seen), settings=size)
+    assert seen["operations"] >= MIN_OPERATIONS
+    ends = ["eos", "length", "cancelled", "deadline", "deadline_unmet", "queue_full", "step_failed", "draining"]
+    kinds = ["beams", "samples", "alternatives", "greedy"]
+    assert all(seen[name] for name in [*ends, *kinds, "whole step"]), f"something never happened: {seen}"

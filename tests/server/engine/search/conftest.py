@@ -1,0 +1,123 @@
+"""A table in place of a model, and a search that is driven by it with as many candidates as it asks for, or with all there are."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from server.engine.messages import Answer, Request
+from server.engine.search.candidates import Candidates
+from server.engine.search.search import Search, TargetSide
+
+PAD, EOS, START = 0, 1, 2
+MAX_TOKENS = 16
+
+Table = NDArray[np.float32]
+
+
+def top_candidates(log_probs: Table, num_candidates: int) -> Candidates:
+    """Return the likeliest of each row `[N, V]`, the lower id first in a tie, as the decode graph does."""
+    ids = np.argsort(-log_probs, axis=1, kind="stable")[:, :num_candidates]
+    return Candidates(ids, np.take_along_axis(log_probs, ids, 1))
+
+
+@dataclass
+class Driven:
+    """A search that is over, and what happened on the way.
+
+    Attributes:
+        certain: Its certain tokens after each step.
+        widths: K of each step.
+        num_again: Steps that had to be seen again with the whole vocabulary.
+        max_live: Most hypotheses that were live at once.
+    """
+
+    search: Search
+    certain: list[list[int]] = field(default_factory=list)
+    widths: list[int] = field(default_factory=list)
+    num_again: int = 0
+    max_live: int = 1
+
+    @property
+    def answers(self) -> list[Answer]:
+        return self.search.answers()
+
+
+class TableModel:
+    """A model whose next token depends on the last one only: `[V, V]` log-probabilities."""
+
+    def __init__(self, log_probs: Table) -> None:
+        self.log_probs = log_probs
+        self.target = TargetSide(len(log_probs), EOS, START, MAX_TOKENS)
+
+    def row(self, tokens: Sequence[int]) -> Table:
+        """Return the log-probabilities of what follows some tokens, `[V]`."""
+        row: Table = self.log_probs[tokens[-1] if tokens else START]
+        return row
+
+    def drive(self, search_class: Callable[[Request, TargetSide], Search], request: Request, *, sees_all: bool = False) -> Driven:
+        """Run a search to its end."""
+        search = search_class(request, self.target)
+        driven = Driven(search)
+        for _ in range(len(request.search.forced_prefix) + request.max_new_tokens + 1):
+            before = search.live
+            rows = np.stack([self.row(hypothesis.token_ids) for hypothesis in before])
+            width = self.target.vocab_size if sees_all else search.num_candidates
+            driven.widths.append(width)
+            parents = search.advance(top_candidates(rows, width))
+            if parents is None:
+                assert width < self.target.vocab_size, "everything was not enough"
+                assert search.live is before, "a search that has to see more must not have changed"
+                driven.num_again += 1
+                parents = search.advance(top_candidates(rows, self.target.vocab_size))
+            assert parents is not None
+            driven.certain.append(search.certain_tokens)
+            driven.max_live = max(driven.max_live, len(search.live))
+            if not parents:
+                return driven
+            assert len(parents) == len(search.live) <= search.max_rows
+            for parent, hypothesis in zip(parents, search.live, strict=True):
+                assert hypothesis.token_ids[:-1] == before[parent].token_ids
+        raise AssertionError("the search does not end")
+
+
+def make_table(seed: int, vocab_size: int, scale: float, levels: int | None = None, end_bias: float = 0.0) -> TableModel:
+    """Make a random model.
+
+    Args:
+        seed: Of its numbers.
+        vocab_size: V.
+        scale: Standard deviation of the logits: 0 for a flat distribution.
+        levels: Round logits to that many values, which makes ties; None for no rounding.
+        end_bias: Added to end-of-sequence's logit.
+    """
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(0, 1, (vocab_size, vocab_size))
+    if levels is not None:
+        logits = np.round(logits * levels / 4) * 4 / levels
+    logits *= scale
+    logits[:, EOS] += end_bias
+    logits[:, PAD] = -np.inf
+    top = logits.max(1, keepdims=True)
+    log_probs = logits - top - np.log(np.exp(logits - top).sum(1, keepdims=True))
+    return TableModel(log_probs.astype(np.float32))
+
+
+@pytest.fixture(scope="session")
+def table_model() -> Callable[..., TableModel]:
+    """See `make_table`."""
+    return make_table
+
+
+@pytest.fixture(scope="session")
+def table_of() -> type[TableModel]:
+    """The class, for tables of a test's own."""
+    return TableModel
+
+
+@pytest.fixture(scope="session")
+def candidates_of() -> Callable[[Table, int], Candidates]:
+    """See `top_candidates`."""
+    return top_candidates

@@ -1,0 +1,258 @@
+"""Every search against Transformers' `generate`, which knows nothing of our code, with the weights of the shipped en-de model.
+
+The engine runs its exported bundle in ONNX Runtime and all sources together; Transformers runs the weights in PyTorch.
+"""
+
+import gzip
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import GenerationConfig, PegasusForConditionalGeneration
+
+from export.exporter import export_checkpoint
+from model.checkpoint import Checkpoint
+from model.data import pad
+from model.transformer import Transformer
+from server.engine.messages import SearchOptions
+from server.offline import OfflineTranslator
+
+CHECKPOINT = Path(__file__).resolve().parents[4] / "model" / "pretrained" / "en-de"
+MAX_NEW_TOKENS = 24
+NUM_COMPARED = 12
+"""Sentences a test compares, from the list below in turn; all of them and 100 of the corpus with `DRAGOMAN_ALL_SENTENCES`."""
+
+CLOSE = 1e-5
+"""Two scores whose relative difference is smaller are a tie: which of the two wins depends on rounding."""
+
+SUBJECTS = [
+    "A man in a blue shirt",
+    "Two children",
+    "An old woman with a hat",
+    "The brown dog",
+    "A group of people",
+    "Several workers",
+]
+VERBS = ["is standing", "are playing football", "sleeps", "is looking at a small boat", "jumps over a fence", "sits", "run"]
+PLACES = ["on the beach.", "in front of a crowded market in the city while it is raining.", "near a river"]
+SENTENCES = [
+    *("dog", ".", "Yes!", "a a a a a a", "one, two, three, four, five, six, seven, eight, nine, ten", "A B C D E F G"),
+    "The committee postponed its decision until the documents had been translated and signed by both parties.",
+    "Where did you put the keys? I have looked for them in the kitchen, in the car, in the garden and under the bed.",
+    "very very very very very big red red red ball",
+    *(f"{subject} {verb} {place}" for subject, verb, place in product(SUBJECTS, VERBS, PLACES)),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One answer: tokens without end-of-sequence, the forced prefix included, and what it is ranked by."""
+
+    ids: list[int]
+    score: float
+
+
+class Pair:
+    """The same model twice."""
+
+    def __init__(self, translator: OfflineTranslator, theirs: PegasusForConditionalGeneration, sources: list[list[int]]) -> None:
+        self.translator, self.theirs, self.sources = translator, theirs, sources
+        self.config = theirs.config
+
+    def ours(self, sources: list[list[int]], options: SearchOptions, max_new_tokens: int = MAX_NEW_TOKENS) -> list[list[Found]]:
+        """Return each source's answers, best first."""
+        finished = self.translator.run(sources, max_new_tokens, options)
+        return [[Found(answer.token_ids, answer.score) for answer in end.answers] for end in finished]
+
+    @torch.inference_mode()
+    def generate(self, sources: list[list[int]], options: SearchOptions, max_new_tokens: int) -> Any:
+        """Run Transformers' `generate` with what the options mean there."""
+        config = self.config
+        ids = pad(sources, config.pad_token_id)
+        mask = torch.tensor([[1] * len(row) + [0] * (ids.shape[1] - len(row)) for row in sources])
+        is_beam = options.num_beams > 1
+        settings = GenerationConfig(
+            max_new_tokens=max_new_tokens,
+            min_new_tokens=options.min_new_tokens or None,
+            num_beams=options.num_beams,
+            num_return_sequences=options.num_answers,
+            do_sample=False,
+            early_stopping=options.is_stopped_early if is_beam else None,
+            length_penalty=options.length_penalty if is_beam else None,
+            repetition_penalty=options.repetition_penalty,
+            no_repeat_ngram_size=options.no_repeat_ngram_size or None,
+            suppress_tokens=options.suppressed_tokens or None,
+            pad_token_id=config.pad_token_id,
+            eos_token_id=config.eos_token_id,
+            decoder_start_token_id=config.decoder_start_token_id,
+            return_dict_in_generate=True,
+            output_scores=True,
+            output_logits=True,
+        )
+        prefix = torch.tensor([[config.decoder_start_token_id, *options.forced_prefix]] * len(sources))
+        return self.theirs.generate(input_ids=ids, attention_mask=mask, decoder_input_ids=prefix, generation_config=settings)
+
+    def beams(self, sources: list[list[int]], options: SearchOptions, max_new_tokens: int = MAX_NEW_TOKENS) -> list[list[Found]]:
+        """Return each source's answers as Transformers finds them, best first."""
+        found = self.generate(sources, options, max_new_tokens)
+        special = (self.config.pad_token_id, self.config.eos_token_id)
+        rows = [[i for i in row[1:] if i not in special] for row in found.sequences.tolist()]
+        answers = [Found(*fields) for fields in zip(rows, found.sequences_scores.tolist(), strict=True)]
+        return [answers[i : i + options.num_answers] for i in range(0, len(answers), options.num_answers)]
+
+
+@pytest.fixture(scope="module")
+def pair(
+    tmp_path_factory: pytest.TempPathFactory, as_transformers: Callable[[Transformer], PegasusForConditionalGeneration]
+) -> Pair:
+    """The engine with the exported model, and Transformers' model of the same weights."""
+    folder = tmp_path_factory.mktemp("bundle") / "en-de"
+    export_checkpoint(CHECKPOINT, folder)
+    translator = OfflineTranslator(folder, max_slots=64, num_threads=1)
+    theirs = as_transformers(Checkpoint.load(CHECKPOINT).model)
+    eos_id = translator.bundle.manifest.eos_id
+    return Pair(translator, theirs, [[*ids, eos_id] for ids in translator.tokenizer.encode_batch(SENTENCES)])
+
+
+@pytest.fixture(scope="module")
+def chosen(pair: Pair, request: pytest.FixtureRequest) -> Callable[[int], list[list[int]]]:
+    """Return sources for the nth of some tests."""
+    if not os.environ.get("DRAGOMAN_ALL_SENTENCES"):
+        return lambda n: [pair.sources[(n * NUM_COMPARED + i) % len(pair.sources)] for i in range(NUM_COMPARED)]
+    with gzip.open(request.getfixturevalue("multi30k") / "test_2016_flickr.en.gz", "rt", encoding="utf-8") as file:
+        texts = file.read().splitlines()[:100]
+    corpus = [[*ids, pair.config.eos_token_id] for ids in pair.translator.tokenizer.encode_batch(texts)]
+    return lambda n: pair.sources + corpus
+
+
+def check_same(ours: list[list[Found]], theirs: list[list[Found]]) -> None:
+    """Require the same answers in the same order with the same scores; only answers that tie may stand in for each other."""
+    for found, expected in zip(ours, theirs, strict=True):
+        assert [answer.score for answer in found] == pytest.approx([answer.score for answer in expected], rel=CLOSE, abs=CLOSE)
+        for answer, other in zip(found, expected, strict=True):
+            if answer.ids != other.ids:  # it must be another of theirs, or have lost the last place, by no more than rounding
+                rival = next((rival for rival in expected if rival.ids == answer.ids), expected[-1])
+                assert answer.score == pytest.approx(rival.score, rel=CLOSE), f"{answer.ids} is not {other.ids}"
+
+
+BEAMS = list(product([2, 3, 4, 5], [0.0, 0.6, 1.0, 2.0], [False, True]))
+
+
+@pytest.mark.parametrize(("num_beams", "length_penalty", "is_stopped_early"), BEAMS)
+def test_beam_search(pair, chosen, num_beams, length_penalty, is_stopped_early) -> None:
+    options = SearchOptions(num_beams, num_beams, length_penalty, is_stopped_early)
+    sources = chosen(BEAMS.index((num_beams, length_penalty, is_stopped_early)))
+    check_same(pair.ours(sources, options), pair.beams(sources, options))
+
+
+@pytest.mark.parametrize("length_penalty", [0.6, 2.0])
+@pytest.mark.parametrize("is_stopped_early", [False, True])
+@pytest.mark.parametrize("max_new_tokens", [1, 2, 6, 10])
+def test_beam_search_cut_by_the_limit(pair, chosen, max_new_tokens, is_stopped_early, length_penalty) -> None:
+    options = SearchOptions(4, 4, length_penalty, is_stopped_early)
+    sources = chosen(max_new_tokens)
+    check_same(pair.ours(sources, options, max_new_tokens), pair.beams(sources, options, max_new_tokens))
+
+
+RULES: list[dict[str, Any]] = [
+    {"repetition_penalty": 1.3},
+    {"repetition_penalty": 3.0},
+    {"repetition_penalty": 0.8},
+    {"no_repeat_ngram_size": 1},
+    {"no_repeat_ngram_size": 2},
+    {"no_repeat_ngram_size": 3},
+    {"min_new_tokens": 5},
+    {"min_new_tokens": 20},
+    {"suppressed_tokens": [16, 14, 269, 282, 516]},
+    {"suppressed_tokens": list(range(3, 259))},
+    {"forced_prefix": [348]},
+    {"forced_prefix": [2164, 619, 948]},
+    {"forced_prefix": [348, 348, 348, 348], "no_repeat_ngram_size": 3, "repetition_penalty": 1.5},
+    {"forced_prefix": [956, 3335], "min_new_tokens": 12, "repetition_penalty": 0.9, "suppressed_tokens": [16]},
+]
+"""Rules of both searches; tokens are those of a full stop, a comma and frequent words."""
+
+
+def named(rules: dict[str, Any]) -> str:
+    return "-".join(f"{name}={value if isinstance(value, float | int) else len(value)}" for name, value in rules.items())
+
+
+@pytest.mark.parametrize("rules", RULES, ids=named)
+@pytest.mark.parametrize("num_beams", [2, 5])
+def test_beam_search_with_rules(pair, chosen, num_beams, rules) -> None:
+    options = SearchOptions(num_beams, num_beams, **rules)
+    sources = chosen(RULES.index(rules))
+    check_same(pair.ours(sources, options), pair.beams(sources, options))
+
+
+def test_fewer_answers_than_beams_are_the_first_of_all(pair, chosen) -> None:
+    sources = chosen(3)
+    check_same(pair.ours(sources, SearchOptions(4, 2)), pair.beams(sources, SearchOptions(4, 2)))
+
+
+@pytest.mark.parametrize("rules", [{}, *(rules for rules in RULES if "repetition_penalty" not in rules)], ids=named)
+def test_greedy_search_with_rules(pair, chosen, rules) -> None:
+    """Transformers has no score for it: its own logits give the log-probabilities."""
+    options = SearchOptions(**rules)
+    sources = chosen(len(str(rules)))
+    found = pair.generate(sources, options, MAX_NEW_TOKENS)
+    log_probs = torch.stack(found.logits, 1).log_softmax(-1)
+    special = (pair.config.pad_token_id, pair.config.eos_token_id)
+    for i, end in enumerate(pair.translator.run(sources, MAX_NEW_TOKENS, options)):
+        (answer,) = end.answers
+        assert answer.token_ids == [token for token in found.sequences[i, 1:].tolist() if token not in special]
+        generated = found.sequences[i, 1 + len(options.forced_prefix) :][: len(answer.log_probs)]
+        expected = log_probs[i, : len(generated)].gather(-1, generated[:, None])[:, 0].tolist()
+        assert answer.log_probs == pytest.approx(expected, abs=1e-4)
+        assert answer.score == pytest.approx(sum(expected) / len(expected), abs=1e-4)
+
+
+@pytest.mark.parametrize("penalty", [0.7, 1.3, 2.0])
+@torch.inference_mode()
+def test_greedy_search_with_a_repetition_penalty(pair, chosen, penalty) -> None:
+    """Transformers, when it is greedy, applies it to logits; ours is always of log-probabilities, as in its beam search."""
+    sources = chosen(7)
+    for source, end in zip(sources, pair.translator.run(sources, 12, SearchOptions(repetition_penalty=penalty)), strict=True):
+        tokens, total, count = [pair.config.decoder_start_token_id], 0.0, 0
+        while count < 12 and tokens[-1] != pair.config.eos_token_id:
+            logits = pair.theirs(input_ids=torch.tensor([source]), decoder_input_ids=torch.tensor([tokens])).logits[0, -1]
+            values = logits.log_softmax(-1)
+            values[list(set(tokens[1:]))] *= penalty
+            tokens.append(int(values.argmax()))
+            total, count = total + float(values[tokens[-1]]), count + 1
+        (answer,) = end.answers
+        assert answer.token_ids == [token for token in tokens[1:] if token != pair.config.eos_token_id]
+        assert answer.score == pytest.approx(total / count, abs=1e-4)
+
+
+@torch.inference_mode()
+def test_alternatives_are_the_likeliest_tokens_each_continued_greedily(pair, chosen) -> None:
+    prefix = [348]
+    sources = chosen(5)
+    options = SearchOptions(num_answers=4, has_alternatives=True, forced_prefix=prefix)
+    special = (pair.config.pad_token_id, pair.config.eos_token_id)
+    for source, end in zip(sources, pair.translator.run(sources, MAX_NEW_TOKENS, options), strict=True):
+        decoder_input = torch.tensor([[pair.config.decoder_start_token_id, *prefix]])
+        logits = pair.theirs(input_ids=torch.tensor([source]), decoder_input_ids=decoder_input).logits[0, -1]
+        likeliest = logits.topk(4).indices.tolist()
+        expected = []
+        for token in likeliest:
+            if token == pair.config.eos_token_id:
+                expected.append(prefix)
+                continue
+            found = pair.generate([source], SearchOptions(forced_prefix=[*prefix, token]), MAX_NEW_TOKENS - 1)
+            expected.append([i for i in found.sequences[0, 1:].tolist() if i not in special])
+        assert [answer.token_ids for answer in end.answers] == expected
+
+
+def test_the_comparison_covers_every_way_to_end(pair, chosen) -> None:
+    """It would show little if answers all ended alike, or if every answer to a source were as long as the others."""
+    finished = pair.translator.run(pair.sources, MAX_NEW_TOKENS, SearchOptions(5, 5, 2.0))
+    answers = [answer for end in finished for answer in end.answers]
+    assert {answer.reason for answer in answers} == {"eos", "length"}
+    assert len({len(answer.log_probs) for answer in answers}) > 15

@@ -1,0 +1,39 @@
+"""Each request gets the search its options ask for."""
+
+import pytest
+
+from server.engine.messages import GREEDY, Request, Sampling, SearchOptions
+from server.engine.search.beam import BeamSearch
+from server.engine.search.choice import search_for
+from server.engine.search.search import TargetSide
+from server.engine.search.separate import SeparateSearch
+
+TARGET = TargetSide(vocab_size=50, eos_id=1, decoder_start_id=2, max_tokens=20)
+
+
+def request(options: SearchOptions) -> Request:
+    return Request(0, [5, 1], 10, 0.0, search=options)
+
+
+@pytest.mark.parametrize("options", [GREEDY, SearchOptions()])
+def test_plain_greedy_search_is_left_to_the_engine(options: SearchOptions) -> None:
+    assert search_for(request(options), TARGET) is None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        SearchOptions(sampling=Sampling(1)),
+        SearchOptions(has_alternatives=True, num_answers=3),
+        SearchOptions(num_top_log_probs=1),
+        SearchOptions(forced_prefix=[4]),
+        SearchOptions(repetition_penalty=1.1),
+        SearchOptions(length_penalty=0.5),
+    ],
+)
+def test_one_beam_with_any_option_grows_answers_separately(options: SearchOptions) -> None:
+    assert isinstance(search_for(request(options), TARGET), SeparateSearch)
+
+
+def test_more_beams_are_beam_search() -> None:
+    assert isinstance(search_for(request(SearchOptions(num_beams=2)), TARGET), BeamSearch)

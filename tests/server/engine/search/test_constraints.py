@@ -1,0 +1,118 @@
+"""Rules: what they rule out and push down, and how many candidates they may cost."""
+
+import numpy as np
+import pytest
+
+from server.engine.messages import SearchOptions
+from server.engine.search.constraints import Constraints, Options
+from server.engine.search.hypothesis import Hypothesis
+
+EOS, VOCAB_SIZE = 1, 8
+IDS = np.array([3, 1, 5, 4, 6])
+LOG_PROBS = np.array([-1.0, -1.5, -2.0, -2.0, -3.0], np.float32)
+
+
+def constraints(**options: object) -> Constraints:
+    return Constraints(SearchOptions(**options), EOS, VOCAB_SIZE)
+
+
+def grown(*tokens: int, num_forced: int = 0) -> Hypothesis:
+    """Return a hypothesis of which the first tokens were forced."""
+    return Hypothesis(list(tokens), [-1.0] * (len(tokens) - num_forced), -1.0)
+
+
+def apply(rules: Constraints, hypothesis: Hypothesis) -> Options:
+    return rules.apply(hypothesis, IDS, LOG_PROBS)
+
+
+def test_no_rule_changes_nothing() -> None:
+    options = apply(constraints(), grown(3, 4))
+    assert options.ids.tolist() == IDS.tolist()
+    assert options.values.tolist() == options.log_probs.tolist() == LOG_PROBS.tolist()
+
+
+def test_suppressed_tokens_are_gone() -> None:
+    assert apply(constraints(suppressed_tokens=[3, 4, 7]), grown()).ids.tolist() == [1, 5, 6]
+
+
+def test_tokens_without_a_probability_are_gone() -> None:
+    options = constraints().apply(grown(), IDS, np.array([-1, -2, -np.inf, -np.inf, -np.inf], np.float32))
+    assert options.ids.tolist() == [3, 1]
+
+
+def test_end_of_sequence_is_ruled_out_until_enough_is_generated() -> None:
+    rules = constraints(min_new_tokens=2)
+    assert EOS not in apply(rules, grown()).ids
+    assert EOS not in apply(rules, grown(3)).ids
+    assert EOS in apply(rules, grown(3, 4)).ids
+
+
+def test_forced_tokens_do_not_count_as_generated() -> None:
+    rules = constraints(min_new_tokens=2)
+    assert EOS not in apply(rules, grown(3, 4, 5, num_forced=2)).ids
+    assert EOS in apply(rules, grown(3, 4, 5, num_forced=1)).ids
+
+
+@pytest.mark.parametrize(
+    ("size", "tokens", "ruled_out"),
+    [
+        (1, [], set()),
+        (1, [3], {3}),
+        (1, [3, 5, 3], {3, 5}),
+        (2, [3], set()),
+        (2, [3, 3], {3}),
+        (2, [3, 5, 3], {5}),
+        (2, [3, 5, 3, 6, 3], {5, 6}),
+        (2, [3, 5, 4], set()),
+        (3, [3, 5, 3], set()),
+        (3, [3, 5, 4, 3, 5], {4}),
+        (3, [3, 3, 3], {3}),
+        (4, [3, 5, 4], set()),
+    ],
+)
+def test_a_token_that_would_repeat_an_ngram_is_ruled_out(size: int, tokens: list[int], ruled_out: set[int]) -> None:
+    kept = apply(constraints(no_repeat_ngram_size=size), grown(*tokens)).ids.tolist()
+    assert kept == [token for token in IDS.tolist() if token not in ruled_out]
+
+
+def test_ngrams_of_the_forced_prefix_count() -> None:
+    assert 5 not in apply(constraints(no_repeat_ngram_size=2), grown(3, 5, 3, num_forced=3)).ids
+
+
+def test_the_penalty_multiplies_log_probabilities_of_tokens_that_are_there_once_each() -> None:
+    options = apply(constraints(repetition_penalty=2.0), grown(3, 3, 6))
+    assert options.ids.tolist() == [1, 3, 4, 5, 6]
+    assert options.values.tolist() == [-1.5, -2.0, -2.0, -2.0, -6.0]
+    assert options.log_probs.tolist() == [-1.5, -1.0, -2.0, -2.0, -3.0]
+
+
+def test_a_penalty_below_one_lifts_tokens() -> None:
+    options = apply(constraints(repetition_penalty=0.25), grown(6))
+    assert options.ids.tolist() == [6, 3, 1, 4, 5]
+    assert options.values.tolist()[0] == -0.75
+
+
+def test_the_penalty_spares_end_of_sequence() -> None:
+    """It is in no hypothesis that goes on."""
+    assert apply(constraints(repetition_penalty=3.0), grown(3, 4, 5, 6)).ids.tolist()[0] == EOS
+
+
+def test_no_rule_needs_no_more_than_what_is_wanted() -> None:
+    assert constraints().num_needed(grown(3, 4), 3) == 3
+
+
+def test_each_rule_needs_as_many_more_as_it_can_spoil() -> None:
+    assert constraints(suppressed_tokens=[4, 5]).num_needed(grown(), 3) == 5
+    assert constraints(suppressed_tokens=[4, 5, EOS], min_new_tokens=1).num_needed(grown(), 3) == 6
+    assert constraints(min_new_tokens=1).num_needed(grown(), 3) == 4
+    assert constraints(min_new_tokens=1).num_needed(grown(3), 3) == 3
+    assert constraints(no_repeat_ngram_size=1).num_needed(grown(3, 5, 3), 3) == 5
+    assert constraints(repetition_penalty=1.5).num_needed(grown(3, 5, 3), 3) == 5
+
+
+def test_a_penalty_below_one_needs_everything() -> None:
+    assert constraints(repetition_penalty=0.5).num_needed(grown(3), 1) == VOCAB_SIZE
+
+
+def test_never_more_is_needed_than_there_is() -> None:
+    assert constraints(suppressed_tokens=[2, 3, 4]).num_needed(grown(), 6) == VOCAB_SIZE

@@ -1,0 +1,208 @@
+"""Searches in the step loop: what their rows do to each other, to the caches and to the stream of tokens."""
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import pytest
+
+from server.engine.messages import Answer, Request, Sampling, SearchOptions
+
+VOCAB, START = 80, 2
+HOT = Sampling(7, temperature=8.0)  # draws far down, where only the whole vocabulary decides
+
+SEARCHES = {
+    "beams": SearchOptions(num_beams=4, num_answers=4),
+    "early beams": SearchOptions(num_beams=3, is_stopped_early=True, length_penalty=0.6),
+    "beams by the rules": SearchOptions(num_beams=4, no_repeat_ngram_size=2, repetition_penalty=1.3, min_new_tokens=3),
+    "beams after a prefix": SearchOptions(num_beams=4, num_answers=2, forced_prefix=[5, 6, 7]),
+    "samples": SearchOptions(num_answers=3, sampling=Sampling(3, temperature=0.8, top_k=20, top_p=0.9)),
+    "hot samples": SearchOptions(num_answers=3, sampling=HOT),
+    "alternatives": SearchOptions(num_answers=4, has_alternatives=True, forced_prefix=[9], num_top_log_probs=5),
+    "a penalty that needs the whole vocabulary": SearchOptions(repetition_penalty=0.6, forced_prefix=[33, 44]),
+    "nothing left to choose": SearchOptions(num_beams=2, num_answers=2, suppressed_tokens=list(range(VOCAB))),
+    "few left to choose": SearchOptions(num_answers=4, has_alternatives=True, suppressed_tokens=list(range(VOCAB - 2))),
+}
+
+
+def failing(_: object) -> None:
+    raise RuntimeError("made to fail")
+
+
+@pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES)
+def test_answers_are_the_reference_whatever_else_runs(
+    make_bench: Any, reference: Callable[[Request], list[Answer]], search: SearchOptions
+) -> None:
+    for seed in range(3):
+        bench, random = make_bench(max_slots=9), Random(seed)
+        requests = [
+            bench.submit(i, [random.randint(1, 12), i], 12, search=chosen)
+            for i, chosen in enumerate(random.choices([search, search, *SEARCHES.values()], k=12))
+        ]
+        bench.run()
+        assert [bench.finished[request.id].answers for request in requests] == [reference(request) for request in requests]
+        assert bench.engine.slots._owners.count(None) == bench.engine.slots.num_rows, "all rows are free"
+
+
+@pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES)
+def test_a_stream_takes_nothing_back_and_ends_complete(make_bench: Any, search: SearchOptions) -> None:
+    for seed in range(8):
+        bench = make_bench(max_slots=8)
+        bench.submit(1, [11, seed], 12, search=search, is_streamed=True)
+        bench.submit(2, [6, seed], 12, search=SEARCHES["beams"])
+        bench.run()
+        assert bench.streamed.get(1, []) == bench.finished[1].answers[0].token_ids
+
+
+def test_a_stream_of_beams_does_not_wait_for_the_end(make_bench: Any) -> None:
+    num_early = 0
+    for seed in range(8):
+        bench = make_bench()
+        bench.submit(1, [14, seed], 14, search=SearchOptions(num_beams=3), is_streamed=True)
+        while bench.engine.has_work:
+            so_far = len(bench.streamed.get(1, []))
+            bench.step()
+        num_early += so_far
+    assert num_early > 0
+
+
+def test_a_forced_prefix_is_streamed_as_it_is_fed(bench: Any) -> None:
+    bench.submit(1, [9, 1], 5, search=SearchOptions(forced_prefix=[40, 41, 42]), is_streamed=True)
+    for count in (1, 2, 3):
+        bench.step()
+        assert bench.streamed == {1: [40, 41, 42][:count]}
+    bench.engine.cancel(b"front", 1)
+    bench.collect()
+    assert bench.finished[1].num_generated == 0 and bench.finished[1].first_token is None, "a prefix is not generated"
+
+
+def test_the_first_token_is_the_first_that_is_generated(bench: Any) -> None:
+    bench.runner.on_step = lambda: setattr(bench.clock, "now", bench.clock.now + 1)
+    bench.submit(1, [9, 1], 5, search=SearchOptions(forced_prefix=[40, 41, 42]))
+    bench.run()
+    end = bench.finished[1]
+    assert (end.admitted, end.first_token, end.num_generated) == (100, 104, 5)
+
+
+def test_a_step_that_is_undecided_is_done_again_with_the_whole_vocabulary(
+    make_bench: Any, reference: Callable[[Request], list[Answer]]
+) -> None:
+    """Only the search that needs it sees it, and the others are what they would have been."""
+    bench = make_bench()
+    beside = bench.submit(1, [10, 1], 10, search=SearchOptions(num_beams=2))
+    plain = bench.submit(2, [10, 2], 10)
+    bench.step()
+    assert bench.runner.step_candidates == [4]
+    hot = bench.submit(3, [10, 3], 10, search=SearchOptions(sampling=HOT))
+    bench.run()
+    again = [i for i, count in enumerate(bench.runner.step_candidates) if count == VOCAB]
+    assert again and all(bench.runner.step_candidates[i - 1] == 64 for i in again)
+    assert all(bench.runner.step_rows[i - 1] == bench.runner.step_rows[i] for i in again)
+    for request in (beside, plain, hot):
+        assert bench.finished[request.id].answers == reference(request)
+
+
+def test_a_second_try_that_fails_ends_what_was_in_the_step(make_bench: Any, answer_of: Any) -> None:
+    bench = make_bench()
+    bench.submit(1, [10, 1], 10, search=SearchOptions(num_beams=2))
+    bench.submit(2, [10, 3], 10, search=SearchOptions(sampling=HOT))
+    bench.runner.fail_next = "whole step"
+    bench.step()
+    while bench.runner.fail_next:
+        bench.step()
+    assert [bench.finished[i].reason for i in (1, 2)] == ["step_failed"] * 2
+    bench.submit(3, [4, 4])
+    bench.run()
+    assert bench.finished[3].answers[0].token_ids == answer_of([4, 4], 40)[0]
+
+
+def test_a_search_that_raises_fails_alone(make_bench: Any, reference: Callable[[Request], list[Answer]]) -> None:
+    bench = make_bench(max_slots=9)
+    requests = [bench.submit(i, [9, i], 9, search=SEARCHES[kind]) for i, kind in enumerate(("beams", "samples"))]
+    requests.append(bench.submit(2, [9, 2], 9))
+    bench.submit(9, [9, 9], 9, search=SearchOptions(num_beams=1, num_answers=1, min_new_tokens=1), is_streamed=True)
+    bench.step()
+    (broken,) = [sequence for sequence in bench.engine.scheduler.running() if sequence.request.id == 9]
+    broken.search.advance = failing
+    bench.step()
+    assert bench.finished[9].reason == "step_failed" and bench.finished[9].incident
+    bench.run()
+    assert [bench.finished[request.id].answers for request in requests] == [reference(request) for request in requests]
+
+
+def test_searches_that_raise_do_not_break_the_engine(make_bench: Any) -> None:
+    bench = make_bench()
+    bench.submit(0, [30, 0], 30)
+    for i in range(1, 8):
+        bench.submit(i, [9, i], 9, search=SearchOptions(num_beams=2))
+        bench.step()
+        next(s for s in bench.engine.scheduler.running() if s.request.id == i).search.advance = failing
+        bench.step()
+        assert bench.finished[i].reason == "step_failed"
+    bench.run()
+    assert bench.finished[0].reason == "eos"
+
+
+def test_answers_that_have_ended_leave_their_slots_to_others(make_bench: Any) -> None:
+    """Alternatives end at different lengths; who waits is admitted before the longest has ended."""
+    bench = make_bench(max_slots=4)
+    request = bench.submit(1, [12, 5], 14, search=SearchOptions(num_answers=4, sampling=Sampling(1, 1.5)))
+    bench.submit(2, [1, 2])
+    bench.run()
+    lengths = sorted(len(answer.log_probs) for answer in bench.finished[request.id].answers)
+    assert lengths[0] < lengths[-1], "the model ends them at different steps"
+    assert bench.order == [2, 1]
+
+
+def test_beams_that_go_on_as_they_are_copy_nothing_and_twins_only_what_differs(make_bench: Any) -> None:
+    """The runner complains where less would have done, and where a row lacks something."""
+    copies = []
+    for seed in range(20):
+        bench = make_bench()
+        bench.submit(1, [14, seed], 14, search=SearchOptions(num_beams=4))
+        bench.run()
+        first, *others = bench.runner.copies
+        assert first == ("row", 0, 1), "beams branch after the start token"
+        assert all(stop - start >= 1 for _, start, stop in others)
+        copies += others
+    partial = [copy for copy in copies if copy[0] == "positions" and copy[1] > 1]
+    assert partial, "a twin shares a beginning with what it replaces"
+    assert len(copies) < 20 * 14 * 3, "most beams go on in their own rows"
+
+
+def test_plain_requests_ask_for_one_candidate_whoever_was_there_before(make_bench: Any) -> None:
+    bench = make_bench()
+    bench.submit(1, [3, 1], search=SearchOptions(num_beams=3))
+    bench.run()
+    bench.runner.step_candidates.clear()
+    bench.submit(2, [4, 2])
+    bench.run()
+    assert bench.runner.step_candidates == [1] * 4
+    assert bench.finished[1].answers[0].token_ids != bench.finished[2].answers[0].token_ids
+
+
+def test_statistics_count_slots_and_rows(make_bench: Any) -> None:
+    """A search keeps its slots before its hypotheses have branched."""
+    bench = make_bench(max_slots=4)
+    bench.submit(1, [9, 1], 9, search=SearchOptions(num_beams=3, forced_prefix=[8]))
+    bench.submit(2, [9, 2], 9)
+    bench.submit(3, [9, 3], 9)
+    bench.engine.step()
+    (report,) = bench.engine.take_reports().values()
+    assert (report.statistics.num_slots, report.statistics.step_rows, report.statistics.num_waiting) == (4, 2, 1)
+    bench.step()
+    bench.engine.step()
+    (report,) = bench.engine.take_reports().values()
+    assert (report.statistics.num_slots, report.statistics.step_rows) == (4, 4)
+
+
+def test_what_was_generated_is_told_also_of_a_cancelled_search(make_bench: Any) -> None:
+    bench = make_bench(max_slots=6)
+    bench.submit(1, [6, 1], 8, search=SearchOptions(num_answers=3, has_alternatives=True))
+    bench.submit(2, [20, 2], 20, search=SearchOptions(num_beams=3, num_answers=2))
+    for _ in range(3):
+        bench.step()
+    bench.engine.cancel(b"front", 2)
+    bench.run()
+    assert bench.finished[2].num_generated == 3 and bench.finished[2].answers == []
+    assert bench.finished[1].num_generated == sum(len(answer.log_probs) for answer in bench.finished[1].answers)

@@ -1,0 +1,91 @@
+"""The rows' arrays: plain greedy answers grow in them, and move with their rows."""
+
+import numpy as np
+import pytest
+
+from server.engine.rows import Rows
+from server.engine.search.candidates import Candidates
+from server.engine.search.search import TargetSide
+
+EOS, START = 1, 2
+
+
+@pytest.fixture
+def rows() -> Rows:
+    rows = Rows(4, TargetSide(50, EOS, START, 8))
+    for row in range(3):
+        rows.start(row, 5, is_plain=row != 1)
+    return rows
+
+
+def candidates(*tokens: int) -> Candidates:
+    """The likeliest of each row, with a log-probability that tells it from all others, before one that must not be looked at."""
+    ids = np.array([[token, 49] for token in tokens])
+    return Candidates(ids, (-ids / 64).astype(np.float32))
+
+
+def test_a_row_starts_with_the_start_token_at_position_0(rows: Rows) -> None:
+    rows.take_likeliest(candidates(5, 6, 7))
+    rows.start(0, 5, is_plain=True)
+    assert rows.tokens[:3].tolist() == [START, 6, 7]
+    assert rows.positions[:3].tolist() == [0, 1, 1]
+
+
+def test_answers_end_with_the_end_of_sequence_or_at_their_limit(rows: Rows) -> None:
+    assert rows.take_likeliest(candidates(5, 6, 7)) == []
+    assert rows.take_likeliest(candidates(EOS, 6, 8)) == [0]
+    answer = rows.answer(0)
+    assert rows.is_eos(0) and (answer.token_ids, answer.reason) == ([5], "eos")
+    assert answer.log_probs == [-5 / 64, -EOS / 64] and answer.score == -6 / 64 / 2
+    for token in (9, 10):
+        assert rows.take_likeliest(candidates(4, 6, token)) == []
+    rows.start(0, 5, is_plain=True)
+    assert rows.take_likeliest(candidates(4, 6, 11)) == [2]
+    answer = rows.answer(2)
+    assert not rows.is_eos(2) and (answer.token_ids, answer.reason) == ([7, 8, 9, 10, 11], "length")
+    assert len(answer.log_probs) == 5
+
+
+def test_an_end_of_sequence_at_the_limit_is_an_end_of_sequence(rows: Rows) -> None:
+    rows.start(0, 1, is_plain=True)
+    assert rows.take_likeliest(candidates(EOS, 6, 7)) == [0]
+    assert rows.answer(0).reason == "eos" and rows.answer(0).token_ids == []
+
+
+def test_rows_of_searches_do_not_end(rows: Rows) -> None:
+    for _ in range(7):
+        rows.feed(0, 5, 0)
+        rows.feed(2, 5, 0)
+        assert rows.take_likeliest(candidates(5, EOS, 5)) == []
+
+
+def test_what_a_search_feeds_is_fed(rows: Rows) -> None:
+    rows.take_likeliest(candidates(5, 6, 7))
+    rows.feed(1, 33, 1)
+    assert rows.tokens[:3].tolist() == [5, 33, 7] and rows.positions[:3].tolist() == [1, 1, 1]
+
+
+def test_rows_beyond_the_batch_are_left_alone(rows: Rows) -> None:
+    rows.take_likeliest(candidates(5, 6))
+    assert rows.tokens[:3].tolist() == [5, 6, START] and rows.positions[:3].tolist() == [1, 1, 0]
+
+
+def test_an_answer_goes_on_after_a_move_as_if_nothing_had_happened(rows: Rows) -> None:
+    rows.start(1, 2, is_plain=True)
+    for tokens in ((5, 6, 7), (8, 9, 10)):
+        ended = rows.take_likeliest(candidates(*tokens))
+    assert ended == [1]
+    rows.move(2, 1)
+    assert rows.take_likeliest(candidates(11, 12)) == [], "the limit has moved too"
+    assert rows.take_likeliest(candidates(13, EOS)) == [1]
+    answer = rows.answer(1)
+    assert (answer.token_ids, answer.log_probs) == ([7, 10, 12], [-7 / 64, -10 / 64, -12 / 64, -EOS / 64])
+
+
+def test_a_reused_row_has_no_memory(rows: Rows) -> None:
+    for _ in range(4):
+        rows.take_likeliest(candidates(40, 41, 42))
+    rows.start(0, 2, is_plain=True)
+    for tokens in ((3, 4, 5), (6, 7, EOS)):
+        ended = rows.take_likeliest(candidates(*tokens))
+    assert 0 in ended and rows.answer(0).token_ids == [3, 6]

@@ -1,0 +1,77 @@
+"""The scorer on a real bundle: PyTorch's numbers, the same bits every time, loaded when first used."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from export.bundle import Bundle, BundleError
+from export.scorer_parity import Pair, eager_scores
+from model.checkpoint import Checkpoint
+from server.runtime.scorer import OnnxScorer
+
+PAIRS = [([7, 8, 9, 1], [10, 11, 1]), ([1], [20] * 19 + [1]), ([5] * 23 + [1], [1])]
+
+
+@pytest.fixture
+def scorer(tiny_bundle: Path) -> OnnxScorer:
+    return OnnxScorer(Bundle.open(tiny_bundle), 1)
+
+
+@pytest.mark.parametrize(("source", "target"), PAIRS)
+def test_scores_are_pytorchs(scorer: OnnxScorer, tiny_checkpoint: Checkpoint, source: list[int], target: list[int]) -> None:
+    expected_log_probs, expected_attention = eager_scores(tiny_checkpoint.model, Pair(source, target))
+    log_probs, mean = scorer.score(source, target)
+    assert log_probs.dtype == mean.dtype == np.float32
+    np.testing.assert_allclose(log_probs, expected_log_probs, atol=1e-5)
+    np.testing.assert_allclose(mean, expected_attention.mean(0), atol=1e-6)
+    for layer, expected in enumerate(expected_attention):
+        np.testing.assert_allclose(scorer.score(source, target, layer)[1], expected, atol=1e-6)
+
+
+def test_each_row_of_the_attention_sums_to_1(scorer: OnnxScorer) -> None:
+    for source, target in PAIRS:
+        for layer in (None, 0, 1):
+            attention = scorer.score(source, target, layer)[1]
+            assert attention.shape == (len(target), len(source))
+            np.testing.assert_allclose(attention.sum(1), 1, atol=1e-6)
+
+
+def test_the_bits_of_a_pair_never_change(scorer: OnnxScorer, tiny_bundle: Path) -> None:
+    def bits(scorer: OnnxScorer, pair: tuple[list[int], list[int]]) -> list[bytes]:
+        return [array.tobytes() for array in scorer.score(*pair)]
+
+    first = [bits(scorer, pair) for pair in PAIRS]
+    assert [bits(scorer, pair) for pair in reversed(PAIRS)] == first[::-1]
+    other = OnnxScorer(Bundle.open(tiny_bundle), 1)
+    assert [bits(other, pair) for pair in PAIRS] == first
+
+
+def test_nothing_is_loaded_before_the_first_pair(scorer: OnnxScorer) -> None:
+    assert not scorer.is_loaded
+    scorer.score(*PAIRS[0])
+    assert scorer.is_loaded
+
+
+def test_a_bundle_that_was_replaced_is_not_mixed_with_the_one_being_served(bundle_copy: Path) -> None:
+    scorer = OnnxScorer(Bundle.open(bundle_copy), 1)
+    manifest = json.loads((bundle_copy / "bundle.json").read_text())
+    shutil.copy(bundle_copy / "tokenizer/tokenizer.json", bundle_copy / "extra")
+    manifest["files"]["extra"] = manifest["files"]["tokenizer/tokenizer.json"]
+    manifest["version"] = "another"
+    (bundle_copy / "bundle.json").write_text(json.dumps(manifest))
+    with pytest.raises(BundleError, match=r"is now version another, but .* is being served"):
+        scorer.score(*PAIRS[0])
+    assert not scorer.is_loaded
+
+
+def test_a_weight_that_changed_on_disk_is_found_before_it_is_used(bundle_copy: Path) -> None:
+    scorer = OnnxScorer(Bundle.open(bundle_copy), 1)
+    path = bundle_copy / "decoder.weights"
+    content = bytearray(path.read_bytes())
+    content[100] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(BundleError, match=r"decoder\.weights: SHA-256"):
+        scorer.score(*PAIRS[0])
