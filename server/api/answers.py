@@ -4,19 +4,35 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
+from google.protobuf.message import Message
+
 from model.tokenizer import Tokenizer
 from protos import generation_pb2
 from server.api.calls import Call
 from server.api.ports import Model
 from server.api.validation import Prepared
 from server.engine import messages
-from server.errors import Cancelled, DeadlineExceeded, QueueFull, StepFailed, Unavailable
+from server.errors import Cancelled, DeadlineExceeded, InvalidRequest, QueueFull, StepFailed, Unavailable
 
 FINISH_REASONS: dict[messages.FinishReason, generation_pb2.FinishReason] = {
     "eos": generation_pb2.FINISH_REASON_EOS,
     "length": generation_pb2.FINISH_REASON_LENGTH,
 }
 RETRY_SECONDS = 1.0
+# What a message that carries an answer may have around it: an id, twice, and lengths.
+ENVELOPE_BYTES = 512
+
+
+def check_size(message: Message, max_message_bytes: int) -> None:
+    """Do nothing if an answer can be sent. gRPC itself would end the call, a whole batch with it, as if the server were overloaded.
+
+    Raises:
+        InvalidRequest: If it is larger than a message may be.
+    """
+    size = message.ByteSize() + ENVELOPE_BYTES
+    if size > max_message_bytes:
+        limit = f"max_message_bytes of the server is {max_message_bytes}"
+        raise InvalidRequest("request", f"its answer takes {size} bytes; {limit}. Ask for fewer answers, tokens or details")
 
 
 def raise_ending(finished: messages.Finished) -> NoReturn:

@@ -13,7 +13,7 @@ from structlog.contextvars import bind_contextvars
 
 from model.tokenizer import StreamingDetokenizer
 from protos import generation_pb2, generation_pb2_grpc
-from server.api.answers import FINISH_REASONS, raise_ending, to_response
+from server.api.answers import FINISH_REASONS, check_size, raise_ending, to_response
 from server.api.batch import Batch
 from server.api.calls import Call, current_call
 from server.api.interceptors import Context
@@ -28,7 +28,7 @@ from server.telemetry.metrics import Metrics
 class GenerationServicer(generation_pb2_grpc.GenerationServicer):
     """Serves every RPC of the service. Method names are the protocol's."""
 
-    def __init__(self, models: Models, metrics: Metrics, records: Records, draining: asyncio.Event) -> None:
+    def __init__(self, models: Models, metrics: Metrics, records: Records, draining: asyncio.Event, max_message_bytes: int) -> None:
         """Serve these models.
 
         Args:
@@ -36,11 +36,13 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
             metrics: Where answers are counted.
             records: What writes the record of each request of a batch.
             draining: Set once no new request is to be served.
+            max_message_bytes: Largest message that gRPC sends.
         """
         self._models = models
         self._metrics = metrics
         self._records = records
         self._draining = draining
+        self._max_message_bytes = max_message_bytes
         self._validator = Validator()
 
     async def Generate(self, request: generation_pb2.GenerateRequest, context: Context) -> generation_pb2.GenerateResponse:
@@ -51,6 +53,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         self._check(call, model, prepared, finished)
         text = model.tokenizer.decode(finished.answers[0].token_ids)
         response = to_response(call, model, prepared, finished, text)
+        check_size(response, self._max_message_bytes)
         self._metrics.observe_finished(model.name, prepared.request, finished)
         return response
 
@@ -81,7 +84,9 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         rest = finished.answers[0].token_ids[num_sent:]
         pieces.append(detokenizer.push(rest) + detokenizer.finish())
         response = to_response(call, model, prepared, finished, "".join(pieces))
-        await context.write(generation_pb2.GenerateStreamResponse(text=pieces[-1], tokens=rest, result=response))
+        last = generation_pb2.GenerateStreamResponse(text=pieces[-1], tokens=rest, result=response)
+        check_size(last, self._max_message_bytes)
+        await context.write(last)
         self._metrics.observe_finished(model.name, prepared.request, finished)
 
     async def GenerateBatch(self, requests: AsyncIterator[generation_pb2.GenerateRequest], context: Context) -> None:
@@ -98,6 +103,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         if scored.reason != "eos":
             raise_pair_ending(scored)
         response = to_score_response(call, model, request, pair, scored)
+        check_size(response, self._max_message_bytes)
         self._metrics.observe_scored(model.name, pair, scored)
         return response
 

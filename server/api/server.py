@@ -107,7 +107,7 @@ def build_server(config: ServerConfig, models: Models, metrics: Metrics) -> ApiS
             )
     server = grpc.aio.server(interceptors=interceptors, options=_options(config))
     health = Health()
-    servicer = GenerationServicer(models, metrics, records, draining)
+    servicer = GenerationServicer(models, metrics, records, draining, config.max_message_bytes)
     generation_pb2_grpc.add_GenerationServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
     health_pb2_grpc.add_HealthServicer_to_server(health.servicer, server)
     if config.reflection:

@@ -25,7 +25,8 @@ class Forecast:
 
     def __init__(self) -> None:
         self._step_seconds = Average()
-        self._prefill_token_seconds = Average()
+        self._prefill_seconds = Average()
+        self._prefill_tokens = Average()
         self._running_seconds = Average()
         self._completion_seconds = Average()
         self._last_completion = 0.0
@@ -40,7 +41,8 @@ class Forecast:
 
     def observe_prefill(self, num_tokens: int, seconds: float) -> None:
         """Note an encoder pass."""
-        self._prefill_token_seconds.add(seconds / num_tokens)
+        self._prefill_seconds.add(seconds)
+        self._prefill_tokens.add(num_tokens)
 
     def observe_completion(self, sequence: Sequence, now: float) -> None:
         """Note an answer."""
@@ -52,18 +54,19 @@ class Forecast:
     def needed_seconds(self, sequence: Sequence, scheduler: Scheduler) -> float:
         """Return how long a new request will take at the least, if things go on as they have; 0 while too little is known.
 
-        It has to wait until those in front of it have held their slots for as long as requests do on average (those that run now
-        are half done; those that wait are in front of it unless it has priority), and then takes its own prefill and the fewest
-        steps that it can.
+        It has to wait until as many slots become free as it and those that are admitted before it need. Of S slots one does every
+        S-th part of the time for which requests hold theirs on average, and the next one is half way there. Then it takes its own
+        prefill and the fewest steps that it can.
         """
         if self._step_seconds.count < MIN_STEPS:
             return 0.0
-        own = sequence.num_source_tokens * self._prefill_token_seconds.value + sequence.min_steps * self._step_seconds.value
+        prefill_seconds = sequence.num_source_tokens * self._prefill_seconds.value / max(self._prefill_tokens.value, 1.0)
+        own = prefill_seconds + sequence.min_steps * self._step_seconds.value
         max_slots = scheduler.limits.max_slots
-        num_waiting = scheduler.num_waiting_slots if sequence.request.priority <= 0 else 0
-        if scheduler.num_used_slots + num_waiting + sequence.num_slots <= max_slots:
+        num_missing = scheduler.num_used_slots + scheduler.num_slots_ahead(sequence.request) + sequence.num_slots - max_slots
+        if num_missing <= 0:
             return own
-        return own + (num_waiting + scheduler.num_used_slots / 2) * self._running_seconds.value / max_slots
+        return own + (num_missing - 0.5) * self._running_seconds.value / max_slots
 
     def seconds_until_a_place(self, num_waiting: int) -> float:
         """Guess when the queue has a place again: the time in which a tenth of it, at least one, is completed."""

@@ -1,9 +1,11 @@
 """Who waits, who runs, who is next: policy over plain objects. No tensors, no clock of its own, no I/O."""
 
 import heapq
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from server.engine.messages import Request
 from server.engine.sequence import Key, Sequence
 
 SECONDS_PER_PRIORITY = 1.0
@@ -45,6 +47,7 @@ class Scheduler:
         self.num_waiting_slots = 0
         self.num_used_slots = 0
         self._waiting: dict[Key, Sequence] = {}
+        self._num_waiting_by_priority: Counter[int] = Counter()
         self._running: dict[Key, Sequence] = {}
         self._queue: list[tuple[float, int, Sequence]] = []
         self._deadlines: list[tuple[float, int, Sequence]] = []
@@ -75,6 +78,13 @@ class Scheduler:
         """Yield running sequences in order of admission."""
         yield from self._running.values()
 
+    def num_slots_ahead(self, request: Request) -> int:
+        """Return the slots of the waiting requests that would be admitted before a new one."""
+        if request.priority <= min(self._num_waiting_by_priority, default=request.priority):
+            return self.num_waiting_slots  # all of them came earlier and have no less priority
+        place = _place(request)
+        return sum(waiting.num_slots for waiting in self._waiting.values() if _place(waiting.request) <= place)
+
     def submit(self, sequence: Sequence) -> None:
         """Put a new sequence into the queue.
 
@@ -90,10 +100,11 @@ class Scheduler:
         self._waiting[sequence.key] = sequence
         self.num_waiting_tokens = tokens
         self.num_waiting_slots += sequence.num_slots
+        self._num_waiting_by_priority[sequence.request.priority] += 1
         self._num_submitted += 1
         request = sequence.request
         self._drop_stale_entries()
-        heapq.heappush(self._queue, (request.arrival - request.priority * SECONDS_PER_PRIORITY, self._num_submitted, sequence))
+        heapq.heappush(self._queue, (_place(request), self._num_submitted, sequence))
         if request.deadline is not None:
             heapq.heappush(self._deadlines, (request.deadline, self._num_submitted, sequence))
 
@@ -150,6 +161,10 @@ class Scheduler:
         del self._waiting[sequence.key]
         self.num_waiting_tokens -= sequence.num_source_tokens
         self.num_waiting_slots -= sequence.num_slots
+        priority = sequence.request.priority
+        self._num_waiting_by_priority[priority] -= 1
+        if not self._num_waiting_by_priority[priority]:
+            del self._num_waiting_by_priority[priority]
 
     def _drop_stale_entries(self) -> None:
         """Forget places in the queue and deadlines of what has left or ended, once they are the larger part."""
@@ -162,3 +177,8 @@ class Scheduler:
 
     def _has(self, sequence: Sequence) -> bool:
         return self._waiting.get(sequence.key) is sequence or self._running.get(sequence.key) is sequence
+
+
+def _place(request: Request) -> float:
+    """Return what the queue is ordered by: when a request came, so many seconds earlier as its priority says."""
+    return request.arrival - request.priority * SECONDS_PER_PRIORITY

@@ -38,6 +38,7 @@ class OnnxRunner:
         self._tokens = np.zeros(max_rows, np.int64)
         self._positions = np.zeros(max_rows, np.int64)
         self._num_candidates = np.ones(1, np.int64)
+        self._buffers: dict[int, Candidates] = {}
         self._bindings: dict[tuple[int, int], tuple[onnxruntime.IOBinding, Candidates]] = {}
 
     def prefill(self, sources: Sequence[Sequence[int]], rows: Sequence[int]) -> None:
@@ -86,11 +87,21 @@ class OnnxRunner:
         for name, cache in self.cache.self_kv.items():
             _bind_input(binding, name, cache[:num_rows])
             _bind_output(binding, f"{name}_out", cache[:num_rows])
-        shape = num_rows, num_candidates
-        candidates = Candidates(np.empty(shape, np.int64), np.empty(shape, np.float32))
+        candidates = self._candidates(num_candidates)
+        candidates = Candidates(candidates.ids[:num_rows], candidates.log_probs[:num_rows])
         _bind_output(binding, "candidate_ids", candidates.ids)
         _bind_output(binding, "candidate_log_probs", candidates.log_probs)
         return binding, candidates
+
+    def _candidates(self, num_candidates: int) -> Candidates:
+        """Return buffers for K candidates of every row, the same ones each time where K is small."""
+        if (kept := self._buffers.get(num_candidates)) is not None:
+            return kept
+        shape = self.max_rows, num_candidates
+        candidates = Candidates(np.empty(shape, np.int64), np.empty(shape, np.float32))
+        if num_candidates <= MAX_KEPT_CANDIDATES:
+            self._buffers[num_candidates] = candidates
+        return candidates
 
 
 def open_session(path: str, num_threads: int) -> onnxruntime.InferenceSession:

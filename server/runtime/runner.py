@@ -28,7 +28,7 @@ class Runner(Protocol):
             num_candidates: K.
 
         Returns:
-            Candidates `[N, K]`, in buffers that the next step of as many rows and candidates overwrites. The same step may be done
+            Candidates `[N, K]`, in buffers that the next step of as many candidates overwrites. The same step may be done
             again, with another K.
         """
         ...

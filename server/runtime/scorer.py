@@ -23,6 +23,7 @@ class OnnxScorer:
         self._bundle = bundle
         self._num_threads = num_threads
         self._session: onnxruntime.InferenceSession | None = None
+        self._error: BundleError | None = None
 
     @property
     def is_loaded(self) -> bool:
@@ -37,6 +38,8 @@ class OnnxScorer:
         Raises:
             BundleError: If the bundle has been replaced since it was opened.
         """
+        if self._error is not None:
+            raise self._error
         if self._session is None:
             self._session = self._load()
         labels = np.array([target_ids], np.int64)
@@ -51,9 +54,14 @@ class OnnxScorer:
         return log_probs[0], attention[0].mean(0) if layer is None else attention[0, layer]
 
     def _load(self) -> onnxruntime.InferenceSession:
-        """Make the session, from the files that the other sessions were made from."""
+        """Make the session, from the files that the other sessions were made from; if those are gone, they stay gone."""
         bundle = self._bundle
-        found = Bundle.open(bundle.directory).manifest
-        if found.files != bundle.manifest.files:
-            raise BundleError(f"{bundle.directory}: is now version {found.version}, but {bundle.manifest.version} is being served")
+        try:
+            found = Bundle.open(bundle.directory).manifest
+            if found.files != bundle.manifest.files:
+                served = bundle.manifest.version
+                raise BundleError(f"{bundle.directory}: is now version {found.version}, but {served} is being served")
+        except BundleError as error:
+            self._error = error
+            raise
         return open_session(str(bundle.scorer_path), self._num_threads)

@@ -57,7 +57,8 @@ class Sampler:
         if num_unseen:
             least = most = float(weights[count:].sum())
             bounds = self._unseen_weight(smallest - highest, unseen_probability, num_unseen, highest)
-            least += bounds[0] if options.is_untouched else 0.0
+            can_draw_all = options.is_untouched and not sampling.top_k  # only then do all unseen tokens weigh what the model says
+            least += bounds[0] if can_draw_all else 0.0
             most += bounds[1]
         if self._number is None:
             self._number = float(self._random.random())

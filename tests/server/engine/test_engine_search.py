@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from server.engine.engine import MAX_CONSECUTIVE_FAILURES
 from server.engine.messages import Answer, Request, Sampling, SearchOptions
 
 VOCAB, START = 80, 2
@@ -133,7 +134,7 @@ def test_a_search_that_raises_fails_alone(make_bench: Any, reference: Callable[[
 def test_searches_that_raise_do_not_break_the_engine(make_bench: Any) -> None:
     bench = make_bench()
     bench.submit(0, [30, 0], 30)
-    for i in range(1, 8):
+    for i in range(1, MAX_CONSECUTIVE_FAILURES + 2):
         bench.submit(i, [9, i], 9, search=SearchOptions(num_beams=2))
         bench.step()
         next(s for s in bench.engine.scheduler.running() if s.request.id == i).search.advance = failing

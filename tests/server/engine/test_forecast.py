@@ -56,16 +56,16 @@ def test_a_request_needs_its_prefill_and_its_fewest_steps(forecast: Forecast) ->
 
 
 def test_where_slots_are_taken_it_waits_for_those_in_front(forecast: Forecast) -> None:
-    assert forecast.needed_seconds(sequence(), scheduler(4, 0)) == pytest.approx(0.2 + 2 * 4 / 4)
-    assert forecast.needed_seconds(sequence(), scheduler(4, 8)) == pytest.approx(0.2 + 10 * 4 / 4)
+    assert forecast.needed_seconds(sequence(), scheduler(4, 0)) == pytest.approx(0.2 + 0.5 * 4 / 4)
+    assert forecast.needed_seconds(sequence(), scheduler(4, 8)) == pytest.approx(0.2 + 8.5 * 4 / 4)
     wide = sequence(num_beams=3)
     assert forecast.needed_seconds(wide, scheduler(1, 0)) == pytest.approx(0.2), "three are free"
-    assert forecast.needed_seconds(wide, scheduler(2, 0)) == pytest.approx(0.2 + 1 * 4 / 4)
+    assert forecast.needed_seconds(wide, scheduler(2, 0)) == pytest.approx(0.2 + 0.5 * 4 / 4)
 
 
 def test_priority_does_not_wait_for_what_waits(forecast: Forecast) -> None:
     busy = scheduler(4, 100)
-    assert forecast.needed_seconds(sequence(priority=1), busy) == pytest.approx(0.2 + 2 * 4 / 4)
+    assert forecast.needed_seconds(sequence(priority=1), busy) == pytest.approx(0.2 + 0.5 * 4 / 4)
     assert forecast.needed_seconds(sequence(priority=-1), busy) == forecast.needed_seconds(sequence(), busy)
 
 

@@ -35,7 +35,8 @@ def draw_of_all(sampler: Sampler, options: Options) -> int:
 
 def draw_of_first(sampler: Sampler, log_probs: Values, count: int) -> int | None:
     seen = log_probs[:count]
-    return sampler.draw(options_of(seen), float(seen[-1]), 1 - float(np.exp(seen).sum()), len(log_probs) - count)
+    options = Options(np.arange(count), seen, seen, is_untouched=True)
+    return sampler.draw(options, float(seen[-1]), 1 - float(np.exp(seen).sum()), len(log_probs) - count)
 
 
 def penalised(log_probs: Values, count: int, lowered: NDArray[np.int64], factor: float) -> Options:
