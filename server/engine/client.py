@@ -70,6 +70,7 @@ class EngineClient:
         self._to_score: list[ScoreRequest] = []
         self._to_cancel: list[int] = []
         self._error: Unavailable | None = None
+        self._num_submitted = 0
         self._num_places: int | None = None
         self._retry_after_seconds = 0.0
         self.ready: asyncio.Future[Ready] = self._loop.create_future()
@@ -177,6 +178,7 @@ class EngineClient:
         self._waiters[request.id] = waiter
         self._schedule_submissions()
         self._to_submit.append(request)
+        self._num_submitted += 1
         if self._num_places is not None:
             self._num_places -= 1
 
@@ -249,6 +251,8 @@ class EngineClient:
             future = self._score_waiters.pop(scored.id, None)
             if future is not None and not future.done():
                 future.set_result(scored)
-        self._num_places = report.statistics.num_places
+        if (num_places := report.statistics.num_places) is not None:
+            num_places -= self._num_submitted - report.num_received  # those are on their way
+        self._num_places = num_places
         self._retry_after_seconds = report.statistics.retry_after_seconds
         self._on_statistics(report.statistics)

@@ -269,12 +269,21 @@ class Statistics(Struct, frozen=True, array_like=True):
 
 
 class Report(Struct, frozen=True, array_like=True, tag="report"):
-    """Everything one engine iteration has to say to one front end; without events it is a sign of life."""
+    """Everything one engine iteration has to say to one front end; without events it is a sign of life.
+
+    Attributes:
+        tokens: New tokens of streamed requests.
+        finished: Requests that ended.
+        statistics: The engine after the iteration.
+        scored: Pairs that ended.
+        num_received: Requests (not pairs) that had come from this front end when `statistics` was made, ever.
+    """
 
     tokens: list[Tokens]
     finished: list[Finished]
     statistics: Statistics
     scored: list[Scored] = []
+    num_received: int = 0
 
 
 class Fatal(Struct, frozen=True, array_like=True, tag="fatal"):

@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 
 import msgspec
@@ -45,6 +46,7 @@ class EngineLoop:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(Command)
         self._origins: set[bytes] = set()
+        self._num_received: Counter[bytes] = Counter()
         self._is_stopped = False
 
     def run(self) -> int:
@@ -111,6 +113,7 @@ class EngineLoop:
                 return
             match self._decoder.decode(payload):
                 case Submit(requests):
+                    self._num_received[origin] += len(requests)
                     for request in requests:
                         engine.submit(origin, request)
                 case Score(pairs):
@@ -137,7 +140,8 @@ class EngineLoop:
                 num_waiting=report.statistics.num_waiting + scoring.num_waiting,
                 num_waiting_tokens=report.statistics.num_waiting_tokens + scoring.num_waiting_tokens,
             )
-            self._send(origin, Report(report.tokens, report.finished, statistics, scored.get(origin, [])))
+            pairs, num_received = scored.get(origin, []), self._num_received[origin]
+            self._send(origin, Report(report.tokens, report.finished, statistics, pairs, num_received))
 
     def _answer_first_hello(self, event: Event) -> None:
         """Wait a moment for the front end that started this process, and tell it."""

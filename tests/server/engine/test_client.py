@@ -79,8 +79,8 @@ def scored(number: int) -> Scored:
     return Scored(number, "eos", [-1.0, -0.5], b"", 1.0)
 
 
-def report(*finished: Finished, tokens: list[Tokens] | None = None, **statistics: float) -> Report:
-    return Report(tokens or [], list(finished), Statistics(**statistics))  # type: ignore[arg-type]
+def report(*finished: Finished, tokens: list[Tokens] | None = None, num_received: int = 0, **statistics: float) -> Report:
+    return Report(tokens or [], list(finished), Statistics(**statistics), [], num_received)  # type: ignore[arg-type]
 
 
 Scenario = Callable[[EngineClient, HandEngine], Awaitable[None]]
@@ -280,7 +280,7 @@ def test_a_queue_that_is_full_refuses_without_asking_the_engine(play: Callable[.
         client.ensure_place()  # nothing is known yet
         tasks = [asyncio.create_task(client.generate(request(i))) for i in range(3)]
         await engine.receive()
-        await engine.send(report(end(0), num_places=2, retry_after_seconds=0.25))
+        await engine.send(report(end(0), num_places=3, num_received=2, retry_after_seconds=0.25))  # one is on its way
         await tasks[0]
         for i in (3, 4):
             client.ensure_place()
@@ -290,7 +290,7 @@ def test_a_queue_that_is_full_refuses_without_asking_the_engine(play: Callable[.
             client.ensure_place()
         assert refusal.value.retry_after_seconds == 0.25
         await engine.receive()
-        await engine.send(report(end(1), num_places=1))
+        await engine.send(report(end(1), num_places=1, num_received=5))
         await tasks[1]
         client.ensure_place()
         client.fail(Unavailable("the end"))
