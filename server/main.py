@@ -4,6 +4,7 @@ The exit code is 0 after a drain, 1 if an engine cannot start, 2 if a setting or
 """
 
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -87,6 +88,9 @@ class Service:
                 if await self._start_engines(stopping):
                     names = [model.name for model in self.repository.all()]
                     log.info("serving", port=api.port, metrics_port=admin.port, models=names, num_threads=self._num_threads)
+                    gc.collect()
+                    gc.freeze()  # what is there now stays: the collector need not look at it while requests wait
+                    gc.set_threshold(10_000, 20, 100)
                     await stopping.wait()
                     await self._drain(api)
             except EngineCannotStart as error:
