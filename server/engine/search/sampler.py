@@ -13,7 +13,7 @@ from server.engine.search.constraints import Options
 NUM_CANDIDATES = 64
 """Candidates asked for where `top_k` does not say how many can be drawn."""
 
-_ROUNDING = 1e-4
+_ROUNDING, _ROUNDING_PER_TOKEN = 5e-6, 2e-10
 """More than the sum of a row's float32 probabilities is off 1: 1e-6 of 5,000 and 1e-5 of 250,000 are usual."""
 
 _SUM_ROUNDING = 1e-9
@@ -53,6 +53,11 @@ class Sampler:
             return None
         highest = float(options.values[0])
         weights = np.exp((options.values[:top_k] - highest) / sampling.temperature)
+        if self._number is None:
+            self._number = float(self._random.random())
+        if options.is_untouched and not sampling.top_k and sampling.temperature == 1:
+            total = float(np.exp(-highest))  # the model's own distribution: all together weigh 1
+            return _find(np.cumsum(weights), (total, total), sampling.top_p, self._number, is_complete=not num_unseen)
         least = most = 0.0
         if num_unseen:
             least = most = float(weights[count:].sum())
@@ -60,9 +65,11 @@ class Sampler:
             can_draw_all = options.is_untouched and not sampling.top_k  # only then do all unseen tokens weigh what the model says
             least += bounds[0] if can_draw_all else 0.0
             most += bounds[1]
-        if self._number is None:
-            self._number = float(self._random.random())
-        return _find(np.cumsum(weights[:count]), (least, most), sampling.top_p, self._number, is_complete=not num_unseen)
+        cumulative = np.cumsum(weights[:count])
+        low = high = float(cumulative[-1])
+        if num_unseen:
+            low, high = (low + least) * (1 - _SUM_ROUNDING), (high + most) * (1 + _SUM_ROUNDING)
+        return _find(cumulative, (low, high), sampling.top_p, self._number, is_complete=not num_unseen)
 
     def accept(self) -> None:
         """Go on to the next random number."""
@@ -80,7 +87,8 @@ class Sampler:
             return 0.0, 0.0
         temperature, log_count = self._sampling.temperature, float(np.log(count))
         bounds: list[float] = []
-        for total in (probability - _ROUNDING, probability + _ROUNDING):
+        rounding = _ROUNDING + _ROUNDING_PER_TOKEN * count
+        for total in (probability - rounding, probability + rounding):
             if total <= 0:
                 bounds.append(0.0)
                 continue
@@ -100,22 +108,28 @@ def _num_in_place(options: Options, smallest: float) -> int:
 
 
 def _find(
-    cumulative: NDArray[np.float64], unseen: tuple[float, float], top_p: float, number: float, *, is_complete: bool
+    cumulative: NDArray[np.float64], totals: tuple[float, float], top_p: float, number: float, *, is_complete: bool
 ) -> int | None:
-    """Return where `number` of the whole weight lies, cut to the nucleus; None where the unseen weight could change it."""
-    low = high = float(cumulative[-1])
-    if not is_complete:
-        low, high = (low + unseen[0]) * (1 - _SUM_ROUNDING), (high + unseen[1]) * (1 + _SUM_ROUNDING)
+    """Return where `number` of the total weight lies, cut to the nucleus; None where that is not seen or not certain.
+
+    Args:
+        cumulative: Weights of the options, summed up.
+        totals: Bounds of the weight of all that can be drawn.
+        top_p: See `Sampling`.
+        number: In [0, 1).
+        is_complete: Whether the options are all that can be drawn; rounding must not put anything beyond them then.
+    """
+    last_place = len(cumulative) - 1
+    low, high = totals
     if top_p < 1:
         first, last = (int(np.searchsorted(cumulative, top_p * total)) for total in (low, high))
         if is_complete:
-            first = last = min(last, len(cumulative) - 1)  # rounding can put the whole weight beyond its own sum
-        if first != last or last >= len(cumulative):
+            first, last = min(first, last_place), min(last, last_place)
+        if first != last or last > last_place:
             return None
-        cumulative = cumulative[: last + 1]
-        low = high = float(cumulative[-1])
-        is_complete = True
+        low = high = float(cumulative[last])
+        last_place, is_complete = last, True
     first, last = (int(np.searchsorted(cumulative, number * total, side="right")) for total in (low, high))
     if is_complete:
-        return min(last, len(cumulative) - 1)
-    return last if first == last < len(cumulative) else None
+        return min(last, last_place)
+    return last if first == last <= last_place else None

@@ -24,7 +24,8 @@ def log_probs_of(rng: np.random.Generator, vocab_size: int, scale: float) -> Val
 
 
 def options_of(log_probs: Values, values: Values | None = None) -> Options:
-    return Options(np.arange(len(log_probs)), log_probs, log_probs if values is None else values)
+    is_untouched = values is None
+    return Options(np.arange(len(log_probs)), log_probs, log_probs if values is None else values, is_untouched)
 
 
 def draw_of_all(sampler: Sampler, options: Options) -> int:
