@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from server.engine.messages import Request
+from server.engine.messages import Request, ScoreRequest
 from server.engine.sequence import Key, Sequence
 
 SECONDS_PER_PRIORITY = 1.0
@@ -82,8 +82,8 @@ class Scheduler:
         """Return the slots of the waiting requests that would be admitted before a new one."""
         if request.priority <= min(self._num_waiting_by_priority, default=request.priority):
             return self.num_waiting_slots  # all of them came earlier and have no less priority
-        place = _place(request)
-        return sum(waiting.num_slots for waiting in self._waiting.values() if _place(waiting.request) <= place)
+        place = place_in_line(request)
+        return sum(waiting.num_slots for waiting in self._waiting.values() if place_in_line(waiting.request) <= place)
 
     def submit(self, sequence: Sequence) -> None:
         """Put a new sequence into the queue.
@@ -104,7 +104,7 @@ class Scheduler:
         self._num_submitted += 1
         request = sequence.request
         self._drop_stale_entries()
-        heapq.heappush(self._queue, (_place(request), self._num_submitted, sequence))
+        heapq.heappush(self._queue, (place_in_line(request), self._num_submitted, sequence))
         if request.deadline is not None:
             heapq.heappush(self._deadlines, (request.deadline, self._num_submitted, sequence))
 
@@ -179,6 +179,6 @@ class Scheduler:
         return self._waiting.get(sequence.key) is sequence or self._running.get(sequence.key) is sequence
 
 
-def _place(request: Request) -> float:
+def place_in_line(request: Request | ScoreRequest) -> float:
     """Return what the queue is ordered by: when a request came, so many seconds earlier as its priority says."""
     return request.arrival - request.priority * SECONDS_PER_PRIORITY

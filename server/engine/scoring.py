@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from server.engine.forecast import Average
 from server.engine.messages import FinishReason, Scored, ScoreRequest
-from server.engine.scheduler import SECONDS_PER_PRIORITY, Limits
+from server.engine.scheduler import Limits, place_in_line
 
 log = structlog.get_logger("dragoman.engine")
 
@@ -104,7 +104,7 @@ class Scoring:
         self.num_waiting_tokens = tokens
         self._num_submitted += 1
         self._drop_stale_entries()
-        heapq.heappush(self._queue, (request.arrival - request.priority * SECONDS_PER_PRIORITY, self._num_submitted, pair))
+        heapq.heappush(self._queue, (place_in_line(request), self._num_submitted, pair))
 
     def cancel(self, origin: bytes, request_id: int) -> None:
         """End a pair that nobody waits for; an id that is not here is somebody else's, or has just ended."""

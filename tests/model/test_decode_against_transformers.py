@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from transformers import GenerationConfig, MarianMTModel
+from transformers import MarianMTModel
 
-from model.data import pad
+from benchmarks.transformers_model import generate
 from model.decode import beam_search, greedy_search
 from model.transformer import Transformer
 
@@ -39,40 +39,6 @@ def sources() -> list[list[int]]:
     return [torch.randint(3, 23, (1 + i % 6,), generator=generator).tolist() for i in range(NUM_SOURCES)]
 
 
-def generate(
-    theirs: MarianMTModel, sources: list[list[int]], num_beams: int, length_penalty: float
-) -> list[list[tuple[list[int], float]]]:
-    """Return, for each source, the ids and score of every beam, best first."""
-    config = theirs.config
-    rows = [[*ids, config.eos_token_id] for ids in sources]
-    ids = pad(rows, config.pad_token_id)
-    mask = torch.tensor([[1] * len(row) + [0] * (ids.shape[1] - len(row)) for row in rows])
-    settings = GenerationConfig(
-        max_new_tokens=MAX_NEW_TOKENS,
-        num_beams=num_beams,
-        num_return_sequences=num_beams,
-        do_sample=False,
-        early_stopping=False if num_beams > 1 else None,
-        length_penalty=length_penalty if num_beams > 1 else None,
-        pad_token_id=config.pad_token_id,
-        eos_token_id=config.eos_token_id,
-        decoder_start_token_id=config.decoder_start_token_id,
-        return_dict_in_generate=True,
-        output_scores=True,
-    )
-    found = theirs.generate(input_ids=ids, attention_mask=mask, generation_config=settings)
-    if num_beams == 1:
-        steps = theirs.compute_transition_scores(found.sequences, found.scores, normalize_logits=True)
-        is_real = found.sequences[:, 1:] != config.pad_token_id
-        scores = (steps.masked_fill(~is_real, 0.0).sum(-1) / is_real.sum(-1)).tolist()
-    else:
-        scores = found.sequences_scores.tolist()
-    special = (config.pad_token_id, config.eos_token_id)
-    answers = [[i for i in row[1:] if i not in special] for row in found.sequences.tolist()]
-    beams = list(zip(answers, scores, strict=True))
-    return [beams[start : start + num_beams] for start in range(0, len(beams), num_beams)]
-
-
 @torch.inference_mode()
 def test_logits_equal_marian(pair, sources) -> None:
     ours, theirs = pair
@@ -85,7 +51,7 @@ def test_logits_equal_marian(pair, sources) -> None:
 @torch.inference_mode()
 def test_greedy_search_equals_transformers(pair, sources) -> None:
     ours, theirs = pair
-    expected = generate(theirs, sources, 1, 1.0)
+    expected = generate(theirs, sources, 1, 1.0, MAX_NEW_TOKENS)
     for hypothesis, ((ids, score),) in zip(greedy_search(ours, sources, MAX_NEW_TOKENS), expected, strict=True):
         assert hypothesis.ids == ids
         assert hypothesis.score == pytest.approx(score, abs=1e-5)
@@ -97,7 +63,7 @@ def test_greedy_search_equals_transformers(pair, sources) -> None:
 def test_beam_search_equals_transformers(pair, sources, num_beams, length_penalty) -> None:
     ours, theirs = pair
     found = beam_search(ours, sources, num_beams, MAX_NEW_TOKENS, length_penalty)
-    for hypotheses, expected in zip(found, generate(theirs, sources, num_beams, length_penalty), strict=True):
+    for hypotheses, expected in zip(found, generate(theirs, sources, num_beams, length_penalty, MAX_NEW_TOKENS), strict=True):
         assert [hypothesis.ids for hypothesis in hypotheses] == [ids for ids, _ in expected]
         assert [hypothesis.score for hypothesis in hypotheses] == pytest.approx([score for _, score in expected], abs=1e-5)
 
