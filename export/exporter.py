@@ -3,11 +3,14 @@
 import os
 import re
 import tempfile
+from collections.abc import Sequence
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import get_args
 
 import msgspec
+import onnx_ir
 
 from export.bundle import (
     DECODER_FILE,
@@ -27,16 +30,25 @@ from export.bundle import (
     content_version,
     hash_file,
 )
+from export.calibration import calibrate, calibration_sources
+from export.cpu import keep_sums_apart, keep_time_axis
 from export.graphs import EncoderGraph, StepGraph
+from export.half import DTYPES, halved, store_halved
 from export.parity import ParityReport
+from export.quality import QualityTexts, verify_quantized
+from export.quantize import ScaleCounts, quantize
 from export.scorer_graph import ScorerGraph
 from export.tracing import input_output_names, trace, write, write_sharing
-from export.verify import verify
+from export.verify import greedy_sources, verify
+from export.verify_half import verify_half
 from model.checkpoint import WEIGHTS_FILE, Checkpoint
 from model.errors import InputError
 
 DEFAULT_MAX_NEW_TOKENS = 256
 HEAD_DIM_MULTIPLE = 8
+IMPLEMENTED: tuple[Precision, ...] = ("fp32", "int8", "fp16", "bf16")
+# By default: the last of `greedy_sources`, which are sentences, and random ids before them.
+NUM_CALIBRATION_SOURCES = 64
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -45,24 +57,37 @@ class ExportError(InputError):
 
 
 def export_checkpoint(
-    checkpoint_dir: Path, output: Path, precision: str = "fp32", name: str | None = None, is_forced: bool = False
+    checkpoint_dir: Path,
+    output: Path,
+    precision: str = "fp32",
+    name: str | None = None,
+    is_forced: bool = False,
+    calibration: Sequence[str] | None = None,
+    quality: QualityTexts | None = None,
 ) -> Bundle:
     """Export a checkpoint; the bundle appears whole and verified, or not at all.
 
     Args:
         checkpoint_dir: That `Checkpoint.save` wrote.
         output: The directory to make.
-        precision: Only `fp32` so far.
+        precision: One of `IMPLEMENTED`.
         name: Of the served model; the checkpoint's own where none is given.
         is_forced: Let the bundle take the place of one that is already there.
+        calibration: Texts to calibrate int8 with; by default sentences of several languages and random tokens.
+        quality: Texts on which another precision must translate as well as fp32.
 
     Raises:
         CheckpointError: If the checkpoint cannot be read.
         ExportError: If it cannot be exported as asked, or the output is taken.
         ParityError: If the graphs do not answer as the checkpoint does.
     """
-    if precision not in get_args(Precision):
-        raise ExportError(f"precision must be {' or '.join(get_args(Precision))}, not {precision!r}")
+    chosen = _check_precision(precision)
+    if chosen != "int8" and calibration is not None:
+        raise ExportError(f"texts for calibration go with int8, not {chosen}")
+    if chosen == "fp32" and quality is not None:
+        raise ExportError("texts for quality go with int8, fp16 and bf16, not fp32")
+    if quality is not None and find_spec("sacrebleu") is None:
+        raise ExportError("BLEU and chrF need sacrebleu, of the extra `evaluate`")
     output = output.resolve()
     _check_output(output, is_forced)
     checkpoint = Checkpoint.load(checkpoint_dir)
@@ -74,6 +99,8 @@ def export_checkpoint(
             f"heads must be a multiple of {HEAD_DIM_MULTIPLE} wide for ONNX Runtime's attention; "
             f"{checkpoint.model.config.num_heads} heads of a d_model of {checkpoint.model.config.d_model} are not"
         )
+    max_positions = checkpoint.model.config.max_source_positions
+    ids = None if calibration is None else calibration_sources(checkpoint.tokenizer, calibration, max_positions)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -81,14 +108,25 @@ def export_checkpoint(
     with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as staging:
         directory = Path(staging) / "bundle"
         directory.mkdir()
-        tensors, report = _write_files(checkpoint, directory)
+        tensors, report = _write_files(checkpoint, directory, chosen, ids, quality)
         origin = Origin(hash_file(checkpoint_dir / WEIGHTS_FILE), version("torch"), version("onnx"))
-        manifest = _describe(checkpoint, name, directory, tensors, origin, report)
+        manifest = _describe(checkpoint, name, chosen, directory, tensors, origin, report)
         (directory / MANIFEST_FILE).write_bytes(_to_json(manifest))
         Bundle.open(directory)
         _check_output(output, is_forced)
         _put(directory, output, Path(staging) / "replaced")
     return Bundle.open(output, is_checked=False)
+
+
+def _check_precision(precision: str) -> Precision:
+    """Return a precision that this release exports."""
+    found = next((known for known in get_args(Precision) if known == precision), None)
+    if found is None:
+        raise ExportError(f"precision must be {' or '.join(get_args(Precision))}, not {precision!r}")
+    if found not in IMPLEMENTED:
+        raise ExportError(f"precision {found} is not exported yet; there is {' and '.join(IMPLEMENTED)}")
+    chosen: Precision = found
+    return chosen
 
 
 def _check_output(output: Path, is_forced: bool) -> None:
@@ -104,21 +142,66 @@ def _check_output(output: Path, is_forced: bool) -> None:
             raise ExportError(f"{output}: exists and is not a bundle; it will not be replaced")
 
 
-def _write_files(checkpoint: Checkpoint, directory: Path) -> tuple[Tensors, ParityReport]:
+def _write_files(
+    checkpoint: Checkpoint,
+    directory: Path,
+    precision: Precision,
+    calibration: Sequence[list[int]] | None,
+    quality: QualityTexts | None,
+) -> tuple[Tensors, ParityReport]:
     """Write everything but the manifest, and verify it; return what the graphs have and how close they are."""
-    graphs = [trace(graph(checkpoint.model)) for graph in (EncoderGraph, StepGraph, ScorerGraph)]
-    write(graphs[0], directory / ENCODER_FILE, ENCODER_WEIGHTS_FILE)
-    write(graphs[1], directory / DECODER_FILE, DECODER_WEIGHTS_FILE)
-    write_sharing(graphs[2], directory / SCORER_FILE, [directory / ENCODER_FILE, directory / DECODER_FILE])
+    model = halved(checkpoint.model, DTYPES[precision]) if precision in DTYPES else checkpoint.model
+    graphs = [trace(graph(model)) for graph in (EncoderGraph, StepGraph, ScorerGraph)]
+    for graph in graphs:
+        if precision in DTYPES:
+            store_halved(graph, DTYPES[precision])
+        else:
+            keep_sums_apart(graph)
+    if precision in DTYPES:
+        _write_graphs(graphs, directory)
+        report = verify_half(checkpoint, directory, precision, quality)
+    elif precision == "int8":
+        with tempfile.TemporaryDirectory(prefix="fp32.", dir=directory.parent) as single:
+            _write_graphs(graphs, Path(single))
+            report = verify(checkpoint, Path(single))
+            counts = _quantize_graphs(graphs, checkpoint, calibration)
+            _write_graphs(graphs, directory)
+        report = msgspec.structs.replace(report, quality=verify_quantized(checkpoint, directory, counts, quality))
+    else:
+        _write_graphs(graphs, directory)
+        report = verify(checkpoint, directory)
     (directory / TOKENIZER_DIRECTORY).mkdir()
     checkpoint.tokenizer.save(directory / TOKENIZER_DIRECTORY)
-    report = verify(checkpoint, directory)
     (directory / PARITY_FILE).write_bytes(_to_json(report))
     return Tensors(*(names for graph in graphs for names in input_output_names(graph))), report
 
 
+def _write_graphs(graphs: Sequence[onnx_ir.Model], directory: Path) -> None:
+    """Write encoder, decode step and scorer."""
+    encoder, decoder, scorer = graphs
+    write(encoder, directory / ENCODER_FILE, ENCODER_WEIGHTS_FILE)
+    write(decoder, directory / DECODER_FILE, DECODER_WEIGHTS_FILE)
+    write_sharing(scorer, directory / SCORER_FILE, [directory / ENCODER_FILE, directory / DECODER_FILE])
+
+
+def _quantize_graphs(
+    graphs: Sequence[onnx_ir.Model], checkpoint: Checkpoint, calibration: Sequence[list[int]] | None
+) -> ScaleCounts:
+    """Quantise encoder, decode step and scorer; return how many scales of which kind the first two have."""
+    ranges = calibrate(checkpoint.model, calibration or greedy_sources(checkpoint)[-NUM_CALIBRATION_SOURCES:])
+    encoder, decoder, _ = [quantize(graph, ranges) for graph in graphs]
+    keep_time_axis(graphs[1])
+    return ScaleCounts(encoder.num_constant + decoder.num_constant, encoder.num_row + decoder.num_row)
+
+
 def _describe(
-    checkpoint: Checkpoint, name: str, directory: Path, tensors: Tensors, origin: Origin, report: ParityReport
+    checkpoint: Checkpoint,
+    name: str,
+    precision: Precision,
+    directory: Path,
+    tensors: Tensors,
+    origin: Origin,
+    report: ParityReport,
 ) -> Manifest:
     """Describe the files in a directory."""
     config = checkpoint.model.config
@@ -126,7 +209,7 @@ def _describe(
     manifest = Manifest(
         name=name,
         version="unknown",
-        precision="fp32",
+        precision=precision,
         d_model=config.d_model,
         num_heads=config.num_heads,
         head_dim=config.head_dim,

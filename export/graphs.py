@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from export.bundle import Tensors
+from export.tensor_names import TensorNames
 from model.attention import split_heads
 from model.config import ModelConfig
 from model.transformer import Transformer
@@ -133,7 +133,7 @@ class EncoderGraph(nn.Module):
         self.encoder = model.encoder
         self.decoder = model.decoder
         self.num_heads = model.config.num_heads
-        self.tensors = Tensors.of_layers(model.config.num_decoder_layers)
+        self.tensors = TensorNames.of_layers(model.config.num_decoder_layers)
 
     @property
     def input_names(self) -> list[str]:
@@ -165,7 +165,7 @@ class StepGraph(nn.Module):
         super().__init__()
         self.decoder = model.decoder
         self.config: ModelConfig = model.config
-        self.tensors = Tensors.of_layers(model.config.num_decoder_layers)
+        self.tensors = TensorNames.of_layers(model.config.num_decoder_layers)
 
     @property
     def input_names(self) -> list[str]:
@@ -223,8 +223,8 @@ class StepGraph(nn.Module):
             return torch.ones(EXAMPLE_ROWS, dtype=torch.int64)
 
         def caches(size: int) -> list[KeyValue]:
-            shape = (EXAMPLE_ROWS, config.num_heads, size, config.head_dim)
-            return [(torch.zeros(shape), torch.zeros(shape)) for _ in range(config.num_decoder_layers)]
+            shape, dtype = (EXAMPLE_ROWS, config.num_heads, size, config.head_dim), self.decoder.output_weight.dtype
+            return [(torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype)) for _ in range(config.num_decoder_layers)]
 
         inputs: dict[str, object] = {
             "prev_ids": rows_of_ones(),

@@ -16,7 +16,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 from torch import Tensor
 
-from export.bundle import Parity
+from export.bundle import Parity, Quality
 from model.errors import InputError
 from model.transformer import Transformer
 
@@ -47,6 +47,7 @@ class ParityReport(Struct, frozen=True, forbid_unknown_fields=True):
         num_pairs: Pairs of source and target scored, see `scorer_parity`.
         max_score_difference: Largest difference of a target token's log-probability between the scorer and the eager model.
         max_attention_difference: The same of an attention weight.
+        device: What the graphs ran on, and what of them did not run.
     """
 
     tolerance: float
@@ -63,6 +64,8 @@ class ParityReport(Struct, frozen=True, forbid_unknown_fields=True):
     num_pairs: int
     max_score_difference: float
     max_attention_difference: float
+    device: str = "cpu"
+    quality: Quality | None = None
 
     def headline(self) -> Parity:
         """Return what the manifest quotes."""
@@ -240,7 +243,7 @@ class Comparison:
                     f"log-probabilities are off by {difference:.3g} at position {row.position} of a row with {len(row.source)} "
                     f"source tokens; the tolerance is {self.tolerance:.3g}"
                 )
-        if not _is_ordered(ids, log_probs):
+        if not is_ordered(ids, log_probs):
             raise ParityError("candidates are not in order of log-probability, the lower id first where they are equal")
         self.max_difference = max(self.max_difference, *differences.tolist())
         self.max_batch_rows = max(self.max_batch_rows, len(rows))
@@ -248,7 +251,7 @@ class Comparison:
         self.num_positions += len(rows)
 
 
-def _is_ordered(ids: Ints, log_probs: Floats) -> bool:
+def is_ordered(ids: Ints, log_probs: Floats) -> bool:
     """Tell whether candidates `[n, K]` go down, and equal ones go up in id."""
     is_lower = log_probs[:, 1:] < log_probs[:, :-1]
     is_tie = (log_probs[:, 1:] == log_probs[:, :-1]) & (ids[:, 1:] > ids[:, :-1])

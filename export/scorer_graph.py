@@ -6,7 +6,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from export.bundle import Tensors
 from export.graphs import (
     EXAMPLE_CAPACITY,
     EXAMPLE_ROWS,
@@ -16,8 +15,9 @@ from export.graphs import (
     axis_size,
     group_query_attention,
 )
+from export.tensor_names import TensorNames
 from model.attention import merge_heads, padding_mask, split_heads
-from model.transformer import Transformer
+from model.transformer import Transformer, at_least_single
 
 
 class ScoringAttention:
@@ -59,11 +59,12 @@ class ScoringAttention:
         """Attend to the source and keep the weights: `[B·T, H·Dh]` → `[B·T, H·Dh]`."""
         assert layer == len(self.weights), "layers run in order"
         query = query.unflatten(0, self.shape)  # type: ignore[no-untyped-call]
-        query, key, value = (split_heads(part, self.num_heads) for part in (query, *self.cross_kv[layer]))
+        dtype = query.dtype
+        query, key, value = (at_least_single(split_heads(part, self.num_heads)) for part in (query, *self.cross_kv[layer]))
         scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-2, -1)
         weights = scores.masked_fill(~self.is_source, -math.inf).softmax(-1)
         self.weights.append(weights.mean(1))
-        return merge_heads(weights @ value).flatten(0, 1)
+        return merge_heads(weights @ value).flatten(0, 1).to(dtype)
 
 
 class ScorerGraph(nn.Module):
@@ -79,7 +80,7 @@ class ScorerGraph(nn.Module):
         self.encoder = model.encoder
         self.decoder = model.decoder
         self.num_heads = model.config.num_heads
-        self.tensors = Tensors.of_layers(model.config.num_decoder_layers)
+        self.tensors = TensorNames.of_layers(model.config.num_decoder_layers)
 
     @property
     def input_names(self) -> list[str]:

@@ -86,9 +86,10 @@ class Embedding(nn.Module):
 
     def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
         """Token ids `[B, T]` at positions `[T]` or `[B, T]` → `[B, T, d_model]`."""
-        x: Tensor = self.tokens(ids) * self.scale + F.embedding(positions + self.offset, self.positions)
+        tokens: Tensor = self.tokens(ids)
+        x: Tensor = at_least_single(tokens) * self.scale + F.embedding(positions + self.offset, self.positions)
         x = self.dropout(self.norm(x))
-        return x
+        return x.to(tokens.dtype)
 
 
 class FeedForward(nn.Module):
@@ -224,7 +225,7 @@ class Decoder(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states `[..., d_model]` → logits `[..., V]`."""
-        return F.linear(hidden, self.output_weight, self.output_bias)
+        return F.linear(at_least_single(hidden), at_least_single(self.output_weight), self.output_bias)
 
     def next_token_logits(self, hidden: Tensor) -> Tensor:
         """Hidden states `[..., d_model]` → logits `[..., V]` to pick a token by: padding is at -inf."""
@@ -270,6 +271,11 @@ class Transformer(nn.Module):
     @property
     def _attention_dropout(self) -> float:
         return self.config.attention_dropout if self.training else 0.0
+
+
+def at_least_single(x: Tensor) -> Tensor:
+    """Return `x` in single precision if it has less; a model in half precision computes embeddings and logits so."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def sinusoids(num_positions: int, d_model: int) -> Tensor:

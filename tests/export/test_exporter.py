@@ -95,9 +95,9 @@ def test_nothing_else_is_left_beside_the_bundle(exported: Path) -> None:
     assert list(exported.parent.iterdir()) == [exported]
 
 
-@pytest.mark.parametrize("precision", ["fp16", "int8", "", "FP32"])
-def test_other_precision_is_refused(checkpoint_dir: Path, tmp_path: Path, precision: str) -> None:
-    with pytest.raises(ExportError, match=f"precision must be fp32, not '{precision}'"):
+@pytest.mark.parametrize("precision", ["fp8", "", "FP32"])
+def test_other_precision_is_refused(checkpoint_dir: Path, tmp_path: Path, precision: Any) -> None:
+    with pytest.raises(ExportError, match=f"precision must be fp32 .*, not '{precision}'"):
         export_checkpoint(checkpoint_dir, tmp_path / "bundle", precision)
     assert list(tmp_path.iterdir()) == []
 

@@ -1,0 +1,198 @@
+"""The gate of a quantised bundle: rows stay apart to the last bit, and answers stay close to those in single precision.
+
+What cannot be exact here, the graphs before quantisation have proved already: see `verify`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from export.bundle import Quality
+from export.parity import EagerReference, Floats, Ints, ParityError, Row, drive, is_ordered
+from export.quantize import ScaleCounts
+from export.scorer_parity import Pair
+from export.verify import NUM_SLOTS, OnnxRunner, forced_rows, greedy_sources
+from model.checkpoint import Checkpoint
+from model.decode import greedy_search
+from model.errors import InputError
+from model.evaluate import MAX_NEW_TOKENS, translate
+
+# A sound quantisation stays far below these, a broken one far above: they are not a promise of quality.
+MAX_DIVERGENCE, MIN_AGREEMENT, MAX_SCORER_DIFFERENCE = 0.2, 0.8, 0.2
+MAX_BLEU_LOSS, MAX_CHRF_LOSS = 0.3, 0.2
+MAX_MASS_ERROR = 1e-3
+NUM_CANDIDATES, NUM_ROWS_ALONE, NUM_SOURCES, MAX_ANSWER_TOKENS = 64, 6, 64, 48
+BATCH_SLOTS, THREADS = (3, 16), (1, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class QualityTexts:
+    """Texts and their reference translations, one by one."""
+
+    sources: Sequence[str]
+    references: Sequence[str]
+
+
+class Divergence:
+    """Compares teacher-forced rows with the eager model in single precision."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        """Compare with a checkpoint's model."""
+        self.reference = EagerReference(checkpoint.model)
+        self.config = checkpoint.model.config
+        self.divergences: list[float] = []
+        self.differences: list[float] = []
+        self.num_agreed = 0
+        self.label_log_probs: dict[int, list[float]] = {}
+
+    def observe(self, rows: list[Row], ids: Ints, log_probs: Floats) -> None:
+        """Compare one step's candidates, K = V.
+
+        Raises:
+            ParityError: If they are no distribution in order, or padding is a candidate.
+        """
+        expected = self.reference.log_probs(rows)
+        found = np.full_like(expected, np.nan)
+        np.put_along_axis(found, ids, log_probs, 1)
+        if not np.isneginf(found[:, self.config.pad_id]).all():
+            raise ParityError("padding has a log-probability above -inf")
+        if not is_ordered(ids, log_probs):
+            raise ParityError("candidates are not in order of log-probability, the lower id first where they are equal")
+        if not (np.abs(np.exp(found, dtype=np.float64).sum(1) - 1) < MAX_MASS_ERROR).all():  # also refuses NaN
+            raise ParityError("probabilities do not sum to 1")
+        found[:, self.config.pad_id] = expected[:, self.config.pad_id] = -np.finfo(np.float32).max
+        weights = np.exp(expected, dtype=np.float64)
+        self.divergences += (weights * (expected.astype(np.float64) - found)).sum(1).tolist()
+        self.num_agreed += int((found.argmax(1) == expected.argmax(1)).sum())
+        for i, row in enumerate(rows):
+            label = [*row.inputs, self.config.eos_id][row.position + 1]
+            self.differences.append(abs(float(found[i, label] - expected[i, label])))
+            self.label_log_probs.setdefault(id(row), []).append(float(found[i, label]))
+
+
+def verify_quantized(checkpoint: Checkpoint, directory: Path, counts: ScaleCounts, texts: QualityTexts | None = None) -> Quality:
+    """Check quantised graphs whose originals `verify` has passed.
+
+    Raises:
+        BundleError: If the graphs cannot be loaded or have other inputs and outputs.
+        InputError: If a text is too long.
+        ParityError: Naming the figure that is off.
+    """
+    config = checkpoint.model.config
+    runner = OnnxRunner(directory, config)
+    num_rows = check_rows_apart([OnnxRunner(directory, config, number) for number in THREADS], forced_rows(config))
+    divergence = Divergence(checkpoint)
+    rows = answer_rows(checkpoint)
+    drive(runner, rows, NUM_SLOTS, config.target_vocab_size, False, divergence.observe)
+    quality = Quality(
+        num_constant_scales=counts.num_constant,
+        num_row_scales=counts.num_row,
+        num_rows=num_rows,
+        num_tokens=len(divergence.differences),
+        agreement=divergence.num_agreed / len(divergence.differences),
+        mean_divergence=float(np.mean(divergence.divergences)),
+        mean_log_prob_difference=float(np.mean(divergence.differences)),
+        mean_scorer_difference=_scorer_difference(runner, rows, divergence),
+    )
+    for name, figure, is_sound in (
+        ("the mean divergence of next-token distributions", quality.mean_divergence, quality.mean_divergence <= MAX_DIVERGENCE),
+        ("the share of tokens that are likeliest before and after", quality.agreement, quality.agreement >= MIN_AGREEMENT),
+        ("the scorer", quality.mean_scorer_difference, quality.mean_scorer_difference <= MAX_SCORER_DIFFERENCE),
+    ):
+        if not is_sound:  # also refuses NaN
+            raise ParityError(f"8-bit arithmetic does this model too much harm: {name} is off, {figure:.3g}; export it in fp32")
+    return quality if texts is None else _with_scores(quality, checkpoint, runner, texts)
+
+
+def check_rows_apart(runners: Sequence[OnnxRunner], rows: Sequence[Row]) -> int:
+    """Decode rows alone and in batches, on every runner; return how many there were.
+
+    Raises:
+        ParityError: If a row's bits are not always the same.
+    """
+    reference: list[str] = []
+    for runner in runners:
+        for num_slots in BATCH_SLOTS:
+            again = [Row(row.source, row.inputs, row.num_steps) for row in rows]
+            drive(runner, again, num_slots, min(NUM_CANDIDATES, runner.config.target_vocab_size), False)
+            reference = reference or [row.digest for row in again]
+            _compare(again, reference)
+        for row, digest in zip(rows[:NUM_ROWS_ALONE], reference, strict=False):
+            alone = Row(row.source, row.inputs, row.num_steps)
+            drive(runner, [alone], 1, min(NUM_CANDIDATES, runner.config.target_vocab_size), True)
+            _compare([alone], [digest])
+    return len(rows)
+
+
+def answer_rows(checkpoint: Checkpoint) -> list[Row]:
+    """Return the model's own greedy answers to `greedy_sources` as teacher-forced rows."""
+    model, config = checkpoint.model, checkpoint.model.config
+    limit = min(MAX_ANSWER_TOKENS, config.max_target_positions)
+    rows = []
+    sources = greedy_sources(checkpoint)[-NUM_SOURCES:]
+    for start in range(0, len(sources), 4 * NUM_SLOTS):
+        batch = sources[start : start + 4 * NUM_SLOTS]
+        for source, answer in zip(batch, greedy_search(model, batch, limit), strict=True):
+            inputs = [config.decoder_start_id, *answer.ids][:limit]
+            rows.append(Row([*source, config.eos_id], inputs, len(inputs)))
+    return rows
+
+
+def _compare(rows: Sequence[Row], digests: Sequence[str]) -> None:
+    """Refuse rows that were given other bits than before."""
+    for row, digest in zip(rows, digests, strict=True):
+        if row.digest != digest:
+            raise ParityError(
+                f"a row with {len(row.source)} source and {row.num_steps} target tokens does not give the same bits in every batch"
+            )
+
+
+def _scorer_difference(runner: OnnxRunner, rows: Sequence[Row], divergence: Divergence) -> float:
+    """Return how far the scorer's log-probabilities are from the decode step's, on the average."""
+    differences: list[float] = []
+    for start in range(0, len(rows), NUM_SLOTS):
+        batch = rows[start : start + NUM_SLOTS]
+        pairs = [Pair(row.source, [*row.inputs[1:], runner.config.eos_id]) for row in batch]
+        for row, log_probs in zip(batch, runner.score(pairs)[0], strict=True):
+            expected = divergence.label_log_probs[id(row)]
+            differences += np.abs(log_probs[: len(expected)] - expected).tolist()
+    return float(np.mean(differences))
+
+
+def _with_scores(quality: Quality, checkpoint: Checkpoint, runner: OnnxRunner, texts: QualityTexts) -> Quality:
+    """Translate texts before and after, and add what BLEU and chrF make of it.
+
+    Raises:
+        ParityError: If there is too great a loss.
+    """
+    from msgspec.structs import replace
+
+    from model.quality import score
+
+    before = score(translate(checkpoint.model, checkpoint.tokenizer, texts.sources), texts.references)
+    after = score(_translate(runner, checkpoint, texts.sources), texts.references)
+    bleu, chrf = after.bleu - before.bleu, after.chrf - before.chrf
+    for name, change, allowed, was in (("BLEU", bleu, MAX_BLEU_LOSS, before.bleu), ("chrF", chrf, MAX_CHRF_LOSS, before.chrf)):
+        if change < -allowed:
+            raise ParityError(f"8-bit arithmetic costs {-change:.2f} {name} of {was:.2f}; {allowed:g} is the most that is accepted")
+    return replace(quality, bleu_change=bleu, chrf_change=chrf)
+
+
+def _translate(runner: OnnxRunner, checkpoint: Checkpoint, texts: Sequence[str]) -> list[str]:
+    """Translate texts greedily with the graphs."""
+    config, tokenizer = checkpoint.model.config, checkpoint.tokenizer
+    limit = min(MAX_NEW_TOKENS, config.max_target_positions)
+    rows = []
+    for number, ids in enumerate(tokenizer.encode_batch(texts), start=1):
+        if len(ids) >= config.max_source_positions:
+            raise InputError(f"line {number}: {len(ids) + 1} tokens where the model takes {config.max_source_positions}")
+        rows.append(Row([*ids, config.eos_id], [config.decoder_start_id], limit, config.eos_id))
+    for start in range(0, len(order := sorted(rows, key=lambda row: len(row.source))), MAX_ROWS):
+        drive(runner, order[start : start + MAX_ROWS], 2 * NUM_SLOTS, 1, False)
+    return [tokenizer.decode([token for token in row.inputs[1:] if token != config.eos_id]) for row in rows]
+
+
+MAX_ROWS = 256
+"""Rows encoded before they are decoded, whose keys and values lie in memory."""

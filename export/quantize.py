@@ -1,0 +1,244 @@
+"""Batch-invariant int8: a pass over a traced graph that turns its products with weights into integer arithmetic.
+
+Weights get a scale per output channel. Activations get a scale that does not depend on other rows: a constant one, from the ranges
+that `calibration` has seen, or where rows differ too much for that, one per row. Sums of integers are exact, so a row's bits are
+the same in every batch. Token embeddings are stored in 8 bits, too, with a scale per token. What lies between products stays fp32.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir
+from numpy.typing import NDArray
+from onnx_ir import Graph, Model, Node, Value
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+from export.rewriting import Writer, constant_of, only_user
+
+CONTRIB = "com.microsoft"
+WEIGHT_LEVELS = 127
+ACTIVATION_LEVELS = 255
+# A constant scale leaves room above the calibrated range: values beyond are clipped.
+HEADROOM = 1.1
+# Where the range is this many times a usual row's, a constant scale would leave that row too few levels.
+MAX_SPREAD = 8.0
+SMALLEST_SCALE = 1e-12
+TOKEN_TABLE = "embedding.tokens.weight"
+
+Floats = NDArray[np.float32]
+Integers = NDArray[np.int8]
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationRange:
+    """What a product's input was seen to hold.
+
+    Attributes:
+        low: Smallest value.
+        high: Largest value.
+        usual: Median over rows of a row's largest magnitude.
+    """
+
+    low: float
+    high: float
+    usual: float
+
+    @property
+    def is_even(self) -> bool:
+        """Whether rows are alike enough for one constant scale."""
+        return max(-self.low, self.high) <= MAX_SPREAD * self.usual
+
+    @property
+    def scale_and_zero_point(self) -> tuple[float, int]:
+        """Return the constant scale and the level of zero that cover the range with headroom."""
+        low, high = HEADROOM * min(self.low, 0.0), HEADROOM * max(self.high, 0.0)
+        scale = max((high - low) / ACTIVATION_LEVELS, SMALLEST_SCALE)
+        return scale, round(-low / scale)
+
+
+@dataclass(slots=True)
+class ScaleCounts:
+    """How many products got which kind of scale for their inputs."""
+
+    num_constant: int = 0
+    num_row: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A product with constant weights, and the bias that is added to it.
+
+    Attributes:
+        source: What is multiplied, `[..., K]`.
+        weight: `[K, M]`.
+        name: Of the weights.
+        bias: `[M]`, if there is one.
+        output: The result, `[..., M]`, bias added.
+    """
+
+    source: Value
+    weight: Floats
+    name: str
+    bias: Value | None
+    output: Value
+
+    @property
+    def key(self) -> str:
+        """A digest of the weights, the same in every graph that has this product."""
+        return weight_key(self.weight)
+
+
+def weight_key(weight: Floats) -> str:
+    """Return a digest of weights `[K, M]` and their shape."""
+    return hashlib.sha256(repr(weight.shape).encode() + np.ascontiguousarray(weight).tobytes()).hexdigest()
+
+
+def find_products(graph: Graph) -> list[Product]:
+    """Return every product with constant float weights, in the graph's order."""
+    return [product for node in graph if (product := _as_product(node)) is not None]
+
+
+def quantize(model: Model, ranges: Mapping[str, ActivationRange]) -> ScaleCounts:
+    """Rewrite a traced graph in place, and count.
+
+    Args:
+        model: The encoder, the decode step or the scorer.
+        ranges: By `Product.key`; a product without one gets a scale for every row.
+    """
+    graph = model.graph
+    products = find_products(graph)
+    graph.opset_imports.setdefault(CONTRIB, 1)
+    quantizer = _Quantizer(graph, ranges)
+    for product in products:
+        quantizer.replace(product)
+    for node in list(graph):
+        if node.op_type == "Gather":
+            _quantize_table(graph, node)
+    RemoveUnusedNodesPass()(model)
+    _drop_redundant_relus(graph)
+    return quantizer.counts
+
+
+def quantize_columns(weight: Floats) -> tuple[Integers, Floats]:
+    """Return weights `[K, M]` as integers and the scale of each column, `[M]`."""
+    scales = np.maximum(np.abs(weight).max(0), SMALLEST_SCALE).astype(np.float32) / np.float32(WEIGHT_LEVELS)
+    integers = np.clip(np.rint(weight / scales), -WEIGHT_LEVELS, WEIGHT_LEVELS).astype(np.int8)
+    return np.ascontiguousarray(integers), scales
+
+
+class _Quantizer:
+    """Replaces one product after the other; products of the same input share its quantisation."""
+
+    def __init__(self, graph: Graph, ranges: Mapping[str, ActivationRange]) -> None:
+        self.graph = graph
+        self.ranges = ranges
+        self.counts = ScaleCounts()
+        self.constant_inputs: dict[tuple[Value, float, int], Value] = {}
+        self.row_inputs: dict[Value, tuple[Value, Value]] = {}
+
+    def replace(self, product: Product) -> None:
+        """Write a product's integer form before it, and let it take its place."""
+        first = product.output.producer()
+        assert first is not None
+        writer = Writer(self.graph, first)
+        found = self.ranges.get(product.key)
+        if found is not None and found.is_even:
+            self.counts.num_constant += 1
+            result = self._with_constant_scale(writer, product, *found.scale_and_zero_point)
+        else:
+            self.counts.num_row += 1
+            result = self._with_row_scales(writer, product)
+        onnx_ir.convenience.replace_all_uses_with(product.output, result, replace_graph_outputs=True)
+
+    def _with_constant_scale(self, writer: Writer, product: Product, scale: float, zero_point: int) -> Value:
+        """Quantise the input with one scale, saturating, and let the product add the bias."""
+        scale_value, zero_value = writer.scalar(scale), writer.scalar(zero_point, np.uint8)
+        key = product.source, scale, zero_point
+        if key not in self.constant_inputs:
+            self.constant_inputs[key] = writer.node("QuantizeLinear", product.source, scale_value, zero_value)
+        weight, scales = self._weight(writer, product)
+        inputs = self.constant_inputs[key], weight, scale_value, scales, zero_value
+        bias = () if product.bias is None else (None, product.bias)
+        return writer.node("MatMulIntegerToFloat", *inputs, *bias, domain=CONTRIB)
+
+    def _with_row_scales(self, writer: Writer, product: Product) -> Value:
+        """Divide every row by its largest magnitude, quantise that with one scale, and multiply the result by it again."""
+        unit, zero = writer.scalar(1 / WEIGHT_LEVELS), writer.scalar(ACTIVATION_LEVELS // 2 + 1, np.uint8)
+        if product.source not in self.row_inputs:
+            axis = writer.constant("last_axis", np.array([-1], np.int64))
+            magnitude = writer.node("ReduceMax", writer.node("Abs", product.source), axis)
+            magnitude = writer.node("Max", magnitude, writer.scalar(SMALLEST_SCALE))
+            row = writer.node("Div", product.source, magnitude)
+            self.row_inputs[product.source] = writer.node("QuantizeLinear", row, unit, zero), magnitude
+        row, magnitude = self.row_inputs[product.source]
+        weight, scales = self._weight(writer, product)
+        result = writer.node("MatMulIntegerToFloat", row, weight, unit, scales, zero, domain=CONTRIB)
+        result = writer.node("Mul", result, magnitude)
+        return result if product.bias is None else writer.node("Add", result, product.bias)
+
+    def _weight(self, writer: Writer, product: Product) -> tuple[Value, Value]:
+        integers, scales = quantize_columns(product.weight)
+        return writer.constant(f"{product.name}.int8", integers), writer.constant(f"{product.name}.scale", scales)
+
+
+def _as_product(node: Node) -> Product | None:
+    """Read a Gemm, or a MatMul and the bias added to it."""
+    if node.op_type not in ("Gemm", "MatMul") or node.domain:
+        return None
+    source, weight = node.inputs[:2]
+    assert source is not None and weight is not None
+    array = constant_of(weight)
+    if array is None or array.ndim != 2:
+        return None
+    name, output = str(weight.name), node.outputs[0]
+    if node.op_type == "Gemm":
+        assert node.attributes.get_int("transB", 0) == 1 and node.attributes.get_int("transA", 0) == 0
+        return Product(source, array.T, name, node.inputs[2] if len(node.inputs) > 2 else None, output)
+    add = only_user(output)
+    if add is not None and add.op_type == "Add":
+        bias = next((value for value in add.inputs if value is not None and value is not output), None)
+        addend = None if bias is None else constant_of(bias)
+        if addend is not None and addend.shape == array.shape[1:]:
+            return Product(source, array, name, bias, add.outputs[0])
+    return Product(source, array, name, None, output)
+
+
+def _quantize_table(graph: Graph, gather: Node) -> None:
+    """Store a table of token embeddings in 8 bits, with a scale per token into which a scalar that follows is folded."""
+    table, ids = gather.inputs
+    assert table is not None
+    if not str(table.name).endswith(TOKEN_TABLE):
+        return
+    array = constant_of(table)
+    assert array is not None
+    integers, scales = quantize_columns(array.T)
+    output = gather.outputs[0]
+    name = str(table.name)
+    multiply = only_user(output)
+    if multiply is not None and multiply.op_type == "Mul":
+        factor = next(value for value in multiply.inputs if value is not None and value is not output)
+        scalar = constant_of(factor)
+        if scalar is not None and scalar.size == 1:
+            scales, output = scales * scalar.reshape(()), multiply.outputs[0]
+            name = f"{name}.times"
+    writer = Writer(graph, gather)
+    rows = writer.node("Gather", writer.constant(f"{table.name}.int8_rows", np.ascontiguousarray(integers.T)), ids)
+    scale = writer.node("Gather", writer.constant(f"{name}.row_scale", scales[:, None]), ids)
+    result = writer.node("Mul", writer.node("Cast", rows, to=int(onnx_ir.DataType.FLOAT)), scale)
+    onnx_ir.convenience.replace_all_uses_with(output, result)
+
+
+def _drop_redundant_relus(graph: Graph) -> None:
+    """Take out every ReLU before a quantisation whose lowest level is zero: saturation does the same."""
+    for node in list(graph):
+        if node.op_type != "Relu":
+            continue
+        users = [use.node for use in node.outputs[0].uses()]
+        zeros = [constant_of(value) for user in users if user.op_type == "QuantizeLinear" and (value := user.inputs[2])]
+        if len(zeros) == len(users) and all(zero is not None and zero == 0 for zero in zeros):
+            source = node.inputs[0]
+            assert source is not None
+            onnx_ir.convenience.replace_all_uses_with(node.outputs[0], source)
+            graph.remove(node, safe=True)

@@ -1,0 +1,42 @@
+"""What the graphs call their inputs and outputs. It imports nothing, so that whatever traces, runs or reads a graph may ask."""
+
+from typing import NamedTuple
+
+
+def self_kv_names(num_layers: int) -> list[str]:
+    """Name the self-attention caches that the decode step reads, `[N, H, T, Dh]` each: keys, then values, layer by layer."""
+    return [f"self_{part}_{layer}" for layer in range(num_layers) for part in "kv"]
+
+
+def self_kv_output_names(num_layers: int) -> list[str]:
+    """Name the same caches as outputs; each is bound to the buffer of its input, which the step updates in place."""
+    return [f"{name}_out" for name in self_kv_names(num_layers)]
+
+
+def cross_kv_names(num_layers: int) -> list[str]:
+    """Name the cross-attention keys and values, `[B, H, S, Dh]` each, which the encoder gives and the decode step reads."""
+    return [f"cross_{part}_{layer}" for layer in range(num_layers) for part in "kv"]
+
+
+class TensorNames(NamedTuple):
+    """Inputs and outputs of the graphs, in the graphs' order."""
+
+    encoder_inputs: list[str]
+    encoder_outputs: list[str]
+    decoder_inputs: list[str]
+    decoder_outputs: list[str]
+    scorer_inputs: list[str]
+    scorer_outputs: list[str]
+
+    @classmethod
+    def of_layers(cls, num_decoder_layers: int) -> "TensorNames":
+        """Return what the bundle's format version asks of graphs with so many decoder layers."""
+        cross_kv = cross_kv_names(num_decoder_layers)
+        return cls(
+            encoder_inputs=["src_ids", "src_lens"],
+            encoder_outputs=cross_kv,
+            decoder_inputs=["prev_ids", "positions", "src_lens", "num_candidates", *self_kv_names(num_decoder_layers), *cross_kv],
+            decoder_outputs=["candidate_ids", "candidate_log_probs", *self_kv_output_names(num_decoder_layers)],
+            scorer_inputs=["src_ids", "src_lens", "tgt_ids", "tgt_lens", "labels"],
+            scorer_outputs=["label_log_probs", "attention"],
+        )

@@ -1,0 +1,54 @@
+"""Calibration sees every product, and what goes into it."""
+
+from collections.abc import Callable
+
+import pytest
+
+from export.calibration import calibrate, calibration_sources
+from export.graphs import EncoderGraph, StepGraph
+from export.quantize import find_products
+from export.scorer_graph import ScorerGraph
+from export.tracing import trace
+from model.checkpoint import Checkpoint
+from model.errors import InputError
+
+MakeCheckpoint = Callable[..., Checkpoint]
+
+
+@pytest.mark.parametrize(
+    "switches",
+    [{}, {"norm": "pre", "activation": "gelu", "is_embedding_shared": False, "is_projection_tied": False, "has_output_bias": True}],
+    ids=["paper", "pre-norm, nothing shared"],
+)
+def test_every_product_of_every_graph_has_a_range(make_checkpoint: MakeCheckpoint, switches: dict[str, object]) -> None:
+    model = make_checkpoint(**switches).model
+    ranges = calibrate(model, [[5, 6, 7], [8]], 6)
+    for graph in (EncoderGraph, StepGraph, ScorerGraph):
+        products = find_products(trace(graph(model)).graph)
+        assert len(products) > 8
+        assert {product.key for product in products} <= ranges.keys()
+
+
+def test_ranges_hold_what_was_seen(checkpoint: Checkpoint) -> None:
+    narrow = calibrate(checkpoint.model, [[5, 6, 7]], 6)
+    wide = calibrate(checkpoint.model, [[5, 6, 7], list(range(20, 40)), [9]], 6)
+    assert narrow.keys() == wide.keys()
+    for key, found in narrow.items():
+        assert wide[key].low <= found.low <= 0 <= found.high <= wide[key].high
+        assert 0 < found.usual <= max(-found.low, found.high)
+    assert any(found.low == 0 for found in narrow.values()), "what a ReLU gives is not negative"
+    assert any(found.low < 0 for found in narrow.values())
+
+
+def test_answer_as_long_as_the_model_goes_is_taken_in(checkpoint: Checkpoint) -> None:
+    assert calibrate(checkpoint.model, [[5] * (checkpoint.model.config.max_source_positions - 1)], 1000)
+
+
+def test_text_that_is_too_long_is_refused_with_its_line(checkpoint: Checkpoint) -> None:
+    with pytest.raises(InputError, match=r"line 2: .* the model takes 24"):
+        calibration_sources(checkpoint.tokenizer, ["a dog", "a dog " * 30], 24)
+
+
+def test_no_text_is_refused(checkpoint: Checkpoint) -> None:
+    with pytest.raises(InputError, match="nothing to calibrate with"):
+        calibration_sources(checkpoint.tokenizer, [], 24)

@@ -1,0 +1,150 @@
+"""Quantised products are close to what they stand for, saturate, and keep rows apart."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx_ir
+import onnxruntime
+import pytest
+from numpy.typing import NDArray
+from onnx_ir import Graph, Model, Value
+
+from export.quantize import HEADROOM, MAX_SPREAD, ActivationRange, Floats, find_products, quantize, quantize_columns
+from export.tracing import write
+
+WIDTH, HIDDEN = 24, 40
+FIRST, SECOND = (
+    np.random.default_rng(seed).standard_normal(shape).astype(np.float32) for seed, shape in ((1, (40, 24)), (2, (24, 40)))
+)
+BIAS = np.linspace(-3, 3, HIDDEN, dtype=np.float32)
+EVEN = ActivationRange(-5.0, 5.0, 3.0)
+POSITIVE = ActivationRange(0.0, 40.0, 20.0)
+WILD = ActivationRange(-5.0, MAX_SPREAD * 3.0 + 1, 3.0)
+
+
+def constant(name: str, array: Floats) -> Value:
+    tensor = onnx_ir.tensor(array, name=name)
+    return Value(name=name, const_value=tensor, shape=onnx_ir.Shape(array.shape), type=onnx_ir.TensorType(tensor.dtype))
+
+
+def network() -> Model:
+    """Make relu(x·A + b)·B, the first product as Gemm has it and the second as MatMul."""
+    x = Value(name="x", shape=onnx_ir.Shape(["N", WIDTH]), type=onnx_ir.TensorType(onnx_ir.DataType.FLOAT))
+    weights = [constant("a", FIRST), constant("b", BIAS), constant("c", np.ascontiguousarray(SECOND.T))]
+    gemm = onnx_ir.node("Gemm", [x, weights[0], weights[1]], {"transB": 1})
+    relu = onnx_ir.node("Relu", [gemm.outputs[0]])
+    matmul = onnx_ir.node("MatMul", [relu.outputs[0], weights[2]])
+    y = matmul.outputs[0]
+    y.name, y.shape, y.type = "y", onnx_ir.Shape(["N", WIDTH]), onnx_ir.TensorType(onnx_ir.DataType.FLOAT)
+    graph = Graph([x], [y], nodes=[gemm, relu, matmul], initializers=weights, opset_imports={"": 20}, name="main")
+    return Model(graph, ir_version=10)
+
+
+def run(model: Model, folder: Path, rows: Floats, num_threads: int = 1) -> NDArray[np.float32]:
+    write(model, folder / "graph.onnx", "graph.weights")
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = num_threads
+    session = onnxruntime.InferenceSession(folder / "graph.onnx", options, providers=["CPUExecutionProvider"])
+    result: NDArray[np.float32] = session.run(None, {"x": rows})[0]
+    return result
+
+
+def quantized(first: ActivationRange | None, second: ActivationRange | None) -> Model:
+    model = network()
+    ranges = zip(find_products(model.graph), (first, second), strict=True)
+    quantize(model, {product.key: found for product, found in ranges if found is not None})
+    return model
+
+
+def operators(model: Model) -> list[str]:
+    return [node.op_type for node in model.graph]
+
+
+def test_weights_are_rounded_to_the_nearest_level_of_their_column() -> None:
+    weight = np.random.default_rng(0).standard_normal((32, 8)).astype(np.float32) * np.logspace(-6, 3, 8, dtype=np.float32)
+    integers, scales = quantize_columns(weight)
+    assert integers.dtype == np.int8 and np.abs(integers.astype(int)).max(0).tolist() == [127] * 8
+    assert (np.abs(integers * scales - weight) <= 0.5001 * scales).all()
+
+
+def test_column_of_zeros_stays_zero() -> None:
+    integers, scales = quantize_columns(np.zeros((4, 3), np.float32))
+    assert not integers.any() and np.isfinite(scales).all() and (scales > 0).all()
+
+
+@pytest.mark.parametrize("found", [EVEN, POSITIVE, ActivationRange(-0.2, 9.0, 3.0), ActivationRange(0.0, 0.0, 0.0)])
+def test_levels_cover_the_range_with_headroom_and_have_an_exact_zero(found: ActivationRange) -> None:
+    scale, zero_point = found.scale_and_zero_point
+    assert 0 <= zero_point <= 255
+    half = 0.5001 * scale
+    assert -zero_point * scale <= HEADROOM * found.low + half and (255 - zero_point) * scale >= HEADROOM * found.high - half
+
+
+@pytest.mark.parametrize("first", [EVEN, WILD, None], ids=["constant", "wild", "none"])
+@pytest.mark.parametrize("second", [POSITIVE, None], ids=["constant", "none"])
+def test_result_is_close_to_single_precision(tmp_path: Path, first: ActivationRange | None, second: ActivationRange | None) -> None:
+    rows = np.random.default_rng(3).standard_normal((50, WIDTH)).astype(np.float32)
+    expected = np.maximum(rows @ FIRST.T + BIAS, 0) @ SECOND.T
+    found = run(quantized(first, second), tmp_path, rows)
+    assert np.abs(found - expected).max() < 0.04 * np.abs(expected).max()
+    assert np.abs(found - expected).max() > 0, "something was quantised"
+
+
+def test_uneven_input_gets_a_scale_for_every_row() -> None:
+    model = network()
+    ranges = dict(zip([product.key for product in find_products(model.graph)], (WILD, POSITIVE), strict=True))
+    counts = quantize(model, ranges)
+    assert (counts.num_constant, counts.num_row) == (1, 1)
+    assert operators(model).count("ReduceMax") == 1 and operators(model).count("MatMulIntegerToFloat") == 2
+
+
+def test_constant_scales_need_two_nodes_a_product_and_no_relu() -> None:
+    assert operators(quantized(EVEN, POSITIVE)) == ["QuantizeLinear", "MatMulIntegerToFloat"] * 2
+    assert "Relu" in operators(quantized(EVEN, None))
+
+
+@pytest.mark.parametrize("first", [EVEN, None], ids=["constant", "row"])
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_row_has_the_same_bits_in_every_company(tmp_path: Path, first: ActivationRange | None, num_threads: int) -> None:
+    random = np.random.default_rng(4)
+    model = quantized(first, POSITIVE if first else None)
+    rows = random.standard_normal((70, WIDTH)).astype(np.float32)
+    together = run(model, tmp_path, rows)
+    for _ in range(12):
+        chosen = random.permutation(70)[: random.integers(1, 70)]
+        company = rows * 1000.0
+        company[chosen] = rows[chosen]
+        order = random.permutation(70)
+        assert np.array_equal(
+            run(model, tmp_path, company[order], num_threads)[np.isin(order, chosen)], together[order[np.isin(order, chosen)]]
+        )
+        assert np.array_equal(run(model, tmp_path, rows[chosen], num_threads), together[chosen])
+
+
+def test_values_beyond_the_range_saturate(tmp_path: Path) -> None:
+    model = quantized(EVEN, POSITIVE)
+    limit = np.float32(10 * EVEN.high)
+    rows = np.array([[sign * limit] * WIDTH for sign in (-1, 1)], np.float32)
+    assert np.array_equal(run(model, tmp_path, rows), run(model, tmp_path, 1000 * rows))
+    assert np.array_equal(run(model, tmp_path, rows), run(model, tmp_path, rows / 8))
+
+
+@pytest.mark.parametrize("value", [0.0, 1e-30, 1e30])
+def test_row_of_any_size_gives_finite_results(tmp_path: Path, value: float) -> None:
+    rows = np.full((2, WIDTH), value, np.float32)
+    rows[1] = 1.0
+    found = run(quantized(None, None), tmp_path, rows)
+    assert np.isfinite(found).all()
+
+
+def test_extreme_levels_do_not_overflow_between_two_products(tmp_path: Path) -> None:
+    """Processors without VNNI add two 8-bit products in 16 bits, which the largest levels overflow unless told otherwise."""
+    model = network()
+    weights = {"a": np.ones_like(FIRST), "c": np.ones_like(SECOND.T)}
+    for name, array in weights.items():
+        model.graph.initializers[name].const_value = onnx_ir.tensor(np.ascontiguousarray(array), name=name)
+    keys = [product.key for product in find_products(model.graph)]
+    quantize(model, dict(zip(keys, (EVEN, ActivationRange(0.0, 200.0, 100.0)), strict=True)))
+    found = run(model, tmp_path, np.full((3, WIDTH), 5.0, np.float32))
+    expected = np.maximum(5.0 * WIDTH + BIAS, 0).sum()
+    assert np.abs(found / expected - 1).max() < 0.01
