@@ -5,12 +5,11 @@ Each command imports its package when it is called, so that `dragoman serve` nev
 
 import json
 import os
-import ssl
 import sys
 import time
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -34,6 +33,13 @@ BeamsOption = Annotated[int, typer.Option(min=1, help="Width of beam search; 1 i
 LengthPenaltyOption = Annotated[float | None, typer.Option(help="Exponent of the length in a beam's score; by default 1.")]
 TokenOption = Annotated[str | None, typer.Option(envvar="DRAGOMAN_TOKEN", help="Bearer token.")]
 AuthorityOption = Annotated[Path | None, typer.Option(help="PEM file of the server's certificate authority; turns TLS on.")]
+
+
+# For a command whose options are declared in its own package, read when it is called: `--help` goes there too.
+_ELSEWHERE: dict[str, Any] = {
+    "add_help_option": False,
+    "context_settings": {"allow_extra_args": True, "allow_interspersed_args": False, "ignore_unknown_options": True},
+}
 
 
 class Device(StrEnum):
@@ -140,7 +146,9 @@ def _translate_with_checkpoint(checkpoint: Path, sources: list[str], num_beams: 
 def _translate_with_bundle(bundle: Path, sources: list[str], num_beams: int, length_penalty: float | None) -> list[str]:
     from server.engine.messages import SearchOptions
     from server.offline import OfflineTranslator
+    from server.telemetry.logs import configure_logging
 
+    configure_logging("warning", "console")  # standard output is for the scores
     search = SearchOptions(num_beams=num_beams, length_penalty=1.0 if length_penalty is None else length_penalty)
     return OfflineTranslator(bundle).translate(sources, search=search)
 
@@ -152,17 +160,41 @@ def export(
     precision: Annotated[str, typer.Option(help="Number format of the weights.")] = "fp32",
     name: Annotated[str | None, typer.Option(help="Name of the served model; by default the checkpoint's.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a bundle that is there.")] = False,
+    calibration: Annotated[
+        Path | None, typer.Option(help="For int8: source text to calibrate with, one sentence a line; there is a default.")
+    ] = None,
+    quality_source: Annotated[
+        Path | None,
+        typer.Option(help="For all but fp32: text that must lose no more than 0.3 BLEU and 0.2 chrF, one sentence a line."),
+    ] = None,
+    quality_reference: Annotated[Path | None, typer.Option(help="Its translation, line by line.")] = None,
 ) -> None:
     """Export a checkpoint to an ONNX bundle, and check that it computes the same."""
     from export.exporter import export_checkpoint
+    from export.quality import QualityTexts
+    from model.corpus import read_lines, read_parallel
 
-    manifest = export_checkpoint(checkpoint, output, precision, name, force).manifest
-    parity = manifest.parity
+    texts = None
+    if quality_source is not None and quality_reference is not None:
+        texts = QualityTexts(*read_parallel(quality_source, quality_reference))
+    elif quality_source is not None or quality_reference is not None:
+        raise InputError("--quality-source and --quality-reference go together")
+    lines = None if calibration is None else read_lines(calibration)
+    manifest = export_checkpoint(checkpoint, output, precision, name, force, lines, texts).manifest
+    parity, changed = manifest.parity, manifest.parity.quality
     typer.echo(
         f"wrote {output}: {manifest.name} version {manifest.version}, {manifest.precision}; log-probabilities within "
         f"{parity.max_log_prob_difference:.1e} of PyTorch, {parity.num_token_mismatches} of {parity.num_sentences} "
         "greedy answers differ"
     )
+    if parity.device != "cpu":
+        typer.echo(f"verified on: {parity.device}")
+    if changed is not None:
+        scores = "" if changed.bleu_change is None else f", BLEU {changed.bleu_change:+.2f}, chrF {changed.chrf_change:+.2f}"
+        typer.echo(
+            f"that was before quantisation, which keeps {changed.agreement:.1%} of the likeliest tokens and moves a token's "
+            f"log-probability by {changed.mean_log_prob_difference:.3f} on the average{scores}"
+        )
 
 
 @app.command(
@@ -181,7 +213,7 @@ def serve(
     from server.main import serve as run_server
 
     flags = {"models": models, "host": host, "port": port, "metrics_port": metrics_port} | _parse_flags(context.args)
-    raise typer.Exit(run_server(flags, config))
+    run_server(flags, config)
 
 
 def _parse_flags(arguments: list[str]) -> dict[str, str]:
@@ -313,13 +345,48 @@ def models(
         print_models(client.models(), sys.stdout, as_json)
 
 
+@app.command()
+def health(
+    server: ServerOption = DEFAULT_SERVER,
+    service: Annotated[str, typer.Option(metavar="NAME", help="liveness, readiness or a model; by default readiness.")] = "",
+    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds to wait for the answer.")] = 5.0,
+    ca: AuthorityOption = None,
+    certificate: Annotated[Path | None, typer.Option(help="PEM file of our certificate, where the server asks for one.")] = None,
+    key: Annotated[Path | None, typer.Option(help="PEM file of its private key.")] = None,
+    server_name: Annotated[str, typer.Option(metavar="NAME", help="Name in the server's certificate, if another.")] = "",
+) -> None:
+    """Ask a server once whether it serves: exit code 0 if it does, 1 if not. For the probes of containers."""
+    from client.health import HealthTls, is_serving
+
+    serves = is_serving(server, service, timeout, HealthTls(ca, certificate, key, server_name))
+    typer.echo("serving" if serves else "not serving")
+    raise typer.Exit(0 if serves else 1)
+
+
+@app.command(**_ELSEWHERE)
+def load(context: typer.Context) -> None:
+    """Put load on running servers and measure what their callers see."""
+    from client.load.command import app as load_app
+
+    raise typer.Exit(load_app(context.args, prog_name="dragoman load", standalone_mode=False))
+
+
+@app.command(name="load-compare", **_ELSEWHERE)
+def load_compare(context: typer.Context) -> None:
+    """Compare two results of `load` and say which differences are beyond noise."""
+    from client.load.compare_command import app as compare_app
+
+    raise typer.Exit(compare_app(context.args, prog_name="dragoman load-compare", standalone_mode=False))
+
+
 def _client(server: str, timeout: float, token: str | None, ca: Path | None) -> "Client":
     """Connect to a server, over TLS if its certificate authority is given."""
     import grpc
 
+    from client.certificates import read_certificates
     from client.sync import Client
 
-    credentials = None if ca is None else grpc.ssl_channel_credentials(_read_certificates(ca))
+    credentials = None if ca is None else grpc.ssl_channel_credentials(read_certificates(ca))
     try:
         return Client(server, timeout_seconds=timeout, token=token, credentials=credentials)
     except ValueError as error:
@@ -328,23 +395,13 @@ def _client(server: str, timeout: float, token: str | None, ca: Path | None) -> 
         raise InputError(f"{flags.get(field, field)}: {reason}") from error
 
 
-def _read_certificates(path: Path) -> bytes:
-    """Read a PEM file; gRPC would take anything, and say what is wrong with it at the first call only."""
-    try:
-        content = path.read_bytes()
-        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=path)
-    except ssl.SSLError as error:
-        raise InputError(f"{path}: not a PEM file of certificates") from error
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from error
-    return content
-
-
 def main() -> None:
     """Run the command line.
 
     What the user got wrong is a line on standard error and exit code 2, a call that failed one and exit code 1.
     """
+    # ONNX Runtime would otherwise report on the models to its maker, and keep a database for that in the home folder.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's own lines would stand among the log's, and ours say the same
     try:
         sys.exit(app(sys.argv[1:] or ["--help"], standalone_mode=False))

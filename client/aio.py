@@ -123,10 +123,11 @@ class AsyncClient:
         """Generate the same answer in pieces; arguments as `generate`."""
         request = generate_request(Request(text, model, max_new_tokens, truncate, priority, search, request_id))
         attempts = self._settings.attempts(timeout_seconds, request.request_id)
+        metadata = self._settings.metadata()
 
         def open_call(seconds: float) -> Any:
             self._check(request.request_id)
-            return self._stub.GenerateStream(request, timeout=seconds, metadata=self._settings.metadata())
+            return self._stub.GenerateStream(request, timeout=seconds, metadata=metadata)
 
         return AsyncStream(open_call, Assembly(attempts, request.request_id), self._sleep)
 
@@ -219,10 +220,11 @@ class AsyncClient:
         """
         clock = self._settings.clock
         deadline = self._settings.deadline(timeout_seconds)
+        metadata = self._settings.metadata()
 
         def open_call(messages: Any, seconds: float | None) -> Any:
             self._check("")
-            return self._stub.GenerateBatch(messages, timeout=seconds, metadata=self._settings.metadata())
+            return self._stub.GenerateBatch(messages, timeout=seconds, metadata=metadata)
 
         batch = Batch(self._settings.retry, deadline, clock)
         source = requests if isinstance(requests, AsyncIterable) else _each(requests)

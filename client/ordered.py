@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 from typing import Final, TypeVar
 
 from client.scope import Scope
@@ -54,7 +55,7 @@ def _in_order(
                     yield pending.popleft().result()
                 raise
             if not isinstance(item, Pause):
-                pending.append(executor.submit(work, item, scope))
+                pending.append(executor.submit(copy_context().run, work, item, scope))  # the active trace goes along
             while pending and (isinstance(item, Pause) or len(pending) == 2 * concurrency):
                 yield pending.popleft().result()
         while pending:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from client.retry import Attempts, RetryPolicy
+from client.trace import trace_metadata
 
 DEFAULT_TARGET = "127.0.0.1:8500"
 
@@ -26,6 +27,8 @@ _CHANNEL_OPTIONS: ChannelOptions = {
     # gRPC's own wait between connections starts at 1 s and grows to 120 s; all attempts of a call would fit into one wait.
     "grpc.initial_reconnect_backoff_ms": 100,
     "grpc.max_reconnect_backoff_ms": 5_000,
+    # A name is looked up again when a connection ends, but by default not within 30 s: a rollout replaces every address in less.
+    "grpc.dns_min_time_between_resolutions_ms": 1_000,
 }
 
 
@@ -61,8 +64,9 @@ class Settings:
         return list({**_CHANNEL_OPTIONS, **self.options}.items())
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """Return the metadata of each call."""
-        return () if self.token is None else (("authorization", f"Bearer {self.token}"),)
+        """Return the metadata of a call that is made here and now: it names the active span."""
+        credentials = () if self.token is None else (("authorization", f"Bearer {self.token}"),)
+        return credentials + trace_metadata()
 
     def attempts(self, timeout_seconds: float | None = None, request_id: str = "") -> Attempts:
         """Start the clock for one call."""

@@ -125,9 +125,10 @@ class Client:
         """Generate the same answer in pieces; arguments as `generate`."""
         request = generate_request(Request(text, model, max_new_tokens, truncate, priority, search, request_id))
         attempts = self._settings.attempts(timeout_seconds, request.request_id)
+        metadata = self._settings.metadata()
 
         def open_call(seconds: float) -> Any:
-            return self._stub.GenerateStream(request, timeout=seconds, metadata=self._settings.metadata())
+            return self._stub.GenerateStream(request, timeout=seconds, metadata=metadata)
 
         return Stream(open_call, Assembly(attempts, request.request_id), Scope(scope or self._scope))
 
@@ -197,9 +198,10 @@ class Client:
         """
         clock = self._settings.clock
         deadline = self._settings.deadline(timeout_seconds)
+        metadata = self._settings.metadata()
 
         def open_call(messages: Any, seconds: float | None) -> Any:
-            return self._stub.GenerateBatch(messages, timeout=seconds, metadata=self._settings.metadata())
+            return self._stub.GenerateBatch(messages, timeout=seconds, metadata=metadata)
 
         batch = Batch(self._settings.retry, deadline, clock)
         return BatchRun(batch, requests, open_call, scope or self._scope, concurrency, deadline, clock).outcomes()
@@ -285,9 +287,9 @@ class Client:
 
     def _attempt(self, method: Any, request: Any, attempts: Attempts, scope: Scope, request_id: str = "") -> Any:
         scope.check()
-        seconds = attempts.start()
+        seconds, metadata = attempts.start(), self._settings.metadata()
         try:  # a future, for that can be cancelled from another thread
-            call = opened(lambda: method.future(request, timeout=seconds, metadata=self._settings.metadata()))
+            call = opened(lambda: method.future(request, timeout=seconds, metadata=metadata))
         except ValueError:  # the channel was closed since the check
             scope.check()
             raise

@@ -5,7 +5,9 @@ command line. An unknown or impossible setting stops the start and is named toge
 """
 
 import difflib
+import itertools
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,13 +32,15 @@ OTHER_VARIABLES = frozenset({CONFIG_FILE_VARIABLE, "DRAGOMAN_SERVER", "DRAGOMAN_
 # fmt: off
 LATENCY_BUCKETS = (
     0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75,
-    1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0,
+    1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0,
 )
 # fmt: on
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+# What gRPC counts in 32-bit milliseconds.
+ConnectionSeconds = Annotated[float, Field(ge=0, le=2_147_483)]
 PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -60,9 +64,25 @@ class ServerConfig(BaseSettings):
         "process", description="Where a model's engine runs: in a process of its own, or on a thread, for debugging."
     )
     num_threads: int = Field(0, ge=0, description="Threads that compute, for each model; 0 chooses by the cores there are.")
+    pin_engines: bool = Field(
+        False,
+        description="Keep each engine to cores of its own; for machines that serve nothing else.",
+    )
+    device: str = Field(
+        "auto", description="Where models run: auto (CUDA where it is there and the bundle is for it), cpu, cuda or cuda:N."
+    )
+    gpu_memory_gib: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+        0.0, description="CUDA memory that a model may take; 0 for nine tenths of what is free when it is loaded."
+    )
+    gpu_row_buckets: Annotated[tuple[Count, ...], NoDecode] = Field(
+        (), description="Batch sizes to capture CUDA graphs for, rising; none for the usual ones."
+    )
+    gpu_capacity_buckets: Annotated[tuple[Count, ...], NoDecode] = Field(
+        (), description="Lengths that caches on CUDA are laid out for, rising; none for the usual ones."
+    )
     max_slots: Count = Field(64, description="Sequences a model decodes at once.")
     prefill_tokens_per_step: Count = Field(
-        2048, description="Source tokens the encoder reads between two decode steps, at the most."
+        512, description="Source tokens the encoder reads between two decode steps, at the most."
     )
     max_waiting_requests: Count = Field(1024, description="Requests that may wait for a model before it refuses more.")
     max_waiting_tokens: Count = Field(65536, description="Source tokens of those, before it refuses more.")
@@ -82,8 +102,11 @@ class ServerConfig(BaseSettings):
     max_message_bytes: Annotated[int, Field(ge=1024, le=2**31 - 1)] = Field(
         4 * 2**20, description="Largest gRPC message, both ways; a larger one is refused unread."
     )
-    max_connection_age_seconds: Seconds = Field(
+    max_connection_age_seconds: ConnectionSeconds = Field(
         0.0, description="Ask clients to reconnect after so long, so that load spreads over new replicas; 0 for never."
+    )
+    max_connection_age_grace_seconds: ConnectionSeconds = Field(
+        0.0, description="How long calls may go on after that before their connection is closed; 0 for as long as they take."
     )
     reflection: bool = Field(True, description="Answer gRPC reflection, so that tools can list the API.")
 
@@ -100,6 +123,13 @@ class ServerConfig(BaseSettings):
         LATENCY_BUCKETS, description="Upper bounds in seconds of the latency histograms, rising; commas between them in a variable."
     )
 
+    tracing_endpoint: str = Field(
+        "", description="OpenTelemetry collector that gets spans (OTLP over gRPC): http://HOST:PORT or https://HOST:PORT."
+    )
+    tracing_sample_ratio: float = Field(
+        1.0, ge=0, le=1, description="Share of requests that are traced, where the caller's traceparent does not decide."
+    )
+
     @classmethod
     def settings_customise_sources(
         cls,
@@ -112,10 +142,31 @@ class ServerConfig(BaseSettings):
         """Leave the reading of sources to `load`, which knows where a value came from."""
         return (init_settings,)
 
-    @field_validator("latency_buckets", mode="before")
+    @field_validator("latency_buckets", "gpu_row_buckets", "gpu_capacity_buckets", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+
+    @field_validator("device")
+    @classmethod
+    def _check_device(cls, device: str) -> str:
+        if re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", device) is None:
+            raise ValueError(f"{device!r} is not auto, cpu, cuda or cuda:N")
+        return device
+
+    @field_validator("tracing_endpoint")
+    @classmethod
+    def _check_endpoint(cls, endpoint: str) -> str:
+        if endpoint and re.fullmatch(r"https?://[^/\s@]+:\d{1,5}/?", endpoint) is None:
+            raise ValueError(f"{endpoint!r} is not http://HOST:PORT or https://HOST:PORT")
+        return endpoint
+
+    @field_validator("gpu_row_buckets", "gpu_capacity_buckets")
+    @classmethod
+    def _check_rising(cls, sizes: tuple[int, ...]) -> tuple[int, ...]:
+        if any(low >= high for low, high in itertools.pairwise(sizes)):
+            raise ValueError("sizes must rise")
+        return sizes
 
     @field_validator("latency_buckets")
     @classmethod
@@ -137,6 +188,10 @@ class ServerConfig(BaseSettings):
                 f"restart_backoff_max_seconds ({self.restart_backoff_max_seconds:g}) is less than"
                 f" restart_backoff_initial_seconds ({self.restart_backoff_initial_seconds:g})"
             )
+        if self.pin_engines and self.engine == "inline":
+            raise ValueError("pin_engines is for engines in processes of their own, and engine is inline")
+        if self.pin_engines and not self.num_threads:
+            raise ValueError("pin_engines is set without num_threads, which says how many cores an engine gets")
         if self.port == self.metrics_port != 0 and self.host == self.metrics_host:
             raise ValueError(f"port and metrics_port are both {self.port}")
         return self

@@ -12,10 +12,12 @@ class ServiceError(Exception):
 
     Attributes:
         code: Name of the gRPC status.
+        refusal: For metrics: why a request was turned away before any work; empty where it was not.
         retry_after_seconds: When trying again makes sense; None where it does not.
     """
 
     code: ClassVar[str] = "UNKNOWN"
+    refusal: ClassVar[str] = ""
 
     def __init__(self, message: str, retry_after_seconds: float | None = None) -> None:
         super().__init__(message)
@@ -31,6 +33,7 @@ class InvalidRequest(ClientFault):
     """A field is missing, malformed or over its limit."""
 
     code = "INVALID_ARGUMENT"
+    refusal = "invalid"
 
     def __init__(self, field: str, reason: str) -> None:
         super().__init__(f"{field}: {reason}")
@@ -40,6 +43,7 @@ class UnknownModel(ClientFault):
     """No such model is loaded."""
 
     code = "NOT_FOUND"
+    refusal = "unknown_model"
 
     def __init__(self, name: str, loaded: list[str]) -> None:
         super().__init__(f"model: {name!r} is not loaded; loaded: {', '.join(sorted(loaded)) or 'none'}")
@@ -49,6 +53,12 @@ class DeadlineExceeded(ClientFault):
     """The deadline passed before the answer was complete."""
 
     code = "DEADLINE_EXCEEDED"
+
+
+class DeadlineUnmet(DeadlineExceeded):
+    """The deadline is sure to pass before the answer is there; nothing was done for this request."""
+
+    refusal = "deadline_unmet"
 
 
 class Cancelled(ClientFault):
@@ -61,6 +71,7 @@ class QueueFull(ClientFault):
     """Too much is waiting; nothing was done for this request."""
 
     code = "RESOURCE_EXHAUSTED"
+    refusal = "queue_full"
 
 
 class ServerFault(ServiceError):
@@ -71,6 +82,18 @@ class Unavailable(ServerFault):
     """The server is draining, or the model's engine is starting, restarting or gone; trying again is safe."""
 
     code = "UNAVAILABLE"
+
+
+class NotReady(Unavailable):
+    """The model's engine is not there at the moment; nothing was done for this request."""
+
+    refusal = "not_ready"
+
+
+class Draining(Unavailable):
+    """The server takes nothing new; nothing was done for this request."""
+
+    refusal = "draining"
 
 
 class StepFailed(ServerFault):

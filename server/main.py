@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import structlog
 from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
@@ -20,20 +20,26 @@ from prometheus_client.registry import CollectorRegistry
 from export.bundle import Bundle
 from server import config as settings
 from server.api.server import ApiServer, build_server
-from server.config import ServerConfig
-from server.cores import available_cores
-from server.engine.settings import EngineSettings
+from server.config import ConfigError, ServerConfig
+from server.cores import TooFewCores, available_cores, divide_cores
+from server.engine.settings import DeviceSettings, EngineSettings
 from server.repository import LoadedModel, Repository, find_bundles
 from server.supervisor import EngineCannotStart, RestartPolicy, SupervisedEngine
 from server.telemetry import logs
 from server.telemetry.admin import AdminServer
 from server.telemetry.metrics import Metrics
 
+if TYPE_CHECKING:  # it needs OpenTelemetry
+    from server.telemetry.tracing import Tracer
+
+# How long the last spans may take to leave, after the drain and while the engines stop.
+FLUSH_SECONDS = 2.0
+
 log = structlog.get_logger("dragoman")
 
 
-def serve(overrides: Mapping[str, Any], config_file: Path | None) -> int:
-    """Serve until SIGTERM or SIGINT; return the exit code.
+def serve(overrides: Mapping[str, Any], config_file: Path | None) -> NoReturn:
+    """Serve until SIGTERM or SIGINT, and end the process.
 
     Args:
         overrides: Settings given as flags, by name.
@@ -46,7 +52,13 @@ def serve(overrides: Mapping[str, Any], config_file: Path | None) -> int:
     logs.configure_logging(config.log_level, config.log_format)
     signal.signal(signal.SIGTERM, _end_before_start)
     bundles = find_bundles(config.models)
-    return asyncio.run(Service(config, bundles).run())
+    with asyncio.Runner() as runner:
+        code = runner.run(Service(config, bundles).run())
+        # Not through the server's own shutdown: gRPC core would end calls that it has not handed over yet as CANCELLED, which
+        # nobody retries. A connection that breaks ends them as UNAVAILABLE.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def _end_before_start(number: int, _: object) -> NoReturn:
@@ -61,6 +73,8 @@ class Service:
     def __init__(self, config: ServerConfig, bundles: list[Bundle]) -> None:
         """Make everything that can fail on a bad setting; nothing runs yet."""
         self.config = config
+        self._engine_cores = _pin(config, bundles) if config.pin_engines else {}
+        self._tracer = _make_tracer(config)
         registry = CollectorRegistry()
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=registry)
@@ -78,7 +92,7 @@ class Service:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number, stopping)
-        api = self._api = build_server(self.config, self.repository, self.metrics)
+        api = self._api = build_server(self.config, self.repository, self.metrics, self._tracer)
         with AdminServer(
             self.config.metrics_host, self.config.metrics_port, self.metrics.wsgi_app(), lambda: api.is_ready
         ) as admin:
@@ -97,8 +111,8 @@ class Service:
                 log.error("cannot serve", reason=str(error))
                 return 1
             finally:
-                await api.stop()
-                await asyncio.gather(*(model.engine.stop() for model in self.repository.all()))
+                await api.end_calls()
+                await asyncio.gather(self._flush_spans(), *(model.engine.stop() for model in self.repository.all()))
         log.info("stopped")
         return 0
 
@@ -121,6 +135,11 @@ class Service:
         if not await api.drain(self.config.drain_seconds):
             log.warning("drain time is over", num_running=api.num_running)
 
+    async def _flush_spans(self) -> None:
+        """Send what has been traced; a collector that does not answer is not waited for."""
+        if self._tracer is not None and not await asyncio.to_thread(self._tracer.close, FLUSH_SECONDS):
+            log.warning("the collector takes no spans, the last ones are lost", endpoint=self.config.tracing_endpoint)
+
     def _on_signal(self, number: int, stopping: asyncio.Event) -> None:
         """Begin to drain; a second signal ends the process at once."""
         if stopping.is_set():
@@ -142,6 +161,10 @@ class Service:
             log_level=config.log_level,
             log_format=config.log_format,
             version=bundle.manifest.version,
+            device=DeviceSettings(
+                config.device, int(config.gpu_memory_gib * 2**30), config.gpu_row_buckets, config.gpu_capacity_buckets
+            ),
+            cores=self._engine_cores.get(name, ()),
         )
         policy = RestartPolicy(config.restart_backoff_initial_seconds, config.restart_backoff_max_seconds, config.watchdog_seconds)
         return SupervisedEngine(
@@ -160,6 +183,7 @@ class Service:
         if model.engine.ready is not None:
             self._describe(model)
             self.metrics.observe_load(name, model.engine.ready.load_seconds)
+        self.metrics.set_process(name, model.engine.process_id)
         self.metrics.set_ready(name, model.engine.is_ready)
         if self._api is not None:
             task = asyncio.get_running_loop().create_task(self._api.update_health())
@@ -168,6 +192,37 @@ class Service:
 
     def _describe(self, model: LoadedModel) -> None:
         self.metrics.add_model(model.name, model.version, model.manifest.precision, model.device, model.max_slots)
+
+
+def _make_tracer(config: ServerConfig) -> "Tracer | None":
+    """Return what makes spans, if any are wanted.
+
+    Raises:
+        ConfigError: If OpenTelemetry is not installed or cannot use its own settings.
+    """
+    if not config.tracing_endpoint:
+        return None
+    try:
+        from server.telemetry.tracing import Tracer
+    except ModuleNotFoundError as error:
+        raise ConfigError("tracing_endpoint: OpenTelemetry is not installed; pip install 'dragoman[tracing]'") from error
+    try:
+        return Tracer(config.tracing_endpoint, config.tracing_sample_ratio, _version())
+    except Exception as error:  # OpenTelemetry reads variables of its own, each with errors of its own
+        raise ConfigError(f"tracing_endpoint: a variable OTEL_* cannot be used: {error}") from error
+
+
+def _pin(config: ServerConfig, bundles: list[Bundle]) -> dict[str, tuple[int, ...]]:
+    """Return the cores that each model's engine is to keep to.
+
+    Raises:
+        ConfigError: If there are too few.
+    """
+    try:
+        cores = divide_cores(len(bundles), config.num_threads)
+    except TooFewCores as error:
+        raise ConfigError(f"pin_engines: {error}") from error
+    return dict(zip((bundle.manifest.name for bundle in bundles), cores, strict=True))
 
 
 def _version() -> str:

@@ -14,7 +14,7 @@ import structlog
 from server.engine.client import EngineClient
 from server.engine.messages import Finished, Ready, Request, Scored, ScoreRequest, Statistics, Tokens
 from server.engine.settings import EngineSettings
-from server.errors import Unavailable
+from server.errors import NotReady, Unavailable
 from server.hosts import Host, ProcessHost, ThreadHost
 
 log = structlog.get_logger("dragoman.supervisor")
@@ -161,7 +161,7 @@ class SupervisedEngine:
 
     def _ready_client(self) -> EngineClient:
         if not self.is_ready:
-            raise Unavailable(f"model {self.name!r} is not ready", retry_after_seconds=self.policy.initial_backoff_seconds)
+            raise NotReady(f"model {self.name!r} is not ready", retry_after_seconds=self.policy.initial_backoff_seconds)
         assert self._client is not None
         return self._client
 

@@ -12,7 +12,7 @@ from server.api.calls import Call
 from server.api.ports import Model
 from server.api.validation import Prepared
 from server.engine import messages
-from server.errors import Cancelled, DeadlineExceeded, InvalidRequest, QueueFull, StepFailed, Unavailable
+from server.errors import Cancelled, DeadlineExceeded, DeadlineUnmet, InvalidRequest, QueueFull, StepFailed, Unavailable
 
 FINISH_REASONS: dict[messages.FinishReason, generation_pb2.FinishReason] = {
     "eos": generation_pb2.FINISH_REASON_EOS,
@@ -44,7 +44,7 @@ def raise_ending(finished: messages.Finished) -> NoReturn:
             raise DeadlineExceeded(f"the deadline passed after {finished.num_generated} tokens")
         case "deadline_unmet":
             needed = f"about {finished.needed_seconds:.3g} s are needed"
-            raise DeadlineExceeded(f"refused before any work: {needed}, more than the deadline leaves")
+            raise DeadlineUnmet(f"refused before any work: {needed}, more than the deadline leaves")
         case "queue_full":
             raise QueueFull("too many requests are waiting", retry_after_seconds=finished.retry_after_seconds)
         case "draining":

@@ -87,6 +87,7 @@ class Batch:
         current_call.set(call)
         unbind_contextvars("request_id")
         bind_contextvars(batch_id=self._rpc.request_id)
+        self._records.begin_item(call, self._rpc)
         response = generation_pb2.GenerateBatchResponse(request_id=getattr(request, "request_id", ""))
         try:
             response.response.CopyFrom(await self._serve(request, call))
@@ -97,6 +98,7 @@ class Batch:
         except Exception as error:
             fault = self._records.fault(error)
             response.error.CopyFrom(errors.to_message(fault, call.request_id))
+            call.refusal = fault.refusal
             self._finish(call, fault.code)
         else:
             self._finish(call, "OK")

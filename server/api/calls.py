@@ -4,7 +4,10 @@ import time
 from asyncio import Task
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # it needs OpenTelemetry
+    from server.telemetry.tracing import CallSpan
 
 
 @dataclass(slots=True, eq=False)
@@ -21,6 +24,8 @@ class Call:
         generated_tokens: Tokens generated for it.
         is_ended_by_server: Whether the server cancelled it to shut down.
         code: Name of the gRPC status it ended with; empty until then. Its answer may still be on the way.
+        refusal: Why it was turned away before any work; see `ServiceError`.
+        span: What traces it; None if nothing does.
     """
 
     method: str
@@ -32,6 +37,8 @@ class Call:
     generated_tokens: int = 0
     is_ended_by_server: bool = False
     code: str = ""
+    refusal: str = ""
+    span: "CallSpan | None" = None
 
 
 # Set for each RPC in its own task, so it is as private as an argument; gRPC leaves no other way from interceptor to servicer.

@@ -100,6 +100,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         pair = await prepare_pair(request, model, self._validator, arrival=call.arrival, remaining_seconds=remaining)
         call.source_tokens = len(pair.source_ids)
         scored = await model.engine.score(pair)
+        if call.span is not None:
+            call.span.add_scoring(model.version, scored)
         if scored.reason != "eos":
             raise_pair_ending(scored)
         response = to_score_response(call, model, request, pair, scored)
@@ -132,11 +134,15 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
             request, model, arrival=call.arrival, remaining_seconds=context.time_remaining(), is_streamed=is_streamed
         )
         call.source_tokens = len(prepared.request.source_ids)
+        if call.span is not None:
+            call.span.describe(model.version, prepared.request)
         return prepared
 
     def _check(self, call: Call, model: Model, prepared: Prepared, finished: messages.Finished) -> None:
         """Note what was generated; for an ending that is no answer, record its tokens and raise."""
         call.generated_tokens = finished.num_generated
+        if call.span is not None:
+            call.span.add_phases(finished)
         if finished.reason not in FINISH_REASONS:
             self._metrics.observe_finished(model.name, prepared.request, finished)
             raise_ending(finished)

@@ -8,6 +8,8 @@ Health RPCs pass untouched: probes must be answered while the server drains, and
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from contextvars import ContextVar
+from functools import lru_cache, partial
 from inspect import isasyncgenfunction
 from typing import Any, NoReturn, TypeAlias
 
@@ -19,10 +21,12 @@ from server.api import errors
 from server.api.calls import Call, current_call
 from server.api.records import Records
 from server.api.validation import check_request_id
-from server.errors import Cancelled, DeadlineExceeded, InvalidRequest, ServiceError, Unavailable
+from server.errors import Cancelled, DeadlineExceeded, Draining, InvalidRequest, ServiceError, Unavailable
 
 HEALTH_PREFIX = "/grpc.health.v1.Health/"
 REQUEST_ID_KEY = "x-request-id"
+# More than there are methods; names that callers make up push each other out.
+MAX_KEPT_HANDLERS = 64
 RETRY_SECONDS = 1.0
 # A deadline and the cancellation it causes are seen through two clocks.
 CLOCK_TOLERANCE_SECONDS = 0.005
@@ -32,6 +36,9 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Continuation: TypeAlias = "Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]]"
 Behaviour: TypeAlias = "Callable[[Any, Context], Awaitable[Any]]"
+
+# What the RPC at hand came with; see `current_call`.
+_metadata: ContextVar[Any] = ContextVar("metadata")
 
 
 class Unreadable:
@@ -53,6 +60,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._calls: set[Call] = set()
         self._idle = asyncio.Event()
         self._idle.set()
+        self._accompany = lru_cache(MAX_KEPT_HANDLERS)(self._make_handler)
 
     @property
     def num_running(self) -> int:
@@ -82,12 +90,14 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None or handler_call_details.method.startswith(HEALTH_PREFIX):
             return handler
-        metadata = handler_call_details.invocation_metadata
-        return _wrap(
-            handler, lambda inner, request, context: self._run(handler_call_details.method, metadata, inner, request, context)
-        )
+        _metadata.set(handler_call_details.invocation_metadata)
+        return self._accompany(handler_call_details.method, handler)
 
-    async def _run(self, method: str, metadata: Any, inner: Behaviour, request: Any, context: Context) -> Any:
+    def _make_handler(self, method: str, handler: Handler) -> Handler:
+        """Return a handler with everything around it, for every RPC of this method."""
+        return _wrap(handler, partial(self._run, method))
+
+    async def _run(self, method: str, inner: Behaviour, request: Any, context: Context) -> Any:
         """Serve one RPC."""
         task = asyncio.current_task()
         assert task is not None
@@ -97,11 +107,13 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._idle.clear()
         # Not at the end of this function: gRPC still has to send what it returns.
         task.add_done_callback(lambda _: self._forget(call))
+        metadata = _metadata.get()
+        self._records.begin(call, metadata)
         try:
             call.request_id = _request_id(metadata, request)
             bind_contextvars(request_id=call.request_id)
             if self._draining.is_set():
-                raise Unavailable("the server is shutting down", retry_after_seconds=RETRY_SECONDS)
+                raise Draining("the server is shutting down", retry_after_seconds=RETRY_SECONDS)
             if isinstance(request, Unreadable):
                 raise InvalidRequest("request", "cannot be parsed; is every string UTF-8?")
             response = await inner(request, context)
@@ -126,6 +138,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     async def _fail(self, call: Call, context: Context, error: ServiceError) -> NoReturn:
         """Log and count, then tell the caller."""
+        call.refusal = error.refusal
         self._records.finish(call, error.code)
         await context.abort_with_status(errors.to_status(error, call.request_id))
 

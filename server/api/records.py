@@ -1,42 +1,80 @@
-"""What a call leaves when it has ended: one line in the access log and, if it failed, one count."""
+"""What a call leaves when it has ended: one line in the access log, one count if it failed, and its span if it is traced."""
 
 import time
+from typing import TYPE_CHECKING, Any
 
 import structlog
+from structlog.contextvars import bind_contextvars
 
 from server.api import errors
 from server.api.calls import Call
 from server.errors import ServiceError
 from server.telemetry.metrics import Metrics
+from server.telemetry.trace_context import read_trace_context
+
+if TYPE_CHECKING:  # it needs OpenTelemetry
+    from server.telemetry.tracing import Tracer
+
+# What an interceptor turns away by its status alone.
+REFUSALS = {"UNAUTHENTICATED": "unauthenticated"}
 
 
 class Records:
     """Writes them; the calls of all services share one."""
 
-    def __init__(self, metrics: Metrics, counted_methods: frozenset[str]) -> None:
+    def __init__(self, metrics: Metrics, counted_methods: frozenset[str], tracer: "Tracer | None" = None) -> None:
         """Start without any.
 
         Args:
             metrics: Where failures are counted.
             counted_methods: Full names of the methods whose failures count.
+            tracer: What makes spans; None for none.
         """
         self._metrics = metrics
+        self._tracer = tracer
         self._counted_methods = counted_methods
         self._log = structlog.get_logger("access").bind()
 
+    def begin(self, call: Call, metadata: Any) -> None:
+        """Start the span of an RPC that is to be traced; put its trace, or else its caller's, on its log lines."""
+        caller = read_trace_context(metadata)
+        if self._tracer is not None:
+            call.span = self._tracer.start(call.method, call.arrival, caller)
+        if (trace := call.span or caller) is not None:
+            bind_contextvars(trace_id=trace.trace_id, span_id=trace.span_id)
+
+    def begin_item(self, call: Call, rpc: Call) -> None:
+        """Start the span of one request of a batch, if the RPC has one."""
+        if rpc.span is not None:
+            call.span = rpc.span.start_item(call.arrival)
+        if call.span is not None:
+            bind_contextvars(span_id=call.span.span_id)
+
     def finish(self, call: Call, code: str, event: str = "call") -> None:
-        """Write the access line of a call that ended with this status; count a failure."""
+        """Write the access line of a call that ended with this status; count a failure; end its span."""
         call.code = code
+        ended = time.monotonic()
+        refusal = call.refusal or REFUSALS.get(code, "")
         self._log.info(
             event,
             method=call.method,
             code=code,
-            seconds=round(time.monotonic() - call.arrival, 6),
+            seconds=round(ended - call.arrival, 6),
             source_tokens=call.source_tokens,
             generated_tokens=call.generated_tokens,
         )
         if code != "OK" and call.method in self._counted_methods:
-            self._metrics.observe_failure(call.model, code)
+            self._metrics.observe_failure(call.model, code, refusal)
+        if call.span is not None:
+            call.span.end(
+                code,
+                request_id=call.request_id,
+                model=call.model,
+                source_tokens=call.source_tokens,
+                generated_tokens=call.generated_tokens,
+                refusal=refusal,
+                ended=ended,
+            )
 
     def fault(self, error: Exception) -> ServiceError:
         """Return what the caller may know of an exception; one nobody foresaw goes into the log under an incident id."""

@@ -1,7 +1,7 @@
 """The gRPC server: puts services, interceptors, credentials and options together, and drains and stops it."""
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import structlog
@@ -18,9 +18,13 @@ from server.api.security import AuthInterceptor, read_tokens, tls_credentials
 from server.config import ConfigError, ServerConfig
 from server.telemetry.metrics import Metrics
 
+if TYPE_CHECKING:  # it needs OpenTelemetry
+    from server.telemetry.tracing import Tracer
+
 COUNTED_METHODS = frozenset(f"/{GENERATION}/{name}" for name in ("Generate", "GenerateStream", "GenerateBatch", "Score"))
 # How long the last bytes may take to leave, and watchers of the health to be told, once nothing runs any more.
 CLOSE_SECONDS = 0.5
+MAX_PENDING_CALLS = 2**31 - 1
 
 
 class ApiServer:
@@ -76,26 +80,31 @@ class ApiServer:
         await self.update_health()
         return await self._calls.wait_idle(seconds)
 
-    async def stop(self) -> None:
-        """End what still runs with `UNAVAILABLE` and close the port."""
+    async def end_calls(self) -> None:
+        """End what still runs with `UNAVAILABLE`; what comes from now on is refused, as in a drain."""
         self._draining.set()
         self._calls.end_all()
         await self._calls.wait_idle(CLOSE_SECONDS)
+
+    async def stop(self) -> None:
+        """End what still runs and close the port, for a process that goes on: calls that come at this moment end as `CANCELLED`."""
+        await self.end_calls()
         await self._server.stop(CLOSE_SECONDS)
 
 
-def build_server(config: ServerConfig, models: Models, metrics: Metrics) -> ApiServer:
+def build_server(config: ServerConfig, models: Models, metrics: Metrics, tracer: "Tracer | None" = None) -> ApiServer:
     """Return a server that listens and does not answer yet.
 
     Args:
         config: Address, limits, credentials.
         models: What is loaded; may change while the server runs.
         metrics: Where requests are counted.
+        tracer: What makes spans; None for none.
 
     Raises:
         ConfigError: If the port is taken or credentials cannot be used.
     """
-    records, draining = Records(metrics, COUNTED_METHODS), asyncio.Event()
+    records, draining = Records(metrics, COUNTED_METHODS, tracer), asyncio.Event()
     calls = CallInterceptor(records, draining)
     interceptors: list[grpc.aio.ServerInterceptor] = [calls]
     credentials = tls_credentials(config)
@@ -131,6 +140,10 @@ def _options(config: ServerConfig) -> list[tuple[str, Any]]:
     options: list[tuple[str, Any]] = [
         # Without this, two servers could share a port without knowing, each getting half of the connections.
         ("grpc.so_reuseport", 0),
+        # Calls that arrive while the event loop is busy wait to be taken up. gRPC core would end some as CANCELLED from 1,000 on
+        # and all from 3,000 on; refusing is ours to do, with a status that says why and when to come back.
+        ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
+        ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
         ("grpc.max_receive_message_length", config.max_message_bytes),
         ("grpc.max_send_message_length", config.max_message_bytes),
         # Notice clients that vanished within a minute, and allow clients to do the same.
@@ -140,5 +153,8 @@ def _options(config: ServerConfig) -> list[tuple[str, Any]]:
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
     ]
     if config.max_connection_age_seconds:
-        options.append(("grpc.max_connection_age_ms", round(config.max_connection_age_seconds * 1000)))
+        # gRPC lengthens or shortens each connection's age by up to a tenth, so that clients do not all come back at once.
+        options.append(("grpc.max_connection_age_ms", max(1, round(config.max_connection_age_seconds * 1000))))
+        if config.max_connection_age_grace_seconds:  # gRPC's own default is for ever
+            options.append(("grpc.max_connection_age_grace_ms", max(1, round(config.max_connection_age_grace_seconds * 1000))))
     return options

@@ -10,7 +10,6 @@ from collections.abc import AsyncGenerator, Callable
 import msgspec
 import structlog
 import zmq
-import zmq.asyncio
 
 from server.engine.messages import (
     Cancel,
@@ -34,6 +33,9 @@ from server.errors import QueueFull, Unavailable
 
 log = structlog.get_logger("dragoman.engine.client")
 
+# As a plain number: `&` of enumerations makes an object each time.
+POLLIN = int(zmq.POLLIN)
+
 Waiter = asyncio.Future[Finished] | asyncio.Queue[Tokens | Finished | Unavailable]
 
 
@@ -53,7 +55,7 @@ class EngineClient:
         self._on_statistics = on_statistics
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(Event)
-        self._context = zmq.asyncio.Context()
+        self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.set_hwm(0)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -76,7 +78,10 @@ class EngineClient:
         self.ready: asyncio.Future[Ready] = self._loop.create_future()
         self.last_heard = time.monotonic()
         self.fatal: str | None = None
-        self._receiver = self._loop.create_task(self._receive())
+        # The descriptor says that something has happened on the socket, once; what that was is for the socket to say.
+        descriptor = self._socket.fileno()
+        self._loop.add_reader(descriptor, self._receive)
+        self._descriptor: int | None = descriptor
         self._send(Hello())
 
     @property
@@ -168,8 +173,7 @@ class EngineClient:
 
     async def close(self) -> None:
         """Detach; call `fail` before, if anything may still wait."""
-        self._receiver.cancel()
-        await asyncio.gather(self._receiver, return_exceptions=True)
+        self._stop_receiving()
         self._socket.close()
         self._context.term()
 
@@ -213,19 +217,33 @@ class EngineClient:
         self._send(Cancel(ids))
 
     def _send(self, command: Command) -> None:
-        if not self._socket.closed:
-            self._socket.send(self._encoder.encode(command), zmq.NOBLOCK)
+        if self._socket.closed:
+            return
+        self._socket.send(self._encoder.encode(command), zmq.NOBLOCK)
+        # Sending may swallow what the descriptor would have said of a message that has arrived.
+        if self._has_arrivals():
+            self._loop.call_soon(self._receive)
 
-    async def _receive(self) -> None:
-        """Hand out what arrives, for as long as the attachment lasts; what cannot be handled ends it."""
+    def _receive(self) -> None:
+        """Hand out everything that has arrived; what cannot be handled ends the attachment."""
         try:
-            while True:
-                payload = await self._socket.recv()
+            while self._descriptor is not None and self._has_arrivals():
+                payload = self._socket.recv(zmq.NOBLOCK)
                 self.last_heard = time.monotonic()
                 self._handle(self._decoder.decode(payload))
         except Exception:
             log.exception("a message from the engine cannot be handled")
+            self._stop_receiving()
             self.fail(Unavailable("the engine cannot be understood"))
+
+    def _has_arrivals(self) -> bool:
+        return bool(int(self._socket.getsockopt(zmq.EVENTS)) & POLLIN)
+
+    def _stop_receiving(self) -> None:
+        """Listen no more; doing so again does nothing."""
+        if self._descriptor is not None:
+            self._loop.remove_reader(self._descriptor)
+            self._descriptor = None
 
     def _handle(self, event: Event) -> None:
         match event:

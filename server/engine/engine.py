@@ -26,6 +26,8 @@ from server.runtime.runner import Runner
 log = structlog.get_logger("dragoman.engine")
 
 MAX_CONSECUTIVE_FAILURES = 3
+# How many steps apart the caches are asked what they hold.
+STEPS_PER_CACHE_READING = 16
 # How many times as many candidates a search gets to see that could not choose.
 WIDENING = 16
 
@@ -54,6 +56,8 @@ class Engine:
         self._statistics: dict[str, float] = {}
         self._num_failures = 0
         self._num_failures_before = 0
+        self._num_steps = 0
+        self._cache_bytes = runner.cache_bytes()
 
     @property
     def has_work(self) -> bool:
@@ -73,8 +77,7 @@ class Engine:
         try:
             self.scheduler.submit(sequence)
         except QueueIsFull:
-            seconds = self._forecast.seconds_until_a_place(self.scheduler.num_waiting)
-            self._report(sequence, "queue_full", retry_after_seconds=seconds)
+            self._report(sequence, "queue_full")
 
     def cancel(self, origin: bytes, request_id: int) -> None:
         """End a request that nobody waits for; its rows are free from the next step on."""
@@ -121,6 +124,9 @@ class Engine:
             num_slots=scheduler.num_used_slots,
             num_places=scheduler.num_places,
             retry_after_seconds=self._forecast.seconds_until_a_place(scheduler.num_waiting),
+            queue_seconds=self._forecast.queue_seconds(scheduler),
+            cache_bytes_reserved=self._cache_bytes[0],
+            cache_bytes_used=self._cache_bytes[1] if scheduler.num_used_slots else 0,
             **self._statistics,  # type: ignore[arg-type]
         )
 
@@ -149,6 +155,9 @@ class Engine:
         started = self._clock()
         try:
             self.runner.prefill([sequence.request.source_ids for sequence in group], [sequence.rows[0] for sequence in group])
+        except MemoryError:
+            self._prefill_apart(group)
+            return
         except Exception:
             self._fail(group, "prefill failed")
             return
@@ -161,6 +170,16 @@ class Engine:
                 self._streamed[sequence] = None
             if sequence.search is not None:
                 self._searching[sequence] = sequence.search
+
+    def _prefill_apart(self, group: list[Sequence]) -> None:
+        """Encode sources one by one that a device has no memory for together; refuse one for which there is none even alone."""
+        if len(group) > 1:
+            for sequence in group:
+                self._prefill([sequence])
+            return
+        log.warning("no memory for a source", num_tokens=group[0].num_source_tokens)
+        self.scheduler.remove(group[0].key)
+        self._release(group[0], "queue_full")
 
     def _compact(self) -> None:
         """Close the holes that ended requests left."""
@@ -194,6 +213,9 @@ class Engine:
             if not parents:
                 sequence.answers = search.answers()
                 self._finish(sequence)
+        if self._num_steps % STEPS_PER_CACHE_READING == 0:
+            self._cache_bytes = self.runner.cache_bytes()
+        self._num_steps += 1
         self._statistics |= {"step_rows": num_rows, "step_seconds": self._clock() - started}
 
     def _step(self, num_candidates: int) -> Candidates:
@@ -294,17 +316,10 @@ class Engine:
                 self._waiting_for_first_token.remove(sequence)
         self._report(sequence, reason, incident)
 
-    def _report(
-        self,
-        sequence: Sequence,
-        reason: FinishReason,
-        incident: str = "",
-        *,
-        retry_after_seconds: float = 0.0,
-        needed_seconds: float = 0.0,
-    ) -> None:
+    def _report(self, sequence: Sequence, reason: FinishReason, incident: str = "", *, needed_seconds: float = 0.0) -> None:
+        seconds = self._forecast.seconds_until_a_place(self.scheduler.num_waiting) if reason == "queue_full" else 0.0
         finished = sequence.finished(
-            reason, self._clock(), incident=incident, retry_after_seconds=retry_after_seconds, needed_seconds=needed_seconds
+            reason, self._clock(), incident=incident, retry_after_seconds=seconds, needed_seconds=needed_seconds
         )
         self._outbox.add_finished(sequence, finished)
 

@@ -62,11 +62,18 @@ class Forecast:
             return 0.0
         prefill_seconds = sequence.num_source_tokens * self._prefill_seconds.value / max(self._prefill_tokens.value, 1.0)
         own = prefill_seconds + sequence.min_steps * self._step_seconds.value
-        max_slots = scheduler.limits.max_slots
-        num_missing = scheduler.num_used_slots + scheduler.num_slots_ahead(sequence.request) + sequence.num_slots - max_slots
-        if num_missing <= 0:
-            return own
-        return own + (num_missing - 0.5) * self._running_seconds.value / max_slots
+        num_needed = scheduler.num_used_slots + scheduler.num_slots_ahead(sequence.request) + sequence.num_slots
+        return own + self._seconds_until_free(num_needed, scheduler.limits.max_slots)
+
+    def queue_seconds(self, scheduler: Scheduler) -> float:
+        """Return how long a request of one slot and no priority will wait for it if it comes now; 0 while nothing has completed."""
+        num_needed = scheduler.num_used_slots + scheduler.num_waiting_slots + 1
+        return self._seconds_until_free(num_needed, scheduler.limits.max_slots)
+
+    def _seconds_until_free(self, num_needed: int, max_slots: int) -> float:
+        """Return when there will have been so many slots; see `needed_seconds`."""
+        num_missing = num_needed - max_slots
+        return max(num_missing - 0.5, 0.0) * self._running_seconds.value / max_slots
 
     def seconds_until_a_place(self, num_waiting: int) -> float:
         """Guess when the queue has a place again: the time in which a tenth of it, at least one, is completed."""

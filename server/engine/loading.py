@@ -1,23 +1,83 @@
-"""From a bundle to an engine that runs it on ONNX Runtime."""
+"""From a bundle to an engine that runs it on ONNX Runtime, on the device that was chosen for it."""
+
+import structlog
 
 from export.bundle import Bundle
 from server.engine.engine import Engine
 from server.engine.scheduler import Limits
+from server.engine.scoring import Scorer
 from server.engine.search.search import TargetSide
+from server.engine.settings import DeviceSettings
 from server.engine.warmup import warm_up
+from server.runtime.runner import Runner
+
+log = structlog.get_logger("dragoman.engine")
 
 
-def load_engine(bundle: Bundle, limits: Limits, num_threads: int, *, is_warmed_up: bool) -> Engine:
+def load_engine(
+    bundle: Bundle, limits: Limits, num_threads: int, *, is_warmed_up: bool, device: DeviceSettings | None = None
+) -> Engine:
     """Load a bundle's graphs, reserve its caches and, if asked to, run everything once.
 
     Raises:
         ImportError: If ONNX Runtime is not installed.
+        DeviceError: If the device cannot be used, or the model does not fit.
     """
-    from server.runtime.onnx import OnnxRunner  # here, so that its absence is said like any other reason not to start
-
     manifest = bundle.manifest
-    runner = OnnxRunner(bundle, limits.max_slots, num_threads)
+    runner = load_runner(bundle, limits, num_threads, device or DeviceSettings(), is_warmed_up=is_warmed_up)
     if is_warmed_up:
         warm_up(runner, manifest)
     target = TargetSide(manifest.target_vocab_size, manifest.eos_id, manifest.decoder_start_id, manifest.max_target_tokens)
     return Engine(runner, limits, target)
+
+
+def load_runner(bundle: Bundle, limits: Limits, num_threads: int, device: DeviceSettings, *, is_warmed_up: bool) -> Runner:
+    """Choose the device, load a bundle's graphs there and, if asked to, capture its decode steps.
+
+    Raises:
+        ImportError: If ONNX Runtime is not installed.
+        DeviceError: If the device cannot be used, or the model does not fit.
+    """
+    # Imported here, so that the absence of a library is said like any other reason not to start.
+    from server.runtime.providers import choose_device
+
+    manifest = bundle.manifest
+    choice = choose_device(device.name, manifest.precision)
+    if choice.ordinal is None:
+        from server.runtime.onnx import OnnxRunner
+
+        log.info("device chosen", model=manifest.name, device="cpu", asked_for=device.name, reason=choice.reason)
+        return OnnxRunner(bundle, limits.max_slots, num_threads)
+    from server.runtime.device_buckets import Buckets
+    from server.runtime.device_cuda import CudaDevice
+    from server.runtime.device_model import DeviceModel
+    from server.runtime.device_runner import DeviceRunner
+
+    sizes = manifest.target_vocab_size, manifest.max_target_tokens, manifest.max_source_tokens
+    runner = DeviceRunner(
+        CudaDevice(choice.ordinal),
+        DeviceModel.of(bundle.directory, manifest),
+        Buckets.of(limits.max_slots, *sizes, device.row_buckets, device.capacity_buckets),
+        prefill_tokens=limits.prefill_tokens_per_step,
+        max_bytes=device.max_memory_bytes,
+    )
+    if is_warmed_up:
+        runner.warm_up()
+    log.info(
+        "device chosen",
+        model=manifest.name,
+        device=runner.device,
+        asked_for=device.name,
+        reason=choice.reason,
+        slot_bytes=runner.plan.slot_bytes,
+        reserved_bytes=runner.plan.reserved,
+    )
+    return runner
+
+
+def load_scorer(bundle: Bundle, num_threads: int, runner: Runner) -> Scorer:
+    """Return the scorer of a bundle, which loads its graph when it is first used, on the device of its runner."""
+    from server.runtime.device_runner import DeviceRunner
+    from server.runtime.scorer import OnnxScorer
+
+    return OnnxScorer(bundle, num_threads, runner.open_session if isinstance(runner, DeviceRunner) else None)

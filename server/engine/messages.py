@@ -246,6 +246,9 @@ class Statistics(Struct, frozen=True, array_like=True):
         num_slots: Slots in use.
         num_places: Requests that can still be submitted before the queue is full; None where nobody counts.
         retry_after_seconds: When the queue is likely to have a place again, once it has none.
+        queue_seconds: How long a request that needs one slot is likely to wait for it if it comes now.
+        cache_bytes_reserved: Memory that the caches have.
+        cache_bytes_used: What rows in use take of it, as it was a few steps ago.
         step_rows: Rows decoded in this step; 0 when there was no step.
         step_seconds: Duration of the decode step, search included.
         prefill_rows: Sources encoded in this step.
@@ -260,6 +263,9 @@ class Statistics(Struct, frozen=True, array_like=True):
     num_slots: int = 0
     num_places: int | None = None
     retry_after_seconds: float = 0.0
+    queue_seconds: float = 0.0
+    cache_bytes_reserved: int = 0
+    cache_bytes_used: int = 0
     step_rows: int = 0
     step_seconds: float = 0.0
     prefill_rows: int = 0

@@ -18,8 +18,9 @@ import structlog
 import zmq
 
 from export.bundle import Bundle, BundleError
+from model.errors import InputError
 from server.engine.engine import Engine
-from server.engine.loading import load_engine
+from server.engine.loading import load_engine, load_scorer
 from server.engine.messages import Cancel, Command, Event, Fatal, Hello, Ready, Report, Score, Stop, Submit
 from server.engine.scoring import Scoring
 from server.engine.settings import EngineSettings
@@ -77,10 +78,10 @@ class EngineLoop:
             raise BundleError(
                 f"{settings.bundle}: is now version {manifest.version}, but the server started with {settings.version}"
             )
-        engine = load_engine(bundle, settings.limits, settings.num_threads, is_warmed_up=settings.is_warmed_up)
-        from server.runtime.scorer import OnnxScorer  # here, for the reason that `load_engine` has
-
-        scoring = Scoring(OnnxScorer(bundle, settings.num_threads), settings.limits)
+        engine = load_engine(
+            bundle, settings.limits, settings.num_threads, is_warmed_up=settings.is_warmed_up, device=settings.device
+        )
+        scoring = Scoring(load_scorer(bundle, settings.num_threads, engine.runner), settings.limits)
         return engine, scoring, Ready(engine.runner.device, settings.max_slots, time.monotonic() - started)
 
     def _serve(self, engine: Engine, scoring: Scoring, ready: Ready) -> int:
@@ -157,7 +158,7 @@ def _describe(error: Exception) -> str:
     """Return one line for the operator."""
     if isinstance(error, ModuleNotFoundError) and error.name == "onnxruntime":
         return "onnxruntime is not installed: pip install 'dragoman[cpu]'"
-    return f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
 
 
 def exit_with_parent(endpoint: str) -> None:
@@ -183,6 +184,8 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     exit_with_parent(settings.endpoint)
+    if settings.cores:
+        os.sched_setaffinity(0, settings.cores)
     return EngineLoop(settings).run()
 
 

@@ -6,6 +6,22 @@ from server.engine.scheduler import Limits
 from server.telemetry.logs import LogFormat
 
 
+class DeviceSettings(msgspec.Struct, frozen=True):
+    """Where a model runs.
+
+    Attributes:
+        name: `auto`, `cpu`, `cuda` or `cuda:N`.
+        max_memory_bytes: Of a CUDA device, that may be taken; 0 for nine tenths of what is free.
+        row_buckets: Numbers of rows that a CUDA graph is captured for; none for the usual ones.
+        capacity_buckets: Positions that caches on a CUDA device are laid out for; none for the usual ones.
+    """
+
+    name: str = "auto"
+    max_memory_bytes: int = 0
+    row_buckets: tuple[int, ...] = ()
+    capacity_buckets: tuple[int, ...] = ()
+
+
 class EngineSettings(msgspec.Struct, frozen=True):
     """What an engine is started with.
 
@@ -21,6 +37,8 @@ class EngineSettings(msgspec.Struct, frozen=True):
         log_level: See `server.config`, as the next.
         log_format: See `server.config`.
         version: The bundle's, which the front end has read too; the engine refuses any other. Empty for whichever is there.
+        device: Where the model runs.
+        cores: That its process keeps to; none for all.
     """
 
     endpoint: str
@@ -34,6 +52,8 @@ class EngineSettings(msgspec.Struct, frozen=True):
     log_level: str
     log_format: LogFormat
     version: str = ""
+    device: DeviceSettings = DeviceSettings()
+    cores: tuple[int, ...] = ()
 
     @property
     def limits(self) -> Limits:

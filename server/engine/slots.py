@@ -88,6 +88,8 @@ class Slots:
         Returns:
             What has to be copied. No row is both source and target, so that the order does not matter.
         """
+        if parents == list(range(len(sequence.rows))):
+            return []
         old = list(sequence.rows)
         kept: dict[int, int] = {}
         for child, parent in enumerate(parents):

@@ -9,15 +9,18 @@ from numpy.typing import NDArray
 from export.bundle import Bundle
 from server.engine.search.candidates import Candidates
 from server.runtime.cache import SlotCache
+from server.runtime.processor import overflows_in_8_bits
 
 PROVIDER = "CPUExecutionProvider"
 SPIN_MICROSECONDS = "200"
 # Bindings with more candidates are rare, and their buffers large: they are made anew each time.
 MAX_KEPT_CANDIDATES = 256
+# A binding takes 0.1 ms to make; of those that are kept the oldest goes first.
+MAX_KEPT_BINDINGS = 256
 
 
 class OnnxRunner:
-    """See `runner.Runner`. Caches are bound by address, once for each number of rows, and never copied by a step."""
+    """See `runner.Runner`. Caches are bound by address, once for each number of rows, and copied by a step only when they grow."""
 
     device = "cpu"
 
@@ -40,6 +43,7 @@ class OnnxRunner:
         self._num_candidates = np.ones(1, np.int64)
         self._buffers: dict[int, Candidates] = {}
         self._bindings: dict[tuple[int, int], tuple[onnxruntime.IOBinding, Candidates]] = {}
+        self._num_moves_bound = 0
 
     def prefill(self, sources: Sequence[Sequence[int]], rows: Sequence[int]) -> None:
         """See `Runner`."""
@@ -54,16 +58,11 @@ class OnnxRunner:
         """See `Runner`."""
         num_rows = len(tokens)
         assert 0 < num_rows <= self.max_rows
-        assert int(positions.max()) < self.cache.target_capacity, "a row is longer than its cache"
+        self.cache.make_room(positions)
         self._tokens[:num_rows] = tokens
         self._positions[:num_rows] = positions
         self._num_candidates[0] = num_candidates
-        key = num_rows, num_candidates
-        if (bound := self._bindings.get(key)) is None:
-            bound = self._bind(*key)
-            if num_candidates <= MAX_KEPT_CANDIDATES:
-                self._bindings[key] = bound
-        binding, candidates = bound
+        binding, candidates = self._bound(num_rows, num_candidates)
         self._decoder.run_with_iobinding(binding)
         return candidates
 
@@ -74,6 +73,24 @@ class OnnxRunner:
     def copy_positions(self, source: int, target: int, start: int, stop: int) -> None:
         """See `Runner`."""
         self.cache.copy_positions(source, target, start, stop)
+
+    def cache_bytes(self) -> tuple[int, int]:
+        """See `Runner`."""
+        return self.cache.num_bytes_reserved, self.cache.num_bytes_used
+
+    def _bound(self, num_rows: int, num_candidates: int) -> tuple[onnxruntime.IOBinding, Candidates]:
+        """Return a binding to where the caches are now, a kept one if there is one."""
+        if self._num_moves_bound != self.cache.num_moves:
+            self._bindings.clear()  # they point to memory that is gone
+            self._num_moves_bound = self.cache.num_moves
+        key = num_rows, num_candidates
+        if (bound := self._bindings.get(key)) is None:
+            bound = self._bind(*key)
+            if num_candidates <= MAX_KEPT_CANDIDATES:
+                if len(self._bindings) == MAX_KEPT_BINDINGS:
+                    del self._bindings[next(iter(self._bindings))]
+                self._bindings[key] = bound
+        return bound
 
     def _bind(self, num_rows: int, num_candidates: int) -> tuple[onnxruntime.IOBinding, Candidates]:
         """Bind the first `num_rows` rows of every buffer."""
@@ -111,7 +128,12 @@ def open_session(path: str, num_threads: int) -> onnxruntime.InferenceSession:
     options.inter_op_num_threads = 1
     options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
     options.log_severity_level = 3
+    # Shapes differ from run to run: an arena and memory patterns keep something for each of them and never give it back.
+    options.enable_cpu_mem_arena = False
+    options.enable_mem_pattern = False
     options.add_session_config_entry("session.intra_op.spin_duration_us", SPIN_MICROSECONDS)
+    if overflows_in_8_bits():  # the way that does not costs processors with VNNI half of their speed
+        options.add_session_config_entry("session.x64quantprecision", "1")
     session = onnxruntime.InferenceSession(path, options, providers=[PROVIDER])
     assert session.get_providers() == [PROVIDER]
     return session

@@ -40,3 +40,7 @@ class Runner(Protocol):
     def copy_positions(self, source: int, target: int, start: int, stop: int) -> None:
         """Copy positions `[start, stop)` of a row's self-attention cache to another row, which has the same source."""
         ...
+
+    def cache_bytes(self) -> tuple[int, int]:
+        """Return how much memory the caches have, and how much of it the rows take that were in use at the last step."""
+        ...

@@ -1,6 +1,7 @@
 """The scorer on ONNX Runtime: one session of its own, loaded when the first pair comes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 import onnxruntime
@@ -9,19 +10,23 @@ from numpy.typing import NDArray
 from export.bundle import Bundle, BundleError
 from server.runtime.onnx import open_session
 
+OpenSession = Callable[[Path], onnxruntime.InferenceSession]
+
 
 class OnnxScorer:
     """See `server.engine.scoring.Scorer`. A pair is always computed alone and without padding, so its bits never change."""
 
-    def __init__(self, bundle: Bundle, num_threads: int) -> None:
+    def __init__(self, bundle: Bundle, num_threads: int, open_on_device: OpenSession | None = None) -> None:
         """Remember what to load.
 
         Args:
             bundle: Opened; what lies in its directory is compared with it again when it is loaded.
             num_threads: Threads of ONNX Runtime's pool, the calling one included.
+            open_on_device: Loads the graph elsewhere than on the CPU.
         """
         self._bundle = bundle
         self._num_threads = num_threads
+        self._open_on_device = open_on_device
         self._session: onnxruntime.InferenceSession | None = None
         self._error: BundleError | None = None
 
@@ -64,4 +69,6 @@ class OnnxScorer:
         except BundleError as error:
             self._error = error
             raise
+        if self._open_on_device is not None:
+            return self._open_on_device(bundle.scorer_path)
         return open_session(str(bundle.scorer_path), self._num_threads)

@@ -41,11 +41,20 @@ def test_defaults_are_those_of_the_manual() -> None:
     config = load({"models": "bundles"})
     assert (config.host, config.port, config.metrics_port) == ("0.0.0.0", 8500, 8501)
     assert (config.max_slots, config.max_waiting_requests, config.max_waiting_tokens) == (64, 1024, 65536)
-    assert (config.prefill_tokens_per_step, config.num_threads, config.engine) == (2048, 0, "process")
+    assert (config.prefill_tokens_per_step, config.num_threads, config.engine) == (512, 0, "process")
     assert (config.drain_seconds, config.watchdog_seconds, config.warmup, config.reflection) == (30, 30, True, True)
     assert config.latency_buckets == LATENCY_BUCKETS
     assert config.latency_buckets[0] <= 0.001
     assert config.latency_buckets[-1] == 120
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["collector:4317", "grpc://collector:4317", "http://collector", "http://a b:1", "http://u:p@c:1"]
+)
+def test_a_collector_is_a_url_with_a_port(endpoint: str) -> None:
+    assert "is not http://HOST:PORT or https://HOST:PORT" in refusal({"tracing_endpoint": endpoint})
+    assert load({"models": "bundles", "tracing_endpoint": "https://[::1]:4317"}).tracing_endpoint == "https://[::1]:4317"
+    assert "tracing_sample_ratio" in refusal({"tracing_sample_ratio": 1.01})
 
 
 def test_every_setting_is_described() -> None:
@@ -124,6 +133,12 @@ def test_kubernetes_service_link_is_explained(monkeypatch: pytest.MonkeyPatch, n
         ("watchdog_seconds", "nan"),
         ("max_message_bytes", "10"),
         ("max_message_bytes", str(2**31)),
+        ("max_connection_age_seconds", "2592000"),
+        ("max_connection_age_grace_seconds", "inf"),
+        ("device", "gpu"),
+        ("gpu_memory_gib", "-1"),
+        ("gpu_row_buckets", "4,2"),
+        ("gpu_capacity_buckets", "0"),
         ("log_level", "loud"),
         ("log_format", "xml"),
         ("warmup", "perhaps"),
@@ -175,6 +190,12 @@ def test_buckets_come_from_environment_and_file(tmp_path: Path, monkeypatch: pyt
 def test_half_of_tls_is_refused(tmp_path: Path, settings: list[str], message: str) -> None:
     file = write(tmp_path / "pem", "")
     assert refusal(dict.fromkeys(settings, file)) == message
+
+
+def test_engines_are_pinned_only_where_they_are_processes_of_a_known_number_of_threads() -> None:
+    assert refusal({"pin_engines": True}) == "pin_engines is set without num_threads, which says how many cores an engine gets"
+    message = refusal({"pin_engines": True, "num_threads": 1, "engine": "inline"})
+    assert message == "pin_engines is for engines in processes of their own, and engine is inline"
 
 
 def test_backoff_must_not_end_before_it_begins() -> None:

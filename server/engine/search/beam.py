@@ -50,22 +50,23 @@ class BeamSearch(Search):
 
     def _choose(self, candidates: Candidates) -> list[int] | None:
         width, eos_id = self.options.num_beams, self._target.eos_id
-        before = [self._apply_rules(hypothesis, candidates, row) for row, hypothesis in enumerate(self.live)]
+        best = [self._best(candidates, row, 2 * width) for row in range(len(self.live))]
         extensions = [
             (-(hypothesis.total + value), row, place)
             for row, hypothesis in enumerate(self.live)
-            for place, value in enumerate(before[row].values[: 2 * width].tolist())
+            for place, (_, _, value) in enumerate(best[row])
         ]
         extensions.sort()  # of equals the better hypothesis and the lower token id first
         live: list[Hypothesis] = []
         parents: list[int] = []
         finished: list[Hypothesis] = []
         for rank, (_, row, place) in enumerate(extensions[: 2 * width]):
-            is_eos = before[row].ids[place] == eos_id
+            option = best[row][place]
+            is_eos = option[0] == eos_id
             if is_eos and rank < width:
-                finished.append(self._extend(self.live[row], before[row], place, candidates, row))
+                finished.append(self._extend(row, option, candidates))
             elif not is_eos and len(live) < width:
-                live.append(self._extend(self.live[row], before[row], place, candidates, row))
+                live.append(self._extend(row, option, candidates))
                 parents.append(row)
         self._keep_best(finished)
         if not self._is_over(live):

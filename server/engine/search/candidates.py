@@ -1,14 +1,13 @@
 """What a decode step says of each row: the likeliest next tokens, and nothing about the rest of the vocabulary."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 
-@dataclass(frozen=True, slots=True)
-class Candidates:
+class Candidates(Struct, frozen=True, eq=False):
     """The K likeliest next tokens of N rows.
 
     Which they are, their order and their log-probabilities depend neither on K nor on the other rows.
@@ -22,6 +21,6 @@ class Candidates:
     log_probs: NDArray[np.float32]
 
     def of(self, rows: Sequence[int], num_candidates: int) -> "Candidates":
-        """Return the first `num_candidates` of some rows, in the order given."""
-        chosen = list(rows)
+        """Return the first `num_candidates` of some rows, in the order given; they may share memory with what is here."""
+        chosen = slice(rows[0], rows[0] + 1) if len(rows) == 1 else list(rows)
         return Candidates(self.ids[chosen, :num_candidates], self.log_probs[chosen, :num_candidates])

@@ -4,17 +4,24 @@ Each rule says beforehand how many candidates it can spoil. A search that needs 
 gets is what it would have got from the whole vocabulary.
 """
 
-from dataclasses import dataclass
+import math
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from server.engine.messages import SearchOptions
 from server.engine.search.hypothesis import Hypothesis
 
+MAX_LISTED = 1024
+"""Candidates up to which a loop that stops early is faster than arrays."""
 
-@dataclass(frozen=True, slots=True)
-class Options:
+
+Option = tuple[int, float, float]
+"""A token that a hypothesis may go on with, its log-probability by the model, and the value that the search goes by."""
+
+
+class Options(Struct, frozen=True, eq=False):
     """A hypothesis's candidates after the rules, best first, the lower id first in a tie; those with no probability are gone.
 
     Attributes:
@@ -54,6 +61,35 @@ class Constraints:
         num_lowered = len(set(hypothesis.token_ids)) if self._penalty > 1 else 0
         return min(num_wanted + len(self._banned(hypothesis)) + num_lowered, self._vocab_size)
 
+    def best(self, hypothesis: Hypothesis, ids: NDArray[np.int64], log_probs: NDArray[np.float32], num_wanted: int) -> list[Option]:
+        """Return the first `num_wanted` of what `apply` returns, or all if they are fewer."""
+        if self._is_idle:
+            ids, log_probs = ids[:num_wanted], log_probs[:num_wanted]
+            if log_probs[-1] > -math.inf:
+                values = log_probs.tolist()
+                return list(zip(ids.tolist(), values, values, strict=True))
+        elif self._penalty < 1 or len(ids) > MAX_LISTED:
+            options = self.apply(hypothesis, ids, log_probs)
+            parts = (part[:num_wanted].tolist() for part in (options.ids, options.log_probs, options.values))
+            return list(zip(*parts, strict=True))
+        banned = self._banned(hypothesis)
+        lowered = hypothesis.token_ids if self._penalty > 1 else ()
+        found: list[Option] = []
+        num_unchanged = 0
+        for token, log_prob in zip(ids.tolist(), log_probs.tolist(), strict=True):
+            if log_prob == -math.inf or num_unchanged == num_wanted:  # a penalty lifts nothing over what comes before it
+                break
+            if token in banned:
+                continue
+            if token in lowered:
+                found.append((token, log_prob, log_prob * self._penalty))
+            else:
+                found.append((token, log_prob, log_prob))
+                num_unchanged += 1
+        if lowered:
+            found.sort(key=_rank)
+        return found[:num_wanted]
+
     def apply(self, hypothesis: Hypothesis, ids: NDArray[np.int64], log_probs: NDArray[np.float32]) -> Options:
         """Apply the rules to a hypothesis's candidates, `[K]` each, likeliest first."""
         raw = log_probs.astype(np.float64)
@@ -87,6 +123,12 @@ class Constraints:
         if self._ngram_size:
             banned |= _repeating(hypothesis.token_ids, self._ngram_size)
         return banned
+
+
+def _rank(option: Option) -> tuple[float, int]:
+    """Order options: best first, the lower id first in a tie."""
+    token, _, value = option
+    return -value, token
 
 
 def _repeating(tokens: list[int], size: int) -> set[int]:

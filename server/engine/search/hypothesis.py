@@ -1,13 +1,13 @@
 """One way an answer may go: its tokens so far and what they cost."""
 
 import math
-from dataclasses import dataclass, field
+
+from msgspec import Struct
 
 from server.engine.messages import Answer
 
 
-@dataclass(frozen=True, slots=True)
-class Hypothesis:
+class Hypothesis(Struct, frozen=True):
     """A sequence of tokens that grows by making a longer one of it.
 
     Attributes:
@@ -21,12 +21,12 @@ class Hypothesis:
     """
 
     token_ids: list[int]
-    log_probs: list[float] = field(default_factory=list)
+    log_probs: list[float] = []
     total: float = 0.0
     index: int = 0
     is_eos: bool = False
-    top_ids: list[list[int]] = field(default_factory=list)
-    top_log_probs: list[list[float]] = field(default_factory=list)
+    top_ids: list[list[int]] = []
+    top_log_probs: list[list[float]] = []
 
     @property
     def num_generated(self) -> int:

@@ -4,6 +4,8 @@ The part not seen has a known smallest and largest possible weight. A draw is de
 the caller asks again with more of the vocabulary, in the end all of it, and the same random number is used.
 """
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -31,13 +33,18 @@ class Sampler:
         self._random = np.random.Generator(np.random.Philox(key=np.array([sampling.seed, index], np.uint64)))
         self._number: float | None = None
 
+    def weighs_unseen(self, options: Options, num_unseen: int) -> bool:
+        """Tell whether `draw` goes by the unseen tokens' probability."""
+        top_k = self._sampling.top_k
+        return bool(num_unseen) and not (0 < top_k <= len(options.ids)) and not self._is_model_itself(options)
+
     def draw(self, options: Options, smallest: float, unseen_probability: float, num_unseen: int) -> int | None:
         """Draw one of the options.
 
         Args:
             options: The likeliest, after the rules; at least one.
             smallest: Log-probability that no unseen token exceeds.
-            unseen_probability: Of all unseen tokens together, by the model.
+            unseen_probability: Of all unseen tokens together, by the model; looked at only if `weighs_unseen`.
             num_unseen: How many there are; 0 where the options are all there is.
 
         Returns:
@@ -52,12 +59,13 @@ class Sampler:
         if not count:
             return None
         highest = float(options.values[0])
-        weights = np.exp((options.values[:top_k] - highest) / sampling.temperature)
+        weights = options.values[:top_k] - highest
+        weights = np.exp(weights / sampling.temperature if sampling.temperature != 1 else weights)
         if self._number is None:
-            self._number = float(self._random.random())
-        if options.is_untouched and not sampling.top_k and sampling.temperature == 1:
-            total = float(np.exp(-highest))  # the model's own distribution: all together weigh 1
-            return _find(np.cumsum(weights), (total, total), sampling.top_p, self._number, is_complete=not num_unseen)
+            self._number = self._random.random()
+        if self._is_model_itself(options):
+            total = math.exp(-highest)  # all together weigh 1
+            return _find(weights.cumsum(), (total, total), sampling.top_p, self._number, num_unseen)
         least = most = 0.0
         if num_unseen:
             least = most = float(weights[count:].sum())
@@ -65,15 +73,19 @@ class Sampler:
             can_draw_all = options.is_untouched and not sampling.top_k  # only then do all unseen tokens weigh what the model says
             least += bounds[0] if can_draw_all else 0.0
             most += bounds[1]
-        cumulative = np.cumsum(weights[:count])
+        cumulative = weights[:count].cumsum()
         low = high = float(cumulative[-1])
         if num_unseen:
             low, high = (low + least) * (1 - _SUM_ROUNDING), (high + most) * (1 + _SUM_ROUNDING)
-        return _find(cumulative, (low, high), sampling.top_p, self._number, is_complete=not num_unseen)
+        return _find(cumulative, (low, high), sampling.top_p, self._number, num_unseen)
 
     def accept(self) -> None:
         """Go on to the next random number."""
         self._number = None
+
+    def _is_model_itself(self, options: Options) -> bool:
+        """Tell whether draws are from the model's own distribution."""
+        return options.is_untouched and not self._sampling.top_k and self._sampling.temperature == 1
 
     def _unseen_weight(self, smallest: float, probability: float, count: int, highest: float) -> tuple[float, float]:
         """Return bounds of the unseen tokens' weight, in units of the likeliest option's.
@@ -107,9 +119,7 @@ def _num_in_place(options: Options, smallest: float) -> int:
     return int(np.argmax(is_out_of_place)) if is_out_of_place.any() else len(options.ids)
 
 
-def _find(
-    cumulative: NDArray[np.float64], totals: tuple[float, float], top_p: float, number: float, *, is_complete: bool
-) -> int | None:
+def _find(cumulative: NDArray[np.float64], totals: tuple[float, float], top_p: float, number: float, num_unseen: int) -> int | None:
     """Return where `number` of the total weight lies, cut to the nucleus; None where that is not seen or not certain.
 
     Args:
@@ -117,19 +127,38 @@ def _find(
         totals: Bounds of the weight of all that can be drawn.
         top_p: See `Sampling`.
         number: In [0, 1).
-        is_complete: Whether the options are all that can be drawn; rounding must not put anything beyond them then.
+        num_unseen: 0 if the options are all that can be drawn; rounding must not put anything beyond them then.
     """
     last_place = len(cumulative) - 1
     low, high = totals
+    is_complete = not num_unseen
     if top_p < 1:
-        first, last = (int(np.searchsorted(cumulative, top_p * total)) for total in (low, high))
+        first, last = (int(cumulative.searchsorted(top_p * total)) for total in (low, high))
         if is_complete:
             first, last = min(first, last_place), min(last, last_place)
-        if first != last or last > last_place:
-            return None
-        low = high = float(cumulative[last])
-        last_place, is_complete = last, True
-    first, last = (int(np.searchsorted(cumulative, number * total, side="right")) for total in (low, high))
+        if first == last <= last_place:
+            low = high = float(cumulative[last])
+            last_place, is_complete = last, True
+        else:
+            low, high = _nucleus(cumulative, (low, high), top_p, first, num_unseen)
+    last = int(cumulative.searchsorted(number * high, side="right"))
     if is_complete:
-        return min(last, last_place)
-    return last if first == last <= last_place else None
+        return last if last <= last_place else 0  # what rounding leaves beyond the last option is the likeliest one's
+    is_certain = last <= last_place and (low == high or int(cumulative.searchsorted(number * low, side="right")) == last)
+    return last if is_certain else None
+
+
+def _nucleus(
+    cumulative: NDArray[np.float64], totals: tuple[float, float], top_p: float, first: int, num_unseen: int
+) -> tuple[float, float]:
+    """Return bounds of the weight of a nucleus whose end is not known.
+
+    It weighs at least `top_p` of the total, unless rounding leaves it short of that, and beyond that at most what its last token
+    weighs, which is none before the `first` that may be it, and no option weighs less than a token after it.
+    """
+    low, high = totals
+    place = min(first, len(cumulative) - 1)
+    largest = float(cumulative[place] - (cumulative[place - 1] if place else 0.0))
+    rounding = _ROUNDING + _ROUNDING_PER_TOKEN * num_unseen
+    low = min(top_p, 1 - rounding) * low
+    return low * (1 - _SUM_ROUNDING), (top_p * high + largest) * (1 + _SUM_ROUNDING)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from server.engine.messages import Answer, Request, SearchOptions
 from server.engine.search.candidates import Candidates
-from server.engine.search.constraints import Constraints, Options
+from server.engine.search.constraints import Constraints, Option
 from server.engine.search.hypothesis import Hypothesis
 
 
@@ -99,15 +99,14 @@ class Search(ABC):
         needed = max(self._constraints.num_needed(hypothesis, self._num_wanted) for hypothesis in self.live)
         self.num_candidates = min(max(needed, self.options.num_top_log_probs), self._target.vocab_size)
 
-    def _apply_rules(self, hypothesis: Hypothesis, candidates: Candidates, row: int) -> Options:
-        """Return what a hypothesis may go on with."""
-        return self._constraints.apply(hypothesis, candidates.ids[row], candidates.log_probs[row])
+    def _best(self, candidates: Candidates, row: int, num_wanted: int) -> list[Option]:
+        """Return the best of what a hypothesis may go on with."""
+        return self._constraints.best(self.live[row], candidates.ids[row], candidates.log_probs[row], num_wanted)
 
-    def _extend(
-        self, hypothesis: Hypothesis, options: Options, place: int, candidates: Candidates, row: int, index: int = 0
-    ) -> Hypothesis:
+    def _extend(self, row: int, option: Option, candidates: Candidates, index: int = 0) -> Hypothesis:
         """Return a hypothesis made longer by one of its options."""
-        token = int(options.ids[place])
+        hypothesis = self.live[row]
+        token, log_prob, value = option
         is_eos = token == self._target.eos_id
         top_ids, top_log_probs = hypothesis.top_ids, hypothesis.top_log_probs
         if count := self.options.num_top_log_probs:
@@ -115,8 +114,8 @@ class Search(ABC):
             top_log_probs = [*top_log_probs, candidates.log_probs[row, :count].tolist()]
         return Hypothesis(
             hypothesis.token_ids if is_eos else [*hypothesis.token_ids, token],
-            [*hypothesis.log_probs, float(options.log_probs[place])],
-            hypothesis.total + float(options.values[place]),
+            [*hypothesis.log_probs, log_prob],
+            hypothesis.total + value,
             index,
             is_eos,
             top_ids,

@@ -1,10 +1,12 @@
 """Answers that grow independently of each other: greedy search with options, samples, and alternatives after a prefix."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from server.engine.messages import Answer, Request
 from server.engine.search.candidates import Candidates
-from server.engine.search.constraints import Options
+from server.engine.search.constraints import Option, Options
 from server.engine.search.hypothesis import Hypothesis
 from server.engine.search.sampler import NUM_CANDIDATES, Sampler
 from server.engine.search.search import Search, TargetSide
@@ -52,22 +54,20 @@ class SeparateSearch(Search):
         return self.options.num_answers if not self._has_branched else 1
 
     def _choose(self, candidates: Candidates) -> list[int] | None:
-        rows = [(row, self._apply_rules(hypothesis, candidates, row)) for row, hypothesis in enumerate(self.live)]
-        if not self._has_branched:
-            rows *= self.options.num_answers
-        indices = [hypothesis.index for hypothesis in self.live] if self._has_branched else range(len(rows))
-        places = [self._place(index, options, candidates, row) for index, (row, options) in zip(indices, rows, strict=True)]
-        if None in places:
+        count = self.options.num_answers
+        rows = range(len(self.live)) if self._has_branched else [0] * count
+        indices = [hypothesis.index for hypothesis in self.live] if self._has_branched else range(count)
+        options = self._drawn(rows, indices, candidates) if self._samplers else self._likeliest(candidates)
+        if options is None:
             return None
         live: list[Hypothesis] = []
         parents: list[int] = []
-        for index, (row, options), place in zip(indices, rows, places, strict=True):
-            assert place is not None
-            if place >= len(options.ids):  # fewer alternatives than asked for, or rules that leave nothing to go on with
+        for index, row, option in zip(indices, rows, options, strict=True):
+            if option is None:  # fewer alternatives than asked for, or rules that leave nothing to go on with
                 if self._has_branched or index == 0:
                     self._finished.append(self.live[row])
                 continue
-            hypothesis = self._extend(self.live[row], options, place, candidates, row, index)
+            hypothesis = self._extend(row, option, candidates, index)
             if hypothesis.is_eos or hypothesis.num_generated >= self._max_new_tokens:
                 self._finished.append(hypothesis)
             else:
@@ -78,15 +78,31 @@ class SeparateSearch(Search):
         self.live, self._has_branched = live, True
         return parents
 
-    def _place(self, index: int, options: Options, candidates: Candidates, row: int) -> int | None:
-        """Return which of its options an answer takes; None if more have to be seen."""
-        if not len(options.ids):
-            return 0
-        if self.options.has_alternatives and not self._has_branched:
-            return index
-        if not self._samplers:
-            return 0
-        log_probs = candidates.log_probs[row]
-        unseen_probability = 1.0 - float(np.exp(log_probs.astype(np.float64)).sum())
-        num_unseen = self._target.vocab_size - len(log_probs)
-        return self._samplers[index].draw(options, float(log_probs[-1]), unseen_probability, num_unseen)
+    def _likeliest(self, candidates: Candidates) -> list[Option | None]:
+        """Return what each answer goes on with, None for one that cannot go on."""
+        if self._has_branched:
+            return [next(iter(self._best(candidates, row, 1)), None) for row in range(len(self.live))]
+        count = self.options.num_answers
+        if not self.options.has_alternatives:
+            return [next(iter(self._best(candidates, 0, 1)), None)] * count
+        best = self._best(candidates, 0, count)
+        return [*best, *[None] * (count - len(best))]
+
+    def _drawn(self, rows: Sequence[int], indices: Sequence[int], candidates: Candidates) -> list[Option | None] | None:
+        """Return what each answer draws, None for one that cannot go on; None for all if more has to be seen."""
+        num_unseen = self._target.vocab_size - candidates.ids.shape[1]
+        options: list[Options] = []
+        for row, hypothesis in enumerate(self.live):
+            options.append(self._constraints.apply(hypothesis, candidates.ids[row], candidates.log_probs[row]))
+        drawn: list[Option | None] = []
+        for row, index in zip(rows, indices, strict=True):
+            own, sampler, log_probs = options[row], self._samplers[index], candidates.log_probs[row]
+            if not len(own.ids):
+                drawn.append(None)
+                continue
+            unseen = 1.0 - float(np.exp(log_probs.astype(np.float64)).sum()) if sampler.weighs_unseen(own, num_unseen) else 0.0
+            place = sampler.draw(own, float(log_probs[-1]), unseen, num_unseen)
+            if place is None:
+                return None
+            drawn.append((own.ids.item(place), own.log_probs.item(place), own.values.item(place)))
+        return drawn

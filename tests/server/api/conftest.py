@@ -235,14 +235,14 @@ def make_model(tokenizer: Tokenizer) -> Callable[..., Any]:
 @pytest.fixture
 def serve(make_model: Callable[..., Any], tmp_path: Any, logged: Any) -> Serve:
     @asynccontextmanager
-    async def serving(*models: Any, **settings: Any) -> AsyncIterator[World]:
+    async def serving(*models: Any, tracer: Any = None, **settings: Any) -> AsyncIterator[World]:
         loaded = LoadedModels(*(models or [make_model()]))
         config = ServerConfig(models=tmp_path, host="127.0.0.1", port=0, metrics_port=0, **settings)
         registry = CollectorRegistry()
         metrics = Metrics(registry, config.latency_buckets)
         for model in loaded.all():
             metrics.add_model(model.name, model.version, "fp32", "cpu", 8)
-        server = build_server(config, loaded, metrics)
+        server = build_server(config, loaded, metrics, tracer)
         await server.start()
         try:
             async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:

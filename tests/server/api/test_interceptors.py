@@ -1,4 +1,7 @@
 import asyncio
+import gc
+import json
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +14,8 @@ from grpc_status import rpc_status
 from prometheus_client import CollectorRegistry
 
 from protos.generation_pb2 import GenerateRequest, ListModelsRequest
-from server.api.interceptors import CallInterceptor
+from protos.generation_pb2_grpc import GenerationStub
+from server.api.interceptors import MAX_KEPT_HANDLERS, CallInterceptor
 from server.api.records import Records
 from server.telemetry.metrics import Metrics
 
@@ -157,6 +161,61 @@ def test_ids_of_requests_at_the_same_time_do_not_mix(serve: Any, logged: Any) ->
             await finish(world)
             assert answers == [f"r{i}" for i in range(20)]
             assert sorted(line["request_id"] for line in access_lines(logged)) == sorted(answers)
+
+    asyncio.run(run())
+
+
+def test_refusal_is_trailers_only_so_that_grpc_itself_may_retry(serve: Any, logged: Any) -> None:
+    """Retries that a service configuration asks gRPC for end with the first message or header that comes."""
+    policy = {
+        "maxAttempts": 3,
+        "initialBackoff": "0.01s",
+        "maxBackoff": "0.01s",
+        "backoffMultiplier": 1,
+        "retryableStatusCodes": ["RESOURCE_EXHAUSTED"],
+    }
+    configuration = json.dumps({"methodConfig": [{"name": [{}], "retryPolicy": policy}]})
+
+    async def run() -> None:
+        async with serve() as world:
+            world.engine.has_places = False
+            options = [("grpc.service_config", configuration)]
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{world.server.port}", options=options) as channel:
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await GenerationStub(channel).Generate(GenerateRequest(text="a", request_id="mine"))
+            await finish(world)
+            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert [line["code"] for line in access_lines(logged)] == ["RESOURCE_EXHAUSTED"] * 3
+
+    asyncio.run(run())
+
+
+def test_method_names_that_callers_make_up_are_not_kept(logged: Any) -> None:
+    async def refuse(request: Any, context: Any) -> str:
+        return "refused"
+
+    async def run() -> None:
+        calls = CallInterceptor(Records(Metrics(CollectorRegistry(), [1.0]), frozenset()), asyncio.Event())
+        refusal = grpc.unary_unary_rpc_method_handler(refuse)
+
+        async def find(_: Any) -> Any:
+            return refusal
+
+        async def handler(method: str) -> Any:
+            return await calls.intercept_service(find, SimpleNamespace(method=method, invocation_metadata=()))
+
+        first = await handler("/a.B/0")
+        assert await handler("/a.B/0") is first, "one handler serves all RPCs of a method"
+        others = [await handler(f"/a.B/{i}") for i in range(1, MAX_KEPT_HANDLERS + 1)]
+        forgotten = weakref.ref(first.unary_unary)
+        del first
+        gc.collect()
+        assert forgotten() is None
+        for other in others:
+            await other.unary_unary(object(), None)
+        await asyncio.sleep(0)
+        methods = [line["method"] for line in access_lines(logged)]
+        assert methods == [f"/a.B/{i}" for i in range(1, MAX_KEPT_HANDLERS + 1)]
 
     asyncio.run(run())
 

@@ -1,10 +1,14 @@
 import asyncio
 import socket
+import threading
+import time
+from collections import Counter
 from typing import Any
 
 import grpc
 import pytest
 from google.rpc.error_details_pb2 import RetryInfo
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
 from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 from grpc_status import rpc_status
@@ -156,6 +160,32 @@ def test_port_of_another_of_our_servers_is_taken_too(serve: Any, tmp_path: Any) 
     asyncio.run(run())
 
 
+def test_calls_that_come_while_the_event_loop_is_held_up_are_all_answered(serve: Any) -> None:
+    """A burst of some thousand calls used to lose half of them: gRPC core ended them as CANCELLED before the server saw them."""
+    num_calls, block_seconds = 4_000, 1.5
+
+    def send(port: int, is_connected: threading.Event, is_blocked: threading.Event) -> Counter[grpc.StatusCode]:
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            check = health_pb2_grpc.HealthStub(channel).Check
+            check(health_pb2.HealthCheckRequest(), timeout=60)
+            is_connected.set()
+            assert is_blocked.wait(60)
+            calls = [check.future(health_pb2.HealthCheckRequest()) for _ in range(num_calls)]
+            return Counter(call.code() for call in calls)
+
+    async def run() -> None:
+        async with serve() as world:
+            is_connected, is_blocked = threading.Event(), threading.Event()
+            codes = asyncio.create_task(asyncio.to_thread(send, world.server.port, is_connected, is_blocked))
+            while not is_connected.is_set():
+                await asyncio.sleep(0.01)
+            is_blocked.set()
+            time.sleep(block_seconds)
+            assert await codes == {grpc.StatusCode.OK: num_calls}
+
+    asyncio.run(run())
+
+
 def test_old_connections_are_asked_to_leave_without_losing_requests(serve: Any) -> None:
     async def run() -> None:
         async with serve(max_connection_age_seconds=0.05) as world:
@@ -163,5 +193,32 @@ def test_old_connections_are_asked_to_leave_without_losing_requests(serve: Any) 
                 assert (await world.stub.Generate(GenerateRequest(text="a"), wait_for_ready=True)).text
                 await asyncio.sleep(0.01)
             assert world.records() == {("en-de", "eos"): 20}
+
+    asyncio.run(run())
+
+
+def test_a_call_on_an_old_connection_takes_as_long_as_it_needs(serve: Any) -> None:
+    async def run() -> None:
+        async with serve(max_connection_age_seconds=0.05) as world:
+            world.engine.hold()
+            call = world.stub.Generate(GenerateRequest(text="a"))
+            await world.engine.arrived.wait()
+            await asyncio.sleep(0.5)
+            world.engine.gate.set()
+            assert (await call).text
+
+    asyncio.run(run())
+
+
+def test_a_call_on_an_old_connection_ends_with_the_grace_where_there_is_one(serve: Any) -> None:
+    async def run() -> None:
+        async with serve(max_connection_age_seconds=0.05, max_connection_age_grace_seconds=0.05) as world:
+            world.engine.hold()
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await world.stub.Generate(GenerateRequest(text="a"))
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+            async with asyncio.timeout(30):
+                while not world.engine.cancelled:
+                    await asyncio.sleep(0.005)
 
     asyncio.run(run())

@@ -241,6 +241,10 @@ class FakeRunner:
         self.copies.append(("positions", start, stop))
         self.caches[target][start:] = self.caches[source][start:stop] + [POISON] * (MAX_TARGET - stop)
 
+    def cache_bytes(self) -> tuple[int, int]:
+        used = sum(token != POISON for row in self.caches for token in row)
+        return self.max_rows * MAX_TARGET, used
+
 
 class Bench:
     """An engine with a fake runner and a fake clock, and the ends of its requests."""

@@ -254,6 +254,32 @@ def test_failing_ends_every_waiter_once_and_refuses_the_next(play: Callable[...,
     play(scenario)
 
 
+def test_nothing_that_arrives_is_overlooked_while_requests_are_sent(play: Callable[..., None]) -> None:
+    """The socket's descriptor speaks once for several messages, and sending may silence it."""
+
+    async def scenario(client: EngineClient, engine: HandEngine) -> None:
+        async def ask(number: int) -> int:
+            finished = await client.generate(request(number))
+            return finished.id
+
+        num_requests = 300
+        tasks = [asyncio.create_task(ask(i)) for i in range(2)]
+        num_ended = 0
+        while num_ended < num_requests:
+            command = await engine.receive()
+            assert isinstance(command, Submit)
+            for submitted in command.requests:
+                await engine.send(report(end(submitted.id)))
+                await engine.send(report())
+                num_ended += 1
+                if len(tasks) < num_requests:
+                    tasks.append(asyncio.create_task(ask(len(tasks))))
+        async with asyncio.timeout(10):
+            assert await asyncio.gather(*tasks) == list(range(num_requests))
+
+    play(scenario)
+
+
 def test_readiness_arrives_once_and_statistics_with_every_report(play: Callable[..., None]) -> None:
     seen: list[int] = []
 

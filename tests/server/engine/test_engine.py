@@ -194,3 +194,27 @@ def test_times_of_a_request_are_in_order(bench) -> None:
     for end in bench.finished.values():
         assert 100 <= end.admitted < end.first_token < end.ended
     assert bench.finished[5].admitted > bench.finished[0].admitted
+
+
+def test_statistics_tell_the_queue_in_seconds_and_the_caches_in_bytes(make_bench) -> None:
+    bench = make_bench(max_slots=2)
+    reserved, _ = bench.runner.cache_bytes()
+    idle = bench.engine.statistics()
+    assert (idle.cache_bytes_reserved, idle.cache_bytes_used, idle.queue_seconds) == (reserved, 0, 0)
+
+    def on_step() -> None:
+        bench.clock.now += 1
+
+    bench.runner.on_step = on_step
+    bench.submit(1, [3, 5])
+    bench.run()  # three steps: its slot was held for 3 s
+    for i in range(2, 8):
+        bench.submit(i, [30, i])
+    bench.step()
+    busy = bench.engine.statistics()
+    assert busy.queue_seconds == pytest.approx((2 + 4 + 1 - 2 - 0.5) * 3 / 2)
+    for _ in range(16):
+        bench.step()
+    assert 0 < bench.engine.statistics().cache_bytes_used <= reserved
+    bench.run()
+    assert bench.engine.statistics().cache_bytes_used == 0

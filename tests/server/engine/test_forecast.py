@@ -55,6 +55,13 @@ def test_a_request_needs_its_prefill_and_its_fewest_steps(forecast: Forecast) ->
     assert forecast.needed_seconds(longer, free) == pytest.approx(0.2 + 10 * 0.1)
 
 
+def test_the_queue_is_as_long_as_its_last_must_wait_for_a_slot(forecast: Forecast) -> None:
+    assert forecast.queue_seconds(scheduler(3, 0)) == 0
+    assert forecast.queue_seconds(scheduler(4, 0)) == pytest.approx(0.5 * 4 / 4)
+    assert forecast.queue_seconds(scheduler(4, 8)) == pytest.approx(8.5 * 4 / 4)
+    assert Forecast().queue_seconds(scheduler(4, 8)) == 0, "nothing has completed"
+
+
 def test_where_slots_are_taken_it_waits_for_those_in_front(forecast: Forecast) -> None:
     assert forecast.needed_seconds(sequence(), scheduler(4, 0)) == pytest.approx(0.2 + 0.5 * 4 / 4)
     assert forecast.needed_seconds(sequence(), scheduler(4, 8)) == pytest.approx(0.2 + 8.5 * 4 / 4)

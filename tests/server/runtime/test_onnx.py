@@ -159,6 +159,41 @@ def test_wide_bindings_are_not_kept(runner: OnnxRunner, bundle: Bundle) -> None:
     assert set(runner._bindings) == {(1, 1), (1, 4)} and bundle.manifest.target_vocab_size > MAX_KEPT_CANDIDATES
 
 
+def test_kept_bindings_are_bounded_and_dropped_when_the_caches_move(
+    make_runner: Callable[..., OnnxRunner], bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.runtime.cache.MIN_CAPACITY", 2)
+    monkeypatch.setattr("server.runtime.onnx.MAX_KEPT_BINDINGS", 2)
+    runner = make_runner()
+    runner.prefill(sources_of(bundle, [1, 1, 1]), [0, 1, 2])
+    for num_rows in (1, 2, 3):
+        step(runner, [START] * num_rows, [0] * num_rows)
+    assert set(runner._bindings) == {(2, NUM_CANDIDATES), (3, NUM_CANDIDATES)}
+    step(runner, [START], [2])
+    assert set(runner._bindings) == {(1, NUM_CANDIDATES)}
+
+
+def test_bits_do_not_depend_on_the_room_there_is(
+    make_runner: Callable[..., OnnxRunner], bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Caches grow and shrink under running rows, and nobody notices."""
+    everything = list(range(len(SOURCES)))
+    roomy = make_runner()
+    roomy.prefill(sources_of(bundle, everything), everything)
+    expected = run(roomy, everything, CAPACITY)
+    monkeypatch.setattr("server.runtime.cache.MIN_CAPACITY", 1)
+    monkeypatch.setattr("server.runtime.cache.STEPS_PER_REVIEW", 4)
+    runner = make_runner()
+    for row in everything:
+        runner.prefill(sources_of(bundle, [row]), [row])
+    assert run(runner, everything, CAPACITY) == expected
+    assert runner.cache.num_moves > 5
+    num_moves = runner.cache.num_moves
+    runner.prefill(sources_of(bundle, [1]), [0])
+    assert run(runner, [1], CAPACITY)[0] == expected[1]
+    assert runner.cache.num_moves > num_moves + 4, "room was given back and made again"
+
+
 def test_a_reused_row_has_no_memory(make_runner: Callable[..., OnnxRunner], bundle: Bundle) -> None:
     fresh, used = make_runner(), make_runner()
     warm_up(used, bundle.manifest)

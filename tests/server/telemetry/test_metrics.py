@@ -1,3 +1,4 @@
+import os
 from typing import Any
 
 import pytest
@@ -6,6 +7,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from server.config import LATENCY_BUCKETS
 from server.engine.messages import Answer, Finished, Request, Scored, ScoreRequest, Statistics
 from server.telemetry.metrics import Metrics
+from server.telemetry.model_metrics import CODES, REFUSALS, ModelMetrics
 
 REQUEST = Request(id=1, source_ids=[5, 6, 7, 2], max_new_tokens=10, arrival=100.0)
 
@@ -42,9 +44,15 @@ def test_names_are_the_ones_that_dashboards_query(registry: CollectorRegistry, m
     metrics.observe_failure("en-de", "INTERNAL")
     names = {family.name for family in registry.collect()}
     gauges = {"num_requests_running", "num_requests_waiting", "num_tokens_waiting", "slots_in_use", "slots", "model_ready"}
+    gauges |= {"estimated_queue_seconds", "kv_cache_usage_ratio", "cache_reserved_bytes", "cache_used_bytes"}
+    gauges |= {"engine_silence_seconds", "engine_resident_memory_bytes", "engine_open_fds"}
     counters = {
         "request_success",
         "requests_failed",
+        "requests_rejected",
+        "requests_admitted",
+        "encoder_tokens",
+        "engine_cpu_seconds",
         "prompt_tokens",
         "generation_tokens",
         "engine_restarts",
@@ -63,10 +71,12 @@ def test_names_are_the_ones_that_dashboards_query(registry: CollectorRegistry, m
         "step_duration_seconds",
         "step_batch_size",
         "prefill_batch_size",
+        "prefill_duration_seconds",
         "model_load_seconds",
         "score_latency_seconds",
     }
-    assert names == {f"dragoman_{name}" for name in gauges | counters | histograms | {"model", "build"}}
+    gpu = {"gpu_memory_used_bytes", "gpu_memory_total_bytes", "gpu_utilization_ratio"}
+    assert names == {f"dragoman_{name}" for name in gauges | gpu | counters | histograms | {"model", "build"}}
 
 
 def test_answer_is_recorded_with_where_its_time_went(registry: CollectorRegistry, metrics: Metrics) -> None:
@@ -142,20 +152,88 @@ def test_callers_cannot_make_series_by_inventing_models(registry: CollectorRegis
     assert b"invented" not in generate_latest(registry)
 
 
+def test_refusals_are_counted_by_cause_beside_their_status(registry: CollectorRegistry, metrics: Metrics) -> None:
+    metrics.observe_failure("en-de", "RESOURCE_EXHAUSTED", "queue_full")
+    metrics.observe_failure("en-de", "DEADLINE_EXCEEDED", "deadline_unmet")
+    metrics.observe_failure("en-de", "DEADLINE_EXCEEDED")
+    assert value(registry, "requests_failed_total", code="DEADLINE_EXCEEDED") == 2
+    assert value(registry, "requests_rejected_total", reason="deadline_unmet") == 1
+    assert value(registry, "requests_rejected_total", reason="queue_full") == 1
+
+
+def test_failures_of_a_model_are_there_before_the_first(registry: CollectorRegistry, metrics: Metrics) -> None:
+    assert {value(registry, "requests_failed_total", code=code) for code in CODES} == {0}
+    assert {value(registry, "requests_rejected_total", reason=reason) for reason in REFUSALS} == {0}
+
+
+def test_an_engines_process_is_read_when_somebody_asks_and_only_while_there_is_one(
+    registry: CollectorRegistry, metrics: Metrics
+) -> None:
+    names = ("engine_resident_memory_bytes", "engine_cpu_seconds_total", "engine_open_fds")
+    assert {value(registry, name) for name in names} == {None}
+    metrics.set_process("en-de", os.getpid())
+    assert all((value(registry, name) or 0) > 0 for name in names)
+    metrics.set_process("en-de", None)
+    assert {value(registry, name) for name in names} == {None}
+
+
+def test_silence_is_counted_from_the_last_report_of_a_ready_engine(registry: CollectorRegistry, metrics: Metrics) -> None:
+    now = [50.0]
+    series = ModelMetrics(metrics, "en-fr", 4, clock=lambda: now[0])
+
+    def silence() -> float | None:
+        return value(registry, "engine_silence_seconds", model="en-fr")
+
+    now[0] = 60.0
+    assert silence() == 0, "it has not been ready"
+    series.set_ready(True)
+    now[0] = 62.0
+    assert silence() == 2
+    series.observe_statistics(Statistics())
+    now[0] = 62.5
+    assert silence() == 0.5
+    series.set_ready(False)
+    series.observe_statistics(Statistics())
+    now[0] = 99.0
+    assert silence() == 0
+
+
+def test_labels_are_what_is_told_of_each_metric(registry: CollectorRegistry, metrics: Metrics) -> None:
+    metrics.set_process("en-de", os.getpid())
+    for family in registry.collect():
+        name = family.name + {"counter": "_total", "info": "_info"}.get(family.type, "")
+        for sample in family.samples:
+            assert set(sample.labels) - {"le"} == set(metrics.labels[name]), name
+        assert name in metrics.labels
+
+
 def test_gauges_show_the_engines_last_word(registry: CollectorRegistry, metrics: Metrics) -> None:
     metrics.observe_statistics("en-de", Statistics(num_waiting=1, num_waiting_tokens=2, num_running=3, num_slots=4))
-    metrics.observe_statistics("en-de", Statistics(num_waiting=5, num_waiting_tokens=6, num_running=7, num_slots=8))
+    last = Statistics(
+        num_waiting=5,
+        num_waiting_tokens=6,
+        num_running=7,
+        num_slots=8,
+        queue_seconds=0.25,
+        cache_bytes_reserved=4096,
+        cache_bytes_used=1024,
+    )
+    metrics.observe_statistics("en-de", last)
     assert value(registry, "num_requests_waiting") == 5
     assert value(registry, "num_tokens_waiting") == 6
     assert value(registry, "num_requests_running") == 7
     assert value(registry, "slots_in_use") == 8
     assert value(registry, "slots") == 16
+    assert value(registry, "kv_cache_usage_ratio") == 0.5
+    assert value(registry, "estimated_queue_seconds") == 0.25
+    assert value(registry, "cache_reserved_bytes") == 4096
+    assert value(registry, "cache_used_bytes") == 1024
 
 
 def test_steps_and_prefills_are_observed_only_when_there_was_one(registry: CollectorRegistry, metrics: Metrics) -> None:
     metrics.observe_statistics("en-de", Statistics())
     metrics.observe_statistics("en-de", Statistics(step_rows=4, step_seconds=0.002))
-    prefill = Statistics(prefill_rows=2, prefill_tokens=9, prefill_padded_tokens=12)
+    prefill = Statistics(prefill_rows=2, prefill_tokens=9, prefill_padded_tokens=12, prefill_seconds=0.03)
     metrics.observe_statistics("en-de", prefill)
     assert value(registry, "step_duration_seconds_count") == 1
     assert value(registry, "step_duration_seconds_sum") == 0.002
@@ -163,6 +241,10 @@ def test_steps_and_prefills_are_observed_only_when_there_was_one(registry: Colle
     assert value(registry, "prefill_batch_size_count") == 1
     assert value(registry, "prefill_batch_size_sum") == 2
     assert value(registry, "encoder_padded_tokens_total") == 12
+    assert value(registry, "encoder_tokens_total") == 9
+    assert value(registry, "requests_admitted_total") == 2
+    assert value(registry, "prefill_duration_seconds_count") == 1
+    assert value(registry, "prefill_duration_seconds_sum") == 0.03
 
 
 def test_model_that_is_not_ready_has_nothing_running(registry: CollectorRegistry, metrics: Metrics) -> None:
@@ -181,16 +263,19 @@ def test_what_runs_and_what_is_loaded_can_be_read(registry: CollectorRegistry, m
     assert registry.get_sample_value("dragoman_build_info", {"version": "1.2.3"}) == 1
     assert value(registry, "model_info", version="v1", precision="fp32", device="cpu") == 1
     assert value(registry, "model_load_seconds_sum") == 1.5
+    metrics.observe_statistics("en-de", Statistics(num_slots=16))
     metrics.add_model("en-de", "v2", "fp16", "cuda", 32)
     assert value(registry, "model_info", version="v1", precision="fp32", device="cpu") is None
     assert value(registry, "model_info", version="v2", precision="fp16", device="cuda") == 1
     assert value(registry, "slots") == 32
+    assert value(registry, "kv_cache_usage_ratio") == 0.5
 
 
 def test_removed_model_leaves_no_series(registry: CollectorRegistry, metrics: Metrics) -> None:
     metrics.add_model("en-fr", "v1", "fp32", "cpu", 16)
     metrics.observe_finished("en-de", REQUEST, finished())
     metrics.observe_failure("en-de", "INTERNAL")
+    metrics.set_process("en-de", os.getpid())
     metrics.remove_model("en-de")
     metrics.remove_model("en-de")
     text = generate_latest(registry)

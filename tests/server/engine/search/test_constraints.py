@@ -116,3 +116,22 @@ def test_a_penalty_below_one_needs_everything() -> None:
 
 def test_never_more_is_needed_than_there_is() -> None:
     assert constraints(suppressed_tokens=[2, 3, 4]).num_needed(grown(), 6) == VOCAB_SIZE
+
+
+@pytest.mark.parametrize("penalty", [0.5, 1.0, 1.3, 4.0])
+@pytest.mark.parametrize("options", [{}, {"suppressed_tokens": [3, 5, 9]}, {"no_repeat_ngram_size": 2}, {"min_new_tokens": 9}])
+def test_the_best_are_the_first_of_all(penalty: float, options: dict[str, object]) -> None:
+    """With ties, with tokens that have no probability, and with fewer left than wanted."""
+    random = np.random.default_rng(0)
+    for case in range(100):
+        size = int(random.integers(1, 30))
+        logits = np.round(random.normal(0, 2, size) * 2) / 2
+        logits[random.random(size) < 0.2 * (case % 3)] = -np.inf
+        log_probs = (logits - np.log(np.exp(np.append(logits, 0)).sum())).astype(np.float32)
+        ids = np.argsort(-log_probs, kind="stable")
+        hypothesis = grown(*random.integers(2, 30, random.integers(0, 12)).tolist())
+        rules = Constraints(SearchOptions(repetition_penalty=penalty, **options), EOS, 30)  # type: ignore[arg-type]
+        everything = rules.apply(hypothesis, ids, log_probs[ids])
+        expected = list(zip(everything.ids.tolist(), everything.log_probs.tolist(), everything.values.tolist(), strict=True))
+        for num_wanted in (1, 2, 5, 40):
+            assert rules.best(hypothesis, ids, log_probs[ids], num_wanted) == expected[:num_wanted]

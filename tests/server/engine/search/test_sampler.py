@@ -122,6 +122,14 @@ def test_most_draws_are_decided_by_the_likeliest_tokens() -> None:
     assert sum(place is not None for place in places) > 60
 
 
+def test_what_rounding_leaves_of_a_probability_of_1_is_not_the_least_likely_tokens() -> None:
+    """Of 250,000 float32 probabilities as much as 1e-5 may be missing, a thousand times what the last of them is."""
+    log_probs = np.log(np.array([0.6, 0.4 - 1e-5 - 1e-9, 1e-9]))
+    sampler = Fixed(Sampling(1), 1 - 1e-6)
+    assert draw_of_first(sampler, log_probs, 2) is None
+    assert draw_of_all(sampler, options_of(log_probs)) == 0
+
+
 def test_tokens_that_are_impossible_decide_nothing() -> None:
     log_probs = np.concatenate([np.log(np.full(4, 0.25)), np.full(6, -np.inf)])
     for temperature in (0.5, 1.0, 2.0):
@@ -195,3 +203,30 @@ def test_an_undecided_draw_does_not_use_up_a_random_number() -> None:
             assert draw_of_all(patient, options_of(log_probs)) == draw_of_all(other, options_of(log_probs))
             patient.accept()
             other.accept()
+
+
+@pytest.mark.parametrize(("temperature", "least"), [(0.7, 10), (1.0, 40), (1.3, 3)])
+def test_the_end_of_a_nucleus_need_not_be_seen(temperature: float, least: int) -> None:
+    """How much it weighs is known well enough for many of the draws that lie in what is seen."""
+    rng = np.random.default_rng(5)
+    num_decided = 0
+    for seed in range(200):
+        log_probs = log_probs_of(rng, 2000, 1.5)
+        weights = np.exp(log_probs / temperature)
+        assert weights[:64].sum() < 0.9 * weights.sum(), "the nucleus ends beyond what is seen"
+        place = draw_of_first(Sampler(Sampling(seed, temperature, 0, 0.9), 0), log_probs, 64)
+        if place is not None:
+            num_decided += 1
+            assert place == draw_of_all(Sampler(Sampling(seed, temperature, 0, 0.9), 0), options_of(log_probs))
+    assert num_decided >= least
+
+
+def test_a_nucleus_of_nearly_everything_is_the_same_from_a_part() -> None:
+    """Rounding may leave the sum of all probabilities short of `top_p`."""
+    for scale in (0.0, 2.0, 6.0):
+        log_probs = (log_probs_of(np.random.default_rng(6), 300, scale) - 3e-6).astype(np.float32).astype(np.float64)
+        for top_p in (1 - 1e-6, 1 - 1e-9):
+            for number in np.linspace(0, 1, 500, endpoint=False).tolist():
+                place = draw_of_first(Fixed(Sampling(0, 1.0, 0, top_p), number), log_probs, 100)
+                if place is not None:
+                    assert place == draw_of_all(Fixed(Sampling(0, 1.0, 0, top_p), number), options_of(log_probs))

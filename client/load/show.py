@@ -1,0 +1,36 @@
+"""Numbers for people: as many digits as mean something, thousands grouped, a dash for what was not measured."""
+
+NOTHING = "–"
+
+
+def milliseconds(seconds: float | None) -> str:
+    """Return a time in milliseconds, without the unit."""
+    if seconds is None:
+        return NOTHING
+    return number(seconds * 1000)
+
+
+def number(value: float | None) -> str:
+    """Return a number with about three digits that count."""
+    if value is None:
+        return NOTHING
+    size = abs(value)
+    if size >= 100 or value == round(value):
+        return f"{value:,.0f}"
+    return f"{value:,.1f}" if size >= 10 else f"{value:,.2f}"
+
+
+def share(value: float | None) -> str:
+    """Return a share in percent; only all of it is 100 %."""
+    if value is None:
+        return NOTHING
+    percent = value * 100
+    if 99.9 < percent < 100:
+        percent = int(percent * 1000) / 1000
+        return f"{percent:.3f} %"
+    return f"{percent:.1f} %"
+
+
+def signed_share(value: float) -> str:
+    """Return a change in percent, with its sign."""
+    return f"{value * 100:+.1f} %"

@@ -1,0 +1,64 @@
+"""What the device runner must know of a model: its dimensions and where its graphs lie; no bundle is opened here."""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+BFLOAT16 = 16
+"""ONNX's number of the type, which NumPy does not have."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceModel:
+    """A model on disk, as its manifest describes it; see `export.bundle.Manifest`."""
+
+    encoder_path: Path
+    decoder_path: Path
+    precision: str
+    num_heads: int
+    head_dim: int
+    num_decoder_layers: int
+    target_vocab_size: int
+    pad_id: int
+    eos_id: int
+    decoder_start_id: int
+    max_source_tokens: int
+    max_target_tokens: int
+
+    @classmethod
+    def of(cls, directory: Path, manifest: object) -> Self:
+        """Describe a bundle.
+
+        Args:
+            directory: Of the bundle.
+            manifest: Its manifest, or anything with the same attributes.
+        """
+        described: dict[str, Any] = {field.name: getattr(manifest, field.name) for field in fields(cls)[2:]}
+        return cls(directory / "encoder.onnx", directory / "decoder.onnx", **described)
+
+    @property
+    def element_type(self) -> Any:
+        """Type of the caches' elements, as ONNX Runtime takes it when it binds memory."""
+        return {"fp16": np.float16, "bf16": BFLOAT16}.get(self.precision, np.float32)
+
+    @property
+    def element_bytes(self) -> int:
+        """Size of one of them."""
+        return 2 if self.precision in ("fp16", "bf16") else 4
+
+    @property
+    def position_bytes(self) -> int:
+        """What one position of one head takes in one cache: Dh elements."""
+        return self.head_dim * self.element_bytes
+
+    @property
+    def num_tensors(self) -> int:
+        """Caches of a kind: keys and values of every layer."""
+        return 2 * self.num_decoder_layers
+
+    @property
+    def weights_bytes(self) -> int:
+        """What the weights take on disk; in memory the output projection, widened to single precision, comes on top."""
+        return sum(path.with_suffix(".weights").stat().st_size for path in (self.encoder_path, self.decoder_path))

@@ -1,0 +1,143 @@
+"""Which device a model runs on: what was asked for, what there is, and why it is not the other.
+
+ONNX Runtime that cannot load CUDA goes on with the CPU and says so in a log line only. Here everything CUDA needs is looked for
+first, and what is missing is named.
+"""
+
+import contextlib
+import io
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from server.runtime.device import DeviceError
+
+CUDA_PROVIDER = "CUDAExecutionProvider"
+REQUEST = re.compile(r"auto|cpu|cuda(?::(\d{1,3}))?")
+HALF_PRECISIONS = ("fp16", "bf16")
+CPU_PRECISIONS = ("fp32", "int8", "fp16")
+# Others that onnxruntime-gpu can do with, it does without.
+NEEDED_LIBRARIES = ("libcublas", "libcudart", "libcurand")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A device to run on.
+
+    Attributes:
+        ordinal: Of the CUDA device; None for the CPU.
+        reason: Why this one, for the log.
+    """
+
+    ordinal: int | None
+    reason: str
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether it is a CUDA device."""
+        return self.ordinal is not None
+
+
+def choose_device(request: str, precision: str, check_cuda: "Callable[[int], str] | None" = None) -> Choice:
+    """Return the device that a bundle of this precision is to run on.
+
+    Args:
+        request: `auto`, `cpu`, `cuda` or `cuda:N`.
+        precision: Of the bundle.
+        check_cuda: Says what keeps a CUDA device from being used, or nothing; the true check where it is left out.
+
+    Raises:
+        DeviceError: If it cannot be the one asked for, or if there is none for the precision.
+    """
+    found = REQUEST.fullmatch(request)
+    if found is None:
+        raise DeviceError(f"--device must be auto, cpu, cuda or cuda:N, not {request!r}")
+    ordinal = int(found[1] or 0)
+    fits_cuda, fits_cpu = precision in HALF_PRECISIONS, precision in CPU_PRECISIONS
+    if request.startswith("cuda") and not fits_cuda:
+        raise DeviceError(f"--device {request}: CUDA runs fp16 and bf16 bundles, and this one is {precision}; export it anew")
+    if request == "cpu" and not fits_cpu:
+        raise DeviceError(f"--device cpu: the CPU does not run {precision} bundles; export one of {', '.join(CPU_PRECISIONS)}")
+    if request == "cpu":
+        return Choice(None, "asked for")
+    if not fits_cuda:
+        return Choice(None, f"CUDA does not run {precision} bundles")
+    obstacle = (check_cuda or cuda_obstacle)(ordinal)
+    if not obstacle:
+        return Choice(ordinal, "asked for" if request != "auto" else "it is there, and the bundle is for it")
+    if request != "auto":
+        raise DeviceError(f"--device {request}: {obstacle}")
+    if not fits_cpu:
+        raise DeviceError(f"--device auto: the CPU does not run {precision} bundles, and there is no CUDA device: {obstacle}")
+    return Choice(None, f"no CUDA device: {obstacle}")
+
+
+def cuda_obstacle(ordinal: int) -> str:
+    """Return what keeps a CUDA device from being used, in words for the operator; nothing if it can be used."""
+    return _wheel_obstacle() or _driver_obstacle(ordinal) or _library_obstacle()
+
+
+def _wheel_obstacle() -> str:
+    """Look at the installed packages."""
+    cpu_wheel, gpu_wheel = installed_version("onnxruntime"), installed_version("onnxruntime-gpu")
+    try:
+        onnxruntime: Any = import_module("onnxruntime")
+    except ImportError as error:
+        return f"onnxruntime cannot be imported ({error}); pip install 'dragoman[gpu]'"
+    if CUDA_PROVIDER not in onnxruntime.get_available_providers():
+        if gpu_wheel is not None and cpu_wheel is not None:
+            return (
+                f"onnxruntime {cpu_wheel}, the CPU build, lies over onnxruntime-gpu {gpu_wheel}; uninstall both and "
+                "pip install 'dragoman[gpu]'"
+            )
+        return f"the installed onnxruntime {onnxruntime.__version__} is the CPU build; pip install 'dragoman[gpu]' in its place"
+    return ""
+
+
+def _driver_obstacle(ordinal: int) -> str:
+    """Ask CUDA itself for the device."""
+    try:
+        runtime: Any = import_module("cuda.bindings.runtime")
+    except ImportError as error:
+        return f"cuda-bindings cannot be imported ({error}); pip install 'dragoman[gpu]'"
+    try:
+        status, count = runtime.cudaGetDeviceCount()
+    except RuntimeError as error:  # the package has no CUDA library to call
+        return f"CUDA's runtime library cannot be loaded ({error})"
+    name = getattr(status, "name", str(status))
+    match name:
+        case "cudaSuccess":
+            pass
+        case "cudaErrorInsufficientDriver":
+            return "there is no NVIDIA driver, or it is older than this CUDA needs (in a container: was it started with GPUs?)"
+        case "cudaErrorNoDevice":
+            return "the NVIDIA driver sees no device"
+        case _:
+            return f"CUDA does not start: {name}"
+    if not count:
+        return "the NVIDIA driver sees no device"
+    if ordinal >= count:
+        return f"there is no cuda:{ordinal}; the driver sees {count} {'device' if count == 1 else 'devices'}"
+    return ""
+
+
+def _library_obstacle() -> str:
+    """Load CUDA's libraries, wherever they lie; ONNX Runtime says on standard output which it has not found."""
+    onnxruntime: Any = import_module("onnxruntime")
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        onnxruntime.preload_dlls()
+    missing = [line.split()[3].rstrip(":") for line in said.getvalue().splitlines() if line.startswith("Failed to load ")]
+    needed = [library for library in missing if library.startswith(NEEDED_LIBRARIES)]
+    return f"{', '.join(needed)} cannot be loaded; pip install 'dragoman[gpu]'" if needed else ""
+
+
+def installed_version(package: str) -> str | None:
+    """Return the version of an installed package; None if it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,133 @@
+"""One model's series: what the engine and the API say of it, counted.
+
+What the metrics are called and mean is declared in `metrics.py`.
+"""
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from prometheus_client import Gauge
+
+from server.engine import messages
+
+if TYPE_CHECKING:
+    from server.telemetry.metrics import Metrics
+
+ANSWERS = ("eos", "length")
+# What stands for a finish reason where a pair was scored.
+SCORED = "scored"
+# What failures to expect of a loaded model; the few others are counted from their first on.
+CODES = ("CANCELLED", "DEADLINE_EXCEEDED", "INTERNAL", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED", "UNAVAILABLE")
+REFUSALS = ("deadline_unmet", "invalid", "not_ready", "queue_full")
+
+
+class ModelMetrics:
+    """One model's series, looked up once: finding a labelled child costs more than counting."""
+
+    def __init__(self, metrics: "Metrics", name: str, num_slots: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.num_slots = num_slots
+        self.statistics = messages.Statistics()
+        self.restarts = metrics.engine_restarts.labels(name)
+        self._clock = clock
+        self._last_heard: float | None = None
+        self._ready = metrics.model_ready.labels(name)
+        self._success = {reason: metrics.request_success.labels(name, reason) for reason in (*ANSWERS, SCORED)}
+        self._admitted = metrics.requests_admitted.labels(name)
+        self._score_tokens = metrics.score_tokens.labels(name)
+        self._score_latency = metrics.score_latency.labels(name)
+        self._prompt_tokens = metrics.prompt_tokens.labels(name)
+        self._generation_tokens = metrics.generation_tokens.labels(name)
+        self._encoder_tokens = metrics.encoder_tokens.labels(name)
+        self._padded_tokens = metrics.encoder_padded_tokens.labels(name)
+        self._time_to_first_token = metrics.time_to_first_token.labels(name)
+        self._inter_token_latency = metrics.inter_token_latency.labels(name)
+        self._e2e_latency = metrics.e2e_request_latency.labels(name)
+        self._queue_time = metrics.request_queue_time.labels(name)
+        self._prefill_time = metrics.request_prefill_time.labels(name)
+        self._decode_time = metrics.request_decode_time.labels(name)
+        self._request_prompt_tokens = metrics.request_prompt_tokens.labels(name)
+        self._request_generation_tokens = metrics.request_generation_tokens.labels(name)
+        self._step_duration = metrics.step_duration.labels(name)
+        self._step_batch_size = metrics.step_batch_size.labels(name)
+        self._prefill_duration = metrics.prefill_duration.labels(name)
+        self._prefill_batch_size = metrics.prefill_batch_size.labels(name)
+        self._start_failures(metrics, name)
+        self._show_statistics(metrics, name)
+
+    def set_ready(self, is_ready: bool) -> None:
+        """Say whether the model takes requests; one that does not has nothing waiting or running, and is not expected to speak."""
+        self._ready.set(is_ready)
+        if is_ready:
+            self._last_heard = self._clock()
+        else:
+            self._last_heard = None
+            self.statistics = messages.Statistics()
+
+    def observe_statistics(self, statistics: messages.Statistics) -> None:
+        """Keep them for the gauges; observe the step and the prefill if there was one."""
+        self.statistics = statistics
+        if self._last_heard is not None:
+            self._last_heard = self._clock()
+        if statistics.step_rows:
+            self._step_duration.observe(statistics.step_seconds)
+            self._step_batch_size.observe(statistics.step_rows)
+        if statistics.prefill_rows:
+            self._admitted.inc(statistics.prefill_rows)
+            self._prefill_batch_size.observe(statistics.prefill_rows)
+            self._prefill_duration.observe(statistics.prefill_seconds)
+            self._encoder_tokens.inc(statistics.prefill_tokens)
+            self._padded_tokens.inc(statistics.prefill_padded_tokens)
+
+    def observe_finished(self, request: messages.Request, finished: messages.Finished) -> None:
+        """Count tokens whatever the end; times and success of answers only, so that errors do not look like speed."""
+        if finished.admitted is not None:
+            self._prompt_tokens.inc(len(request.source_ids))
+            self._generation_tokens.inc(finished.num_generated)
+        if finished.reason not in ANSWERS or finished.admitted is None or finished.first_token is None:
+            return
+        decode_seconds = finished.ended - finished.first_token
+        self._success[finished.reason].inc()
+        self._queue_time.observe(finished.admitted - request.arrival)
+        self._prefill_time.observe(finished.prefill_seconds)
+        self._time_to_first_token.observe(finished.first_token - request.arrival)
+        self._decode_time.observe(decode_seconds)
+        self._e2e_latency.observe(finished.ended - request.arrival)
+        self._request_prompt_tokens.observe(len(request.source_ids))
+        self._request_generation_tokens.observe(finished.num_generated)
+        longest = max(len(answer.log_probs) for answer in finished.answers)
+        if longest > 1:
+            self._inter_token_latency.observe(decode_seconds / (longest - 1))
+
+    def observe_scored(self, pair: messages.ScoreRequest, scored: messages.Scored) -> None:
+        """Count the pair, its tokens and its time."""
+        self._success[SCORED].inc()
+        self._score_tokens.inc(len(pair.source_ids) + len(pair.target_ids))
+        self._score_latency.observe(scored.ended - pair.arrival)
+
+    def _start_failures(self, metrics: "Metrics", name: str) -> None:
+        """Start counting at zero: a series that begins with its first failure hides that one from Prometheus."""
+        for code in CODES:
+            metrics.requests_failed.labels(name, code)
+        for reason in REFUSALS:
+            metrics.requests_rejected.labels(name, reason)
+
+    def _show_statistics(self, metrics: "Metrics", name: str) -> None:
+        """Have the gauges read the engine's last word."""
+
+        def show(gauge: Gauge, value: Callable[[messages.Statistics], float]) -> None:
+            gauge.labels(name).set_function(lambda: value(self.statistics))
+
+        show(metrics.num_requests_running, lambda statistics: statistics.num_running)
+        show(metrics.num_requests_waiting, lambda statistics: statistics.num_waiting)
+        show(metrics.num_tokens_waiting, lambda statistics: statistics.num_waiting_tokens)
+        show(metrics.estimated_queue, lambda statistics: statistics.queue_seconds)
+        show(metrics.slots_in_use, lambda statistics: statistics.num_slots)
+        show(metrics.cache_reserved, lambda statistics: statistics.cache_bytes_reserved)
+        show(metrics.cache_used, lambda statistics: statistics.cache_bytes_used)
+        metrics.kv_cache_usage.labels(name).set_function(lambda: self.statistics.num_slots / self.num_slots)
+        metrics.engine_silence.labels(name).set_function(self._silence_seconds)
+
+    def _silence_seconds(self) -> float:
+        heard = self._last_heard
+        return 0.0 if heard is None else max(0.0, self._clock() - heard)

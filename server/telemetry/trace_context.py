@@ -1,0 +1,64 @@
+"""The trace that a caller says its request belongs to: W3C Trace Context, read from gRPC metadata, without OpenTelemetry.
+
+Specification: https://www.w3.org/TR/trace-context/. What cannot be read is treated as if it were not there.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+PARENT_KEY = "traceparent"
+STATE_KEY = "tracestate"
+MAX_STATE_BYTES = 512
+MAX_STATE_MEMBERS = 32
+
+# Of version 00 there is no more than this; later ones may go on after a dash.
+_PARENT = re.compile(r"(?!ff)([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+_MEMBER = re.compile(r"[a-z0-9][a-z0-9_\-*/@]{0,255}=[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]")
+_SAMPLED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TraceContext:
+    """A caller's span, seen from the server.
+
+    Attributes:
+        trace_id: 32 hexadecimal digits.
+        span_id: 16 hexadecimal digits.
+        is_sampled: Whether the caller records its trace.
+        state: What tracing systems have to say to each other; empty for nothing.
+    """
+
+    trace_id: str
+    span_id: str
+    is_sampled: bool
+    state: str = ""
+
+
+def read_trace_context(metadata: Iterable[tuple[str, str | bytes]] | None) -> TraceContext | None:
+    """Return the context that a call's metadata carries; None if there is none, or none that can be read.
+
+    Of several parents the last one counts: instrumentation adds its own, the nearer one, after what the caller has given.
+    """
+    parent: str | bytes = ""
+    states: list[str | bytes] = []
+    for key, value in metadata or ():
+        if key == PARENT_KEY:
+            parent = value
+        elif key == STATE_KEY:
+            states.append(value)
+    if not isinstance(parent, str) or (match := _PARENT.fullmatch(parent.strip())) is None:
+        return None
+    version, trace_id, span_id, flags, rest = match.groups()
+    if (version == "00" and rest) or not int(trace_id, 16) or not int(span_id, 16):
+        return None
+    return TraceContext(trace_id, span_id, bool(int(flags, 16) & _SAMPLED), _read_state(states) if states else "")
+
+
+def _read_state(values: list[str | bytes]) -> str:
+    """Return the state in one line; nothing if any of it is malformed or it is longer than it may be."""
+    members = [member.strip() for value in values if isinstance(value, str) for member in value.split(",") if member.strip()]
+    keys = {member.partition("=")[0] for member in members}
+    state = ",".join(members)
+    is_sound = len(keys) == len(members) <= MAX_STATE_MEMBERS and all(map(_MEMBER.fullmatch, members))
+    return state if is_sound and len(state) <= MAX_STATE_BYTES else ""

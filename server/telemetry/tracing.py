@@ -1,0 +1,252 @@
+"""Spans of calls: one for each RPC, and below it what the engine did for it; OpenTelemetry sends them to a collector.
+
+Only this file needs OpenTelemetry, the extra `tracing`; it is imported when a collector is set. Spans leave from a thread of their
+own, through a queue that drops what it cannot hold, so a slow or dead collector slows no request. No span holds a user's text.
+
+Names of attributes: https://opentelemetry.io/docs/specs/semconv/ (`rpc.*`, `gen_ai.*`), ours start with `dragoman.`.
+"""
+
+import threading
+import time
+
+from google.rpc.code_pb2 import Code
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+from opentelemetry.trace import (
+    NonRecordingSpan,
+    Span,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    TraceFlags,
+    TraceState,
+    format_span_id,
+    format_trace_id,
+    set_span_in_context,
+)
+from opentelemetry.trace import Tracer as SpanMaker
+from opentelemetry.util.types import AttributeValue
+
+from server.engine import messages
+from server.telemetry.trace_context import TraceContext
+
+# Requests of one GenerateBatch stream that get spans: a stream may have a million, and no one looks at such a trace.
+MAX_ITEMS = 1000
+# How long the last export may take to notice that it was called off.
+CALL_OFF_SECONDS = 0.5
+# Of these statuses a server is to blame; the others are answers to what the caller did.
+SERVER_ERRORS = frozenset({"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"})
+
+
+class Tracer:
+    """Makes the spans of calls and sends them away."""
+
+    def __init__(self, endpoint: str, sample_ratio: float, version: str) -> None:
+        """Start the thread that sends; nothing is connected yet.
+
+        Args:
+            endpoint: Of the collector (OTLP over gRPC), `http://host:port` or `https://host:port`. Headers, certificates and
+                time limits come from the variables `OTEL_EXPORTER_OTLP_*`, sizes of queue and batches from `OTEL_BSP_*`.
+            sample_ratio: Share of calls without a caller's decision that are traced, 0 to 1.
+            version: Of the server.
+        """
+        named = OTELResourceDetector().detect().attributes
+        resource = Resource.create({"service.name": "dragoman", "service.version": version, **named})
+        self._exporter = OTLPSpanExporter(endpoint=endpoint)
+        self._processor = BatchSpanProcessor(self._exporter)
+        sampler = ParentBased(TraceIdRatioBased(sample_ratio))
+        provider = TracerProvider(sampler=sampler, resource=resource, shutdown_on_exit=False)
+        provider.add_span_processor(self._processor)
+        self._spans = provider.get_tracer("dragoman", version)
+
+    def start(self, method: str, arrival: float, caller: TraceContext | None) -> "CallSpan | None":
+        """Start the span of an RPC; None if it is not to be traced.
+
+        Args:
+            method: Its full name, `/package.Service/Method`.
+            arrival: `time.monotonic()` when it came.
+            caller: What the caller says of its trace.
+        """
+        service, _, name = method.lstrip("/").rpartition("/")
+        clock = _Clock()
+        span = self._spans.start_span(
+            f"{service}/{name}",
+            Context() if caller is None else set_span_in_context(_span_of(caller), Context()),
+            SpanKind.SERVER,
+            {"rpc.system": "grpc", "rpc.service": service, "rpc.method": name},
+            start_time=clock.wall(arrival),
+        )
+        return CallSpan(self._spans, span, clock, arrival) if span.is_recording() else None
+
+    def close(self, seconds: float) -> bool:
+        """Send what is left, at most so long and a moment; return whether all of it was taken off our hands in time.
+
+        Blocks; no span may end afterwards.
+        """
+        flushing = threading.Thread(target=self._processor.shutdown, name="flush-spans", daemon=True)
+        flushing.start()
+        flushing.join(seconds)
+        is_flushed = not flushing.is_alive()
+        if not is_flushed:
+            self._exporter.shutdown()  # ends the export that hangs; its thread must not outlive the interpreter
+            flushing.join(CALL_OFF_SECONDS)
+        return is_flushed
+
+
+class CallSpan:
+    """The span of one call, an RPC or a request of a batch, until `end`.
+
+    Attributes:
+        trace_id: 32 hexadecimal digits.
+        span_id: 16 hexadecimal digits.
+    """
+
+    __slots__ = ("_arrival", "_clock", "_num_items", "_span", "_spans", "span_id", "trace_id")
+
+    def __init__(self, spans: SpanMaker, span: Span, clock: "_Clock", arrival: float) -> None:
+        """Take over a span that has been started. Use `Tracer.start` and `start_item`."""
+        self._spans, self._span, self._clock, self._arrival = spans, span, clock, arrival
+        self._num_items = 0
+        context = span.get_span_context()
+        self.trace_id = format_trace_id(context.trace_id)
+        self.span_id = format_span_id(context.span_id)
+
+    def start_item(self, arrival: float) -> "CallSpan | None":
+        """Start the span of one request of a batch, below this one; None once the batch has `MAX_ITEMS`.
+
+        Args:
+            arrival: `time.monotonic()` when it came.
+        """
+        self._num_items += 1
+        if self._num_items > MAX_ITEMS:
+            return None
+        return CallSpan(self._spans, self._start_child("request", arrival), self._clock, arrival)
+
+    def describe(self, version: str, request: messages.Request) -> None:
+        """Say what was asked for.
+
+        Args:
+            version: Of the model.
+            request: As it goes to the engine.
+        """
+        search = request.search
+        self._span.set_attributes(
+            {
+                "dragoman.model.version": version,
+                "dragoman.num_beams": search.num_beams,
+                "dragoman.priority": request.priority,
+                "gen_ai.request.max_tokens": request.max_new_tokens,
+                "gen_ai.request.choice.count": search.num_answers,
+            }
+        )
+        if (sampling := search.sampling) is not None:
+            self._span.set_attributes(
+                {
+                    "gen_ai.request.temperature": sampling.temperature,
+                    "gen_ai.request.top_k": sampling.top_k,
+                    "gen_ai.request.top_p": sampling.top_p,
+                }
+            )
+
+    def add_phases(self, finished: messages.Finished) -> None:
+        """Add the spans of what the engine did, each from where the one before it ended.
+
+        `queue` lasts from the call's arrival until it gets its slots, `prefill` as long as the encoder took for its batch, `decode`
+        from then on, with an event where the first token was chosen. A request that ended earlier lacks the later ones.
+        """
+        if finished.answers:
+            self._span.set_attribute("gen_ai.response.finish_reasons", [answer.reason for answer in finished.answers])
+        else:
+            self._fail(finished.reason, finished.incident)
+        if finished.admitted is None:
+            self._add("queue", self._arrival, finished.ended)
+            return
+        self._add("queue", self._arrival, finished.admitted)
+        if not finished.prefill_seconds:  # it ended before its encoder pass did
+            self._add("prefill", finished.admitted, finished.ended)
+            return
+        decoding = min(finished.admitted + finished.prefill_seconds, finished.ended)
+        self._add("prefill", finished.admitted, decoding)
+        self._add("decode", decoding, finished.ended, finished.first_token)
+
+    def add_scoring(self, version: str, scored: messages.Scored) -> None:
+        """Add the span `score`: from the call's arrival to its scores, with the wait for the pairs before it."""
+        self._span.set_attribute("dragoman.model.version", version)
+        if scored.reason != "eos":
+            self._fail(scored.reason, scored.incident)
+        self._add("score", self._arrival, scored.ended)
+
+    def end(
+        self, code: str, *, request_id: str, model: str, source_tokens: int, generated_tokens: int, refusal: str, ended: float
+    ) -> None:
+        """End the span.
+
+        Args:
+            code: Name of the gRPC status.
+            request_id: The caller's or ours.
+            model: Name of the model; empty if it never got to one.
+            source_tokens: Tokens of its source.
+            generated_tokens: Tokens generated for it.
+            refusal: Why it was turned away before any work; empty if it was not.
+            ended: `time.monotonic()` when it ended.
+        """
+        attributes: dict[str, AttributeValue] = {
+            "rpc.grpc.status_code": Code.Value(code),
+            "dragoman.request_id": request_id,
+            "gen_ai.usage.input_tokens": source_tokens,
+            "gen_ai.usage.output_tokens": generated_tokens,
+        }
+        if model:
+            attributes["gen_ai.request.model"] = model
+        if refusal:
+            attributes["dragoman.rejected_reason"] = refusal
+        if self._num_items:
+            attributes["dragoman.batch.num_requests"] = self._num_items
+        if code != "OK":
+            attributes["error.type"] = code
+        if code in SERVER_ERRORS:
+            self._span.set_status(Status(StatusCode.ERROR, code))
+        self._span.set_attributes(attributes)
+        self._span.end(self._clock.wall(ended))
+
+    def _fail(self, reason: str, incident: str) -> None:
+        """Say how the engine ended it without an answer."""
+        self._span.set_attribute("dragoman.finish_reason", reason)
+        if incident:
+            self._span.set_attribute("dragoman.incident", incident)
+
+    def _add(self, name: str, started: float, ended: float, first_token: float | None = None) -> None:
+        """Add a span below this one that is over."""
+        span = self._start_child(name, started)
+        if first_token is not None:
+            span.add_event("first_token", timestamp=self._clock.wall(first_token))
+        span.end(self._clock.wall(max(started, ended)))
+
+    def _start_child(self, name: str, started: float) -> Span:
+        context = set_span_in_context(self._span, Context())
+        return self._spans.start_span(name, context, start_time=self._clock.wall(started))
+
+
+class _Clock:
+    """Turns `time.monotonic()` into the time of day, by how far apart the two were when it was made: once for all of a call."""
+
+    __slots__ = ("_offset",)
+
+    def __init__(self) -> None:
+        self._offset = time.time_ns() - time.monotonic_ns()
+
+    def wall(self, monotonic: float) -> int:
+        """Return nanoseconds since 1970."""
+        return round(monotonic * 1e9) + self._offset
+
+
+def _span_of(caller: TraceContext) -> Span:
+    """Return what stands for the caller's span."""
+    flags = TraceFlags(TraceFlags.SAMPLED if caller.is_sampled else TraceFlags.DEFAULT)
+    state = TraceState.from_header([caller.state]) if caller.state else None
+    return NonRecordingSpan(SpanContext(int(caller.trace_id, 16), int(caller.span_id, 16), True, flags, state))

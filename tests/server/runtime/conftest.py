@@ -1,0 +1,163 @@
+"""A device runner and the CPU runner side by side, on one tiny model, and a CUDA runtime that is made of host memory."""
+
+import ctypes
+from collections.abc import Callable
+from enum import IntEnum
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from export.bundle import Bundle
+from server.runtime.device import OutOfDeviceMemory
+from server.runtime.device_buckets import Buckets
+from server.runtime.device_host import HostDevice
+from server.runtime.device_model import DeviceModel
+from server.runtime.device_runner import DeviceRunner
+
+MAX_ROWS = 6
+
+
+class FailingDevice(HostDevice):
+    """A device whose next runs fail for want of memory, as often as told to."""
+
+    num_failures = 0
+    num_runs = 0
+
+    def run(self, session: onnxruntime.InferenceSession, binding: onnxruntime.IOBinding, options: onnxruntime.RunOptions) -> None:
+        if self.num_failures:
+            self.num_failures -= 1
+            raise OutOfDeviceMemory("Failed to allocate memory")
+        self.num_runs += 1
+        super().run(session, binding, options)
+
+
+class Status(IntEnum):
+    cudaSuccess = 0
+    cudaErrorMemoryAllocation = 2
+    cudaErrorInvalidValue = 1
+
+
+class FakeCuda:
+    """CUDA's runtime as cuda-bindings shows it, with host memory for device memory; strict about what it is asked."""
+
+    cudaMemcpyKind = SimpleNamespace(cudaMemcpyHostToDevice=1, cudaMemcpyDeviceToHost=2, cudaMemcpyDeviceToDevice=3)
+    cudaStreamNonBlocking = 1
+    cudaEventDisableTiming = 2
+    STREAM = 77
+
+    def __init__(self, num_bytes: int = 2**40) -> None:
+        self.blocks: dict[int, Any] = {}
+        self.host: list[Any] = []
+        self.num_bytes = num_bytes
+        self.recorded: list[int] = []
+
+    def cudaSetDevice(self, ordinal: int) -> tuple[Status]:
+        return (Status.cudaSuccess,)
+
+    def cudaStreamCreateWithFlags(self, flags: int) -> tuple[Status, int]:
+        assert flags == self.cudaStreamNonBlocking
+        return Status.cudaSuccess, self.STREAM
+
+    def cudaEventCreateWithFlags(self, flags: int) -> tuple[Status, int]:
+        return Status.cudaSuccess, 500 + flags
+
+    def cudaGetDeviceProperties(self, ordinal: int) -> tuple[Status, Any]:
+        return Status.cudaSuccess, SimpleNamespace(name=b"Fake GPU\0\0\0")
+
+    def cudaMemGetInfo(self) -> tuple[Status, int, int]:
+        return Status.cudaSuccess, self.num_bytes, 2 * self.num_bytes
+
+    def cudaMalloc(self, size: int) -> tuple[Status, int]:
+        if size > self.num_bytes:
+            return Status.cudaErrorMemoryAllocation, 0
+        block = np.full(size, 0xAB, np.uint8)  # what is not cleared shows
+        self.blocks[block.ctypes.data] = block
+        return Status.cudaSuccess, block.ctypes.data
+
+    def cudaFree(self, address: int) -> tuple[Status]:
+        del self.blocks[address]
+        return (Status.cudaSuccess,)
+
+    def cudaHostAlloc(self, size: int, flags: int) -> tuple[Status, int]:
+        block = np.zeros(size, np.uint8)
+        self.host.append(block)
+        return Status.cudaSuccess, block.ctypes.data
+
+    def cudaMemsetAsync(self, address: int, value: int, size: int, stream: int) -> tuple[Status]:
+        self._check(stream, address, size)
+        ctypes.memset(address, value, size)
+        return (Status.cudaSuccess,)
+
+    def cudaMemcpyAsync(self, target: int, source: int, size: int, kind: int, stream: int) -> tuple[Status]:
+        self._check(stream, *((target, size) if kind in (1, 3) else (source, size)))
+        ctypes.memmove(target, source, size)
+        return (Status.cudaSuccess,)
+
+    def cudaMemcpy2DAsync(
+        self, target: int, target_pitch: int, source: int, source_pitch: int, width: int, height: int, kind: int, stream: int
+    ) -> tuple[Status]:
+        if width > target_pitch or width > source_pitch:
+            return (Status.cudaErrorInvalidValue,)
+        for row in range(height):
+            self._check(stream, target + row * target_pitch, width)
+            self._check(stream, source + row * source_pitch, width)
+            ctypes.memmove(target + row * target_pitch, source + row * source_pitch, width)
+        return (Status.cudaSuccess,)
+
+    def cudaEventRecord(self, event: int, stream: int) -> tuple[Status]:
+        self.recorded.append(event)
+        return (Status.cudaSuccess,)
+
+    def cudaEventSynchronize(self, event: int) -> tuple[Status]:
+        assert event in self.recorded
+        return (Status.cudaSuccess,)
+
+    def cudaStreamSynchronize(self, stream: int) -> tuple[Status]:
+        assert stream == self.STREAM
+        return (Status.cudaSuccess,)
+
+    def cudaGetLastError(self) -> tuple[Status]:
+        return (Status.cudaErrorMemoryAllocation,)
+
+    def _check(self, stream: int, address: int, size: int) -> None:
+        assert stream == self.STREAM, "work on another stream is not in order"
+        assert any(start <= address and address + size <= start + block.size for start, block in self.blocks.items())
+
+
+@pytest.fixture
+def fake_cuda() -> Callable[..., FakeCuda]:
+    return FakeCuda
+
+
+@pytest.fixture(scope="module")
+def bundle(tiny_bundle: Path) -> Bundle:
+    return Bundle.open(tiny_bundle)
+
+
+@pytest.fixture
+def model(bundle: Bundle) -> DeviceModel:
+    return DeviceModel.of(bundle.directory, bundle.manifest)
+
+
+@pytest.fixture
+def buckets(model: DeviceModel) -> Buckets:
+    """Small ones, so that all of them are met."""
+    sizes = model.target_vocab_size, model.max_target_tokens, model.max_source_tokens
+    return Buckets.of(MAX_ROWS, *sizes, rows=(1, 2, 4), capacities=(4, 8))
+
+
+@pytest.fixture
+def device() -> FailingDevice:
+    return FailingDevice()
+
+
+@pytest.fixture
+def make_device_runner(device: FailingDevice, model: DeviceModel, buckets: Buckets) -> Callable[..., DeviceRunner]:
+    def make(**settings: Any) -> DeviceRunner:
+        return DeviceRunner(device, model, buckets, **({"prefill_tokens": 48} | settings))
+
+    return make
