@@ -10,7 +10,7 @@ HOST   ?= 127.0.0.1
 PORT   ?= 8500
 METRICS_PORT ?= 8501
 
-.PHONY: help setup serve demo export test check format protos train clean
+.PHONY: help setup serve demo export test check format chart locks protos train clean
 
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -21,6 +21,8 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Dragoman needs Python 3.11 or newer; set PYTHON=")'
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[cpu,dev]'
+	@# Helm's library asks for Python 3.12 and runs on 3.11; the chart's tests skip without it.
+	-$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --ignore-requires-python --no-deps helm-sdkpy
 	touch $@
 
 serve: export ## Serve the shipped models (PORT, METRICS_PORT, HOST)
@@ -51,6 +53,14 @@ check: $(READY) ## Lint, type-check, and see that the generated stubs are up to 
 format: $(READY) ## Format the code
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
+
+chart: $(READY) ## Bring the dashboard, the table of metrics, and the Helm chart's copies and table of values up to date
+	$(BIN)/python -m deploy.grafana.generate
+	$(BIN)/python -m deploy.prometheus.document
+	$(BIN)/python deploy/helm/generate.py
+
+locks: $(READY) ## Pin what the images install, with checksums
+	bash deploy/docker/locks.sh $(BIN)/uv
 
 protos: $(READY) ## Generate the gRPC stubs
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash protos/generate.sh

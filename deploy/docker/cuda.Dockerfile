@@ -1,0 +1,96 @@
+# syntax=docker/dockerfile:1
+# Dragoman for NVIDIA GPUs (linux/amd64, a driver for CUDA 13), from the root of the repository:
+#   docker build -f deploy/docker/cuda.Dockerfile -t dragoman:0.1.0-cuda .                      with the shipped models in /models
+#   docker build -f deploy/docker/cuda.Dockerfile --target bare -t dragoman:0.1.0-cuda-bare .    without; mount bundles at /models
+# Build arguments: CHECKPOINTS (folders below model/pretrained to bake in), PRECISION, VERSION, REVISION, and pip's own PIP_INDEX_URL and
+# PIP_EXTRA_INDEX_URL (PyTorch's index of CPU builds makes the export stage several gigabytes smaller).
+# The CUDA libraries come as Python packages, pinned like the rest, so the base image is the same as for CPUs.
+# It runs with a read-only root file system; only /tmp must be writable (docker run --read-only --tmpfs /tmp).
+ARG PYTHON_IMAGE=docker.io/library/python:3.11.13-slim-bookworm
+
+# --- The wheel of this repository.
+FROM ${PYTHON_IMAGE} AS wheel
+ARG PIP_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
+WORKDIR /source
+COPY pyproject.toml README.md LICENSE dragoman.py ./
+COPY model ./model
+COPY export ./export
+COPY server ./server
+COPY client ./client
+COPY protos ./protos
+RUN pip wheel --no-deps --wheel-dir /wheels .
+
+# --- What the server runs on: pinned, with checksums, and without PyTorch.
+FROM ${PYTHON_IMAGE} AS packages
+ARG PIP_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
+COPY deploy/docker/requirements-cuda.txt /tmp/requirements.txt
+COPY --from=wheel /wheels /tmp/wheels
+RUN python -m venv /opt/dragoman \
+    && /opt/dragoman/bin/pip install --require-hashes --only-binary :all: -r /tmp/requirements.txt \
+    && /opt/dragoman/bin/pip install --no-deps --no-index /tmp/wheels/*.whl \
+    && /opt/dragoman/bin/python -m pip check \
+    && /opt/dragoman/bin/pip freeze --all > /opt/dragoman/packages.txt \
+    && /opt/dragoman/bin/pip uninstall --yes pip setuptools \
+    && /opt/dragoman/bin/python -m compileall -q /opt/dragoman/lib
+RUN ["/opt/dragoman/bin/python", "-c", "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is not None)"]
+
+# --- The shipped checkpoints, exported; the only stage with PyTorch, and nothing but bundles leaves it.
+FROM ${PYTHON_IMAGE} AS bundles
+ARG PIP_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL
+ARG CHECKPOINTS="en-de en-fr"
+ARG PRECISION=fp16
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
+WORKDIR /source
+COPY constraints.txt ./
+COPY --from=wheel /wheels /tmp/wheels
+RUN wheel=$(echo /tmp/wheels/*.whl) \
+    && pip install --constraint constraints.txt "dragoman[cpu,export] @ file://${wheel}"
+COPY model/pretrained ./model/pretrained
+RUN mkdir /models \
+    && for name in ${CHECKPOINTS}; do \
+      dragoman export --precision "${PRECISION}" "model/pretrained/${name}" "/models/${name}" || exit 1; done \
+    && chmod -R a+rX /models
+
+# --- The server.
+FROM ${PYTHON_IMAGE} AS bare
+ARG PYTHON_IMAGE
+ARG VERSION=0.1.0
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="Dragoman" \
+      org.opencontainers.image.description="A server for encoder-decoder Transformers, over gRPC (NVIDIA GPUs)" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.base.name="${PYTHON_IMAGE}"
+COPY --from=packages /opt/dragoman /opt/dragoman
+COPY LICENSE /usr/share/doc/dragoman/LICENSE
+RUN mkdir /models
+# Nobody's home is written to: /tmp is the only writable place, and the only one that is needed.
+ENV PATH=/opt/dragoman/bin:$PATH \
+    HOME=/tmp \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1 \
+    ORT_DISABLE_TELEMETRY=1 \
+    DRAGOMAN_MODELS=/models \
+    DRAGOMAN_DEVICE=cuda \
+    NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+    NVIDIA_REQUIRE_CUDA="cuda>=13.0" \
+    CUDA_CACHE_PATH=/tmp/cuda
+USER 65532:65532
+WORKDIR /tmp
+EXPOSE 8500 8501
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=15s --timeout=6s --start-period=300s --retries=3 \
+    CMD ["/opt/dragoman/bin/dragoman", "health", "--server", "127.0.0.1:8500"]
+ENTRYPOINT ["/opt/dragoman/bin/dragoman"]
+CMD ["serve"]
+
+# --- The server with models.
+FROM bare AS baked
+COPY --from=bundles /models /models

@@ -1,0 +1,99 @@
+"""The dashboard's rows about what the service runs on: models, processes, GPUs."""
+
+from deploy.grafana.panels import Row, table, timeseries
+from deploy.grafana.queries import EVERY, PLACE, metric, quantiles, rate
+
+
+def models() -> Row:
+    """What is loaded, and how does each do?"""
+    p95 = f"histogram_quantile(0.95, {rate('e2e_request_latency_seconds_bucket', 'model, le')})"
+    load = f"{metric('model_load_seconds_sum')} / {metric('model_load_seconds_count')}"
+    panels = [
+        table(
+            "Loaded",
+            "Models, where, and on what.",
+            metric("model_info"),
+            ("model", "version", "precision", "device", "namespace", "instance"),
+        ),
+        timeseries("Answers by model", "A second.", "reqps", {"{{model}}": rate("request_success_total")}),
+        timeseries("Answer p95 by model", "Arrival to last token.", "s", {"{{model}}": p95}),
+        timeseries(
+            "Caches",
+            "Memory of the caches: what they have, and what requests take of it.",
+            "bytes",
+            {
+                "{{model}} reserved": f"sum by (model) ({metric('cache_reserved_bytes')})",
+                "{{model}} used": f"sum by (model) ({metric('cache_used_bytes')})",
+            },
+        ),
+        timeseries("Pairs scored", "Arrival to scores.", "s", quantiles("score_latency_seconds")),
+        timeseries("Load", "Mean time to load a model and to warm it up.", "s", {"{{model}} {{instance}}": load}),
+    ]
+    return "Models", 3, panels
+
+
+def process() -> Row:
+    """What do the processes take?"""
+    ours = f"and on (namespace, job, instance) dragoman_build_info{{{PLACE}}}"
+    panels = [
+        timeseries(
+            "Processor",
+            "Cores in use by engines and front ends.",
+            "none",
+            {
+                "engine {{model}} {{instance}}": rate("engine_cpu_seconds_total", "model, instance"),
+                "front end {{instance}}": f"rate(process_cpu_seconds_total{{{PLACE}}}{EVERY}) {ours}",
+            },
+        ),
+        timeseries(
+            "Memory",
+            "Resident memory of engines and front ends.",
+            "bytes",
+            {
+                "engine {{model}} {{instance}}": metric("engine_resident_memory_bytes"),
+                "front end {{instance}}": f"process_resident_memory_bytes{{{PLACE}}} {ours}",
+            },
+        ),
+        timeseries(
+            "Open files",
+            "Files and sockets.",
+            "none",
+            {
+                "engine {{model}} {{instance}}": metric("engine_open_fds"),
+                "front end {{instance}}": f"process_open_fds{{{PLACE}}} {ours}",
+            },
+        ),
+        timeseries(
+            "Silence",
+            "Time since each engine was last heard; it speaks once a second.",
+            "s",
+            {"{{model}} {{instance}}": metric("engine_silence_seconds")},
+        ),
+        timeseries(
+            "Garbage collections",
+            "Of Python in the front end, a second, by generation.",
+            "none",
+            {"{{generation}}": f"sum by (generation) (rate(python_gc_collections_total{{{PLACE}}}{EVERY}) {ours})"},
+        ),
+        table("Versions", "What runs where.", metric("build_info", PLACE), ("version", "namespace", "instance")),
+    ]
+    return "Processes", 3, panels
+
+
+def gpu() -> Row:
+    """What do the GPUs do? Empty without one."""
+    memory = {
+        "{{device}} {{instance}} used": metric("gpu_memory_used_bytes", PLACE),
+        "{{device}} {{instance}} all": metric("gpu_memory_total_bytes", PLACE),
+    }
+    panels = [
+        timeseries(
+            "GPU utilisation",
+            "Share of the time in which a kernel ran.",
+            "percentunit",
+            {"{{device}} {{instance}}": metric("gpu_utilization_ratio", PLACE)},
+            maximum=1,
+        ),
+        timeseries("GPU memory", "Of all processes on the device.", "bytes", memory),
+    ]
+    return "GPU", 2, panels

@@ -1,0 +1,130 @@
+{{/* Name of the chart in labels. */}}
+{{- define "dragoman.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" -}}
+{{- end -}}
+
+{{/* Name of what is installed; 40 characters leave room for suffixes and for the pods' own. */}}
+{{- define "dragoman.fullname" -}}
+{{- $name := include "dragoman.name" . -}}
+{{- $full := ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) -}}
+{{- default $full .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "dragoman.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "dragoman.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{/* Labels of every object; the chart's own win over commonLabels. */}}
+{{- define "dragoman.labels" -}}
+{{- $own := include "dragoman.selectorLabels" . | fromYaml -}}
+{{- $_ := set $own "app.kubernetes.io/version" (.Values.image.tag | default .Chart.AppVersion | replace "+" "_" | trunc 63) -}}
+{{- $_ := set $own "app.kubernetes.io/managed-by" .Release.Service -}}
+{{- $_ := set $own "helm.sh/chart" (printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63) -}}
+{{- toYaml (merge $own .Values.commonLabels) -}}
+{{- end -}}
+
+{{- define "dragoman.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- default (include "dragoman.fullname" .) .Values.serviceAccount.name -}}
+{{- else -}}
+{{- default "default" .Values.serviceAccount.name -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The image; GPU nodes get the tag with CUDA unless a tag is given. */}}
+{{- define "dragoman.image" -}}
+{{- if .Values.image.digest -}}
+{{- printf "%s@%s" .Values.image.repository .Values.image.digest -}}
+{{- else -}}
+{{- $default := ternary (printf "%s-cuda" .Chart.AppVersion) .Chart.AppVersion .Values.gpu.enabled -}}
+{{- printf "%s:%s" .Values.image.repository (default $default .Values.image.tag) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* A value as the environment has it: numbers without exponents where they are whole, commas between the items of a list. */}}
+{{- define "dragoman.settingValue" -}}
+{{- if kindIs "slice" . -}}
+{{- $items := list -}}
+{{- range . -}}{{- $items = append $items (include "dragoman.settingValue" .) -}}{{- end -}}
+{{- join "," $items -}}
+{{- else if kindIs "float64" . -}}
+{{- if eq . (floor .) -}}{{- int64 . -}}{{- else -}}{{- . -}}{{- end -}}
+{{- else -}}
+{{- . -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Kind of probe: the kubelet's gRPC probes speak no TLS, so with TLS the plain HTTP port is asked. */}}
+{{- define "dragoman.probeType" -}}
+{{- if eq .Values.probes.type "auto" -}}
+{{- ternary "http" "grpc" .Values.tls.enabled -}}
+{{- else -}}
+{{- .Values.probes.type -}}
+{{- end -}}
+{{- end -}}
+
+{{/* One probe; takes root, the probe's values, the gRPC service and the HTTP path. */}}
+{{- define "dragoman.probe" -}}
+{{- if eq (include "dragoman.probeType" .root) "grpc" -}}
+grpc:
+  port: {{ .root.Values.service.grpcPort }}
+  service: {{ .service }}
+{{- else -}}
+httpGet:
+  port: metrics
+  path: {{ .path }}
+{{- end }}
+periodSeconds: {{ .probe.periodSeconds }}
+timeoutSeconds: {{ .probe.timeoutSeconds }}
+failureThreshold: {{ .probe.failureThreshold }}
+{{- end -}}
+
+{{/* Seconds from the deletion of a pod to its SIGKILL: preStop, drain and margin, or more where the values say so. */}}
+{{- define "dragoman.gracePeriod" -}}
+{{- $drain := .Values.drain -}}
+{{- $needed := int (ceil (addf $drain.preStopSeconds $drain.seconds $drain.marginSeconds)) -}}
+{{- if kindIs "invalid" $drain.terminationGracePeriodSeconds -}}
+{{- $needed -}}
+{{- else if lt (int $drain.terminationGracePeriodSeconds) $needed -}}
+{{- fail (printf "drain.terminationGracePeriodSeconds: %d is less than preStopSeconds + seconds + marginSeconds = %d: running requests would be cut off" (int $drain.terminationGracePeriodSeconds) $needed) -}}
+{{- else -}}
+{{- int $drain.terminationGracePeriodSeconds -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The least number of replicas there will be. */}}
+{{- define "dragoman.minReplicas" -}}
+{{- ternary .Values.replicaCount .Values.autoscaling.minReplicas (eq .Values.autoscaling.type "none") -}}
+{{- end -}}
+
+{{/* What the schema cannot say. */}}
+{{- define "dragoman.validate" -}}
+{{- $v := .Values -}}
+{{- if and (eq $v.models.source "pvc") (not $v.models.pvc.claimName) -}}{{- fail "models.pvc.claimName: needed with models.source: pvc" -}}{{- end -}}
+{{- if eq $v.models.source "oci" -}}
+{{- if not $v.models.oci.reference -}}{{- fail "models.oci.reference: needed with models.source: oci" -}}{{- end -}}
+{{- if semverCompare "<1.33.0-0" .Capabilities.KubeVersion.Version -}}{{- fail (printf "models.source: oci needs image volumes, Kubernetes 1.33 or newer; this is %s" .Capabilities.KubeVersion.Version) -}}{{- end -}}
+{{- end -}}
+{{- if eq $v.models.source "download" -}}
+{{- if not $v.models.download.archives -}}{{- fail "models.download.archives: needed with models.source: download" -}}{{- end -}}
+{{- if and $v.networkPolicy.enabled (not $v.networkPolicy.egress) -}}{{- fail "networkPolicy.egress: must allow the download of models (and DNS) with models.source: download" -}}{{- end -}}
+{{- end -}}
+{{- if and $v.tls.enabled (not $v.tls.secretName) -}}{{- fail "tls.secretName: needed with tls.enabled" -}}{{- end -}}
+{{- if and $v.tls.clientCA.secretName (not $v.tls.enabled) -}}{{- fail "tls.clientCA.secretName: needs tls.enabled" -}}{{- end -}}
+{{- if and $v.tls.enabled (eq $v.probes.type "grpc") -}}{{- fail "probes.type: gRPC probes speak no TLS; use auto or http with tls.enabled" -}}{{- end -}}
+{{- if and $v.metrics.serviceMonitor.enabled $v.metrics.podMonitor.enabled -}}{{- fail "metrics: enable serviceMonitor or podMonitor, not both, or everything is counted twice" -}}{{- end -}}
+{{- if and $v.metrics.serviceMonitor.enabled (ne $v.service.type "ClusterIP") -}}{{- fail "metrics.serviceMonitor: a Service that is reached from outside has no metrics port; use podMonitor" -}}{{- end -}}
+{{- if and $v.grpcRoute.enabled (not $v.grpcRoute.parentRefs) -}}{{- fail "grpcRoute.parentRefs: needed with grpcRoute.enabled" -}}{{- end -}}
+{{- if eq (int $v.service.grpcPort) (int $v.service.metricsPort) -}}{{- fail "service: grpcPort and metricsPort are the same" -}}{{- end -}}
+{{- if ne $v.autoscaling.type "none" -}}
+{{- if gt (int $v.autoscaling.minReplicas) (int $v.autoscaling.maxReplicas) -}}{{- fail "autoscaling: minReplicas is more than maxReplicas" -}}{{- end -}}
+{{- if not (or $v.autoscaling.queueSeconds.enabled $v.autoscaling.requestsWaiting.enabled $v.autoscaling.slotsInUse.enabled $v.autoscaling.cpu.enabled) -}}{{- fail "autoscaling: enable queueSeconds, requestsWaiting, slotsInUse or cpu" -}}{{- end -}}
+{{- if and $v.autoscaling.cpu.enabled (not (dig "requests" "cpu" "" $v.resources)) -}}{{- fail "autoscaling.cpu: needs resources.requests.cpu" -}}{{- end -}}
+{{- end -}}
+{{- if eq $v.autoscaling.type "keda" -}}
+{{- if and (or $v.autoscaling.queueSeconds.enabled $v.autoscaling.requestsWaiting.enabled $v.autoscaling.slotsInUse.enabled) (not $v.autoscaling.keda.serverAddress) -}}{{- fail "autoscaling.keda.serverAddress: needed with autoscaling.type: keda" -}}{{- end -}}
+{{- end -}}
+{{- if and $v.podDisruptionBudget.enabled (not (kindIs "invalid" $v.podDisruptionBudget.minAvailable)) (not (kindIs "invalid" $v.podDisruptionBudget.maxUnavailable)) -}}{{- fail "podDisruptionBudget: set minAvailable or maxUnavailable, and the other one to null" -}}{{- end -}}
+{{- if and $v.podDisruptionBudget.enabled (kindIs "invalid" $v.podDisruptionBudget.minAvailable) (kindIs "invalid" $v.podDisruptionBudget.maxUnavailable) -}}{{- fail "podDisruptionBudget: set minAvailable or maxUnavailable" -}}{{- end -}}
+{{- end -}}

@@ -1,0 +1,125 @@
+"""Bring what the chart repeats up to date: the server's settings, the rules, the dashboards, and the table of values in the docs.
+
+Run `python deploy/helm/generate.py` after a change of `server/config.py`, of the chart's values or of what lies in
+`deploy/prometheus/rules` and `deploy/grafana/dashboards`; with `--check` it only tells what is stale.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+CHART = ROOT / "deploy/helm/dragoman"
+SCHEMA = CHART / "values.schema.json"
+DOCUMENT = ROOT / "docs/kubernetes.md"
+BEGIN, END = "<!-- values: begin -->\n", "<!-- values: end -->\n"
+# What the chart sets itself, from other values.
+MANAGED = frozenset(
+    {
+        *("models", "port", "metrics_port", "drain_seconds"),
+        *("tls_certificate", "tls_key", "tls_client_ca", "auth_tokens_file"),
+    }
+)
+KEYWORDS = ("type", "enum", "const", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "pattern")
+COPIES = {
+    CHART / "files/rules": (ROOT / "deploy/prometheus/rules", "*.yaml"),
+    CHART / "files/dashboards": (ROOT / "deploy/grafana/dashboards", "*.json"),
+}
+
+
+def settings_schema() -> dict[str, Any]:
+    """Return the JSON schema of each setting that `config` may hold, by name."""
+    from server.config import ServerConfig
+
+    schema = ServerConfig.model_json_schema()
+    return {name: _plain(field, schema.get("$defs", {})) for name, field in schema["properties"].items() if name not in MANAGED}
+
+
+def _plain(field: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    """Return a setting's schema with the words that the values need, null included: it takes a value of the chart away."""
+    if "$ref" in field:
+        field = definitions[field["$ref"].rpartition("/")[2]] | field
+    branches = [branch for branch in field.get("anyOf", [field]) if branch.get("type") != "null"]
+    if len(branches) != 1:
+        raise SystemExit(f"generate.py: {field}: more than one type; say here how the chart shall have it")
+    plain = {key: value for key, value in branches[0].items() if key in KEYWORDS}
+    if plain.get("type") == "array":
+        plain["items"] = {key: value for key, value in branches[0]["items"].items() if key in KEYWORDS}
+    if "enum" in plain:
+        plain["enum"] = [*plain["enum"], None]
+    if "type" in plain:
+        plain["type"] = [plain["type"], "null"]
+    return plain | {"description": field.get("description", "")}
+
+
+def schema_text() -> str:
+    """Return the values' schema with the settings as they are."""
+    schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
+    schema["properties"]["config"]["properties"] = settings_schema()
+    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+
+
+def table(schema: dict[str, Any]) -> str:
+    """Return the values as a table of the documents: name, default, description."""
+    values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+    rows = [f"| `{name}` | {default} | {text} |" for name, default, text in _rows(schema, values, "")]
+    return "\n".join(["| value | default | |", "|---|---|---|", *rows]) + "\n"
+
+
+def _rows(schema: dict[str, Any], values: Any, path: str) -> Iterator[tuple[str, str, str]]:
+    for name, field in schema["properties"].items():
+        full = f"{path}{name}"
+        if full == "global":
+            continue
+        if full != "config" and "properties" in field:
+            yield from _rows(field, values[name], f"{full}.")
+        else:
+            yield full, _cell(values[name]), field["description"]
+
+
+def _cell(value: Any) -> str:
+    text = json.dumps(value) if not isinstance(value, str) else value
+    return f"`{text}`" if text and len(text) <= 60 else "" if not text else "see `values.yaml`"
+
+
+def document_text(schema: dict[str, Any]) -> str:
+    """Return docs/kubernetes.md with the table as it is."""
+    before, begin, rest = DOCUMENT.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise SystemExit(f"generate.py: {DOCUMENT}: the marks of the table are missing")
+    return f"{before}{BEGIN}\n{table(schema)}\n{END}{after}"
+
+
+def wanted() -> dict[Path, str | None]:
+    """Return what each generated file must hold; None for one that must go."""
+    text = schema_text()
+    files: dict[Path, str | None] = {SCHEMA: text, DOCUMENT: document_text(json.loads(text))}
+    for copies, (originals, pattern) in COPIES.items():
+        files |= {path: None for path in copies.glob(pattern)}
+        files |= {copies / path.name: path.read_text(encoding="utf-8") for path in originals.glob(pattern)}
+    return files
+
+
+def main(arguments: list[str]) -> int:
+    """Write what is stale, or only tell; return the exit code."""
+    stale = {path: text for path, text in wanted().items() if (path.read_text(encoding="utf-8") if path.exists() else None) != text}
+    for path, text in stale.items():
+        print(f"{path.relative_to(ROOT)} {'is stale' if '--check' in arguments else 'brought up to date'}")
+        if "--check" in arguments:
+            continue
+        if text is None:
+            path.unlink()
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+    return 1 if stale and "--check" in arguments else 0
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    sys.exit(main(sys.argv[1:]))

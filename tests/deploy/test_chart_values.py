@@ -1,0 +1,92 @@
+"""Values that the chart does not take: a typo must not pass in silence."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"replicas": 3}, "replicas"),
+        ({"replicaCount": "three"}, "replicaCount"),
+        ({"replicaCount": -1}, "replicaCount"),
+        ({"image": {"digest": "latest"}}, "digest"),
+        ({"image": {"pullPolicy": "Sometimes"}}, "pullPolicy"),
+        ({"config": {"max_slot": 1}}, "max_slot"),
+        ({"config": {"max_slots": 0}}, "max_slots"),
+        ({"config": {"max_slots": "many"}}, "max_slots"),
+        ({"config": {"log_level": "loud"}}, "log_level"),
+        ({"config": {"port": 1}}, "port"),
+        ({"config": {"drain_seconds": 1}}, "drain_seconds"),
+        ({"config": {"latency_buckets": ["a"]}}, "latency_buckets"),
+        ({"models": {"source": "s3"}}, "source"),
+        ({"models": {"source": "download", "download": {"archives": [{"url": "https://x/a"}]}}}, "sha256"),
+        ({"models": {"source": "download", "download": {"archives": [{"url": "file:///a", "sha256": "0" * 64}]}}}, "url"),
+        ({"models": {"source": "download", "download": {"archives": [{"url": "https://x/a", "sha256": "0"}]}}}, "sha256"),
+        ({"drain": {"seconds": -1}}, "seconds"),
+        ({"probes": {"type": "exec"}}, "type"),
+        ({"service": {"grpcPort": 70000}}, "grpcPort"),
+        ({"service": {"type": "ExternalName"}}, "type"),
+        ({"tls": {"enabled": "yes"}}, "enabled"),
+        ({"gpu": {"count": 0}}, "count"),
+        ({"autoscaling": {"type": "vpa"}}, "type"),
+        ({"autoscaling": {"queueSeconds": {"target": 0}}}, "target"),
+        ({"autoscaling": {"cpu": {"targetUtilization": 150}}}, "targetUtilization"),
+        ({"autoscaling": {"behavior": {"scaleUp": {"policies": [{"type": "Nodes", "value": 1, "periodSeconds": 1}]}}}}, "type"),
+        ({"metrics": {"serviceMonitor": {"interval": "often"}}}, "interval"),
+        ({"tmp": {"sizeLimit": "big"}}, "sizeLimit"),
+        ({"topologySpread": [{"maxSkew": 1}]}, "topologyKey"),
+        ({"podLabels": {"a": 1}}, "podLabels"),
+        ({"extraEnv": [{"value": "1"}]}, "extraEnv"),
+        # What a schema cannot say, the templates do.
+        ({"models": {"source": "pvc"}}, r"models\.pvc\.claimName"),
+        ({"models": {"source": "oci"}}, r"models\.oci\.reference"),
+        ({"models": {"source": "download"}}, r"models\.download\.archives"),
+        ({"tls": {"enabled": True}}, r"tls\.secretName"),
+        ({"tls": {"clientCA": {"secretName": "a"}}}, r"needs tls\.enabled"),
+        ({"metrics": {"serviceMonitor": {"enabled": True}, "podMonitor": {"enabled": True}}}, "counted twice"),
+        ({"grpcRoute": {"enabled": True}}, r"grpcRoute\.parentRefs"),
+        ({"service": {"grpcPort": 8501}}, "are the same"),
+        ({"autoscaling": {"type": "hpa", "minReplicas": 11}}, "minReplicas is more than maxReplicas"),
+        ({"autoscaling": {"type": "keda"}}, "serverAddress"),
+        (
+            {
+                "autoscaling": {
+                    "type": "hpa",
+                    "queueSeconds": {"enabled": False},
+                    "requestsWaiting": {"enabled": False},
+                    "slotsInUse": {"enabled": False},
+                    "cpu": {"enabled": False},
+                }
+            },
+            "enable queueSeconds, requestsWaiting, slotsInUse or cpu",
+        ),
+        ({"podDisruptionBudget": {"minAvailable": 1}}, "set minAvailable or maxUnavailable"),
+        ({"podDisruptionBudget": {"maxUnavailable": None}}, "set minAvailable or maxUnavailable"),
+    ],
+)
+def test_a_wrong_value_is_refused_and_named(
+    render: Callable[..., Any], refused: type[Exception], values: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(refused, match=reason):
+        render(values)
+
+
+def test_a_cluster_that_is_too_old_is_refused(render: Callable[..., Any], refused: type[Exception]) -> None:
+    with pytest.raises(refused, match="kubeVersion"):
+        render(version="1.26")
+
+
+def test_a_chart_without_rules_or_dashboards_says_so(helm: Any, refused: type[Exception]) -> None:
+    for folder, values in (("rules", {"prometheusRule": {"enabled": True}}), ("dashboards", {"dashboards": {"enabled": True}})):
+        files = {path: path.read_bytes() for path in (helm.chart / "files" / folder).iterdir()}
+        try:
+            for path in files:
+                path.unlink()
+            with pytest.raises(refused, match=f"files/{folder}"):
+                helm.render({"metrics": values})
+        finally:
+            for path, content in files.items():
+                path.write_bytes(content)

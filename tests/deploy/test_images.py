@@ -1,0 +1,216 @@
+"""What the Dockerfiles promise, and that what they install is pinned and is what the project asks for."""
+
+import json
+import re
+import subprocess
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+import dragoman
+from server import config as settings
+
+KINDS = ("cpu", "cuda")
+PINNED_IMAGE = re.compile(r"[\w./-]+:\d+\.\d+\.\d+[\w.-]*(@sha256:[0-9a-f]{64})?")
+
+
+@dataclass
+class Stage:
+    """One stage: what it starts from, and its instructions."""
+
+    name: str
+    base: str
+    steps: list[tuple[str, str]] = field(default_factory=list)
+
+    def all(self, instruction: str) -> list[str]:
+        return [text for name, text in self.steps if name == instruction]
+
+    def last(self, instruction: str) -> str:
+        return self.all(instruction)[-1]
+
+
+class Dockerfile:
+    """A Dockerfile, read line by line."""
+
+    def __init__(self, path: Path) -> None:
+        text = re.sub(r"^\s*#.*\n", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        lines = re.sub(r"\s*\\\n\s*", " ", text).splitlines()
+        self.arguments: dict[str, str] = {}
+        self.stages: dict[str, Stage] = {}
+        for line in filter(None, lines):
+            instruction, _, rest = line.partition(" ")
+            if instruction == "FROM":
+                base, name = re.fullmatch(r"(\S+) AS (\S+)", rest).groups()  # type: ignore[union-attr]
+                self.stages[name] = Stage(name, base)
+            elif self.stages:
+                list(self.stages.values())[-1].steps.append((instruction, rest.strip()))
+            else:
+                name, _, value = rest.partition("=")
+                self.arguments[name] = value
+
+    def image_of(self, stage: Stage) -> list[Stage]:
+        """Return the stages whose layers are in a stage's image."""
+        base = self.stages.get(stage.base)
+        return [*(self.image_of(base) if base else []), stage]
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def dockerfile(root: Path, kind: str) -> Dockerfile:
+    return Dockerfile(root / f"deploy/docker/{kind}.Dockerfile")
+
+
+@pytest.fixture
+def server(dockerfile: Dockerfile) -> Stage:
+    return dockerfile.stages["bare"]
+
+
+def environment(stage: Stage) -> dict[str, str]:
+    return {name: value.strip('"') for text in stage.all("ENV") for name, value in re.findall(r'(\w+)=("[^"]*"|\S+)', text)}
+
+
+def test_every_stage_starts_from_a_pinned_image_or_another_stage(dockerfile: Dockerfile) -> None:
+    for stage in dockerfile.stages.values():
+        if stage.base not in dockerfile.stages:
+            assert stage.base == "${PYTHON_IMAGE}"
+    assert PINNED_IMAGE.fullmatch(dockerfile.arguments["PYTHON_IMAGE"])
+
+
+def test_the_last_stage_is_the_server_with_models(dockerfile: Dockerfile) -> None:
+    last = list(dockerfile.stages.values())[-1]
+    assert (last.name, last.base) == ("baked", "bare")
+    assert last.steps == [("COPY", "--from=bundles /models /models")], "nothing else is changed: the same user, the same entry"
+
+
+def test_the_server_runs_as_a_user_that_is_a_number_and_not_root(server: Stage) -> None:
+    user, _, group = server.last("USER").partition(":")
+    assert int(user) > 0 and int(group) > 0
+    position = [name for name, _ in server.steps].index("USER")
+    assert not {"RUN", "COPY", "ADD"} & {name for name, _ in server.steps[position:]}, "all files belong to root"
+
+
+def test_sigterm_reaches_the_server(server: Stage) -> None:
+    assert server.last("STOPSIGNAL") == "SIGTERM"
+    assert json.loads(server.last("ENTRYPOINT")) == ["/opt/dragoman/bin/dragoman"], "no shell in between"
+    assert json.loads(server.last("CMD")) == ["serve"]
+
+
+def test_health_is_asked_by_a_command_that_exists(server: Stage) -> None:
+    options, _, command = server.last("HEALTHCHECK").partition(" CMD ")
+    assert {"--interval", "--timeout", "--start-period", "--retries"} <= {part.partition("=")[0] for part in options.split()}
+    program, name, *arguments = json.loads(command)
+    assert program == json.loads(server.last("ENTRYPOINT"))[0]
+    assert name in {known.name for known in dragoman.app.registered_commands} | {
+        known.callback.__name__ for known in dragoman.app.registered_commands if known.callback
+    }
+    assert arguments == ["--server", f"127.0.0.1:{settings.ServerConfig.model_fields['port'].default}"]
+
+
+def test_no_pytorch_gets_into_the_servers_image(dockerfile: Dockerfile) -> None:
+    layers = dockerfile.image_of(dockerfile.stages["baked"])
+    sources = {re.match(r"--from=(\S+)", text).group(1) for stage in layers for text in stage.all("COPY") if "--from" in text}  # type: ignore[union-attr]
+    assert sources == {"packages", "bundles"}
+    bundles = [text for stage in layers for text in stage.all("COPY") if text.startswith("--from=bundles")]
+    assert bundles == ["--from=bundles /models /models"]
+    assert not [text for stage in layers for text in stage.all("RUN") if "pip" in text]
+    packages = dockerfile.stages["packages"]
+    assert "find_spec('torch') is not None" in packages.last("RUN"), "the build itself fails with PyTorch"
+    assert "export" not in " ".join(packages.all("RUN"))
+
+
+def test_packages_are_installed_by_checksum(dockerfile: Dockerfile, kind: str) -> None:
+    packages = dockerfile.stages["packages"]
+    installs = re.findall(r"pip install ([^&]+)", " ".join(packages.all("RUN")))
+    assert ["--require-hashes" in install or "--no-deps --no-index" in install for install in installs] == [True, True]
+    assert f"deploy/docker/requirements-{kind}.txt /tmp/requirements.txt" in packages.all("COPY")
+
+
+def test_the_image_says_what_it_is(server: Stage) -> None:
+    labels = set(re.findall(r"org\.opencontainers\.image\.([\w.]+)=", server.last("LABEL")))
+    assert labels >= {"title", "description", "version", "revision", "licenses", "base.name"}
+
+
+def test_only_tmp_is_written(server: Stage) -> None:
+    variables = environment(server)
+    assert variables["HOME"] == "/tmp" and variables["PYTHONDONTWRITEBYTECODE"] == "1"
+    assert variables["ORT_DISABLE_TELEMETRY"] == "1"
+    assert variables["DRAGOMAN_MODELS"] == "/models"
+    assert not server.all("VOLUME"), "a volume would be writable although the root is not"
+
+
+def test_variables_of_the_image_are_settings(server: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = {name: value for name, value in environment(server).items() if name.startswith("DRAGOMAN_")}
+    for name, value in ours.items():
+        monkeypatch.setenv(name, value)
+    read = settings.load({})
+    assert read.models == Path("/models")
+    exposed = {int(port) for port in server.last("EXPOSE").split()}
+    assert exposed == {read.port, read.metrics_port}
+
+
+def test_what_is_copied_is_there_and_is_not_ignored(root: Path, dockerfile: Dockerfile, kind: str) -> None:
+    ignore = (root / f"deploy/docker/{kind}.Dockerfile.dockerignore").read_text().splitlines()
+    kept = [line[1:].removesuffix("/**") for line in ignore if line.startswith("!")]
+    copied = [
+        source
+        for stage in dockerfile.stages.values()
+        for text in stage.all("COPY")
+        if "--from" not in text
+        for source in text.split()[:-1]
+    ]
+    assert copied
+    for source in copied:
+        assert (root / source.removeprefix("./")).exists(), source
+        assert any(Path(source).match(pattern) or Path(source).is_relative_to(pattern) for pattern in kept), source
+
+
+def test_the_wheel_is_built_from_every_package(root: Path, dockerfile: Dockerfile) -> None:
+    project = tomllib.loads((root / "pyproject.toml").read_text())
+    include = project["tool"]["setuptools"]["packages"]["find"]["include"]
+    copied = " ".join(dockerfile.stages["wheel"].all("COPY"))
+    for pattern in include:
+        assert f"{pattern.removesuffix('*')} ./{pattern.removesuffix('*')}" in copied
+
+
+def locked(root: Path, kind: str) -> dict[str, tuple[Version, int]]:
+    """Return the version of each package of a lock file, and how many checksums it has."""
+    text = (root / f"deploy/docker/requirements-{kind}.txt").read_text().replace("\\\n", " ")
+    found = {}
+    for line in text.splitlines():
+        if line and not line.startswith("#"):
+            name, version = re.match(r"([\w.-]+)==(\S+)", line).groups()  # type: ignore[union-attr]
+            found[canonicalize_name(name)] = (Version(version), line.count("--hash=sha256:"))
+    return found
+
+
+@pytest.mark.parametrize(("kind", "extra"), [("cpu", "cpu"), ("cuda", "gpu")])
+def test_locks_hold_what_the_project_asks_for_in_the_tested_versions(root: Path, kind: str, extra: str) -> None:
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    found = locked(root, kind)
+    for text in [*project["dependencies"], *project["optional-dependencies"][extra]]:
+        wanted = Requirement(text)
+        version, _ = found.get(canonicalize_name(wanted.name), (None, 0))
+        assert version is not None and version in wanted.specifier, f"{text}: run make locks"
+    tested = dict(line.split("==") for line in (root / "constraints.txt").read_text().splitlines())
+    versions = {canonicalize_name(name): Version(version) for name, version in tested.items()}
+    for name, (version, num_hashes) in found.items():
+        assert num_hashes > 0, name
+        assert versions.get(name, version) == version, f"{name}: run make locks"
+    assert not {"torch", "onnx", "transformers"} & found.keys()
+    assert ("onnxruntime-gpu" in found, "onnxruntime" in found) == (kind == "cuda", kind == "cpu")
+
+
+def test_locking_writes_nothing_that_was_not_asked_for(root: Path) -> None:
+    for kind in KINDS:
+        text = (root / f"deploy/docker/requirements-{kind}.txt").read_text()
+        assert "://" not in text and "--index" not in text and "--find-links" not in text
+    assert subprocess.run(["bash", "-n", root / "deploy/docker/locks.sh"], timeout=30).returncode == 0
