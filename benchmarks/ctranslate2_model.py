@@ -1,10 +1,11 @@
-"""Our weights in CTranslate2, through its public model specification: one more implementation to compare with."""
+"""Our weights in CTranslate2, through its public model specification, as an implementation to compare with."""
 
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from benchmarks.agreement import Beam
@@ -12,9 +13,17 @@ from model.attention import MultiHeadAttention
 from model.data import Ids
 from model.transformer import DecoderLayer, EncoderLayer, Transformer
 
+BANNED = -1e9
+"""Bias of padding's logit: minus infinity would make a score that is not a number."""
 
-def write_model(ours: Transformer, folder: Path) -> None:
-    """Write a model that CTranslate2 loads; its tokens are called by their ids.
+
+def write_model(ours: Transformer, folder: Path, quantization: str = "float32") -> None:
+    """Write a model that CTranslate2 loads; its tokens are called by their ids, and padding is never one of its answers.
+
+    Args:
+        ours: Any of our models, in single precision.
+        folder: Made if absent; what lies there is replaced.
+        quantization: CTranslate2's name of the weights' format, `float32` or `int8`.
 
     Raises:
         ImportError: If CTranslate2 is not installed.
@@ -29,27 +38,30 @@ def write_model(ours: Transformer, folder: Path) -> None:
         activation={"relu": common.Activation.RELU, "gelu": common.Activation.GELU, "silu": common.Activation.SWISH}[
             config.activation
         ],
+        layernorm_embedding=config.has_embedding_norm,
     )
     for theirs, side, source in ((spec.encoder, ours.encoder, True), (spec.decoder, ours.decoder, False)):
         embeddings = theirs.embeddings[0] if source else theirs.embeddings
         embeddings.weight = _array(side.embedding.tokens.weight)
         theirs.scale_embeddings = config.is_embedding_scaled
-        theirs.position_encodings.encodings = _array(side.embedding.positions)
+        theirs.position_encodings.encodings = _array(side.embedding.positions[config.position_offset :])
+        if config.has_embedding_norm:
+            _norm(theirs.layernorm_embedding, side.embedding.norm)
         if config.norm == "pre":
             _norm(theirs.layer_norm, side.norm)
         for target, layer in zip(theirs.layer, side.layers, strict=True):
             assert isinstance(layer, EncoderLayer | DecoderLayer)
             _layer(target, layer)
     spec.decoder.projection.weight = _array(ours.decoder.output_weight)
-    if ours.decoder.output_bias is not None:
-        spec.decoder.projection.bias = _array(ours.decoder.output_bias)
-    names = [str(i) for i in range(config.source_vocab_size)]
-    spec.register_source_vocabulary(names)
-    spec.register_target_vocabulary(names)
+    spec.decoder.projection.bias = _array(_output_bias(ours))
+    spec.register_source_vocabulary([str(i) for i in range(config.source_vocab_size)])
+    spec.register_target_vocabulary([str(i) for i in range(config.target_vocab_size)])
     spec.config.bos_token = spec.config.decoder_start_token = str(config.decoder_start_id)
     spec.config.eos_token, spec.config.unk_token = str(config.eos_id), str(config.pad_id)
     spec.config.add_source_eos = True
+    spec.config.layer_norm_epsilon = config.norm_epsilon
     spec.validate()
+    spec.optimize(quantization)
     folder.mkdir(parents=True, exist_ok=True)
     spec.save(str(folder))
 
@@ -78,6 +90,14 @@ def translate(
         [([int(token) for token in tokens], score) for tokens, score in zip(result.hypotheses, result.scores, strict=True)]
         for result in results
     ]
+
+
+def _output_bias(ours: Transformer) -> Tensor:
+    """Return what is added to the logits: their bias, and the ban on padding."""
+    decoder = ours.decoder
+    bias = torch.zeros_like(decoder.padding_logits) if decoder.output_bias is None else decoder.output_bias.detach().clone()
+    bias[ours.config.pad_id] = BANNED
+    return bias
 
 
 def _layer(theirs: Any, ours: EncoderLayer | DecoderLayer) -> None:
@@ -110,4 +130,4 @@ def _norm(theirs: Any, ours: Any) -> None:
 
 
 def _array(tensor: Any) -> Any:
-    return tensor.detach().numpy()
+    return tensor.detach().numpy().copy()  # CTranslate2 quantises in place

@@ -1,10 +1,12 @@
-"""Bundles that benchmarks make for themselves, of models that never end a sequence: how long answers are is the benchmark's choice.
+"""Models that benchmarks make for themselves, and their bundles, which are made once and kept in a cache folder outside the tree.
 
-They are made once and kept in a cache folder outside the tree.
+Most of these models never end a sequence: how long answers are is the benchmark's choice.
 """
 
+import hashlib
 import tempfile
 from dataclasses import replace
+from functools import cache as remembered
 from pathlib import Path
 
 import torch
@@ -17,6 +19,8 @@ from model.decode import StepDecoder
 from model.tokenizer import Tokenizer
 from model.transformer import DecoderLayer, Transformer
 
+ROOT = Path(__file__).parents[1]
+SHIPPED = ROOT / "model/pretrained/en-de"
 NEVER = -60.0
 """Bias of the end-of-sequence logit: far below every other."""
 
@@ -29,23 +33,24 @@ LIKELIEST_PROBABILITY = 0.6
 def endless_bundle(checkpoint: Path, cache: Path) -> Path:
     """Export a checkpoint with end-of-sequence ruled out; return the bundle's folder."""
     loaded = Checkpoint.load(checkpoint)
-    return _bundle(Checkpoint(f"{loaded.name}-endless", _without_end(loaded.model), loaded.tokenizer), cache)
+    return bundle_of(Checkpoint(f"{loaded.name}-endless", without_end(loaded.model), loaded.tokenizer), cache)
 
 
 def base_bundle(cache: Path) -> Path:
-    """Export a random model of the size of Transformer-base (Vaswani et al., 2017): 6+6 layers, d_model 512; return the folder."""
-    config = ModelConfig(
-        source_vocab_size=VOCAB_SIZE,
-        target_vocab_size=VOCAB_SIZE,
-        max_source_positions=128,
-        max_target_positions=128,
-        has_output_bias=True,
-    )
+    """Export `base_checkpoint`; return the bundle's folder."""
+    return bundle_of(base_checkpoint(), cache)
+
+
+def base_checkpoint() -> Checkpoint:
+    """Make a random model of the size of Transformer-base (Vaswani et al., 2017): 6+6 layers, d_model 512; it never ends.
+
+    It has the tokeniser of the shipped en-de model, so that it reads text; what it answers with lies mostly outside that.
+    """
+    config = ModelConfig(source_vocab_size=VOCAB_SIZE, target_vocab_size=VOCAB_SIZE, has_output_bias=True)
     torch.manual_seed(SEED)
     model = Transformer(config).eval()
     sharpen(model)
-    tokenizer = Tokenizer.train(["a dog runs over the grass"], 280)  # sources are made of ids; nothing is read or written as text
-    return _bundle(Checkpoint("base-endless", _without_end(model), tokenizer), cache)
+    return Checkpoint("base-endless", without_end(model), Tokenizer.load(SHIPPED))
 
 
 @torch.inference_mode()
@@ -67,7 +72,7 @@ def sharpen(model: Transformer, probability: float = LIKELIEST_PROBABILITY) -> N
     norm.weight.fill_(round(middle, 1))  # the same number however sums are rounded
 
 
-def _without_end(model: Transformer) -> Transformer:
+def without_end(model: Transformer) -> Transformer:
     """Return the same model with an output bias that end-of-sequence does not survive."""
     config = replace(model.config, has_output_bias=True)
     endless = Transformer(config).eval()
@@ -77,15 +82,32 @@ def _without_end(model: Transformer) -> Transformer:
     return endless
 
 
-def _bundle(checkpoint: Checkpoint, cache: Path) -> Path:
-    """Export a checkpoint into the cache, unless a bundle of the same weights is there."""
-    folder = cache / checkpoint.name
+def bundle_of(checkpoint: Checkpoint, cache: Path, precision: str = "fp32") -> Path:
+    """Export a checkpoint into the cache, unless the same exporter has put the same weights there; return the bundle's folder.
+
+    Raises:
+        ExportError: If there is no such precision.
+    """
+    cache.mkdir(parents=True, exist_ok=True)
+    folder = cache / f"{checkpoint.name}-{precision}"
+    note, exporter = cache / f"{folder.name}.exporter", _exporter_digest()
     with tempfile.TemporaryDirectory() as scratch:
         checkpoint.save(Path(scratch))
         try:
-            if Bundle.open(folder).manifest.origin.weights_sha256 == hash_file(Path(scratch) / WEIGHTS_FILE):
-                return folder
+            is_same = Bundle.open(folder).manifest.origin.weights_sha256 == hash_file(Path(scratch) / WEIGHTS_FILE)
         except BundleError:
-            pass  # there is none, or one of another format
-        export_checkpoint(Path(scratch), folder, is_forced=True)
+            is_same = False  # there is none, or one of another format
+        if is_same and note.is_file() and note.read_text() == exporter:
+            return folder
+        export_checkpoint(Path(scratch), folder, precision, is_forced=True)
+    note.write_text(exporter)
     return folder
+
+
+@remembered
+def _exporter_digest() -> str:
+    """Return what tells one state of the code that makes bundles from another."""
+    digest = hashlib.sha256()
+    for path in sorted(path for folder in ("export", "model") for path in (ROOT / folder).glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()

@@ -176,11 +176,13 @@ def main() -> None:
     parser.add_argument("--max-slots", type=int, default=64)
     parser.add_argument("--max-waiting-requests", type=int, default=64)
     parser.add_argument("--threads", type=int, default=0, help="Of the engine; 0 leaves it to the server.")
+    parser.add_argument("--pin", action="store_true", help="Give the engine cores of its own (pin_engines); needs --threads.")
     arguments = parser.parse_args()
     texts = read_lines(arguments.data / "test_2016_flickr.en.gz")
     num_beams, num_waiting = arguments.num_beams, arguments.max_waiting_requests
     num_running = arguments.max_slots // num_beams
     flags = {"max-slots": arguments.max_slots, "max-waiting-requests": num_waiting, "num-threads": arguments.threads}
+    flags |= {"pin-engines": str(arguments.pin).lower()}
     about = environment("onnxruntime", "grpcio") | {"device": "cpu", "num_beams": num_beams, "seconds": arguments.seconds} | flags
     summaries: list[Summary] = []
     with ServedModel(arguments.bundle, *(f"--{name}={value}" for name, value in flags.items())) as server:

@@ -3,7 +3,7 @@
 Published figures are mostly of text that Moses's tokeniser has split, which in French makes words of elided articles and gives
 higher BLEU than sacreBLEU's own tokeniser. Where sacremoses is installed, that figure is given too.
 
-python -m benchmarks.quality --data data/multi30k [--bundles bundles]
+python -m benchmarks.quality --data data/multi30k [--bundles bundles bundles-int8]
 """
 
 import argparse
@@ -26,16 +26,19 @@ ROOT = Path(__file__).parents[1]
 MODELS = ("en-de", "en-fr")
 
 
-def answers(name: str, bundles: Path, sources: list[str]) -> dict[str, list[str]]:
+def answers(name: str, folders: Sequence[Path], sources: list[str]) -> dict[str, list[str]]:
     """Translate in every way there is."""
     checkpoint = Checkpoint.load(ROOT / "model/pretrained" / name)
-    bundle = OfflineTranslator(bundles / name)
-    return {
+    found = {
         "checkpoint, greedy": translate(checkpoint.model, checkpoint.tokenizer, sources),
         "checkpoint, beam 5": translate(checkpoint.model, checkpoint.tokenizer, sources, num_beams=5),
-        "bundle, greedy": bundle.translate(sources, search=GREEDY),
-        "bundle, beam 5": bundle.translate(sources, search=SearchOptions(num_beams=5)),
     }
+    for folder in folders:
+        translator = OfflineTranslator(folder / name)
+        kind = f"{translator.bundle.manifest.precision} bundle"
+        found[f"{kind}, greedy"] = translator.translate(sources, search=GREEDY)
+        found[f"{kind}, beam 5"] = translator.translate(sources, search=SearchOptions(num_beams=5))
+    return found
 
 
 def moses_bleu(hypotheses: Sequence[str], references: Sequence[str], language: str) -> float:
@@ -52,7 +55,9 @@ def main() -> None:
     """Score and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path("data/multi30k"))
-    parser.add_argument("--bundles", type=Path, default=Path("bundles"))
+    parser.add_argument(
+        "--bundles", type=Path, nargs="+", default=[Path("bundles")], help="Folders of bundles, of one precision each."
+    )
     arguments = parser.parse_args()
     about = environment("torch", "onnxruntime", "sacrebleu") | {"threads": torch.get_num_threads()}
     rows, signatures = [], set()

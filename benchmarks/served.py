@@ -46,8 +46,8 @@ class ServedModel:
         with self._log.open("wb") as log:
             self._process = subprocess.Popen([*command, *ports, *self._flags], stderr=log, cwd=ROOT, env=environment)
         try:
-            self.engine_pid = self._wait_for("engine ready")["engine_pid"]
-            self.address = f"127.0.0.1:{self._wait_for('serving')['port']}"
+            self.engine_pid = wait_for_event(self._process, self._log, "engine ready", START_SECONDS)["engine_pid"]
+            self.address = f"127.0.0.1:{wait_for_event(self._process, self._log, 'serving', START_SECONDS)['port']}"
         except BaseException:
             self._stop(signal.SIGKILL)
             raise
@@ -72,23 +72,24 @@ class ServedModel:
             self._process.wait()
             self._folder.cleanup()
 
-    def _wait_for(self, name: str) -> dict[str, Any]:
-        """Return the first log event of that name.
 
-        Raises:
-            RuntimeError: If the server ends, or does not get there in time, with the end of its log.
-        """
-        until = time.monotonic() + START_SECONDS
-        while time.monotonic() < until:
-            has_ended = self._process.poll() is not None
-            for line in self._log.read_text(encoding="utf-8", errors="replace").splitlines():
-                event = json.loads(line) if line.startswith("{") and line.endswith("}") else {}
-                if event.get("event") == name:
-                    return dict(event)
-            if has_ended:
-                break
-            time.sleep(POLL_SECONDS)
-        raise RuntimeError(f"the server did not get to {name!r}:\n{self._log.read_text(errors='replace')[-2000:]}")
+def wait_for_event(process: subprocess.Popen[bytes], log: Path, name: str, seconds: float) -> dict[str, Any]:
+    """Return the first event of that name in a server's log.
+
+    Raises:
+        RuntimeError: If the server ends, or does not get there in time, with the end of its log.
+    """
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        has_ended = process.poll() is not None
+        for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
+            event = json.loads(line) if line.startswith("{") and line.endswith("}") else {}
+            if event.get("event") == name:
+                return dict(event)
+        if has_ended:
+            break
+        time.sleep(POLL_SECONDS)
+    raise RuntimeError(f"the server did not get to {name!r}:\n{log.read_text(encoding='utf-8', errors='replace')[-2000:]}")
 
 
 def cpu_seconds(pid: int) -> float:

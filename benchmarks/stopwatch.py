@@ -52,3 +52,7 @@ class StopwatchRunner:
         started = self._clock()
         self._runner.copy_positions(source, target, start, stop)
         self.copy_seconds += self._clock() - started
+
+    def cache_bytes(self) -> tuple[int, int]:
+        """See `Runner`."""
+        return self._runner.cache_bytes()

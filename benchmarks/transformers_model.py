@@ -19,8 +19,8 @@ def to_transformers(ours: Transformer) -> Any:
         ValueError: If none of the two can hold the weights.
     """
     config = ours.config
-    if config.positions != "sinusoidal" or config.position_offset or not (config.is_embedding_shared and config.is_projection_tied):
-        raise ValueError("Marian and Pegasus have fixed positions from 0, and one table for both embeddings and the projection")
+    if not (config.is_embedding_shared and config.is_projection_tied):
+        raise ValueError("Marian and Pegasus have one table for both embeddings and the projection")
     if config.has_embedding_norm or config.max_source_positions != config.max_target_positions or config.norm_epsilon != 1e-5:
         raise ValueError("Marian and Pegasus have no embedding norm, one number of positions, and a norm_epsilon of 1e-5")
     settings: dict[str, Any] = {
@@ -53,33 +53,55 @@ def to_transformers(ours: Transformer) -> Any:
 def generate(theirs: Any, sources: Sequence[Ids], num_beams: int, length_penalty: float, max_new_tokens: int) -> list[Beam]:
     """Decode sources, given as ids without special tokens, as one batch; return every answer of every source."""
     config = theirs.config
-    rows = [[*ids, config.eos_token_id] for ids in sources]
-    ids = pad(rows, config.pad_token_id)
-    mask = torch.tensor([[1] * len(row) + [0] * (ids.shape[1] - len(row)) for row in rows])
-    settings = GenerationConfig(  # type: ignore[no-untyped-call]
+    found = _generate(
+        theirs,
+        sources,
         max_new_tokens=max_new_tokens,
         num_beams=num_beams,
         num_return_sequences=num_beams,
-        do_sample=False,
         early_stopping=False if num_beams > 1 else None,
         length_penalty=length_penalty if num_beams > 1 else None,
-        pad_token_id=config.pad_token_id,
-        eos_token_id=config.eos_token_id,
-        decoder_start_token_id=config.decoder_start_token_id,
         return_dict_in_generate=True,
         output_scores=True,
     )
-    found = theirs.generate(input_ids=ids, attention_mask=mask, generation_config=settings)
     if num_beams == 1:
         steps = theirs.compute_transition_scores(found.sequences, found.scores, normalize_logits=True)
         is_real = found.sequences[:, 1:] != config.pad_token_id
         scores = (steps.masked_fill(~is_real, 0.0).sum(-1) / is_real.sum(-1)).tolist()
     else:
         scores = found.sequences_scores.tolist()
-    special = (config.pad_token_id, config.eos_token_id)
-    answers = [[i for i in row[1:] if i not in special] for row in found.sequences.tolist()]
-    beams = list(zip(answers, scores, strict=True))
+    beams = list(zip(_answers(found.sequences, config), scores, strict=True))
     return [beams[start : start + num_beams] for start in range(0, len(beams), num_beams)]
+
+
+@torch.inference_mode()
+def best_answers(theirs: Any, sources: Sequence[Ids], num_beams: int, max_new_tokens: int) -> list[list[int]]:
+    """Decode with a length penalty of 1 and early stopping; return the best answers alone, so that scores need not be kept."""
+    early_stopping = True if num_beams > 1 else None
+    found = _generate(theirs, sources, max_new_tokens=max_new_tokens, num_beams=num_beams, early_stopping=early_stopping)
+    return _answers(found, theirs.config)
+
+
+def _generate(theirs: Any, sources: Sequence[Ids], **settings: Any) -> Any:
+    """Run their search on one batch."""
+    config = theirs.config
+    rows = [[*ids, config.eos_token_id] for ids in sources]
+    ids = pad(rows, config.pad_token_id)
+    mask = torch.tensor([[1] * len(row) + [0] * (ids.shape[1] - len(row)) for row in rows])
+    search = GenerationConfig(  # type: ignore[no-untyped-call]
+        do_sample=False,
+        pad_token_id=config.pad_token_id,
+        eos_token_id=config.eos_token_id,
+        decoder_start_token_id=config.decoder_start_token_id,
+        **settings,
+    )
+    return theirs.generate(input_ids=ids, attention_mask=mask, generation_config=search)
+
+
+def _answers(sequences: Tensor, config: Any) -> list[list[int]]:
+    """Return the tokens of generated rows, special ones left out."""
+    special = (config.pad_token_id, config.eos_token_id)
+    return [[i for i in row[1:] if i not in special] for row in sequences.tolist()]
 
 
 def _weights(ours: Transformer) -> dict[str, Tensor]:
@@ -91,7 +113,7 @@ def _weights(ours: Transformer) -> dict[str, Tensor]:
         bias = bias + ours.decoder.output_bias
     weights = {"model.shared.weight": table, "lm_head.weight": table, "final_logits_bias": bias[None]}
     for name, side in (("encoder", ours.encoder), ("decoder", ours.decoder)):
-        positions = side.embedding.positions
+        positions = side.embedding.positions[ours.config.position_offset :]
         assert isinstance(positions, Tensor)
         weights |= {f"model.{name}.embed_tokens.weight": table, f"model.{name}.embed_positions.weight": positions}
         if ours.config.norm == "pre":

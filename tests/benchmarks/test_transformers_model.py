@@ -33,7 +33,16 @@ def random_model(**switches: Any) -> Transformer:
     return model.double()
 
 
-@pytest.mark.parametrize("switches", [{}, {"norm": "pre"}, {"norm": "pre", "has_output_bias": True, "activation": "gelu"}])
+@pytest.mark.parametrize(
+    "switches",
+    [
+        {},
+        {"norm": "pre"},
+        {"norm": "pre", "has_output_bias": True, "activation": "gelu"},
+        {"positions": "learned"},
+        {"norm": "pre", "positions": "learned", "position_offset": 2},
+    ],
+)
 @torch.inference_mode()
 def test_logits_are_the_same(switches: dict[str, Any]) -> None:
     ours = random_model(**switches)
@@ -57,8 +66,6 @@ def test_answers_and_scores_are_the_same(norm: str) -> None:
 @pytest.mark.parametrize(
     "switches",
     [
-        {"positions": "learned"},
-        {"position_offset": 2},
         {"is_projection_tied": False},
         {"is_embedding_shared": False},
         {"has_embedding_norm": True},

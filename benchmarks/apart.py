@@ -1,0 +1,90 @@
+"""An object in a process of its own, so that it shares no threads, no interpreter and no allocator with others."""
+
+import multiprocessing
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from types import TracebackType
+from typing import Any, Self
+
+STOP_SECONDS = 10.0
+
+
+class Apart:
+    """Made on entering, with everything that its making raises; ended on leaving. Calls block, one at a time.
+
+    Arguments, results and exceptions cross the border by pickle.
+    """
+
+    def __init__(self, make: Callable[..., Any], *arguments: Any) -> None:
+        """Describe the object; `make` is a class or function that the other process can import."""
+        self._make, self._arguments = make, arguments
+
+    def __enter__(self) -> Self:
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=_live, args=(theirs, self._make, self._arguments), daemon=True)
+        self._process.start()
+        theirs.close()
+        try:
+            self._receive()
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None) -> None:
+        self._stop()
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Call a method there and return, or raise, what it does.
+
+        Raises:
+            RuntimeError: If the process has ended.
+        """
+        try:
+            self._connection.send((method, arguments))
+        except BrokenPipeError as error:
+            raise self._ended() from error
+        return self._receive()
+
+    def _receive(self) -> Any:
+        try:
+            result, error = self._connection.recv()
+        except EOFError as broken:
+            raise self._ended() from broken
+        if error is not None:
+            raise error
+        return result
+
+    def _ended(self) -> RuntimeError:
+        self._process.join(STOP_SECONDS)
+        name = getattr(self._make, "__name__", str(self._make))
+        return RuntimeError(f"the process of {name} ended with exit code {self._process.exitcode}")
+
+    def _stop(self) -> None:
+        self._connection.close()
+        self._process.join(STOP_SECONDS)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+
+
+def _live(connection: Connection, make: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    """Make the object and do what it is told to, until nobody is there to tell."""
+    try:
+        it = make(*arguments)
+    except Exception as error:
+        connection.send((None, error))
+        return
+    connection.send((None, None))
+    while True:
+        try:
+            method, call_arguments = connection.recv()
+        except (EOFError, KeyboardInterrupt):
+            return
+        try:
+            result = getattr(it, method)(*call_arguments)
+        except Exception as error:
+            connection.send((None, error))
+        else:
+            connection.send((result, None))

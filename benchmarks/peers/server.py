@@ -1,0 +1,195 @@
+"""A real server built around CTranslate2, on a free port of this machine, with settings that are searched for the best."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from benchmarks.peers.faces import AskError
+from benchmarks.peers.sender import translate
+
+ROOT = Path(__file__).parents[2]
+START_SECONDS = 120.0
+STOP_SECONDS = 15.0
+POLL_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How one peer is reached.
+
+    Attributes:
+        name: Of its environment and, with `_server`, of its module.
+        face: Key of `FACES`.
+        path: Of its HTTP address.
+        packages: Distributions whose versions matter.
+    """
+
+    name: str
+    face: str
+    path: str
+    packages: tuple[str, ...]
+
+    def python(self, environments: Path) -> Path:
+        """Return the interpreter of its environment, which may be absent."""
+        return environments.absolute() / self.name / "bin" / "python"
+
+    def versions(self, environments: Path) -> dict[str, str]:
+        """Return what is installed in its environment."""
+        code = "import importlib.metadata as m, sys; print(*map(m.version, sys.argv[1:]))"
+        command = [str(self.python(environments)), "-c", code, *self.packages]
+        found = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.split()
+        return dict(zip(self.packages, found, strict=True))
+
+
+KINDS = (
+    Kind("triton", "triton", "", ("nvidia-pytriton", "ctranslate2")),
+    Kind("mosec", "http", "/inference", ("mosec", "ctranslate2")),
+    Kind("litserve", "http", "/predict", ("litserve", "ctranslate2")),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a peer is tuned by.
+
+    Attributes:
+        num_instances: Batches that the server has computed at the same time.
+        num_parts: Into how many CTranslate2 divides each, after sorting by length.
+        num_threads: For each part.
+        max_batch_size: Requests of a batch.
+        delay_ms: How long a batch that is not full waits for more.
+    """
+
+    num_instances: int
+    num_parts: int
+    num_threads: int
+    max_batch_size: int
+    delay_ms: int
+
+    @property
+    def flags(self) -> list[str]:
+        """Its flags, as `translator.parse_arguments` reads them."""
+        values = {
+            "instances": self.num_instances,
+            "parts": self.num_parts,
+            "threads": self.num_threads,
+            "max-batch-size": self.max_batch_size,
+            "delay-ms": self.delay_ms,
+        }
+        return [f"--{name}={value}" for name, value in values.items()]
+
+    def __str__(self) -> str:
+        workers = self.num_instances * self.num_parts
+        how = f"{self.num_instances} batches at a time" if self.num_parts == 1 else f"batches divided by {self.num_parts}"
+        layout = f"{workers} × {self.num_threads} threads" + (f" ({how})" if workers > 1 else "")
+        return f"{layout}, max batch {self.max_batch_size}, delay {self.delay_ms} ms"
+
+
+class PeerServer:
+    """The server's processes, started on entering and stopped on leaving.
+
+    Attributes:
+        address: For its face.
+        pid: Of the process that was started.
+    """
+
+    def __init__(self, kind: Kind, environments: Path, model: Path, precision: str, settings: Settings, sample: str) -> None:
+        """Describe the server.
+
+        Args:
+            kind: Of peer.
+            environments: Folder that `setup.sh` filled.
+            model: Folder with CTranslate2's files and the tokeniser.
+            precision: `fp32` or `int8`.
+            settings: See there.
+            sample: A text that it has to translate before it counts as started.
+        """
+        self._kind, self._sample = kind, sample
+        port = _free_port()
+        self._command = [str(kind.python(environments)), "-m", f"benchmarks.peers.{kind.name}_server"]
+        self._command += [f"--model={model.resolve()}", f"--precision={precision}", f"--port={port}", *settings.flags]
+        self.address = f"http://127.0.0.1:{port}{kind.path}" if kind.face == "http" else f"127.0.0.1:{port}"
+        self.pid = 0
+
+    def __enter__(self) -> Self:
+        self._log = tempfile.TemporaryFile()
+        # A session of its own: what it starts itself can be ended with it. Nothing of our environment is on its path.
+        environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
+        self._process = subprocess.Popen(
+            self._command,
+            stdout=self._log,
+            stderr=self._log,
+            stdin=subprocess.DEVNULL,
+            cwd=ROOT,
+            env=environment,
+            start_new_session=True,
+        )
+        self.pid = self._process.pid
+        try:
+            self._wait()
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None) -> None:
+        has_ended = self._process.poll() is not None
+        said = self._said()
+        self._stop()
+        if has_ended and kind is None:
+            raise RuntimeError(f"{self._kind.name} ended by itself:\n{said}")
+
+    def _wait(self) -> None:
+        """Return when it answers.
+
+        Raises:
+            RuntimeError: If it ends, or does not answer in time, with the end of its log.
+        """
+        until = time.monotonic() + START_SECONDS
+        while time.monotonic() < until and self._process.poll() is None:
+            try:
+                answer = asyncio.run(asyncio.wait_for(translate(self._kind.face, self.address, [self._sample], 1), START_SECONDS))
+            except (AskError, TimeoutError):
+                time.sleep(POLL_SECONDS)
+            else:
+                assert answer[0]
+                return
+        raise RuntimeError(f"{self._kind.name} did not start:\n{self._said()}")
+
+    def _said(self) -> str:
+        self._log.seek(0)
+        return self._log.read().decode(errors="replace")[-2000:]
+
+    def _stop(self) -> None:
+        """End all its processes, and wait until they are gone."""
+        _send(self._process.pid, signal.SIGTERM)
+        until = time.monotonic() + STOP_SECONDS
+        while time.monotonic() < until and _send(self._process.pid, 0):
+            self._process.poll()  # one that has ended and was not waited for still counts
+            time.sleep(POLL_SECONDS)
+        _send(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._log.close()
+
+
+def _send(group: int, number: int) -> bool:
+    """Signal a group of processes; return whether there is any left."""
+    try:
+        os.killpg(group, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
