@@ -1,9 +1,11 @@
 """What every test folder may ask for."""
 
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -21,6 +23,76 @@ def multi30k() -> Path:
     if not (folder / "train.en.gz").exists():
         pytest.skip(f"no Multi30k text in {folder}; set DRAGOMAN_DATA to its folder")
     return folder
+
+
+class Collector:
+    """An OpenTelemetry collector that keeps what it gets; `gate` can hold it back.
+
+    Attributes:
+        endpoint: Where to send to.
+        spans: What has come.
+        resources: Attributes of who sent, by name, of each export.
+        gate: Exports are not answered before it is set; it is, at first.
+        arrived: Set when an export comes.
+    """
+
+    def __init__(self) -> None:
+        import grpc
+        from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+
+        self._response = trace_service_pb2.ExportTraceServiceResponse()
+        self.spans: list[Any] = []
+        self.resources: list[dict[str, Any]] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.arrived = threading.Event()
+        self._server = grpc.server(ThreadPoolExecutor(2))
+        trace_service_pb2_grpc.add_TraceServiceServicer_to_server(self, self._server)
+        self.endpoint = f"http://127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self._server.start()
+
+    def Export(self, request: Any, _: Any) -> Any:
+        self.arrived.set()
+        self.gate.wait()
+        for group in request.resource_spans:
+            self.resources.append(self.attributes(group.resource))
+            for scope in group.scope_spans:
+                self.spans.extend(scope.spans)
+        return self._response
+
+    def stop(self) -> None:
+        """End, whatever is held back."""
+        self.gate.set()
+        self._server.stop(None).wait()
+
+    def named(self, name: str) -> list[Any]:
+        """Return the spans of that name, by start."""
+        return sorted((span for span in self.spans if span.name == name), key=lambda span: span.start_time_unix_nano)
+
+    def children(self, parent: Any) -> list[Any]:
+        """Return the spans right below one, by start."""
+        below = (span for span in self.spans if span.parent_span_id == parent.span_id)
+        return sorted(below, key=lambda span: (span.start_time_unix_nano, span.end_time_unix_nano))
+
+    @staticmethod
+    def attributes(thing: Any) -> dict[str, Any]:
+        """Return the attributes of a span or a resource."""
+        values = {pair.key: pair.value for pair in thing.attributes}
+        return {
+            key: [item.string_value for item in value.array_value.values]
+            if value.HasField("array_value")
+            else getattr(value, str(value.WhichOneof("value")))
+            for key, value in values.items()
+        }
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    """A running collector of traces."""
+    pytest.importorskip("opentelemetry.sdk", reason="needs the extra `tracing`")
+    collector = Collector()
+    yield collector
+    collector.stop()
 
 
 @pytest.fixture(scope="session")

@@ -41,13 +41,14 @@ def test_every_setting_is_described_as_it_is() -> None:
 
 
 def test_every_metric_is_described_as_it_is() -> None:
-    rows = table_rows("operations.md")
+    rows = table_rows("metrics.md")
     registry = CollectorRegistry()
-    Metrics(registry, (1.0,))
+    labels = Metrics(registry, (1.0,)).labels
     names = set()
     for metric in registry.collect():
         name = metric.name + {"counter": "_total", "info": "_info"}.get(metric.type, "")
-        assert rows[name] == [metric.type, metric.documentation]
+        wanted = [metric.type, ", ".join(f"`{label}`" for label in labels[name]), metric.documentation]
+        assert rows[name] == wanted, "run: make chart"
         names.add(name)
     assert {name for name in rows if name.startswith("dragoman_")} == names
 

@@ -13,10 +13,11 @@ SOURCES = [path for folder in ("model", "export", "server", "client") for path i
 HOMES = {
     "grpc": ("server/main.py", "server/api/", "client/"),
     "zmq": ("server/engine/client.py", "server/engine/process.py"),
-    "prometheus_client": ("server/main.py", "server/telemetry/metrics.py"),
-    "onnxruntime": ("server/runtime/", "export/verify.py"),
+    "prometheus_client": ("server/main.py", "server/telemetry/"),
+    "onnxruntime": ("server/runtime/", "export/verify.py", "export/verify_half.py"),
     "onnx": ("export/",),
     "torch": ("model/", "export/"),
+    "opentelemetry": ("server/telemetry/tracing.py", "client/trace.py"),
     "sacrebleu": ("model/quality.py",),
     "transformers": (),
 }

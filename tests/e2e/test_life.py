@@ -5,16 +5,20 @@ import signal
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from client.errors import CallError, Cancelled, DeadlineExceeded, Overloaded, Unavailable
 from client.retry import RetryPolicy
 from client.sync import Client
+from protos.generation_pb2 import GenerateRequest
+from protos.generation_pb2_grpc import GenerationStub
 
 pytestmark = pytest.mark.e2e
 
@@ -44,6 +48,26 @@ def test_a_short_request_overtakes_32_long_ones(serve: Any, endless: Path) -> No
             future.result()
         assert order == ["short"] + ["long"] * 32
         assert server.terminate() == 0
+
+
+def test_whoever_calls_while_the_server_ends_is_told_to_try_elsewhere(serve: Any, endless: Path) -> None:
+    """Calls that gRPC core had not handed over when the port closed used to end as CANCELLED, which no client retries."""
+    codes: Counter[grpc.StatusCode] = Counter()
+
+    def call_until_nobody_is_there(target: str, process: Any) -> None:
+        with grpc.insecure_channel(target, [("grpc.enable_retries", 0)]) as channel:
+            stub, request = GenerationStub(channel), GenerateRequest(text="a dog runs", max_new_tokens=2)
+            while process.poll() is None:
+                calls = [stub.Generate.future(request) for _ in range(20)]
+                codes.update(call.code() for call in calls)
+
+    with serve(endless / "alpha") as server, ThreadPoolExecutor(8) as pool:
+        futures = [pool.submit(call_until_nobody_is_there, server.address, server.process) for _ in range(8)]
+        wait_until(lambda: codes[grpc.StatusCode.OK] > 200, "200 are answered")
+        assert server.terminate() == 0
+        for future in futures:
+            future.result()
+    assert set(codes) == {grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE}
 
 
 def test_a_cancelled_stream_gives_its_slot_back(serve: Any, endless: Path) -> None:
@@ -148,6 +172,17 @@ def test_a_killed_engine_costs_nobody_an_answer(serve: Any, endless: Path) -> No
         assert client.is_ready("alpha") and client.is_ready("beta")
         assert server.metric("dragoman_engine_restarts_total", model="alpha") == 1
         assert server.metric("dragoman_engine_restarts_total", model="beta") == 0
+        assert server.terminate() == 0
+
+
+def test_a_pinned_engine_keeps_to_its_core(serve: Any, endless: Path) -> None:
+    cores = os.sched_getaffinity(0)
+    if len(cores) < 2:
+        pytest.skip("there is one core only")
+    with serve(endless / "alpha", "--num-threads", "1", "--pin-engines", "true") as server, Client(server.address) as client:
+        assert client.generate("a dog runs", max_new_tokens=2).finish_reason == "length"
+        assert os.sched_getaffinity(engine_pid(server, "alpha")) == {max(cores)}
+        assert os.sched_getaffinity(server.process.pid) == cores
         assert server.terminate() == 0
 
 

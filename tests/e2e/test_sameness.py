@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from export.bundle import Bundle
+from export.exporter import export_checkpoint
 from model.tokenizer import Tokenizer
 from server.engine.engine import Engine
 from server.engine.loading import load_engine
@@ -91,6 +92,12 @@ def bundle(bundles: Path) -> Bundle:
 
 
 @pytest.fixture(scope="module")
+def int8_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    checkpoint = Path(__file__).parents[2] / "model" / "pretrained" / "en-de"
+    return export_checkpoint(checkpoint, tmp_path_factory.mktemp("int8") / "en-de", "int8")
+
+
+@pytest.fixture(scope="module")
 def requests(bundle: Bundle, captions: list[str]) -> list[Request]:
     """Requests of all kinds, with sources and limits of all lengths."""
     rng, tokenizer = random.Random(1), bundle.tokenizer()
@@ -110,7 +117,11 @@ def requests(bundle: Bundle, captions: list[str]) -> list[Request]:
 
 @pytest.fixture(scope="module")
 def alone(bundle: Bundle, requests: list[Request]) -> Answers:
-    """Every request's answers from an engine that has nothing else to do, on one thread."""
+    return _answer_alone(bundle, requests)
+
+
+def _answer_alone(bundle: Bundle, requests: list[Request]) -> Answers:
+    """Return every request's answers from an engine that has nothing else to do, on one thread."""
     engine = _engine(bundle, 8, num_threads=1)
     answers: Answers = {}
     for request in requests:
@@ -118,7 +129,7 @@ def alone(bundle: Bundle, requests: list[Request]) -> Answers:
         while engine.has_work:
             engine.step()
         answers |= _take_answers(engine)
-    assert len(answers) == NUM_REQUESTS
+    assert len(answers) == len(requests)
     return answers
 
 
@@ -189,3 +200,14 @@ def test_answers_are_the_same_bits_in_any_order_of_arrival(
         pytest.skip("one of the orders that are tried with TEST_ALL_ORDERS=1")
     engine = _engine(bundle, SIZES[order % len(SIZES)], num_threads=1 + order % 2)
     _check(_answer_in_random_order(engine, requests, random.Random(order)), alone, requests)
+
+
+def test_answers_in_8_bits_are_the_same_bits_in_any_order_of_arrival(
+    int8_bundle: Bundle, requests: list[Request], alone: Answers
+) -> None:
+    some = requests[::3]
+    alone_in_8_bits = _answer_alone(int8_bundle, some)
+    assert any(alone_in_8_bits[request.id] != alone[request.id] for request in some), "this is another arithmetic"
+    for order in range(2):
+        engine = _engine(int8_bundle, SIZES[order], num_threads=1 + order)
+        _check(_answer_in_random_order(engine, some, random.Random(order)), alone_in_8_bits, some)

@@ -1,0 +1,216 @@
+"""The dashboard and the rules on the data of a real server under load, gathered by the real Prometheus."""
+
+import json
+import math
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client.errors import CallError, Cancelled, DeadlineExceeded, InvalidArgument, Overloaded
+from client.retry import RetryPolicy
+from client.search import Search
+from client.sync import Client
+
+pytestmark = pytest.mark.e2e
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIGURATION = """
+global: {{scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s}}
+rule_files: ["{rules}/*.yaml"]
+scrape_configs:
+  - job_name: dragoman
+    static_configs: [{{targets: ["{target}"]}}]
+"""
+VARIABLES = {"$__rate_interval": "20s", "$__range": "1m", "$namespace": ".*", "$instance": ".*", "$model": ".*"}
+SECONDS = 50
+
+
+class Prometheus:
+    """A running Prometheus."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    def get(self, path: str, **arguments: str) -> Any:
+        """Return the data of an answer; fail with what it says is wrong."""
+        query = urllib.parse.urlencode(arguments)
+        try:
+            with urllib.request.urlopen(f"{self.address}/api/v1/{path}?{query}", timeout=10) as answer:
+                return json.load(answer)["data"]
+        except urllib.error.HTTPError as error:
+            raise AssertionError((arguments, error.read())) from None
+
+    def values(self, query: str) -> list[float]:
+        """Return a query's values now, those alone that are numbers."""
+        values = [float(series["value"][1]) for series in self.get("query", query=query)["result"]]
+        return [value for value in values if not math.isnan(value)]
+
+
+@contextmanager
+def prometheus(folder: Path, target: str) -> Iterator[Prometheus]:
+    """Scrape a server once a second."""
+    binary = shutil.which("prometheus")
+    if binary is None:
+        pytest.skip("prometheus is not installed")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    configuration = CONFIGURATION.format(rules=ROOT / "deploy/prometheus/rules", target=target.removeprefix("http://"))
+    (folder / "prometheus.yml").write_text(configuration)
+    flags = [
+        f"--config.file={folder}/prometheus.yml",
+        f"--storage.tsdb.path={folder}/data",
+        f"--web.listen-address=127.0.0.1:{port}",
+    ]
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen([binary, *flags], stdout=log, stderr=log)
+    try:
+        running = Prometheus(f"http://127.0.0.1:{port}")
+        wait_until(lambda: is_up(running), lambda: (folder / "log").read_text()[-2000:])
+        yield running
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def is_up(running: Prometheus) -> bool:
+    with suppress(OSError):
+        return running.values("min(dragoman_model_ready)") == [1.0]
+    return False
+
+
+def wait_until(condition: Callable[[], bool], what: Callable[[], object], seconds: float = SECONDS) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, what()
+        time.sleep(0.25)
+
+
+def everything(client: Client, pool: ThreadPoolExecutor) -> None:
+    """Ask for what callers ask for, and do what they do wrong."""
+    text = "a dog runs"
+    for future in [pool.submit(client.generate, text, max_new_tokens=5 + i) for i in range(6)]:
+        with suppress(Overloaded):
+            future.result()
+    with suppress(Overloaded):
+        list(client.stream(text, max_new_tokens=8))
+        client.generate(text, max_new_tokens=8, search=Search(num_beams=4))
+        client.score(text, "over the grass")
+    with suppress(Overloaded, Cancelled):
+        stream = client.stream(text, max_new_tokens=1000)
+        next(iter(stream))
+        stream.cancel()
+        list(stream)
+    with suppress(Overloaded, DeadlineExceeded):
+        client.generate(text, max_new_tokens=1000, timeout_seconds=0.03)
+    with pytest.raises(InvalidArgument):
+        client.generate(text, max_new_tokens=100_000)
+    for future in [pool.submit(client.generate, text, max_new_tokens=60) for _ in range(16)]:
+        with suppress(Overloaded):
+            future.result()
+
+
+@contextmanager
+def load(address: str) -> Iterator[None]:
+    """Do `everything` again and again; what it does not expect fails the test."""
+    stopping = threading.Event()
+    with Client(address, retry=RetryPolicy(max_attempts=1)) as client, ThreadPoolExecutor(17) as pool:
+
+        def run() -> None:
+            while not stopping.is_set():
+                everything(client, pool)
+
+        running = pool.submit(run)
+        try:
+            yield
+        finally:
+            stopping.set()
+            running.result(60)
+
+
+def dashboard_queries() -> dict[str, str]:
+    """Return the dashboard's queries by panel and legend; those of GPUs, which have no data here, apart."""
+    dashboard = json.loads((ROOT / "deploy/grafana/dashboards/dragoman.json").read_text(encoding="utf-8"))
+    queries = {}
+    for panel in dashboard["panels"]:
+        for target in panel.get("targets", ()):
+            query = target["expr"]
+            for variable, value in VARIABLES.items():
+                query = query.replace(variable, value)
+            queries[f"{panel['title']}: {target['legendFormat']}"] = query
+    return queries
+
+
+def test_every_panel_and_every_rule_has_data(serve: Any, endless: Path, tmp_path: Path) -> None:
+    queries = dashboard_queries()
+    flags = ("--max-slots", "4", "--max-waiting-requests", "4")
+    with serve(endless / "alpha", *flags) as server, prometheus(tmp_path, server.metrics_address) as running:
+        rules = [rule for group in running.get("rules")["groups"] for rule in group["rules"]]
+        records = {rule["name"]: rule["name"] for rule in rules if rule["type"] == "recording"}
+        named = {
+            name
+            for rule in rules
+            if rule["type"] == "alerting"
+            for name in re.findall(
+                r"\b(?:dragoman_\w+|process_\w+|up)(?=[{\[\s)]|$)", re.sub(r"by \([^)]*\)|on \([^)]*\)", "", rule["query"])
+            )
+        }
+        assert len(queries) > 60 and len(records) == 18 and len(named) > 12
+        missing = {name: query for name, query in queries.items() if "dragoman_gpu_" not in query} | records
+        missing |= {name: name for name in named}
+        incidents = {
+            f"{reason}": f'dragoman_requests_{kind}="{reason}"}} > 0'
+            for kind, reason in (
+                ("rejected_total{reason", "queue_full"),
+                ("rejected_total{reason", "invalid"),
+                ("failed_total{code", "CANCELLED"),
+                ("failed_total{code", "DEADLINE_EXCEEDED"),
+            )
+        }
+        missing |= incidents
+
+        def has_everything() -> bool:
+            for name, query in list(missing.items()):
+                if running.values(query):
+                    del missing[name]
+            return not missing
+
+        with load(server.address):
+            wait_until(has_everything, lambda: f"no data: {missing}")
+        for query in queries.values():
+            running.values(query)
+        rules = [rule for group in running.get("rules")["groups"] for rule in group["rules"]]
+        assert {rule["name"]: rule.get("lastError") for rule in rules if rule["health"] != "ok"} == {}
+        firing = {rule["name"] for rule in rules if rule["type"] == "alerting" and rule["state"] == "firing"}
+        assert not firing & {"DragomanNoMetrics", "DragomanTargetDown", "DragomanEngineRestarted", "DragomanModelNotReady"}
+        assert server.metric("dragoman_engine_restarts_total") == 0
+        assert server.terminate() == 0
+
+
+def test_an_engine_that_dies_is_an_alert(serve: Any, endless: Path, tmp_path: Path) -> None:
+    with serve(endless / "alpha") as server, prometheus(tmp_path, server.metrics_address) as running:
+        wait_until(lambda: running.values("dragoman_engine_restarts_total") == [0.0], lambda: "no series to rise from")
+        engine = next(event["engine_pid"] for event in server.events if event["event"] == "engine ready")
+        os.kill(engine, signal.SIGKILL)
+
+        def fires() -> bool:
+            return bool(running.values('ALERTS{alertname="DragomanEngineRestarted",alertstate="firing"}'))
+
+        wait_until(fires, lambda: running.get("alerts"))
+        with Client(server.address) as client, suppress(CallError):
+            client.generate("a dog runs", max_new_tokens=2)
+        assert server.terminate() == 0
