@@ -10,7 +10,7 @@ from collections.abc import Callable
 import structlog
 
 from server.engine.forecast import Forecast
-from server.engine.messages import FinishReason, Report, Request, Statistics
+from server.engine.messages import FinishReason, Prefill, Report, Request, Statistics, Step
 from server.engine.outbox import Outbox
 from server.engine.prefill import group_by_length
 from server.engine.rows import Rows
@@ -53,7 +53,8 @@ class Engine:
         self._streamed: dict[Sequence, None] = {}
         self._waiting_for_first_token: list[Sequence] = []
         self._outbox = Outbox()
-        self._statistics: dict[str, float] = {}
+        self._steps: list[Step] = []
+        self._prefills: list[Prefill] = []
         self._num_failures = 0
         self._num_failures_before = 0
         self._num_steps = 0
@@ -63,6 +64,11 @@ class Engine:
     def has_work(self) -> bool:
         """Whether there is something to step for."""
         return self.scheduler.has_work
+
+    @property
+    def has_news(self) -> bool:
+        """Whether a front end waits for something that happened since the last report, or gave up a place in the queue for it."""
+        return self._outbox.has_news or bool(self._prefills)
 
     def submit(self, origin: bytes, request: Request) -> None:
         """Queue a request, or report at once that the queue is full or that its deadline cannot be met."""
@@ -96,7 +102,6 @@ class Engine:
         Raises:
             EngineIsBroken: After several failed steps in a row; requests that were in none of them have ended as `draining`.
         """
-        self._statistics = {}
         self._num_failures_before = self._num_failures
         for sequence in self.scheduler.expire(self._clock()):
             self._release(sequence, "deadline")
@@ -111,11 +116,11 @@ class Engine:
     def take_reports(self) -> dict[bytes, Report]:
         """Return, for each front end, what happened to its requests since the last call."""
         reports = self._outbox.take(self.scheduler.running(), self.statistics())
-        self._statistics = {}
+        self._steps, self._prefills = [], []
         return reports
 
     def statistics(self) -> Statistics:
-        """Describe the engine after its last step."""
+        """Describe the engine after its last step, and what it did since the last report."""
         scheduler = self.scheduler
         return Statistics(
             num_waiting=scheduler.num_waiting,
@@ -127,7 +132,8 @@ class Engine:
             queue_seconds=self._forecast.queue_seconds(scheduler),
             cache_bytes_reserved=self._cache_bytes[0],
             cache_bytes_used=self._cache_bytes[1] if scheduler.num_used_slots else 0,
-            **self._statistics,  # type: ignore[arg-type]
+            steps=self._steps,
+            prefills=self._prefills,
         )
 
     def _admit(self) -> None:
@@ -143,12 +149,9 @@ class Engine:
         groups = group_by_length(admitted)
         for group in groups:
             self._prefill(group)
-        self._statistics |= {
-            "prefill_rows": len(admitted),
-            "prefill_tokens": sum(sequence.num_source_tokens for sequence in admitted),
-            "prefill_padded_tokens": sum(len(group) * max(s.num_source_tokens for s in group) for group in groups),
-            "prefill_seconds": self._clock() - started,
-        }
+        num_tokens = sum(sequence.num_source_tokens for sequence in admitted)
+        num_padded_tokens = sum(len(group) * max(s.num_source_tokens for s in group) for group in groups)
+        self._prefills.append(Prefill(len(admitted), num_tokens, num_padded_tokens, self._clock() - started))
 
     def _prefill(self, group: list[Sequence]) -> None:
         """Encode one batch of sources into the first rows of their sequences."""
@@ -216,7 +219,7 @@ class Engine:
         if self._num_steps % STEPS_PER_CACHE_READING == 0:
             self._cache_bytes = self.runner.cache_bytes()
         self._num_steps += 1
-        self._statistics |= {"step_rows": num_rows, "step_seconds": self._clock() - started}
+        self._steps.append(Step(num_rows, self._clock() - started))
 
     def _step(self, num_candidates: int) -> Candidates:
         """Run the decoder on all rows, with K rounded up so that few different ones occur."""

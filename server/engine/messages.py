@@ -236,8 +236,36 @@ class Tokens(Struct, frozen=True, array_like=True):
     token_ids: list[int]
 
 
+class Step(Struct, frozen=True, array_like=True):
+    """One decode step.
+
+    Attributes:
+        num_rows: Rows decoded.
+        seconds: Its duration, search included.
+    """
+
+    num_rows: int
+    seconds: float
+
+
+class Prefill(Struct, frozen=True, array_like=True):
+    """What the encoder did between two decode steps.
+
+    Attributes:
+        num_rows: Sources encoded.
+        num_tokens: Their tokens.
+        num_padded_tokens: The same with padding.
+        seconds: Its duration.
+    """
+
+    num_rows: int
+    num_tokens: int
+    num_padded_tokens: int
+    seconds: float
+
+
 class Statistics(Struct, frozen=True, array_like=True):
-    """The engine after a step.
+    """The engine after an iteration, and what it did since it was last asked.
 
     Attributes:
         num_waiting: Requests not yet admitted.
@@ -249,12 +277,8 @@ class Statistics(Struct, frozen=True, array_like=True):
         queue_seconds: How long a request that needs one slot is likely to wait for it if it comes now.
         cache_bytes_reserved: Memory that the caches have.
         cache_bytes_used: What rows in use take of it, as it was a few steps ago.
-        step_rows: Rows decoded in this step; 0 when there was no step.
-        step_seconds: Duration of the decode step, search included.
-        prefill_rows: Sources encoded in this step.
-        prefill_tokens: Their tokens.
-        prefill_padded_tokens: The same with padding.
-        prefill_seconds: Duration of the encoder pass.
+        steps: Decode steps since the last report.
+        prefills: The encoder's work since the last report.
     """
 
     num_waiting: int = 0
@@ -266,21 +290,17 @@ class Statistics(Struct, frozen=True, array_like=True):
     queue_seconds: float = 0.0
     cache_bytes_reserved: int = 0
     cache_bytes_used: int = 0
-    step_rows: int = 0
-    step_seconds: float = 0.0
-    prefill_rows: int = 0
-    prefill_tokens: int = 0
-    prefill_padded_tokens: int = 0
-    prefill_seconds: float = 0.0
+    steps: list[Step] = []
+    prefills: list[Prefill] = []
 
 
 class Report(Struct, frozen=True, array_like=True, tag="report"):
-    """Everything one engine iteration has to say to one front end; without events it is a sign of life.
+    """Everything the engine has to say to one front end since its last report; without events it is a sign of life.
 
     Attributes:
         tokens: New tokens of streamed requests.
         finished: Requests that ended.
-        statistics: The engine after the iteration.
+        statistics: The engine, and what it did.
         scored: Pairs that ended.
         num_received: Requests (not pairs) that had come from this front end when `statistics` was made, ever.
     """

@@ -14,6 +14,11 @@ class Outbox:
         self._tokens: defaultdict[bytes, list[Tokens]] = defaultdict(list)
         self._finished: defaultdict[bytes, list[Finished]] = defaultdict(list)
 
+    @property
+    def has_news(self) -> bool:
+        """Whether there is something since the last `take`."""
+        return bool(self._tokens or self._finished)
+
     def add_tokens(self, sequence: Sequence, token_ids: list[int]) -> None:
         """Report tokens of a streamed request."""
         self._tokens[sequence.origin].append(Tokens(sequence.request.id, token_ids))

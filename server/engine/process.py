@@ -29,6 +29,8 @@ from server.telemetry import logs
 log = structlog.get_logger("dragoman.engine")
 
 HEARTBEAT_MILLISECONDS = 1000
+# How old a busy engine's statistics may be. A report wakes the front end, and on few cores that takes the time from the next step.
+REPORT_SECONDS = 0.05
 EXIT_CANNOT_START = 3
 EXIT_BROKEN = 4
 
@@ -48,6 +50,8 @@ class EngineLoop:
         self._decoder = msgspec.msgpack.Decoder(Command)
         self._origins: set[bytes] = set()
         self._num_received: Counter[bytes] = Counter()
+        self._has_received = False
+        self._last_report = 0.0
         self._is_stopped = False
 
     def run(self) -> int:
@@ -99,7 +103,8 @@ class EngineLoop:
                 scoring.remove_all("draining")
                 self._send_reports(engine, scoring)
                 return EXIT_BROKEN
-            self._send_reports(engine, scoring)
+            if self._is_report_due(engine, scoring):
+                self._send_reports(engine, scoring)
         engine.remove_all("draining")
         scoring.remove_all("draining")
         self._send_reports(engine, scoring)
@@ -112,6 +117,7 @@ class EngineLoop:
                 origin, payload = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
+            self._has_received = True
             match self._decoder.decode(payload):
                 case Submit(requests):
                     self._num_received[origin] += len(requests)
@@ -130,8 +136,15 @@ class EngineLoop:
                 case Stop():
                     self._is_stopped = True
 
+    def _is_report_due(self, engine: Engine, scoring: Scoring) -> bool:
+        """Return whether somebody waits for what has happened, or the last report is old."""
+        if engine.has_news or scoring.has_news or self._has_received:
+            return True
+        return time.monotonic() >= self._last_report + REPORT_SECONDS
+
     def _send_reports(self, engine: Engine, scoring: Scoring) -> None:
-        """Send what the iteration produced; to a front end without news, a sign of life."""
+        """Send what has happened since the last time; to a front end without news, a sign of life."""
+        self._has_received, self._last_report = False, time.monotonic()
         reports, scored = engine.take_reports(), scoring.take_scored()
         idle = engine.statistics()
         for origin in self._origins | reports.keys() | scored.keys():

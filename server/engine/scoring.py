@@ -89,6 +89,11 @@ class Scoring:
         """Whether anything waits."""
         return bool(self._waiting)
 
+    @property
+    def has_news(self) -> bool:
+        """Whether a pair has ended since the last call of `take_scored`."""
+        return bool(self._scored)
+
     def submit(self, origin: bytes, request: ScoreRequest) -> None:
         """Queue a pair, or report at once that the queue is full."""
         pair = _Pair(origin, request)

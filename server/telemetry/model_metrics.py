@@ -65,19 +65,19 @@ class ModelMetrics:
             self.statistics = messages.Statistics()
 
     def observe_statistics(self, statistics: messages.Statistics) -> None:
-        """Keep them for the gauges; observe the step and the prefill if there was one."""
+        """Keep them for the gauges; observe the steps and prefills since the last ones."""
         self.statistics = statistics
         if self._last_heard is not None:
             self._last_heard = self._clock()
-        if statistics.step_rows:
-            self._step_duration.observe(statistics.step_seconds)
-            self._step_batch_size.observe(statistics.step_rows)
-        if statistics.prefill_rows:
-            self._admitted.inc(statistics.prefill_rows)
-            self._prefill_batch_size.observe(statistics.prefill_rows)
-            self._prefill_duration.observe(statistics.prefill_seconds)
-            self._encoder_tokens.inc(statistics.prefill_tokens)
-            self._padded_tokens.inc(statistics.prefill_padded_tokens)
+        for step in statistics.steps:
+            self._step_duration.observe(step.seconds)
+            self._step_batch_size.observe(step.num_rows)
+        for prefill in statistics.prefills:
+            self._admitted.inc(prefill.num_rows)
+            self._prefill_batch_size.observe(prefill.num_rows)
+            self._prefill_duration.observe(prefill.seconds)
+            self._encoder_tokens.inc(prefill.num_tokens)
+            self._padded_tokens.inc(prefill.num_padded_tokens)
 
     def observe_finished(self, request: messages.Request, finished: messages.Finished) -> None:
         """Count tokens whatever the end; times and success of answers only, so that errors do not look like speed."""

@@ -134,7 +134,7 @@ def test_draining_server_answers_what_it_has_read(serve: Any, endless: Path) -> 
 
     with serve(endless / "alpha") as server, grpc.insecure_channel(server.address) as channel:
         call = generation_pb2_grpc.GenerationStub(channel).GenerateBatch(requests())
-        wait_until(lambda: server.metric("dragoman_num_requests_running") == 20, "all run")
+        wait_until(lambda: server.metric("dragoman_requests_admitted_total") == 20, "all have been read")
         server.process.terminate()
         received = []
         with pytest.raises(grpc.RpcError) as caught:

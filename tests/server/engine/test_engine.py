@@ -176,12 +176,8 @@ def test_statistics_describe_the_step(make_bench) -> None:
     (report,) = bench.engine.take_reports().values()
     statistics = report.statistics
     assert (statistics.num_waiting, statistics.num_waiting_tokens, statistics.num_running, statistics.num_slots) == (1, 5, 2, 2)
-    assert (statistics.step_rows, statistics.prefill_rows, statistics.prefill_tokens, statistics.prefill_padded_tokens) == (
-        2,
-        2,
-        14,
-        16,
-    )
+    (step,), (prefill,) = statistics.steps, statistics.prefills
+    assert (step.num_rows, prefill.num_rows, prefill.num_tokens, prefill.num_padded_tokens) == (2, 2, 14, 16)
     bench.engine.remove_all("draining")
     bench.collect()
 

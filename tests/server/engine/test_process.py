@@ -150,6 +150,41 @@ def test_an_idle_engine_gives_signs_of_life(make_bench: Any, attach: Any, monkey
         assert isinstance(report, Report) and not report.finished and not report.tokens
 
 
+def test_steps_without_news_are_told_together(make_bench: Any, attach: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report for each step would wake the front end between any two, and take its cores from the model."""
+    monkeypatch.setattr(process, "REPORT_SECONDS", 1_000_000)
+    front = attach(lambda: (make_bench().engine, scoring(), READY))
+    front.send(Submit([request(1, 300)]))
+    first, last = front.receive(), front.receive()
+    assert isinstance(first, Report) and isinstance(last, Report)
+    assert [prefill.num_rows for prefill in first.statistics.prefills] == [1] and not last.statistics.prefills
+    assert (first.statistics.num_running, last.statistics.num_running) == (1, 0)
+    (end,) = last.finished
+    assert end.num_generated == len(first.statistics.steps) + len(last.statistics.steps) == 30
+    front.send(Stop())
+    assert front.end() == 0
+
+
+def test_a_busy_engine_speaks_now_and_then(make_bench: Any, attach: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "REPORT_SECONDS", 0.0)
+    front = attach(lambda: (make_bench().engine, scoring(), READY))
+    front.send(Submit([request(1, 300)]))
+    reports = [front.receive() for _ in range(30)]
+    assert [len(report.statistics.steps) for report in reports if isinstance(report, Report)] == [1] * 30
+    front.send(Stop())
+    assert front.end() == 0
+
+
+def test_streamed_tokens_are_told_at_once(make_bench: Any, attach: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "REPORT_SECONDS", 1_000_000)
+    front = attach(lambda: (make_bench().engine, scoring(), READY))
+    front.send(Submit([Request(1, [300, 1], 30, 0.0, is_streamed=True)]))
+    reports = [front.receive() for _ in range(30)]
+    assert [len(tokens.token_ids) for report in reports if isinstance(report, Report) for tokens in report.tokens] == [1] * 30
+    front.send(Stop())
+    assert front.end() == 0
+
+
 def test_what_runs_at_the_end_is_told(make_bench: Any, attach: Any) -> None:
     front = attach(lambda: (make_bench().engine, scoring(), READY))
     front.send(Submit([request(i, 1000) for i in range(8)]))

@@ -5,7 +5,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from server.config import LATENCY_BUCKETS
-from server.engine.messages import Answer, Finished, Request, Scored, ScoreRequest, Statistics
+from server.engine.messages import Answer, Finished, Prefill, Request, Scored, ScoreRequest, Statistics, Step
 from server.telemetry.metrics import Metrics
 from server.telemetry.model_metrics import CODES, REFUSALS, ModelMetrics
 
@@ -232,12 +232,11 @@ def test_gauges_show_the_engines_last_word(registry: CollectorRegistry, metrics:
 
 def test_steps_and_prefills_are_observed_only_when_there_was_one(registry: CollectorRegistry, metrics: Metrics) -> None:
     metrics.observe_statistics("en-de", Statistics())
-    metrics.observe_statistics("en-de", Statistics(step_rows=4, step_seconds=0.002))
-    prefill = Statistics(prefill_rows=2, prefill_tokens=9, prefill_padded_tokens=12, prefill_seconds=0.03)
-    metrics.observe_statistics("en-de", prefill)
-    assert value(registry, "step_duration_seconds_count") == 1
-    assert value(registry, "step_duration_seconds_sum") == 0.002
-    assert value(registry, "step_batch_size_sum") == 4
+    metrics.observe_statistics("en-de", Statistics(steps=[Step(4, 0.002), Step(3, 0.001)]))
+    metrics.observe_statistics("en-de", Statistics(prefills=[Prefill(2, 9, 12, 0.03)]))
+    assert value(registry, "step_duration_seconds_count") == 2
+    assert value(registry, "step_duration_seconds_sum") == pytest.approx(0.003)
+    assert value(registry, "step_batch_size_sum") == 7
     assert value(registry, "prefill_batch_size_count") == 1
     assert value(registry, "prefill_batch_size_sum") == 2
     assert value(registry, "encoder_padded_tokens_total") == 12
@@ -285,6 +284,6 @@ def test_removed_model_leaves_no_series(registry: CollectorRegistry, metrics: Me
 
 def test_first_bucket_tells_sub_millisecond_from_millisecond(registry: CollectorRegistry, metrics: Metrics) -> None:
     for seconds in (0.0004, 0.0009, 0.0019):
-        metrics.observe_statistics("en-de", Statistics(step_rows=1, step_seconds=seconds))
+        metrics.observe_statistics("en-de", Statistics(steps=[Step(1, seconds)]))
     counts = [value(registry, "step_duration_seconds_bucket", le=le) for le in ("0.0005", "0.001", "0.002")]
     assert counts == [1, 2, 3]
