@@ -32,7 +32,7 @@ class Counter:
     def observe(self, statistics: Statistics) -> None:
         """Take one report's statistics."""
         self.num_messages += 1
-        self.num_steps += statistics.step_rows > 0
+        self.num_steps += len(statistics.steps)
 
 
 def remote_engine(bundle: Bundle, num_threads: int, counter: Counter) -> SupervisedEngine:

@@ -131,7 +131,7 @@ def measure_share(bundle: Path, num_rows: int, num_threads: int = 0, num_rounds:
             total += seconds
             after = engine.statistics()
             engine.take_reports()
-            if after.step_rows == num_rows and not after.prefill_rows:
+            if [step.num_rows for step in after.steps] == [num_rows] and not after.prefills:
                 steps.append(seconds)
                 shares.append(stopwatch.step_seconds / seconds)
         engine_seconds.append(total)

@@ -61,7 +61,7 @@ class Probe:
                 if end.first_token is None or end.num_generated != target_tokens:
                     raise RuntimeError(f"an answer ended as {end.reason} after {end.num_generated} of {target_tokens} tokens")
                 first_token = max(first_token, end.first_token)
-            if statistics.step_rows == num_rows and not statistics.prefill_rows:
+            if [step.num_rows for step in statistics.steps] == [num_rows] and not statistics.prefills:
                 steps.append(seconds)
                 resident.append(_resident_bytes() - self._resident_before)
         if not steps:

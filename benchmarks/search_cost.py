@@ -128,7 +128,7 @@ class Bench:
             after = engine.statistics()
             reports = engine.take_reports().values()
             assert all(end.reason == "length" for report in reports for end in report.finished)
-            if after.step_rows == NUM_ROWS and not after.prefill_rows and engine.has_work:
+            if [step.num_rows for step in after.steps] == [NUM_ROWS] and not after.prefills and engine.has_work:
                 timings.steps.append(seconds)
                 timings.graphs.append(runner.step_seconds)
                 timings.copies.append(runner.copy_seconds)

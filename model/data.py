@@ -41,6 +41,16 @@ class Batch:
             num_target_tokens=self.num_target_tokens,
         )
 
+    def repeated(self, count: int) -> "Batch":
+        """Return the rows `count` times over."""
+        return Batch(
+            source_ids=self.source_ids.repeat(count, 1),
+            source_lengths=self.source_lengths.repeat(count),
+            target_ids=self.target_ids.repeat(count, 1),
+            labels=self.labels.repeat(count, 1),
+            num_target_tokens=self.num_target_tokens * count,
+        )
+
 
 def pad(rows: Sequence[Ids], pad_id: int) -> Tensor:
     """Stack rows of different lengths into `[B, longest]`, filled up on the right."""

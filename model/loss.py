@@ -13,25 +13,36 @@ CHUNK_ROWS = 512
 
 
 class _ProjectedCrossEntropy(torch.autograd.Function):
-    """Loss and gradients together: the loss is the last thing computed, so its gradient is only ever scaled."""
+    """Loss and gradients together: the loss is the last thing computed, so its gradient is only ever scaled.
+
+    Takes hidden states `[P, N, d]` of P passes over the same N labels; with two passes their divergence is part of the loss.
+    """
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float) -> Tensor:
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float, divergence_weight: float
+    ) -> Tensor:
         grad_hidden, grad_weight = torch.empty_like(hidden), torch.zeros_like(weight)
         grad_bias = None if bias is None else torch.zeros_like(bias)
         loss = hidden.new_zeros((), dtype=torch.float32)
-        vocab_size = weight.shape[0]
-        for rows, label, out in zip(*(torch.split(t, CHUNK_ROWS) for t in (hidden, labels, grad_hidden)), strict=True):
-            logits = torch.nn.functional.linear(rows, weight, bias)
-            log_normaliser = logits.logsumexp(-1, keepdim=True)
-            chosen = logits.gather(1, label[:, None])
-            loss += (log_normaliser - (1 - smoothing) * chosen - smoothing * logits.mean(-1, keepdim=True)).sum()
-            grad = logits.sub_(log_normaliser).exp_().sub_(smoothing / vocab_size)
-            grad.scatter_add_(1, label[:, None], torch.full_like(chosen, smoothing - 1))
-            torch.mm(grad, weight, out=out)
-            grad_weight.addmm_(grad.T, rows)
+        num_passes, vocab_size = hidden.shape[0], weight.shape[0]
+        chunks = (torch.split(tensor, CHUNK_ROWS // num_passes, -2) for tensor in (hidden, labels[:, None], grad_hidden))
+        for rows, label, out in zip(*chunks, strict=True):
+            log_probs = torch.nn.functional.linear(rows, weight, bias).log_softmax(-1)
+            label = label.expand(num_passes, -1, -1)
+            chosen = log_probs.gather(-1, label)
+            loss -= ((1 - smoothing) * chosen + smoothing * log_probs.mean(-1, keepdim=True)).sum() / num_passes
+            grad = log_probs.exp().sub_(smoothing / vocab_size)
+            grad.scatter_add_(-1, label, torch.full_like(chosen, smoothing - 1)).div_(num_passes)
+            if num_passes == 2:
+                divergence, divergence_grad = _symmetric_divergence(log_probs)
+                loss += divergence_weight * divergence
+                grad.add_(divergence_grad, alpha=divergence_weight)
+            flat = grad.flatten(0, 1)
+            out.copy_((flat @ weight).view_as(out))
+            grad_weight.addmm_(flat.T, rows.flatten(0, 1))
             if grad_bias is not None:
-                grad_bias += grad.sum(0)
+                grad_bias += flat.sum(0)
         ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
         return loss
 
@@ -39,7 +50,19 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         (scale,) = grad_outputs
         grads = (None if grad is None else grad * scale for grad in ctx.saved_tensors)
-        return (*grads, None, None)
+        return (*grads, None, None, None)
+
+
+def _symmetric_divergence(log_probs: Tensor) -> tuple[Tensor, Tensor]:
+    """Return KL(p || q) + KL(q || p) of rows `[2, n, V]`, summed over n, and its gradient by the logits of both: `[2, n, V]`.
+
+    By the logits of p, the first term's gradient is p (log p - log q - KL(p || q)) and the second's is p - q.
+    """
+    probs = log_probs.exp()
+    differences = log_probs - log_probs.flip(0)
+    divergences = (probs * differences).sum(-1, keepdim=True)
+    grad = probs * (differences - divergences) + probs - probs.flip(0)
+    return divergences.sum(), grad
 
 
 def projected_cross_entropy(
@@ -58,9 +81,39 @@ def projected_cross_entropy(
     Returns:
         A scalar in nats, float32.
     """
+    return _over_passes(hidden[None], weight, bias, labels, pad_id, smoothing, 0.0)
+
+
+def r_drop_cross_entropy(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, pad_id: int, smoothing: float, alpha: float
+) -> Tensor:
+    """Sum of cross-entropies of two passes with different dropout, drawn towards each other (R-Drop, Liang et al., 2021).
+
+    It is half of the paper's equation 4, which makes it as large as `projected_cross_entropy` where the passes agree:
+    the mean of both passes' cross-entropies + alpha / 4 (KL(p || q) + KL(q || p)).
+
+    Args:
+        hidden: `[2, ..., d_model]`, both passes.
+        weight: See `projected_cross_entropy`, as the others.
+        bias: `[V]` or None.
+        labels: `[...]` token ids of one pass.
+        pad_id: The label to ignore.
+        smoothing: Of the cross-entropies.
+        alpha: Weight of the divergence.
+
+    Returns:
+        A scalar in nats, float32.
+    """
+    return _over_passes(hidden, weight, bias, labels, pad_id, smoothing, alpha / 4)
+
+
+def _over_passes(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, pad_id: int, smoothing: float, divergence_weight: float
+) -> Tensor:
+    """Leave the padding out, and compute in float32 whatever the rest is computed in."""
     is_real = labels != pad_id
     with torch.autocast(hidden.device.type, enabled=False):
         loss: Tensor = _ProjectedCrossEntropy.apply(  # type: ignore[no-untyped-call]
-            hidden[is_real].float(), weight, bias, labels[is_real], smoothing
+            hidden[:, is_real].float(), weight, bias, labels[is_real], smoothing, divergence_weight
         )
     return loss

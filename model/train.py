@@ -19,12 +19,13 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from model.checkpoint import Checkpoint, average_weights, save_tensors
+from model.config import ModelConfig
 from model.corpus import DataError, read_parallel
 from model.data import Batch, bucket, collate
 from model.errors import InputError
 from model.evaluate import evaluate
 from model.files import write_text
-from model.loss import projected_cross_entropy
+from model.loss import projected_cross_entropy, r_drop_cross_entropy
 from model.sampler import PairSampler
 from model.tokenizer import Tokenizer
 from model.training_config import TrainingConfig, TrainingConfigError, model_config
@@ -74,8 +75,11 @@ class Trainer:
         data = config.data
         sources, targets = read_parallel(data_dir / data.source, data_dir / data.target)
         self.validation = read_parallel(data_dir / data.validation_source, data_dir / data.validation_target)
-        tokenizer = Tokenizer.train(sources + targets, config.tokenizer.vocab_size)
+        initial = Checkpoint.load(Path(config.initial_checkpoint)) if config.initial_checkpoint else None
+        tokenizer = initial.tokenizer if initial else Tokenizer.train(sources + targets, config.tokenizer.vocab_size)
         self.model_config = model_config(config, tokenizer)
+        if initial:
+            _refuse_other_model(self.model_config, initial.model.config)
         limits = self.model_config.max_source_positions, self.model_config.max_target_positions
         for name, lines, limit in zip((data.validation_source, data.validation_target), self.validation, limits, strict=True):
             _refuse_long_lines(data_dir / name, tokenizer.encode_batch(lines), limit)
@@ -85,7 +89,10 @@ class Trainer:
         except InputError as error:
             raise TrainingConfigError(f"training.max_length: {error}") from error
         torch.manual_seed(self.schedule.seed)
-        model = Transformer(self.model_config).to(device)
+        model = Transformer(self.model_config)
+        if initial:
+            model.load_state_dict(initial.model.state_dict())
+        model.to(device)
         self.checkpoint = Checkpoint(config.name, model, tokenizer)
         self.optimizer = torch.optim.AdamW(
             model.parameters(),
@@ -162,7 +169,7 @@ class Trainer:
         model = self.checkpoint.model.train()
         for group in self.optimizer.param_groups:
             group["lr"] = self._rate()
-        loss = self._loss(batch, self.schedule.label_smoothing) / batch.num_target_tokens
+        loss = self._training_loss(batch) / batch.num_target_tokens
         loss.backward()  # type: ignore[no-untyped-call]
         norm = clip_grad_norm_(model.parameters(), self.schedule.max_grad_norm)
         if not math.isfinite(float(norm)):
@@ -173,15 +180,28 @@ class Trainer:
         self.optimizer.zero_grad()
         return float(loss.detach()), float(norm)
 
-    def _loss(self, batch: Batch, smoothing: float) -> Tensor:
-        """Return the summed loss of a batch."""
-        model = self.checkpoint.model
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.schedule.is_bf16):
-            hidden = model.decode(batch.target_ids, *model.encode(batch.source_ids, batch.source_lengths))
-        decoder = model.decoder
+    def _training_loss(self, batch: Batch) -> Tensor:
+        """Return the summed loss of a batch, of two passes over it where R-Drop is wanted."""
+        decoder, pad_id, smoothing = self.checkpoint.model.decoder, self.model_config.pad_id, self.schedule.label_smoothing
+        if not self.schedule.r_drop:
+            return self._cross_entropy(batch, smoothing)
+        hidden = torch.stack(self._hidden(batch.repeated(2)).chunk(2))
+        return r_drop_cross_entropy(
+            hidden, decoder.output_weight, decoder.output_bias, batch.labels, pad_id, smoothing, self.schedule.r_drop
+        )
+
+    def _cross_entropy(self, batch: Batch, smoothing: float) -> Tensor:
+        """Return the summed cross-entropy of a batch."""
+        decoder, hidden = self.checkpoint.model.decoder, self._hidden(batch)
         return projected_cross_entropy(
             hidden, decoder.output_weight, decoder.output_bias, batch.labels, self.model_config.pad_id, smoothing
         )
+
+    def _hidden(self, batch: Batch) -> Tensor:
+        """Return what the vocabulary projection is applied to: `[B, T, d_model]`."""
+        model = self.checkpoint.model
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.schedule.is_bf16):
+            return model.decode(batch.target_ids, *model.encode(batch.source_ids, batch.source_lengths))
 
     def _validate(self) -> None:
         """Score the validation text, log it, keep the weights, and publish them as the checkpoint when they are the best so far."""
@@ -233,7 +253,7 @@ class Trainer:
         total, tokens = 0.0, 0
         for indices in bucket(sources, targets, self.schedule.max_tokens, np.random.default_rng(0)):
             batch = collate([sources[i] for i in indices], [targets[i] for i in indices], self.model_config).to(self.device)
-            total += float(self._loss(batch, 0.0))
+            total += float(self._cross_entropy(batch, 0.0))
             tokens += batch.num_target_tokens
         return total / tokens
 
@@ -288,6 +308,14 @@ class Trainer:
         if path.exists() and path.read_text(encoding="utf-8") != text:
             raise TrainingConfigError(f"{self.output} holds a run of another configuration; choose another output or remove it")
         write_text(path, text)
+
+
+def _refuse_other_model(wanted: ModelConfig, initial: ModelConfig) -> None:
+    """Refuse a checkpoint to go on from whose weights mean something else."""
+    ours, theirs = wanted.to_dict(), initial.to_dict()
+    for name in ours.keys() - {"dropout", "attention_dropout", "activation_dropout"}:
+        if ours[name] != theirs[name]:
+            raise TrainingConfigError(f"initial_checkpoint: its {name} is {theirs[name]}, the configuration's {ours[name]}")
 
 
 def _refuse_long_lines(path: Path, rows: list[list[int]], max_positions: int) -> None:

@@ -58,6 +58,7 @@ class ScheduleConfig:
         adam_beta2: Adam's decay of the second moment.
         weight_decay: Decoupled weight decay (AdamW).
         label_smoothing: Probability mass spread evenly over the vocabulary.
+        r_drop: Weight of the divergence between two passes over each batch (Liang et al., 2021, alpha); 0 for a single pass.
         max_grad_norm: Gradients are scaled down to this Euclidean norm.
         validate_every: Epochs between validations; each writes a checkpoint.
         average_last: Newest validated checkpoints averaged into the final model.
@@ -76,6 +77,7 @@ class ScheduleConfig:
     adam_beta2: Probability = 0.98
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     label_smoothing: Probability = 0.1
+    r_drop: Annotated[float, Field(ge=0)] = 0.0
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     validate_every: Count = 1
     average_last: Count = 5
@@ -101,6 +103,8 @@ class TrainingConfig:
         tokenizer: The vocabulary.
         model: Fields of `ModelConfig` that differ from its defaults; vocabulary sizes and special tokens come from the tokeniser.
         training: The schedule.
+        initial_checkpoint: Directory of a checkpoint to go on from, relative to the working directory; empty to start from random
+            weights. Its vocabulary is used instead of learning one, and its model may differ in its dropouts alone.
     """
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
@@ -108,6 +112,7 @@ class TrainingConfig:
     tokenizer: TokenizerConfig
     training: ScheduleConfig
     model: dict[str, Any] = Field(default_factory=dict)
+    initial_checkpoint: str = ""
 
     @classmethod
     def load(cls, path: Path) -> Self:

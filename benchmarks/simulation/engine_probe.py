@@ -80,7 +80,7 @@ class EngineProbe:
             for number, (step, ends) in enumerate(
                 self._run(sources, SearchOptions(num_beams=self._num_beams), self._max_new_tokens)
             ):
-                if begun is None and step.step_rows:
+                if begun is None and step.steps:
                     begun = number
                 ended |= {end: number for end in ends}
             assert begun is not None
@@ -96,8 +96,8 @@ class EngineProbe:
         before, first = self._clock(), 0.0
         for step, _ in self._run(sources, search, NUM_STEPS):
             now = self._clock()
-            if step.prefill_rows:
-                tokens, first = float(step.prefill_tokens), now - before
+            if step.prefills:
+                tokens, first = float(step.prefills[0].num_tokens), now - before
             elif step.num_running == number:
                 times.append(now - before)
             before = now

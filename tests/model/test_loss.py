@@ -3,7 +3,7 @@ import torch
 from torch.nn import functional as F
 
 from model import loss
-from model.loss import projected_cross_entropy
+from model.loss import projected_cross_entropy, r_drop_cross_entropy
 
 D, V, PAD = 8, 19, 3
 
@@ -27,6 +27,33 @@ def test_value_and_gradients_equal_cross_entropy(monkeypatch, shape, has_bias, s
     (expected * 0.7).backward()
 
     torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-5)
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine.grad, other.grad, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("alpha", [0.0, 1.0, 5.0])
+def test_two_passes_are_drawn_together_as_the_paper_says(monkeypatch, has_bias, alpha) -> None:
+    """Against R-Drop's equation 4 written with PyTorch's own losses, halved."""
+    monkeypatch.setattr(loss, "CHUNK_ROWS", 7)
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(2, 4, 6, D), torch.randn(V, D)
+    inputs = [hidden, weight, *([torch.randn(V)] if has_bias else [])]
+    labels = torch.randint(0, V, (4, 6))
+    labels.view(-1)[::4] = PAD
+    ours, theirs = ([tensor.clone().requires_grad_() for tensor in inputs] for _ in range(2))
+
+    value = r_drop_cross_entropy(ours[0], ours[1], ours[2] if has_bias else None, labels, PAD, 0.1, alpha)
+    (value * 0.7).backward()
+    first, second = F.linear(theirs[0], theirs[1], theirs[2] if has_bias else None)[:, labels != PAD]
+    real = labels[labels != PAD]
+    entropies = sum(F.cross_entropy(logits, real, reduction="sum", label_smoothing=0.1) for logits in (first, second))
+    p, q = first.log_softmax(-1), second.log_softmax(-1)
+    divergences = sum(F.kl_div(b, a, reduction="sum", log_target=True) for a, b in ((p, q), (q, p)))
+    expected = (entropies + alpha * divergences / 2) / 2
+    (expected * 0.7).backward()
+
+    torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-4)
     for mine, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine.grad, other.grad, rtol=1e-4, atol=1e-4)
 

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch
 from rich.progress import Progress
 from safetensors.torch import load_file
 
-from model.checkpoint import Checkpoint
+from model.checkpoint import Checkpoint, CheckpointError
 from model.corpus import DataError
 from model.evaluate import evaluate
 from model.train import Trainer
@@ -279,6 +280,48 @@ def test_patience_stops_early(data_dir: Path, tmp_path: Path, monkeypatch) -> No
     validations = rows(tmp_path / "training" / "validation.csv")
     assert [float(row["bleu"]) for row in validations] == [1.0, 3.0, 2.0, 3.0]
     assert len(rows(tmp_path / "training" / "steps.csv")) == int(validations[-1]["step"])
+
+
+def test_two_passes_differ_by_their_dropout_alone(data_dir: Path, tmp_path: Path) -> None:
+    """Without dropout the passes are the same, and the run is that of a single pass."""
+    still: dict[str, Any] = {"dropout": 0.0, "attention_dropout": 0.0}
+    losses: dict[tuple[float, float], list[float]] = {}
+    for r_drop, dropouts in ((0.0, still), (5.0, still), (5.0, {}), (0.001, {})):
+        folder = tmp_path / f"{r_drop}-{len(dropouts)}"
+        train(configure(training={"max_steps": 6, "r_drop": r_drop}, model=dropouts), data_dir, folder)
+        losses[r_drop, len(dropouts)] = [float(row["loss"]) for row in rows(folder / "training" / "steps.csv")]
+    assert losses[5.0, 2] == pytest.approx(losses[0.0, 2], rel=1e-4)
+    assert losses[5.0, 0][0] > losses[0.001, 0][0], "the same masks, another weight of what they make different"
+
+
+def test_a_run_goes_on_from_a_checkpoint(whole: Path, data_dir: Path, tmp_path: Path) -> None:
+    config = replace(configure(model={"dropout": 0.1}), initial_checkpoint=str(whole))
+    trainer = Trainer(config, data_dir, tmp_path, CPU)
+    before = Checkpoint.load(whole)
+    assert trainer.checkpoint.tokenizer.encode("red cat") == before.tokenizer.encode("red cat")
+    assert all(
+        torch.equal(ours, theirs)
+        for ours, theirs in zip(trainer.checkpoint.model.parameters(), before.model.parameters(), strict=True)
+    )
+    assert trainer.progression.step == 0
+    trainer.run(Progress(disable=True))
+    first, fresh = (float(rows(folder / "training" / "steps.csv")[0]["loss"]) for folder in (tmp_path, whole))
+    assert first < fresh
+    resumed = Trainer(config, data_dir, tmp_path, CPU)
+    resumed.close()
+    assert resumed.progression.step == 28, "what it has learnt since is not given up for the initial weights"
+    assert not torch.equal(next(resumed.checkpoint.model.parameters()), next(before.model.parameters()))
+
+
+def test_a_checkpoint_of_another_model_is_not_gone_on_from(whole: Path, data_dir: Path, tmp_path: Path) -> None:
+    config = replace(configure(model={"num_heads": 4}), initial_checkpoint=str(whole))
+    with pytest.raises(TrainingConfigError, match="initial_checkpoint: its num_heads is 2, the configuration's 4"):
+        Trainer(config, data_dir, tmp_path, CPU)
+
+
+def test_an_initial_checkpoint_that_is_not_there_is_named(data_dir: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=re.escape(str(tmp_path / "none"))):
+        Trainer(replace(configure(), initial_checkpoint=str(tmp_path / "none")), data_dir, tmp_path, CPU)
 
 
 def test_validation_waits_for_its_epochs(whole: Path, data_dir: Path, tmp_path: Path) -> None:
