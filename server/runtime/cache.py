@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export.bundle import Manifest, cross_kv_names, self_kv_names
+from server.runtime.memory import sparse_zeros
 
 Buffer = NDArray[np.floating[Any]]
 
@@ -155,7 +156,8 @@ class SlotCache:
 
     def _reserve(self, capacity: int) -> Buffer:
         """Reserve buffers `[2·L, max_rows, H, capacity, Dh]`."""
-        return np.zeros((len(self._self_names), self._max_rows, self._num_heads, capacity, self._head_dim), self._element_type)
+        shape = len(self._self_names), self._max_rows, self._num_heads, capacity, self._head_dim
+        return sparse_zeros(shape, self._element_type)
 
     def _name_buffers(self) -> None:
         """Say where the buffers are now."""
