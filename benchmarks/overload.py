@@ -19,6 +19,7 @@ from benchmarks.report import environment, write
 from benchmarks.served import ServedModel, cpu_seconds
 from model.corpus import read_lines
 
+BUNDLE = Path("bundles/en-de")
 LOADS = (1, 2, 5)
 MIN_COMPLETED, MAX_REJECTION_SECONDS = 0.9, 0.05
 REJECTED = "RESOURCE_EXHAUSTED"
@@ -170,7 +171,7 @@ def main() -> None:
     """Measure and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path("data/multi30k"))
-    parser.add_argument("--bundle", type=Path, default=Path("bundles/en-de"))
+    parser.add_argument("--bundle", type=Path, default=BUNDLE, help="The result of another one has its name.")
     parser.add_argument("--num-beams", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=60.0, help="Of each load.")
     parser.add_argument("--max-slots", type=int, default=64)
@@ -202,7 +203,8 @@ def main() -> None:
         *verdicts(summaries, bound_seconds),
     ]
     rows = [summary.row(summaries[0].completed) for summary in summaries]
-    write("overload", "Arrivals beyond capacity", about, rows, notes)
+    name = arguments.bundle.name
+    write("overload" if name == BUNDLE.name else f"overload-{name}", "Arrivals beyond capacity", about, rows, notes)
 
 
 if __name__ == "__main__":
