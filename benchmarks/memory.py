@@ -38,6 +38,18 @@ def resident_mib(pid: int) -> float:
     raise RuntimeError(f"process {pid} has no memory: it has ended")
 
 
+def cache_mib(pid: int) -> float:
+    """Return how much of an engine's caches is in RAM, in MiB: mappings without huge pages, see `server/runtime/memory.py`."""
+    total = resident = 0
+    for line in Path(f"/proc/{pid}/smaps").read_text(encoding="utf-8").splitlines():
+        name, _, value = line.partition(":")
+        if name == "Rss":
+            resident = int(value.split()[0])
+        elif name == "VmFlags" and "nh" in value.split():
+            total += resident
+    return total / 1024
+
+
 class Traffic:
     """Requests with random sources and searches, the same ones each time."""
 
@@ -73,22 +85,27 @@ def measure(bundle: Path, texts: Sequence[str], num_requests: int, num_threads: 
     with ServedModel(bundle, "--num-threads", str(num_threads)) as served:
 
         def look(when: str, num_sent: int, num_tokens: int, seconds: float) -> None:
-            front, engine = resident_mib(served.front_pid), resident_mib(served.engine_pid)
-            settled = rows[1] if len(rows) > 1 else None
-            growth = {
-                name: f"{value / float(settled[name]) - 1:+.1%}" if settled else ""
-                for name, value in (("front end MiB", front), ("engine MiB", engine))
+            front, engine, caches = resident_mib(served.front_pid), resident_mib(served.engine_pid), cache_mib(served.engine_pid)
+            sizes = {
+                "front end MiB": front,
+                "engine MiB": engine,
+                "caches MiB": caches,
+                "engine without caches MiB": engine - caches,
             }
+            settled = rows[1] if len(rows) > 1 else None
+            growth = {name: f"{value / float(settled[name]) - 1:+.1%}" if settled else "" for name, value in sizes.items()}
             rows.append(
                 {
                     "when": when,
                     "requests": num_sent,
                     "tokens": num_tokens,
                     "seconds": f"{seconds:.0f}",
-                    "front end MiB": f"{front:.1f}",
-                    "engine MiB": f"{engine:.1f}",
+                }
+                | {name: f"{value:.1f}" for name, value in sizes.items()}
+                | {
                     "front end growth": growth["front end MiB"],
                     "engine growth": growth["engine MiB"],
+                    "growth without caches": growth["engine without caches MiB"],
                 }
             )
 
@@ -124,7 +141,9 @@ def main() -> None:
     notes = [
         f"`{arguments.bundle.name}` behind a real server, {CONCURRENCY} requests at a time, sources of 1 to {MAX_JOINED} captions "
         "joined (too long ones truncated), a sixth each of beam 4, top-p sampling and greedy with top lists, the rest greedy. "
-        "Resident memory of each process, libraries and weights included; growth is against the second row."
+        "Resident memory of each process, libraries and weights included; growth is against the second row. "
+        "Caches take memory page by page, when a row is as long as that for the first time, and never more than "
+        "`dragoman_cache_reserved_bytes`."
     ]
     write("memory", "Memory along an hour's worth of requests", about, rows, notes)
 
