@@ -41,3 +41,8 @@ def test_memory_is_given_back_with_the_last_view() -> None:
     assert view.sum() == 10 and resident_bytes() - before > 48 * MEBIBYTE
     del view
     assert resident_bytes() - before < 16 * MEBIBYTE
+
+
+def test_what_there_is_no_room_for_is_refused_as_numpy_would() -> None:
+    with pytest.raises(MemoryError, match="no room for"):
+        sparse_zeros((1 << 46,), np.float32)
