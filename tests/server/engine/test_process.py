@@ -1,6 +1,7 @@
 """The engine's loop on its socket, without a model: how it starts, what it says, how it ends."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -186,7 +187,9 @@ def test_streamed_tokens_are_told_at_once(make_bench: Any, attach: Any, monkeypa
 
 
 def test_what_runs_at_the_end_is_told(make_bench: Any, attach: Any) -> None:
-    front = attach(lambda: (make_bench().engine, scoring(), READY))
+    bench = make_bench()
+    bench.runner.on_step = lambda: time.sleep(0.1)  # the answers take 3 s at the least: the end comes first
+    front = attach(lambda: (bench.engine, scoring(), READY))
     front.send(Submit([request(i, 1000) for i in range(8)]))
     front.send(Cancel([0, 99]))
     front.send(Stop())
