@@ -154,6 +154,22 @@ def _translate_with_bundle(bundle: Path, sources: list[str], num_beams: int, len
 
 
 @app.command()
+def average(
+    checkpoints: Annotated[list[Path], typer.Argument(metavar="CHECKPOINT", help="Stages or runs of one model.")],
+    output: Annotated[Path, typer.Option(help="Checkpoint to write.")],
+    force: Annotated[bool, typer.Option("--force", help="Replace a checkpoint that is there.")] = False,
+) -> None:
+    """Write a checkpoint with the mean of the weights of several."""
+    from model.average import average_checkpoints
+    from model.checkpoint import WEIGHTS_FILE
+
+    if (output / WEIGHTS_FILE).exists() and not force:
+        raise InputError(f"{output}: there is a checkpoint already; --force replaces it")
+    average_checkpoints(checkpoints).save(output)
+    typer.echo(f"wrote {output}: the mean of {len(checkpoints)} checkpoints")
+
+
+@app.command()
 def export(
     checkpoint: Annotated[Path, typer.Argument(help="Trained checkpoint.")],
     output: Annotated[Path, typer.Argument(help="Bundle to write.")],

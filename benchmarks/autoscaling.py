@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from benchmarks.report import RESULTS, environment, write
+from benchmarks.harness.report import RESULTS, environment, write
 from benchmarks.simulation.balancing import Balancer, Clients, Proxy
 from benchmarks.simulation.cluster import Cluster, Rule
 from benchmarks.simulation.controller import Behaviour, read_behaviour

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from grpc import aio
 
-from benchmarks import ctranslate2_model, transformers_model
-from benchmarks.agreement import TIE, Agreement, Beam, Referee, compare
-from benchmarks.report import environment, write
-from benchmarks.served import ServedModel
+from benchmarks.harness.report import environment, write
+from benchmarks.harness.served import ServedModel
+from benchmarks.libraries import ctranslate2_model, transformers_model
+from benchmarks.libraries.agreement import TIE, Agreement, Beam, Referee, compare
 from model.checkpoint import Checkpoint
 from model.corpus import read_parallel
 from model.data import Ids

@@ -12,7 +12,7 @@ import statistics
 import time
 from pathlib import Path
 
-from benchmarks.report import environment, write
+from benchmarks.harness.report import environment, write
 from export.bundle import Bundle
 from server.engine.messages import Finished, Request, Statistics
 from server.engine.settings import EngineSettings

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.report import environment, write
-from benchmarks.stopwatch import StopwatchRunner
+from benchmarks.harness.report import environment, write
+from benchmarks.harness.stopwatch import StopwatchRunner
 from server.cores import available_cores
 from server.engine.messages import Request
 from server.engine.search.candidates import Candidates

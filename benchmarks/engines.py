@@ -15,10 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import engine_captions, engine_requests, engine_throughput
-from benchmarks.models import SHIPPED, base_checkpoint
-from benchmarks.report import environment
-from benchmarks.stage import Stage, peer_versions
+from benchmarks.engines_parts import captions as engine_captions
+from benchmarks.engines_parts import requests as engine_requests
+from benchmarks.engines_parts import throughput as engine_throughput
+from benchmarks.engines_parts.stage import Stage, peer_versions
+from benchmarks.harness.models import SHIPPED, base_checkpoint
+from benchmarks.harness.report import environment
 from benchmarks.widened import widened_checkpoint
 from model.checkpoint import Checkpoint
 from model.corpus import read_parallel

@@ -23,9 +23,8 @@ from typing import Any
 
 import torch
 
-from benchmarks import gpu_parity as parity
-from benchmarks import gpu_speed as speed
-from benchmarks.gpu_models import graphs_of, open_device, random_model, random_sources, shipped_checkpoint
+from benchmarks.gpu_parts import parity, speed
+from benchmarks.gpu_parts.models import graphs_of, open_device, random_model, random_sources, shipped_checkpoint
 from export.half import DTYPES
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -121,7 +120,7 @@ class Run:
 
     def served(self) -> dict[str, Any]:
         """Serve the trained model with gRPC and translate as fast as one client can send."""
-        from benchmarks.gpu_served import tokens_per_second
+        from benchmarks.gpu_parts.served import tokens_per_second
 
         return tokens_per_second(self.arguments.device, 40 if self.arguments.quick else 20_000, self.folder)
 

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import environment, write
-from benchmarks.served import ServedModel
+from benchmarks.harness.report import environment, write
+from benchmarks.harness.served import ServedModel
 from client.aio import AsyncClient
 from client.search import Search
 from model.corpus import read_lines

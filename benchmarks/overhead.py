@@ -3,8 +3,8 @@
     python -m benchmarks.overhead --data data/multi30k [--quick]
 
 `dragoman serve` with a small model, and a bare grpc.aio server with the same protocol that answers with a message of the same size
-(see `benchmarks.noop`); the same sender, in a process of its own on the same cores, keeps 1, 16 and 64 calls under way. The sides
-take turns; medians of the rounds count. Which process is the busiest says what bounds the requests a second.
+(see `benchmarks.harness.noop`); the same sender, in a process of its own on the same cores, keeps 1, 16 and 64 calls under way. The
+sides take turns; medians of the rounds count. Which process is the busiest says what bounds the requests a second.
 """
 
 import argparse
@@ -18,11 +18,11 @@ from typing import Any
 import grpc
 
 from benchmarks.engine_share import Share, measure_share
-from benchmarks.load import Load, Record, run
-from benchmarks.noop import NoopServer
+from benchmarks.harness.load import Load, Record, run
+from benchmarks.harness.noop import NoopServer
+from benchmarks.harness.report import environment, write
+from benchmarks.harness.served import ServedModel, cpu_seconds
 from benchmarks.overload import percentile
-from benchmarks.report import environment, write
-from benchmarks.served import ServedModel, cpu_seconds
 from model.corpus import read_lines
 from protos import generation_pb2, generation_pb2_grpc
 

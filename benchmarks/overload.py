@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.load import UNFINISHED, Load, Record, run
-from benchmarks.report import environment, write
-from benchmarks.served import ServedModel, cpu_seconds
+from benchmarks.harness.load import UNFINISHED, Load, Record, run
+from benchmarks.harness.report import environment, write
+from benchmarks.harness.served import ServedModel, cpu_seconds
 from model.corpus import read_lines
 
 BUNDLE = Path("bundles/en-de")

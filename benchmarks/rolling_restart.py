@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.haproxy import HAProxy, find_haproxy
-from benchmarks.load_command import LoadCommand
-from benchmarks.replica import Replica
-from benchmarks.report import environment, write
+from benchmarks.harness.haproxy import HAProxy, find_haproxy
+from benchmarks.harness.load_command import LoadCommand
+from benchmarks.harness.replica import Replica
+from benchmarks.harness.report import environment, write
 from client.load.result import Result
 from client.load.scrape import parse, read_url
 from model.corpus import read_lines

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.apart import Apart
-from benchmarks.models import base_checkpoint, bundle_of
-from benchmarks.report import RESULTS, environment, write
-from benchmarks.scaling_plot import draw
-from benchmarks.scaling_probe import Probe, Trace
+from benchmarks.harness.apart import Apart
+from benchmarks.harness.models import base_checkpoint, bundle_of
+from benchmarks.harness.report import RESULTS, environment, write
+from benchmarks.scaling_parts.plot import draw
+from benchmarks.scaling_parts.probe import Probe, Trace
 from model.checkpoint import Checkpoint
 from server.cores import available_cores
 

@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.models import base_bundle, endless_bundle
-from benchmarks.report import environment, write
-from benchmarks.stopwatch import StopwatchRunner
+from benchmarks.harness.models import base_bundle, endless_bundle
+from benchmarks.harness.report import environment, write
+from benchmarks.harness.stopwatch import StopwatchRunner
 from model.corpus import read_lines
 from server.cores import available_cores
 from server.engine.messages import GREEDY, Request, Sampling, SearchOptions

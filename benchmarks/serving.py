@@ -16,12 +16,12 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks import ctranslate2_model
-from benchmarks.comparison import Comparison, Size
-from benchmarks.contender import DRAGOMAN, NAMES, Contender, Models, missing
-from benchmarks.models import bundle_of
+from benchmarks.harness.models import bundle_of
+from benchmarks.libraries import ctranslate2_model
 from benchmarks.peers.server import KINDS
-from benchmarks.serving_report import Setup, write_report
+from benchmarks.serving_parts.comparison import Comparison, Size
+from benchmarks.serving_parts.contender import DRAGOMAN, NAMES, Contender, Models, missing
+from benchmarks.serving_parts.report import Setup, write_report
 from benchmarks.widened import widened_checkpoint
 from model.checkpoint import Checkpoint
 from model.corpus import read_parallel

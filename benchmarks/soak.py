@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.load_command import LoadCommand
-from benchmarks.replica import Replica
-from benchmarks.report import RESULTS, environment, write
-from benchmarks.soak_callers import Callers, Count
-from benchmarks.soak_plot import draw
-from benchmarks.soak_references import References
-from benchmarks.soak_watch import MEASURES, Reading, Trend, Watch, trend
+from benchmarks.harness.load_command import LoadCommand
+from benchmarks.harness.replica import Replica
+from benchmarks.harness.report import RESULTS, environment, write
+from benchmarks.soak_parts.callers import Callers, Count
+from benchmarks.soak_parts.plot import draw
+from benchmarks.soak_parts.references import References
+from benchmarks.soak_parts.watch import MEASURES, Reading, Trend, Watch, trend
 from client.load.result import Result
 from client.load.scrape import parse, read_url
 from model.corpus import read_lines

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from benchmarks.models import NEVER, SEED, SHIPPED, VOCAB_SIZE
+from benchmarks.harness.models import NEVER, SEED, SHIPPED, VOCAB_SIZE
 from model.attention import MultiHeadAttention
 from model.checkpoint import Checkpoint
 from model.config import ModelConfig

@@ -105,9 +105,17 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any
 
 
 def average_weights(paths: list[Path]) -> dict[str, Tensor]:
-    """Return the mean of several weight files (Vaswani et al., 2017, section 6.1), summed in float64."""
-    total: dict[str, Tensor] = {}
-    for path in paths:
-        for name, tensor in load_file(path).items():
-            total[name] = total[name] + tensor.double() if name in total else tensor.double()
+    """Return the mean of several weight files (Vaswani et al., 2017, section 6.1), summed in float64.
+
+    Raises:
+        ValueError: If they do not all hold tensors of the same names; a shared one has one name among a run's validated weights
+            and another in a checkpoint.
+    """
+    total = {name: tensor.double() for name, tensor in load_file(paths[0]).items()}
+    for path in paths[1:]:
+        weights = load_file(path)
+        if weights.keys() != total.keys():
+            raise ValueError(f"{path} and {paths[0]} differ in {', '.join(sorted(weights.keys() ^ total.keys()))}")
+        for name, tensor in weights.items():
+            total[name] += tensor
     return {name: (tensor / len(paths)).float() for name, tensor in total.items()}

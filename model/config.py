@@ -83,7 +83,7 @@ class ModelConfig:
         for name in _POSITIVE:
             if getattr(self, name) < 1:
                 raise ModelConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("dropout", "attention_dropout", "activation_dropout"):
+        for name in _DROPOUTS:
             if not 0 <= getattr(self, name) < 1:
                 raise ModelConfigError(f"{name} must be in [0, 1), not {getattr(self, name)}")
         for name, choices in _CHOICES.items():
@@ -112,6 +112,11 @@ class ModelConfig:
     def head_dim(self) -> int:
         """Width of one attention head (Dh)."""
         return self.d_model // self.num_heads
+
+    def differences(self, other: "ModelConfig") -> list[str]:
+        """Return the fields, dropouts aside, that differ from another's; where none do, weights mean the same in both."""
+        ours, theirs = self.to_dict(), other.to_dict()
+        return [name for name in ours if name not in _DROPOUTS and ours[name] != theirs[name]]
 
     def to_dict(self) -> dict[str, Any]:
         """Return every field, ready for JSON."""
@@ -149,5 +154,6 @@ _POSITIVE = (
     "max_source_positions",
     "max_target_positions",
 )
+_DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
 _CHOICES = {"norm": get_args(Norm), "activation": get_args(Activation), "positions": get_args(Positions)}
 _TYPES: dict[Any, tuple[type, ...]] = {int: (int,), float: (int, float), bool: (bool,)}

@@ -1,7 +1,8 @@
 """Label-smoothed cross-entropy over the vocabulary, without ever holding all logits.
 
 At small widths the projection onto the vocabulary is the larger part of a training step. Working through it a few rows at a time,
-gradient included, keeps the logits in cache and saves the backward pass a second walk over them.
+gradient included, keeps the logits in cache and saves the backward pass a second walk over them. Products are computed in the
+precision of the hidden states, everything between them in float32.
 """
 
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-CHUNK_ROWS = 512
+CHUNK_ROWS = 256
 
 
 class _ProjectedCrossEntropy(torch.autograd.Function):
@@ -26,23 +27,25 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         grad_bias = None if bias is None else torch.zeros_like(bias)
         loss = hidden.new_zeros((), dtype=torch.float32)
         num_passes, vocab_size = hidden.shape[0], weight.shape[0]
+        factor, offset = weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype)
         chunks = (torch.split(tensor, CHUNK_ROWS // num_passes, -2) for tensor in (hidden, labels[:, None], grad_hidden))
         for rows, label, out in zip(*chunks, strict=True):
-            log_probs = torch.nn.functional.linear(rows, weight, bias).log_softmax(-1)
+            log_probs = torch.nn.functional.linear(rows, factor, offset).float().log_softmax(-1)
+            probs = log_probs.exp()
             label = label.expand(num_passes, -1, -1)
             chosen = log_probs.gather(-1, label)
             loss -= ((1 - smoothing) * chosen + smoothing * log_probs.mean(-1, keepdim=True)).sum() / num_passes
-            grad = log_probs.exp().sub_(smoothing / vocab_size)
-            grad.scatter_add_(-1, label, torch.full_like(chosen, smoothing - 1)).div_(num_passes)
+            grad = (probs - smoothing / vocab_size).scatter_add_(-1, label, torch.full_like(chosen, smoothing - 1)).div_(num_passes)
             if num_passes == 2:
-                divergence, divergence_grad = _symmetric_divergence(log_probs)
+                divergence, divergence_grad = _symmetric_divergence(log_probs, probs)
                 loss += divergence_weight * divergence
                 grad.add_(divergence_grad, alpha=divergence_weight)
             flat = grad.flatten(0, 1)
-            out.copy_((flat @ weight).view_as(out))
-            grad_weight.addmm_(flat.T, rows.flatten(0, 1))
             if grad_bias is not None:
                 grad_bias += flat.sum(0)
+            flat = flat.to(hidden.dtype)
+            out.copy_((flat @ factor).view_as(out))
+            grad_weight += flat.T @ rows.flatten(0, 1)
         ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
         return loss
 
@@ -53,16 +56,19 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         return (*grads, None, None, None)
 
 
-def _symmetric_divergence(log_probs: Tensor) -> tuple[Tensor, Tensor]:
+def _symmetric_divergence(log_probs: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
     """Return KL(p || q) + KL(q || p) of rows `[2, n, V]`, summed over n, and its gradient by the logits of both: `[2, n, V]`.
 
     By the logits of p, the first term's gradient is p (log p - log q - KL(p || q)) and the second's is p - q.
     """
-    probs = log_probs.exp()
-    differences = log_probs - log_probs.flip(0)
-    divergences = (probs * differences).sum(-1, keepdim=True)
-    grad = probs * (differences - divergences) + probs - probs.flip(0)
-    return divergences.sum(), grad
+    difference = log_probs[0] - log_probs[1]
+    grad, total = torch.empty_like(probs), log_probs.new_zeros(())
+    for i, sign in enumerate((1, -1)):
+        own, other = probs[i], probs[1 - i]
+        divergence = sign * (own * difference).sum(-1, keepdim=True)
+        torch.add(1 - divergence, difference, alpha=sign, out=grad[i]).mul_(own).sub_(other)
+        total += divergence.sum()
+    return total, grad
 
 
 def projected_cross_entropy(
@@ -110,10 +116,10 @@ def r_drop_cross_entropy(
 def _over_passes(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, pad_id: int, smoothing: float, divergence_weight: float
 ) -> Tensor:
-    """Leave the padding out, and compute in float32 whatever the rest is computed in."""
+    """Leave the padding out."""
     is_real = labels != pad_id
     with torch.autocast(hidden.device.type, enabled=False):
         loss: Tensor = _ProjectedCrossEntropy.apply(  # type: ignore[no-untyped-call]
-            hidden[:, is_real].float(), weight, bias, labels[is_real], smoothing, divergence_weight
+            hidden[:, is_real], weight, bias, labels[is_real], smoothing, divergence_weight
         )
     return loss

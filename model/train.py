@@ -312,10 +312,9 @@ class Trainer:
 
 def _refuse_other_model(wanted: ModelConfig, initial: ModelConfig) -> None:
     """Refuse a checkpoint to go on from whose weights mean something else."""
-    ours, theirs = wanted.to_dict(), initial.to_dict()
-    for name in ours.keys() - {"dropout", "attention_dropout", "activation_dropout"}:
-        if ours[name] != theirs[name]:
-            raise TrainingConfigError(f"initial_checkpoint: its {name} is {theirs[name]}, the configuration's {ours[name]}")
+    for name in wanted.differences(initial):
+        ours, theirs = getattr(wanted, name), getattr(initial, name)
+        raise TrainingConfigError(f"initial_checkpoint: its {name} is {theirs}, the configuration's {ours}")
 
 
 def _refuse_long_lines(path: Path, rows: list[list[int]], max_positions: int) -> None:

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from model.attention import MultiHeadAttention, merge_heads, padding_mask, scaled_dot_product_attention, split_heads
 from model.config import ModelConfig
+from model.dropout import Dropout
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
 
@@ -77,7 +78,7 @@ class Embedding(nn.Module):
         self.scale = math.sqrt(config.d_model) if config.is_embedding_scaled else 1.0
         self.offset = config.position_offset
         self.norm = layer_norm(config) if config.has_embedding_norm else nn.Identity()
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         rows = num_positions + config.position_offset
         if config.positions == "learned":
             self.positions = nn.Parameter(torch.randn(rows, config.d_model) * config.d_model**-0.5)
@@ -101,7 +102,7 @@ class FeedForward(nn.Module):
         self.inner = linear(config.d_model, inner_dim)
         self.outer = linear(inner_dim, config.d_model)
         self.activation = ACTIVATIONS[config.activation]
-        self.dropout = nn.Dropout(config.activation_dropout)
+        self.dropout = Dropout(config.activation_dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """`[B, T, d_model]` → `[B, T, d_model]`."""
@@ -116,7 +117,7 @@ class Residual(nn.Module):
         """Create the layer norm."""
         super().__init__()
         self.norm = layer_norm(config)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.is_pre_norm = config.norm == "pre"
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:

@@ -124,6 +124,8 @@ def files(tmp_path: Path) -> Path:
     (tmp_path / "unknown.toml").write_text('models = "folder"\nmax_slotz = 9\n')
     (tmp_path / "checkpoint").mkdir()
     (tmp_path / "checkpoint/config.json").write_text("{}")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/model.safetensors").write_text("weights")
     (tmp_path / "bundle").mkdir()
     (tmp_path / "bundle/bundle.json").write_text('{"format_version": 1}')
     return tmp_path
@@ -174,6 +176,9 @@ BAD = {
     "model for a bundle": ("evaluate --source {0}/two --reference {0}/two --bundle {0}/bundle --model en-de", "--model"),
     "corrupt bundle to evaluate": ("evaluate --source {0}/two --reference {0}/two --bundle {0}/bundle", "bundle.json"),
     "corrupt checkpoint to evaluate": ("evaluate --source {0}/two --reference {0}/two --checkpoint {0}/checkpoint", "config.json"),
+    "checkpoint that would be replaced": ("average {0}/bundle --output {0}/model", "{0}/model"),
+    "nothing to average": ("average --output {0}/out", "CHECKPOINT"),
+    "missing checkpoint to average": ("average {0}/nowhere --output {0}/out", "{0}/nowhere"),
     "missing checkpoint": ("export {0}/nowhere {0}/out", "{0}/nowhere"),
     "corrupt checkpoint": ("export {0}/checkpoint {0}/out", "config.json"),
     "output that is taken": ("export {0}/checkpoint {0}/bundle", "{0}/bundle"),

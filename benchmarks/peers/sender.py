@@ -1,4 +1,4 @@
-"""The load of `benchmarks/load.py` on any of the servers that are compared, from a process of its own.
+"""The load of `benchmarks/harness/load.py` on any of the servers that are compared, from a process of its own.
 
 `python -m benchmarks.peers.sender` reads an `Order` as JSON on standard input and writes a `Record` as JSON on standard output. The
 arrivals are the same for every server.
@@ -11,7 +11,7 @@ import time
 
 import msgspec
 
-from benchmarks.load import ROOT, Call, Load, Record, send_in_turns, send_openly
+from benchmarks.harness.load import ROOT, Call, Load, Record, send_in_turns, send_openly
 from benchmarks.peers.faces import FACES, Ask, AskError
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from benchmarks.goodput import Point
 from benchmarks.peers.server import Settings
+from benchmarks.serving_parts.goodput import Point
 
 BATCH_SIZES = (16, 64)
 DELAYS_MS = (0, 20)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.load import Load, arrivals, run
-from benchmarks.served import ServedModel, cpu_seconds
+from benchmarks.harness.load import Load, arrivals, run
+from benchmarks.harness.served import ServedModel, cpu_seconds
 from benchmarks.simulation.costs import Costs
 from benchmarks.simulation.replica import SimulatedReplica, capacity
 from benchmarks.simulation.surge import percentile

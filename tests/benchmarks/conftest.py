@@ -10,7 +10,7 @@ def endless(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Folders of a small checkpoint that never ends a sequence, and, in a cache of its own, of its bundle; it reads text."""
     import torch
 
-    from benchmarks.models import bundle_of, without_end
+    from benchmarks.harness.models import bundle_of, without_end
     from model.checkpoint import Checkpoint
     from model.config import ModelConfig
     from model.tokenizer import Tokenizer

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from benchmarks.agreement import Difference, Referee, compare
+from benchmarks.libraries.agreement import Difference, Referee, compare
 from model.config import ModelConfig
 from model.decode import beam_search
 from model.transformer import Transformer

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from benchmarks.apart import Apart
+from benchmarks.harness.apart import Apart
 
 
 class Counter:

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks import contender as contender_module
-from benchmarks.contender import NAMES, Contender, Gauge, Models, missing
-from benchmarks.goodput import rate_of
-from benchmarks.load import Outcome, Record
+from benchmarks.harness.load import Outcome, Record
 from benchmarks.peers.sender import Order
 from benchmarks.peers.server import KINDS
+from benchmarks.serving_parts import contender as contender_module
+from benchmarks.serving_parts.contender import NAMES, Contender, Gauge, Models, missing
+from benchmarks.serving_parts.goodput import rate_of
 
 INSTALL = "pip install '.[cpu,dev,benchmark]'"
 

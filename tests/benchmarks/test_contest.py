@@ -2,9 +2,9 @@
 
 import pytest
 
-from benchmarks import contest
-from benchmarks.contest import in_rounds, median_rate, median_ratio, share_of_same_answers, size_for
-from benchmarks.sides import Run
+from benchmarks.engines_parts.sides import Run
+from benchmarks.harness import contest
+from benchmarks.harness.contest import in_rounds, median_rate, median_ratio, share_of_same_answers, size_for
 
 
 def run(num_tokens: int, seconds: float = 1.0) -> Run:

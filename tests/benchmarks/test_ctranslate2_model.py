@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.ctranslate2_model import write_model
-from benchmarks.sides import CTranslate2Engine, Workload
+from benchmarks.engines_parts.sides import CTranslate2Engine, Workload
+from benchmarks.libraries.ctranslate2_model import write_model
 from model.config import ModelConfig
 from model.decode import beam_search, greedy_search
 from model.transformer import Transformer

@@ -5,8 +5,8 @@ from collections import Counter
 
 import pytest
 
-from benchmarks.goodput import Ladder, Point, by_rung, middle, rate_of, rung_below, summarise
-from benchmarks.load import UNFINISHED, Outcome, Record
+from benchmarks.harness.load import UNFINISHED, Outcome, Record
+from benchmarks.serving_parts.goodput import Ladder, Point, by_rung, middle, rate_of, rung_below, summarise
 
 OBJECTIVE = 0.5
 

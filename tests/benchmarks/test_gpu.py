@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from benchmarks.gpu import is_right, tables
-from benchmarks.gpu_models import greedy, random_sources
-from benchmarks.gpu_speed import NUM_STEPS, SOURCE_TOKENS, WARM_STEPS, step_bytes
+from benchmarks.gpu_parts.models import greedy, random_sources
+from benchmarks.gpu_parts.speed import NUM_STEPS, SOURCE_TOKENS, WARM_STEPS, step_bytes
 from server.runtime.device_model import DeviceModel
 from server.runtime.device_steps import Likeliest
 

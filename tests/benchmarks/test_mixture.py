@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from benchmarks.mixture import SHARES, mix
+from benchmarks.harness.mixture import SHARES, mix
 
 CAPTIONS = [f"caption{i}" for i in range(50)]
 

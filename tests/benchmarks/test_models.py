@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.models import endless_bundle, sharpen
+from benchmarks.harness.models import endless_bundle, sharpen
 from export.bundle import Bundle
 from model.checkpoint import Checkpoint
 from model.config import ModelConfig

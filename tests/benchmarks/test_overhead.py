@@ -5,8 +5,8 @@ import os
 import pytest
 
 from benchmarks.engine_share import Share
-from benchmarks.load import Load, Outcome, Record, run
-from benchmarks.noop import NoopServer
+from benchmarks.harness.load import Load, Outcome, Record, run
+from benchmarks.harness.noop import NoopServer
 from benchmarks.overhead import Round, busiest, describe, row, summarise, typical_answer, verdict
 from protos import generation_pb2
 

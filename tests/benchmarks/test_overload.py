@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from benchmarks.load import UNFINISHED, Outcome, Record
+from benchmarks.harness.load import UNFINISHED, Outcome, Record
 from benchmarks.overload import Cores, Summary, percentile, summarise, verdicts
 
 CORES = Cores(0.25, 0.5, 1.0)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from benchmarks.models import SHIPPED
-from benchmarks.random_text import random_texts
+from benchmarks.harness.models import SHIPPED
+from benchmarks.harness.random_text import random_texts
 from model.tokenizer import Tokenizer
 
 

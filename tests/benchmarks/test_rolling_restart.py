@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.haproxy import HAProxy, configuration, find_haproxy
-from benchmarks.load_command import run_load
-from benchmarks.replica import Replica, free_ports
+from benchmarks.harness.haproxy import HAProxy, configuration, find_haproxy
+from benchmarks.harness.load_command import run_load
+from benchmarks.harness.replica import Replica, free_ports
 from benchmarks.rolling_restart import KILLED, ROLLING, Drill, Phase, load_flags, verdicts
 from client.load.histogram import Histogram
 from client.load.result import Result, SenderResult, TimelineResult, summarise, summarise_group

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.models import bundle_of
+from benchmarks.harness.models import bundle_of
 from benchmarks.scaling import Point, Sweep, figures, measure, notes, sweeps, table
-from benchmarks.scaling_plot import draw
-from benchmarks.scaling_probe import Probe, Trace
+from benchmarks.scaling_parts.plot import draw
+from benchmarks.scaling_parts.probe import Probe, Trace
 from model.checkpoint import Checkpoint
 
 

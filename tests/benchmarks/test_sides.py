@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.random_text import random_texts
-from benchmarks.sides import DragomanEngine, Run, TransformersEngine, Workload, batches
+from benchmarks.engines_parts.sides import DragomanEngine, Run, TransformersEngine, Workload, batches
+from benchmarks.harness.random_text import random_texts
 from model.checkpoint import Checkpoint
 from server.engine.engine import Engine
 from server.engine.messages import SearchOptions

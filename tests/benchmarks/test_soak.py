@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks.cut_line import CutLine
-from benchmarks.replica import Replica
+from benchmarks.harness.cut_line import CutLine
+from benchmarks.harness.replica import Replica
 from benchmarks.soak import IDLE, RESTARTS, Soaked, verdicts, wait_idle
-from benchmarks.soak_callers import Callers, Count
-from benchmarks.soak_references import SEARCHES, References
-from benchmarks.soak_watch import MEASURES, Reading, Watch, read, slope, trend
+from benchmarks.soak_parts.callers import Callers, Count
+from benchmarks.soak_parts.references import SEARCHES, References
+from benchmarks.soak_parts.watch import MEASURES, Reading, Watch, read, slope, trend
 from protos import generation_pb2
 
 TEXTS = ("a dog runs", "two men stand on a ladder")

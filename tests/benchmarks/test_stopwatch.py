@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.stopwatch import StopwatchRunner
+from benchmarks.harness.stopwatch import StopwatchRunner
 
 
 class Calls:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.transformers_model import generate, to_transformers
+from benchmarks.libraries.transformers_model import generate, to_transformers
 from model.config import ModelConfig
 from model.decode import beam_search, greedy_search
 from model.transformer import Transformer

@@ -231,16 +231,19 @@ def test_closed_client_refuses_a_batch(server) -> None:
         next(client.generate_batch(asked("a")))
 
 
-def test_batch_leaves_no_threads_behind(client, service, failing) -> None:
-    def running() -> set[threading.Thread]:
-        return {thread for thread in threading.enumerate() if "batch" in thread.name or "consume" in thread.name}
+def test_batch_leaves_no_threads_behind(client, service, failing, monkeypatch) -> None:
+    started: list[threading.Thread] = []
+    start = threading.Thread.start
 
+    def noted(thread: threading.Thread) -> None:
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", noted)
     service.breaks.append((1, failing("UNAVAILABLE")))
-    outcomes = client.generate_batch(asked("a", "b"))
-    next(outcomes)
-    during = running()
-    assert during
-    assert len(list(outcomes)) == 1
-    for thread in during | running():
+    assert len(list(client.generate_batch(asked("a", "b")))) == 2
+    of_streams = [thread for thread in started if "batch" in thread.name or "consume" in thread.name]
+    assert sum("batch" in thread.name for thread in of_streams) == 2  # the broken stream's and its successor's
+    for thread in of_streams:
         thread.join(PATIENCE_SECONDS)
         assert not thread.is_alive()

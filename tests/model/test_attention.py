@@ -50,6 +50,14 @@ def test_attention_follows_its_formula(attention, scale, is_masked) -> None:
     torch.testing.assert_close(attention(query, key, value, mask if is_masked else None).double(), expected, atol=1e-5, rtol=0)
 
 
+def test_autocast_leaves_attention_in_single_precision_on_a_cpu() -> None:
+    query, key, value = torch.randn(3, B, H, T, D)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = scaled_dot_product_attention(query, key, value)
+        assert (query @ key.mT).dtype == torch.bfloat16
+    assert torch.equal(found, scaled_dot_product_attention(query, key, value))
+
+
 def test_causal_flag_equals_causal_mask() -> None:
     query, key, value = torch.randn(3, B, H, T, D)
     by_flag = scaled_dot_product_attention(query, key, value, is_causal=True)

@@ -172,3 +172,10 @@ def test_average_is_the_mean(tmp_path: Path) -> None:
 
 def test_weights_can_be_read_by_whom_other_new_files_can(folder: Path) -> None:
     assert (folder / "model.safetensors").stat().st_mode == (folder / "config.json").stat().st_mode
+
+
+def test_files_of_different_tensors_are_not_averaged(tmp_path: Path) -> None:
+    save_tensors(tmp_path / "a", {"w": torch.ones(2)})
+    save_tensors(tmp_path / "b", {"v": torch.ones(2)})
+    with pytest.raises(ValueError, match="differ in v, w"):
+        average_weights([tmp_path / "a", tmp_path / "b"])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import MarianMTModel
 
-from benchmarks.transformers_model import generate
+from benchmarks.libraries.transformers_model import generate
 from model.decode import beam_search, greedy_search
 from model.transformer import Transformer
 

@@ -82,3 +82,23 @@ def test_loss_is_float32_under_autocast() -> None:
         value = projected_cross_entropy(hidden, weight, None, labels, PAD)
     assert value.dtype == torch.float32
     assert torch.equal(value, expected)
+
+
+@pytest.mark.parametrize("alpha", [None, 5.0], ids=["one pass", "two passes"])
+def test_half_precision_is_as_near_as_its_rounding(alpha) -> None:
+    """Hidden states in bfloat16, as autocast gives them, against the same numbers in float32."""
+    torch.manual_seed(0)
+    given, weight, labels = torch.randn(2, 40, D).bfloat16(), torch.randn(V, D), torch.randint(4, V, (40,))
+    found = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        hidden, table = given.to(dtype).requires_grad_(), weight.clone().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+            if alpha is None:
+                value = projected_cross_entropy(hidden, table, None, labels.expand(2, -1), PAD, 0.1)
+            else:
+                value = r_drop_cross_entropy(hidden, table, None, labels, PAD, 0.1, alpha)
+        value.backward()
+        assert (value.dtype, hidden.grad.dtype, table.grad.dtype) == (torch.float32, dtype, torch.float32)
+        found[dtype] = value.detach(), hidden.grad.float(), table.grad
+    for exact, rounded in zip(found[torch.float32], found[torch.bfloat16], strict=True):
+        assert (exact - rounded).norm() < 0.02 * exact.norm()

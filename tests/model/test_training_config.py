@@ -40,7 +40,8 @@ def parse(changes: dict[str, Any], without: str = "") -> TrainingConfig:
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_shipped_recipe_parses(path: Path, tokenizer: Tokenizer) -> None:
     config = TrainingConfig.load(path)
-    assert config.name == path.stem
+    assert path.stem.startswith(config.name)
+    assert (config.data.source, config.data.target) == tuple(f"train.{language}.gz" for language in config.name.split("-"))
     assert model_config(config, tokenizer).d_model == config.model["d_model"]
 
 

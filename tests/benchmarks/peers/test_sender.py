@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import pytest
 
-from benchmarks.load import Load
+from benchmarks.harness.load import Load
 from benchmarks.peers import sender
 from benchmarks.peers.faces import AskError
 from benchmarks.peers.sender import Order, translate

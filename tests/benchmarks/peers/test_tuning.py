@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
-from benchmarks.goodput import Ladder, Point
 from benchmarks.peers.server import Settings
 from benchmarks.peers.tuning import Trial, first_settings, latency_settings, tune
+from benchmarks.serving_parts.goodput import Ladder, Point
 
 OBJECTIVE = 0.5
 

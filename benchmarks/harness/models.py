@@ -1,0 +1,113 @@
+"""Models that benchmarks make for themselves, and their bundles, which are made once and kept in a cache folder outside the tree.
+
+Most of these models never end a sequence: how long answers are is the benchmark's choice.
+"""
+
+import hashlib
+import tempfile
+from dataclasses import replace
+from functools import cache as remembered
+from pathlib import Path
+
+import torch
+
+from export.bundle import Bundle, BundleError, hash_file
+from export.exporter import export_checkpoint
+from model.checkpoint import WEIGHTS_FILE, Checkpoint
+from model.config import ModelConfig
+from model.decode import StepDecoder
+from model.tokenizer import Tokenizer
+from model.transformer import DecoderLayer, Transformer
+
+ROOT = Path(__file__).parents[2]
+SHIPPED = ROOT / "model/pretrained/en-de"
+NEVER = -60.0
+"""Bias of the end-of-sequence logit: far below every other."""
+
+SEED = 0
+VOCAB_SIZE = 32_000
+LIKELIEST_PROBABILITY = 0.6
+"""Mean probability of the likeliest token, about that of a trained translation model: freshly initialised ones know nothing."""
+
+
+def endless_bundle(checkpoint: Path, cache: Path) -> Path:
+    """Export a checkpoint with end-of-sequence ruled out; return the bundle's folder."""
+    loaded = Checkpoint.load(checkpoint)
+    return bundle_of(Checkpoint(f"{loaded.name}-endless", without_end(loaded.model), loaded.tokenizer), cache)
+
+
+def base_bundle(cache: Path) -> Path:
+    """Export `base_checkpoint`; return the bundle's folder."""
+    return bundle_of(base_checkpoint(), cache)
+
+
+def base_checkpoint() -> Checkpoint:
+    """Make a random model of the size of Transformer-base (Vaswani et al., 2017): 6+6 layers, d_model 512; it never ends.
+
+    It has the tokeniser of the shipped en-de model, so that it reads text; what it answers with lies mostly outside that.
+    """
+    config = ModelConfig(source_vocab_size=VOCAB_SIZE, target_vocab_size=VOCAB_SIZE, has_output_bias=True)
+    torch.manual_seed(SEED)
+    model = Transformer(config).eval()
+    sharpen(model)
+    return Checkpoint("base-endless", without_end(model), Tokenizer.load(SHIPPED))
+
+
+@torch.inference_mode()
+def sharpen(model: Transformer, probability: float = LIKELIEST_PROBABILITY) -> None:
+    """Scale a random model's last layer norm until its likeliest tokens are as likely, on average, as asked for."""
+    last = model.decoder.layers[-1]
+    assert isinstance(last, DecoderLayer)
+    norm = model.decoder.norm if model.config.norm == "pre" else last.feed_residual.norm
+    assert isinstance(norm, torch.nn.LayerNorm)
+    generator = torch.Generator().manual_seed(SEED)
+    sources = torch.randint(3, model.config.source_vocab_size, (32, 8), generator=generator).tolist()
+    previous = torch.randint(3, model.config.target_vocab_size, (32,), generator=generator)
+    low, high = 0.0, 64.0
+    for _ in range(12):  # the likeliest token's probability rises with the gain
+        middle = (low + high) / 2
+        norm.weight.fill_(middle)
+        likeliest = StepDecoder(model, sources).step(previous).max(-1).values.exp().mean()
+        low, high = (middle, high) if likeliest < probability else (low, middle)
+    norm.weight.fill_(round(middle, 1))  # the same number however sums are rounded
+
+
+def without_end(model: Transformer) -> Transformer:
+    """Return the same model with an output bias that end-of-sequence does not survive."""
+    config = replace(model.config, has_output_bias=True)
+    endless = Transformer(config).eval()
+    endless.load_state_dict(model.state_dict(), strict=False)  # what may be missing is the bias, which starts at zero
+    assert endless.decoder.output_bias is not None
+    endless.decoder.output_bias.data[config.eos_id] = NEVER
+    return endless
+
+
+def bundle_of(checkpoint: Checkpoint, cache: Path, precision: str = "fp32") -> Path:
+    """Export a checkpoint into the cache, unless the same exporter has put the same weights there; return the bundle's folder.
+
+    Raises:
+        ExportError: If there is no such precision.
+    """
+    cache.mkdir(parents=True, exist_ok=True)
+    folder = cache / f"{checkpoint.name}-{precision}"
+    note, exporter = cache / f"{folder.name}.exporter", _exporter_digest()
+    with tempfile.TemporaryDirectory() as scratch:
+        checkpoint.save(Path(scratch))
+        try:
+            is_same = Bundle.open(folder).manifest.origin.weights_sha256 == hash_file(Path(scratch) / WEIGHTS_FILE)
+        except BundleError:
+            is_same = False  # there is none, or one of another format
+        if is_same and note.is_file() and note.read_text() == exporter:
+            return folder
+        export_checkpoint(Path(scratch), folder, precision, is_forced=True)
+    note.write_text(exporter)
+    return folder
+
+
+@remembered
+def _exporter_digest() -> str:
+    """Return what tells one state of the code that makes bundles from another."""
+    digest = hashlib.sha256()
+    for path in sorted(path for folder in ("export", "model") for path in (ROOT / folder).glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()

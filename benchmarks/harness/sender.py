@@ -1,0 +1,78 @@
+"""Our server as a side of a comparison: requests over gRPC from a process of their own, so many at a time."""
+
+import asyncio
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from grpc import aio
+
+from benchmarks.engines_parts.sides import Run, Workload
+from benchmarks.harness.apart import Apart
+from benchmarks.harness.served import ServedModel, cpu_seconds
+from protos import generation_pb2, generation_pb2_grpc
+
+CONNECT_SECONDS = 30.0
+
+
+class Sender:
+    """Callers that each wait for their answer before they send again; bare stubs, no retries, no deadlines."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    def run(self, workload: Workload, concurrency: int) -> Run:
+        """Send a workload; return its answers, the time it took, and the share of a core that sending took.
+
+        Raises:
+            TimeoutError: If there is no server.
+            grpc.aio.AioRpcError: If a call fails.
+        """
+        return asyncio.run(self._send(workload, concurrency))
+
+    async def _send(self, workload: Workload, concurrency: int) -> Run:
+        answers: list[list[int]] = [[] for _ in workload.texts]
+        waiting = iter(enumerate(workload.texts))
+        async with aio.insecure_channel(self._address) as channel:
+            await asyncio.wait_for(channel.channel_ready(), CONNECT_SECONDS)
+            stub: Any = generation_pb2_grpc.GenerationStub(channel)  # type: ignore[no-untyped-call]
+
+            async def call_in_turns() -> None:
+                for i, text in waiting:
+                    request = generation_pb2.GenerateRequest(text=text, max_new_tokens=workload.max_new_tokens)
+                    if workload.num_beams > 1:
+                        request.num_beams, request.early_stopping = workload.num_beams, True
+                    answers[i] = list((await stub.Generate(request)).tokens)
+
+            started, used = time.perf_counter(), time.process_time()
+            await asyncio.gather(*(call_in_turns() for _ in range(concurrency)))
+            seconds = time.perf_counter() - started
+        return Run(seconds, answers, {"sender": (time.process_time() - used) / seconds})
+
+
+class DragomanServer:
+    """A real `dragoman serve` with one model, and its sender; both are started on entering and stopped on leaving."""
+
+    def __init__(self, bundle: Path, num_threads: int, max_slots: int) -> None:
+        """Describe the server; every other setting is its default."""
+        self._served = ServedModel(bundle, "--num-threads", str(num_threads), "--max-slots", str(max_slots))
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            stack.enter_context(self._served)
+            self._sender = stack.enter_context(Apart(Sender, self._served.address))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None) -> None:
+        self._stack.__exit__(kind, value, traceback)
+
+    def run(self, workload: Workload, concurrency: int) -> Run:
+        """Send a workload, `concurrency` requests at a time."""
+        pids = {"front end": self._served.front_pid, "engine": self._served.engine_pid}
+        before = {name: cpu_seconds(pid) for name, pid in pids.items()}
+        run: Run = self._sender.call("run", workload, concurrency)
+        cores = {name: (cpu_seconds(pid) - before[name]) / run.seconds for name, pid in pids.items()}
+        return Run(run.seconds, run.answers, run.cores | cores)

@@ -1,0 +1,124 @@
+"""The scripts that train the shipped models, run with a stand-in for `dragoman` that notes calls and marks what it translates."""
+
+import gzip
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+RECIPES = Path(__file__).parents[2] / "model" / "recipes"
+STAND_IN = """#!/usr/bin/env bash
+echo "$*" >> "$ASKED"
+command=$1; shift
+while [[ $# -gt 0 ]]; do
+  case $1 in --in) in=$2 ;; --out) out=$2 ;; --model) model=$2 ;; --sample) model=$model-sampled ;; esac
+  last=$1; shift
+done
+case $command in
+  export) mkdir -p "$last"; touch "$last/bundle.json" ;;
+  serve) [[ -z ${BROKEN-} ]] || { echo "no models" >&2; exit 2; }
+    echo '{"event":"serving"}' >&2; trap 'echo drained >> "$ASKED"; exit 0' TERM; while :; do sleep 0.05; done ;;
+  translate) sed "s/^/$model: /" "$in" > "$out" ;;
+esac
+"""
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for language, words in (("en", "one two"), ("de", "eins zwei"), ("fr", "un deux")):
+        for part in ("train", "val"):
+            (folder / f"{part}.{language}.gz").write_bytes(gzip.compress("".join(f"{word}\n" for word in words.split()).encode()))
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path: Path, data: Path):
+    """Run a script in an empty folder and return its result and what it asked of the stand-in."""
+    if shutil.which("bash") is None:
+        pytest.skip("needs bash")
+    (tmp_path / "dragoman").write_text(STAND_IN)
+    (tmp_path / "dragoman").chmod(0o755)
+    asked = tmp_path / "asked"
+
+    def run(script: str, *arguments: object, **environment: str) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+        asked.write_text("")
+        result = subprocess.run(
+            ["bash", RECIPES / script, *map(str, arguments)],
+            cwd=tmp_path,
+            env=os.environ | {"DRAGOMAN": str(tmp_path / "dragoman"), "ASKED": str(asked)} | environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        return result, asked.read_text().splitlines()
+
+    return run
+
+
+def lines(path: Path) -> list[str]:
+    return gzip.decompress(path.read_bytes()).decode().splitlines()
+
+
+def test_diversified_text_is_parallel(run, data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    result, asked = run("diversify.sh", "forward", "backward", "en", "de", data, out)
+    assert result.returncode == 0, result.stderr
+    assert list(zip(lines(out / "train.en.gz"), lines(out / "train.de.gz"), strict=True)) == [
+        ("one", "eins"),
+        ("two", "zwei"),
+        ("one", "en-de: one"),
+        ("two", "en-de: two"),
+        ("de-en: eins", "eins"),
+        ("de-en: zwei", "zwei"),
+        ("de-en-sampled: eins", "eins"),
+        ("de-en-sampled: zwei", "zwei"),
+    ]
+    for language in ("en", "de"):
+        assert lines(out / f"val.{language}.gz") == lines(data / f"val.{language}.gz")
+    assert asked[-1] == "drained"
+
+
+def test_what_was_translated_before_a_break_is_kept(run, data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "forward.de").write_text("kept\nkept too\n")
+    result, asked = run("diversify.sh", "forward", "backward", "en", "de", data, out)
+    assert result.returncode == 0, result.stderr
+    assert lines(out / "train.de.gz")[2:4] == ["kept", "kept too"]
+    assert not any("--out" in line and "forward.de" in line for line in asked)
+
+
+def test_a_server_that_does_not_start_ends_it(run, data: Path, tmp_path: Path) -> None:
+    result, _ = run("diversify.sh", "forward", "backward", "en", "de", data, tmp_path / "out", BROKEN="1")
+    assert result.returncode != 0
+    assert "no models" in result.stderr
+    assert not (tmp_path / "out" / "train.en.gz").exists()
+
+
+def test_stages_follow_each_other(run, data: Path) -> None:
+    result, asked = run("train.sh", "en-fr", data)
+    assert result.returncode == 0, result.stderr
+    stages = [line.split(" --data")[0] for line in asked if line.startswith(("train ", "average "))]
+    assert [stage.replace(f"{RECIPES}/", "") for stage in stages] == [
+        "train en-fr.toml",
+        "train en-fr-r-drop.toml",
+        "average runs/en-fr runs/en-fr-r-drop --output runs/en-fr-mean --force",
+        "train fr-en.toml",
+        "train en-fr-diversified.toml",
+        "average runs/en-fr-mean runs/en-fr-diversified --output runs/en-fr-final --force",
+    ]
+    assert any(line.startswith("train") and "--data runs/en-fr-text --output runs/en-fr-diversified" in line for line in asked)
+    assert "export runs/en-fr-mean runs/en-fr-text/bundles/forward" in asked
+    assert "export runs/fr-en runs/en-fr-text/bundles/backward" in asked
+
+
+@pytest.mark.parametrize("script", ["train.sh", "diversify.sh"])
+def test_a_wrong_call_tells_the_right_one(run, script: str) -> None:
+    result, asked = run(script, "one")
+    assert (result.returncode, asked) == (2, [])
+    assert result.stderr.startswith("usage:")
