@@ -1,6 +1,7 @@
 """A batch through the client for asyncio."""
 
 import asyncio
+import contextlib
 import math
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
@@ -10,9 +11,13 @@ import grpc
 
 from client.aio_stream import is_task_cancelled
 from client.batch import Batch, Outcome, Sending
-from client.errors import CallError, Cancelled, DeadlineExceeded, InternalError, from_rpc_error
+from client.errors import CallError, Cancelled, DeadlineExceeded, InternalError, Unavailable, from_rpc_error
 from client.request import Request
 from protos import generation_pb2
+
+# How long a status may be behind the failure that it explains, and how often to look: grpc.aio tells of the first one only.
+_STATUS_SECONDS = 5.0
+_POLL_SECONDS = 0.002
 
 OpenCall = Callable[[AsyncIterator[generation_pb2.GenerateRequest], float | None], Any]
 
@@ -31,21 +36,30 @@ class InputEnd:
 Event = Request | InputEnd | generation_pb2.GenerateBatchResponse | Exception | None
 
 
-class FirstStatus:
-    """The status that a call of grpc.aio ended with, kept where a later failure to write would replace it (grpc issue 36066).
+class EndStatus:
+    """The status that a call of grpc.aio ended with, also where a failure to write hides it (grpc issue 36066).
+
+    A message that cannot be written any more sets a status of grpc.aio's own: over the one that tells why, or until that one comes.
 
     Args:
         call: The call, from its start.
     """
 
     def __init__(self, call: Any) -> None:
+        self._call = call
         self._values: tuple[grpc.StatusCode, str | None, Any] | None = None
-        call.add_done_callback(self._note)
+        call.add_done_callback(lambda _: self._read())
 
-    @property
-    def is_known(self) -> bool:
-        """Whether the call has ended."""
-        return self._values is not None
+    async def error(self) -> CallError | None:
+        """Return why the call failed, once reading its answers did; None if the server had ended it well."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_STATUS_SECONDS):
+                while self._values is None:
+                    await asyncio.sleep(_POLL_SECONDS)
+                    self._read()
+        if self._values is None:
+            return Unavailable("the connection broke while it was written to")
+        return None if self.code() is grpc.StatusCode.OK else from_rpc_error(self)
 
     def code(self) -> grpc.StatusCode:
         """Return the status."""
@@ -62,9 +76,12 @@ class FirstStatus:
         assert self._values is not None
         return self._values[2]
 
-    def _note(self, call: Any) -> None:
-        if self._values is None:
-            self._values = (_ready(call.code()), _ready(call.details()), _ready(call.trailing_metadata()))
+    def _read(self) -> None:
+        """Keep the status that is there, if it is not of a failure to write."""
+        code, details, metadata = (_ready(value()) for value in (self._call.code, self._call.details, self._call.trailing_metadata))
+        is_of_writing = code is grpc.StatusCode.INTERNAL and details == "Internal error from Core"
+        if self._values is None and not is_of_writing:
+            self._values = (code, details, metadata)
 
 
 def _ready(value: Coroutine[Any, Any, Any]) -> Any:
@@ -98,7 +115,7 @@ class AsyncBatchStream:
         self._sendings: asyncio.Queue[Sending | None] = asyncio.Queue()
         self._events = events
         self._call = open_call(self._messages())
-        self._status = FirstStatus(self._call)
+        self._status = EndStatus(self._call)
         self._receiving = asyncio.create_task(self._receive())
 
     def send(self, sending: Sending) -> None:
@@ -130,9 +147,8 @@ class AsyncBatchStream:
         try:
             async for response in self._call:
                 self._events.put_nowait(response)
-        except grpc.RpcError as failure:
-            status = self._status if self._status.is_known else failure
-            end = None if status.code() is grpc.StatusCode.OK else from_rpc_error(status)
+        except grpc.RpcError:
+            end = await self._status.error()
         except asyncio.CancelledError:
             if is_task_cancelled():
                 raise

@@ -17,6 +17,8 @@ _MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 _CHANNEL_OPTIONS: ChannelOptions = {
     # A name with several addresses is balanced over all of them, a call at a time.
     "grpc.service_config": json.dumps({"loadBalancingConfig": [{"round_robin": {}}]}),
+    # A client has connections of its own: where they are shared, one that just failed elsewhere in the process fails here too.
+    "grpc.use_local_subchannel_pool": 1,
     "grpc.max_send_message_length": _MAX_MESSAGE_BYTES,
     "grpc.max_receive_message_length": _MAX_MESSAGE_BYTES,
     # A peer that vanished without a word is noticed well within a call's time, and the call can be tried elsewhere. No pings

@@ -4,21 +4,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import grpc
 from grpc import aio
 
-from client.aio_batch_stream import FirstStatus
+from client.aio_batch_stream import EndStatus
 from client.aio_stream import is_task_cancelled
-from client.errors import (
-    CallError,
-    Cancelled,
-    DeadlineExceeded,
-    InternalError,
-    Overloaded,
-    Unavailable,
-    from_rpc_error,
-    from_status,
-)
+from client.errors import CallError, DeadlineExceeded, Overloaded, Unavailable, from_rpc_error, from_status
 from client.load.items import REFUSALS, Item
 from client.load.plan import Plan
 from client.load.tally import ACCEPTED, INCOMPLETE, OK, UNFINISHED, Outcome
@@ -136,29 +126,22 @@ class Caller:
 
     async def _attempt_batch(self, call: "_Call") -> None:
         rpc = call.stub.GenerateBatch(list(call.pending.values()), timeout=call.seconds, metadata=self._metadata)
-        status = FirstStatus(rpc)
+        status = EndStatus(rpc)
         begun = self._clock()
         self._misbehave(call, rpc)
         try:
             await self._take_answers(call, rpc)
-        except (aio.AioRpcError, asyncio.CancelledError) as failure:
+        except aio.AioRpcError:
+            error = await status.error()
+            if error is not None:
+                raise error from None
+        except asyncio.CancelledError as failure:
             if call.item.injection == "cancel" or is_task_cancelled():
                 raise
-            raise self._batch_error(call, status, failure, self._clock() - begun) from failure
-
-    def _batch_error(self, call: "_Call", status: FirstStatus, failure: BaseException, seconds: float) -> CallError:
-        """Return why the call of a batch failed.
-
-        Where a request cannot be written any more grpc.aio says INTERNAL or cancels the call, if the status that it ended with is
-        not there yet (grpc issue 36066); after its time that can only be the deadline's.
-        """
-        if status.is_known and status.code() is not grpc.StatusCode.OK:
-            error = from_rpc_error(status)
-        else:
-            error = from_rpc_error(failure) if isinstance(failure, aio.AioRpcError) else Cancelled("the call was cancelled")
-        if isinstance(error, InternalError | Cancelled) and seconds >= call.seconds - _TIMER_SECONDS:
-            return DeadlineExceeded("the call's time has passed")
-        return error
+            # Nobody cancelled but grpc.aio, which could not write that there are no more requests and forgets why.
+            if self._clock() - begun >= call.seconds - _TIMER_SECONDS:
+                raise DeadlineExceeded("the call's time has passed") from failure
+            raise Unavailable("the connection broke while it was written to") from failure
 
     async def _take_answers(self, call: "_Call", rpc: Any) -> None:
         """Take in what comes on the stream of a batch."""

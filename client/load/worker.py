@@ -140,10 +140,7 @@ async def _connected(server: Server) -> AsyncIterator[aio.Channel]:
 
 
 def _options(server: Server) -> dict[str, str | int]:
-    options: dict[str, str | int] = {"grpc.use_local_subchannel_pool": 1}  # connections that are not one and the same
-    if server.authority is not None:
-        options["grpc.default_authority"] = server.authority
-    return options
+    return {} if server.authority is None else {"grpc.default_authority": server.authority}
 
 
 def _say(message: Message) -> None:

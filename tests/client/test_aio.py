@@ -202,6 +202,20 @@ def test_client_recovers_when_the_server_comes_back_on_its_port(server, running_
     running_async(main)
 
 
+def test_client_does_not_wait_where_another_could_not_connect(server, running_async) -> None:
+    settings = {"retry": RetryPolicy(max_attempts=1), "options": {"grpc.initial_reconnect_backoff_ms": 60_000}}
+    server.stop()
+
+    async def main() -> None:
+        async with AsyncClient(server.target, **settings) as early, AsyncClient(server.target, **settings) as late:
+            with pytest.raises(Unavailable):
+                await early.generate("one")
+            await asyncio.to_thread(server.start)
+            assert (await late.generate("two")).text == "TWO"
+
+    running_async(main)
+
+
 def test_generate_many_takes_an_async_input_as_answers_are_taken(server, service, running_async) -> None:
     read = []
 

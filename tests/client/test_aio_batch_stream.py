@@ -5,8 +5,8 @@ import grpc
 import pytest
 
 from client.aio import AsyncClient
-from client.aio_batch_stream import FirstStatus
-from client.errors import Cancelled, Unavailable, from_rpc_error
+from client.aio_batch_stream import EndStatus
+from client.errors import Cancelled, Unavailable
 from client.request import Request
 
 
@@ -93,7 +93,7 @@ def test_batch_leaves_no_tasks_behind(server, running_async) -> None:
 
 
 class EndingCall:
-    """A call whose status can be set, and set again."""
+    """A call whose status can be set, and set again; the first one is told."""
 
     def __init__(self) -> None:
         self.callbacks = []
@@ -104,8 +104,8 @@ class EndingCall:
 
     def end(self, code: grpc.StatusCode, details: str, metadata: tuple[tuple[str, bytes], ...]) -> None:
         self.status = (code, details, metadata)
-        for callback in self.callbacks:
-            callback(self)
+        while self.callbacks:
+            self.callbacks.pop()(self)
 
     async def code(self) -> grpc.StatusCode:
         return self.status[0]
@@ -117,13 +117,47 @@ class EndingCall:
         return self.status[2]
 
 
-def test_status_that_the_server_gave_outlives_a_failure_to_write(refusing) -> None:
-    call = EndingCall()
-    status = FirstStatus(call)
-    assert not status.is_known
+WRITING = (grpc.StatusCode.INTERNAL, "Internal error from Core", ())  # what grpc.aio says of a message it could not write
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_status_that_the_server_gave_is_told_in_spite_of_a_failure_to_write(refusing, running_async, is_first: bool) -> None:
     details = refusing("UNAVAILABLE", "draining", retry_after=(3, 0)).SerializeToString()
-    call.end(grpc.StatusCode.UNAVAILABLE, "draining", (("grpc-status-details-bin", details),))
-    call.end(grpc.StatusCode.INTERNAL, "Internal error from Core", ())
-    error = from_rpc_error(status, "r-1")
-    assert isinstance(error, Unavailable)
-    assert (error.message, error.retry_after_seconds, error.request_id) == ("draining", 3.0, "r-1")
+    told = (grpc.StatusCode.UNAVAILABLE, "draining", (("grpc-status-details-bin", details),))
+
+    async def main() -> None:
+        call = EndingCall()
+        status = EndStatus(call)
+        first, second = (told, WRITING) if is_first else (WRITING, told)
+        call.end(*first)
+        asking = asyncio.create_task(status.error())
+        await asyncio.sleep(0)
+        call.end(*second)
+        error = await asking
+        assert isinstance(error, Unavailable)
+        assert (error.message, error.retry_after_seconds) == ("draining", 3.0)
+
+    running_async(main)
+
+
+def test_failure_to_write_that_nothing_explains_is_a_broken_connection(running_async, monkeypatch) -> None:
+    monkeypatch.setattr("client.aio_batch_stream._STATUS_SECONDS", 0.01)
+
+    async def main() -> None:
+        call = EndingCall()
+        status = EndStatus(call)
+        call.end(*WRITING)
+        assert isinstance(await status.error(), Unavailable)
+
+    running_async(main)
+
+
+def test_call_that_the_server_ended_well_did_not_fail(running_async) -> None:
+    async def main() -> None:
+        call = EndingCall()
+        status = EndStatus(call)
+        call.end(*WRITING)
+        call.end(grpc.StatusCode.OK, "", ())
+        assert await status.error() is None
+
+    running_async(main)

@@ -127,6 +127,16 @@ def test_client_recovers_when_the_server_comes_back_on_its_port(server) -> None:
             assert call.result(PATIENCE_SECONDS).text == "THREE"
 
 
+def test_client_does_not_wait_where_another_could_not_connect(server) -> None:
+    settings = {"retry": RetryPolicy(max_attempts=1), "options": {"grpc.initial_reconnect_backoff_ms": 60_000}}
+    server.stop()
+    with Client(server.target, **settings) as early, Client(server.target, **settings) as late:
+        with pytest.raises(Unavailable):
+            early.generate("one")
+        server.start()
+        assert late.generate("two").text == "TWO"
+
+
 def test_generate_many_reads_its_input_as_answers_are_taken(client) -> None:
     read = []
 

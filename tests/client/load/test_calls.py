@@ -80,6 +80,12 @@ def test_retries_are_made_where_they_are_asked_for(fake_server, make_plan, servi
     assert {(outcome.code, outcome.num_retries) for outcome in outcomes} == {("OK", 2)}
 
 
+def test_a_batch_that_ends_while_it_is_written_is_tried_again(fake_server, make_plan, service) -> None:
+    service.failures = [grpc.StatusCode.UNAVAILABLE] * 5
+    outcomes = call(make_plan(fake_server.address, num_retries=5, work={"mix": {"batch": 1.0}, "batch_size": 200}))
+    assert {(outcome.code, outcome.num_retries) for outcome in outcomes} == {("OK", 5)}
+
+
 def test_other_failures_are_not_tried_again(fake_server, make_plan, service) -> None:
     service.failures = [grpc.StatusCode.INTERNAL]
     (outcome,) = call(make_plan(fake_server.address, num_retries=3))
