@@ -71,15 +71,20 @@ def train(
     data: Annotated[Path | None, typer.Option(help="Folder of the text files; by default the configuration's.")] = None,
     output: Annotated[Path | None, typer.Option(help="Checkpoint to write or to resume; by default runs/NAME.")] = None,
     device: Annotated[Device, typer.Option(help="auto takes CUDA where there is one.")] = Device.AUTO,
+    initial_checkpoint: Annotated[Path | None, typer.Option(help="Go on from this one; by default the configuration's.")] = None,
     threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0 leaves the choice to PyTorch.")] = 0,
 ) -> None:
     """Train a model on parallel text; run it again to resume."""
+    from dataclasses import replace
+
     import torch
 
     from model.train import Trainer
     from model.training_config import TrainingConfig
 
     parsed = TrainingConfig.load(config)
+    if initial_checkpoint is not None:
+        parsed = replace(parsed, initial_checkpoint=str(initial_checkpoint))
     if threads:
         torch.set_num_threads(threads)
     chosen = "cuda" if device is Device.CUDA or (device is Device.AUTO and torch.cuda.is_available()) else "cpu"

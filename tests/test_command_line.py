@@ -11,6 +11,8 @@ from pathlib import Path
 
 import grpc
 import pytest
+import torch
+from safetensors.torch import load_file
 
 import dragoman
 from protos import generation_pb2, generation_pb2_grpc
@@ -211,6 +213,22 @@ def test_an_output_that_cannot_be_written_is_named(run, files: Path) -> None:
         (files / name).write_text("a dog runs\n" * 9)
     code, _, err = run("train", files / "training.toml", "--output", files / "two", "--device", "cpu")
     assert code == 2 and is_one_line(err) and str(files / "two") in err
+
+
+def test_training_goes_on_from_the_checkpoint_that_the_command_names(run, files: Path) -> None:
+    for name in ("source", "target"):
+        (files / name).write_text("a dog runs\n" * 9)
+    train = ["train", files / "training.toml", "--device", "cpu", "--threads", 1]
+    (files / "training.toml").write_text(TRAINING.replace("1000000", "1"))
+    assert run(*train, "--output", files / "first")[0] == 0
+    (files / "training.toml").write_text(TRAINING.replace("1000000", "1\nseed = 2\nlearning_rate = 1e-9"))
+    assert run(*train, "--output", files / "second", "--initial-checkpoint", files / "first")[0] == 0
+    assert run(*train, "--output", files / "other")[0] == 0
+    first, second, other = (load_file(files / name / "model.safetensors") for name in ("first", "second", "other"))
+    assert all(torch.allclose(first[name], second[name], atol=1e-6) for name in first)
+    assert not all(torch.allclose(first[name], other[name], atol=1e-6) for name in first)
+    code, _, err = run(*train, "--output", files / "third", "--initial-checkpoint", files / "nowhere")
+    assert code == 2 and is_one_line(err) and str(files / "nowhere") in err
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,51 @@
 #!/usr/bin/env bash
-# All stages of one shipped model, into runs/: train.sh en-de DATA. Run it again after a break: finished stages end at once.
-# Of runs/en-de-diversified and runs/en-de-final, take what translates the validation text better (dragoman evaluate).
+# Trains the shipped models: train.sh DATA. What comes of it are runs/en-de-2 and runs/en-fr-2. Run it again after a break: finished
+# stages end at once.
 set -euo pipefail
-[[ $# == 2 && $1 == *-* ]] || { echo "usage: $0 SOURCE-TARGET DATA" >&2; exit 2; }
-model=$1 data=$2 source=${1%-*} target=${1#*-}
+[[ $# == 1 ]] || { echo "usage: $0 DATA" >&2; exit 2; }
+data=$1
 dragoman=${DRAGOMAN:-dragoman}
 recipes=$(dirname "$0")
 
-train() { "$dragoman" train "$recipes/$1.toml" --data "$2" --output "runs/$1"; }
-train "$model" "$data"
-train "$model-r-drop" "$data"
-"$dragoman" average "runs/$model" "runs/$model-r-drop" --output "runs/$model-mean" --force
-train "$target-$source" "$data"
-bash "$recipes/diversify.sh" "runs/$model-mean" "runs/$target-$source" "$source" "$target" "$data" "runs/$model-text"
-train "$model-diversified" "runs/$model-text"
-"$dragoman" average "runs/$model-mean" "runs/$model-diversified" --output "runs/$model-final" --force
+# train RECIPE DATA OUT OPTIONS...
+train() { "$dragoman" train "$recipes/$1.toml" --data "$2" --output "$3" "${@:4}"; }
+
+# take_best TARGET OUT CHECKPOINT...: the one that translates the validation text best.
+take_best() {
+  local checkpoint bleu best most=-1
+  for checkpoint in "${@:3}"; do
+    bleu=$("$dragoman" evaluate --checkpoint "$checkpoint" --source "$data/val.en.gz" --reference "$data/val.$1.gz" \
+      --num-beams 5 --lowercase | awk '$1 == "BLEU" { print $2 }')
+    if awk "BEGIN { exit !($bleu > $most) }"; then best=$checkpoint most=$bleu; fi
+  done
+  "$dragoman" average "$best" --output "$2" --force
+}
+
+# join TARGET OTHER TEXT OUT: a target's text, and each of its references with the English that the other target's sentence gave.
+join() {
+  mkdir -p "$4"
+  { cat "$3-$1/train.en.gz"; cat "$3-$2"/{backward,sampled}.en | gzip; } >"$4/train.en.gz"
+  cat "$3-$1/train.$1.gz" "$data/train.$1.gz" "$data/train.$1.gz" >"$4/train.$1.gz"
+  cp "$data/val.en.gz" "$data/val.$1.gz" "$4"
+}
+
+for target in de fr; do
+  train "en-$target" "$data" "runs/en-$target"
+  train "en-$target-r-drop" "$data" "runs/en-$target-r-drop" --initial-checkpoint "runs/en-$target"
+  "$dragoman" average "runs/en-$target" "runs/en-$target-r-drop" --output "runs/en-$target-0" --force
+done
+for round in 1 2; do
+  for target in de fr; do
+    begin=runs/en-$target-$((round - 1)) back=runs/$target-en-$round
+    train "$target-en" "$data" "$back" --initial-checkpoint "$begin"
+    bash "$recipes/diversify.sh" "$begin" "$back" en "$target" "$data" "runs/text-$round-$target"
+  done
+  for pair in "de fr" "fr de"; do
+    read -r target other <<<"$pair"
+    begin=runs/en-$target-$((round - 1)) end=runs/en-$target-diversified-$round mean=runs/en-$target-mean-$round
+    join "$target" "$other" "runs/text-$round" "runs/text-$round-$target/joined"
+    train "en-$target-diversified" "runs/text-$round-$target/joined" "$end" --initial-checkpoint "$begin"
+    "$dragoman" average "$begin" "$end" --output "$mean" --force
+    take_best "$target" "runs/en-$target-$round" "$end" "$mean"
+  done
+done

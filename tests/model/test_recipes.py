@@ -11,7 +11,7 @@ import pytest
 RECIPES = Path(__file__).parents[2] / "model" / "recipes"
 STAND_IN = """#!/usr/bin/env bash
 echo "$*" >> "$ASKED"
-command=$1; shift
+all=$* command=$1; shift
 while [[ $# -gt 0 ]]; do
   case $1 in --in) in=$2 ;; --out) out=$2 ;; --model) model=$2 ;; --sample) model=$model-sampled ;; esac
   last=$1; shift
@@ -20,6 +20,8 @@ case $command in
   export) mkdir -p "$last"; touch "$last/bundle.json" ;;
   serve) [[ -z ${BROKEN-} ]] || { echo "no models" >&2; exit 2; }
     echo '{"event":"serving"}' >&2; trap 'echo drained >> "$ASKED"; exit 0' TERM; while :; do sleep 0.05; done ;;
+  evaluate) if [[ $all == *"$BEST"* ]]; then bleu=40.10; else bleu=9.50; fi
+    printf "BLEU %s  nrefs:1\nchrF 60.00  nrefs:1\n" "$bleu" ;;
   translate) sed "s/^/$model: /" "$in" > "$out" ;;
 esac
 """
@@ -101,24 +103,54 @@ def test_a_server_that_does_not_start_ends_it(run, data: Path, tmp_path: Path) -
 
 
 def test_stages_follow_each_other(run, data: Path) -> None:
-    result, asked = run("train.sh", "en-fr", data)
+    result, asked = run("train.sh", data, BEST="mean")
     assert result.returncode == 0, result.stderr
-    stages = [line.split(" --data")[0] for line in asked if line.startswith(("train ", "average "))]
-    assert [stage.replace(f"{RECIPES}/", "") for stage in stages] == [
-        "train en-fr.toml",
-        "train en-fr-r-drop.toml",
-        "average runs/en-fr runs/en-fr-r-drop --output runs/en-fr-mean --force",
-        "train fr-en.toml",
-        "train en-fr-diversified.toml",
-        "average runs/en-fr-mean runs/en-fr-diversified --output runs/en-fr-final --force",
+    stages = [line.replace(f"{RECIPES}/", "") for line in asked if line.startswith(("train ", "average ")) and "fr" in line]
+    assert stages[:3] == [
+        f"train en-fr.toml --data {data} --output runs/en-fr",
+        f"train en-fr-r-drop.toml --data {data} --output runs/en-fr-r-drop --initial-checkpoint runs/en-fr",
+        "average runs/en-fr runs/en-fr-r-drop --output runs/en-fr-0 --force",
     ]
-    assert any(line.startswith("train") and "--data runs/en-fr-text --output runs/en-fr-diversified" in line for line in asked)
-    assert "export runs/en-fr-mean runs/en-fr-text/bundles/forward" in asked
-    assert "export runs/fr-en runs/en-fr-text/bundles/backward" in asked
+    for begin, end, stage in (0, 1, stages[3:7]), (1, 2, stages[7:]):
+        text = f"runs/text-{end}-fr/joined"
+        diversified = f"runs/en-fr-diversified-{end}"
+        assert stage == [
+            f"train fr-en.toml --data {data} --output runs/fr-en-{end} --initial-checkpoint runs/en-fr-{begin}",
+            f"train en-fr-diversified.toml --data {text} --output {diversified} --initial-checkpoint runs/en-fr-{begin}",
+            f"average runs/en-fr-{begin} {diversified} --output runs/en-fr-mean-{end} --force",
+            f"average runs/en-fr-mean-{end} --output runs/en-fr-{end} --force",
+        ]
+        assert f"export runs/en-fr-{begin} runs/text-{end}-fr/bundles/forward" in asked
+        assert f"export runs/fr-en-{end} runs/text-{end}-fr/bundles/backward" in asked
+
+
+def test_each_round_goes_on_with_what_translates_the_validation_text_best(run, data: Path) -> None:
+    result, asked = run("train.sh", data, BEST="runs/en-de-diversified")
+    assert result.returncode == 0, result.stderr
+    for end in (1, 2):
+        assert f"average runs/en-de-diversified-{end} --output runs/en-de-{end} --force" in asked
+    measured = f"--source {data}/val.en.gz --reference {data}/val.de.gz --num-beams 5 --lowercase"
+    assert f"evaluate --checkpoint runs/en-de-mean-1 {measured}" in asked
+
+
+def test_the_other_language_gives_more_english(run, data: Path, tmp_path: Path) -> None:
+    result, _ = run("train.sh", data, BEST="mean")
+    assert result.returncode == 0, result.stderr
+    text = tmp_path / "runs" / "text-1-de" / "joined"
+    pairs = list(zip(lines(text / "train.en.gz"), lines(text / "train.de.gz"), strict=True))
+    assert pairs[:2] == [("one", "eins"), ("two", "zwei")]
+    assert pairs[8:] == [
+        ("fr-en: un", "eins"),
+        ("fr-en: deux", "zwei"),
+        ("fr-en-sampled: un", "eins"),
+        ("fr-en-sampled: deux", "zwei"),
+    ]
+    for language in ("en", "de"):
+        assert lines(text / f"val.{language}.gz") == lines(data / f"val.{language}.gz")
 
 
 @pytest.mark.parametrize("script", ["train.sh", "diversify.sh"])
 def test_a_wrong_call_tells_the_right_one(run, script: str) -> None:
-    result, asked = run(script, "one")
+    result, asked = run(script)
     assert (result.returncode, asked) == (2, [])
     assert result.stderr.startswith("usage:")
