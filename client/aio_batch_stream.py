@@ -16,7 +16,7 @@ from client.request import Request
 from protos import generation_pb2
 
 # How long a status may be behind the failure that it explains, and how often to look: grpc.aio tells of the first one only.
-_STATUS_SECONDS = 5.0
+_STATUS_SECONDS = 1.0
 _POLL_SECONDS = 0.002
 
 OpenCall = Callable[[AsyncIterator[generation_pb2.GenerateRequest], float | None], Any]
@@ -57,6 +57,7 @@ class EndStatus:
                 while self._values is None:
                     await asyncio.sleep(_POLL_SECONDS)
                     self._read()
+        self._read()  # the event loop may have been too busy to look in time
         if self._values is None:
             return Unavailable("the connection broke while it was written to")
         return None if self.code() is grpc.StatusCode.OK else from_rpc_error(self)
@@ -155,6 +156,8 @@ class AsyncBatchStream:
             end = Cancelled("the call was cancelled")
         except Exception as error:  # for the caller
             end = error
+        finally:
+            self._sendings.put_nowait(None)  # grpc.aio would wait for more
         self._events.put_nowait(end)
 
 

@@ -9,6 +9,11 @@ dragoman=${DRAGOMAN:-dragoman}
 export DRAGOMAN_SERVER=127.0.0.1:${PORT:-8500} no_proxy=127.0.0.1${no_proxy:+,$no_proxy}
 mkdir -p "$out"
 
+# What an earlier run left is of use where it was made with the same models and text.
+cksum "$forward/model.safetensors" "$backward/model.safetensors" "$data/train.$source.gz" "$data/train.$target.gz" >"$out/inputs.new"
+cmp -s "$out/inputs.new" "$out/inputs" || rm -rf "$out"/{bundles,forward.*,backward.*,sampled.*}
+mv "$out/inputs.new" "$out/inputs"
+
 for model in forward backward; do
   [[ -e $out/bundles/$model/bundle.json ]] && continue
   "$dragoman" export "${!model}" "$out/bundles/$model"
@@ -27,8 +32,8 @@ done
 translate() {
   [[ -s $2 ]] || "$dragoman" translate --in "$1" --out "$2" --timeout 600 --min-new-tokens 2 "${@:3}"
 }
-gunzip -c "$data/train.$source.gz" >"$out/original.$source"
-gunzip -c "$data/train.$target.gz" >"$out/original.$target"
+gunzip -c "$data/train.$source.gz" | awk 1 >"$out/original.$source"  # a last line that does not end would grow by the next file's first
+gunzip -c "$data/train.$target.gz" | awk 1 >"$out/original.$target"
 translate "$out/original.$source" "$out/forward.$target" --model "$source-$target" --num-beams 5
 translate "$out/original.$target" "$out/backward.$source" --model "$target-$source" --num-beams 5
 translate "$out/original.$target" "$out/sampled.$source" --model "$target-$source" --sample --top-k 10 --temperature 0.8

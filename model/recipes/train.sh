@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Trains the shipped models: train.sh DATA. What comes of it are runs/en-de-2 and runs/en-fr-2. Run it again after a break: finished
-# stages end at once.
+# Trains the shipped models: train.sh DATA. What comes of it are runs/en-de-2 and runs/en-fr-2. Run it again after a break: nothing that
+# is finished is trained or translated again.
 set -euo pipefail
 [[ $# == 1 ]] || { echo "usage: $0 DATA" >&2; exit 2; }
 data=$1
@@ -16,6 +16,7 @@ take_best() {
   for checkpoint in "${@:3}"; do
     bleu=$("$dragoman" evaluate --checkpoint "$checkpoint" --source "$data/val.en.gz" --reference "$data/val.$1.gz" \
       --num-beams 5 --lowercase | awk '$1 == "BLEU" { print $2 }')
+    [[ $bleu ]] || { echo "$checkpoint: dragoman evaluate gave no BLEU" >&2; exit 1; }
     if awk "BEGIN { exit !($bleu > $most) }"; then best=$checkpoint most=$bleu; fi
   done
   "$dragoman" average "$best" --output "$2" --force
@@ -25,7 +26,7 @@ take_best() {
 join() {
   mkdir -p "$4"
   { cat "$3-$1/train.en.gz"; cat "$3-$2"/{backward,sampled}.en | gzip; } >"$4/train.en.gz"
-  cat "$3-$1/train.$1.gz" "$data/train.$1.gz" "$data/train.$1.gz" >"$4/train.$1.gz"
+  { cat "$3-$1/train.$1.gz"; cat "$3-$1"/{original,original}."$1" | gzip; } >"$4/train.$1.gz"
   cp "$data/val.en.gz" "$data/val.$1.gz" "$4"
 }
 
@@ -46,6 +47,6 @@ for round in 1 2; do
     join "$target" "$other" "runs/text-$round" "runs/text-$round-$target/joined"
     train "en-$target-diversified" "runs/text-$round-$target/joined" "$end" --initial-checkpoint "$begin"
     "$dragoman" average "$begin" "$end" --output "$mean" --force
-    take_best "$target" "runs/en-$target-$round" "$end" "$mean"
+    take_best "$target" "runs/en-$target-$round" "$begin" "$end" "$mean"
   done
 done

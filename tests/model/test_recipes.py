@@ -13,14 +13,16 @@ STAND_IN = """#!/usr/bin/env bash
 echo "$*" >> "$ASKED"
 all=$* command=$1; shift
 while [[ $# -gt 0 ]]; do
-  case $1 in --in) in=$2 ;; --out) out=$2 ;; --model) model=$2 ;; --sample) model=$model-sampled ;; esac
+  case $1 in --in) in=$2 ;; --out | --output) out=$2 ;; --model) model=$2 ;; --sample) model=$model-sampled ;; esac
   last=$1; shift
 done
 case $command in
+  train | average) mkdir -p "$out"; echo "$all" >"$out/model.safetensors" ;;
   export) mkdir -p "$last"; touch "$last/bundle.json" ;;
   serve) [[ -z ${BROKEN-} ]] || { echo "no models" >&2; exit 2; }
     echo '{"event":"serving"}' >&2; trap 'echo drained >> "$ASKED"; exit 0' TERM; while :; do sleep 0.05; done ;;
-  evaluate) if [[ $all == *"$BEST"* ]]; then bleu=40.10; else bleu=9.50; fi
+  evaluate) [[ -z ${SILENT-} ]] || exit 0
+    if [[ $all == *"$BEST"* ]]; then bleu=40.10; else bleu=9.50; fi
     printf "BLEU %s  nrefs:1\nchrF 60.00  nrefs:1\n" "$bleu" ;;
   translate) sed "s/^/$model: /" "$in" > "$out" ;;
 esac
@@ -62,13 +64,27 @@ def run(tmp_path: Path, data: Path):
     return run
 
 
+@pytest.fixture
+def diversify(run, data: Path, tmp_path: Path):
+    """Run diversify.sh for English and German."""
+    for name in ("forward", "backward"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_text(name)
+    return lambda out, **environment: run("diversify.sh", "forward", "backward", "en", "de", data, out, **environment)
+
+
 def lines(path: Path) -> list[str]:
     return gzip.decompress(path.read_bytes()).decode().splitlines()
 
 
-def test_diversified_text_is_parallel(run, data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_ended", [True, False])
+def test_diversified_text_is_parallel(diversify, data: Path, tmp_path: Path, is_ended: bool) -> None:
+    """Also where a file's last line does not end."""
     out = tmp_path / "out"
-    result, asked = run("diversify.sh", "forward", "backward", "en", "de", data, out)
+    if not is_ended:
+        for language, text in (("en", b"one\ntwo"), ("de", b"eins\nzwei")):
+            (data / f"train.{language}.gz").write_bytes(gzip.compress(text))
+    result, asked = diversify(out)
     assert result.returncode == 0, result.stderr
     assert list(zip(lines(out / "train.en.gz"), lines(out / "train.de.gz"), strict=True)) == [
         ("one", "eins"),
@@ -85,18 +101,32 @@ def test_diversified_text_is_parallel(run, data: Path, tmp_path: Path) -> None:
     assert asked[-1] == "drained"
 
 
-def test_what_was_translated_before_a_break_is_kept(run, data: Path, tmp_path: Path) -> None:
+def test_what_was_translated_before_a_break_is_kept(diversify, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    out.mkdir()
+    diversify(out)
     (out / "forward.de").write_text("kept\nkept too\n")
-    result, asked = run("diversify.sh", "forward", "backward", "en", "de", data, out)
+    (out / "backward.en").unlink()
+    result, asked = diversify(out)
     assert result.returncode == 0, result.stderr
     assert lines(out / "train.de.gz")[2:4] == ["kept", "kept too"]
-    assert not any("--out" in line and "forward.de" in line for line in asked)
+    assert [line.split("--out ")[1].split()[0] for line in asked if "--out" in line] == [f"{out}/backward.en"]
+    assert not any(line.startswith("export") for line in asked)
 
 
-def test_a_server_that_does_not_start_ends_it(run, data: Path, tmp_path: Path) -> None:
-    result, _ = run("diversify.sh", "forward", "backward", "en", "de", data, tmp_path / "out", BROKEN="1")
+@pytest.mark.parametrize("changed", ["forward/model.safetensors", "backward/model.safetensors", "data/train.de.gz"])
+def test_what_was_translated_with_another_model_or_of_another_text_is_not(diversify, tmp_path: Path, changed: str) -> None:
+    out = tmp_path / "out"
+    diversify(out)
+    (out / "forward.de").write_text("old\nold too\n")
+    (tmp_path / changed).write_bytes(gzip.compress(b"drei\nvier\n"))
+    result, asked = diversify(out)
+    assert result.returncode == 0, result.stderr
+    assert lines(out / "train.de.gz")[2:4] == ["en-de: one", "en-de: two"]
+    assert sum(line.startswith("export") for line in asked) == 2
+
+
+def test_a_server_that_does_not_start_ends_it(diversify, tmp_path: Path) -> None:
+    result, _ = diversify(tmp_path / "out", BROKEN="1")
     assert result.returncode != 0
     assert "no models" in result.stderr
     assert not (tmp_path / "out" / "train.en.gz").exists()
@@ -131,6 +161,18 @@ def test_each_round_goes_on_with_what_translates_the_validation_text_best(run, d
         assert f"average runs/en-de-diversified-{end} --output runs/en-de-{end} --force" in asked
     measured = f"--source {data}/val.en.gz --reference {data}/val.de.gz --num-beams 5 --lowercase"
     assert f"evaluate --checkpoint runs/en-de-mean-1 {measured}" in asked
+
+
+def test_a_round_that_makes_it_worse_counts_for_nothing(run, data: Path) -> None:
+    result, asked = run("train.sh", data, BEST="runs/en-de-0 ")
+    assert result.returncode == 0, result.stderr
+    assert "average runs/en-de-0 --output runs/en-de-1 --force" in asked
+
+
+def test_an_evaluation_without_figures_ends_it(run, data: Path) -> None:
+    result, asked = run("train.sh", data, BEST="mean", SILENT="1")
+    assert result.returncode != 0 and "no BLEU" in result.stderr
+    assert not any("runs/en-de-1 " in line for line in asked)
 
 
 def test_the_other_language_gives_more_english(run, data: Path, tmp_path: Path) -> None:

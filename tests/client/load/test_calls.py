@@ -86,6 +86,29 @@ def test_a_batch_that_ends_while_it_is_written_is_tried_again(fake_server, make_
     assert {(outcome.code, outcome.num_retries) for outcome in outcomes} == {("OK", 5)}
 
 
+class HalfClosed:
+    """Calls that grpc.aio cancels, because it could not write that there are no more requests."""
+
+    def GenerateBatch(self, requests, timeout, metadata):
+        return self
+
+    def add_done_callback(self, callback) -> None:
+        pass
+
+    async def __aiter__(self):
+        raise asyncio.CancelledError
+        yield
+
+
+@pytest.mark.parametrize(("timeout_seconds", "code"), [(60.0, "UNAVAILABLE"), (0.001, "DEADLINE_EXCEEDED")])
+def test_a_batch_whose_end_cannot_be_written_broke(make_plan, timeout_seconds: float, code: str) -> None:
+    plan = make_plan(timeout_seconds=timeout_seconds, work={"mix": {"batch": 1.0}, "batch_size": 2})
+    outcomes = []
+    caller = Caller(plan, [HalfClosed()], outcomes.append, time.monotonic)
+    asyncio.run(caller.call(Items(plan).make(0), 0.0))
+    assert [outcome.code for outcome in outcomes] == [code] * 2
+
+
 def test_other_failures_are_not_tried_again(fake_server, make_plan, service) -> None:
     service.failures = [grpc.StatusCode.INTERNAL]
     (outcome,) = call(make_plan(fake_server.address, num_retries=3))
