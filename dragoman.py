@@ -175,6 +175,22 @@ def average(
 
 
 @app.command()
+def nearest(
+    candidates: Annotated[list[Path], typer.Argument(metavar="CANDIDATES", help="Equally many lines for each reference.")],
+    reference: Annotated[Path, typer.Option(help="One sentence a line.")],
+    output: Annotated[Path, typer.Option(help="Text to write.")],
+) -> None:
+    """Write the candidate of each reference that is nearest to it, by sentence BLEU: text to train a model on."""
+    from model.corpus import read_lines
+    from model.files import write_text
+    from model.nearest import nearest as choose
+
+    chosen = choose(read_lines(reference), [read_lines(path) for path in candidates])
+    write_text(output, "".join(f"{line}\n" for line in chosen))
+    typer.echo(f"wrote {output}: {len(chosen)} lines")
+
+
+@app.command()
 def export(
     checkpoint: Annotated[Path, typer.Argument(help="Trained checkpoint.")],
     output: Annotated[Path, typer.Argument(help="Bundle to write.")],

@@ -21,6 +21,7 @@ from benchmarks.harness.models import NEVER, SEED, SHIPPED, VOCAB_SIZE
 from model.attention import MultiHeadAttention
 from model.checkpoint import Checkpoint
 from model.config import ModelConfig
+from model.growth import silence
 from model.transformer import DecoderLayer, EncoderLayer, FeedForward, Transformer
 
 NAME_SUFFIX = "base"
@@ -67,7 +68,7 @@ def widen(narrow: Transformer, wide_config: ModelConfig) -> Transformer:
             assert isinstance(layer, EncoderLayer | DecoderLayer)
             widener.layer(narrow_side.layers[min(i, depth - 1)], layer)
             if i >= depth:
-                _silence(layer)
+                silence(layer)
     widener.norm(narrow.encoder.norm, wide.encoder.norm)
     widener.norm(narrow.decoder.norm, wide.decoder.norm, widener.logit_gain)
     return wide
@@ -144,16 +145,6 @@ class _Widener:
 def _spread(weight: Tensor, columns: Tensor) -> Tensor:
     """Let a weight `[out, narrow]` read repeated features: column j of `[out, wide]` reads a copy of feature `columns[j]`."""
     return weight[:, columns] * (weight.shape[1] / len(columns))
-
-
-def _silence(layer: EncoderLayer | DecoderLayer) -> None:
-    """Let a layer add nothing to the residual stream."""
-    outputs = [layer.self_attention.output, layer.feed_forward.outer]
-    if isinstance(layer, DecoderLayer):
-        outputs.append(layer.cross_attention.output)
-    for output in outputs:
-        output.weight.zero_()
-        output.bias.zero_()
 
 
 def _check(narrow: ModelConfig, wide: ModelConfig) -> None:

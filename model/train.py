@@ -19,12 +19,13 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from model.checkpoint import Checkpoint, average_weights, save_tensors
-from model.config import ModelConfig
+from model.config import ModelConfigError
 from model.corpus import DataError, read_parallel
 from model.data import Batch, bucket, collate
 from model.errors import InputError
 from model.evaluate import evaluate
 from model.files import write_text
+from model.growth import grown
 from model.loss import projected_cross_entropy, r_drop_cross_entropy
 from model.sampler import PairSampler
 from model.tokenizer import Tokenizer
@@ -78,8 +79,6 @@ class Trainer:
         initial = Checkpoint.load(Path(config.initial_checkpoint)) if config.initial_checkpoint else None
         tokenizer = initial.tokenizer if initial else Tokenizer.train(sources + targets, config.tokenizer.vocab_size)
         self.model_config = model_config(config, tokenizer)
-        if initial:
-            _refuse_other_model(self.model_config, initial.model.config)
         limits = self.model_config.max_source_positions, self.model_config.max_target_positions
         for name, lines, limit in zip((data.validation_source, data.validation_target), self.validation, limits, strict=True):
             _refuse_long_lines(data_dir / name, tokenizer.encode_batch(lines), limit)
@@ -89,9 +88,10 @@ class Trainer:
         except InputError as error:
             raise TrainingConfigError(f"training.max_length: {error}") from error
         torch.manual_seed(self.schedule.seed)
-        model = Transformer(self.model_config)
-        if initial:
-            model.load_state_dict(initial.model.state_dict())
+        try:
+            model = grown(initial.model, self.model_config) if initial else Transformer(self.model_config)
+        except ModelConfigError as error:
+            raise TrainingConfigError(f"initial_checkpoint: {error}") from error
         model.to(device)
         self.checkpoint = Checkpoint(config.name, model, tokenizer)
         self.optimizer = torch.optim.AdamW(
@@ -308,13 +308,6 @@ class Trainer:
         if path.exists() and path.read_text(encoding="utf-8") != text:
             raise TrainingConfigError(f"{self.output} holds a run of another configuration; choose another output or remove it")
         write_text(path, text)
-
-
-def _refuse_other_model(wanted: ModelConfig, initial: ModelConfig) -> None:
-    """Refuse a checkpoint to go on from whose weights mean something else."""
-    for name in wanted.differences(initial):
-        ours, theirs = getattr(wanted, name), getattr(initial, name)
-        raise TrainingConfigError(f"initial_checkpoint: its {name} is {theirs}, the configuration's {ours}")
 
 
 def _refuse_long_lines(path: Path, rows: list[list[int]], max_positions: int) -> None:

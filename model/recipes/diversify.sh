@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Multiplies the training text by translating it (data diversification, Nguyen et al., 2020): each source with the forward model's
-# translation, each target with the backward model's. Only the training text is read; the validation text is copied as it is.
+# Multiplies the training text by translating it (data diversification, Nguyen et al., 2020): each source with that one of the forward
+# model's translations that is nearest to the target (Kim and Rush, 2016), each target with the backward model's. Only the training text is
+# read; the validation text is copied as it is.
 # FORWARD and BACKWARD are checkpoints; OUT becomes a data folder with the names that Multi30k's has.
 set -euo pipefail
 [[ $# == 6 ]] || { echo "usage: $0 FORWARD BACKWARD SOURCE_LANGUAGE TARGET_LANGUAGE DATA OUT" >&2; exit 2; }
@@ -11,7 +12,7 @@ mkdir -p "$out"
 
 # What an earlier run left is of use where it was made with the same models and text.
 cksum "$forward/model.safetensors" "$backward/model.safetensors" "$data/train.$source.gz" "$data/train.$target.gz" >"$out/inputs.new"
-cmp -s "$out/inputs.new" "$out/inputs" || rm -rf "$out"/{bundles,forward.*,backward.*,sampled.*}
+cmp -s "$out/inputs.new" "$out/inputs" || rm -rf "$out"/{bundles,beams.*,drawn.*,forward.*,backward.*,sampled.*}
 mv "$out/inputs.new" "$out/inputs"
 
 for model in forward backward; do
@@ -34,7 +35,10 @@ translate() {
 }
 gunzip -c "$data/train.$source.gz" | awk 1 >"$out/original.$source"  # a last line that does not end would grow by the next file's first
 gunzip -c "$data/train.$target.gz" | awk 1 >"$out/original.$target"
-translate "$out/original.$source" "$out/forward.$target" --model "$source-$target" --num-beams 5
+translate "$out/original.$source" "$out/beams.$target" --model "$source-$target" --num-beams 8 --num-return-sequences 8
+translate "$out/original.$source" "$out/drawn.$target" --model "$source-$target" --sample --top-k 20 --num-return-sequences 8
+[[ -s $out/forward.$target ]] ||
+  "$dragoman" nearest "$out"/{beams,drawn}."$target" --reference "$out/original.$target" --output "$out/forward.$target"
 translate "$out/original.$target" "$out/backward.$source" --model "$target-$source" --num-beams 5
 translate "$out/original.$target" "$out/sampled.$source" --model "$target-$source" --sample --top-k 10 --temperature 0.8
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Trains the shipped models: train.sh DATA. What comes of it are runs/en-de-2 and runs/en-fr-2. Run it again after a break: nothing that
+# Trains the shipped models: train.sh DATA. What comes of it are runs/en-de-3 and runs/en-fr-3. Run it again after a break: nothing that
 # is finished is trained or translated again.
 set -euo pipefail
 [[ $# == 1 ]] || { echo "usage: $0 DATA" >&2; exit 2; }
@@ -22,6 +22,12 @@ take_best() {
   "$dragoman" average "$best" --output "$2" --force
 }
 
+# improve TARGET OUT BEGIN END: the best of both and their mean.
+improve() {
+  "$dragoman" average "$3" "$4" --output "$4-mean" --force
+  take_best "$1" "$2" "$3" "$4" "$4-mean"
+}
+
 # join TARGET OTHER TEXT OUT: a target's text, and each of its references with the English that the other target's sentence gave.
 join() {
   mkdir -p "$4"
@@ -35,7 +41,7 @@ for target in de fr; do
   train "en-$target-r-drop" "$data" "runs/en-$target-r-drop" --initial-checkpoint "runs/en-$target"
   "$dragoman" average "runs/en-$target" "runs/en-$target-r-drop" --output "runs/en-$target-0" --force
 done
-for round in 1 2; do
+for round in 1 2 3; do
   for target in de fr; do
     begin=runs/en-$target-$((round - 1)) back=runs/$target-en-$round
     train "$target-en" "$data" "$back" --initial-checkpoint "$begin"
@@ -43,10 +49,15 @@ for round in 1 2; do
   done
   for pair in "de fr" "fr de"; do
     read -r target other <<<"$pair"
-    begin=runs/en-$target-$((round - 1)) end=runs/en-$target-diversified-$round mean=runs/en-$target-mean-$round
-    join "$target" "$other" "runs/text-$round" "runs/text-$round-$target/joined"
-    train "en-$target-diversified" "runs/text-$round-$target/joined" "$end" --initial-checkpoint "$begin"
-    "$dragoman" average "$begin" "$end" --output "$mean" --force
-    take_best "$target" "runs/en-$target-$round" "$begin" "$end" "$mean"
+    text=runs/text-$round-$target/joined begin=runs/en-$target-$((round - 1))
+    join "$target" "$other" "runs/text-$round" "$text"
+    if [[ $round == 3 ]]; then  # the small model can learn no more of it
+      train "en-$target-grown" "$text" "runs/en-$target-grown" --initial-checkpoint "$begin"
+      begin=runs/en-$target-grown recipe=en-$target-grown-r-drop
+    else
+      recipe=en-$target-diversified
+    fi
+    train "$recipe" "$text" "runs/$recipe-$round" --initial-checkpoint "$begin"
+    improve "$target" "runs/en-$target-$round" "$begin" "runs/$recipe-$round"
   done
 done

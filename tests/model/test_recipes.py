@@ -13,7 +13,10 @@ STAND_IN = """#!/usr/bin/env bash
 echo "$*" >> "$ASKED"
 all=$* command=$1; shift
 while [[ $# -gt 0 ]]; do
-  case $1 in --in) in=$2 ;; --out | --output) out=$2 ;; --model) model=$2 ;; --sample) model=$model-sampled ;; esac
+  case $1 in
+    --in) in=$2 ;; --out | --output) out=$2 ;; --model) model=$2 ;; --sample) model=$model-sampled ;; --num-beams) model=$model-beam ;;
+    --num-return-sequences) count=$2 ;; --reference) references=$2 ;;
+  esac
   last=$1; shift
 done
 case $command in
@@ -24,7 +27,8 @@ case $command in
   evaluate) [[ -z ${SILENT-} ]] || exit 0
     if [[ $all == *"$BEST"* ]]; then bleu=40.10; else bleu=9.50; fi
     printf "BLEU %s  nrefs:1\nchrF 60.00  nrefs:1\n" "$bleu" ;;
-  translate) sed "s/^/$model: /" "$in" > "$out" ;;
+  translate) while read -r line; do for ((i = 0; i < ${count:-1}; i++)); do echo "$model: $line"; done; done <"$in" >"$out" ;;
+  nearest) sed "s/^/near /" "$references" > "$out" ;;
 esac
 """
 
@@ -89,16 +93,19 @@ def test_diversified_text_is_parallel(diversify, data: Path, tmp_path: Path, is_
     assert list(zip(lines(out / "train.en.gz"), lines(out / "train.de.gz"), strict=True)) == [
         ("one", "eins"),
         ("two", "zwei"),
-        ("one", "en-de: one"),
-        ("two", "en-de: two"),
-        ("de-en: eins", "eins"),
-        ("de-en: zwei", "zwei"),
+        ("one", "near eins"),
+        ("two", "near zwei"),
+        ("de-en-beam: eins", "eins"),
+        ("de-en-beam: zwei", "zwei"),
         ("de-en-sampled: eins", "eins"),
         ("de-en-sampled: zwei", "zwei"),
     ]
     for language in ("en", "de"):
         assert lines(out / f"val.{language}.gz") == lines(data / f"val.{language}.gz")
     assert asked[-1] == "drained"
+    assert f"nearest {out}/beams.de {out}/drawn.de --reference {out}/original.de --output {out}/forward.de" in asked
+    for name, model in (("beams", "en-de-beam"), ("drawn", "en-de-sampled")):
+        assert (out / f"{name}.de").read_text().splitlines() == [f"{model}: one"] * 8 + [f"{model}: two"] * 8
 
 
 def test_what_was_translated_before_a_break_is_kept(diversify, tmp_path: Path) -> None:
@@ -121,7 +128,7 @@ def test_what_was_translated_with_another_model_or_of_another_text_is_not(divers
     (tmp_path / changed).write_bytes(gzip.compress(b"drei\nvier\n"))
     result, asked = diversify(out)
     assert result.returncode == 0, result.stderr
-    assert lines(out / "train.de.gz")[2:4] == ["en-de: one", "en-de: two"]
+    assert lines(out / "train.de.gz")[2:4] == ["near drei", "near vier"] if changed.endswith(".gz") else ["near eins", "near zwei"]
     assert sum(line.startswith("export") for line in asked) == 2
 
 
@@ -141,14 +148,19 @@ def test_stages_follow_each_other(run, data: Path) -> None:
         f"train en-fr-r-drop.toml --data {data} --output runs/en-fr-r-drop --initial-checkpoint runs/en-fr",
         "average runs/en-fr runs/en-fr-r-drop --output runs/en-fr-0 --force",
     ]
-    for begin, end, stage in (0, 1, stages[3:7]), (1, 2, stages[7:]):
-        text = f"runs/text-{end}-fr/joined"
-        diversified = f"runs/en-fr-diversified-{end}"
+    for begin, end, stage in (0, 1, stages[3:7]), (1, 2, stages[7:11]), (2, 3, stages[11:]):
+        text = f"--data runs/text-{end}-fr/joined"
+        recipe, beginning = "en-fr-diversified", f"runs/en-fr-{begin}"
+        grown = []
+        if end == 3:
+            recipe, beginning = "en-fr-grown-r-drop", "runs/en-fr-grown"
+            grown = [f"train en-fr-grown.toml {text} --output runs/en-fr-grown --initial-checkpoint runs/en-fr-2"]
         assert stage == [
             f"train fr-en.toml --data {data} --output runs/fr-en-{end} --initial-checkpoint runs/en-fr-{begin}",
-            f"train en-fr-diversified.toml --data {text} --output {diversified} --initial-checkpoint runs/en-fr-{begin}",
-            f"average runs/en-fr-{begin} {diversified} --output runs/en-fr-mean-{end} --force",
-            f"average runs/en-fr-mean-{end} --output runs/en-fr-{end} --force",
+            *grown,
+            f"train {recipe}.toml {text} --output runs/{recipe}-{end} --initial-checkpoint {beginning}",
+            f"average {beginning} runs/{recipe}-{end} --output runs/{recipe}-{end}-mean --force",
+            f"average runs/{recipe}-{end}-mean --output runs/en-fr-{end} --force",
         ]
         assert f"export runs/en-fr-{begin} runs/text-{end}-fr/bundles/forward" in asked
         assert f"export runs/fr-en-{end} runs/text-{end}-fr/bundles/backward" in asked
@@ -160,7 +172,7 @@ def test_each_round_goes_on_with_what_translates_the_validation_text_best(run, d
     for end in (1, 2):
         assert f"average runs/en-de-diversified-{end} --output runs/en-de-{end} --force" in asked
     measured = f"--source {data}/val.en.gz --reference {data}/val.de.gz --num-beams 5 --lowercase"
-    assert f"evaluate --checkpoint runs/en-de-mean-1 {measured}" in asked
+    assert f"evaluate --checkpoint runs/en-de-diversified-1-mean {measured}" in asked
 
 
 def test_a_round_that_makes_it_worse_counts_for_nothing(run, data: Path) -> None:
@@ -182,8 +194,8 @@ def test_the_other_language_gives_more_english(run, data: Path, tmp_path: Path) 
     pairs = list(zip(lines(text / "train.en.gz"), lines(text / "train.de.gz"), strict=True))
     assert pairs[:2] == [("one", "eins"), ("two", "zwei")]
     assert pairs[8:] == [
-        ("fr-en: un", "eins"),
-        ("fr-en: deux", "zwei"),
+        ("fr-en-beam: un", "eins"),
+        ("fr-en-beam: deux", "zwei"),
         ("fr-en-sampled: un", "eins"),
         ("fr-en-sampled: deux", "zwei"),
     ]

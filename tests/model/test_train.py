@@ -319,6 +319,16 @@ def test_a_checkpoint_of_another_model_is_not_gone_on_from(whole: Path, data_dir
         Trainer(config, data_dir, tmp_path, CPU)
 
 
+def test_a_run_goes_on_with_a_larger_model(whole: Path, data_dir: Path, tmp_path: Path) -> None:
+    small = Checkpoint.load(whole).model
+    larger = {"encoder_ffn_dim": small.config.encoder_ffn_dim * 2, "decoder_ffn_dim": small.config.decoder_ffn_dim + 3}
+    train(replace(configure(model=larger), initial_checkpoint=str(whole)), data_dir, tmp_path)
+    large = Checkpoint.load(tmp_path).model
+    assert (large.config.encoder_ffn_dim, large.config.decoder_ffn_dim) == tuple(larger.values())
+    first, fresh = (float(rows(folder / "training" / "steps.csv")[0]["loss"]) for folder in (tmp_path, whole))
+    assert first < fresh, "it begins with what the smaller model has learnt"
+
+
 def test_an_initial_checkpoint_that_is_not_there_is_named(data_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=re.escape(str(tmp_path / "none"))):
         Trainer(replace(configure(), initial_checkpoint=str(tmp_path / "none")), data_dir, tmp_path, CPU)

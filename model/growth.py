@@ -1,0 +1,60 @@
+"""A larger model that computes what a smaller one does, to go on training from (Net2Net, Chen et al., 2016)."""
+
+import torch
+from torch import nn
+
+from model.config import ModelConfig, ModelConfigError
+from model.transformer import DecoderLayer, EncoderLayer, Transformer
+
+GROWING = ("num_encoder_layers", "num_decoder_layers", "encoder_ffn_dim", "decoder_ffn_dim")
+
+
+@torch.no_grad()
+def grown(small: Transformer, config: ModelConfig) -> Transformer:
+    """Return a model of `config` with the function of `small`.
+
+    Feed-forward layers may get more inner units, whose weights towards the output are zero, and the encoder and the decoder more
+    layers after their own, which add zero to the residual stream. What is new and not zero is drawn from PyTorch's global
+    generator, as a new model's weights are.
+
+    Raises:
+        ModelConfigError: If the models differ in more than the fields in `GROWING` and dropouts, if one of those is smaller than
+            it was, or if a post-norm model is to get more layers: no layer of such a model leaves its input as it is.
+    """
+    for name in config.differences(small.config):
+        wanted, has = getattr(config, name), getattr(small.config, name)
+        if name not in GROWING or wanted < has:
+            raise ModelConfigError(f"its {name} is {has}, the configuration's {wanted}")
+        if name.endswith("_layers") and config.norm == "post":
+            raise ModelConfigError(f"its {name} is {has}, the configuration's {wanted}: post-norm models get no more layers")
+    large, weights = Transformer(config), small.state_dict()
+    for name, tensor in large.state_dict().items():
+        if name not in weights:
+            continue
+        known = weights[name]
+        if name.endswith("feed_forward.outer.weight"):
+            tensor[:, known.shape[1] :] = 0
+        tensor[tuple(map(slice, known.shape))] = known
+    for layers, depth in (
+        (large.encoder.layers, small.config.num_encoder_layers),
+        (large.decoder.layers, small.config.num_decoder_layers),
+    ):
+        for layer in layers[depth:]:
+            silence(layer)
+    return large
+
+
+@torch.no_grad()
+def silence(layer: nn.Module) -> None:
+    """Let a pre-norm layer add nothing to the residual stream.
+
+    Args:
+        layer: An `EncoderLayer` or a `DecoderLayer`.
+    """
+    assert isinstance(layer, EncoderLayer | DecoderLayer)
+    outputs = [layer.self_attention.output, layer.feed_forward.outer]
+    if isinstance(layer, DecoderLayer):
+        outputs.append(layer.cross_attention.output)
+    for output in outputs:
+        nn.init.zeros_(output.weight)
+        nn.init.zeros_(output.bias)

@@ -1,0 +1,87 @@
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from model.config import ModelConfig, ModelConfigError
+from model.growth import grown
+from model.transformer import Transformer
+
+LARGER = {"num_encoder_layers": 5, "num_decoder_layers": 3, "encoder_ffn_dim": 56, "decoder_ffn_dim": 40}
+WIDER = {"encoder_ffn_dim": 56, "decoder_ffn_dim": 40}
+
+
+def other(model: Transformer, **changes: Any) -> ModelConfig:
+    return ModelConfig.from_dict(model.config.to_dict() | changes)
+
+
+def logits(model: Transformer) -> Tensor:
+    generator = torch.Generator().manual_seed(3)
+    sources, targets = (torch.randint(3, 20, (4, length), generator=generator) for length in (9, 7))
+    return model(sources, torch.tensor([9, 1, 4, 6]), targets)
+
+
+def distance(model: Transformer, target: Tensor) -> Tensor:
+    return F.cross_entropy(logits(model).flatten(0, 1), target)
+
+
+@pytest.mark.parametrize(
+    ("switches", "changes"),
+    [
+        ({"norm": "pre"}, LARGER),
+        ({"norm": "pre", "activation": "gelu", "is_embedding_shared": False, "is_projection_tied": False}, LARGER),
+        ({"norm": "pre", "has_output_bias": True, "positions": "learned"}, {"num_decoder_layers": 6}),
+        ({"norm": "post"}, WIDER),
+        ({"norm": "post", "activation": "gelu", "has_embedding_norm": True}, WIDER),
+    ],
+    ids=["pre", "separate", "deeper", "post", "post-gelu"],
+)
+def test_a_grown_model_computes_the_same(make_model, switches: dict[str, Any], changes: dict[str, int]) -> None:
+    small = make_model(**switches)
+    large = grown(small, other(small, **changes)).eval()
+    assert {name: getattr(large.config, name) for name in changes} == changes
+    assert sum(p.numel() for p in large.parameters()) > sum(p.numel() for p in small.parameters())
+    torch.testing.assert_close(logits(large), logits(small), rtol=1e-5, atol=1e-5)
+
+
+def test_a_grown_model_learns_with_what_is_new(make_model) -> None:
+    """After a few steps each new weight has moved, and the text is fitted better than the small model can in as many."""
+    small = make_model(norm="pre")
+    large = grown(small, other(small, **LARGER))
+    target = torch.randint(3, 20, (28,), generator=torch.Generator().manual_seed(4))
+    before = {name: tensor.clone() for name, tensor in large.state_dict().items()}
+    known, losses = small.state_dict(), []
+    for model in (small, large):
+        optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+        for _ in range(30):
+            loss = distance(model, target)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    assert losses[1] < losses[0]
+    new = [name for name in before if name not in known and name.endswith(("output.weight", "inner.weight", "outer.weight"))]
+    assert len(new) == 3 * 3 + 1 * 4
+    for name in new:
+        assert not torch.equal(before[name], large.state_dict()[name]), name
+    for name, side in (("inner", slice(24, None)), ("outer", (slice(None), slice(24, None)))):
+        weight = f"encoder.layers.0.feed_forward.{name}.weight"
+        assert bool((before[weight][side] != large.state_dict()[weight][side]).any())
+
+
+@pytest.mark.parametrize(
+    ("switches", "changes", "complaint"),
+    [
+        ({}, {"encoder_ffn_dim": 16}, "its encoder_ffn_dim is 24, the configuration's 16"),
+        ({}, {"num_heads": 2}, "its num_heads is 4, the configuration's 2"),
+        ({}, {"d_model": 32}, "its d_model is 16, the configuration's 32"),
+        ({"norm": "pre"}, {"num_encoder_layers": 1}, "its num_encoder_layers is 2, the configuration's 1"),
+        ({"norm": "post"}, {"num_decoder_layers": 3}, "its num_decoder_layers is 2, .* 3: post-norm models get no more layers"),
+    ],
+)
+def test_what_cannot_be_grown_is_named(make_model, switches: dict[str, Any], changes: dict[str, Any], complaint: str) -> None:
+    small = make_model(**switches)
+    with pytest.raises(ModelConfigError, match=complaint):
+        grown(small, other(small, **changes))
