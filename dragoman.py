@@ -178,15 +178,14 @@ def average(
 def nearest(
     candidates: Annotated[list[Path], typer.Argument(metavar="CANDIDATES", help="Equally many lines for each reference.")],
     reference: Annotated[Path, typer.Option(help="One sentence a line.")],
-    output: Annotated[Path, typer.Option(help="Text to write.")],
+    output: Annotated[Path, typer.Option(help="Text to write, gzipped where its name ends in .gz.")],
 ) -> None:
     """Write the candidate of each reference that is nearest to it, by sentence BLEU: text to train a model on."""
-    from model.corpus import read_lines
-    from model.files import write_text
-    from model.nearest import nearest as choose
+    from model.corpus import read_lines, write_lines
+    from model.nearest import choose_nearest
 
-    chosen = choose(read_lines(reference), [read_lines(path) for path in candidates])
-    write_text(output, "".join(f"{line}\n" for line in chosen))
+    chosen = choose_nearest(read_lines(reference), {str(path): read_lines(path) for path in candidates})
+    write_lines(output, chosen)
     typer.echo(f"wrote {output}: {len(chosen)} lines")
 
 

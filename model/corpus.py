@@ -2,9 +2,11 @@
 
 import gzip
 import zlib
+from collections.abc import Iterable
 from pathlib import Path
 
 from model.errors import InputError
+from model.files import replaced
 
 
 class DataError(InputError):
@@ -32,6 +34,13 @@ def read_lines(path: Path) -> list[str]:
         except UnicodeDecodeError as error:
             raise DataError(f"{path}, line {number}: not UTF-8: {error.reason} at byte {error.start}") from error
     return lines
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+    """Write what `read_lines` reads, gzipped where the name ends in `.gz`; the same lines give the same bytes."""
+    content = "".join(f"{line}\n" for line in lines).encode()
+    with replaced(path) as temporary:
+        temporary.write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
 
 
 def read_parallel(source: Path, target: Path) -> tuple[list[str], list[str]]:

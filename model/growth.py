@@ -1,4 +1,7 @@
-"""A larger model that computes what a smaller one does, to go on training from (Net2Net, Chen et al., 2016)."""
+"""A larger model that computes what a smaller one does, to go on training from; the idea is that of Net2Net (Chen et al., 2016)."""
+
+from collections.abc import Iterable
+from typing import cast
 
 import torch
 from torch import nn
@@ -11,7 +14,7 @@ GROWING = ("num_encoder_layers", "num_decoder_layers", "encoder_ffn_dim", "decod
 
 @torch.no_grad()
 def grown(small: Transformer, config: ModelConfig) -> Transformer:
-    """Return a model of `config` with the function of `small`.
+    """Return a model of `config`, in training mode, with the function of `small`.
 
     Feed-forward layers may get more inner units, whose weights towards the output are zero, and the encoder and the decoder more
     layers after their own, which add zero to the residual stream. What is new and not zero is drawn from PyTorch's global
@@ -21,12 +24,15 @@ def grown(small: Transformer, config: ModelConfig) -> Transformer:
         ModelConfigError: If the models differ in more than the fields in `GROWING` and dropouts, if one of those is smaller than
             it was, or if a post-norm model is to get more layers: no layer of such a model leaves its input as it is.
     """
-    for name in config.differences(small.config):
+    for name in sorted(config.differences(small.config), key=GROWING.__contains__):
         wanted, has = getattr(config, name), getattr(small.config, name)
-        if name not in GROWING or wanted < has:
-            raise ModelConfigError(f"its {name} is {has}, the configuration's {wanted}")
+        complaint = f"its {name} is {has}, the configuration's {wanted}"
+        if name not in GROWING:
+            raise ModelConfigError(complaint)
+        if wanted < has:
+            raise ModelConfigError(f"{complaint}: models only grow")
         if name.endswith("_layers") and config.norm == "post":
-            raise ModelConfigError(f"its {name} is {has}, the configuration's {wanted}: post-norm models get no more layers")
+            raise ModelConfigError(f"{complaint}: post-norm models get no more layers")
     large, weights = Transformer(config), small.state_dict()
     for name, tensor in large.state_dict().items():
         if name not in weights:
@@ -39,19 +45,14 @@ def grown(small: Transformer, config: ModelConfig) -> Transformer:
         (large.encoder.layers, small.config.num_encoder_layers),
         (large.decoder.layers, small.config.num_decoder_layers),
     ):
-        for layer in layers[depth:]:
+        for layer in cast("Iterable[EncoderLayer | DecoderLayer]", layers[depth:]):
             silence(layer)
     return large
 
 
 @torch.no_grad()
-def silence(layer: nn.Module) -> None:
-    """Let a pre-norm layer add nothing to the residual stream.
-
-    Args:
-        layer: An `EncoderLayer` or a `DecoderLayer`.
-    """
-    assert isinstance(layer, EncoderLayer | DecoderLayer)
+def silence(layer: EncoderLayer | DecoderLayer) -> None:
+    """Let a pre-norm layer add nothing to the residual stream."""
     outputs = [layer.self_attention.output, layer.feed_forward.outer]
     if isinstance(layer, DecoderLayer):
         outputs.append(layer.cross_attention.output)

@@ -3,34 +3,42 @@
 As a target it is within a model's reach, and says more of what the reference says than the model's first choice does.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from sacrebleu.metrics.bleu import BLEU
 
-from model.errors import InputError
+from model.corpus import DataError
 
 
-def nearest(references: Sequence[str], candidates: Sequence[Sequence[str]]) -> list[str]:
-    """Return, for each reference, the candidate with the most sentence BLEU (13a, cased, exponential smoothing).
+def choose_nearest(references: Sequence[str], candidates: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return, for each reference, the candidate with the most sentence BLEU: 13a, cased, effective order, exponential smoothing.
 
     Args:
         references: One a sentence.
-        candidates: The lines of one or more files, each with equally many lines for each reference, one after the other. Of
-            equals the first is chosen.
+        candidates: The lines of each file, by its name: equally many for each reference, one after the other. Blank ones are not
+            chosen; of equals the first is.
 
     Raises:
-        InputError: If there is nothing to choose from, or a file's lines are not a multiple of the references.
+        DataError: If a file's lines are not a multiple of the references, naming it, or if a reference is blank or has no
+            candidate that is not, naming its line.
     """
-    if not references or not candidates:
-        raise InputError("there are no references or no candidates")
-    counts = [len(lines) // len(references) for lines in candidates]
-    for count, lines in zip(counts, candidates, strict=True):
-        if not count or count * len(references) != len(lines):
-            raise InputError(f"{len(lines)} candidates for {len(references)} references: not the same number for each")
-    metric = BLEU(effective_order=True)
+    counts = []
+    for name, lines in candidates.items():
+        count, rest = divmod(len(lines), len(references))
+        if rest or not count:
+            raise DataError(f"{name}: {len(lines)} lines are not the same number for each of {len(references)} references")
+        counts.append(count)
+    metric = BLEU(tokenize="13a", effective_order=True)
     chosen = []
     for i, reference in enumerate(references):
-        own = [line for count, lines in zip(counts, candidates, strict=True) for line in lines[i * count : (i + 1) * count]]
-        scores = {candidate: metric.sentence_score(candidate, [reference]).score for candidate in dict.fromkeys(own)}
+        if not reference.strip():
+            raise DataError(f"line {i + 1} of the references is blank")
+        scores: dict[str, float] = {}
+        for count, lines in zip(counts, candidates.values(), strict=True):
+            for candidate in lines[i * count : (i + 1) * count]:
+                if candidate.strip() and candidate not in scores:
+                    scores[candidate] = metric.sentence_score(candidate, [reference]).score
+        if not scores:
+            raise DataError(f"line {i + 1} of the references: every candidate is blank")
         chosen.append(max(scores, key=scores.__getitem__))
     return chosen

@@ -79,6 +79,11 @@ class Trainer:
         initial = Checkpoint.load(Path(config.initial_checkpoint)) if config.initial_checkpoint else None
         tokenizer = initial.tokenizer if initial else Tokenizer.train(sources + targets, config.tokenizer.vocab_size)
         self.model_config = model_config(config, tokenizer)
+        torch.manual_seed(self.schedule.seed)
+        try:
+            model = grown(initial.model, self.model_config) if initial else Transformer(self.model_config)
+        except ModelConfigError as error:
+            raise TrainingConfigError(f"initial_checkpoint: {error}") from error
         limits = self.model_config.max_source_positions, self.model_config.max_target_positions
         for name, lines, limit in zip((data.validation_source, data.validation_target), self.validation, limits, strict=True):
             _refuse_long_lines(data_dir / name, tokenizer.encode_batch(lines), limit)
@@ -87,11 +92,6 @@ class Trainer:
             self.sampler = PairSampler(tokenizer, (sources, targets), max_lengths, config.tokenizer.bpe_dropout, self.schedule.seed)
         except InputError as error:
             raise TrainingConfigError(f"training.max_length: {error}") from error
-        torch.manual_seed(self.schedule.seed)
-        try:
-            model = grown(initial.model, self.model_config) if initial else Transformer(self.model_config)
-        except ModelConfigError as error:
-            raise TrainingConfigError(f"initial_checkpoint: {error}") from error
         model.to(device)
         self.checkpoint = Checkpoint(config.name, model, tokenizer)
         self.optimizer = torch.optim.AdamW(

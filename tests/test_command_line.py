@@ -1,5 +1,6 @@
 """The command line given what it cannot use: one line on standard error, and an exit code that says whose fault it was."""
 
+import gzip
 import os
 import signal
 import subprocess
@@ -178,6 +179,9 @@ BAD = {
     "model for a bundle": ("evaluate --source {0}/two --reference {0}/two --bundle {0}/bundle --model en-de", "--model"),
     "corrupt bundle to evaluate": ("evaluate --source {0}/two --reference {0}/two --bundle {0}/bundle", "bundle.json"),
     "corrupt checkpoint to evaluate": ("evaluate --source {0}/two --reference {0}/two --checkpoint {0}/checkpoint", "config.json"),
+    "nothing to choose from": ("nearest --reference {0}/two --output {0}/out", "CANDIDATES"),
+    "missing candidates": ("nearest {0}/nowhere --reference {0}/two --output {0}/out", "{0}/nowhere"),
+    "candidates of other sentences": ("nearest {0}/two {0}/one --reference {0}/two --output {0}/out", "{0}/one: 1 lines"),
     "checkpoint that would be replaced": ("average {0}/bundle --output {0}/model", "{0}/model"),
     "nothing to average": ("average --output {0}/out", "CHECKPOINT"),
     "missing checkpoint to average": ("average {0}/nowhere --output {0}/out", "{0}/nowhere"),
@@ -205,6 +209,13 @@ def test_what_cannot_be_used_is_named_in_one_line(run, files: Path, command: str
     assert (code, out) == (2, "")
     assert is_one_line(err) and named.format(files) in err
     assert not (files / "out").exists()
+
+
+def test_the_nearest_candidates_are_written(run, files: Path) -> None:
+    (files / "more").write_text("the cow\na dog\ncats\na cat\n")
+    output = files / "nearest.gz"
+    assert run("nearest", files / "two", files / "more", "--reference", files / "two", "--output", output)[0] == 0
+    assert gzip.decompress(output.read_bytes()) == b"a dog\na cat\n"
 
 
 def test_an_output_that_cannot_be_written_is_named(run, files: Path) -> None:

@@ -10,8 +10,8 @@ dragoman=${DRAGOMAN:-dragoman}
 export DRAGOMAN_SERVER=127.0.0.1:${PORT:-8500} no_proxy=127.0.0.1${no_proxy:+,$no_proxy}
 mkdir -p "$out"
 
-# What an earlier run left is of use where it was made with the same models and text.
-cksum "$forward/model.safetensors" "$backward/model.safetensors" "$data/train.$source.gz" "$data/train.$target.gz" >"$out/inputs.new"
+# What an earlier run left is of use where it was made in the same way with the same models and text.
+cksum "$0" "$forward/model.safetensors" "$backward/model.safetensors" "$data/train.$source.gz" "$data/train.$target.gz" >"$out/inputs.new"
 cmp -s "$out/inputs.new" "$out/inputs" || rm -rf "$out"/{bundles,beams.*,drawn.*,forward.*,backward.*,sampled.*}
 mv "$out/inputs.new" "$out/inputs"
 
@@ -35,10 +35,11 @@ translate() {
 }
 gunzip -c "$data/train.$source.gz" | awk 1 >"$out/original.$source"  # a last line that does not end would grow by the next file's first
 gunzip -c "$data/train.$target.gz" | awk 1 >"$out/original.$target"
-translate "$out/original.$source" "$out/beams.$target" --model "$source-$target" --num-beams 8 --num-return-sequences 8
-translate "$out/original.$source" "$out/drawn.$target" --model "$source-$target" --sample --top-k 20 --num-return-sequences 8
-[[ -s $out/forward.$target ]] ||
+if [[ ! -s $out/forward.$target ]]; then
+  translate "$out/original.$source" "$out/beams.$target" --model "$source-$target" --num-beams 8 --num-return-sequences 8
+  translate "$out/original.$source" "$out/drawn.$target" --model "$source-$target" --sample --top-k 20 --num-return-sequences 8
   "$dragoman" nearest "$out"/{beams,drawn}."$target" --reference "$out/original.$target" --output "$out/forward.$target"
+fi
 translate "$out/original.$target" "$out/backward.$source" --model "$target-$source" --num-beams 5
 translate "$out/original.$target" "$out/sampled.$source" --model "$target-$source" --sample --top-k 10 --temperature 0.8
 

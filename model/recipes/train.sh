@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Trains the shipped models: train.sh DATA. What comes of it are runs/en-de-3 and runs/en-fr-3. Run it again after a break: nothing that
-# is finished is trained or translated again.
+# is finished is trained or translated again. After a change of recipes or data, remove runs/ first.
 set -euo pipefail
 [[ $# == 1 ]] || { echo "usage: $0 DATA" >&2; exit 2; }
 data=$1
@@ -20,12 +20,6 @@ take_best() {
     if awk "BEGIN { exit !($bleu > $most) }"; then best=$checkpoint most=$bleu; fi
   done
   "$dragoman" average "$best" --output "$2" --force
-}
-
-# improve TARGET OUT BEGIN END: the best of both and their mean.
-improve() {
-  "$dragoman" average "$3" "$4" --output "$4-mean" --force
-  take_best "$1" "$2" "$3" "$4" "$4-mean"
 }
 
 # join TARGET OTHER TEXT OUT: a target's text, and each of its references with the English that the other target's sentence gave.
@@ -51,13 +45,15 @@ for round in 1 2 3; do
     read -r target other <<<"$pair"
     text=runs/text-$round-$target/joined begin=runs/en-$target-$((round - 1))
     join "$target" "$other" "runs/text-$round" "$text"
-    if [[ $round == 3 ]]; then  # the small model can learn no more of it
-      train "en-$target-grown" "$text" "runs/en-$target-grown" --initial-checkpoint "$begin"
-      begin=runs/en-$target-grown recipe=en-$target-grown-r-drop
+    if [[ $round == 3 ]]; then
+      recipe=en-$target-grown-r-drop first=runs/en-$target-grown-3
+      train "en-$target-grown" "$text" "$first" --initial-checkpoint "$begin"
     else
-      recipe=en-$target-diversified
+      recipe=en-$target-diversified first=$begin
     fi
-    train "$recipe" "$text" "runs/$recipe-$round" --initial-checkpoint "$begin"
-    improve "$target" "runs/en-$target-$round" "$begin" "runs/$recipe-$round"
+    end=runs/$recipe-$round mean=runs/en-$target-mean-$round
+    train "$recipe" "$text" "$end" --initial-checkpoint "$first"
+    "$dragoman" average "$first" "$end" --output "$mean" --force
+    take_best "$target" "runs/en-$target-$round" "$begin" "$first" "$end" "$mean"
   done
 done

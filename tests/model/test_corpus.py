@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from model.corpus import DataError, read_lines, read_parallel
+from model.corpus import DataError, read_lines, read_parallel, write_lines
 
 
 def write(path: Path, content: bytes) -> Path:
@@ -20,6 +20,14 @@ def refuses(path: Path, message: str) -> pytest.RaisesExc[DataError]:
 def test_lines_come_as_they_are(tmp_path) -> None:
     path = write(tmp_path / "a", "one\r\n two \u2028 still two\n\nvier\x0b\x0c ü".encode())
     assert read_lines(path) == ["one", " two \u2028 still two", "", "vier\x0b\x0c ü"]
+
+
+@pytest.mark.parametrize("name", ["text", "text.gz"])
+def test_what_is_written_is_read(tmp_path: Path, name: str) -> None:
+    lines = ["one", "", " two \u2028 still two", "ü"]
+    write_lines(tmp_path / name, iter(lines))
+    assert read_lines(tmp_path / name) == lines
+    assert (tmp_path / name).read_bytes().startswith(b"\x1f\x8b") == name.endswith(".gz")
 
 
 def test_gzip_is_unpacked(tmp_path) -> None:

@@ -62,22 +62,25 @@ def test_a_grown_model_learns_with_what_is_new(make_model) -> None:
             optimizer.zero_grad()
         losses.append(float(loss.detach()))
     assert losses[1] < losses[0]
-    new = [name for name in before if name not in known and name.endswith(("output.weight", "inner.weight", "outer.weight"))]
-    assert len(new) == 3 * 3 + 1 * 4
+    after = large.state_dict()
+    new = [name for name in before if name not in known]
+    assert len(new) == 3 * 12 + 1 * 18
     for name in new:
-        assert not torch.equal(before[name], large.state_dict()[name]), name
-    for name, side in (("inner", slice(24, None)), ("outer", (slice(None), slice(24, None)))):
-        weight = f"encoder.layers.0.feed_forward.{name}.weight"
-        assert bool((before[weight][side] != large.state_dict()[weight][side]).any())
+        assert not torch.equal(before[name], after[name]), name
+    for name in (name for name in known if ".feed_forward." in name):
+        grown_part = torch.ones_like(before[name], dtype=torch.bool)
+        grown_part[tuple(map(slice, known[name].shape))] = False
+        assert name.endswith("outer.bias") or bool((before[name] != after[name])[grown_part].any()), name
 
 
 @pytest.mark.parametrize(
     ("switches", "changes", "complaint"),
     [
-        ({}, {"encoder_ffn_dim": 16}, "its encoder_ffn_dim is 24, the configuration's 16"),
+        ({}, {"encoder_ffn_dim": 16}, "its encoder_ffn_dim is 24, the configuration's 16: models only grow"),
         ({}, {"num_heads": 2}, "its num_heads is 4, the configuration's 2"),
         ({}, {"d_model": 32}, "its d_model is 16, the configuration's 32"),
         ({"norm": "pre"}, {"num_encoder_layers": 1}, "its num_encoder_layers is 2, the configuration's 1"),
+        ({"norm": "pre"}, {"num_encoder_layers": 3, "norm": "post"}, "its norm is pre, the configuration's post"),
         ({"norm": "post"}, {"num_decoder_layers": 3}, "its num_decoder_layers is 2, .* 3: post-norm models get no more layers"),
     ],
 )

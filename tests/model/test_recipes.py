@@ -14,7 +14,8 @@ echo "$*" >> "$ASKED"
 all=$* command=$1; shift
 while [[ $# -gt 0 ]]; do
   case $1 in
-    --in) in=$2 ;; --out | --output) out=$2 ;; --model) model=$2 ;; --sample) model=$model-sampled ;; --num-beams) model=$model-beam ;;
+    --in) in=$2 ;; --out | --output) out=$2 ;; --model) model=$2 ;;
+    --sample) model=$model-sampled ;; --num-beams) model=$model-beam ;;
     --num-return-sequences) count=$2 ;; --reference) references=$2 ;;
   esac
   last=$1; shift
@@ -116,7 +117,7 @@ def test_what_was_translated_before_a_break_is_kept(diversify, tmp_path: Path) -
     result, asked = diversify(out)
     assert result.returncode == 0, result.stderr
     assert lines(out / "train.de.gz")[2:4] == ["kept", "kept too"]
-    assert [line.split("--out ")[1].split()[0] for line in asked if "--out" in line] == [f"{out}/backward.en"]
+    assert [line.split("--out ")[1].split()[0] for line in asked if "--out " in line] == [f"{out}/backward.en"]
     assert not any(line.startswith("export") for line in asked)
 
 
@@ -128,7 +129,10 @@ def test_what_was_translated_with_another_model_or_of_another_text_is_not(divers
     (tmp_path / changed).write_bytes(gzip.compress(b"drei\nvier\n"))
     result, asked = diversify(out)
     assert result.returncode == 0, result.stderr
-    assert lines(out / "train.de.gz")[2:4] == ["near drei", "near vier"] if changed.endswith(".gz") else ["near eins", "near zwei"]
+    references = ("drei", "vier") if changed.endswith(".gz") else ("eins", "zwei")
+    assert lines(out / "train.de.gz")[2:4] == [f"near {reference}" for reference in references]
+    made = {line.split("--out ")[1].split()[0] for line in asked if "--out " in line}
+    assert made == {f"{out}/{name}" for name in ("beams.de", "drawn.de", "backward.en", "sampled.en")}
     assert sum(line.startswith("export") for line in asked) == 2
 
 
@@ -153,14 +157,14 @@ def test_stages_follow_each_other(run, data: Path) -> None:
         recipe, beginning = "en-fr-diversified", f"runs/en-fr-{begin}"
         grown = []
         if end == 3:
-            recipe, beginning = "en-fr-grown-r-drop", "runs/en-fr-grown"
-            grown = [f"train en-fr-grown.toml {text} --output runs/en-fr-grown --initial-checkpoint runs/en-fr-2"]
+            recipe, beginning = "en-fr-grown-r-drop", "runs/en-fr-grown-3"
+            grown = [f"train en-fr-grown.toml {text} --output runs/en-fr-grown-3 --initial-checkpoint runs/en-fr-2"]
         assert stage == [
             f"train fr-en.toml --data {data} --output runs/fr-en-{end} --initial-checkpoint runs/en-fr-{begin}",
             *grown,
             f"train {recipe}.toml {text} --output runs/{recipe}-{end} --initial-checkpoint {beginning}",
-            f"average {beginning} runs/{recipe}-{end} --output runs/{recipe}-{end}-mean --force",
-            f"average runs/{recipe}-{end}-mean --output runs/en-fr-{end} --force",
+            f"average {beginning} runs/{recipe}-{end} --output runs/en-fr-mean-{end} --force",
+            f"average runs/en-fr-mean-{end} --output runs/en-fr-{end} --force",
         ]
         assert f"export runs/en-fr-{begin} runs/text-{end}-fr/bundles/forward" in asked
         assert f"export runs/fr-en-{end} runs/text-{end}-fr/bundles/backward" in asked
@@ -172,13 +176,15 @@ def test_each_round_goes_on_with_what_translates_the_validation_text_best(run, d
     for end in (1, 2):
         assert f"average runs/en-de-diversified-{end} --output runs/en-de-{end} --force" in asked
     measured = f"--source {data}/val.en.gz --reference {data}/val.de.gz --num-beams 5 --lowercase"
-    assert f"evaluate --checkpoint runs/en-de-diversified-1-mean {measured}" in asked
+    assert f"evaluate --checkpoint runs/en-de-mean-1 {measured}" in asked
 
 
-def test_a_round_that_makes_it_worse_counts_for_nothing(run, data: Path) -> None:
-    result, asked = run("train.sh", data, BEST="runs/en-de-0 ")
+@pytest.mark.parametrize("begin", [0, 1, 2])
+def test_a_round_that_makes_it_worse_counts_for_nothing(run, data: Path, begin: int) -> None:
+    """Neither does the last one, in which the model grows."""
+    result, asked = run("train.sh", data, BEST=f"runs/en-de-{begin} ")
     assert result.returncode == 0, result.stderr
-    assert "average runs/en-de-0 --output runs/en-de-1 --force" in asked
+    assert f"average runs/en-de-{begin} --output runs/en-de-{begin + 1} --force" in asked
 
 
 def test_an_evaluation_without_figures_ends_it(run, data: Path) -> None:
