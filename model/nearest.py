@@ -5,13 +5,12 @@ As a target it is within a model's reach, and says more of what the reference sa
 
 from collections.abc import Mapping, Sequence
 
-from sacrebleu.metrics.bleu import BLEU
-
 from model.corpus import DataError
+from model.quality import sentence_bleu
 
 
 def choose_nearest(references: Sequence[str], candidates: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return, for each reference, the candidate with the most sentence BLEU: 13a, cased, effective order, exponential smoothing.
+    """Return, for each reference, the candidate with the most sentence BLEU, see `sentence_bleu`.
 
     Args:
         references: One a sentence.
@@ -28,7 +27,6 @@ def choose_nearest(references: Sequence[str], candidates: Mapping[str, Sequence[
         if rest or not count:
             raise DataError(f"{name}: {len(lines)} lines are not the same number for each of {len(references)} references")
         counts.append(count)
-    metric = BLEU(tokenize="13a", effective_order=True)
     chosen = []
     for i, reference in enumerate(references):
         if not reference.strip():
@@ -37,7 +35,7 @@ def choose_nearest(references: Sequence[str], candidates: Mapping[str, Sequence[
         for count, lines in zip(counts, candidates.values(), strict=True):
             for candidate in lines[i * count : (i + 1) * count]:
                 if candidate.strip() and candidate not in scores:
-                    scores[candidate] = metric.sentence_score(candidate, [reference]).score
+                    scores[candidate] = sentence_bleu(candidate, reference)
         if not scores:
             raise DataError(f"line {i + 1} of the references: every candidate is blank")
         chosen.append(max(scores, key=scores.__getitem__))

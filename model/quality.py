@@ -41,3 +41,8 @@ def score(hypotheses: Sequence[str], references: Sequence[str], is_lowercase: bo
         chrf=chrf.corpus_score(hypotheses, [references]).score,
         chrf_signature=str(chrf.get_signature()),
     )
+
+
+def sentence_bleu(hypothesis: str, reference: str) -> float:
+    """Return BLEU of one sentence, 0 to 100: cased, 13a tokenisation, exponential smoothing, effective order."""
+    return BLEU(tokenize="13a", effective_order=True).sentence_score(hypothesis, [reference]).score
