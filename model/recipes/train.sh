@@ -43,17 +43,16 @@ for round in 1 2 3; do
   done
   for pair in "de fr" "fr de"; do
     read -r target other <<<"$pair"
-    text=runs/text-$round-$target/joined begin=runs/en-$target-$((round - 1))
+    text=runs/text-$round-$target/joined starts=("runs/en-$target-$((round - 1))")
     join "$target" "$other" "runs/text-$round" "$text"
+    recipe=en-$target-diversified
     if [[ $round == 3 ]]; then
-      recipe=en-$target-grown-r-drop first=runs/en-$target-grown-3
-      train "en-$target-grown" "$text" "$first" --initial-checkpoint "$begin"
-    else
-      recipe=en-$target-diversified first=$begin
+      train "en-$target-grown" "$text" "runs/en-$target-grown-3" --initial-checkpoint "${starts[0]}"
+      recipe=en-$target-grown-r-drop starts+=("runs/en-$target-grown-3")
     fi
     end=runs/$recipe-$round mean=runs/en-$target-mean-$round
-    train "$recipe" "$text" "$end" --initial-checkpoint "$first"
-    "$dragoman" average "$first" "$end" --output "$mean" --force
-    take_best "$target" "runs/en-$target-$round" "$begin" "$first" "$end" "$mean"
+    train "$recipe" "$text" "$end" --initial-checkpoint "${starts[-1]}"
+    "$dragoman" average "${starts[-1]}" "$end" --output "$mean" --force
+    take_best "$target" "runs/en-$target-$round" "${starts[@]}" "$end" "$mean"
   done
 done
