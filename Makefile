@@ -66,7 +66,8 @@ protos: $(READY) ## Generate the gRPC stubs
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash protos/generate.sh
 
 train: $(READY) ## Train the shipped models again (DATA: where Multi30k lies); takes hours on a CPU
-	DRAGOMAN=$(BIN)/dragoman bash model/recipes/train.sh "$(DATA)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt eflomal
+	DRAGOMAN=$(BIN)/dragoman ALIGNER=$(BIN)/eflomal-align bash model/recipes/train.sh "$(DATA)"
 
 clean: ## Remove .venv, caches and bundles; training runs stay
 	rm -rf $(VENV) $(BUNDLES) .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info

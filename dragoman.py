@@ -190,6 +190,32 @@ def nearest(
 
 
 @app.command()
+def augment(
+    source: Annotated[Path, typer.Option(help="Text to make more of, one sentence a line.")],
+    target: Annotated[Path, typer.Option(help="Its translation, line by line.")],
+    source_language: Annotated[str, typer.Option(help="Language of the source, such as en.")],
+    target_language: Annotated[str, typer.Option(help="Language of the target, such as de.")],
+    output_source: Annotated[Path, typer.Option(help="Text to write, gzipped where its name ends in .gz.")],
+    output_target: Annotated[Path, typer.Option(help="Its translation.")],
+    copies: Annotated[int, typer.Option(min=0, help="How often each sentence is changed.")] = 6,
+    phrases: Annotated[int, typer.Option(min=0, help="Short phrases around each very rare word.")] = 12,
+    seed: Annotated[int, typer.Option(help="Of what is drawn.")] = 1,
+    aligner: Annotated[str, typer.Option(help="The program eflomal-align: name or path.")] = "eflomal-align",
+) -> None:
+    """Write more parallel text for rare words: sentences with other sentences' phrases, and phrases by themselves."""
+    from model.augment import Augmenter, determiners_of
+    from model.corpus import read_parallel, write_lines
+    from model.phrases import align
+
+    determiners = determiners_of(source_language), determiners_of(target_language)
+    augmenter = Augmenter(align(*read_parallel(source, target), aligner), determiners, seed)
+    sentences, short = augmenter.substituted(copies), augmenter.short(phrases)
+    write_lines(output_source, [text for text, _ in (*sentences, *short)])
+    write_lines(output_target, [text for _, text in (*sentences, *short)])
+    typer.echo(f"wrote {output_source} and {output_target}: {len(sentences)} sentences, {len(short)} phrases")
+
+
+@app.command()
 def export(
     checkpoint: Annotated[Path, typer.Argument(help="Trained checkpoint.")],
     output: Annotated[Path, typer.Argument(help="Bundle to write.")],

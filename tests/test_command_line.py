@@ -2,6 +2,7 @@
 
 import gzip
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -138,6 +139,7 @@ def is_one_line(text: str) -> bool:
     return text.startswith("dragoman: ") and text.count("\n") == 1 and text.endswith("\n")
 
 
+AUGMENT = "--source {0}/two --target {0}/two --source-language en --output-source {0}/out --output-target {0}/out"
 BAD = {
     "no such command": ("translat", "translat"),
     "no such flag": ("translate --loud hello", "--loud"),
@@ -182,6 +184,9 @@ BAD = {
     "nothing to choose from": ("nearest --reference {0}/two --output {0}/out", "CANDIDATES"),
     "missing candidates": ("nearest {0}/nowhere --reference {0}/two --output {0}/out", "{0}/nowhere"),
     "candidates of other sentences": ("nearest {0}/two {0}/one --reference {0}/two --output {0}/out", "{0}/one: 1 lines"),
+    "language without determiners": (f"augment {AUGMENT} --target-language fi", "'fi'"),
+    "aligner that is not there": (f"augment {AUGMENT} --target-language de --aligner {{0}}/nowhere", "{0}/nowhere"),
+    "text without its translation": ("augment --source {0}/two --target {0}/one --source-language en", "--target-language"),
     "checkpoint that would be replaced": ("average {0}/bundle --output {0}/model", "{0}/model"),
     "nothing to average": ("average --output {0}/out", "CHECKPOINT"),
     "missing checkpoint to average": ("average {0}/nowhere --output {0}/out", "{0}/nowhere"),
@@ -216,6 +221,25 @@ def test_the_nearest_candidates_are_written(run, files: Path) -> None:
     output = files / "nearest.gz"
     assert run("nearest", files / "two", files / "more", "--reference", files / "two", "--output", output)[0] == 0
     assert gzip.decompress(output.read_bytes()) == b"a dog\na cat\n"
+
+
+def test_text_for_rare_words_is_parallel(run, files: Path) -> None:
+    """A stand-in for the aligner links each word with the one at its place."""
+    colours = ["red", "green", "white", "grey", "brown"] * 12
+    (files / "en").write_text("".join(f"The {colour}{i} dog{i} sleeps here.\n" for i, colour in enumerate(colours)))
+    (files / "de").write_text("".join(f"Der {colour}{i} Hund{i} schläft hier.\n" for i, colour in enumerate(colours)))
+    aligner = files / "aligner"
+    aligner.write_text('#!/bin/sh\nsed \'s/.*/0-0 1-1 2-2 3-3 4-4 5-5/\' "$2" | tee "$6" >"$8"\n')
+    aligner.chmod(0o755)
+    options = ["--source-language", "en", "--target-language", "de", "--output-source", files / "more.en.gz"]
+    options += ["--output-target", files / "more.de", "--copies", 2, "--phrases", 1, "--aligner", aligner]
+    code, out, _ = run("augment", "--source", files / "en", "--target", files / "de", *options)
+    assert code == 0 and "120 sentences" in out
+    english = gzip.decompress((files / "more.en.gz").read_bytes()).decode().splitlines()
+    german = (files / "more.de").read_text().splitlines()
+    assert len(german) > 120
+    for source, target in zip(english, german, strict=True):
+        assert re.findall(r"\d+", source) == re.findall(r"\d+", target)
 
 
 def test_an_output_that_cannot_be_written_is_named(run, files: Path) -> None:

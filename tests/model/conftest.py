@@ -1,7 +1,9 @@
 """Small models with weights that leave nothing at zero or one, and a small vocabulary."""
 
 import random
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from model.tokenizer import Tokenizer
 from model.transformer import Transformer
 
 ModelMaker = Callable[..., Transformer]
+Aligner = Callable[..., str]
 
 SMALL: dict[str, Any] = {
     "source_vocab_size": 23,
@@ -91,3 +94,25 @@ def tokenizer() -> Tokenizer:
     words = ["the", "dog", "runs", "through", "snow", "a", ",", ".", "don't"]
     words += ["über", "Straße", "façade", "coöperate", "собака", "雪", "🙂"]
     return Tokenizer.train([" ".join(rng.choices(words, k=8)) for _ in range(300)], 500)
+
+
+@pytest.fixture
+def aligner(tmp_path: Path) -> Aligner:
+    """Return a maker of a stand-in for eflomal-align, which keeps its text in `seen` and writes the links it was made with."""
+
+    def make(forward: str, reverse: str, status: int = 0) -> str:
+        program = tmp_path / "eflomal-align"
+        program.write_text(
+            f"#!{sys.executable}\n"
+            "import sys\n"
+            "from pathlib import Path\n"
+            "options = dict(zip(sys.argv[1::2], map(Path, sys.argv[2::2])))\n"
+            f"Path({str(tmp_path / 'seen')!r}).write_text(options['-s'].read_text() + options['-t'].read_text())\n"
+            f"options['-f'].write_text({forward!r})\n"
+            f"options['-r'].write_text({reverse!r})\n"
+            f"sys.exit({status} and (print('out of memory', file=sys.stderr) or {status}))\n"
+        )
+        program.chmod(0o755)
+        return str(program)
+
+    return make

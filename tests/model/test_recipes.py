@@ -15,6 +15,7 @@ all=$* command=$1; shift
 while [[ $# -gt 0 ]]; do
   case $1 in
     --in) in=$2 ;; --out | --output) out=$2 ;; --model) model=$2 ;;
+    --output-source) rare_source=$2 ;; --output-target) rare_target=$2 ;;
     --sample) model=$model-sampled ;; --num-beams) model=$model-beam ;;
     --num-return-sequences) count=$2 ;; --reference) references=$2 ;;
   esac
@@ -29,6 +30,7 @@ case $command in
     if [[ $all == *"$BEST"* ]]; then bleu=40.10; else bleu=9.50; fi
     printf "BLEU %s  nrefs:1\nchrF 60.00  nrefs:1\n" "$bleu" ;;
   translate) while read -r line; do for ((i = 0; i < ${count:-1}; i++)); do echo "$model: $line"; done; done <"$in" >"$out" ;;
+  augment) echo "rare source" | gzip >"$rare_source"; echo "rare target" | gzip >"$rare_target" ;;
   nearest) sed "s/^/near /" "$references" > "$out" ;;
 esac
 """
@@ -152,7 +154,7 @@ def test_stages_follow_each_other(run, data: Path) -> None:
         f"train en-fr-r-drop.toml --data {data} --output runs/en-fr-r-drop --initial-checkpoint runs/en-fr",
         "average runs/en-fr runs/en-fr-r-drop --output runs/en-fr-0 --force",
     ]
-    for begin, end, stage in (0, 1, stages[3:7]), (1, 2, stages[7:11]), (2, 3, stages[11:]):
+    for begin, end, stage in (0, 1, stages[3:7]), (1, 2, stages[7:11]), (2, 3, stages[11:16]):
         text = f"--data runs/text-{end}-fr/joined"
         recipe, beginning = "en-fr-diversified", f"runs/en-fr-{begin}"
         grown = []
@@ -168,6 +170,11 @@ def test_stages_follow_each_other(run, data: Path) -> None:
         ]
         assert f"export runs/en-fr-{begin} runs/text-{end}-fr/bundles/forward" in asked
         assert f"export runs/fr-en-{end} runs/text-{end}-fr/bundles/backward" in asked
+    assert stages[16:] == [
+        "train en-fr-rare.toml --data runs/text-4-fr --output runs/en-fr-rare --initial-checkpoint runs/en-fr-3",
+        "average runs/en-fr-3 runs/en-fr-rare --output runs/en-fr-mean-4 --force",
+        "average runs/en-fr-mean-4 --output runs/en-fr-4 --force",
+    ]
 
 
 def test_each_round_goes_on_with_what_translates_the_validation_text_best(run, data: Path) -> None:
@@ -179,9 +186,9 @@ def test_each_round_goes_on_with_what_translates_the_validation_text_best(run, d
     assert f"evaluate --checkpoint runs/en-de-mean-1 {measured}" in asked
 
 
-@pytest.mark.parametrize("begin", [0, 1, 2])
+@pytest.mark.parametrize("begin", [0, 1, 2, 3])
 def test_a_round_that_makes_it_worse_counts_for_nothing(run, data: Path, begin: int) -> None:
-    """Neither does the last one, in which the model grows."""
+    """Neither do those in which the model grows and in which it sees rare words."""
     result, asked = run("train.sh", data, BEST=f"runs/en-de-{begin} ")
     assert result.returncode == 0, result.stderr
     assert f"average runs/en-de-{begin} --output runs/en-de-{begin + 1} --force" in asked
@@ -207,6 +214,27 @@ def test_the_other_language_gives_more_english(run, data: Path, tmp_path: Path) 
     ]
     for language in ("en", "de"):
         assert lines(text / f"val.{language}.gz") == lines(data / f"val.{language}.gz")
+
+
+def test_the_last_text_is_the_one_before_and_that_of_rare_words(run, data: Path, tmp_path: Path) -> None:
+    """The text of rare words is made once, with the aligner that is named."""
+    result, asked = run("train.sh", data, BEST="mean", ALIGNER="/opt/eflomal-align")
+    assert result.returncode == 0, result.stderr
+    runs = tmp_path / "runs"
+    before = [lines(runs / "text-3-de" / "joined" / f"train.{language}.gz") for language in ("en", "de")]
+    assert [lines(runs / "text-4-de" / f"train.{language}.gz") for language in ("en", "de")] == [
+        [*before[0], "rare source"],
+        [*before[1], "rare target"],
+    ]
+    for language in ("en", "de"):
+        assert lines(runs / "text-4-de" / f"val.{language}.gz") == lines(data / f"val.{language}.gz")
+    augmented = [line for line in asked if line.startswith("augment") and "train.de.gz" in line]
+    assert augmented == [
+        f"augment --source {data}/train.en.gz --target {data}/train.de.gz --source-language en --target-language de "
+        "--output-source runs/text-4-de/rare.en.gz --output-target runs/text-4-de/rare.de.gz --aligner /opt/eflomal-align"
+    ]
+    _, asked = run("train.sh", data, BEST="mean")
+    assert not any(line.startswith("augment") for line in asked)
 
 
 @pytest.mark.parametrize("script", ["train.sh", "diversify.sh"])

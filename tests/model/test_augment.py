@@ -1,0 +1,106 @@
+import random
+import re
+from collections import Counter
+
+import pytest
+
+from model.augment import Augmenter, determiners_of, replaced
+from model.errors import InputError
+from model.phrases import AlignedPair, Links, Words
+
+ENGLISH = re.compile(r"(A|a) (noun\d+) sleeps in (a) (noun\d+)\.")
+FRENCH = re.compile(r"(Une?) (nom\d+) dort dans (une?) (nom\d+)\.")
+DETERMINERS = determiners_of("en"), determiners_of("fr")
+LINKS = {(i, i) for i in range(7)}
+
+
+def article(noun: int) -> str:
+    return ("un", "une")[noun % 2]
+
+
+def pair(first: int, second: int, links: Links = LINKS) -> AlignedPair:
+    """A noun1 sleeps in a noun2. / Une nom1 dort dans un nom2."""
+    source = f"A noun{first} sleeps in a noun{second}."
+    target = f"{article(first).capitalize()} nom{first} dort dans {article(second)} nom{second}."
+    return AlignedPair(Words.of(source), Words.of(target), links, links)
+
+
+def corpus() -> list[AlignedPair]:
+    """A hundred and thirty nouns: of the first 120 each is twelve times in the text, of the last ten each once."""
+    rng = random.Random(0)
+    nouns = [*range(120)] * 12
+    rng.shuffle(nouns)
+    return [pair(*nouns[i : i + 2]) for i in range(0, len(nouns), 2)] + [pair(noun, noun - 120) for noun in range(120, 130)]
+
+
+def test_a_sentence_with_other_phrases_is_still_a_translation() -> None:
+    augmenter = Augmenter(corpus(), DETERMINERS, seed=1)
+    sentences = augmenter.substituted(2)
+    assert len(sentences) == 2 * len(corpus())
+    changes = Counter[int]()
+    for (source, target), original in zip(sentences, corpus() * 2, strict=True):
+        english, french = ENGLISH.fullmatch(source), FRENCH.fullmatch(target)
+        assert english and french, (source, target)
+        nouns = [int(english[i][4:]) for i in (2, 4)]
+        assert [int(french[i][3:]) for i in (2, 4)] == nouns
+        assert [french[1].lower(), french[3]] == [article(noun) for noun in nouns]  # gender agrees
+        assert (english[1], french[1][0]) == ("A", "U")
+        changes[sum(f"noun{noun}" not in original.source.lower for noun in nouns)] += 1
+    assert changes[1] > changes[2] > changes[0]
+
+
+def test_rare_words_come_as_often_as_frequent_ones() -> None:
+    drawn = Counter(
+        word for source, _ in Augmenter(corpus(), DETERMINERS, seed=1).substituted(10) for word in Words.of(source).lower
+    )
+    before = Counter(word for words in corpus() for word in words.source.lower)
+    gains = [drawn[f"noun{noun}"] - 10 * before[f"noun{noun}"] for noun in range(120, 130)]
+    assert min(gains) > 40  # 730 sentences ten times, with more than one phrase replaced in each: about 80 of each of 130 nouns
+
+
+def test_the_same_seed_gives_the_same_text() -> None:
+    one, same, other = (Augmenter(corpus(), DETERMINERS, seed).substituted(1) for seed in (1, 1, 2))
+    assert one == same != other
+
+
+def test_short_phrases_hold_very_rare_words() -> None:
+    augmenter = Augmenter([*corpus(), *[pair(1, 3)] * 10], DETERMINERS, seed=1)
+    short = augmenter.short(3)
+    assert short == sorted(short, key=lambda phrase: len(phrase[0].split()))
+    seen = Counter(word for source, _ in short for word in re.findall(r"noun\d+", source))
+    assert seen.keys() == {f"noun{noun}" for noun in range(130)} - {"noun1", "noun3"}  # these two come more than twenty times
+    assert set(seen.values()) <= {3, 4, 5}
+    for source, target in short:
+        assert re.findall(r"\d+", source) == re.findall(r"\d+", target)
+        assert "." not in source + target
+    assert augmenter.short(0) == []
+
+
+def test_a_phrase_with_an_unlinked_word_is_left_out() -> None:
+    lame = pair(998, 0, LINKS - {(1, 1)})
+    augmenter = Augmenter([*corpus(), lame], DETERMINERS, seed=1)
+    texts = [*augmenter.short(12), *(text for fillers in augmenter.fillers.values() for text in fillers.texts)]
+    assert not any("998" in source + target for source, target in texts)
+
+
+def test_an_article_that_the_aligner_left_alone_is_part_of_the_phrase() -> None:
+    lame = pair(998, 0, LINKS - {(0, 0)} | {(0, 1)})
+    augmenter = Augmenter([*corpus(), lame], DETERMINERS, seed=1)
+    assert ("a noun998", "un nom998") in augmenter.fillers["un"].texts
+
+
+def test_a_language_without_determiners_is_named() -> None:
+    with pytest.raises(InputError, match="no determiners are known of 'fi', only of de, en, fr"):
+        determiners_of("fi")
+
+
+@pytest.mark.parametrize(
+    ("replacements", "text"),
+    [
+        ([(range(0, 2), "an old cat")], "An old cat runs after the ball."),
+        ([(range(4, 6), "the children")], "The dog runs after the children."),
+        ([(range(4, 6), "a cat"), (range(0, 2), "two men")], "Two men runs after a cat."),
+    ],
+)
+def test_a_phrase_is_replaced_and_the_rest_stays(replacements: list[tuple[range, str]], text: str) -> None:
+    assert replaced(Words.of("The dog runs after the ball."), replacements) == text
