@@ -162,6 +162,7 @@ def _translate_with_bundle(bundle: Path, sources: list[str], num_beams: int, len
 def average(
     checkpoints: Annotated[list[Path], typer.Argument(metavar="CHECKPOINT", help="Stages or runs of one model.")],
     output: Annotated[Path, typer.Option(help="Checkpoint to write.")],
+    half: Annotated[bool, typer.Option("--half", help="Round weights to half precision: half the size.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a checkpoint that is there.")] = False,
 ) -> None:
     """Write a checkpoint with the mean of the weights of several."""
@@ -170,8 +171,29 @@ def average(
 
     if (output / WEIGHTS_FILE).exists() and not force:
         raise InputError(f"{output}: there is a checkpoint already; --force replaces it")
-    average_checkpoints(checkpoints).save(output)
+    average_checkpoints(checkpoints).save(output, half)
     typer.echo(f"wrote {output}: the mean of {len(checkpoints)} checkpoints")
+
+
+@app.command()
+def add_tokens(
+    checkpoint: Annotated[Path, typer.Argument(help="Checkpoint to start with.")],
+    texts: Annotated[list[Path], typer.Argument(metavar="TEXT", help="The texts that its tokens were learnt from, in that order.")],
+    output: Annotated[Path, typer.Option(help="Checkpoint to write.")],
+    vocab_size: Annotated[int, typer.Option(min=1, help="Tokens that it is to have.")],
+    force: Annotated[bool, typer.Option("--force", help="Replace a checkpoint that is there.")] = False,
+) -> None:
+    """Write a checkpoint whose vocabulary has more tokens, to be trained further."""
+    from model.checkpoint import WEIGHTS_FILE, Checkpoint
+    from model.corpus import read_lines
+    from model.growth import with_more_tokens
+
+    if (output / WEIGHTS_FILE).exists() and not force:
+        raise InputError(f"{output}: there is a checkpoint already; --force replaces it")
+    small = Checkpoint.load(checkpoint)
+    tokenizer = small.tokenizer.extended([line for path in texts for line in read_lines(path)], vocab_size)
+    with_more_tokens(small, tokenizer).save(output)
+    typer.echo(f"wrote {output}: {tokenizer.vocab_size - small.tokenizer.vocab_size} more tokens")
 
 
 @app.command()

@@ -1,8 +1,8 @@
 """More text for rare words: phrases that hold one, put into other sentences (after Fadaee et al., 2017) and by themselves.
 
 A word that was seen two or three times is spelled out of pieces and comes out wrong, though its translation stands in the text.
-Here it is seen in many sentences. These need not make sense, but mostly they are grammatical: a noun phrase takes the place of another
-one whose translation has the same determiner, so that number and gender agree.
+Here it is seen in many sentences. These need not make sense, but mostly they are grammatical: a noun phrase takes the place of
+another one whose translation has the same determiner, so that number and gender agree.
 """
 
 import random

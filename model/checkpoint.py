@@ -1,5 +1,6 @@
 """A trained model on disk: `config.json`, `model.safetensors` and `tokenizer.json` in one directory. Never pickle."""
 
+import copy
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,14 +40,31 @@ class Checkpoint:
     model: Transformer
     tokenizer: Tokenizer
 
-    def save(self, directory: Path) -> None:
-        """Write into a directory, made if absent; each file appears whole or not at all."""
+    def save(self, directory: Path, is_half: bool = False) -> None:
+        """Write into a directory, made if absent; each file appears whole or not at all.
+
+        Args:
+            directory: Where to.
+            is_half: Round weights to half precision (float16): half the size, read back into single precision.
+
+        Raises:
+            CheckpointError: If a weight is too large for half precision.
+        """
+        model = self._half() if is_half else self.model
         directory.mkdir(parents=True, exist_ok=True)
         description = {"format_version": FORMAT_VERSION, "name": self.name, "model": self.model.config.to_dict()}
         write_text(directory / CONFIG_FILE, json.dumps(description, indent=2) + "\n")
         self.tokenizer.save(directory)
         with replaced(directory / WEIGHTS_FILE) as temporary:
-            save_model(self.model, str(temporary))
+            save_model(model, str(temporary))
+
+    def _half(self) -> Transformer:
+        """Return a copy of the model in half precision."""
+        model = copy.deepcopy(self.model).half()
+        for name, parameter in model.named_parameters():
+            if not parameter.isfinite().all():
+                raise CheckpointError(f"{self.name}: {name} does not fit half precision")
+        return model
 
     @classmethod
     def load(cls, directory: Path, device: torch.device | str = "cpu") -> "Checkpoint":

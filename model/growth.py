@@ -1,12 +1,15 @@
-"""A larger model that computes what a smaller one does, to go on training from; the idea is that of Net2Net (Chen et al., 2016)."""
+"""A larger model to go on training from: deeper and wider, after the idea of Net2Net (Chen et al., 2016), or with more tokens."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import cast
 
 import torch
 from torch import nn
 
+from model.checkpoint import Checkpoint
 from model.config import ModelConfig, ModelConfigError
+from model.tokenizer import Tokenizer
 from model.transformer import DecoderLayer, EncoderLayer, Transformer
 
 GROWING = ("num_encoder_layers", "num_decoder_layers", "encoder_ffn_dim", "decoder_ffn_dim")
@@ -48,6 +51,35 @@ def grown(small: Transformer, config: ModelConfig) -> Transformer:
         for layer in cast("Iterable[EncoderLayer | DecoderLayer]", layers[depth:]):
             silence(layer)
     return large
+
+
+@torch.no_grad()
+def with_more_tokens(small: Checkpoint, tokenizer: Tokenizer) -> Checkpoint:
+    """Return a checkpoint with a larger vocabulary, to be trained further: a new token has the mean of its pieces' embeddings.
+
+    It computes the same of the same ids; but from a text the larger vocabulary makes other ids.
+
+    Args:
+        small: Source and target have the tokens of its vocabulary.
+        tokenizer: The larger vocabulary, see `Tokenizer.extended`.
+
+    Raises:
+        ModelConfigError: If the model has more tokens than its vocabulary: the new ones would take their ids.
+    """
+    config = small.model.config
+    if {config.source_vocab_size, config.target_vocab_size} != {small.tokenizer.vocab_size}:
+        raise ModelConfigError(f"{small.name}: the model has more tokens than the {small.tokenizer.vocab_size} of its vocabulary")
+    pieces = small.tokenizer.pieces_of(tokenizer)
+    large = Transformer(replace(config, source_vocab_size=tokenizer.vocab_size, target_vocab_size=tokenizer.vocab_size))
+    weights = small.model.state_dict()
+    for name, tensor in large.state_dict().items():
+        if name not in weights:
+            continue
+        known = weights[name]
+        tensor[: len(known)] = known
+        if len(known) < len(tensor):
+            tensor[len(known) :] = torch.stack([known[ids].mean(0) for ids in pieces])
+    return Checkpoint(small.name, large.eval(), tokenizer)
 
 
 @torch.no_grad()

@@ -61,6 +61,25 @@ class Tokenizer:
         encoder.train_from_iterator(texts, trainer)
         return cls(encoder)
 
+    def extended(self, texts: Iterable[str], vocab_size: int) -> Self:
+        """Learn more tokens, up to `vocab_size`, from the texts that these were learnt from; these keep their ids.
+
+        Raises:
+            TokenizerError: If there are not so many tokens to learn, or if what is learnt does not begin with these tokens: the
+                texts are others.
+        """
+        larger = type(self).train(texts, vocab_size)
+        if larger.vocab_size != vocab_size or vocab_size < self.vocab_size:
+            raise TokenizerError(f"{vocab_size} tokens cannot be learnt in place of {self.vocab_size}, only {larger.vocab_size}")
+        if not self.encoder.get_vocab().items() <= larger.encoder.get_vocab().items():
+            raise TokenizerError("the tokens were learnt from other texts: more can be learnt from the same only")
+        return larger
+
+    def pieces_of(self, larger: "Tokenizer") -> list[list[int]]:
+        """Return, for each token that `larger` has besides these, the ids that say the same here."""
+        tokens = (larger.encoder.id_to_token(i) for i in range(self.vocab_size, larger.vocab_size))
+        return [[piece.id for piece in self.encoder.model.tokenize(token)] for token in tokens]
+
     @classmethod
     def load(cls, directory: Path) -> Self:
         """Read `tokenizer.json` from a directory.

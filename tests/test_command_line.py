@@ -190,6 +190,11 @@ BAD = {
     "checkpoint that would be replaced": ("average {0}/bundle --output {0}/model", "{0}/model"),
     "nothing to average": ("average --output {0}/out", "CHECKPOINT"),
     "missing checkpoint to average": ("average {0}/nowhere --output {0}/out", "{0}/nowhere"),
+    "tokens for a checkpoint that would be replaced": (
+        "add-tokens {0}/bundle {0}/two --output {0}/model --vocab-size 300",
+        "{0}/model",
+    ),
+    "tokens for a missing checkpoint": ("add-tokens {0}/nowhere {0}/two --output {0}/out --vocab-size 300", "{0}/nowhere"),
     "missing checkpoint": ("export {0}/nowhere {0}/out", "{0}/nowhere"),
     "corrupt checkpoint": ("export {0}/checkpoint {0}/out", "config.json"),
     "output that is taken": ("export {0}/checkpoint {0}/bundle", "{0}/bundle"),

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Trains the shipped models: train.sh DATA. What comes of it are runs/en-de-4 and runs/en-fr-4. Run it again after a break: nothing that
-# is finished is trained or translated again. After a change of recipes or data, remove runs/ first.
+# Trains the shipped models: train.sh DATA. What comes of it are runs/en-de-shipped and runs/en-fr-shipped. Run it again after a break:
+# nothing that is finished is trained or translated again. After a change of recipes or data, remove runs/ first.
 set -euo pipefail
 [[ $# == 1 ]] || { echo "usage: $0 DATA" >&2; exit 2; }
 data=$1
@@ -58,7 +58,7 @@ for round in 1 2 3; do
   done
 done
 for target in de fr; do
-  text=runs/text-4-$target begin=runs/en-$target-3 end=runs/en-$target-rare mean=runs/en-$target-mean-4
+  text=runs/text-4-$target begin=runs/en-$target-3 end=runs/en-$target-rare
   mkdir -p "$text"
   [[ -e $text/rare.$target.gz ]] || "$dragoman" augment --source "$data/train.en.gz" --target "$data/train.$target.gz" \
     --source-language en --target-language "$target" --output-source "$text/rare.en.gz" --output-target "$text/rare.$target.gz" \
@@ -67,7 +67,8 @@ for target in de fr; do
     cat "runs/text-3-$target/joined/train.$language.gz" "$text/rare.$language.gz" >"$text/train.$language.gz"
     cp "$data/val.$language.gz" "$text"
   done
-  train "en-$target-rare" "$text" "$end" --initial-checkpoint "$begin"
-  "$dragoman" average "$begin" "$end" --output "$mean" --force
-  take_best "$target" "runs/en-$target-4" "$begin" "$end" "$mean"
+  "$dragoman" add-tokens "$begin" "$data/train.en.gz" "$data/train.$target.gz" --vocab-size 10000 --output "$begin-tokens" --force
+  train "en-$target-rare" "$text" "$end" --initial-checkpoint "$begin-tokens"
+  take_best "$target" "runs/en-$target-4" "$begin" "$end"
+  "$dragoman" average "runs/en-$target-4" --output "runs/en-$target-shipped" --half --force
 done

@@ -47,6 +47,26 @@ def test_saving_twice_writes_the_same_files(checkpoint: Checkpoint, folder: Path
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
+def test_half_precision_rounds_weights_and_is_read_as_single(checkpoint: Checkpoint, folder: Path, tmp_path: Path) -> None:
+    before = {name: tensor.clone() for name, tensor in checkpoint.model.state_dict().items()}
+    checkpoint.save(tmp_path / "half", is_half=True)
+    sizes = [(directory / "model.safetensors").stat().st_size for directory in (tmp_path / "half", folder)]
+    assert 0.5 < sizes[0] / sizes[1] < 0.6
+    read = Checkpoint.load(tmp_path / "half").model.state_dict()
+    for name, tensor in checkpoint.model.state_dict().items():
+        assert torch.equal(tensor, before[name])  # the checkpoint itself stays as it is
+        assert read[name].dtype == torch.float32
+        assert torch.equal(read[name], tensor.half().float())
+
+
+def test_a_weight_that_half_precision_cannot_hold_is_named(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    with torch.no_grad():
+        checkpoint.model.encoder.layers[0].feed_forward.inner.bias[0] = 1e5
+    with pytest.raises(CheckpointError, match=r"toy: encoder\.layers\.0\.feed_forward\.inner\.bias does not fit half precision"):
+        checkpoint.save(tmp_path / "half", is_half=True)
+    assert not (tmp_path / "half" / "model.safetensors").exists()
+
+
 def refuses(path: Path, message: str) -> pytest.RaisesExc[CheckpointError]:
     """Expect an error that begins with the file."""
     return pytest.raises(CheckpointError, match="^" + re.escape(f"{path}{message}"))

@@ -5,8 +5,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from model.checkpoint import Checkpoint
 from model.config import ModelConfig, ModelConfigError
-from model.growth import grown
+from model.growth import grown, with_more_tokens
+from model.tokenizer import Tokenizer
 from model.transformer import Transformer
 
 LARGER = {"num_encoder_layers": 5, "num_decoder_layers": 3, "encoder_ffn_dim": 56, "decoder_ffn_dim": 40}
@@ -88,3 +90,36 @@ def test_what_cannot_be_grown_is_named(make_model, switches: dict[str, Any], cha
     small = make_model(**switches)
     with pytest.raises(ModelConfigError, match=complaint):
         grown(small, other(small, **changes))
+
+
+SENTENCES = [f"the {first}{second} runs" for first in ("dog", "cat", "bird", "horse") for second in ("house", "field", "snow")] * 9
+
+
+@pytest.mark.parametrize(
+    "switches",
+    [{}, {"is_embedding_shared": False, "is_projection_tied": False, "has_output_bias": True}, {"positions": "learned"}],
+    ids=["shared", "separate", "learned"],
+)
+def test_more_tokens_have_the_mean_of_their_pieces(make_model, switches: dict[str, Any]) -> None:
+    vocabulary = Tokenizer.train(SENTENCES, 275)
+    model = make_model(source_vocab_size=275, target_vocab_size=275, **switches)
+    larger = vocabulary.extended(SENTENCES, 290)
+    large = with_more_tokens(Checkpoint("toy", model, vocabulary), larger)
+    assert (large.name, large.tokenizer, large.model.training) == ("toy", larger, False)
+    torch.testing.assert_close(logits(large.model)[..., :275], logits(model))
+    old, new = model.state_dict(), large.model.state_dict()
+    grown_tables = [name for name in new if len(new[name]) == 290]
+    assert len(grown_tables) == (4 if "has_output_bias" in switches else 2)
+    for i in range(275, 290):
+        pieces = vocabulary.encode(larger.token_bytes(i).decode().removeprefix(" "))
+        if not larger.token_bytes(i).startswith(b" "):
+            continue  # encoding would put a space before it
+        for name in grown_tables:
+            torch.testing.assert_close(new[name][i], old[name][pieces].mean(0))
+
+
+def test_a_model_with_more_tokens_than_its_vocabulary_gets_none(make_model) -> None:
+    vocabulary = Tokenizer.train(SENTENCES, 275)
+    padded = Checkpoint("toy", make_model(source_vocab_size=280, target_vocab_size=280), vocabulary)
+    with pytest.raises(ModelConfigError, match="toy: the model has more tokens than the 275 of its vocabulary"):
+        with_more_tokens(padded, vocabulary.extended(SENTENCES, 290))

@@ -22,7 +22,7 @@ while [[ $# -gt 0 ]]; do
   last=$1; shift
 done
 case $command in
-  train | average) mkdir -p "$out"; echo "$all" >"$out/model.safetensors" ;;
+  train | average | add-tokens) mkdir -p "$out"; echo "$all" >"$out/model.safetensors" ;;
   export) mkdir -p "$last"; touch "$last/bundle.json" ;;
   serve) [[ -z ${BROKEN-} ]] || { echo "no models" >&2; exit 2; }
     echo '{"event":"serving"}' >&2; trap 'echo drained >> "$ASKED"; exit 0' TERM; while :; do sleep 0.05; done ;;
@@ -148,7 +148,9 @@ def test_a_server_that_does_not_start_ends_it(diversify, tmp_path: Path) -> None
 def test_stages_follow_each_other(run, data: Path) -> None:
     result, asked = run("train.sh", data, BEST="mean")
     assert result.returncode == 0, result.stderr
-    stages = [line.replace(f"{RECIPES}/", "") for line in asked if line.startswith(("train ", "average ")) and "fr" in line]
+    stages = [
+        line.replace(f"{RECIPES}/", "") for line in asked if line.startswith(("train ", "average ", "add-tokens ")) and "fr" in line
+    ]
     assert stages[:3] == [
         f"train en-fr.toml --data {data} --output runs/en-fr",
         f"train en-fr-r-drop.toml --data {data} --output runs/en-fr-r-drop --initial-checkpoint runs/en-fr",
@@ -171,9 +173,10 @@ def test_stages_follow_each_other(run, data: Path) -> None:
         assert f"export runs/en-fr-{begin} runs/text-{end}-fr/bundles/forward" in asked
         assert f"export runs/fr-en-{end} runs/text-{end}-fr/bundles/backward" in asked
     assert stages[16:] == [
-        "train en-fr-rare.toml --data runs/text-4-fr --output runs/en-fr-rare --initial-checkpoint runs/en-fr-3",
-        "average runs/en-fr-3 runs/en-fr-rare --output runs/en-fr-mean-4 --force",
-        "average runs/en-fr-mean-4 --output runs/en-fr-4 --force",
+        f"add-tokens runs/en-fr-3 {data}/train.en.gz {data}/train.fr.gz --vocab-size 10000 --output runs/en-fr-3-tokens --force",
+        "train en-fr-rare.toml --data runs/text-4-fr --output runs/en-fr-rare --initial-checkpoint runs/en-fr-3-tokens",
+        "average runs/en-fr-3 --output runs/en-fr-4 --force",  # what translates no better than the third round counts for nothing
+        "average runs/en-fr-4 --output runs/en-fr-shipped --half --force",
     ]
 
 
@@ -233,8 +236,9 @@ def test_the_last_text_is_the_one_before_and_that_of_rare_words(run, data: Path,
         f"augment --source {data}/train.en.gz --target {data}/train.de.gz --source-language en --target-language de "
         "--output-source runs/text-4-de/rare.en.gz --output-target runs/text-4-de/rare.de.gz --aligner /opt/eflomal-align"
     ]
-    _, asked = run("train.sh", data, BEST="mean")
+    _, asked = run("train.sh", data, BEST="-rare ")
     assert not any(line.startswith("augment") for line in asked)
+    assert "average runs/en-de-rare --output runs/en-de-4 --force" in asked
 
 
 @pytest.mark.parametrize("script", ["train.sh", "diversify.sh"])

@@ -1,5 +1,6 @@
 import itertools
 import json
+import random
 import subprocess
 import sys
 
@@ -168,6 +169,34 @@ def test_training_twice_gives_the_same_vocabulary() -> None:
     }
     assert len(answers) == 1
     assert answers.pop().endswith(" 600\n")
+
+
+def made_up(seed: int) -> list[str]:
+    """Return sentences of two hundred words of the seed's own."""
+    rng = random.Random(seed)
+    words = ["".join(rng.choices("abcdefghäöüß雪", k=rng.randint(2, 9))) for _ in range(200)]
+    return [" ".join(rng.choices(words, k=10)) for _ in range(300)]
+
+
+def test_more_tokens_of_the_same_texts_leave_the_first_ones_as_they_are() -> None:
+    texts = made_up(1)
+    small = Tokenizer.train(texts, 350)
+    large = small.extended(texts, 600)
+    assert (small.vocab_size, large.vocab_size) == (350, 600)
+    assert all(large.token_bytes(i) == small.token_bytes(i) for i in range(350))
+    pieces = small.pieces_of(large)
+    assert [b"".join(map(small.token_bytes, ids)) for ids in pieces] == [large.token_bytes(i) for i in range(350, 600)]
+    assert min(map(len, pieces)) > 1
+    assert sum(map(len, large.encode_batch(texts))) < sum(map(len, small.encode_batch(texts)))
+
+
+@pytest.mark.parametrize(
+    ("seed", "size", "complaint"),
+    [(2, 600, "learnt from other texts"), (1, 100_000, "only"), (1, 300, "300 tokens cannot be learnt in place of 350")],
+)
+def test_tokens_that_cannot_be_added_are_refused(seed: int, size: int, complaint: str) -> None:
+    with pytest.raises(TokenizerError, match=complaint):
+        Tokenizer.train(made_up(1), 350).extended(made_up(seed), size)
 
 
 def test_training_learns_no_token_out_of_a_special_one() -> None:
