@@ -178,9 +178,9 @@ def average(
 @app.command()
 def add_tokens(
     checkpoint: Annotated[Path, typer.Argument(help="Checkpoint to start with.")],
-    texts: Annotated[list[Path], typer.Argument(metavar="TEXT", help="The texts that its tokens were learnt from, in that order.")],
+    texts: Annotated[list[Path], typer.Argument(metavar="TEXT", help="The texts that its tokens were learnt from.")],
     output: Annotated[Path, typer.Option(help="Checkpoint to write.")],
-    vocab_size: Annotated[int, typer.Option(min=1, help="Tokens that it is to have.")],
+    vocab_size: Annotated[int, typer.Option(min=1, max=1_000_000, help="Tokens that it is to have.")],
     force: Annotated[bool, typer.Option("--force", help="Replace a checkpoint that is there.")] = False,
 ) -> None:
     """Write a checkpoint whose vocabulary has more tokens, to be trained further."""
@@ -219,9 +219,9 @@ def augment(
     target_language: Annotated[str, typer.Option(help="Language of the target, such as de.")],
     output_source: Annotated[Path, typer.Option(help="Text to write, gzipped where its name ends in .gz.")],
     output_target: Annotated[Path, typer.Option(help="Its translation.")],
-    copies: Annotated[int, typer.Option(min=0, help="How often each sentence is changed.")] = 6,
+    copies: Annotated[int, typer.Option(min=0, help="How often each sentence with a noun phrase is changed.")] = 6,
     phrases: Annotated[int, typer.Option(min=0, help="Short phrases around each very rare word.")] = 12,
-    seed: Annotated[int, typer.Option(help="Of what is drawn.")] = 1,
+    seed: Annotated[int, typer.Option(help="Of what is drawn here; the aligner draws with its own.")] = 1,
     aligner: Annotated[str, typer.Option(help="The program eflomal-align: name or path.")] = "eflomal-align",
 ) -> None:
     """Write more parallel text for rare words: sentences with other sentences' phrases, and phrases by themselves."""
@@ -229,9 +229,13 @@ def augment(
     from model.corpus import read_parallel, write_lines
     from model.phrases import align
 
+    if len({path.resolve() for path in (source, target, output_source, output_target)}) < 4:
+        raise InputError("source, target, --output-source and --output-target must be four files")
     determiners = determiners_of(source_language), determiners_of(target_language)
     augmenter = Augmenter(align(*read_parallel(source, target), aligner), determiners, seed)
     sentences, short = augmenter.substituted(copies), augmenter.short(phrases)
+    if not sentences and not short:
+        raise InputError(f"nothing can be made of {source} and {target}: too little text, or no linked phrases in it")
     write_lines(output_source, [text for text, _ in (*sentences, *short)])
     write_lines(output_target, [text for _, text in (*sentences, *short)])
     typer.echo(f"wrote {output_source} and {output_target}: {len(sentences)} sentences, {len(short)} phrases")

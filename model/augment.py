@@ -2,7 +2,7 @@
 
 A word that was seen two or three times is spelled out of pieces and comes out wrong, though its translation stands in the text.
 Here it is seen in many sentences. These need not make sense, but mostly they are grammatical: a noun phrase takes the place of
-another one whose translation has the same determiner, so that number and gender agree.
+another one whose translation has the same determiner, so that number and gender mostly agree.
 """
 
 import random

@@ -62,7 +62,7 @@ class Checkpoint:
         """Return a copy of the model in half precision."""
         model = copy.deepcopy(self.model).half()
         for name, parameter in model.named_parameters():
-            if not parameter.isfinite().all():
+            if parameter.isinf().any():
                 raise CheckpointError(f"{self.name}: {name} does not fit half precision")
         return model
 

@@ -3,8 +3,11 @@
 The links between words come from a word aligner, eflomal (Östling and Tiedemann, 2016), which is a program of its own.
 """
 
+import os
 import re
+import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,8 +16,8 @@ from pathlib import Path
 from model.corpus import DataError, read_lines, write_lines
 from model.errors import InputError
 
-# A French or Italian elision (l', qu'), a word with its hyphens and apostrophes, or a sign.
-WORD = re.compile(r"\w{1,2}['’](?=\w)|\w+(?:['’-]\w+)*|[^\w\s]")
+# A French elision (l', qu'), a word with its hyphens and apostrophes, or a sign.
+WORD = re.compile(r"(?i:[cdjlmnst]|qu)['’](?=\w)|\w+(?:['’-]\w+)*|[^\w\s]")
 MAX_SOURCE_WORDS, MAX_TARGET_WORDS = 6, 7
 
 Links = set[tuple[int, int]]
@@ -92,16 +95,19 @@ class AlignedPair:
 
 
 def align(sources: Sequence[str], targets: Sequence[str], aligner: str) -> list[AlignedPair]:
-    """Split a parallel text into words and link them.
+    """Split a parallel text into words and link them; eflomal draws at random, so that no two calls link all words alike.
 
     Args:
         sources: One sentence each, not blank.
         targets: Their translations.
-        aligner: The program `eflomal-align`: its name, or its path.
+        aligner: The program `eflomal-align`: its path, or a name that is looked up beside this Python and in PATH.
 
     Raises:
         InputError: If the program is absent or fails, or if what it wrote does not fit the text.
     """
+    program = shutil.which(aligner, path=os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", ""))))
+    if program is None:
+        raise InputError(f"{aligner}: no such program; `pip install eflomal` brings eflomal-align")
     words = [[Words.of(text) for text in side] for side in (sources, targets)]
     with tempfile.TemporaryDirectory() as directory:
         texts = [Path(directory, name) for name in ("source", "target")]
@@ -109,13 +115,16 @@ def align(sources: Sequence[str], targets: Sequence[str], aligner: str) -> list[
         for path, side in zip(texts, words, strict=True):
             write_lines(path, (" ".join(sentence.lower) for sentence in side))
         options = zip("stfr", [*texts, *links], strict=True)
-        command = [aligner, *(argument for letter, path in options for argument in (f"-{letter}", str(path)))]
+        command = [program, *(argument for letter, path in options for argument in (f"-{letter}", str(path)))]
         try:
-            done = subprocess.run(command, capture_output=True, text=True)
+            done = subprocess.run(command, capture_output=True, text=True, errors="replace")
         except OSError as error:
-            raise InputError(f"{aligner}: {error.strerror}; `pip install eflomal` brings eflomal-align") from error
+            raise InputError(f"{aligner}: {error.strerror}") from error
         if done.returncode:
-            raise InputError(f"{aligner} failed with {done.returncode}: {done.stderr.strip()[-500:]}")
+            *_, last = done.stderr.strip().splitlines() or ["it does not say why"]
+            raise InputError(f"{aligner} failed with {done.returncode}: {last}")
+        if not all(path.exists() for path in links):
+            raise InputError(f"{aligner} wrote no links")
         pairs = list(zip(*words, strict=True))
         forward, reverse = (_read_links(path, pairs) for path in links)
     return [

@@ -68,9 +68,11 @@ class Tokenizer:
             TokenizerError: If there are not so many tokens to learn, or if what is learnt does not begin with these tokens: the
                 texts are others.
         """
+        if vocab_size < self.vocab_size:
+            raise TokenizerError(f"there are {self.vocab_size} tokens already, {vocab_size} are fewer")
         larger = type(self).train(texts, vocab_size)
-        if larger.vocab_size != vocab_size or vocab_size < self.vocab_size:
-            raise TokenizerError(f"{vocab_size} tokens cannot be learnt in place of {self.vocab_size}, only {larger.vocab_size}")
+        if larger.vocab_size < vocab_size:
+            raise TokenizerError(f"of these texts {larger.vocab_size} tokens can be learnt, not {vocab_size}")
         if not self.encoder.get_vocab().items() <= larger.encoder.get_vocab().items():
             raise TokenizerError("the tokens were learnt from other texts: more can be learnt from the same only")
         return larger

@@ -120,6 +120,7 @@ def start() -> Iterator[Callable[..., subprocess.Popen]]:
 def files(tmp_path: Path) -> Path:
     """A folder of files that are wrong, each in its way, and some that are right."""
     (tmp_path / "two").write_text("a dog\na cat\n")
+    (tmp_path / "more").write_text("ein Hund\neine Katze\n")
     (tmp_path / "one").write_text("ein Hund\n")
     (tmp_path / "empty").write_bytes(b"")
     (tmp_path / "latin1").write_bytes(b"a dog\nein M\xe4dchen\n")
@@ -139,7 +140,7 @@ def is_one_line(text: str) -> bool:
     return text.startswith("dragoman: ") and text.count("\n") == 1 and text.endswith("\n")
 
 
-AUGMENT = "--source {0}/two --target {0}/two --source-language en --output-source {0}/out --output-target {0}/out"
+AUGMENT = "--source {0}/two --target {0}/more --source-language en --output-source {0}/out --output-target {0}/out2"
 BAD = {
     "no such command": ("translat", "translat"),
     "no such flag": ("translate --loud hello", "--loud"),
@@ -186,6 +187,7 @@ BAD = {
     "candidates of other sentences": ("nearest {0}/two {0}/one --reference {0}/two --output {0}/out", "{0}/one: 1 lines"),
     "language without determiners": (f"augment {AUGMENT} --target-language fi", "'fi'"),
     "aligner that is not there": (f"augment {AUGMENT} --target-language de --aligner {{0}}/nowhere", "{0}/nowhere"),
+    "output in the place of its input": (f"augment {AUGMENT} --target-language de --output-target {{0}}/two", "four files"),
     "text without its translation": ("augment --source {0}/two --target {0}/one --source-language en", "--target-language"),
     "checkpoint that would be replaced": ("average {0}/bundle --output {0}/model", "{0}/model"),
     "nothing to average": ("average --output {0}/out", "CHECKPOINT"),
@@ -226,6 +228,15 @@ def test_the_nearest_candidates_are_written(run, files: Path) -> None:
     output = files / "nearest.gz"
     assert run("nearest", files / "two", files / "more", "--reference", files / "two", "--output", output)[0] == 0
     assert gzip.decompress(output.read_bytes()) == b"a dog\na cat\n"
+
+
+def test_a_text_of_which_nothing_can_be_made_is_named(run, files: Path) -> None:
+    aligner = files / "aligner"
+    aligner.write_text('#!/bin/sh\nprintf "\\n\\n" >"$6"; cp "$6" "$8"\n')
+    aligner.chmod(0o755)
+    code, _, err = run("augment", *AUGMENT.format(files).split(), "--target-language", "de", "--aligner", aligner)
+    assert code == 2 and is_one_line(err) and f"nothing can be made of {files}/two" in err
+    assert not (files / "out").exists()
 
 
 def test_text_for_rare_words_is_parallel(run, files: Path) -> None:

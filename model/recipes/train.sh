@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Trains the shipped models: train.sh DATA. What comes of it are runs/en-de-shipped and runs/en-fr-shipped. Run it again after a break:
-# nothing that is finished is trained or translated again. After a change of recipes or data, remove runs/ first.
+# nothing that is finished is trained or translated again. Needs eflomal-align (pip install eflomal), or ALIGNER with its path. After a change of recipes or data, remove runs/ first.
 set -euo pipefail
 [[ $# == 1 ]] || { echo "usage: $0 DATA" >&2; exit 2; }
 data=$1
 dragoman=${DRAGOMAN:-dragoman}
 aligner=${ALIGNER:-eflomal-align}
+command -v "$aligner" >/dev/null || { echo "$aligner: no such program; pip install eflomal" >&2; exit 2; }
 recipes=$(dirname "$0")
 
 # train RECIPE DATA OUT OPTIONS...

@@ -49,13 +49,54 @@ def test_a_sentence_with_other_phrases_is_still_a_translation() -> None:
     assert changes[1] > changes[2] > changes[0]
 
 
-def test_rare_words_come_as_often_as_frequent_ones() -> None:
-    drawn = Counter(
-        word for source, _ in Augmenter(corpus(), DETERMINERS, seed=1).substituted(10) for word in Words.of(source).lower
+def phrase_pair(source: str, target: str, links: str) -> AlignedPair:
+    """A pair with the links that are given as aligners write them."""
+    ends = {(int(i), int(j)) for i, j in (link.split("-") for link in links.split())}
+    return AlignedPair(Words.of(source), Words.of(target), ends, ends)
+
+
+def fillers_of(*pairs: AlignedPair) -> set[tuple[str, str]]:
+    """The noun phrases that are found in a text with these pairs and not without them."""
+    before, after = (
+        {text for fillers in Augmenter(text_pairs, DETERMINERS, seed=1).fillers.values() for text in fillers.texts}
+        for text_pairs in (corpus(), [*corpus(), *pairs])
     )
-    before = Counter(word for words in corpus() for word in words.source.lower)
-    gains = [drawn[f"noun{noun}"] - 10 * before[f"noun{noun}"] for noun in range(120, 130)]
-    assert min(gains) > 40  # 730 sentences ten times, with more than one phrase replaced in each: about 80 of each of 130 nouns
+    return after - before
+
+
+def test_a_rare_word_comes_as_often_as_one_that_many_phrases_hold() -> None:
+    """Sixty phrases hold `well`, one holds `once`; the other words of both are not rare."""
+    well = [phrase_pair(f"A well noun{i} sleeps.", f"Un puits nom{i} dort.", "0-0 1-1 2-2 3-3 4-4") for i in range(60)]
+    once = phrase_pair("A once sleeps.", "Un seul dort.", "0-0 1-1 2-2 3-3")
+    augmenter = Augmenter([*corpus() * 9, *well, once], DETERMINERS, seed=1)
+    fillers, rng = augmenter.fillers["un"], random.Random(2)
+    drawn = Counter(word for _ in range(10_000) for word in fillers.draw(rng)[0].split())
+    assert 0.8 < drawn["well"] / drawn["once"] < 1.25
+    assert drawn["once"] > 20 * drawn["noun50"]
+
+
+def test_a_word_that_is_not_rare_draws_nothing() -> None:
+    often = [phrase_pair("A often sleeps.", "Un souvent dort.", "0-0 1-1 2-2 3-3")] * 101
+    augmenter = Augmenter([*corpus() * 8, *often], DETERMINERS, seed=1)
+    fillers, rng = augmenter.fillers["un"], random.Random(2)
+    drawn = Counter(fillers.draw(rng)[0] for _ in range(20_000))
+    assert ("a often", "un souvent") in fillers.texts
+    assert drawn["a often"] < 20 < drawn["a noun50"]
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "links", "found"),
+    [
+        ("A bell sleeps.", "Une cloche dort.", "0-0 1-1 2-2 3-3", {("a bell", "une cloche")}),
+        ("A bell rings.", "Une cloche dort.", "0-0 1-1 3-3", set()),  # what follows is not frequent: the phrase may go on
+        ("A bell sleeps.", "Une cloche sonne.", "0-0 1-1 2-2 3-3", set()),
+        ("Bell sleeps.", "Une cloche dort.", "0-1 1-2 2-3", set()),  # no determiner
+        ("A bell the bell sleeps.", "Une cloche la cloche dort.", "0-0 1-1 2-2 3-3 4-4 5-5", {("the bell", "la cloche")}),
+        ("A bell, a bell sleeps.", "Une cloche la cloche dort.", "0-0 1-1 3-2 4-3 5-4 6-5", {("a bell", "la cloche")}),
+    ],
+)
+def test_a_noun_phrase_is_whole(source: str, target: str, links: str, found: set[tuple[str, str]]) -> None:
+    assert fillers_of(phrase_pair(source, target, links)) == found
 
 
 def test_the_same_seed_gives_the_same_text() -> None:
@@ -73,7 +114,16 @@ def test_short_phrases_hold_very_rare_words() -> None:
     for source, target in short:
         assert re.findall(r"\d+", source) == re.findall(r"\d+", target)
         assert "." not in source + target
+        assert len(source.split()) <= 3
     assert augmenter.short(0) == []
+
+
+def test_short_phrases_begin_with_a_sure_link() -> None:
+    bell = phrase_pair("Old bell sleeps.", "Vieille cloche dort.", "0-0 1-1 2-2 3-3")
+    doubtful = AlignedPair(bell.source, bell.target, bell.sure - {(0, 0)}, bell.possible)
+    texts = [Augmenter([*corpus(), each], DETERMINERS, seed=1).short(12) for each in (bell, doubtful)]
+    assert [("Old bell", "Vieille cloche") in text for text in texts] == [True, False]
+    assert all(("bell", "cloche") in text for text in texts)
 
 
 def test_a_phrase_with_an_unlinked_word_is_left_out() -> None:

@@ -1,4 +1,5 @@
-import shutil
+import importlib.util
+import re
 from itertools import combinations_with_replacement
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from tests.model.conftest import Aligner
     [
         ("A man's T-shirt, wet.", ["a", "man's", "t-shirt", ",", "wet", "."]),
         ("L'homme qu'elle a vu aujourd'hui", ["l'", "homme", "qu'", "elle", "a", "vu", "aujourd'hui"]),
+        ("It's Ed's QU'IL s’il", ["it's", "ed's", "qu'", "il", "s’", "il"]),
         ("l’eau – déjà", ["l’", "eau", "–", "déjà"]),
         ("", []),
     ],
@@ -73,7 +75,7 @@ def test_the_aligner_reads_words_in_lower_case(aligner: Aligner, tmp_path: Path)
 
 
 def test_an_aligner_that_is_absent_is_named() -> None:
-    with pytest.raises(InputError, match=r"no-such-aligner: No such file.*pip install eflomal"):
+    with pytest.raises(InputError, match=r"no-such-aligner: no such program; `pip install eflomal`"):
         align(["A dog"], ["Un chien"], "no-such-aligner")
 
 
@@ -90,15 +92,31 @@ def test_links_that_do_not_fit_the_text_are_refused(aligner: Aligner, links: tup
         align(["A dog"], ["Un chien"], aligner(*links))
 
 
-def test_an_aligner_that_fails_is_quoted(aligner: Aligner) -> None:
-    with pytest.raises(InputError, match="failed with 3: out of memory"):
-        align(["A dog"], ["Un chien"], aligner("0-0\n", "0-0\n", status=3))
+def program(path: Path, script: str) -> str:
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
 
 
-@pytest.mark.skipif(shutil.which("eflomal-align") is None, reason="eflomal is not installed")
+@pytest.mark.parametrize(
+    ("script", "complaint"),
+    [
+        ("echo Traceback >&2; echo 'out of memory' >&2; exit 3", "failed with 3: out of memory"),
+        ("exit 1", "failed with 1: it does not say why"),
+        ("printf 'caf\\351\\n' >&2; exit 1", "failed with 1: caf\ufffd"),
+        ("exit 0", "wrote no links"),
+    ],
+)
+def test_an_aligner_that_fails_is_quoted_in_one_line(tmp_path: Path, script: str, complaint: str) -> None:
+    aligner = program(tmp_path / "aligner", script)
+    with pytest.raises(InputError, match=f"^{re.escape(aligner)} {complaint}$"):
+        align(["A dog"], ["Un chien"], aligner)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("eflomal") is None, reason="eflomal is not installed")
 def test_eflomal_links_words_that_go_together() -> None:
     colours, animals = {"red": "rouge", "black": "noir", "old": "vieux"}, {"dog": "chien", "cat": "chat", "horse": "cheval"}
     sources = [f"A {colour} {animal}." for colour in colours for animal in animals] * 20
     targets = [f"Un {animal} {colour}." for colour in colours.values() for animal in animals.values()] * 20
-    for aligned in align(sources, targets, "eflomal-align"):
-        assert {(1, 2), (2, 1)} <= aligned.sure
+    linked = [{(1, 2), (2, 1)} <= aligned.sure for aligned in align(sources, targets, "eflomal-align")]
+    assert sum(linked) > 0.9 * len(linked)

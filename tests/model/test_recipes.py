@@ -53,6 +53,7 @@ def run(tmp_path: Path, data: Path):
         pytest.skip("needs bash")
     (tmp_path / "dragoman").write_text(STAND_IN)
     (tmp_path / "dragoman").chmod(0o755)
+    (tmp_path / "aligner").symlink_to(tmp_path / "dragoman")
     asked = tmp_path / "asked"
 
     def run(script: str, *arguments: object, **environment: str) -> tuple[subprocess.CompletedProcess[str], list[str]]:
@@ -60,7 +61,9 @@ def run(tmp_path: Path, data: Path):
         result = subprocess.run(
             ["bash", RECIPES / script, *map(str, arguments)],
             cwd=tmp_path,
-            env=os.environ | {"DRAGOMAN": str(tmp_path / "dragoman"), "ASKED": str(asked)} | environment,
+            env=os.environ
+            | {"DRAGOMAN": str(tmp_path / "dragoman"), "ASKED": str(asked), "ALIGNER": str(tmp_path / "aligner")}
+            | environment,
             capture_output=True,
             text=True,
             timeout=120,
@@ -203,6 +206,12 @@ def test_an_evaluation_without_figures_ends_it(run, data: Path) -> None:
     assert not any("runs/en-de-1 " in line for line in asked)
 
 
+def test_a_missing_aligner_is_noticed_before_anything_is_trained(run, data: Path) -> None:
+    result, asked = run("train.sh", data, BEST="mean", ALIGNER="no-such-aligner")
+    assert (result.returncode, asked) == (2, [])
+    assert "no-such-aligner: no such program" in result.stderr
+
+
 def test_the_other_language_gives_more_english(run, data: Path, tmp_path: Path) -> None:
     result, _ = run("train.sh", data, BEST="mean")
     assert result.returncode == 0, result.stderr
@@ -221,7 +230,7 @@ def test_the_other_language_gives_more_english(run, data: Path, tmp_path: Path) 
 
 def test_the_last_text_is_the_one_before_and_that_of_rare_words(run, data: Path, tmp_path: Path) -> None:
     """The text of rare words is made once, with the aligner that is named."""
-    result, asked = run("train.sh", data, BEST="mean", ALIGNER="/opt/eflomal-align")
+    result, asked = run("train.sh", data, BEST="mean")
     assert result.returncode == 0, result.stderr
     runs = tmp_path / "runs"
     before = [lines(runs / "text-3-de" / "joined" / f"train.{language}.gz") for language in ("en", "de")]
@@ -234,7 +243,7 @@ def test_the_last_text_is_the_one_before_and_that_of_rare_words(run, data: Path,
     augmented = [line for line in asked if line.startswith("augment") and "train.de.gz" in line]
     assert augmented == [
         f"augment --source {data}/train.en.gz --target {data}/train.de.gz --source-language en --target-language de "
-        "--output-source runs/text-4-de/rare.en.gz --output-target runs/text-4-de/rare.de.gz --aligner /opt/eflomal-align"
+        f"--output-source runs/text-4-de/rare.en.gz --output-target runs/text-4-de/rare.de.gz --aligner {tmp_path}/aligner"
     ]
     _, asked = run("train.sh", data, BEST="-rare ")
     assert not any(line.startswith("augment") for line in asked)
