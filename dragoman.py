@@ -167,12 +167,17 @@ def average(
 ) -> None:
     """Write a checkpoint with the mean of the weights of several."""
     from model.average import average_checkpoints
-    from model.checkpoint import WEIGHTS_FILE
 
-    if (output / WEIGHTS_FILE).exists() and not force:
-        raise InputError(f"{output}: there is a checkpoint already; --force replaces it")
+    _refuse_to_replace(output, force)
     average_checkpoints(checkpoints).save(output, half)
     typer.echo(f"wrote {output}: the mean of {len(checkpoints)} checkpoints")
+
+
+def _refuse_to_replace(checkpoint: Path, force: bool) -> None:
+    from model.checkpoint import WEIGHTS_FILE
+
+    if (checkpoint / WEIGHTS_FILE).exists() and not force:
+        raise InputError(f"{checkpoint}: there is a checkpoint already; --force replaces it")
 
 
 @app.command()
@@ -184,12 +189,11 @@ def add_tokens(
     force: Annotated[bool, typer.Option("--force", help="Replace a checkpoint that is there.")] = False,
 ) -> None:
     """Write a checkpoint whose vocabulary has more tokens, to be trained further."""
-    from model.checkpoint import WEIGHTS_FILE, Checkpoint
+    from model.checkpoint import Checkpoint
     from model.corpus import read_lines
     from model.growth import with_more_tokens
 
-    if (output / WEIGHTS_FILE).exists() and not force:
-        raise InputError(f"{output}: there is a checkpoint already; --force replaces it")
+    _refuse_to_replace(output, force)
     small = Checkpoint.load(checkpoint)
     tokenizer = small.tokenizer.extended([line for path in texts for line in read_lines(path)], vocab_size)
     with_more_tokens(small, tokenizer).save(output)

@@ -26,7 +26,6 @@ RARE = 100  # occurrences up to which a word draws the phrases that hold it into
 VERY_RARE = 20  # and into the text by themselves
 MAX_PHRASE_WORDS = 3
 EVERYWHERE = 1 / 10  # of the sentences: more frequent words may lack a link
-
 COMMON_WEIGHT = 1e-3  # of a phrase without a rare word
 TWO = 0.4  # chance that a sentence with two noun phrases or more has two of them replaced
 
@@ -61,7 +60,7 @@ class Augmenter:
         sides = [[pair.source for pair in pairs], [pair.target for pair in pairs]]
         self.counts = [Counter(word for words in side for word in words.lower) for side in sides]
         self.frequent = [{word for word, count in counts.items() if count > FREQUENT * len(pairs)} for counts in self.counts]
-        phrases = [self._whole_phrases(pair) for pair in pairs]
+        phrases = [self._linked_phrases(pair) for pair in pairs]
         self.noun_phrases = [self._noun_phrases(pair, found) for pair, found in zip(pairs, phrases, strict=True)]
         self.short_phrases = self._short_phrases(phrases)
         self.fillers = self._fillers()
@@ -80,7 +79,7 @@ class Augmenter:
                 seen.update(rare)
         return chosen
 
-    def _whole_phrases(self, pair: AlignedPair) -> list[Phrase]:
+    def _linked_phrases(self, pair: AlignedPair) -> list[Phrase]:
         """Return the phrases without signs of which every word that means something is linked."""
         linked: tuple[set[int], ...] = tuple({link[side] for link in pair.possible} for side in (0, 1))
         limit = EVERYWHERE * len(self.pairs)
@@ -130,9 +129,12 @@ class Augmenter:
         for pair, found in zip(self.pairs, self.noun_phrases, strict=True):
             for phrase in found:
                 text = uncapitalised(pair.source.cut(phrase.source)), uncapitalised(pair.target.cut(phrase.target))
-                rare = {word for word in (pair.source.lower[i] for i in phrase.source) if self.counts[0][word] <= RARE}
-                texts[pair.target.lower[phrase.target[0]]].setdefault(text, rare)
+                texts[pair.target.lower[phrase.target[0]]].setdefault(text, self._rare_words(pair, phrase, RARE))
         return {determiner: _Fillers.of(phrases) for determiner, phrases in texts.items()}
+
+    def _rare_words(self, pair: AlignedPair, phrase: Phrase, most: int) -> set[str]:
+        """Return the words of a phrase's source that come `most` times or less in all sources."""
+        return {word for word in (pair.source.lower[i] for i in phrase.source) if self.counts[0][word] <= most}
 
     def _substitute(self, index: int) -> tuple[str, str]:
         """Return a sentence with one or two of its noun phrases replaced."""
@@ -149,7 +151,7 @@ class Augmenter:
         for pair, found in zip(self.pairs, phrases, strict=True):
             begins = [{link[side] for link in pair.sure} for side in (0, 1)]
             for phrase in found:
-                rare = {word for word in (pair.source.lower[i] for i in phrase.source) if self.counts[0][word] <= VERY_RARE}
+                rare = self._rare_words(pair, phrase, VERY_RARE)
                 is_sure = phrase.source[0] in begins[0] and phrase.target[0] in begins[1]
                 if rare and is_sure and len(phrase.source) <= MAX_PHRASE_WORDS:
                     texts.setdefault((pair.source.cut(phrase.source), pair.target.cut(phrase.target)), rare)

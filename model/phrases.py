@@ -95,7 +95,7 @@ class AlignedPair:
 
 
 def align(sources: Sequence[str], targets: Sequence[str], aligner: str) -> list[AlignedPair]:
-    """Split a parallel text into words and link them; eflomal draws at random, so that no two calls link all words alike.
+    """Split a parallel text into words and link them; eflomal draws at random, so that another call may link some otherwise.
 
     Args:
         sources: One sentence each, not blank.
