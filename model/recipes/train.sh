@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Trains the shipped models: train.sh DATA. What comes of it are runs/en-de-shipped and runs/en-fr-shipped. Run it again after a break:
-# nothing that is finished is trained or translated again. Needs eflomal-align (pip install eflomal), or ALIGNER with its path. After a change of recipes or data, remove runs/ first.
+# nothing that is finished is trained or translated again. After a change of recipes or data, remove runs/ first.
+# Needs eflomal-align (pip install eflomal), in PATH or where ALIGNER says.
 set -euo pipefail
 [[ $# == 1 ]] || { echo "usage: $0 DATA" >&2; exit 2; }
 data=$1

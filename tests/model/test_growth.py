@@ -110,10 +110,10 @@ def test_more_tokens_have_the_mean_of_their_pieces(make_model, switches: dict[st
     old, new = model.state_dict(), large.model.state_dict()
     grown_tables = [name for name in new if len(new[name]) == 290]
     assert len(grown_tables) == (4 if "has_output_bias" in switches else 2)
-    for i in range(275, 290):
-        pieces = vocabulary.encode(larger.token_bytes(i).decode().removeprefix(" "))
-        if not larger.token_bytes(i).startswith(b" "):
-            continue  # encoding would put a space before it
+    words = {i: text[1:] for i in range(275, 290) if (text := larger.token_bytes(i).decode()).startswith(" ")}
+    assert words
+    for i, word in words.items():
+        pieces = vocabulary.encode(word)  # which puts the space before it
         for name in grown_tables:
             torch.testing.assert_close(new[name][i], old[name][pieces].mean(0))
 
