@@ -29,7 +29,7 @@ from benchmarks.simulation.plot import draw
 from benchmarks.simulation.replica import capacity
 from benchmarks.simulation.server_probe import Check, ServerProbe, on_cores, split_cores
 from benchmarks.simulation.surge import Curve, Outcome, Surge, curve, judge
-from model.corpus import read_lines
+from dragoman.model.corpus import read_lines
 
 CHART = Path(__file__).parents[1] / "deploy/helm/dragoman/values.yaml"
 GOAL = 0.95

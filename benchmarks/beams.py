@@ -22,12 +22,12 @@ from benchmarks.harness.report import environment, write
 from benchmarks.harness.served import ServedModel
 from benchmarks.libraries import ctranslate2_model, transformers_model
 from benchmarks.libraries.agreement import TIE, Agreement, Beam, Referee, compare
-from model.checkpoint import Checkpoint
-from model.corpus import read_parallel
-from model.data import Ids
-from model.decode import beam_search
-from model.quality import Scores, score
-from protos import generation_pb2, generation_pb2_grpc
+from dragoman.model.checkpoint import Checkpoint
+from dragoman.model.corpus import read_parallel
+from dragoman.model.data import Ids
+from dragoman.model.decode import beam_search
+from dragoman.model.quality import Scores, score
+from dragoman.v1 import generation_pb2, generation_pb2_grpc
 
 ROOT = Path(__file__).parents[1]
 NUM_BEAMS, LENGTH_PENALTY, MAX_NEW_TOKENS = 5, 1.0, 256

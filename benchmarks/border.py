@@ -13,11 +13,11 @@ import time
 from pathlib import Path
 
 from benchmarks.harness.report import environment, write
-from export.bundle import Bundle
-from server.engine.messages import Finished, Request, Statistics
-from server.engine.settings import EngineSettings
-from server.offline import OfflineTranslator
-from server.supervisor import RestartPolicy, SupervisedEngine
+from dragoman.export.bundle import Bundle
+from dragoman.server.engine.messages import Finished, Request, Statistics
+from dragoman.server.engine.settings import EngineSettings
+from dragoman.server.offline import OfflineTranslator
+from dragoman.server.supervisor import RestartPolicy, SupervisedEngine
 
 NUM_ROUNDS, REQUESTS_A_ROUND, NUM_TOGETHER, NUM_STREAMED = 20, 10, 64, 16
 TEXT = "A man in a blue shirt is standing on a ladder cleaning a window."

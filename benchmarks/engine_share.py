@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 
 from benchmarks.harness.report import environment, write
 from benchmarks.harness.stopwatch import StopwatchRunner
-from server.cores import available_cores
-from server.engine.messages import Request
-from server.engine.search.candidates import Candidates
-from server.offline import OfflineTranslator
-from server.runtime.runner import Runner
+from dragoman.server.cores import available_cores
+from dragoman.server.engine.messages import Request
+from dragoman.server.engine.search.candidates import Candidates
+from dragoman.server.offline import OfflineTranslator
+from dragoman.server.runtime.runner import Runner
 
 MAX_NEW_TOKENS = 32
 SHORTEST, LONGEST = 12, 24

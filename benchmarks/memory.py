@@ -17,10 +17,10 @@ from typing import Any
 
 from benchmarks.harness.report import environment, write
 from benchmarks.harness.served import ServedModel
-from client.aio import AsyncClient
-from client.search import Search
-from model.corpus import read_lines
-from server.cores import available_cores
+from dragoman.client.aio import AsyncClient
+from dragoman.client.search import Search
+from dragoman.model.corpus import read_lines
+from dragoman.server.cores import available_cores
 
 NUM_REQUESTS = 20_000
 NUM_PARTS = 10

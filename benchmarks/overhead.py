@@ -23,8 +23,8 @@ from benchmarks.harness.noop import NoopServer
 from benchmarks.harness.report import environment, write
 from benchmarks.harness.served import ServedModel, cpu_seconds
 from benchmarks.overload import percentile
-from model.corpus import read_lines
-from protos import generation_pb2, generation_pb2_grpc
+from dragoman.model.corpus import read_lines
+from dragoman.v1 import generation_pb2, generation_pb2_grpc
 
 CONCURRENCIES = (1, 16, 64)
 MIN_SHARE = 0.5

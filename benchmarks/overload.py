@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.harness.load import UNFINISHED, Load, Record, run
 from benchmarks.harness.report import environment, write
 from benchmarks.harness.served import ServedModel, cpu_seconds
-from model.corpus import read_lines
+from dragoman.model.corpus import read_lines
 
 BUNDLE = Path("bundles/en-de")
 LOADS = (1, 2, 5)

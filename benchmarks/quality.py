@@ -18,12 +18,12 @@ from pathlib import Path
 import torch
 
 from benchmarks.harness.report import environment, write
-from model.checkpoint import Checkpoint
-from model.corpus import read_parallel
-from model.evaluate import translate
-from model.quality import score
-from server.engine.messages import GREEDY, SearchOptions
-from server.offline import OfflineTranslator
+from dragoman.model.checkpoint import Checkpoint
+from dragoman.model.corpus import read_parallel
+from dragoman.model.evaluate import translate
+from dragoman.model.quality import score
+from dragoman.server.engine.messages import GREEDY, SearchOptions
+from dragoman.server.offline import OfflineTranslator
 
 ROOT = Path(__file__).parents[1]
 MODELS = ("en-de", "en-fr")

@@ -22,9 +22,9 @@ from benchmarks.harness.haproxy import HAProxy, find_haproxy
 from benchmarks.harness.load_command import LoadCommand
 from benchmarks.harness.replica import Replica
 from benchmarks.harness.report import environment, write
-from client.load.result import Result
-from client.load.scrape import parse, read_url
-from model.corpus import read_lines
+from dragoman.load.result import Result
+from dragoman.load.scrape import parse, read_url
+from dragoman.model.corpus import read_lines
 
 NUM_REPLICAS = 3
 ROLLING, KILLED = "rolling restart", "kill -9"

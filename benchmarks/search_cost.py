@@ -21,10 +21,10 @@ import numpy as np
 from benchmarks.harness.models import base_bundle, endless_bundle
 from benchmarks.harness.report import environment, write
 from benchmarks.harness.stopwatch import StopwatchRunner
-from model.corpus import read_lines
-from server.cores import available_cores
-from server.engine.messages import GREEDY, Request, Sampling, SearchOptions
-from server.offline import OfflineTranslator
+from dragoman.model.corpus import read_lines
+from dragoman.server.cores import available_cores
+from dragoman.server.engine.messages import GREEDY, Request, Sampling, SearchOptions
+from dragoman.server.offline import OfflineTranslator
 
 ROOT = Path(__file__).parents[1]
 NUM_ROWS = 64

@@ -25,10 +25,10 @@ from rich.progress import Progress
 from torch import nn
 
 from benchmarks.harness.report import environment, write
-from model.corpus import read_lines
-from model.dropout import Dropout
-from model.train import Trainer
-from model.training_config import TrainingConfig
+from dragoman.model.corpus import read_lines
+from dragoman.model.dropout import Dropout
+from dragoman.model.train import Trainer
+from dragoman.model.training_config import TrainingConfig
 
 ROOT = Path(__file__).parents[1]
 NUM_PAIRS = 4000

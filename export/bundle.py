@@ -11,12 +11,12 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from export.tensor_names import TensorNames
-from export.tensor_names import cross_kv_names as cross_kv_names
-from export.tensor_names import self_kv_names as self_kv_names
-from export.tensor_names import self_kv_output_names as self_kv_output_names
-from model.errors import InputError
-from model.tokenizer import Tokenizer, TokenizerError
+from dragoman.export.tensor_names import TensorNames
+from dragoman.export.tensor_names import cross_kv_names as cross_kv_names
+from dragoman.export.tensor_names import self_kv_names as self_kv_names
+from dragoman.export.tensor_names import self_kv_output_names as self_kv_output_names
+from dragoman.model.errors import InputError
+from dragoman.model.tokenizer import Tokenizer, TokenizerError
 
 FORMAT_VERSION = 2
 MANIFEST_FILE = "bundle.json"

@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from export.quantize import ActivationRange, weight_key
-from model.decode import greedy_search
-from model.errors import InputError
-from model.tokenizer import Tokenizer
-from model.transformer import Transformer
+from dragoman.export.quantize import ActivationRange, weight_key
+from dragoman.model.decode import greedy_search
+from dragoman.model.errors import InputError
+from dragoman.model.tokenizer import Tokenizer
+from dragoman.model.transformer import Transformer
 
 BATCH_ROWS = 32
 MAX_NEW_TOKENS = 64

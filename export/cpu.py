@@ -3,7 +3,7 @@
 import onnx_ir
 from onnx_ir import Graph, Model, Value
 
-from export.rewriting import Writer, constant_of
+from dragoman.export.rewriting import Writer, constant_of
 
 
 def keep_sums_apart(model: Model) -> None:

@@ -12,7 +12,7 @@ from typing import get_args
 import msgspec
 import onnx_ir
 
-from export.bundle import (
+from dragoman.export.bundle import (
     DECODER_FILE,
     DECODER_WEIGHTS_FILE,
     ENCODER_FILE,
@@ -30,19 +30,19 @@ from export.bundle import (
     content_version,
     hash_file,
 )
-from export.calibration import calibrate, calibration_sources
-from export.cpu import keep_sums_apart, keep_time_axis
-from export.graphs import EncoderGraph, StepGraph
-from export.half import DTYPES, halved, store_halved
-from export.parity import ParityReport
-from export.quality import QualityTexts, verify_quantized
-from export.quantize import ScaleCounts, quantize
-from export.scorer_graph import ScorerGraph
-from export.tracing import input_output_names, trace, write, write_sharing
-from export.verify import greedy_sources, verify
-from export.verify_half import verify_half
-from model.checkpoint import WEIGHTS_FILE, Checkpoint
-from model.errors import InputError
+from dragoman.export.calibration import calibrate, calibration_sources
+from dragoman.export.cpu import keep_sums_apart, keep_time_axis
+from dragoman.export.graphs import EncoderGraph, StepGraph
+from dragoman.export.half import DTYPES, halved, store_halved
+from dragoman.export.parity import ParityReport
+from dragoman.export.quality import QualityTexts, verify_quantized
+from dragoman.export.quantize import ScaleCounts, quantize
+from dragoman.export.scorer_graph import ScorerGraph
+from dragoman.export.tracing import input_output_names, trace, write, write_sharing
+from dragoman.export.verify import greedy_sources, verify
+from dragoman.export.verify_half import verify_half
+from dragoman.model.checkpoint import WEIGHTS_FILE, Checkpoint
+from dragoman.model.errors import InputError
 
 DEFAULT_MAX_NEW_TOKENS = 256
 HEAD_DIM_MULTIPLE = 8

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from export.tensor_names import TensorNames
-from model.attention import split_heads
-from model.config import ModelConfig
-from model.transformer import Transformer
+from dragoman.export.tensor_names import TensorNames
+from dragoman.model.attention import split_heads
+from dragoman.model.config import ModelConfig
+from dragoman.model.transformer import Transformer
 
 KeyValue = tuple[Tensor, Tensor]
 # Sizes to trace with: all different, and none of them 0 or 1, which tracing would take for constants.

@@ -12,8 +12,8 @@ import onnx_ir
 import torch
 from numpy.typing import NDArray
 
-from model.errors import InputError
-from model.transformer import Transformer
+from dragoman.model.errors import InputError
+from dragoman.model.transformer import Transformer
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 _STORED = {torch.float16: onnx_ir.DataType.FLOAT16, torch.bfloat16: onnx_ir.DataType.BFLOAT16}

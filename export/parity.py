@@ -16,9 +16,9 @@ from msgspec import Struct
 from numpy.typing import NDArray
 from torch import Tensor
 
-from export.bundle import Parity, Quality
-from model.errors import InputError
-from model.transformer import Transformer
+from dragoman.export.bundle import Parity, Quality
+from dragoman.model.errors import InputError
+from dragoman.model.transformer import Transformer
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import numpy as np
 
-from export.bundle import Quality
-from export.parity import EagerReference, Floats, Ints, ParityError, Row, drive, is_ordered
-from export.quantize import ScaleCounts
-from export.scorer_parity import Pair
-from export.verify import NUM_SLOTS, OnnxRunner, forced_rows, greedy_sources
-from model.checkpoint import Checkpoint
-from model.decode import greedy_search
-from model.errors import InputError
-from model.evaluate import MAX_NEW_TOKENS, translate
+from dragoman.export.bundle import Quality
+from dragoman.export.parity import EagerReference, Floats, Ints, ParityError, Row, drive, is_ordered
+from dragoman.export.quantize import ScaleCounts
+from dragoman.export.scorer_parity import Pair
+from dragoman.export.verify import NUM_SLOTS, OnnxRunner, forced_rows, greedy_sources
+from dragoman.model.checkpoint import Checkpoint
+from dragoman.model.decode import greedy_search
+from dragoman.model.errors import InputError
+from dragoman.model.evaluate import MAX_NEW_TOKENS, translate
 
 # A sound quantisation stays far below these, a broken one far above: they are not a promise of quality.
 MAX_DIVERGENCE, MIN_AGREEMENT, MAX_SCORER_DIFFERENCE = 0.2, 0.8, 0.2
@@ -169,7 +169,7 @@ def _with_scores(quality: Quality, checkpoint: Checkpoint, runner: OnnxRunner, t
     """
     from msgspec.structs import replace
 
-    from model.quality import score
+    from dragoman.model.quality import score
 
     before = score(translate(checkpoint.model, checkpoint.tokenizer, texts.sources), texts.references)
     after = score(_translate(runner, checkpoint, texts.sources), texts.references)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from onnx_ir import Graph, Model, Node, Value
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from export.rewriting import Writer, constant_of, only_user
+from dragoman.export.rewriting import Writer, constant_of, only_user
 
 CONTRIB = "com.microsoft"
 WEIGHT_LEVELS = 127

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from export.graphs import (
+from dragoman.export.graphs import (
     EXAMPLE_CAPACITY,
     EXAMPLE_ROWS,
     EXAMPLE_SOURCE,
@@ -15,9 +15,9 @@ from export.graphs import (
     axis_size,
     group_query_attention,
 )
-from export.tensor_names import TensorNames
-from model.attention import merge_heads, padding_mask, split_heads
-from model.transformer import Transformer, at_least_single
+from dragoman.export.tensor_names import TensorNames
+from dragoman.model.attention import merge_heads, padding_mask, split_heads
+from dragoman.model.transformer import Transformer, at_least_single
 
 
 class ScoringAttention:

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from export.parity import Floats, Ints, ParityError
-from model.attention import split_heads
-from model.transformer import FullAttention, Transformer
+from dragoman.export.parity import Floats, Ints, ParityError
+from dragoman.model.attention import split_heads
+from dragoman.model.transformer import FullAttention, Transformer
 
 
 @dataclass(frozen=True, slots=True)

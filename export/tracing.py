@@ -16,8 +16,8 @@ import onnxscript.optimizer
 import torch
 from onnx_ir.passes.common import ClearMetadataAndDocStringPass, RemoveUnusedNodesPass, RemoveUnusedOpsetsPass
 
-from export.graphs import EncoderGraph, StepGraph
-from export.scorer_graph import ScorerGraph
+from dragoman.export.graphs import EncoderGraph, StepGraph
+from dragoman.export.scorer_graph import ScorerGraph
 
 OPSET_VERSION = 20
 IR_VERSION = 10

@@ -7,13 +7,13 @@ import numpy as np
 import onnxruntime
 import torch
 
-from export.bundle import DECODER_FILE, ENCODER_FILE, SCORER_FILE, BundleError, Tensors, cross_kv_names, self_kv_names
-from export.parity import Comparison, CrossKV, EagerReference, Floats, Ints, ParityError, ParityReport, Row, drive
-from export.scorer_parity import Pair, ScorerComparison, check_scorer, padded
-from model.checkpoint import Checkpoint
-from model.config import ModelConfig
-from model.decode import Hypothesis, greedy_search
-from model.transformer import Transformer
+from dragoman.export.bundle import DECODER_FILE, ENCODER_FILE, SCORER_FILE, BundleError, Tensors, cross_kv_names, self_kv_names
+from dragoman.export.parity import Comparison, CrossKV, EagerReference, Floats, Ints, ParityError, ParityReport, Row, drive
+from dragoman.export.scorer_parity import Pair, ScorerComparison, check_scorer, padded
+from dragoman.model.checkpoint import Checkpoint
+from dragoman.model.config import ModelConfig
+from dragoman.model.decode import Hypothesis, greedy_search
+from dragoman.model.transformer import Transformer
 
 TOLERANCE = 1e-4
 NUM_ROWS, NUM_ROWS_ALONE, NUM_RANDOM_SENTENCES, NUM_SLOTS = 24, 6, 200, 8

@@ -15,11 +15,11 @@ import onnx_ir
 import onnxruntime
 import torch
 
-from export.bundle import DECODER_FILE, ENCODER_FILE, SCORER_FILE, BundleError
-from export.half import DTYPES, halved
-from export.parity import ParityError, ParityReport
-from export.quality import MAX_BLEU_LOSS, MAX_CHRF_LOSS, QualityTexts
-from export.verify import (
+from dragoman.export.bundle import DECODER_FILE, ENCODER_FILE, SCORER_FILE, BundleError
+from dragoman.export.half import DTYPES, halved
+from dragoman.export.parity import ParityError, ParityReport
+from dragoman.export.quality import MAX_BLEU_LOSS, MAX_CHRF_LOSS, QualityTexts
+from dragoman.export.verify import (
     MAX_NEW_TOKENS,
     NUM_SLOTS,
     OnnxRunner,
@@ -27,11 +27,11 @@ from export.verify import (
     compare,
     greedy_sources,
 )
-from model.checkpoint import Checkpoint
-from model.config import ModelConfig
-from model.decode import greedy_search
-from model.evaluate import translate
-from model.transformer import Transformer
+from dragoman.model.checkpoint import Checkpoint
+from dragoman.model.config import ModelConfig
+from dragoman.model.decode import greedy_search
+from dragoman.model.evaluate import translate
+from dragoman.model.transformer import Transformer
 
 LIMITS = {"fp16": 0.1, "bf16": 0.8}
 """Largest difference of a log-probability from single precision, which is also the margin that a different token is excused by."""
@@ -149,7 +149,7 @@ def _check_scores(checkpoint: Checkpoint, half: Transformer, texts: QualityTexts
     Raises:
         ParityError: If BLEU or chrF lose too much.
     """
-    from model.quality import score
+    from dragoman.model.quality import score
 
     before, after = (
         score(translate(model, checkpoint.tokenizer, texts.sources), texts.references) for model in (checkpoint.model, half)

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from itertools import accumulate
 
-from model.errors import InputError
-from model.phrases import AlignedPair, Phrase, Words
+from dragoman.model.errors import InputError
+from dragoman.model.phrases import AlignedPair, Phrase, Words
 
 DETERMINERS = {
     "de": "ein eine einen einem einer der die das den dem zwei drei vier fünf sechs mehrere einige "

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from model.checkpoint import Checkpoint, CheckpointError
+from dragoman.model.checkpoint import Checkpoint, CheckpointError
 
 
 def average_checkpoints(directories: Sequence[Path]) -> Checkpoint:

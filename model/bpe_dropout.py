@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from model.tokenizer import Tokenizer
+from dragoman.model.tokenizer import Tokenizer
 
 NUM_VARIANTS = 16
 

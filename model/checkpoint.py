@@ -11,11 +11,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import Tensor
 
-from model.config import ModelConfig, ModelConfigError
-from model.errors import InputError
-from model.files import replaced, write_text
-from model.tokenizer import Tokenizer, TokenizerError
-from model.transformer import Transformer
+from dragoman.model.config import ModelConfig, ModelConfigError
+from dragoman.model.errors import InputError
+from dragoman.model.files import replaced, write_text
+from dragoman.model.tokenizer import Tokenizer, TokenizerError
+from dragoman.model.transformer import Transformer
 
 FORMAT_VERSION = 1
 CONFIG_FILE = "config.json"

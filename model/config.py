@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self, get_args
 
-from model.errors import InputError
+from dragoman.model.errors import InputError
 
 Norm = Literal["pre", "post"]
 Activation = Literal["relu", "gelu", "silu"]

@@ -5,8 +5,8 @@ import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from model.errors import InputError
-from model.files import replaced
+from dragoman.model.errors import InputError
+from dragoman.model.files import replaced
 
 
 class DataError(InputError):

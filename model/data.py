@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from model.config import ModelConfig
+from dragoman.model.config import ModelConfig
 
 Ids = Sequence[int]
 

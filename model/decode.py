@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from model.attention import merge_heads, scaled_dot_product_attention, split_heads
-from model.data import Ids, pad
-from model.transformer import Transformer
+from dragoman.model.attention import merge_heads, scaled_dot_product_attention, split_heads
+from dragoman.model.data import Ids, pad
+from dragoman.model.transformer import Transformer
 
 
 class EagerCache:

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 
-from model.data import Ids
-from model.decode import beam_search, greedy_search
-from model.errors import InputError
-from model.quality import Scores, score
-from model.tokenizer import Tokenizer
-from model.transformer import Transformer
+from dragoman.model.data import Ids
+from dragoman.model.decode import beam_search, greedy_search
+from dragoman.model.errors import InputError
+from dragoman.model.quality import Scores, score
+from dragoman.model.tokenizer import Tokenizer
+from dragoman.model.transformer import Transformer
 
 BATCH_ROWS = 64
 MAX_NEW_TOKENS = 256

@@ -7,10 +7,10 @@ from typing import cast
 import torch
 from torch import nn
 
-from model.checkpoint import Checkpoint
-from model.config import ModelConfig, ModelConfigError
-from model.tokenizer import Tokenizer
-from model.transformer import DecoderLayer, EncoderLayer, Transformer
+from dragoman.model.checkpoint import Checkpoint
+from dragoman.model.config import ModelConfig, ModelConfigError
+from dragoman.model.tokenizer import Tokenizer
+from dragoman.model.transformer import DecoderLayer, EncoderLayer, Transformer
 
 GROWING = ("num_encoder_layers", "num_decoder_layers", "encoder_ffn_dim", "decoder_ffn_dim")
 

@@ -5,8 +5,8 @@ As a target it is within a model's reach, and says more of what the reference sa
 
 from collections.abc import Mapping, Sequence
 
-from model.corpus import DataError
-from model.quality import sentence_bleu
+from dragoman.model.corpus import DataError
+from dragoman.model.quality import sentence_bleu
 
 
 def choose_nearest(references: Sequence[str], candidates: Mapping[str, Sequence[str]]) -> list[str]:

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from model.corpus import DataError, read_lines, write_lines
-from model.errors import InputError
+from dragoman.model.corpus import DataError, read_lines, write_lines
+from dragoman.model.errors import InputError
 
 # A French elision (l', qu'), a word with its hyphens and apostrophes, or a sign.
 WORD = re.compile(r"(?i:[cdjlmnst]|qu)['’](?=\w)|\w+(?:['’-]\w+)*|[^\w\s]")

@@ -7,7 +7,7 @@ from typing import Any
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
-from model.errors import InputError
+from dragoman.model.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from model.bpe_dropout import BpeDropout
-from model.errors import InputError
-from model.tokenizer import Tokenizer
+from dragoman.model.bpe_dropout import BpeDropout
+from dragoman.model.errors import InputError
+from dragoman.model.tokenizer import Tokenizer
 
 
 class PairSampler:

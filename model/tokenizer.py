@@ -14,8 +14,8 @@ from typing import Self
 from tokenizers import Tokenizer as Encoder
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from model.errors import InputError
-from model.files import write_text
+from dragoman.model.errors import InputError
+from dragoman.model.files import write_text
 
 PAD, EOS, START = "<pad>", "</s>", "<s>"
 SPECIAL_TOKENS = (PAD, EOS, START)

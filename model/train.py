@@ -18,20 +18,20 @@ from safetensors import safe_open
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
-from model.checkpoint import Checkpoint, average_weights, save_tensors
-from model.config import ModelConfigError
-from model.corpus import DataError, read_parallel
-from model.data import Batch, bucket, collate
-from model.errors import InputError
-from model.evaluate import evaluate
-from model.files import write_text
-from model.growth import grown
-from model.loss import projected_cross_entropy, r_drop_cross_entropy
-from model.sampler import PairSampler
-from model.tokenizer import Tokenizer
-from model.training_config import TrainingConfig, TrainingConfigError, model_config
-from model.training_log import STEP_FIELDS, STEPS_FILE, VALIDATION_FIELDS, VALIDATION_FILE, CsvLog, plot_curves
-from model.transformer import Transformer
+from dragoman.model.checkpoint import Checkpoint, average_weights, save_tensors
+from dragoman.model.config import ModelConfigError
+from dragoman.model.corpus import DataError, read_parallel
+from dragoman.model.data import Batch, bucket, collate
+from dragoman.model.errors import InputError
+from dragoman.model.evaluate import evaluate
+from dragoman.model.files import write_text
+from dragoman.model.growth import grown
+from dragoman.model.loss import projected_cross_entropy, r_drop_cross_entropy
+from dragoman.model.sampler import PairSampler
+from dragoman.model.tokenizer import Tokenizer
+from dragoman.model.training_config import TrainingConfig, TrainingConfigError, model_config
+from dragoman.model.training_log import STEP_FIELDS, STEPS_FILE, VALIDATION_FIELDS, VALIDATION_FILE, CsvLog, plot_curves
+from dragoman.model.transformer import Transformer
 
 STATE_FILE = "state.safetensors"
 SUMMARY_FILE = "summary.json"

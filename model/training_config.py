@@ -7,9 +7,9 @@ from typing import Annotated, Any, Self
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from model.config import ModelConfig, ModelConfigError
-from model.errors import InputError
-from model.tokenizer import Tokenizer
+from dragoman.model.config import ModelConfig, ModelConfigError
+from dragoman.model.errors import InputError
+from dragoman.model.tokenizer import Tokenizer
 
 _STRICT = ConfigDict(extra="forbid")
 Probability = Annotated[float, Field(ge=0, lt=1)]

@@ -3,7 +3,7 @@
 import csv
 from pathlib import Path
 
-from model.files import replaced
+from dragoman.model.files import replaced
 
 STEP_FIELDS = ("step", "epoch", "loss", "learning_rate", "grad_norm", "target_tokens", "seconds")
 VALIDATION_FIELDS = ("step", "epoch", "loss", "bleu", "chrf")

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model.attention import MultiHeadAttention, merge_heads, padding_mask, scaled_dot_product_attention, split_heads
-from model.config import ModelConfig
-from model.dropout import Dropout
+from dragoman.model.attention import MultiHeadAttention, merge_heads, padding_mask, scaled_dot_product_attention, split_heads
+from dragoman.model.config import ModelConfig
+from dragoman.model.dropout import Dropout
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Writes the Python stubs beside the .proto files; with --check, fails where the committed ones differ.
+# Writes the Python stubs of the .proto files into dragoman/v1; with --check, fails where the committed ones differ.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=.
@@ -9,9 +9,10 @@ if [ "${1:-}" = --check ]; then
 fi
 # google/rpc/status.proto comes with googleapis-common-protos.
 common=$(python -c 'import pathlib, google.rpc.status_pb2 as status; print(pathlib.Path(status.__file__).parents[2])')
-python -m grpc_tools.protoc --proto_path=. --proto_path="$common" --python_out="$out" --pyi_out="$out" --grpc_python_out="$out" protos/*.proto
+python -m grpc_tools.protoc --proto_path=protos --proto_path="$common" --python_out="$out" --pyi_out="$out" --grpc_python_out="$out" \
+  dragoman/v1/generation.proto
 if [ "$out" != . ]; then
-  for stub in "$out"/protos/*_pb2*; do
-    diff -q "$stub" "protos/$(basename "$stub")" || { echo "stubs are out of date: run make protos" >&2; exit 1; }
+  for stub in "$out"/dragoman/v1/*_pb2*; do
+    diff -q "$stub" "dragoman/v1/$(basename "$stub")" || { echo "stubs are out of date: run make protos" >&2; exit 1; }
   done
 fi

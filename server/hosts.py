@@ -11,7 +11,7 @@ from typing import Protocol
 import msgspec
 import structlog
 
-from server.engine.settings import EngineSettings
+from dragoman.server.engine.settings import EngineSettings
 
 log = structlog.get_logger("dragoman.supervisor")
 
@@ -43,7 +43,7 @@ class ProcessHost:
         """
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "server.engine.process", msgspec.json.encode(settings).decode()),
+            *(sys.executable, "-P", "-m", "dragoman.server.engine.process", msgspec.json.encode(settings).decode()),
             stdin=asyncio.subprocess.PIPE,
             env=os.environ | {"PYTHONPATH": path},
             start_new_session=True,
@@ -80,7 +80,7 @@ class ThreadHost:
 
     def _run(self, settings: EngineSettings) -> None:
         try:
-            from server.engine.process import EngineLoop  # not part of a front end whose engines are processes
+            from dragoman.server.engine.process import EngineLoop  # not part of a front end whose engines are processes
 
             engine_loop = EngineLoop(settings)
             self._stop = engine_loop.stop

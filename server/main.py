@@ -17,20 +17,20 @@ import structlog
 from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.registry import CollectorRegistry
 
-from export.bundle import Bundle
-from server import config as settings
-from server.api.server import ApiServer, build_server
-from server.config import ConfigError, ServerConfig
-from server.cores import TooFewCores, available_cores, divide_cores
-from server.engine.settings import DeviceSettings, EngineSettings
-from server.repository import LoadedModel, Repository, find_bundles
-from server.supervisor import EngineCannotStart, RestartPolicy, SupervisedEngine
-from server.telemetry import logs
-from server.telemetry.admin import AdminServer
-from server.telemetry.metrics import Metrics
+from dragoman.export.bundle import Bundle
+from dragoman.server import config as settings
+from dragoman.server.api.server import ApiServer, build_server
+from dragoman.server.config import ConfigError, ServerConfig
+from dragoman.server.cores import TooFewCores, available_cores, divide_cores
+from dragoman.server.engine.settings import DeviceSettings, EngineSettings
+from dragoman.server.repository import LoadedModel, Repository, find_bundles
+from dragoman.server.supervisor import EngineCannotStart, RestartPolicy, SupervisedEngine
+from dragoman.server.telemetry import logs
+from dragoman.server.telemetry.admin import AdminServer
+from dragoman.server.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:  # it needs OpenTelemetry
-    from server.telemetry.tracing import Tracer
+    from dragoman.server.telemetry.tracing import Tracer
 
 # How long the last spans may take to leave, after the drain and while the engines stop.
 FLUSH_SECONDS = 2.0
@@ -203,7 +203,7 @@ def _make_tracer(config: ServerConfig) -> "Tracer | None":
     if not config.tracing_endpoint:
         return None
     try:
-        from server.telemetry.tracing import Tracer
+        from dragoman.server.telemetry.tracing import Tracer
     except ModuleNotFoundError as error:
         raise ConfigError("tracing_endpoint: OpenTelemetry is not installed; pip install 'dragoman[tracing]'") from error
     try:

@@ -4,12 +4,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from export.bundle import Bundle
-from model.errors import InputError
-from server.cores import available_cores
-from server.engine.loading import load_engine
-from server.engine.messages import GREEDY, Finished, Request, SearchOptions
-from server.engine.scheduler import Limits
+from dragoman.export.bundle import Bundle
+from dragoman.model.errors import InputError
+from dragoman.server.cores import available_cores
+from dragoman.server.engine.loading import load_engine
+from dragoman.server.engine.messages import GREEDY, Finished, Request, SearchOptions
+from dragoman.server.engine.scheduler import Limits
 
 _ORIGIN = b"offline"
 

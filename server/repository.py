@@ -4,10 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from export.bundle import MANIFEST_FILE, Bundle, BundleError, Manifest
-from model.tokenizer import Tokenizer
-from server.errors import UnknownModel
-from server.supervisor import SupervisedEngine
+from dragoman.export.bundle import MANIFEST_FILE, Bundle, BundleError, Manifest
+from dragoman.model.tokenizer import Tokenizer
+from dragoman.server.errors import UnknownModel
+from dragoman.server.supervisor import SupervisedEngine
 
 
 def find_bundles(folder: Path) -> list[Bundle]:

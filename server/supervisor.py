@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import msgspec
 import structlog
 
-from server.engine.client import EngineClient
-from server.engine.messages import Finished, Ready, Request, Scored, ScoreRequest, Statistics, Tokens
-from server.engine.settings import EngineSettings
-from server.errors import NotReady, Unavailable
-from server.hosts import Host, ProcessHost, ThreadHost
+from dragoman.server.engine.client import EngineClient
+from dragoman.server.engine.messages import Finished, Ready, Request, Scored, ScoreRequest, Statistics, Tokens
+from dragoman.server.engine.settings import EngineSettings
+from dragoman.server.errors import NotReady, Unavailable
+from dragoman.server.hosts import Host, ProcessHost, ThreadHost
 
 log = structlog.get_logger("dragoman.supervisor")
 

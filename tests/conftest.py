@@ -12,7 +12,7 @@ import pytest
 if TYPE_CHECKING:  # the fixtures load them, so that tests of the server need not wait for torch
     from transformers import MarianMTModel, PegasusForConditionalGeneration
 
-    from model.transformer import Transformer
+    from dragoman.model.transformer import Transformer
 
 
 @pytest.fixture(scope="session")

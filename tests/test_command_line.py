@@ -16,8 +16,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import dragoman
-from protos import generation_pb2, generation_pb2_grpc
+from dragoman.cli import main as dragoman
+from dragoman.v1 import generation_pb2, generation_pb2_grpc
 
 ROOT = Path(__file__).resolve().parents[1]
 PATIENCE_SECONDS = 120

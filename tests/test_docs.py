@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from prometheus_client.registry import CollectorRegistry
 
-from model.training_config import TrainingConfig
-from protos import generation_pb2
-from server.config import ServerConfig
-from server.telemetry.metrics import Metrics
+from dragoman.model.training_config import TrainingConfig
+from dragoman.server.config import ServerConfig
+from dragoman.server.telemetry.metrics import Metrics
+from dragoman.v1 import generation_pb2
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT.glob("model/pretrained/*/README.md"))]

@@ -4,7 +4,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from benchmarks.engines_parts.sides import Run
+from benchmarks.engines.sides import Run
 
 PAUSE_SECONDS = 0.3
 """Longer than the threads of any side look for more work after its last."""

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 from grpc import aio
 
-from protos import generation_pb2, generation_pb2_grpc
+from dragoman.v1 import generation_pb2, generation_pb2_grpc
 
 ROOT = Path(__file__).parents[2]
 CONNECT_SECONDS = 30.0

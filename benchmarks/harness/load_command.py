@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from client.load.result import Result, read_result
+from dragoman.load.result import Result, read_result
 
 ROOT = Path(__file__).parents[2]
 END_SECONDS = 120.0

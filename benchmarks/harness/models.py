@@ -11,13 +11,13 @@ from pathlib import Path
 
 import torch
 
-from export.bundle import Bundle, BundleError, hash_file
-from export.exporter import export_checkpoint
-from model.checkpoint import WEIGHTS_FILE, Checkpoint
-from model.config import ModelConfig
-from model.decode import StepDecoder
-from model.tokenizer import Tokenizer
-from model.transformer import DecoderLayer, Transformer
+from dragoman.export.bundle import Bundle, BundleError, hash_file
+from dragoman.export.exporter import export_checkpoint
+from dragoman.model.checkpoint import WEIGHTS_FILE, Checkpoint
+from dragoman.model.config import ModelConfig
+from dragoman.model.decode import StepDecoder
+from dragoman.model.tokenizer import Tokenizer
+from dragoman.model.transformer import DecoderLayer, Transformer
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = ROOT / "model/pretrained/en-de"

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from grpc import aio
 
-from protos import generation_pb2, generation_pb2_grpc
+from dragoman.v1 import generation_pb2, generation_pb2_grpc
 
 ROOT = Path(__file__).parents[2]
 STOP_SECONDS = 10.0

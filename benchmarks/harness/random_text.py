@@ -2,7 +2,7 @@
 
 import random
 
-from model.tokenizer import Tokenizer
+from dragoman.model.tokenizer import Tokenizer
 
 SPACE = "Ġ"
 """What byte-level BPE writes for a space."""

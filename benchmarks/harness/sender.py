@@ -9,10 +9,10 @@ from typing import Any, Self
 
 from grpc import aio
 
-from benchmarks.engines_parts.sides import Run, Workload
+from benchmarks.engines.sides import Run, Workload
 from benchmarks.harness.apart import Apart
 from benchmarks.harness.served import ServedModel, cpu_seconds
-from protos import generation_pb2, generation_pb2_grpc
+from dragoman.v1 import generation_pb2, generation_pb2_grpc
 
 CONNECT_SECONDS = 30.0
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from server.engine.search.candidates import Candidates
-from server.runtime.runner import Runner
+from dragoman.server.engine.search.candidates import Candidates
+from dragoman.server.runtime.runner import Runner
 
 
 class StopwatchRunner:

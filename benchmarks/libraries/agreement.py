@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from model.data import Ids
-from model.decode import length_normalised
-from model.transformer import Transformer
+from dragoman.model.data import Ids
+from dragoman.model.decode import length_normalised
+from dragoman.model.transformer import Transformer
 
 Beam = list[tuple[list[int], float]]
 """Token ids, end-of-sequence not included, and score of each answer to one source, best first."""

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, MarianConfig, MarianMTModel, PegasusConfig, PegasusForConditionalGeneration
 
 from benchmarks.libraries.agreement import Beam
-from model.data import Ids, pad
-from model.transformer import DecoderLayer, EncoderLayer, Transformer
+from dragoman.model.data import Ids, pad
+from dragoman.model.transformer import DecoderLayer, EncoderLayer, Transformer
 
 
 def to_transformers(ours: Transformer) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 from grpc import aio
 
-from protos import generation_pb2, generation_pb2_grpc
+from dragoman.v1 import generation_pb2, generation_pb2_grpc
 
 TRITON_MODEL = "translate"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import ctranslate2
 
-from model.tokenizer import Tokenizer
+from dragoman.model.tokenizer import Tokenizer
 
 MAX_NEW_TOKENS = 256
 COMPUTE_TYPES = {"fp32": "float32", "int8": "int8"}

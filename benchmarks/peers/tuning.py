@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from benchmarks.peers.server import Settings
-from benchmarks.serving_parts.goodput import Point
+from benchmarks.serving.goodput import Point
 
 BATCH_SIZES = (16, 64)
 DELAYS_MS = (0, 20)

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.simulation.costs import Costs, Job, fit_line
-from server.engine.messages import Request, SearchOptions
-from server.engine.messages import Statistics as StepStatistics
-from server.offline import OfflineTranslator
+from dragoman.server.engine.messages import Request, SearchOptions
+from dragoman.server.engine.messages import Statistics as StepStatistics
+from dragoman.server.offline import OfflineTranslator
 
 MAX_SLOTS = 64
 NUM_STEPS = 20

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 
 from benchmarks.simulation.costs import Costs, Job
-from server.engine.forecast import Average
+from dragoman.server.engine.forecast import Average
 
 Ended = Callable[[float, float], None]
 """Takes when a request was due and when it was answered; infinity for one that was refused."""

@@ -14,11 +14,11 @@ ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
 WORKDIR /source
-COPY pyproject.toml README.md LICENSE dragoman.py ./
+COPY pyproject.toml README.md LICENSE ./
 COPY model ./model
 COPY export ./export
 COPY server ./server
-COPY client ./client
+COPY dragoman ./dragoman
 COPY protos ./protos
 RUN pip wheel --no-deps --wheel-dir /wheels .
 

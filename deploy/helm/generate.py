@@ -33,7 +33,7 @@ COPIES = {
 
 def settings_schema() -> dict[str, Any]:
     """Return the JSON schema of each setting that `config` may hold, by name."""
-    from server.config import ServerConfig
+    from dragoman.server.config import ServerConfig
 
     schema = ServerConfig.model_json_schema()
     return {name: _plain(field, schema.get("$defs", {})) for name, field in schema["properties"].items() if name not in MANAGED}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from server.telemetry.metrics import Metrics
+from dragoman.server.telemetry.metrics import Metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = ROOT / "docs/metrics.md"

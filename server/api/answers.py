@@ -6,13 +6,13 @@ from typing import NoReturn
 
 from google.protobuf.message import Message
 
-from model.tokenizer import Tokenizer
-from protos import generation_pb2
-from server.api.calls import Call
-from server.api.ports import Model
-from server.api.validation import Prepared
-from server.engine import messages
-from server.errors import Cancelled, DeadlineExceeded, DeadlineUnmet, InvalidRequest, QueueFull, StepFailed, Unavailable
+from dragoman.model.tokenizer import Tokenizer
+from dragoman.server.api.calls import Call
+from dragoman.server.api.ports import Model
+from dragoman.server.api.validation import Prepared
+from dragoman.server.engine import messages
+from dragoman.server.errors import Cancelled, DeadlineExceeded, DeadlineUnmet, InvalidRequest, QueueFull, StepFailed, Unavailable
+from dragoman.v1 import generation_pb2
 
 FINISH_REASONS: dict[messages.FinishReason, generation_pb2.FinishReason] = {
     "eos": generation_pb2.FINISH_REASON_EOS,

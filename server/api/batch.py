@@ -11,14 +11,14 @@ from typing import TypeAlias
 
 from structlog.contextvars import bind_contextvars, unbind_contextvars
 
-from protos import generation_pb2
-from server.api import errors
-from server.api.calls import Call, current_call
-from server.api.interceptors import RETRY_SECONDS, Context, Unreadable, cancellation_code
-from server.api.ports import Models
-from server.api.records import Records
-from server.api.validation import check_request_id
-from server.errors import InvalidRequest, Unavailable
+from dragoman.server.api import errors
+from dragoman.server.api.calls import Call, current_call
+from dragoman.server.api.interceptors import RETRY_SECONDS, Context, Unreadable, cancellation_code
+from dragoman.server.api.ports import Models
+from dragoman.server.api.records import Records
+from dragoman.server.api.validation import check_request_id
+from dragoman.server.errors import InvalidRequest, Unavailable
+from dragoman.v1 import generation_pb2
 
 # Requests in hand for each slot of the largest model: one that decodes and one that is ready to take its place.
 REQUESTS_PER_SLOT = 2

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # it needs OpenTelemetry
-    from server.telemetry.tracing import CallSpan
+    from dragoman.server.telemetry.tracing import CallSpan
 
 
 @dataclass(slots=True, eq=False)

@@ -10,7 +10,7 @@ from google.rpc.error_details_pb2 import RequestInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 from grpc_status import rpc_status
 
-from server.errors import ServerFault, ServiceError
+from dragoman.server.errors import ServerFault, ServiceError
 
 # A status travels in HTTP/2 headers, twice, and long ones are refused on the way; a caller's own text may be quoted in it.
 MAX_MESSAGE_BYTES = 1024

@@ -11,18 +11,18 @@ from typing import cast
 
 from structlog.contextvars import bind_contextvars
 
-from model.tokenizer import StreamingDetokenizer
-from protos import generation_pb2, generation_pb2_grpc
-from server.api.answers import FINISH_REASONS, check_size, raise_ending, to_response
-from server.api.batch import Batch
-from server.api.calls import Call, current_call
-from server.api.interceptors import Context
-from server.api.ports import Model, Models
-from server.api.records import Records
-from server.api.scoring import prepare_pair, raise_pair_ending, to_score_response
-from server.api.validation import Prepared, Validator, check_model_name
-from server.engine import messages
-from server.telemetry.metrics import Metrics
+from dragoman.model.tokenizer import StreamingDetokenizer
+from dragoman.server.api.answers import FINISH_REASONS, check_size, raise_ending, to_response
+from dragoman.server.api.batch import Batch
+from dragoman.server.api.calls import Call, current_call
+from dragoman.server.api.interceptors import Context
+from dragoman.server.api.ports import Model, Models
+from dragoman.server.api.records import Records
+from dragoman.server.api.scoring import prepare_pair, raise_pair_ending, to_score_response
+from dragoman.server.api.validation import Prepared, Validator, check_model_name
+from dragoman.server.engine import messages
+from dragoman.server.telemetry.metrics import Metrics
+from dragoman.v1 import generation_pb2, generation_pb2_grpc
 
 
 class GenerationServicer(generation_pb2_grpc.GenerationServicer):

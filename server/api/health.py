@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from grpc_health.v1.health import aio
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 
-from protos import generation_pb2
-from server.api.ports import Model
+from dragoman.server.api.ports import Model
+from dragoman.v1 import generation_pb2
 
 LIVENESS = "liveness"
 GENERATION = generation_pb2.DESCRIPTOR.services_by_name["Generation"].full_name

@@ -17,11 +17,11 @@ import grpc
 from google.protobuf.message import DecodeError
 from structlog.contextvars import bind_contextvars
 
-from server.api import errors
-from server.api.calls import Call, current_call
-from server.api.records import Records
-from server.api.validation import check_request_id
-from server.errors import Cancelled, DeadlineExceeded, Draining, InvalidRequest, ServiceError, Unavailable
+from dragoman.server.api import errors
+from dragoman.server.api.calls import Call, current_call
+from dragoman.server.api.records import Records
+from dragoman.server.api.validation import check_request_id
+from dragoman.server.errors import Cancelled, DeadlineExceeded, Draining, InvalidRequest, ServiceError, Unavailable
 
 HEALTH_PREFIX = "/grpc.health.v1.Health/"
 REQUEST_ID_KEY = "x-request-id"

@@ -3,11 +3,11 @@
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from model.tokenizer import Tokenizer
-from server.engine import messages
+from dragoman.model.tokenizer import Tokenizer
+from dragoman.server.engine import messages
 
 if TYPE_CHECKING:
-    from export.bundle import Manifest
+    from dragoman.export.bundle import Manifest
 
 
 class Engine(Protocol):

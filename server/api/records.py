@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 import structlog
 from structlog.contextvars import bind_contextvars
 
-from server.api import errors
-from server.api.calls import Call
-from server.errors import ServiceError
-from server.telemetry.metrics import Metrics
-from server.telemetry.trace_context import read_trace_context
+from dragoman.server.api import errors
+from dragoman.server.api.calls import Call
+from dragoman.server.errors import ServiceError
+from dragoman.server.telemetry.metrics import Metrics
+from dragoman.server.telemetry.trace_context import read_trace_context
 
 if TYPE_CHECKING:  # it needs OpenTelemetry
-    from server.telemetry.tracing import Tracer
+    from dragoman.server.telemetry.tracing import Tracer
 
 # What an interceptor turns away by its status alone.
 REFUSALS = {"UNAUTHENTICATED": "unauthenticated"}

@@ -15,15 +15,15 @@ from typing import NoReturn
 
 import numpy as np
 
-from protos import generation_pb2
-from server.api.alignment import word_alignment
-from server.api.answers import RETRY_SECONDS, token_log_probs
-from server.api.calls import Call
-from server.api.ports import Model
-from server.api.search_options import check_length_penalty
-from server.api.validation import Validator, check_deadline, check_priority
-from server.engine import messages
-from server.errors import Cancelled, DeadlineExceeded, InvalidRequest, QueueFull, StepFailed, Unavailable
+from dragoman.server.api.alignment import word_alignment
+from dragoman.server.api.answers import RETRY_SECONDS, token_log_probs
+from dragoman.server.api.calls import Call
+from dragoman.server.api.ports import Model
+from dragoman.server.api.search_options import check_length_penalty
+from dragoman.server.api.validation import Validator, check_deadline, check_priority
+from dragoman.server.engine import messages
+from dragoman.server.errors import Cancelled, DeadlineExceeded, InvalidRequest, QueueFull, StepFailed, Unavailable
+from dragoman.v1 import generation_pb2
 
 
 async def prepare_pair(

@@ -6,10 +6,10 @@ Nothing is silently ignored: an option that does not go with the others asked fo
 import secrets
 from collections.abc import Iterable, Sequence
 
-from protos import generation_pb2
-from server.api.ports import Model
-from server.engine import messages
-from server.errors import InvalidRequest
+from dragoman.server.api.ports import Model
+from dragoman.server.engine import messages
+from dragoman.server.errors import InvalidRequest
+from dragoman.v1 import generation_pb2
 
 MAX_TEMPERATURE = 100.0
 MAX_REPETITION_PENALTY = 100.0

@@ -10,9 +10,9 @@ from typing import Any, NoReturn
 import grpc
 from structlog.contextvars import bind_contextvars
 
-from server.api.interceptors import HEALTH_PREFIX, Context, Continuation, Handler
-from server.config import ConfigError, ServerConfig
-from server.errors import ClientFault
+from dragoman.server.api.interceptors import HEALTH_PREFIX, Context, Continuation, Handler
+from dragoman.server.config import ConfigError, ServerConfig
+from dragoman.server.errors import ClientFault
 
 
 class Unauthenticated(ClientFault):

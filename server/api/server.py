@@ -8,18 +8,18 @@ import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from protos import generation_pb2_grpc
-from server.api.generation import GenerationServicer
-from server.api.health import GENERATION, Health
-from server.api.interceptors import CallInterceptor
-from server.api.ports import Models
-from server.api.records import Records
-from server.api.security import AuthInterceptor, read_tokens, tls_credentials
-from server.config import ConfigError, ServerConfig
-from server.telemetry.metrics import Metrics
+from dragoman.server.api.generation import GenerationServicer
+from dragoman.server.api.health import GENERATION, Health
+from dragoman.server.api.interceptors import CallInterceptor
+from dragoman.server.api.ports import Models
+from dragoman.server.api.records import Records
+from dragoman.server.api.security import AuthInterceptor, read_tokens, tls_credentials
+from dragoman.server.config import ConfigError, ServerConfig
+from dragoman.server.telemetry.metrics import Metrics
+from dragoman.v1 import generation_pb2_grpc
 
 if TYPE_CHECKING:  # it needs OpenTelemetry
-    from server.telemetry.tracing import Tracer
+    from dragoman.server.telemetry.tracing import Tracer
 
 COUNTED_METHODS = frozenset(f"/{GENERATION}/{name}" for name in ("Generate", "GenerateStream", "GenerateBatch", "Score"))
 # How long the last bytes may take to leave, and watchers of the health to be told, once nothing runs any more.

@@ -5,12 +5,12 @@ import time
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
-from model.tokenizer import Tokenizer
-from protos import generation_pb2
-from server.api.ports import Model
-from server.api.search_options import search_options
-from server.engine import messages
-from server.errors import DeadlineExceeded, InvalidRequest
+from dragoman.model.tokenizer import Tokenizer
+from dragoman.server.api.ports import Model
+from dragoman.server.api.search_options import search_options
+from dragoman.server.engine import messages
+from dragoman.server.errors import DeadlineExceeded, InvalidRequest
+from dragoman.v1 import generation_pb2
 
 MAX_NAME_CHARACTERS = 128
 MAX_ID_CHARACTERS = 128

@@ -11,7 +11,7 @@ import msgspec
 import structlog
 import zmq
 
-from server.engine.messages import (
+from dragoman.server.engine.messages import (
     Cancel,
     Command,
     Event,
@@ -29,7 +29,7 @@ from server.engine.messages import (
     Submit,
     Tokens,
 )
-from server.errors import QueueFull, Unavailable
+from dragoman.server.errors import QueueFull, Unavailable
 
 log = structlog.get_logger("dragoman.engine.client")
 

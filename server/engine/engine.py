@@ -9,19 +9,19 @@ from collections.abc import Callable
 
 import structlog
 
-from server.engine.forecast import Forecast
-from server.engine.messages import FinishReason, Prefill, Report, Request, Statistics, Step
-from server.engine.outbox import Outbox
-from server.engine.prefill import group_by_length
-from server.engine.rows import Rows
-from server.engine.scheduler import Limits, QueueIsFull, Scheduler
-from server.engine.search.candidates import Candidates
-from server.engine.search.choice import search_for
-from server.engine.search.hypothesis import Hypothesis, num_common_tokens
-from server.engine.search.search import Search, TargetSide
-from server.engine.sequence import Sequence
-from server.engine.slots import Slots
-from server.runtime.runner import Runner
+from dragoman.server.engine.forecast import Forecast
+from dragoman.server.engine.messages import FinishReason, Prefill, Report, Request, Statistics, Step
+from dragoman.server.engine.outbox import Outbox
+from dragoman.server.engine.prefill import group_by_length
+from dragoman.server.engine.rows import Rows
+from dragoman.server.engine.scheduler import Limits, QueueIsFull, Scheduler
+from dragoman.server.engine.search.candidates import Candidates
+from dragoman.server.engine.search.choice import search_for
+from dragoman.server.engine.search.hypothesis import Hypothesis, num_common_tokens
+from dragoman.server.engine.search.search import Search, TargetSide
+from dragoman.server.engine.sequence import Sequence
+from dragoman.server.engine.slots import Slots
+from dragoman.server.runtime.runner import Runner
 
 log = structlog.get_logger("dragoman.engine")
 

@@ -1,7 +1,7 @@
 """How long things take: averages of what was measured, and what they say of a request that has just come."""
 
-from server.engine.scheduler import Scheduler
-from server.engine.sequence import Sequence
+from dragoman.server.engine.scheduler import Scheduler
+from dragoman.server.engine.sequence import Sequence
 
 NUM_AVERAGED = 32
 MIN_STEPS = 16

@@ -2,14 +2,14 @@
 
 import structlog
 
-from export.bundle import Bundle
-from server.engine.engine import Engine
-from server.engine.scheduler import Limits
-from server.engine.scoring import Scorer
-from server.engine.search.search import TargetSide
-from server.engine.settings import DeviceSettings
-from server.engine.warmup import warm_up
-from server.runtime.runner import Runner
+from dragoman.export.bundle import Bundle
+from dragoman.server.engine.engine import Engine
+from dragoman.server.engine.scheduler import Limits
+from dragoman.server.engine.scoring import Scorer
+from dragoman.server.engine.search.search import TargetSide
+from dragoman.server.engine.settings import DeviceSettings
+from dragoman.server.engine.warmup import warm_up
+from dragoman.server.runtime.runner import Runner
 
 log = structlog.get_logger("dragoman.engine")
 
@@ -39,19 +39,19 @@ def load_runner(bundle: Bundle, limits: Limits, num_threads: int, device: Device
         DeviceError: If the device cannot be used, or the model does not fit.
     """
     # Imported here, so that the absence of a library is said like any other reason not to start.
-    from server.runtime.providers import choose_device
+    from dragoman.server.runtime.providers import choose_device
 
     manifest = bundle.manifest
     choice = choose_device(device.name, manifest.precision)
     if choice.ordinal is None:
-        from server.runtime.onnx import OnnxRunner
+        from dragoman.server.runtime.onnx import OnnxRunner
 
         log.info("device chosen", model=manifest.name, device="cpu", asked_for=device.name, reason=choice.reason)
         return OnnxRunner(bundle, limits.max_slots, num_threads)
-    from server.runtime.device_buckets import Buckets
-    from server.runtime.device_cuda import CudaDevice
-    from server.runtime.device_model import DeviceModel
-    from server.runtime.device_runner import DeviceRunner
+    from dragoman.server.runtime.device.buckets import Buckets
+    from dragoman.server.runtime.device.cuda import CudaDevice
+    from dragoman.server.runtime.device.model import DeviceModel
+    from dragoman.server.runtime.device.runner import DeviceRunner
 
     sizes = manifest.target_vocab_size, manifest.max_target_tokens, manifest.max_source_tokens
     runner = DeviceRunner(
@@ -77,7 +77,7 @@ def load_runner(bundle: Bundle, limits: Limits, num_threads: int, device: Device
 
 def load_scorer(bundle: Bundle, num_threads: int, runner: Runner) -> Scorer:
     """Return the scorer of a bundle, which loads its graph when it is first used, on the device of its runner."""
-    from server.runtime.device_runner import DeviceRunner
-    from server.runtime.scorer import OnnxScorer
+    from dragoman.server.runtime.device.runner import DeviceRunner
+    from dragoman.server.runtime.scorer import OnnxScorer
 
     return OnnxScorer(bundle, num_threads, runner.open_session if isinstance(runner, DeviceRunner) else None)

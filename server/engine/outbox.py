@@ -3,8 +3,8 @@
 from collections import defaultdict
 from collections.abc import Iterable
 
-from server.engine.messages import Finished, Report, Statistics, Tokens
-from server.engine.sequence import Sequence
+from dragoman.server.engine.messages import Finished, Report, Statistics, Tokens
+from dragoman.server.engine.sequence import Sequence
 
 
 class Outbox:

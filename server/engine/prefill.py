@@ -1,6 +1,6 @@
 """Which new sources are encoded together: padding is work thrown away, but so is the fixed cost of one more encoder run."""
 
-from server.engine.sequence import Sequence
+from dragoman.server.engine.sequence import Sequence
 
 MAX_PADDING = 0.25
 """Longest share of its batch's length by which a source may be shorter than the longest in the batch."""

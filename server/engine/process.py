@@ -17,14 +17,14 @@ import msgspec
 import structlog
 import zmq
 
-from export.bundle import Bundle, BundleError
-from model.errors import InputError
-from server.engine.engine import Engine
-from server.engine.loading import load_engine, load_scorer
-from server.engine.messages import Cancel, Command, Event, Fatal, Hello, Ready, Report, Score, Stop, Submit
-from server.engine.scoring import Scoring
-from server.engine.settings import EngineSettings
-from server.telemetry import logs
+from dragoman.export.bundle import Bundle, BundleError
+from dragoman.model.errors import InputError
+from dragoman.server.engine.engine import Engine
+from dragoman.server.engine.loading import load_engine, load_scorer
+from dragoman.server.engine.messages import Cancel, Command, Event, Fatal, Hello, Ready, Report, Score, Stop, Submit
+from dragoman.server.engine.scoring import Scoring
+from dragoman.server.engine.settings import EngineSettings
+from dragoman.server.telemetry import logs
 
 log = structlog.get_logger("dragoman.engine")
 

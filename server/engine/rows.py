@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from server.engine.messages import Answer
-from server.engine.search.candidates import Candidates
-from server.engine.search.search import TargetSide
+from dragoman.server.engine.messages import Answer
+from dragoman.server.engine.search.candidates import Candidates
+from dragoman.server.engine.search.search import TargetSide
 
 
 class Rows:

@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from server.engine.messages import Request, ScoreRequest
-from server.engine.sequence import Key, Sequence
+from dragoman.server.engine.messages import Request, ScoreRequest
+from dragoman.server.engine.sequence import Key, Sequence
 
 SECONDS_PER_PRIORITY = 1.0
 

@@ -15,9 +15,9 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from server.engine.forecast import Average
-from server.engine.messages import FinishReason, Scored, ScoreRequest
-from server.engine.scheduler import Limits, place_in_line
+from dragoman.server.engine.forecast import Average
+from dragoman.server.engine.messages import FinishReason, Scored, ScoreRequest
+from dragoman.server.engine.scheduler import Limits, place_in_line
 
 log = structlog.get_logger("dragoman.engine")
 

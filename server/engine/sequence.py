@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from server.engine.messages import Answer, Finished, FinishReason, Request
-from server.engine.search.search import Search
+from dragoman.server.engine.messages import Answer, Finished, FinishReason, Request
+from dragoman.server.engine.search.search import Search
 
 Key = tuple[bytes, int]
 

@@ -2,8 +2,8 @@
 
 import msgspec
 
-from server.engine.scheduler import Limits
-from server.telemetry.logs import LogFormat
+from dragoman.server.engine.scheduler import Limits
+from dragoman.server.telemetry.logs import LogFormat
 
 
 class DeviceSettings(msgspec.Struct, frozen=True):

@@ -6,7 +6,7 @@ Active rows are always `[0, num_rows)`, so that a step binds a prefix of the cac
 import heapq
 from typing import NamedTuple
 
-from server.engine.sequence import Sequence
+from dragoman.server.engine.sequence import Sequence
 
 
 class Move(NamedTuple):

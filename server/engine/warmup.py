@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from export.bundle import Manifest
-from server.runtime.runner import Runner
+from dragoman.export.bundle import Manifest
+from dragoman.server.runtime.runner import Runner
 
 
 def warm_up(runner: Runner, manifest: Manifest) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from export.bundle import Manifest, cross_kv_names, self_kv_names
-from server.runtime.memory import sparse_zeros
+from dragoman.export.bundle import Manifest, cross_kv_names, self_kv_names
+from dragoman.server.runtime.memory import sparse_zeros
 
 Buffer = NDArray[np.floating[Any]]
 

@@ -6,10 +6,10 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from export.bundle import Bundle
-from server.engine.search.candidates import Candidates
-from server.runtime.cache import SlotCache
-from server.runtime.processor import overflows_in_8_bits
+from dragoman.export.bundle import Bundle
+from dragoman.server.engine.search.candidates import Candidates
+from dragoman.server.runtime.cache import SlotCache
+from dragoman.server.runtime.processor import overflows_in_8_bits
 
 PROVIDER = "CPUExecutionProvider"
 SPIN_MICROSECONDS = "200"

@@ -13,7 +13,7 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from server.runtime.device import DeviceError
+from dragoman.server.runtime.device.device import DeviceError
 
 CUDA_PROVIDER = "CUDAExecutionProvider"
 REQUEST = re.compile(r"auto|cpu|cuda(?::(\d{1,3}))?")

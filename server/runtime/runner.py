@@ -6,7 +6,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from server.engine.search.candidates import Candidates
+from dragoman.server.engine.search.candidates import Candidates
 
 
 class Runner(Protocol):

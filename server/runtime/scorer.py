@@ -7,8 +7,8 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from export.bundle import Bundle, BundleError
-from server.runtime.onnx import open_session
+from dragoman.export.bundle import Bundle, BundleError
+from dragoman.server.runtime.onnx import open_session
 
 OpenSession = Callable[[Path], onnxruntime.InferenceSession]
 

@@ -19,10 +19,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.registry import Collector
 
-from server.engine import messages
-from server.telemetry.gpu import open_gpu_source
-from server.telemetry.model_metrics import ModelMetrics
-from server.telemetry.processes import read_process
+from dragoman.server.engine import messages
+from dragoman.server.telemetry.gpu import open_gpu_source
+from dragoman.server.telemetry.model_metrics import ModelMetrics
+from dragoman.server.telemetry.processes import read_process
 
 if TYPE_CHECKING:
     from wsgiref.types import WSGIApplication

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import Gauge
 
-from server.engine import messages
+from dragoman.server.engine import messages
 
 if TYPE_CHECKING:
-    from server.telemetry.metrics import Metrics
+    from dragoman.server.telemetry.metrics import Metrics
 
 ANSWERS = ("eos", "length")
 # What stands for a finish reason where a pair was scored.

@@ -32,8 +32,8 @@ from opentelemetry.trace import (
 from opentelemetry.trace import Tracer as SpanMaker
 from opentelemetry.util.types import AttributeValue
 
-from server.engine import messages
-from server.telemetry.trace_context import TraceContext
+from dragoman.server.engine import messages
+from dragoman.server.telemetry.trace_context import TraceContext
 
 # Requests of one GenerateBatch stream that get spans: a stream may have a million, and no one looks at such a trace.
 MAX_ITEMS = 1000

@@ -11,10 +11,10 @@ def endless(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     import torch
 
     from benchmarks.harness.models import bundle_of, without_end
-    from model.checkpoint import Checkpoint
-    from model.config import ModelConfig
-    from model.tokenizer import Tokenizer
-    from model.transformer import Transformer
+    from dragoman.model.checkpoint import Checkpoint
+    from dragoman.model.config import ModelConfig
+    from dragoman.model.tokenizer import Tokenizer
+    from dragoman.model.transformer import Transformer
 
     torch.manual_seed(0)
     config = ModelConfig(

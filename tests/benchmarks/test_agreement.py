@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from benchmarks.libraries.agreement import Difference, Referee, compare
-from model.config import ModelConfig
-from model.decode import beam_search
-from model.transformer import Transformer
+from dragoman.model.config import ModelConfig
+from dragoman.model.decode import beam_search
+from dragoman.model.transformer import Transformer
 
 SOURCES = [[3, 4, 5], [6, 7], [8, 9, 10, 11]]
 MAX_NEW_TOKENS = 6

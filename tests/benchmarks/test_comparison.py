@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from benchmarks.peers.server import Settings
-from benchmarks.serving_parts import comparison as comparison_module
-from benchmarks.serving_parts.comparison import CURVE, OBJECTIVE_FACTOR, Comparison, Size
-from benchmarks.serving_parts.contender import Gauge
-from benchmarks.serving_parts.goodput import Point
+from benchmarks.serving import comparison as comparison_module
+from benchmarks.serving.comparison import CURVE, OBJECTIVE_FACTOR, Comparison, Size
+from benchmarks.serving.contender import Gauge
+from benchmarks.serving.goodput import Point
 
 CAPTIONS = ["a dog", "a cat", "two men"]
 FULL = Size(seconds=10.0, tuning_seconds=5.0, warm_seconds=1.0, num_rounds=2, num_checked=2)

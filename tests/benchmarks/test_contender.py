@@ -9,9 +9,9 @@ import pytest
 from benchmarks.harness.load import Outcome, Record
 from benchmarks.peers.sender import Order
 from benchmarks.peers.server import KINDS
-from benchmarks.serving_parts import contender as contender_module
-from benchmarks.serving_parts.contender import NAMES, Contender, Gauge, Models, missing
-from benchmarks.serving_parts.goodput import rate_of
+from benchmarks.serving import contender as contender_module
+from benchmarks.serving.contender import NAMES, Contender, Gauge, Models, missing
+from benchmarks.serving.goodput import rate_of
 
 INSTALL = "pip install '.[cpu,dev,benchmark]'"
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.engines_parts.sides import Run
+from benchmarks.engines.sides import Run
 from benchmarks.harness import contest
 from benchmarks.harness.contest import in_rounds, median_rate, median_ratio, share_of_same_answers, size_for
 

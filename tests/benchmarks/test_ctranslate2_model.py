@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.engines_parts.sides import CTranslate2Engine, Workload
+from benchmarks.engines.sides import CTranslate2Engine, Workload
 from benchmarks.libraries.ctranslate2_model import write_model
-from model.config import ModelConfig
-from model.decode import beam_search, greedy_search
-from model.transformer import Transformer
+from dragoman.model.config import ModelConfig
+from dragoman.model.decode import beam_search, greedy_search
+from dragoman.model.transformer import Transformer
 
 pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed: pip install '.[benchmark]'")
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.engine_share import MAX_NEW_TOKENS, RecordingRunner, measure_share
-from export.bundle import Bundle
-from server.runtime.onnx import OnnxRunner
+from dragoman.export.bundle import Bundle
+from dragoman.server.runtime.onnx import OnnxRunner
 
 
 def test_calls_are_passed_on_and_can_be_made_again(endless: tuple[Path, Path]) -> None:

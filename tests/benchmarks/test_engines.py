@@ -7,14 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.engines_parts import captions as engine_captions
-from benchmarks.engines_parts import requests as engine_requests
-from benchmarks.engines_parts import throughput as engine_throughput
-from benchmarks.engines_parts.requests import Case, check_lengths, check_sameness, uniform
-from benchmarks.engines_parts.sides import Run
-from benchmarks.engines_parts.stage import ENGINE, SERVED, Stage, worker_name
+from benchmarks.engines import captions as engine_captions
+from benchmarks.engines import requests as engine_requests
+from benchmarks.engines import throughput as engine_throughput
+from benchmarks.engines.requests import Case, check_lengths, check_sameness, uniform
+from benchmarks.engines.sides import Run
+from benchmarks.engines.stage import ENGINE, SERVED, Stage, worker_name
 from benchmarks.harness import contest, report
-from model.checkpoint import Checkpoint
+from dragoman.model.checkpoint import Checkpoint
 
 ABOUT = {"date": "today", "cores": 1, "processor": "a processor", "python": "3", "versions": {}, "rounds": 2, "threads": 1}
 

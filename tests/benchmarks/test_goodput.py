@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from benchmarks.harness.load import UNFINISHED, Outcome, Record
-from benchmarks.serving_parts.goodput import Ladder, Point, by_rung, middle, rate_of, rung_below, summarise
+from benchmarks.serving.goodput import Ladder, Point, by_rung, middle, rate_of, rung_below, summarise
 
 OBJECTIVE = 0.5
 

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.gpu import is_right, tables
-from benchmarks.gpu_parts.models import greedy, random_sources
-from benchmarks.gpu_parts.speed import NUM_STEPS, SOURCE_TOKENS, WARM_STEPS, step_bytes
-from server.runtime.device_model import DeviceModel
-from server.runtime.device_steps import Likeliest
+from benchmarks.gpu.main import is_right, tables
+from benchmarks.gpu.models import greedy, random_sources
+from benchmarks.gpu.speed import NUM_STEPS, SOURCE_TOKENS, WARM_STEPS, step_bytes
+from dragoman.server.runtime.device.model import DeviceModel
+from dragoman.server.runtime.device.steps import Likeliest
 
 EOS = 1
 

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.harness import load as load_module
 from benchmarks.harness.load import UNFINISHED, Load, arrivals, send_in_turns, send_openly
-from protos import generation_pb2, generation_pb2_grpc
+from dragoman.v1 import generation_pb2, generation_pb2_grpc
 
 LOAD = Load("", ["a", "b", "c"], 1, 0.5, rate=100.0)
 

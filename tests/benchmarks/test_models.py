@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from benchmarks.harness.models import endless_bundle, sharpen
-from export.bundle import Bundle
-from model.checkpoint import Checkpoint
-from model.config import ModelConfig
-from model.decode import StepDecoder
-from model.tokenizer import Tokenizer
-from model.transformer import Transformer
-from server.engine.messages import SearchOptions
-from server.offline import OfflineTranslator
+from dragoman.export.bundle import Bundle
+from dragoman.model.checkpoint import Checkpoint
+from dragoman.model.config import ModelConfig
+from dragoman.model.decode import StepDecoder
+from dragoman.model.tokenizer import Tokenizer
+from dragoman.model.transformer import Transformer
+from dragoman.server.engine.messages import SearchOptions
+from dragoman.server.offline import OfflineTranslator
 
 
 def small_model(**switches: object) -> Transformer:

@@ -8,7 +8,7 @@ from benchmarks.engine_share import Share
 from benchmarks.harness.load import Load, Outcome, Record, run
 from benchmarks.harness.noop import NoopServer
 from benchmarks.overhead import Round, busiest, describe, row, summarise, typical_answer, verdict
-from protos import generation_pb2
+from dragoman.v1 import generation_pb2
 
 
 def record(*latencies: float, code: str = "OK") -> Record:

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.harness.models import SHIPPED
 from benchmarks.harness.random_text import random_texts
-from model.tokenizer import Tokenizer
+from dragoman.model.tokenizer import Tokenizer
 
 
 @pytest.mark.parametrize("num_tokens", [2, 16, 128])

@@ -9,9 +9,9 @@ from benchmarks.harness.haproxy import HAProxy, configuration, find_haproxy
 from benchmarks.harness.load_command import run_load
 from benchmarks.harness.replica import Replica, free_ports
 from benchmarks.rolling_restart import KILLED, ROLLING, Drill, Phase, load_flags, verdicts
-from client.load.histogram import Histogram
-from client.load.result import Result, SenderResult, TimelineResult, summarise, summarise_group
-from client.load.tally import Group
+from dragoman.load.histogram import Histogram
+from dragoman.load.result import Result, SenderResult, TimelineResult, summarise, summarise_group
+from dragoman.load.tally import Group
 
 
 def result(unary: dict[str, int], stream: dict[str, int], num: int = 10) -> Result:

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.harness.models import bundle_of
-from benchmarks.scaling import Point, Sweep, figures, measure, notes, sweeps, table
-from benchmarks.scaling_parts.plot import draw
-from benchmarks.scaling_parts.probe import Probe, Trace
-from model.checkpoint import Checkpoint
+from benchmarks.scaling.main import Point, Sweep, figures, measure, notes, sweeps, table
+from benchmarks.scaling.plot import draw
+from benchmarks.scaling.probe import Probe, Trace
+from dragoman.model.checkpoint import Checkpoint
 
 
 def test_a_trace_has_every_token_of_the_answers(endless: tuple[Path, Path]) -> None:

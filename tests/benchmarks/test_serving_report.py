@@ -11,11 +11,11 @@ import pytest
 
 from benchmarks.harness import report
 from benchmarks.peers.server import KINDS, Settings
-from benchmarks.serving_parts import report as serving_report
-from benchmarks.serving_parts.comparison import Comparison, Standing
-from benchmarks.serving_parts.contender import Contender, Models
-from benchmarks.serving_parts.goodput import Point
-from benchmarks.serving_parts.report import Setup, curve, goodput, row, verdict, write_report
+from benchmarks.serving import report as serving_report
+from benchmarks.serving.comparison import Comparison, Standing
+from benchmarks.serving.contender import Contender, Models
+from benchmarks.serving.goodput import Point
+from benchmarks.serving.report import Setup, curve, goodput, row, verdict, write_report
 
 SETUP = Setup("en-de-base", "int8", 10.0, 3, True, {"litserve": "benchmarks/peers/setup.sh x litserve"}, {"mosec": "0.9.8"})
 

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.engines_parts.sides import DragomanEngine, Run, TransformersEngine, Workload, batches
+from benchmarks.engines.sides import DragomanEngine, Run, TransformersEngine, Workload, batches
 from benchmarks.harness.random_text import random_texts
-from model.checkpoint import Checkpoint
-from server.engine.engine import Engine
-from server.engine.messages import SearchOptions
-from server.offline import OfflineTranslator
+from dragoman.model.checkpoint import Checkpoint
+from dragoman.server.engine.engine import Engine
+from dragoman.server.engine.messages import SearchOptions
+from dragoman.server.offline import OfflineTranslator
 
 NUM_TOKENS = 6
 

@@ -12,11 +12,11 @@ import pytest
 
 from benchmarks.harness.cut_line import CutLine
 from benchmarks.harness.replica import Replica
-from benchmarks.soak import IDLE, RESTARTS, Soaked, verdicts, wait_idle
-from benchmarks.soak_parts.callers import Callers, Count
-from benchmarks.soak_parts.references import SEARCHES, References
-from benchmarks.soak_parts.watch import MEASURES, Reading, Watch, read, slope, trend
-from protos import generation_pb2
+from benchmarks.soak.callers import Callers, Count
+from benchmarks.soak.main import IDLE, RESTARTS, Soaked, verdicts, wait_idle
+from benchmarks.soak.references import SEARCHES, References
+from benchmarks.soak.watch import MEASURES, Reading, Watch, read, slope, trend
+from dragoman.v1 import generation_pb2
 
 TEXTS = ("a dog runs", "two men stand on a ladder")
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from benchmarks.libraries.transformers_model import generate, to_transformers
-from model.config import ModelConfig
-from model.decode import beam_search, greedy_search
-from model.transformer import Transformer
+from dragoman.model.config import ModelConfig
+from dragoman.model.decode import beam_search, greedy_search
+from dragoman.model.transformer import Transformer
 
 SMALL: dict[str, Any] = {
     "source_vocab_size": 23,

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from benchmarks.widened import SHIPPED, base_shape, widen, widened_checkpoint
-from export.verify import SENTENCES
-from model.checkpoint import Checkpoint
-from model.config import ModelConfig
-from model.decode import Hypothesis, beam_search, greedy_search
-from model.transformer import Transformer
+from dragoman.export.verify import SENTENCES
+from dragoman.model.checkpoint import Checkpoint
+from dragoman.model.config import ModelConfig
+from dragoman.model.decode import Hypothesis, beam_search, greedy_search
+from dragoman.model.transformer import Transformer
 
 NARROW = ModelConfig(
     source_vocab_size=40,

@@ -13,9 +13,9 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 
-from client.aio import AsyncClient
-from client.sync import Client
-from protos import generation_pb2, generation_pb2_grpc
+from dragoman.client.aio import AsyncClient
+from dragoman.client.sync import Client
+from dragoman.v1 import generation_pb2, generation_pb2_grpc
 
 PATIENCE_SECONDS = 60
 

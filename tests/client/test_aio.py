@@ -4,9 +4,9 @@ from contextlib import aclosing
 
 import pytest
 
-from client.aio import AsyncClient
-from client.errors import Cancelled, InternalError, InvalidArgument, Unavailable
-from client.retry import RetryPolicy
+from dragoman.client.aio import AsyncClient
+from dragoman.client.errors import Cancelled, InternalError, InvalidArgument, Unavailable
+from dragoman.client.retry import RetryPolicy
 
 PATIENCE_SECONDS = 60
 

@@ -4,10 +4,10 @@ from contextlib import aclosing
 import grpc
 import pytest
 
-from client.aio import AsyncClient
-from client.aio_batch_stream import EndStatus
-from client.errors import Cancelled, Unavailable
-from client.request import Request
+from dragoman.client.aio import AsyncClient
+from dragoman.client.aio_batch_stream import EndStatus
+from dragoman.client.errors import Cancelled, Unavailable
+from dragoman.client.request import Request
 
 
 def test_slow_input_does_not_keep_outcomes_back(server, running_async) -> None:
@@ -145,7 +145,7 @@ def test_status_that_the_server_gave_is_told_in_spite_of_a_failure_to_write(refu
 
 
 def test_failure_to_write_that_nothing_explains_is_a_broken_connection(running_async, monkeypatch) -> None:
-    monkeypatch.setattr("client.aio_batch_stream._STATUS_SECONDS", 0.01)
+    monkeypatch.setattr("dragoman.client.aio_batch_stream._STATUS_SECONDS", 0.01)
 
     async def main() -> None:
         call = EndingCall()

@@ -5,11 +5,11 @@ import math
 import pytest
 from google.rpc import status_pb2
 
-from client.batch import Batch, Outcome, Sending
-from client.errors import InternalError, InvalidArgument, Overloaded, Unavailable
-from client.request import Request
-from client.retry import RetryPolicy
-from protos import generation_pb2
+from dragoman.client.batch import Batch, Outcome, Sending
+from dragoman.client.errors import InternalError, InvalidArgument, Overloaded, Unavailable
+from dragoman.client.request import Request
+from dragoman.client.retry import RetryPolicy
+from dragoman.v1 import generation_pb2
 
 POLICY = RetryPolicy(max_attempts=3, initial_backoff_seconds=1.0, multiplier=2.0, jitter=0.0)
 

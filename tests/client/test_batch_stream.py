@@ -6,11 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from client import errors
-from client.request import Request
-from client.retry import RetryPolicy
-from client.search import Search
-from client.sync import Client
+from dragoman.client import errors
+from dragoman.client.request import Request
+from dragoman.client.retry import RetryPolicy
+from dragoman.client.search import Search
+from dragoman.client.sync import Client
 
 PATIENCE_SECONDS = 60
 PLAIN = {"retry": RetryPolicy(jitter=0.0)}

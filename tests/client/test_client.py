@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 
-from client import errors
-from client.results import Answer, ModelInfo, Piece, Result, Timings, TokenLogProb, Usage
-from client.retry import RetryPolicy
-from client.search import Search
-from protos import generation_pb2
+from dragoman.client import errors
+from dragoman.client.results import Answer, ModelInfo, Piece, Result, Timings, TokenLogProb, Usage
+from dragoman.client.retry import RetryPolicy
+from dragoman.client.search import Search
+from dragoman.v1 import generation_pb2
 
 PLAIN = {"retry": RetryPolicy(jitter=0.0)}
 

@@ -5,7 +5,7 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 from grpc import aio
 
-from client.errors import CallError, Overloaded, Unavailable, from_rpc_error, from_status
+from dragoman.client.errors import CallError, Overloaded, Unavailable, from_rpc_error, from_status
 
 KEY = "grpc-status-details-bin"
 

@@ -7,10 +7,10 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-import dragoman
-from client.errors import ModelNotFound
-from client.health import HealthTls, is_serving
-from model.errors import InputError
+from dragoman.cli import main as dragoman
+from dragoman.client.errors import ModelNotFound
+from dragoman.client.health import HealthTls, is_serving
+from dragoman.model.errors import InputError
 
 STATUSES = {"": "SERVING", "liveness": "SERVING", "en-de": "NOT_SERVING"}
 PATIENCE_SECONDS = 30.0

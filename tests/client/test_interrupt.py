@@ -13,8 +13,8 @@ PATIENCE_SECONDS = 60
 PROGRAM = """
 import sys
 from pathlib import Path
-from client.sync import Client
-from client.translate import TranslateOptions, translate_file, translate_lines
+from dragoman.client.sync import Client
+from dragoman.client.translate import TranslateOptions, translate_file, translate_lines
 
 target, mode, *paths = sys.argv[1:]
 options = TranslateOptions(is_streamed=mode == "streamed")

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from client.lines import LineFile, stream_lines
-from client.ordered import PAUSE
-from model.errors import InputError
+from dragoman.client.lines import LineFile, stream_lines
+from dragoman.client.ordered import PAUSE
+from dragoman.model.errors import InputError
 
 
 def lines_of(stream) -> list[str]:

@@ -4,8 +4,8 @@ from io import StringIO
 
 import pytest
 
-from client.models_table import print_models
-from client.results import ModelInfo
+from dragoman.client.models_table import print_models
+from dragoman.client.results import ModelInfo
 
 
 @pytest.fixture

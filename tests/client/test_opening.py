@@ -2,7 +2,7 @@ import threading
 
 import pytest
 
-from client.opening import opened
+from dragoman.client.opening import opened
 
 PATIENCE_SECONDS = 60
 
@@ -47,7 +47,7 @@ def test_call_whose_start_is_interrupted_is_cancelled_when_it_has_started(monkey
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("client.opening.Future.result", interrupted)
+        patch.setattr("dragoman.client.opening.Future.result", interrupted)
         with pytest.raises(KeyboardInterrupt):
             opened(start)
     assert not call.cancelled.is_set()

@@ -2,8 +2,8 @@ import threading
 
 import pytest
 
-from client.ordered import PAUSE, in_order
-from client.scope import Scope
+from dragoman.client.ordered import PAUSE, in_order
+from dragoman.client.scope import Scope
 
 PATIENCE_SECONDS = 60
 

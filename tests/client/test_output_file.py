@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from client.output_file import replacing
-from model.errors import InputError
+from dragoman.client.output_file import replacing
+from dragoman.model.errors import InputError
 
 
 def test_file_appears_when_the_block_ends(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 from io import StringIO
 
-from client.progress import line_progress
+from dragoman.client.progress import line_progress
 
 
 class Terminal(StringIO):

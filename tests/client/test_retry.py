@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.errors import (
+from dragoman.client.errors import (
     Cancelled,
     DeadlineExceeded,
     InternalError,
@@ -14,7 +14,7 @@ from client.errors import (
     Unauthenticated,
     Unavailable,
 )
-from client.retry import Attempts, RetryPolicy
+from dragoman.client.retry import Attempts, RetryPolicy
 
 PLAIN = RetryPolicy(jitter=0.0)
 

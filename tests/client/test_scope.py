@@ -2,8 +2,8 @@ import threading
 
 import pytest
 
-from client.errors import Cancelled
-from client.scope import Scope
+from dragoman.client.errors import Cancelled
+from dragoman.client.scope import Scope
 
 
 class Call:

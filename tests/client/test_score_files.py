@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from client.errors import Unavailable
-from client.score_files import ScoreOptions, score_files
-from model.errors import InputError
+from dragoman.client.errors import Unavailable
+from dragoman.client.score_files import ScoreOptions, score_files
+from dragoman.model.errors import InputError
 
 
 @pytest.fixture

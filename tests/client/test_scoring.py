@@ -2,11 +2,11 @@
 
 import pytest
 
-from client.errors import CallError, Cancelled, InternalError, InvalidArgument
-from client.results import TokenLogProb
-from client.scoring import Alignment, Score, score_from_proto
-from client.sync import Client
-from protos import generation_pb2
+from dragoman.client.errors import CallError, Cancelled, InternalError, InvalidArgument
+from dragoman.client.results import TokenLogProb
+from dragoman.client.scoring import Alignment, Score, score_from_proto
+from dragoman.client.sync import Client
+from dragoman.v1 import generation_pb2
 
 
 def test_score_is_plain_data(call) -> None:

@@ -4,9 +4,9 @@ import math
 import grpc
 import pytest
 
-from client.retry import RetryPolicy
-from client.settings import Settings
-from client.sync import Client
+from dragoman.client.retry import RetryPolicy
+from dragoman.client.settings import Settings
+from dragoman.client.sync import Client
 
 
 @pytest.fixture

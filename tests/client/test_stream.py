@@ -3,7 +3,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from client.errors import Cancelled, InternalError
+from dragoman.client.errors import Cancelled, InternalError
 
 PATIENCE_SECONDS = 60
 

@@ -4,9 +4,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from client.errors import CallError, Cancelled, InvalidArgument, Unavailable
-from client.retry import RetryPolicy
-from client.sync import Client
+from dragoman.client.errors import CallError, Cancelled, InvalidArgument, Unavailable
+from dragoman.client.retry import RetryPolicy
+from dragoman.client.sync import Client
 
 PATIENCE_SECONDS = 60
 

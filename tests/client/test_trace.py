@@ -8,12 +8,12 @@ from typing import Any
 import grpc
 import pytest
 
-from client.aio import AsyncClient
-from client.errors import CallError
-from client.request import Request
-from client.retry import RetryPolicy
-from client.settings import Settings
-from client.sync import Client
+from dragoman.client.aio import AsyncClient
+from dragoman.client.errors import CallError
+from dragoman.client.request import Request
+from dragoman.client.retry import RetryPolicy
+from dragoman.client.settings import Settings
+from dragoman.client.sync import Client
 
 trace = pytest.importorskip("opentelemetry.trace", reason="needs the extra `tracing`")
 

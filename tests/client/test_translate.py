@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from client.errors import InternalError, Unavailable
-from client.search import Search
-from client.translate import TranslateOptions, translate_file, translate_lines, translate_texts
-from model.errors import InputError
-from protos import generation_pb2
+from dragoman.client.errors import InternalError, Unavailable
+from dragoman.client.search import Search
+from dragoman.client.translate import TranslateOptions, translate_file, translate_lines, translate_texts
+from dragoman.model.errors import InputError
+from dragoman.v1 import generation_pb2
 
 PATIENCE_SECONDS = 60
 PLAIN = TranslateOptions()

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from prometheus_client.registry import CollectorRegistry
 
-from server import config as settings
-from server.api import server as api_server
-from server.api.health import LIVENESS, OVERALL
-from server.supervisor import STOP_SECONDS
-from server.telemetry.metrics import Metrics
+from dragoman.server import config as settings
+from dragoman.server.api import server as api_server
+from dragoman.server.api.health import LIVENESS, OVERALL
+from dragoman.server.supervisor import STOP_SECONDS
+from dragoman.server.telemetry.metrics import Metrics
 
 Render = Callable[..., Any]
 TLS = {"tls": {"enabled": True, "secretName": "certificate", "clientCA": {"secretName": "clients"}}}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from server.config import ServerConfig
+from dragoman.server.config import ServerConfig
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def test_all_four_are_there_and_the_load_only_on_request(compose: dict[str, Any]
 def test_the_server_is_built_from_a_file_that_is_there(compose: dict[str, Any], folder: Path) -> None:
     build = compose["services"]["dragoman"]["build"]
     context = (folder / build["context"]).resolve()
-    assert (context / build["dockerfile"]).is_file() and (context / "dragoman.py").is_file()
+    assert (context / build["dockerfile"]).is_file() and (context / "dragoman/__init__.py").is_file()
     assert compose["services"]["load"]["image"] == compose["services"]["dragoman"]["image"]
 
 
@@ -69,7 +69,7 @@ def test_who_needs_the_server_waits_for_its_health(compose: dict[str, Any]) -> N
 def test_the_load_generator_knows_its_options(compose: dict[str, Any]) -> None:
     from typer.main import get_command
 
-    from client.load.command import app
+    from dragoman.load.command import app
 
     name, *arguments = compose["services"]["load"]["command"]
     assert name == "load"

@@ -10,7 +10,7 @@ import pytest
 
 from deploy.grafana import generate, objectives
 from deploy.grafana.board import rows
-from server.config import LATENCY_BUCKETS
+from dragoman.server.config import LATENCY_BUCKETS
 
 
 @pytest.fixture(scope="module")

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+import typer
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-import dragoman
-from server import config as settings
+from dragoman.cli import main as dragoman
+from dragoman.server import config as settings
 
 KINDS = ("cpu", "cuda")
 PINNED_IMAGE = re.compile(r"[\w./-]+:\d+\.\d+\.\d+[\w.-]*(@sha256:[0-9a-f]{64})?")
@@ -109,9 +110,7 @@ def test_health_is_asked_by_a_command_that_exists(server: Stage) -> None:
     assert {"--interval", "--timeout", "--start-period", "--retries"} <= {part.partition("=")[0] for part in options.split()}
     program, name, *arguments = json.loads(command)
     assert program == json.loads(server.last("ENTRYPOINT"))[0]
-    assert name in {known.name for known in dragoman.app.registered_commands} | {
-        known.callback.__name__ for known in dragoman.app.registered_commands if known.callback
-    }
+    assert name in typer.main.get_command(dragoman.app).commands
     assert arguments == ["--server", f"127.0.0.1:{settings.ServerConfig.model_fields['port'].default}"]
 
 

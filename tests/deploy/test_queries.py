@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 
-from server.telemetry.metrics import Metrics
+from dragoman.server.telemetry.metrics import Metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 VARIABLES = {"$__rate_interval": "5m", "$__range": "1h", "$namespace": ".*", "$instance": ".*", "$model": ".*"}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from deploy.grafana import objectives
-from server.config import ServerConfig
+from dragoman.server.config import ServerConfig
 
 RULES = ("recording.yaml", "alerts.yaml")
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from client.sync import Client
-from model.checkpoint import Checkpoint
-from model.corpus import read_parallel
-from model.decode import greedy_search
-from model.quality import score
+from dragoman.client.sync import Client
+from dragoman.model.checkpoint import Checkpoint
+from dragoman.model.corpus import read_parallel
+from dragoman.model.decode import greedy_search
+from dragoman.model.quality import score
 
 ROOT = Path(__file__).resolve().parents[2]
 MARGIN = 1e-4

@@ -11,11 +11,11 @@ from typing import Any
 import grpc
 import pytest
 
-from client.request import Request
-from client.retry import RetryPolicy
-from client.search import Search
-from client.sync import Client
-from protos import generation_pb2, generation_pb2_grpc
+from dragoman.client.request import Request
+from dragoman.client.retry import RetryPolicy
+from dragoman.client.search import Search
+from dragoman.client.sync import Client
+from dragoman.v1 import generation_pb2, generation_pb2_grpc
 
 pytestmark = pytest.mark.e2e
 

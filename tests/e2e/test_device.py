@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from export.exporter import export_checkpoint
+from dragoman.export.exporter import export_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -31,7 +31,7 @@ def start_in_vain(models: Path, *flags: str) -> subprocess.CompletedProcess[str]
 
 
 def test_an_fp16_bundle_is_served_on_the_cpu(half_models: Path, serve: Callable[..., Any]) -> None:
-    from client.sync import Client
+    from dragoman.client.sync import Client
 
     with serve(half_models, "--device", "cpu") as server, Client(server.address) as client:
         (model,) = client.models()

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from client.sync import Client
+from dragoman.client.sync import Client
 
 pytestmark = pytest.mark.e2e
 

@@ -14,11 +14,11 @@ from typing import Any
 import grpc
 import pytest
 
-from client.errors import CallError, Cancelled, DeadlineExceeded, Overloaded, Unavailable
-from client.retry import RetryPolicy
-from client.sync import Client
-from protos.generation_pb2 import GenerateRequest
-from protos.generation_pb2_grpc import GenerationStub
+from dragoman.client.errors import CallError, Cancelled, DeadlineExceeded, Overloaded, Unavailable
+from dragoman.client.retry import RetryPolicy
+from dragoman.client.sync import Client
+from dragoman.v1.generation_pb2 import GenerateRequest
+from dragoman.v1.generation_pb2_grpc import GenerationStub
 
 pytestmark = pytest.mark.e2e
 

@@ -21,10 +21,10 @@ from typing import Any
 
 import pytest
 
-from client.errors import CallError, Cancelled, DeadlineExceeded, InvalidArgument, Overloaded
-from client.retry import RetryPolicy
-from client.search import Search
-from client.sync import Client
+from dragoman.client.errors import CallError, Cancelled, DeadlineExceeded, InvalidArgument, Overloaded
+from dragoman.client.retry import RetryPolicy
+from dragoman.client.search import Search
+from dragoman.client.sync import Client
 
 pytestmark = pytest.mark.e2e
 

@@ -12,8 +12,8 @@ from typing import Any
 import grpc
 import pytest
 
-from client.sync import Client
-from protos import generation_pb2, generation_pb2_grpc
+from dragoman.client.sync import Client
+from dragoman.v1 import generation_pb2, generation_pb2_grpc
 
 pytestmark = pytest.mark.e2e
 

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from export.bundle import Bundle
-from export.exporter import export_checkpoint
-from model.tokenizer import Tokenizer
-from server.engine.engine import Engine
-from server.engine.loading import load_engine
-from server.engine.messages import Answer, Request, Sampling, SearchOptions
-from server.engine.scheduler import Limits
+from dragoman.export.bundle import Bundle
+from dragoman.export.exporter import export_checkpoint
+from dragoman.model.tokenizer import Tokenizer
+from dragoman.server.engine.engine import Engine
+from dragoman.server.engine.loading import load_engine
+from dragoman.server.engine.messages import Answer, Request, Sampling, SearchOptions
+from dragoman.server.engine.scheduler import Limits
 
 NUM_REQUESTS = 300
 NUM_ORDERS = 20

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from client.scoring import Score
-from client.sync import Client
-from model.checkpoint import Checkpoint
-from model.decode import greedy_search
+from dragoman.client.scoring import Score
+from dragoman.client.sync import Client
+from dragoman.model.checkpoint import Checkpoint
+from dragoman.model.decode import greedy_search
 
 ROOT = Path(__file__).resolve().parents[2]
 

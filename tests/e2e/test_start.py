@@ -107,10 +107,10 @@ HEAVY = ("torch", "transformers", "onnx", "onnxscript", "sacrebleu", "matplotlib
 @pytest.mark.parametrize(
     ("module", "forbidden"),
     [
-        ("server.main", (*HEAVY, "onnxruntime")),
-        ("server.engine.process", (*HEAVY, "grpc", "prometheus_client", "pydantic")),
-        ("client.sync", (*HEAVY, "onnxruntime", "zmq", "prometheus_client")),
-        ("client.aio", (*HEAVY, "onnxruntime", "zmq", "prometheus_client")),
+        ("dragoman.server.main", (*HEAVY, "onnxruntime")),
+        ("dragoman.server.engine.process", (*HEAVY, "grpc", "prometheus_client", "pydantic")),
+        ("dragoman.client.sync", (*HEAVY, "onnxruntime", "zmq", "prometheus_client")),
+        ("dragoman.client.aio", (*HEAVY, "onnxruntime", "zmq", "prometheus_client")),
         ("dragoman", (*HEAVY, "onnxruntime", "grpc", "zmq")),
     ],
 )

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from client.request import Request
-from client.search import Search
-from client.sync import Client
+from dragoman.client.request import Request
+from dragoman.client.search import Search
+from dragoman.client.sync import Client
 
 pytestmark = pytest.mark.e2e
 

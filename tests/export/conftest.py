@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from export.exporter import export_checkpoint
-from model.checkpoint import Checkpoint
-from model.config import ModelConfig
-from model.tokenizer import Tokenizer
-from model.transformer import Transformer
+from dragoman.export.exporter import export_checkpoint
+from dragoman.model.checkpoint import Checkpoint
+from dragoman.model.config import ModelConfig
+from dragoman.model.tokenizer import Tokenizer
+from dragoman.model.transformer import Transformer
 
 TEXTS = ["two dogs run over the grass", "a dog and a cat run", "the cat sat on the grass", "zwei Hunde laufen"] * 3
 SMALL = {

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from export.bundle import (
+from dragoman.export.bundle import (
     FORMAT_VERSION,
     MANIFEST_FILE,
     PARITY_FILE,
@@ -25,7 +25,7 @@ from export.bundle import (
     self_kv_names,
     self_kv_output_names,
 )
-from model.errors import InputError
+from dragoman.model.errors import InputError
 
 
 def edit(directory: Path, change: Callable[[dict[str, Any]], object]) -> None:

@@ -4,13 +4,13 @@ from collections.abc import Callable
 
 import pytest
 
-from export.calibration import calibrate, calibration_sources
-from export.graphs import EncoderGraph, StepGraph
-from export.quantize import find_products
-from export.scorer_graph import ScorerGraph
-from export.tracing import trace
-from model.checkpoint import Checkpoint
-from model.errors import InputError
+from dragoman.export.calibration import calibrate, calibration_sources
+from dragoman.export.graphs import EncoderGraph, StepGraph
+from dragoman.export.quantize import find_products
+from dragoman.export.scorer_graph import ScorerGraph
+from dragoman.export.tracing import trace
+from dragoman.model.checkpoint import Checkpoint
+from dragoman.model.errors import InputError
 
 MakeCheckpoint = Callable[..., Checkpoint]
 

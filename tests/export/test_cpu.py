@@ -7,13 +7,13 @@ import onnx
 import onnxruntime
 import pytest
 
-from export.cpu import keep_sums_apart, keep_time_axis
-from export.graphs import EncoderGraph, StepGraph
-from export.parity import Row, drive
-from export.quantize import quantize
-from export.tracing import trace, write
-from export.verify import OnnxRunner
-from model.checkpoint import Checkpoint
+from dragoman.export.cpu import keep_sums_apart, keep_time_axis
+from dragoman.export.graphs import EncoderGraph, StepGraph
+from dragoman.export.parity import Row, drive
+from dragoman.export.quantize import quantize
+from dragoman.export.tracing import trace, write
+from dragoman.export.verify import OnnxRunner
+from dragoman.model.checkpoint import Checkpoint
 
 
 def operators(path: Path) -> list[str]:

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from export import exporter
-from export.bundle import Bundle
-from export.exporter import ExportError, export_checkpoint
-from export.parity import ParityError, ParityReport
-from export.verify import verify
-from model.checkpoint import Checkpoint, CheckpointError
+from dragoman.export import exporter
+from dragoman.export.bundle import Bundle
+from dragoman.export.exporter import ExportError, export_checkpoint
+from dragoman.export.parity import ParityError, ParityReport
+from dragoman.export.verify import verify
+from dragoman.model.checkpoint import Checkpoint, CheckpointError
 
 MakeCheckpoint = Callable[..., Checkpoint]
 

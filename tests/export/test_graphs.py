@@ -6,10 +6,10 @@ import numpy as np
 import onnx
 import pytest
 
-from export.bundle import Tensors, cross_kv_names
-from export.tracing import IR_VERSION, OPSET_VERSION
-from export.verify import OnnxRunner
-from model.checkpoint import Checkpoint
+from dragoman.export.bundle import Tensors, cross_kv_names
+from dragoman.export.tracing import IR_VERSION, OPSET_VERSION
+from dragoman.export.verify import OnnxRunner
+from dragoman.model.checkpoint import Checkpoint
 
 
 @pytest.fixture(scope="session", params=["encoder", "decoder", "scorer"])

@@ -8,15 +8,15 @@ import onnxruntime
 import pytest
 import torch
 
-from export import verify_half as gate
-from export.bundle import ENCODER_FILE, Bundle
-from export.exporter import ExportError, export_checkpoint
-from export.half import DTYPES, HalfError, halved
-from export.parity import ParityError
-from export.quality import QualityTexts
-from export.verify_half import WIDENED, verify_half
-from model.checkpoint import Checkpoint
-from model.decode import StepDecoder
+from dragoman.export import verify_half as gate
+from dragoman.export.bundle import ENCODER_FILE, Bundle
+from dragoman.export.exporter import ExportError, export_checkpoint
+from dragoman.export.half import DTYPES, HalfError, halved
+from dragoman.export.parity import ParityError
+from dragoman.export.quality import QualityTexts
+from dragoman.export.verify_half import WIDENED, verify_half
+from dragoman.model.checkpoint import Checkpoint
+from dragoman.model.decode import StepDecoder
 
 HALF_TYPES = {"fp16": onnx_ir.DataType.FLOAT16, "bf16": onnx_ir.DataType.BFLOAT16}
 SOURCES = [[5, 9, 200, 31], [77], [14, 14, 14, 250, 3, 8, 100]]

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from export.parity import Comparison, CrossKV, EagerReference, Floats, Ints, ParityError, Row, drive
-from model.checkpoint import Checkpoint
+from dragoman.export.parity import Comparison, CrossKV, EagerReference, Floats, Ints, ParityError, Row, drive
+from dragoman.model.checkpoint import Checkpoint
 
 
 class CountingSlots:

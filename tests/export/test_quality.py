@@ -8,15 +8,15 @@ import numpy as np
 import onnx
 import pytest
 
-from export import quantize
-from export.bundle import Bundle
-from export.exporter import ExportError, export_checkpoint
-from export.parity import Floats, Ints, ParityError
-from export.quality import QualityTexts, check_rows_apart, verify_quantized
-from export.quantize import ScaleCounts
-from export.verify import OnnxRunner, OnnxSlots, forced_rows
-from model.checkpoint import Checkpoint
-from model.errors import InputError
+from dragoman.export import quantize
+from dragoman.export.bundle import Bundle
+from dragoman.export.exporter import ExportError, export_checkpoint
+from dragoman.export.parity import Floats, Ints, ParityError
+from dragoman.export.quality import QualityTexts, check_rows_apart, verify_quantized
+from dragoman.export.quantize import ScaleCounts
+from dragoman.export.verify import OnnxRunner, OnnxSlots, forced_rows
+from dragoman.model.checkpoint import Checkpoint
+from dragoman.model.errors import InputError
 
 SHIPPED = Path(__file__).parents[2] / "model" / "pretrained" / "en-de"
 COUNTS = ScaleCounts(1, 0)
@@ -87,7 +87,7 @@ def test_row_that_depends_on_its_company_is_found_out(int8: Path, checkpoint: Ch
 def test_wrong_candidates_are_refused(
     int8: Path, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, change: Any, message: str
 ) -> None:
-    monkeypatch.setattr("export.quality.check_rows_apart", lambda runners, rows: len(rows))
+    monkeypatch.setattr("dragoman.export.quality.check_rows_apart", lambda runners, rows: len(rows))
     patch_step(monkeypatch, change)
     with pytest.raises(ParityError, match=message):
         verify_quantized(checkpoint, int8, COUNTS)
@@ -97,7 +97,7 @@ def test_quantisation_that_ruins_the_model_leaves_nothing(
     checkpoint_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(quantize, "WEIGHT_LEVELS", 1)
-    monkeypatch.setattr("export.quality.check_rows_apart", lambda runners, rows: len(rows))
+    monkeypatch.setattr("dragoman.export.quality.check_rows_apart", lambda runners, rows: len(rows))
     with pytest.raises(ParityError, match=r"too much harm: .* export it in fp32"):
         export_checkpoint(checkpoint_dir, tmp_path / "bundle", "int8", calibration=["a dog"])
     assert list(tmp_path.iterdir()) == []
@@ -113,7 +113,7 @@ def test_texts_that_lose_too_much_are_refused(int8: Path, checkpoint: Checkpoint
     texts = QualityTexts(["two dogs run", "a cat sat on the grass"], ["zwei Hunde laufen", "eine Katze sitzt im Gras"])
     found = verify_quantized(checkpoint, int8, COUNTS, texts)
     assert found.bleu_change is not None and found.chrf_change is not None
-    monkeypatch.setattr("export.quality.MAX_CHRF_LOSS", -1000.0)
+    monkeypatch.setattr("dragoman.export.quality.MAX_CHRF_LOSS", -1000.0)
     with pytest.raises(ParityError, match=r"8-bit arithmetic costs .* chrF"):
         verify_quantized(checkpoint, int8, COUNTS, texts)
 

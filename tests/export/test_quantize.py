@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 from onnx_ir import Graph, Model, Value
 
-from export.quantize import HEADROOM, MAX_SPREAD, ActivationRange, Floats, find_products, quantize, quantize_columns
-from export.tracing import write
+from dragoman.export.quantize import HEADROOM, MAX_SPREAD, ActivationRange, Floats, find_products, quantize, quantize_columns
+from dragoman.export.tracing import write
 
 WIDTH, HIDDEN = 24, 40
 FIRST, SECOND = (

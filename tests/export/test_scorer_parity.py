@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from export.parity import Floats, ParityError
-from export.scorer_parity import Pair, ScorerComparison, check_scorer, eager_scores, padded
-from export.verify import OnnxRunner
-from model.checkpoint import Checkpoint
+from dragoman.export.parity import Floats, ParityError
+from dragoman.export.scorer_parity import Pair, ScorerComparison, check_scorer, eager_scores, padded
+from dragoman.export.verify import OnnxRunner
+from dragoman.model.checkpoint import Checkpoint
 
 PAIRS = [
     Pair([7, 8, 9, 10, 11, 12, 1], [20, 21, 1]),

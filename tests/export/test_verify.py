@@ -10,13 +10,13 @@ import onnx
 import pytest
 import torch
 
-from export.bundle import BundleError
-from export.graphs import EncoderGraph, StepGraph
-from export.parity import Floats, Ints, ParityError
-from export.scorer_graph import ScorerGraph
-from export.tracing import trace, write, write_sharing
-from export.verify import NUM_RANDOM_SENTENCES, SENTENCES, OnnxRunner, OnnxSlots, forced_rows, greedy_sources, verify
-from model.checkpoint import Checkpoint
+from dragoman.export.bundle import BundleError
+from dragoman.export.graphs import EncoderGraph, StepGraph
+from dragoman.export.parity import Floats, Ints, ParityError
+from dragoman.export.scorer_graph import ScorerGraph
+from dragoman.export.tracing import trace, write, write_sharing
+from dragoman.export.verify import NUM_RANDOM_SENTENCES, SENTENCES, OnnxRunner, OnnxSlots, forced_rows, greedy_sources, verify
+from dragoman.model.checkpoint import Checkpoint
 
 MakeCheckpoint = Callable[..., Checkpoint]
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from model.config import ModelConfig
-from model.tokenizer import Tokenizer
-from model.transformer import Transformer
+from dragoman.model.config import ModelConfig
+from dragoman.model.tokenizer import Tokenizer
+from dragoman.model.transformer import Transformer
 
 ModelMaker = Callable[..., Transformer]
 Aligner = Callable[..., str]

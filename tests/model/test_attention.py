@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from model.attention import (
+from dragoman.model.attention import (
     AdditiveAttention,
     MultiHeadAttention,
     attend,

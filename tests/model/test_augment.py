@@ -4,9 +4,9 @@ from collections import Counter
 
 import pytest
 
-from model.augment import Augmenter, determiners_of, replaced
-from model.errors import InputError
-from model.phrases import AlignedPair, Links, Words
+from dragoman.model.augment import Augmenter, determiners_of, replaced
+from dragoman.model.errors import InputError
+from dragoman.model.phrases import AlignedPair, Links, Words
 
 ENGLISH = re.compile(r"(A|a) (noun\d+) sleeps in (a) (noun\d+)\.")
 FRENCH = re.compile(r"(Une?) (nom\d+) dort dans (une?) (nom\d+)\.")

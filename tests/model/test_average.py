@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from model.average import average_checkpoints
-from model.checkpoint import Checkpoint, CheckpointError
-from model.tokenizer import Tokenizer
+from dragoman.model.average import average_checkpoints
+from dragoman.model.checkpoint import Checkpoint, CheckpointError
+from dragoman.model.tokenizer import Tokenizer
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from model.bpe_dropout import NUM_VARIANTS, BpeDropout
-from model.tokenizer import Tokenizer
+from dragoman.model.bpe_dropout import NUM_VARIANTS, BpeDropout
+from dragoman.model.tokenizer import Tokenizer
 
 TEXTS = [
     "the dog runs through snow .",
@@ -22,7 +22,7 @@ def test_no_dropout_gives_the_tokenizers_own_ids(tokenizer: Tokenizer) -> None:
 
 
 def test_no_dropout_gives_the_corpus_its_own_ids(multi30k, tokenizer: Tokenizer) -> None:
-    from model.corpus import read_lines
+    from dragoman.model.corpus import read_lines
 
     lines = read_lines(multi30k / "val.de.gz")
     assert BpeDropout(tokenizer, lines, 0.0, seed=1).sample(np.random.default_rng(0)) == tokenizer.encode_batch(lines)

@@ -8,8 +8,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from model.checkpoint import Checkpoint, CheckpointError, average_weights, save_tensors
-from model.tokenizer import Tokenizer
+from dragoman.model.checkpoint import Checkpoint, CheckpointError, average_weights, save_tensors
+from dragoman.model.tokenizer import Tokenizer
 
 
 @pytest.fixture(params=[True, False], ids=["tied", "untied"])
@@ -160,7 +160,7 @@ def test_failed_write_leaves_the_old_checkpoint(checkpoint: Checkpoint, folder: 
         Path(path).write_bytes(b"half")
         raise OSError("disk full")
 
-    monkeypatch.setattr("model.checkpoint.save_model", fail)
+    monkeypatch.setattr("dragoman.model.checkpoint.save_model", fail)
     with pytest.raises(OSError, match="disk full"):
         checkpoint.save(folder)
     loaded = Checkpoint.load(folder)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from model.config import ModelConfig, ModelConfigError
+from dragoman.model.config import ModelConfig, ModelConfigError
 
 VOCAB = {"source_vocab_size": 100, "target_vocab_size": 100}
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from model.corpus import DataError, read_lines, read_parallel, write_lines
+from dragoman.model.corpus import DataError, read_lines, read_parallel, write_lines
 
 
 def write(path: Path, content: bytes) -> Path:

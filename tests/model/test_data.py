@@ -3,8 +3,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.config import ModelConfig
-from model.data import bucket, collate, pad
+from dragoman.model.config import ModelConfig
+from dragoman.model.data import bucket, collate, pad
 
 
 def test_padding_fills_up_on_the_right() -> None:

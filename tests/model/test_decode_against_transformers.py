@@ -7,8 +7,8 @@ import torch
 from transformers import MarianMTModel
 
 from benchmarks.libraries.transformers_model import generate
-from model.decode import beam_search, greedy_search
-from model.transformer import Transformer
+from dragoman.model.decode import beam_search, greedy_search
+from dragoman.model.transformer import Transformer
 
 MAX_NEW_TOKENS = 10
 NUM_SOURCES = 24

@@ -1,11 +1,11 @@
 import pytest
 
-from model.decode import beam_search, greedy_search
-from model.errors import InputError
-from model.evaluate import evaluate, translate
-from model.quality import score
-from model.tokenizer import Tokenizer
-from model.transformer import Transformer
+from dragoman.model.decode import beam_search, greedy_search
+from dragoman.model.errors import InputError
+from dragoman.model.evaluate import evaluate, translate
+from dragoman.model.quality import score
+from dragoman.model.tokenizer import Tokenizer
+from dragoman.model.transformer import Transformer
 
 TEXTS = ["the dog runs", "snow", "a dog runs through the snow , through snow .", "über Straße"] * 20
 

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from model.files import replaced, write_text
+from dragoman.model.files import replaced, write_text
 
 
 def test_text_is_written_as_it_is(tmp_path: Path) -> None:

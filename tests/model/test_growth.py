@@ -5,11 +5,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from model.checkpoint import Checkpoint
-from model.config import ModelConfig, ModelConfigError
-from model.growth import grown, with_more_tokens
-from model.tokenizer import Tokenizer
-from model.transformer import Transformer
+from dragoman.model.checkpoint import Checkpoint
+from dragoman.model.config import ModelConfig, ModelConfigError
+from dragoman.model.growth import grown, with_more_tokens
+from dragoman.model.tokenizer import Tokenizer
+from dragoman.model.transformer import Transformer
 
 LARGER = {"num_encoder_layers": 5, "num_decoder_layers": 3, "encoder_ffn_dim": 56, "decoder_ffn_dim": 40}
 WIDER = {"encoder_ffn_dim": 56, "decoder_ffn_dim": 40}

@@ -1,8 +1,8 @@
 import pytest
 import sacrebleu
 
-from model.corpus import DataError
-from model.nearest import choose_nearest
+from dragoman.model.corpus import DataError
+from dragoman.model.nearest import choose_nearest
 
 REFERENCES = ["A red cat sleeps on the mat .", "Two dogs run through deep snow ."]
 CATS = ["A cat sleeps .", "A red cat is on the mat .", "A red cat sleeps on a mat ."]

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.corpus import DataError
-from model.errors import InputError
-from model.phrases import MAX_SOURCE_WORDS, MAX_TARGET_WORDS, AlignedPair, Words, align
+from dragoman.model.corpus import DataError
+from dragoman.model.errors import InputError
+from dragoman.model.phrases import MAX_SOURCE_WORDS, MAX_TARGET_WORDS, AlignedPair, Words, align
 from tests.model.conftest import Aligner
 
 

@@ -6,8 +6,8 @@ from collections import Counter
 import pytest
 import sacrebleu
 
-from model.errors import InputError
-from model.quality import score
+from dragoman.model.errors import InputError
+from dragoman.model.quality import score
 
 REFERENCES = ["the dog runs through the snow", "a man is reading a book today", "two children play in the park"]
 HYPOTHESES = ["the dog runs in the snow", "a man reads a book today", "two children play in the Park now"]

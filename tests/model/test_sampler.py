@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from model.errors import InputError
-from model.sampler import PairSampler
-from model.tokenizer import Tokenizer
+from dragoman.model.errors import InputError
+from dragoman.model.sampler import PairSampler
+from dragoman.model.tokenizer import Tokenizer
 
 SOURCES = ["the dog runs", "snow " * 30, "a dog", "unseenwords"]
 TARGETS = ["über", "snow", "snow " * 30, "die Straße"]

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from model.corpus import read_lines
-from model.tokenizer import EOS, PAD, SPECIAL_TOKENS, START, StreamingDetokenizer, Tokenizer, TokenizerError, byte_alphabet
+from dragoman.model.corpus import read_lines
+from dragoman.model.tokenizer import EOS, PAD, SPECIAL_TOKENS, START, StreamingDetokenizer, Tokenizer, TokenizerError, byte_alphabet
 
 PIECES = [
     "</s>",
@@ -154,7 +154,7 @@ def reloaded(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> 
 
 TRAINING = """
 import hashlib, random
-from model.tokenizer import Tokenizer
+from dragoman.model.tokenizer import Tokenizer
 rng = random.Random(7)
 words = ["".join(rng.choices("abcdefghäöüß雪", k=rng.randint(1, 9))) for _ in range(400)]
 tokenizer = Tokenizer.train([" ".join(rng.choices(words, k=10)) for _ in range(300)], 600)

@@ -19,11 +19,11 @@ import torch
 from rich.progress import Progress
 from safetensors.torch import load_file
 
-from model.checkpoint import Checkpoint, CheckpointError
-from model.corpus import DataError
-from model.evaluate import evaluate
-from model.train import Trainer
-from model.training_config import TrainingConfig, TrainingConfigError
+from dragoman.model.checkpoint import Checkpoint, CheckpointError
+from dragoman.model.corpus import DataError
+from dragoman.model.evaluate import evaluate
+from dragoman.model.train import Trainer
+from dragoman.model.training_config import TrainingConfig, TrainingConfigError
 
 WORDS = ["red", "green", "blue", "cat", "dog", "hat", "sun", "moon"]
 CPU = torch.device("cpu")
@@ -141,9 +141,9 @@ import json, os, signal, sys
 from pathlib import Path
 import torch
 from rich.progress import Progress
-import model.train
-from model.train import Trainer
-from model.training_config import TrainingConfig
+import dragoman.model.train
+from dragoman.model.train import Trainer
+from dragoman.model.training_config import TrainingConfig
 
 fields, data_dir, output, save_seconds, where, at = json.loads(sys.argv[1])
 torch.set_num_threads(1)

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from model.tokenizer import Tokenizer
-from model.training_config import ScheduleConfig, TrainingConfig, TrainingConfigError, model_config
+from dragoman.model.tokenizer import Tokenizer
+from dragoman.model.training_config import ScheduleConfig, TrainingConfig, TrainingConfigError, model_config
 
 RECIPES = sorted((Path(__file__).parents[2] / "model" / "recipes").glob("*.toml"))
 GOOD = """

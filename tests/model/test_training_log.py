@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from model.training_log import (
+from dragoman.model.training_log import (
     CURVES_FILE,
     STEP_FIELDS,
     STEPS_FILE,

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model.attention import causal_mask, padding_mask
-from model.config import ModelConfig
-from model.transformer import DecoderLayer, EncoderLayer, FullAttention, Transformer, sinusoids
+from dragoman.model.attention import causal_mask, padding_mask
+from dragoman.model.config import ModelConfig
+from dragoman.model.transformer import DecoderLayer, EncoderLayer, FullAttention, Transformer, sinusoids
 
 B, S, T = 3, 7, 6
 ACTIVATION = {"relu": "relu", "gelu": "gelu", "silu": F.silu}

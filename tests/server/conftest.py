@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from export.exporter import export_checkpoint
-from model.checkpoint import Checkpoint
-from model.config import ModelConfig
-from model.tokenizer import Tokenizer
-from model.transformer import Transformer
+from dragoman.export.exporter import export_checkpoint
+from dragoman.model.checkpoint import Checkpoint
+from dragoman.model.config import ModelConfig
+from dragoman.model.tokenizer import Tokenizer
+from dragoman.model.transformer import Transformer
 
 
 @pytest.fixture(scope="session")

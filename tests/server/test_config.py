@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from server.config import LATENCY_BUCKETS, ConfigError, ServerConfig, load
+from dragoman.server.config import LATENCY_BUCKETS, ConfigError, ServerConfig, load
 
 
 @pytest.fixture(autouse=True)

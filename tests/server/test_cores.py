@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from server.cores import TooFewCores, available_cores, divide_cores
+from dragoman.server.cores import TooFewCores, available_cores, divide_cores
 
 CORES = len(os.sched_getaffinity(0))
 

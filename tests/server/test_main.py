@@ -22,8 +22,8 @@ sys.exit(server.main.serve({"models": "."}, None))
 WITHOUT_OPENTELEMETRY = """
 import sys
 sys.modules["opentelemetry"] = None
-import server.main
-from model.errors import InputError
+import dragoman.server.main
+from dragoman.model.errors import InputError
 
 server.main.find_bundles = lambda folder: []
 server.main.Repository = lambda bundles, make_engine: sys.exit("it would start")

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from model.checkpoint import Checkpoint
-from model.decode import greedy_search
-from model.errors import InputError
-from server.engine.messages import Sampling, SearchOptions
-from server.offline import OfflineTranslator
+from dragoman.model.checkpoint import Checkpoint
+from dragoman.model.decode import greedy_search
+from dragoman.model.errors import InputError
+from dragoman.server.engine.messages import Sampling, SearchOptions
+from dragoman.server.offline import OfflineTranslator
 
 TEXTS = ["a dog", "over the grass a dog runs", "grass", "the dog runs over"] * 3
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from export.bundle import Bundle, BundleError
-from server.errors import UnknownModel
-from server.repository import Repository, find_bundles
+from dragoman.export.bundle import Bundle, BundleError
+from dragoman.server.errors import UnknownModel
+from dragoman.server.repository import Repository, find_bundles
 
 
 def copy(bundle: Path, to: Path, name: str) -> Path:

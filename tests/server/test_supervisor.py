@@ -14,11 +14,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from server import hosts
-from server.engine.messages import Ready, Request, Statistics
-from server.engine.settings import EngineSettings
-from server.errors import Unavailable
-from server.supervisor import STABLE_SECONDS, EngineCannotStart, RestartPolicy, SupervisedEngine
+from dragoman.server import hosts
+from dragoman.server.engine.messages import Ready, Request, Statistics
+from dragoman.server.engine.settings import EngineSettings
+from dragoman.server.errors import Unavailable
+from dragoman.server.supervisor import STABLE_SECONDS, EngineCannotStart, RestartPolicy, SupervisedEngine
 
 QUICK = RestartPolicy(initial_backoff_seconds=0.05, max_backoff_seconds=0.2)
 
@@ -216,7 +216,7 @@ def test_a_process_that_cannot_be_made_is_tried_again(tiny_bundle: Path, monkeyp
 
 
 def test_stopping_does_not_wait_for_a_back_off(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.supervisor.STOP_SECONDS", 1000)
+    monkeypatch.setattr("dragoman.server.supervisor.STOP_SECONDS", 1000)
 
     async def scenario() -> None:
         watched = Watched(tiny_bundle, RestartPolicy(initial_backoff_seconds=300, max_backoff_seconds=300))
@@ -283,7 +283,7 @@ class SilentClient(SimpleNamespace):
 
 def test_time_in_which_nobody_could_listen_is_no_silence(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that was paused wakes up with an old last message, and engines that were paused with it."""
-    monkeypatch.setattr("server.supervisor.WATCH_SECONDS", 0.01)
+    monkeypatch.setattr("dragoman.server.supervisor.WATCH_SECONDS", 0.01)
 
     async def scenario() -> None:
         engine = Watched(tiny_bundle, RestartPolicy(watchdog_seconds=30)).engine
@@ -295,7 +295,7 @@ def test_time_in_which_nobody_could_listen_is_no_silence(tiny_bundle: Path, monk
 
 
 def test_silence_is_noticed(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.supervisor.WATCH_SECONDS", 0.01)
+    monkeypatch.setattr("dragoman.server.supervisor.WATCH_SECONDS", 0.01)
 
     async def scenario() -> None:
         engine = Watched(tiny_bundle, RestartPolicy(watchdog_seconds=0.05)).engine

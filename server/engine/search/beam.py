@@ -1,9 +1,9 @@
 """Beam search: the likeliest prefixes side by side, as Transformers' `generate` does it."""
 
-from server.engine.messages import Answer, Request
-from server.engine.search.candidates import Candidates
-from server.engine.search.hypothesis import Hypothesis, num_common_tokens
-from server.engine.search.search import Search, TargetSide
+from dragoman.server.engine.messages import Answer, Request
+from dragoman.server.engine.search.candidates import Candidates
+from dragoman.server.engine.search.hypothesis import Hypothesis, num_common_tokens
+from dragoman.server.engine.search.search import Search, TargetSide
 
 
 class BeamSearch(Search):

@@ -1,9 +1,9 @@
 """Which search a request gets; plain greedy requests get none, since the engine chooses for all of them at once."""
 
-from server.engine.messages import GREEDY, Request
-from server.engine.search.beam import BeamSearch
-from server.engine.search.search import Search, TargetSide
-from server.engine.search.separate import SeparateSearch
+from dragoman.server.engine.messages import GREEDY, Request
+from dragoman.server.engine.search.beam import BeamSearch
+from dragoman.server.engine.search.search import Search, TargetSide
+from dragoman.server.engine.search.separate import SeparateSearch
 
 
 def search_for(request: Request, target: TargetSide) -> Search | None:

@@ -10,8 +10,8 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from server.engine.messages import SearchOptions
-from server.engine.search.hypothesis import Hypothesis
+from dragoman.server.engine.messages import SearchOptions
+from dragoman.server.engine.search.hypothesis import Hypothesis
 
 MAX_LISTED = 1024
 """Candidates up to which a loop that stops early is faster than arrays."""

@@ -4,7 +4,7 @@ import math
 
 from msgspec import Struct
 
-from server.engine.messages import Answer
+from dragoman.server.engine.messages import Answer
 
 
 class Hypothesis(Struct, frozen=True):

@@ -9,8 +9,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from server.engine.messages import Sampling
-from server.engine.search.constraints import Options
+from dragoman.server.engine.messages import Sampling
+from dragoman.server.engine.search.constraints import Options
 
 NUM_CANDIDATES = 64
 """Candidates asked for where `top_k` does not say how many can be drawn."""

@@ -6,10 +6,10 @@ It knows no rows and no caches. The engine gives each live hypothesis a row and 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from server.engine.messages import Answer, Request, SearchOptions
-from server.engine.search.candidates import Candidates
-from server.engine.search.constraints import Constraints, Option
-from server.engine.search.hypothesis import Hypothesis
+from dragoman.server.engine.messages import Answer, Request, SearchOptions
+from dragoman.server.engine.search.candidates import Candidates
+from dragoman.server.engine.search.constraints import Constraints, Option
+from dragoman.server.engine.search.hypothesis import Hypothesis
 
 
 @dataclass(frozen=True, slots=True)

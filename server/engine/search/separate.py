@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from server.engine.messages import Answer, Request
-from server.engine.search.candidates import Candidates
-from server.engine.search.constraints import Option, Options
-from server.engine.search.hypothesis import Hypothesis
-from server.engine.search.sampler import NUM_CANDIDATES, Sampler
-from server.engine.search.search import Search, TargetSide
+from dragoman.server.engine.messages import Answer, Request
+from dragoman.server.engine.search.candidates import Candidates
+from dragoman.server.engine.search.constraints import Option, Options
+from dragoman.server.engine.search.hypothesis import Hypothesis
+from dragoman.server.engine.search.sampler import NUM_CANDIDATES, Sampler
+from dragoman.server.engine.search.search import Search, TargetSide
 
 
 class SeparateSearch(Search):

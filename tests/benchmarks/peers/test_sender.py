@@ -17,7 +17,7 @@ from benchmarks.harness.load import Load
 from benchmarks.peers import sender
 from benchmarks.peers.faces import AskError
 from benchmarks.peers.sender import Order, translate
-from protos import generation_pb2, generation_pb2_grpc
+from dragoman.v1 import generation_pb2, generation_pb2_grpc
 
 
 class Echo(generation_pb2_grpc.GenerationServicer):

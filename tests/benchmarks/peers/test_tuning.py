@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.peers.server import Settings
 from benchmarks.peers.tuning import Trial, first_settings, latency_settings, tune
-from benchmarks.serving_parts.goodput import Ladder, Point
+from benchmarks.serving.goodput import Ladder, Point
 
 OBJECTIVE = 0.5
 

@@ -16,14 +16,14 @@ import pytest
 import structlog
 from prometheus_client import CollectorRegistry
 
-from model.tokenizer import Tokenizer
-from protos.generation_pb2_grpc import GenerationStub
-from server.api.server import ApiServer, build_server
-from server.config import ServerConfig
-from server.engine.messages import Answer, Finished, Request, Scored, ScoreRequest, Tokens
-from server.errors import QueueFull, UnknownModel
-from server.telemetry.logs import configure_logging
-from server.telemetry.metrics import Metrics
+from dragoman.model.tokenizer import Tokenizer
+from dragoman.server.api.server import ApiServer, build_server
+from dragoman.server.config import ServerConfig
+from dragoman.server.engine.messages import Answer, Finished, Request, Scored, ScoreRequest, Tokens
+from dragoman.server.errors import QueueFull, UnknownModel
+from dragoman.server.telemetry.logs import configure_logging
+from dragoman.server.telemetry.metrics import Metrics
+from dragoman.v1.generation_pb2_grpc import GenerationStub
 
 TEXTS = ["Ein Hund läuft durch den Schnee.", "A dog runs through the snow.", "Zwei Männer spielen Fußball.", "日本語 のテキスト 🐕"]
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from model.tokenizer import Tokenizer
-from server.api.alignment import token_words, word_alignment
+from dragoman.model.tokenizer import Tokenizer
+from dragoman.server.api.alignment import token_words, word_alignment
 
 
 def test_a_token_belongs_to_the_word_it_spells() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import grpc
 import pytest
 
-from protos.generation_pb2 import GenerateRequest, ScoreRequest
+from dragoman.v1.generation_pb2 import GenerateRequest, ScoreRequest
 
 TEXT = "A dog runs."
 LARGE: dict[str, Any] = {"do_sample": True, "num_return_sequences": 4, "top_log_probs": 20}

@@ -7,13 +7,13 @@ import pytest
 from google.rpc.error_details_pb2 import RequestInfo, RetryInfo
 from prometheus_client import CollectorRegistry
 
-from protos.generation_pb2 import GenerateBatchResponse, GenerateRequest, GenerateResponse, GetModelRequest
-from server.api import batch
-from server.api.batch import REQUESTS_PER_SLOT, Batch
-from server.api.calls import Call, current_call
-from server.api.records import Records
-from server.errors import Unavailable
-from server.telemetry.metrics import Metrics
+from dragoman.server.api import batch
+from dragoman.server.api.batch import REQUESTS_PER_SLOT, Batch
+from dragoman.server.api.calls import Call, current_call
+from dragoman.server.api.records import Records
+from dragoman.server.errors import Unavailable
+from dragoman.server.telemetry.metrics import Metrics
+from dragoman.v1.generation_pb2 import GenerateBatchResponse, GenerateRequest, GenerateResponse, GetModelRequest
 
 TEXT = "A dog runs."
 SLOTS = 8

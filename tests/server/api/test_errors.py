@@ -3,9 +3,9 @@ import pytest
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
-from server.api import errors
-from server.api.security import Unauthenticated
-from server.errors import (
+from dragoman.server.api import errors
+from dragoman.server.api.security import Unauthenticated
+from dragoman.server.errors import (
     Cancelled,
     DeadlineExceeded,
     InvalidRequest,

@@ -6,7 +6,8 @@ import pytest
 from google.rpc.error_details_pb2 import RequestInfo, RetryInfo
 from grpc_status import rpc_status
 
-from protos.generation_pb2 import (
+from dragoman.server.errors import Unavailable
+from dragoman.v1.generation_pb2 import (
     FINISH_REASON_EOS,
     FINISH_REASON_LENGTH,
     GenerateRequest,
@@ -14,7 +15,6 @@ from protos.generation_pb2 import (
     GetModelRequest,
     ListModelsRequest,
 )
-from server.errors import Unavailable
 
 TEXT = "A dog runs."
 

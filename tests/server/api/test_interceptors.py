@@ -13,11 +13,11 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from grpc_status import rpc_status
 from prometheus_client import CollectorRegistry
 
-from protos.generation_pb2 import GenerateRequest, ListModelsRequest
-from protos.generation_pb2_grpc import GenerationStub
-from server.api.interceptors import MAX_KEPT_HANDLERS, CallInterceptor
-from server.api.records import Records
-from server.telemetry.metrics import Metrics
+from dragoman.server.api.interceptors import MAX_KEPT_HANDLERS, CallInterceptor
+from dragoman.server.api.records import Records
+from dragoman.server.telemetry.metrics import Metrics
+from dragoman.v1.generation_pb2 import GenerateRequest, ListModelsRequest
+from dragoman.v1.generation_pb2_grpc import GenerationStub
 
 SECRET = "Das bleibt unter uns."
 

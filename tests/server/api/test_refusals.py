@@ -7,8 +7,8 @@ from typing import Any
 import grpc
 import pytest
 
-from protos.generation_pb2 import GenerateRequest, ScoreRequest
-from server.errors import NotReady, Unavailable
+from dragoman.server.errors import NotReady, Unavailable
+from dragoman.v1.generation_pb2 import GenerateRequest, ScoreRequest
 
 
 def rejections(world: Any) -> dict[tuple[str, str], float]:

@@ -9,8 +9,8 @@ import pytest
 from google.rpc.error_details_pb2 import RetryInfo
 from grpc_status import rpc_status
 
-from protos.generation_pb2 import ScoreRequest
-from server.errors import Unavailable
+from dragoman.server.errors import Unavailable
+from dragoman.v1.generation_pb2 import ScoreRequest
 
 SOURCE, TARGET = "A dog runs.", "Ein Hund läuft."
 

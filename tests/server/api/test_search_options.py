@@ -2,10 +2,10 @@ from typing import Any
 
 import pytest
 
-from protos.generation_pb2 import GenerateRequest, ScoreRequest
-from server.api.search_options import check_length_penalty, search_options
-from server.engine.messages import GREEDY, Sampling, SearchOptions
-from server.errors import InvalidRequest
+from dragoman.server.api.search_options import check_length_penalty, search_options
+from dragoman.server.engine.messages import GREEDY, Sampling, SearchOptions
+from dragoman.server.errors import InvalidRequest
+from dragoman.v1.generation_pb2 import GenerateRequest, ScoreRequest
 
 NAN, INFINITY = float("nan"), float("inf")
 

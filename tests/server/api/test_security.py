@@ -10,10 +10,10 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
 from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 
-from protos.generation_pb2 import GenerateRequest
-from protos.generation_pb2_grpc import GenerationStub
-from server.api.security import read_tokens, tls_credentials
-from server.config import ConfigError, ServerConfig
+from dragoman.server.api.security import read_tokens, tls_credentials
+from dragoman.server.config import ConfigError, ServerConfig
+from dragoman.v1.generation_pb2 import GenerateRequest
+from dragoman.v1.generation_pb2_grpc import GenerationStub
 
 
 @pytest.fixture

@@ -14,10 +14,10 @@ from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 from grpc_status import rpc_status
 from prometheus_client import CollectorRegistry
 
-from protos.generation_pb2 import GenerateRequest
-from server.api.server import build_server
-from server.config import ConfigError, ServerConfig
-from server.telemetry.metrics import Metrics
+from dragoman.server.api.server import build_server
+from dragoman.server.config import ConfigError, ServerConfig
+from dragoman.server.telemetry.metrics import Metrics
+from dragoman.v1.generation_pb2 import GenerateRequest
 
 
 def test_drain_refuses_new_work_and_lets_running_requests_finish(serve: Any) -> None:

@@ -9,9 +9,9 @@ import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from protos.generation_pb2 import GenerateRequest, ListModelsRequest, ScoreRequest
+from dragoman.v1.generation_pb2 import GenerateRequest, ListModelsRequest, ScoreRequest
 
-tracing = pytest.importorskip("server.telemetry.tracing", reason="needs the extra `tracing`")
+tracing = pytest.importorskip("dragoman.server.telemetry.tracing", reason="needs the extra `tracing`")
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 SAMPLED = (("traceparent", f"00-{TRACE}-{SPAN}-01"), ("tracestate", "vendor=7"))

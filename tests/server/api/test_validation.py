@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from protos.generation_pb2 import GenerateRequest
-from server.api import validation
-from server.api.validation import Validator, check_request_id
-from server.engine import messages
-from server.errors import DeadlineExceeded, InvalidRequest
+from dragoman.server.api import validation
+from dragoman.server.api.validation import Validator, check_request_id
+from dragoman.server.engine import messages
+from dragoman.server.errors import DeadlineExceeded, InvalidRequest
+from dragoman.v1.generation_pb2 import GenerateRequest
 
 
 def prepare(request: GenerateRequest, model: Any, remaining_seconds: float | None = None) -> validation.Prepared:

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from server.engine.engine import Engine
-from server.engine.messages import Answer, Finished, Request
-from server.engine.scheduler import Limits
-from server.engine.search.candidates import Candidates
-from server.engine.search.search import TargetSide
+from dragoman.server.engine.engine import Engine
+from dragoman.server.engine.messages import Answer, Finished, Request
+from dragoman.server.engine.scheduler import Limits
+from dragoman.server.engine.search.candidates import Candidates
+from dragoman.server.engine.search.search import TargetSide
 
 PAD, EOS, START, MAX_TARGET, VOCAB = 0, 1, 2, 40, 80
 ORIGIN = b"front"

@@ -11,8 +11,8 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from server.engine.client import EngineClient
-from server.engine.messages import (
+from dragoman.server.engine.client import EngineClient
+from dragoman.server.engine.messages import (
     Answer,
     Cancel,
     Command,
@@ -31,7 +31,7 @@ from server.engine.messages import (
     Submit,
     Tokens,
 )
-from server.errors import QueueFull, Unavailable
+from dragoman.server.errors import QueueFull, Unavailable
 
 
 class HandEngine:

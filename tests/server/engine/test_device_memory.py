@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from server.engine.engine import Engine
-from server.engine.messages import Finished, Request
-from server.engine.scheduler import Limits
-from server.engine.search.candidates import Candidates
-from server.engine.search.search import TargetSide
+from dragoman.server.engine.engine import Engine
+from dragoman.server.engine.messages import Finished, Request
+from dragoman.server.engine.scheduler import Limits
+from dragoman.server.engine.search.candidates import Candidates
+from dragoman.server.engine.search.search import TargetSide
 
 
 class SmallRunner:

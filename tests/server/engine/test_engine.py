@@ -2,7 +2,7 @@
 
 import pytest
 
-from server.engine.engine import MAX_CONSECUTIVE_FAILURES, EngineIsBroken
+from dragoman.server.engine.engine import MAX_CONSECUTIVE_FAILURES, EngineIsBroken
 
 # A source is [answer length, ...]: see the conftest's fake model.
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from server.engine.engine import MAX_CONSECUTIVE_FAILURES
-from server.engine.messages import Answer, Request, Sampling, SearchOptions
+from dragoman.server.engine.engine import MAX_CONSECUTIVE_FAILURES
+from dragoman.server.engine.messages import Answer, Request, Sampling, SearchOptions
 
 VOCAB, START = 80, 2
 HOT = Sampling(7, temperature=8.0)  # draws far down, where only the whole vocabulary decides

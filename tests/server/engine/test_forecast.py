@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from server.engine.forecast import MIN_STEPS, NUM_AVERAGED, Average, Forecast
-from server.engine.messages import Request, SearchOptions
-from server.engine.scheduler import Limits, Scheduler
-from server.engine.sequence import Sequence
+from dragoman.server.engine.forecast import MIN_STEPS, NUM_AVERAGED, Average, Forecast
+from dragoman.server.engine.messages import Request, SearchOptions
+from dragoman.server.engine.scheduler import Limits, Scheduler
+from dragoman.server.engine.sequence import Sequence
 
 
 def sequence(num_tokens: int = 10, priority: int = 0, **search: Any) -> Sequence:

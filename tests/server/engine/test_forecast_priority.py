@@ -2,10 +2,10 @@
 
 import pytest
 
-from server.engine.forecast import MIN_STEPS, Forecast
-from server.engine.messages import Request, SearchOptions
-from server.engine.scheduler import SECONDS_PER_PRIORITY, Limits, Scheduler
-from server.engine.sequence import Sequence
+from dragoman.server.engine.forecast import MIN_STEPS, Forecast
+from dragoman.server.engine.messages import Request, SearchOptions
+from dragoman.server.engine.scheduler import SECONDS_PER_PRIORITY, Limits, Scheduler
+from dragoman.server.engine.sequence import Sequence
 
 NOW = 1000.0
 

@@ -1,8 +1,8 @@
 """Reports: to each front end its own, once."""
 
-from server.engine.messages import Report, Request, Statistics, Tokens
-from server.engine.outbox import Outbox
-from server.engine.sequence import Sequence
+from dragoman.server.engine.messages import Report, Request, Statistics, Tokens
+from dragoman.server.engine.outbox import Outbox
+from dragoman.server.engine.sequence import Sequence
 
 STATISTICS = Statistics(num_waiting=3)
 

@@ -12,8 +12,8 @@ import pytest
 import zmq
 from numpy.typing import NDArray
 
-from server.engine import process
-from server.engine.messages import (
+from dragoman.server.engine import process
+from dragoman.server.engine.messages import (
     Cancel,
     Command,
     Event,
@@ -27,10 +27,10 @@ from server.engine.messages import (
     Stop,
     Submit,
 )
-from server.engine.process import EXIT_BROKEN, EXIT_CANNOT_START, EngineLoop
-from server.engine.scheduler import Limits
-from server.engine.scoring import Scoring
-from server.engine.settings import EngineSettings
+from dragoman.server.engine.process import EXIT_BROKEN, EXIT_CANNOT_START, EngineLoop
+from dragoman.server.engine.scheduler import Limits
+from dragoman.server.engine.scoring import Scoring
+from dragoman.server.engine.settings import EngineSettings
 
 READY = Ready("fake", 2, 0.0)
 

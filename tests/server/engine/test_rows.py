@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from server.engine.rows import Rows
-from server.engine.search.candidates import Candidates
-from server.engine.search.search import TargetSide
+from dragoman.server.engine.rows import Rows
+from dragoman.server.engine.search.candidates import Candidates
+from dragoman.server.engine.search.search import TargetSide
 
 EOS, START = 1, 2
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.engine.messages import Request, SearchOptions
-from server.engine.scheduler import SECONDS_PER_PRIORITY, Limits, QueueIsFull, Scheduler
-from server.engine.sequence import Sequence
+from dragoman.server.engine.messages import Request, SearchOptions
+from dragoman.server.engine.scheduler import SECONDS_PER_PRIORITY, Limits, QueueIsFull, Scheduler
+from dragoman.server.engine.sequence import Sequence
 
 
 def sequence(

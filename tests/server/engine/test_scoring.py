@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from server.engine.messages import Scored, ScoreRequest
-from server.engine.scheduler import Limits
-from server.engine.scoring import Scoring
+from dragoman.server.engine.messages import Scored, ScoreRequest
+from dragoman.server.engine.scheduler import Limits
+from dragoman.server.engine.scoring import Scoring
 
 ORIGIN = b"front"
 

@@ -5,9 +5,9 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.engine.messages import Request
-from server.engine.sequence import Sequence
-from server.engine.slots import Inheritance, Slots
+from dragoman.server.engine.messages import Request
+from dragoman.server.engine.sequence import Sequence
+from dragoman.server.engine.slots import Inheritance, Slots
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 100)), max_size=60), st.data())

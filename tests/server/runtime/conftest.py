@@ -11,12 +11,12 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from export.bundle import Bundle
-from server.runtime.device import OutOfDeviceMemory
-from server.runtime.device_buckets import Buckets
-from server.runtime.device_host import HostDevice
-from server.runtime.device_model import DeviceModel
-from server.runtime.device_runner import DeviceRunner
+from dragoman.export.bundle import Bundle
+from dragoman.server.runtime.device.buckets import Buckets
+from dragoman.server.runtime.device.device import OutOfDeviceMemory
+from dragoman.server.runtime.device.host import HostDevice
+from dragoman.server.runtime.device.model import DeviceModel
+from dragoman.server.runtime.device.runner import DeviceRunner
 
 MAX_ROWS = 6
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from export.bundle import Bundle
-from server.runtime import cache as cache_module
-from server.runtime.cache import SlotCache
+from dragoman.export.bundle import Bundle
+from dragoman.server.runtime import cache as cache_module
+from dragoman.server.runtime.cache import SlotCache
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from export.bundle import Bundle
-from model.checkpoint import Checkpoint
-from model.decode import StepDecoder
-from server.engine.warmup import warm_up
-from server.runtime.onnx import MAX_KEPT_CANDIDATES, OnnxRunner
+from dragoman.export.bundle import Bundle
+from dragoman.model.checkpoint import Checkpoint
+from dragoman.model.decode import StepDecoder
+from dragoman.server.engine.warmup import warm_up
+from dragoman.server.runtime.onnx import MAX_KEPT_CANDIDATES, OnnxRunner
 
 MAX_ROWS, NUM_CANDIDATES, CAPACITY, START = 5, 7, 20, 2
 SOURCES = [[5, 9, 200, 31], [77], [14, 14, 14, 250, 3, 8, 100, 101, 102], list(range(30, 53)), [42, 6]]
@@ -162,8 +162,8 @@ def test_wide_bindings_are_not_kept(runner: OnnxRunner, bundle: Bundle) -> None:
 def test_kept_bindings_are_bounded_and_dropped_when_the_caches_move(
     make_runner: Callable[..., OnnxRunner], bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.runtime.cache.MIN_CAPACITY", 2)
-    monkeypatch.setattr("server.runtime.onnx.MAX_KEPT_BINDINGS", 2)
+    monkeypatch.setattr("dragoman.server.runtime.cache.MIN_CAPACITY", 2)
+    monkeypatch.setattr("dragoman.server.runtime.onnx.MAX_KEPT_BINDINGS", 2)
     runner = make_runner()
     runner.prefill(sources_of(bundle, [1, 1, 1]), [0, 1, 2])
     for num_rows in (1, 2, 3):
@@ -181,8 +181,8 @@ def test_bits_do_not_depend_on_the_room_there_is(
     roomy = make_runner()
     roomy.prefill(sources_of(bundle, everything), everything)
     expected = run(roomy, everything, CAPACITY)
-    monkeypatch.setattr("server.runtime.cache.MIN_CAPACITY", 1)
-    monkeypatch.setattr("server.runtime.cache.STEPS_PER_REVIEW", 4)
+    monkeypatch.setattr("dragoman.server.runtime.cache.MIN_CAPACITY", 1)
+    monkeypatch.setattr("dragoman.server.runtime.cache.STEPS_PER_REVIEW", 4)
     runner = make_runner()
     for row in everything:
         runner.prefill(sources_of(bundle, [row]), [row])

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from server.runtime.processor import overflows_in_8_bits
+from dragoman.server.runtime.processor import overflows_in_8_bits
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from server.runtime import providers
-from server.runtime.device import DeviceError
-from server.runtime.providers import CUDA_PROVIDER, choose_device, cuda_obstacle
+from dragoman.server.runtime import providers
+from dragoman.server.runtime.device.device import DeviceError
+from dragoman.server.runtime.providers import CUDA_PROVIDER, choose_device, cuda_obstacle
 
 
 def there(ordinal: int) -> str:

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from export.bundle import Bundle, BundleError
-from export.scorer_parity import Pair, eager_scores
-from model.checkpoint import Checkpoint
-from server.runtime.scorer import OnnxScorer
+from dragoman.export.bundle import Bundle, BundleError
+from dragoman.export.scorer_parity import Pair, eager_scores
+from dragoman.model.checkpoint import Checkpoint
+from dragoman.server.runtime.scorer import OnnxScorer
 
 PAIRS = [([7, 8, 9, 1], [10, 11, 1]), ([1], [20] * 19 + [1]), ([5] * 23 + [1], [1])]
 

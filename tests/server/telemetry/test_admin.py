@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client import CollectorRegistry
 
-from server.config import ConfigError
-from server.telemetry.admin import AdminServer
-from server.telemetry.metrics import Metrics
+from dragoman.server.config import ConfigError
+from dragoman.server.telemetry.admin import AdminServer
+from dragoman.server.telemetry.metrics import Metrics
 
 
 class Admin:

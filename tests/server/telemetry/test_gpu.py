@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from server.telemetry import metrics
-from server.telemetry.gpu import NOTHING, GpuReading, GpuSource, open_gpu_source
+from dragoman.server.telemetry import metrics
+from dragoman.server.telemetry.gpu import NOTHING, GpuReading, GpuSource, open_gpu_source
 
 
 class FakeNvml:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import structlog
 
-from server.telemetry.logs import configure_logging
+from dragoman.server.telemetry.logs import configure_logging
 
 Configure = Callable[..., Callable[[], list[str]]]
 

@@ -4,10 +4,10 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from server.config import LATENCY_BUCKETS
-from server.engine.messages import Answer, Finished, Prefill, Request, Scored, ScoreRequest, Statistics, Step
-from server.telemetry.metrics import Metrics
-from server.telemetry.model_metrics import CODES, REFUSALS, ModelMetrics
+from dragoman.server.config import LATENCY_BUCKETS
+from dragoman.server.engine.messages import Answer, Finished, Prefill, Request, Scored, ScoreRequest, Statistics, Step
+from dragoman.server.telemetry.metrics import Metrics
+from dragoman.server.telemetry.model_metrics import CODES, REFUSALS, ModelMetrics
 
 REQUEST = Request(id=1, source_ids=[5, 6, 7, 2], max_new_tokens=10, arrival=100.0)
 

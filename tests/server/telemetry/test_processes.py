@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from server.telemetry.processes import PAGE_BYTES, TICKS_PER_SECOND, read_process
+from dragoman.server.telemetry.processes import PAGE_BYTES, TICKS_PER_SECOND, read_process
 
 
 def test_this_process_is_read_as_the_kernel_has_it(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 import pytest
 
-from server.telemetry.trace_context import MAX_STATE_BYTES, MAX_STATE_MEMBERS, TraceContext, read_trace_context
+from dragoman.server.telemetry.trace_context import MAX_STATE_BYTES, MAX_STATE_MEMBERS, TraceContext, read_trace_context
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 PARENT = f"00-{TRACE}-{SPAN}-01"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-tracing = pytest.importorskip("server.telemetry.tracing", reason="needs the extra `tracing`")
+tracing = pytest.importorskip("dragoman.server.telemetry.tracing", reason="needs the extra `tracing`")
 
 METHOD = "/dragoman.v1.Generation/Generate"
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from server.engine.engine import MAX_CONSECUTIVE_FAILURES, EngineIsBroken
-from server.engine.messages import Answer, Finished, Request
-from server.engine.sequence import Key, Sequence
+from dragoman.server.engine.engine import MAX_CONSECUTIVE_FAILURES, EngineIsBroken
+from dragoman.server.engine.messages import Answer, Finished, Request
+from dragoman.server.engine.sequence import Key, Sequence
 
 MAX_TARGET = 40
 

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 from structlog.testing import capture_logs
 
-from server.engine.engine import MAX_CONSECUTIVE_FAILURES
-from server.engine.messages import GREEDY, Request, Sampling, SearchOptions
+from dragoman.server.engine.engine import MAX_CONSECUTIVE_FAILURES
+from dragoman.server.engine.messages import GREEDY, Request, Sampling, SearchOptions
 
 NUM_RUNS, OPERATIONS_A_RUN, MIN_OPERATIONS = 260, 60, 10_000
 EOS, VOCAB = 1, 80

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from server.engine.messages import Answer, Request
-from server.engine.search.candidates import Candidates
-from server.engine.search.search import Search, TargetSide
+from dragoman.server.engine.messages import Answer, Request
+from dragoman.server.engine.search.candidates import Candidates
+from dragoman.server.engine.search.search import Search, TargetSide
 
 PAD, EOS, START = 0, 1, 2
 MAX_TOKENS = 16

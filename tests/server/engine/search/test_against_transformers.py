@@ -15,12 +15,12 @@ import pytest
 import torch
 from transformers import GenerationConfig, PegasusForConditionalGeneration
 
-from export.exporter import export_checkpoint
-from model.checkpoint import Checkpoint
-from model.data import pad
-from model.transformer import Transformer
-from server.engine.messages import SearchOptions
-from server.offline import OfflineTranslator
+from dragoman.export.exporter import export_checkpoint
+from dragoman.model.checkpoint import Checkpoint
+from dragoman.model.data import pad
+from dragoman.model.transformer import Transformer
+from dragoman.server.engine.messages import SearchOptions
+from dragoman.server.offline import OfflineTranslator
 
 CHECKPOINT = Path(__file__).resolve().parents[4] / "model" / "pretrained" / "en-de"
 MAX_NEW_TOKENS = 24

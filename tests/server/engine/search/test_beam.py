@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from server.engine.messages import Request, SearchOptions
-from server.engine.search.beam import BeamSearch
+from dragoman.server.engine.messages import Request, SearchOptions
+from dragoman.server.engine.search.beam import BeamSearch
 
 EOS, START = 1, 2
 A, B, C = 3, 4, 5

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from server.engine.messages import SearchOptions
-from server.engine.search.constraints import Constraints, Options
-from server.engine.search.hypothesis import Hypothesis
+from dragoman.server.engine.messages import SearchOptions
+from dragoman.server.engine.search.constraints import Constraints, Options
+from dragoman.server.engine.search.hypothesis import Hypothesis
 
 EOS, VOCAB_SIZE = 1, 8
 IDS = np.array([3, 1, 5, 4, 6])

@@ -6,10 +6,10 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from server.engine.messages import GREEDY, Request, Sampling, SearchOptions
-from server.engine.search.choice import search_for
-from server.engine.search.search import Search, TargetSide
-from server.engine.search.separate import SeparateSearch
+from dragoman.server.engine.messages import GREEDY, Request, Sampling, SearchOptions
+from dragoman.server.engine.search.choice import search_for
+from dragoman.server.engine.search.search import Search, TargetSide
+from dragoman.server.engine.search.separate import SeparateSearch
 
 SOME = settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 MANY = settings(SOME, max_examples=500)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from server.engine.search.hypothesis import Hypothesis, num_common_tokens
+from dragoman.server.engine.search.hypothesis import Hypothesis, num_common_tokens
 
 
 @pytest.mark.parametrize(("length_penalty", "score"), [(0.0, -6.0), (1.0, -1.5), (2.0, -0.375), (0.5, -3.0), (-1.0, -24.0)])

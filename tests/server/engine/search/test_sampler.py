@@ -8,9 +8,9 @@ import torch
 from numpy.typing import NDArray
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from server.engine.messages import Sampling
-from server.engine.search.constraints import Options
-from server.engine.search.sampler import Sampler
+from dragoman.server.engine.messages import Sampling
+from dragoman.server.engine.search.constraints import Options
+from dragoman.server.engine.search.sampler import Sampler
 
 TEMPERATURES = [0.1, 0.3, 0.7, 1.0, 1.2, 2.0, 5.0]
 Values = NDArray[np.float64]

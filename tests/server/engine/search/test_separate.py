@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from server.engine.messages import Request, Sampling, SearchOptions
-from server.engine.search.separate import SeparateSearch
+from dragoman.server.engine.messages import Request, Sampling, SearchOptions
+from dragoman.server.engine.search.separate import SeparateSearch
 
 EOS, START, A, B, C = 1, 2, 3, 4, 5
 

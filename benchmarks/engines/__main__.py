@@ -1,0 +1,5 @@
+"""`python -m benchmarks.engines`."""
+
+from benchmarks.engines.main import main
+
+main()

@@ -1,0 +1,192 @@
+"""Is it fast? Time of a step by rows, with and without graphs and steps ahead, beside the least that memory allows, and peers."""
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.gpu.models import open_decoder, random_sources
+from dragoman.model.transformer import Transformer
+from dragoman.server.runtime.device.decoder import DeviceDecoder
+from dragoman.server.runtime.device.device import Device
+from dragoman.server.runtime.device.model import DeviceModel
+
+Measure = Callable[[Sequence[list[int]], int], float]
+"""Decodes a batch of sources, so many tokens each, and returns the seconds that took."""
+
+SOURCE_TOKENS, WARM_STEPS, NUM_STEPS = 20, 10, 60
+WAYS: dict[str, dict[str, bool]] = {
+    "plain": {"is_captured": False, "is_ahead": False},
+    "graphs": {"is_captured": True, "is_ahead": False},
+    "graphs, ahead": {"is_captured": True, "is_ahead": True},
+}
+
+
+def step_seconds(decoder: DeviceDecoder, model: DeviceModel, num_rows: int, num_steps: int) -> float:
+    """Return the median time of a greedy step of so many rows, host and bus included."""
+    decoder.prefill(random_sources(model, num_rows, SOURCE_TOKENS, SOURCE_TOKENS), list(range(num_rows)))
+    tokens, positions = np.full(num_rows, model.decoder_start_id, np.int64), np.zeros(num_rows, np.int64)
+    times = []
+    for _ in range(WARM_STEPS + num_steps):
+        started = time.perf_counter()
+        found = decoder.decode(tokens, positions, 1)
+        times.append(time.perf_counter() - started)
+        tokens, positions = found.ids[:, 0].copy(), positions + 1
+    return statistics.median(times[WARM_STEPS:])
+
+
+def steps_by_rows(device: Device, name: str, model: DeviceModel, rows: Sequence[int], num_steps: int) -> list[dict[str, Any]]:
+    """Measure every way at every number of rows; the ways take turns."""
+    decoders = {way: open_decoder(device, model, max(rows), **settings) for way, settings in WAYS.items()}
+    decoders["graphs"].warm_up()
+    decoders["graphs, ahead"].warm_up()
+    bandwidth = memory_bandwidth(device)
+    found = []
+    for num_rows in rows:
+        for way, decoder in decoders.items():
+            seconds = step_seconds(decoder, model, num_rows, num_steps)
+            floor = step_bytes(model, num_rows) / bandwidth
+            found.append(
+                {
+                    "model": name,
+                    "precision": model.precision,
+                    "rows": num_rows,
+                    "way": way,
+                    "step_ms": round(1000 * seconds, 4),
+                    "tokens_per_second": round(num_rows / seconds),
+                    "floor_ms": round(1000 * floor, 4),
+                }
+            )
+    return found
+
+
+def step_bytes(model: DeviceModel, num_rows: int) -> int:
+    """Return what a step must read at the least: the decoder's weights, the widened projection, and what is valid in the caches."""
+    width = model.num_heads * model.head_dim
+    weights = model.decoder_path.with_suffix(".weights").stat().st_size + 4 * model.target_vocab_size * width
+    positions = SOURCE_TOKENS + WARM_STEPS + NUM_STEPS // 2
+    return weights + num_rows * model.num_tensors * model.num_heads * model.position_bytes * positions
+
+
+def memory_bandwidth(device: Device) -> float:
+    """Measure how many bytes a second the device reads and writes when it copies."""
+    size = 2**28 if device.kind == "cuda" else 2**25
+    source, target = device.allocate(size), device.allocate(size)
+    times = []
+    for _ in range(10):
+        device.synchronize()
+        started = time.perf_counter()
+        for _ in range(4):
+            device.copy(target, source, size)
+        device.synchronize()
+        times.append(time.perf_counter() - started)
+    device.free(source)
+    device.free(target)
+    return 4 * 2 * size / statistics.median(times)
+
+
+def our_seconds(decoder: DeviceDecoder, model: DeviceModel, sources: Sequence[list[int]], num_tokens: int) -> float:
+    """Return the time to encode sources and to decode so many tokens of each, all in one batch."""
+    started = time.perf_counter()
+    decoder.prefill(sources, list(range(len(sources))))
+    tokens, positions = np.full(len(sources), model.decoder_start_id, np.int64), np.zeros(len(sources), np.int64)
+    for _ in range(num_tokens):
+        found = decoder.decode(tokens, positions, 1)
+        tokens, positions = found.ids[:, 0].copy(), positions + 1
+    return time.perf_counter() - started
+
+
+def transformers_seconds(model: Transformer, half: torch.dtype, torch_device: str) -> Measure:
+    """Return what measures Transformers' `generate` with the same weights in half precision.
+
+    Raises:
+        ImportError: If Transformers is not installed.
+    """
+    from benchmarks.libraries.transformers_model import to_transformers
+
+    theirs: Any = to_transformers(model).to(half).to(torch_device).eval()
+
+    def measure(sources: Sequence[list[int]], num_tokens: int) -> float:
+        ids = torch.tensor(sources, device=torch_device)
+        started = time.perf_counter()
+        with torch.inference_mode():
+            theirs.generate(
+                input_ids=ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=num_tokens,
+                min_new_tokens=num_tokens,
+                num_beams=1,
+                do_sample=False,
+            )
+        if torch_device != "cpu":
+            torch.cuda.synchronize()
+        return time.perf_counter() - started
+
+    return measure
+
+
+def ctranslate2_seconds(model: Transformer, torch_device: str) -> Measure:
+    """Return what measures CTranslate2 with the same weights in fp16.
+
+    Raises:
+        ImportError: If it is not installed.
+        ValueError: If it was built without CUDA.
+    """
+    from benchmarks.libraries.ctranslate2_model import write_model
+
+    ctranslate2: Any = import_module("ctranslate2")
+    with tempfile.TemporaryDirectory() as folder:
+        write_model(model.float().cpu(), Path(folder))
+        kind = torch_device.partition(":")[0]
+        translator = ctranslate2.Translator(folder, device=kind, compute_type="float16" if kind == "cuda" else "float32")
+
+    def measure(sources: Sequence[list[int]], num_tokens: int) -> float:
+        texts = [[str(i) for i in source[:-1]] for source in sources]
+        started = time.perf_counter()
+        translator.translate_batch(
+            texts, beam_size=1, max_decoding_length=num_tokens, min_decoding_length=num_tokens, max_batch_size=len(texts)
+        )
+        return time.perf_counter() - started
+
+    return measure
+
+
+def against_peers(
+    device: Device, name: str, model: Transformer, graphs: DeviceModel, batches: Sequence[int], num_tokens: int, torch_device: str
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Translate equal batches with ourselves and with peers; return tokens a second, and why a peer is missing."""
+    half = {"fp16": torch.float16, "bf16": torch.bfloat16}[graphs.precision]
+    decoder = open_decoder(device, graphs, max(batches))
+    decoder.warm_up()
+    measures: dict[str, Measure] = {"dragoman": lambda sources, count: our_seconds(decoder, graphs, sources, count)}
+    makers: dict[str, Callable[[], Measure]] = {
+        "transformers": lambda: transformers_seconds(model, half, torch_device),
+        "ctranslate2": lambda: ctranslate2_seconds(model, torch_device),
+    }
+    missing = []
+    for peer, make in makers.items():
+        try:
+            measures[peer] = make()
+        except Exception as error:  # a peer that does not start is left out, and said to be
+            missing.append(f"{peer}: {type(error).__name__}: {error}")
+    found = []
+    for batch in batches:
+        sources = random_sources(graphs, batch, SOURCE_TOKENS, SOURCE_TOKENS)
+        times: dict[str, list[float]] = {peer: [] for peer in measures}
+        for turn in range(4):
+            for peer, measure in measures.items():
+                seconds = measure(sources, num_tokens)
+                if turn:  # the first time is for warming up
+                    times[peer].append(seconds)
+        row: dict[str, Any] = {"model": name, "batch": batch, "tokens_each": num_tokens}
+        row |= {peer: round(batch * num_tokens / statistics.median(values)) for peer, values in times.items()}
+        if "transformers" in measures:
+            row["times transformers"] = round(row["dragoman"] / row["transformers"], 1)
+        found.append(row)
+    return found, missing

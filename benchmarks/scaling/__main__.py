@@ -1,0 +1,5 @@
+"""`python -m benchmarks.scaling`."""
+
+from benchmarks.scaling.main import main
+
+main()

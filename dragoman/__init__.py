@@ -1,0 +1,1 @@
+"""Encoder-decoder Transformers, trained, exported, served and called."""

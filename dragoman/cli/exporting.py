@@ -1,0 +1,54 @@
+"""`dragoman export`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dragoman.model.errors import InputError
+
+app = typer.Typer()
+
+
+@app.command()
+def export(
+    checkpoint: Annotated[Path, typer.Argument(help="Trained checkpoint.")],
+    output: Annotated[Path, typer.Argument(help="Bundle to write.")],
+    precision: Annotated[str, typer.Option(help="Number format of the weights.")] = "fp32",
+    name: Annotated[str | None, typer.Option(help="Name of the served model; by default the checkpoint's.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a bundle that is there.")] = False,
+    calibration: Annotated[
+        Path | None, typer.Option(help="For int8: source text to calibrate with, one sentence a line; there is a default.")
+    ] = None,
+    quality_source: Annotated[
+        Path | None,
+        typer.Option(help="For all but fp32: text that must lose no more than 0.3 BLEU and 0.2 chrF, one sentence a line."),
+    ] = None,
+    quality_reference: Annotated[Path | None, typer.Option(help="Its translation, line by line.")] = None,
+) -> None:
+    """Export a checkpoint to an ONNX bundle, and check that it computes the same."""
+    from dragoman.export.exporter import export_checkpoint
+    from dragoman.export.quality import QualityTexts
+    from dragoman.model.corpus import read_lines, read_parallel
+
+    texts = None
+    if quality_source is not None and quality_reference is not None:
+        texts = QualityTexts(*read_parallel(quality_source, quality_reference))
+    elif quality_source is not None or quality_reference is not None:
+        raise InputError("--quality-source and --quality-reference go together")
+    lines = None if calibration is None else read_lines(calibration)
+    manifest = export_checkpoint(checkpoint, output, precision, name, force, lines, texts).manifest
+    parity, changed = manifest.parity, manifest.parity.quality
+    typer.echo(
+        f"wrote {output}: {manifest.name} version {manifest.version}, {manifest.precision}; log-probabilities within "
+        f"{parity.max_log_prob_difference:.1e} of PyTorch, {parity.num_token_mismatches} of {parity.num_sentences} "
+        "greedy answers differ"
+    )
+    if parity.device != "cpu":
+        typer.echo(f"verified on: {parity.device}")
+    if changed is not None:
+        scores = "" if changed.bleu_change is None else f", BLEU {changed.bleu_change:+.2f}, chrF {changed.chrf_change:+.2f}"
+        typer.echo(
+            f"that was before quantisation, which keeps {changed.agreement:.1%} of the likeliest tokens and moves a token's "
+            f"log-probability by {changed.mean_log_prob_difference:.3f} on the average{scores}"
+        )

@@ -1,0 +1,46 @@
+"""`dragoman serve`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dragoman.model.errors import InputError
+
+app = typer.Typer()
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    epilog="Every other setting of docs/operations.md is a flag too, for example --max-slots 128.",
+)
+def serve(
+    context: typer.Context,
+    models: Annotated[Path | None, typer.Option(help="Folder of bundles.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="gRPC port; 0 takes a free one.")] = None,
+    metrics_port: Annotated[int | None, typer.Option(help="HTTP port of metrics and probes; 0 takes a free one.")] = None,
+    config: Annotated[Path | None, typer.Option(help="Settings, TOML; flags and environment go before it.")] = None,
+) -> None:
+    """Serve models over gRPC until SIGTERM or Ctrl-C, then drain."""
+    from dragoman.server.main import serve as run_server
+
+    flags = {"models": models, "host": host, "port": port, "metrics_port": metrics_port} | _parse_flags(context.args)
+    run_server(flags, config)
+
+
+def _parse_flags(arguments: list[str]) -> dict[str, str]:
+    """Read `--some-name value` and `--some-name=value` into setting names and texts."""
+    flags: dict[str, str] = {}
+    rest = iter(arguments)
+    for argument in rest:
+        if not argument.startswith("--"):
+            raise InputError(f"{argument}: not a flag")
+        name, separator, value = argument[2:].partition("=")
+        if not separator:
+            following = next(rest, None)
+            if following is None:
+                raise InputError(f"{argument}: lacks a value")
+            value = following
+        flags[name.replace("-", "_")] = value
+    return flags

@@ -1,0 +1,265 @@
+"""A batch through the client for asyncio."""
+
+import asyncio
+import contextlib
+import math
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from dragoman.client.aio_stream import is_task_cancelled
+from dragoman.client.batch import Batch, Outcome, Sending
+from dragoman.client.errors import CallError, Cancelled, DeadlineExceeded, InternalError, Unavailable, from_rpc_error
+from dragoman.client.request import Request
+from dragoman.v1 import generation_pb2
+
+# How long a status may be behind the failure that it explains, and how often to look: grpc.aio tells of the first one only.
+_STATUS_SECONDS = 1.0
+_POLL_SECONDS = 0.002
+
+OpenCall = Callable[[AsyncIterator[generation_pb2.GenerateRequest], float | None], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class InputEnd:
+    """There are no more requests.
+
+    Attributes:
+        failure: What reading them raised, if that is why.
+    """
+
+    failure: Exception | None
+
+
+Event = Request | InputEnd | generation_pb2.GenerateBatchResponse | Exception | None
+
+
+class EndStatus:
+    """The status that a call of grpc.aio ended with, also where a failure to write hides it (grpc issue 36066).
+
+    A message that cannot be written any more sets a status of grpc.aio's own: over the one that tells why, or until that one comes.
+
+    Args:
+        call: The call, from its start.
+    """
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self._values: tuple[grpc.StatusCode, str | None, Any] | None = None
+        call.add_done_callback(lambda _: self._read())
+
+    async def error(self) -> CallError | None:
+        """Return why the call failed, once reading its answers did; None if the server had ended it well."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_STATUS_SECONDS):
+                while self._values is None:
+                    await asyncio.sleep(_POLL_SECONDS)
+                    self._read()
+        self._read()  # the event loop may have been too busy to look in time
+        if self._values is None:
+            return Unavailable("the connection broke while it was written to")
+        return None if self.code() is grpc.StatusCode.OK else from_rpc_error(self)
+
+    def code(self) -> grpc.StatusCode:
+        """Return the status."""
+        assert self._values is not None
+        return self._values[0]
+
+    def details(self) -> str | None:
+        """Return the server's message."""
+        assert self._values is not None
+        return self._values[1]
+
+    def trailing_metadata(self) -> Any:
+        """Return what `google.rpc.Status` travels in."""
+        assert self._values is not None
+        return self._values[2]
+
+    def _read(self) -> None:
+        """Keep the status that is there, if it is not of a failure to write."""
+        code, details, metadata = (_ready(value()) for value in (self._call.code, self._call.details, self._call.trailing_metadata))
+        is_of_writing = code is grpc.StatusCode.INTERNAL and details == "Internal error from Core"
+        if self._values is None and not is_of_writing:
+            self._values = (code, details, metadata)
+
+
+def _ready(value: Coroutine[Any, Any, Any]) -> Any:
+    """Return the result of a coroutine that has nothing to wait for."""
+    try:
+        value.send(None)
+    except StopIteration as end:
+        return end.value
+    raise RuntimeError("the call has not ended")
+
+
+class AsyncBatchStream:
+    """One GenerateBatch call: messages in, answers out.
+
+    Args:
+        open_call: Starts a call of grpc.aio with an iterator of messages.
+        events: Gets each answer, then an error the call failed with, or None for its end.
+        clock: Seconds that only ever grow.
+        sleep: Waits so many seconds.
+    """
+
+    def __init__(
+        self,
+        open_call: Callable[[AsyncIterator[generation_pb2.GenerateRequest]], Any],
+        events: asyncio.Queue[Event],
+        clock: Callable[[], float],
+        sleep: Callable[[float], Awaitable[object]],
+    ) -> None:
+        self._clock = clock
+        self._sleep = sleep
+        self._sendings: asyncio.Queue[Sending | None] = asyncio.Queue()
+        self._events = events
+        self._call = open_call(self._messages())
+        self._status = EndStatus(self._call)
+        self._receiving = asyncio.create_task(self._receive())
+
+    def send(self, sending: Sending) -> None:
+        """Send a message when its time has come and those before it have gone."""
+        self._sendings.put_nowait(sending)
+
+    async def end(self) -> None:
+        """Say that everything is sent and answered, and wait for the call to end; how it does, does not matter any more."""
+        self._sendings.put_nowait(None)
+        while isinstance(await self._events.get(), generation_pb2.GenerateBatchResponse):
+            pass
+
+    async def cancel(self) -> None:
+        """Cancel the call, if it has not ended."""
+        self._call.cancel()
+        self._receiving.cancel()
+        await asyncio.gather(self._receiving, return_exceptions=True)
+
+    async def _messages(self) -> AsyncIterator[generation_pb2.GenerateRequest]:
+        """Yield what is to be sent."""
+        while (sending := await self._sendings.get()) is not None:
+            delay = sending.not_before - self._clock()
+            if delay > 0:
+                await self._sleep(delay)
+            yield sending.message
+
+    async def _receive(self) -> None:
+        end: Exception | None = None
+        try:
+            async for response in self._call:
+                self._events.put_nowait(response)
+        except grpc.RpcError:
+            end = await self._status.error()
+        except asyncio.CancelledError:
+            if is_task_cancelled():
+                raise
+            end = Cancelled("the call was cancelled")
+        except Exception as error:  # for the caller
+            end = error
+        finally:
+            self._sendings.put_nowait(None)  # grpc.aio would wait for more
+        self._events.put_nowait(end)
+
+
+class AsyncBatchRun:
+    """A batch from its first request to its last outcome.
+
+    Args:
+        batch: Keeps track of it.
+        requests: What to ask, read as outcomes are taken.
+        open_call: Starts a call of grpc.aio with an iterator of messages and so many seconds, None for no limit.
+        concurrency: Requests under way at once.
+        deadline: When the time for all of it is over, on the clock.
+        clock: Seconds that only ever grow.
+        sleep: Waits so many seconds.
+    """
+
+    def __init__(
+        self,
+        batch: Batch,
+        requests: AsyncIterable[Request],
+        open_call: OpenCall,
+        concurrency: int,
+        deadline: float,
+        clock: Callable[[], float],
+        sleep: Callable[[float], Awaitable[object]],
+    ) -> None:
+        if concurrency < 1:
+            raise ValueError(f"concurrency: {concurrency} is less than 1")
+        self._batch = batch
+        self._requests = requests
+        self._open_call = open_call
+        self._places = asyncio.Semaphore(concurrency)
+        self._deadline = deadline
+        self._clock = clock
+        self._sleep = sleep
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._stream: AsyncBatchStream | None = None
+        self._end: InputEnd | None = None
+
+    async def outcomes(self) -> AsyncGenerator[Outcome, None]:
+        """Yield what becomes of each request, as it is known; closing the generator cancels what runs."""
+        reading = asyncio.create_task(self._read())
+        try:
+            while self._end is None or self._batch.num_open:
+                for step in await self._steps(await self._events.get()):
+                    if isinstance(step, Outcome):
+                        self._places.release()
+                        yield step
+                    else:
+                        self._opened().send(step)
+            if self._stream is not None:
+                await self._stream.end()
+            if self._end.failure is not None:
+                raise self._end.failure
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+            if self._stream is not None:
+                await self._stream.cancel()
+
+    async def _read(self) -> None:
+        """Read the requests, each when there is a place for it; an input that fails ends."""
+        failure: Exception | None = None
+        try:
+            await self._places.acquire()
+            async for request in self._requests:
+                self._events.put_nowait(request)
+                await self._places.acquire()
+        except Exception as error:
+            failure = error
+        self._events.put_nowait(InputEnd(failure))
+
+    async def _steps(self, event: Event) -> list[Sending | Outcome]:
+        """Return what an event leads to.
+
+        Raises:
+            CallError: If the batch fails.
+        """
+        match event:
+            case Request():
+                return [self._batch.add(event)]
+            case InputEnd():
+                self._end = event
+                return []
+            case generation_pb2.GenerateBatchResponse():
+                return [self._batch.take(event)]
+            case None:
+                raise InternalError(f"the stream ended with {self._batch.num_open} requests unanswered")
+            case CallError():
+                self._stream = None
+                wait, steps = self._batch.interrupt(event)
+                await self._sleep(wait)
+                return steps
+            case _:
+                raise event
+
+    def _opened(self) -> AsyncBatchStream:
+        if self._stream is None:
+            seconds = self._deadline - self._clock()
+            if seconds <= 0:
+                raise DeadlineExceeded("the batch's time has passed")
+            timeout = None if math.isinf(seconds) else seconds
+            open_call = self._open_call
+            self._stream = AsyncBatchStream(lambda messages: open_call(messages, timeout), self._events, self._clock, self._sleep)
+        return self._stream

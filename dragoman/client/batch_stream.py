@@ -1,0 +1,185 @@
+"""A batch through the blocking client."""
+
+import math
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import grpc
+
+from dragoman.client.batch import Batch, Outcome, Sending
+from dragoman.client.errors import CallError, Cancelled, DeadlineExceeded, InternalError, from_rpc_error
+from dragoman.client.request import Request
+from dragoman.client.scope import Scope
+from dragoman.v1 import generation_pb2
+
+OpenCall = Callable[[Iterator[generation_pb2.GenerateRequest], float | None], Any]
+Event = generation_pb2.GenerateBatchResponse | Exception | None
+
+
+class BatchStream:
+    """One GenerateBatch call: messages in, answers out; two threads move them.
+
+    Args:
+        open_call: Starts a call of grpc with an iterator of messages.
+        scope: Scope of this call alone.
+        clock: Seconds that only ever grow.
+    """
+
+    def __init__(
+        self, open_call: Callable[[Iterator[generation_pb2.GenerateRequest]], Any], scope: Scope, clock: Callable[[], float]
+    ) -> None:
+        self._open_call = open_call
+        self._scope = scope
+        self._clock = clock
+        self._sendings: SimpleQueue[Sending | None] = SimpleQueue()
+        self._events: SimpleQueue[Event] = SimpleQueue()
+        # Also because Ctrl-C must not come while grpc starts a call: see `opening`.
+        threading.Thread(target=self._receive, name="client-batch", daemon=True).start()
+
+    def send(self, sending: Sending) -> None:
+        """Send a message when its time has come and those before it have gone."""
+        self._sendings.put(sending)
+
+    def take(self, may_wait: bool) -> Event:
+        """Return the next answer, an error the call failed with, or None for its end.
+
+        Raises:
+            Empty: If there is nothing yet, and no waiting.
+        """
+        return self._events.get(block=may_wait)
+
+    def end(self) -> None:
+        """Say that everything is sent and answered, and wait for the call to end; how it does, does not matter any more."""
+        self._sendings.put(None)
+        while isinstance(self._events.get(), generation_pb2.GenerateBatchResponse):
+            pass
+
+    def cancel(self) -> None:
+        """Cancel the call, if it has not ended, and let the threads go."""
+        self._scope.cancel()
+        self._sendings.put(None)
+
+    def _messages(self) -> Iterator[generation_pb2.GenerateRequest]:
+        """Yield what is to be sent, to grpc's thread."""
+        while (sending := self._sendings.get()) is not None:
+            delay = sending.not_before - self._clock()
+            try:
+                if delay > 0:
+                    self._scope.sleep(delay)
+            except Cancelled:
+                return
+            yield sending.message
+
+    def _receive(self) -> None:
+        try:
+            self._scope.check()
+            call = self._open_call(self._messages())
+            with self._scope.holding(call):
+                for response in call:
+                    self._events.put(response)
+            self._events.put(None)
+        except grpc.RpcError as failure:
+            self._events.put(from_rpc_error(failure))
+        except ValueError as error:  # the channel was closed since the check
+            self._events.put(Cancelled("the call was cancelled") if self._scope.is_cancelled else error)
+        except Exception as error:  # for the caller
+            self._events.put(error)
+
+
+class BatchRun:
+    """A batch from its first request to its last outcome.
+
+    Args:
+        batch: Keeps track of it.
+        requests: What to ask, read as outcomes are taken.
+        open_call: Starts a call of grpc with an iterator of messages and so many seconds, None for no limit.
+        parent: Scope that all of it ends with.
+        concurrency: Requests under way at once.
+        deadline: When the time for all of it is over, on the clock.
+        clock: Seconds that only ever grow.
+    """
+
+    def __init__(
+        self,
+        batch: Batch,
+        requests: Iterable[Request],
+        open_call: OpenCall,
+        parent: Scope,
+        concurrency: int,
+        deadline: float,
+        clock: Callable[[], float],
+    ) -> None:
+        if concurrency < 1:
+            raise ValueError(f"concurrency: {concurrency} is less than 1")
+        self._batch = batch
+        self._requests = iter(requests)
+        self._open_call = open_call
+        self._parent = parent
+        self._concurrency = concurrency
+        self._deadline = deadline
+        self._clock = clock
+        self._stream: BatchStream | None = None
+        self._is_read = False
+        self._failure: Exception | None = None
+
+    def outcomes(self) -> Generator[Outcome, None, None]:
+        """Yield what becomes of each request, as it is known; dropping the generator cancels what runs."""
+        with Scope(self._parent) as scope:
+            yield from self._outcomes(scope)
+
+    def _outcomes(self, scope: Scope) -> Generator[Outcome, None, None]:
+        try:
+            while not self._is_read or self._batch.num_open:
+                for step in self._take(scope) or self._read():
+                    if isinstance(step, Outcome):
+                        yield step
+                    else:
+                        self._opened(scope).send(step)
+            if self._stream is not None:
+                self._stream.end()
+            if self._failure is not None:
+                raise self._failure
+        finally:
+            if self._stream is not None:
+                self._stream.cancel()
+
+    def _take(self, scope: Scope) -> list[Sending | Outcome]:
+        """Return what an answer leads to; nothing if none is there and there may be a request to read first."""
+        if self._stream is None:
+            return []
+        try:
+            event = self._stream.take(may_wait=self._is_read or self._batch.num_open >= self._concurrency)
+        except Empty:
+            return []
+        if isinstance(event, generation_pb2.GenerateBatchResponse):
+            return [self._batch.take(event)]
+        if event is None:
+            raise InternalError(f"the stream ended with {self._batch.num_open} requests unanswered")
+        if not isinstance(event, CallError):
+            raise event
+        self._stream.cancel()
+        self._stream = None
+        wait, steps = self._batch.interrupt(event)
+        scope.sleep(wait)
+        return steps
+
+    def _read(self) -> list[Sending | Outcome]:
+        """Return what the next request leads to; one that cannot be read ends the batch, after those before it."""
+        try:
+            return [self._batch.add(next(self._requests))]
+        except StopIteration:
+            self._is_read = True
+        except Exception as error:
+            self._is_read, self._failure = True, error
+        return []
+
+    def _opened(self, scope: Scope) -> BatchStream:
+        if self._stream is None:
+            seconds = self._deadline - self._clock()
+            if seconds <= 0:
+                raise DeadlineExceeded("the batch's time has passed")
+            timeout = None if math.isinf(seconds) else seconds
+            self._stream = BatchStream(lambda messages: self._open_call(messages, timeout), Scope(scope), self._clock)
+        return self._stream

@@ -1,0 +1,232 @@
+"""What callers get: plain, frozen data, and its conversion from the wire."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from dragoman.client.errors import InternalError
+from dragoman.v1 import generation_pb2
+
+FinishReason = Literal["eos", "length"]
+
+_FINISH_REASONS: dict[int, FinishReason] = {
+    generation_pb2.FINISH_REASON_EOS: "eos",
+    generation_pb2.FINISH_REASON_LENGTH: "length",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of a request, end-of-sequence included.
+
+    Attributes:
+        source_tokens: Tokens the encoder read.
+        generated_tokens: Tokens generated for all answers, the forced prefix not.
+    """
+
+    source_tokens: int
+    generated_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Where a request's time went in the server, in seconds; the network is not in it.
+
+    Attributes:
+        queue_seconds: From arrival at the engine until admission to a slot.
+        prefill_seconds: Encoder pass.
+        decode_seconds: First decode step to last.
+        time_to_first_token_seconds: From arrival at the server until the first token.
+        total_seconds: From arrival at the server until the answer left.
+    """
+
+    queue_seconds: float
+    prefill_seconds: float
+    decode_seconds: float
+    time_to_first_token_seconds: float
+    total_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogProb:
+    """A token and how likely the model finds it.
+
+    Attributes:
+        token: Its id.
+        piece: Its text in UTF-8, which may be a part of a character; empty for end-of-sequence.
+        log_prob: Natural logarithm of its probability, before temperature, penalties and suppression.
+        top: The likeliest tokens at its position, likeliest first; empty unless asked for, and for those tokens themselves.
+    """
+
+    token: int
+    piece: bytes
+    log_prob: float
+    top: tuple["TokenLogProb", ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One of a request's answers.
+
+    Attributes:
+        text: The answer.
+        tokens: Its token ids, those of the forced prefix included, end-of-sequence not.
+        finish_reason: As `Result.finish_reason`.
+        score: Sum of the generated tokens' log-probabilities over their number to the power `length_penalty`.
+        log_probs: One for each generated token, end-of-sequence included, the forced prefix not; empty unless asked for.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason
+    score: float
+    log_probs: tuple[TokenLogProb, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a request is answered with.
+
+    Attributes:
+        text: The best answer; of samples the first drawn.
+        tokens: Its token ids, those of the forced prefix included, end-of-sequence not.
+        finish_reason: `eos` if the model ended the sequence, `length` if `max_new_tokens` were generated.
+        is_truncated: Whether the source was cut to the model's limit.
+        model: The model that answered.
+        model_version: Version of its bundle.
+        request_id: The request's id, as in the server's log.
+        usage: Tokens read and generated.
+        timings: Where the time went.
+        answers: All answers, the one above first: beams by falling score, samples as drawn, alternatives by falling
+            log-probability of the token they differ in.
+        seed: What the samples were drawn with; None without sampling.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason
+    is_truncated: bool
+    model: str
+    model_version: str
+    request_id: str
+    usage: Usage
+    timings: Timings
+    answers: tuple[Answer, ...]
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of the first answer that is streamed.
+
+    Attributes:
+        text: Text that follows what came before; never half a character, may be empty.
+        tokens: Token ids that follow those that came before.
+        result: The whole answer, in the last piece only.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    result: Result | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """A model of the server; token limits include end-of-sequence.
+
+    Attributes:
+        name: As requests give it.
+        version: Version of its bundle.
+        is_ready: Whether it answers now.
+        precision: Number format of the weights, for example `fp32`.
+        device: What it runs on, for example `cpu`.
+        max_source_tokens: Longest source.
+        max_target_tokens: Longest answer.
+        default_max_new_tokens: `max_new_tokens` where a request does not say.
+        max_slots: Sequences decoded at once.
+        source_vocab_size: Tokens a source can hold.
+        target_vocab_size: Tokens an answer can hold.
+    """
+
+    name: str
+    version: str
+    is_ready: bool
+    precision: str
+    device: str
+    max_source_tokens: int
+    max_target_tokens: int
+    default_max_new_tokens: int
+    max_slots: int
+    source_vocab_size: int
+    target_vocab_size: int
+
+
+def result_from_proto(message: generation_pb2.GenerateResponse) -> Result:
+    """Convert an answer.
+
+    Raises:
+        InternalError: If its finish reason is not one this client knows.
+    """
+    return Result(
+        text=message.text,
+        tokens=tuple(message.tokens),
+        finish_reason=_finish_reason(message.finish_reason, message.request_id),
+        is_truncated=message.is_truncated,
+        model=message.model,
+        model_version=message.model_version,
+        request_id=message.request_id,
+        usage=Usage(message.usage.source_tokens, message.usage.generated_tokens),
+        timings=Timings(
+            queue_seconds=message.timings.queue_seconds,
+            prefill_seconds=message.timings.prefill_seconds,
+            decode_seconds=message.timings.decode_seconds,
+            time_to_first_token_seconds=message.timings.time_to_first_token_seconds,
+            total_seconds=message.timings.total_seconds,
+        ),
+        answers=tuple(_answer_from_proto(answer, message.request_id) for answer in message.answers),
+        seed=message.seed if message.HasField("seed") else None,
+    )
+
+
+def _answer_from_proto(message: generation_pb2.Answer, request_id: str) -> Answer:
+    return Answer(
+        text=message.text,
+        tokens=tuple(message.tokens),
+        finish_reason=_finish_reason(message.finish_reason, request_id),
+        score=message.score,
+        log_probs=tuple(map(_log_prob_from_proto, message.log_probs)),
+    )
+
+
+def _log_prob_from_proto(message: generation_pb2.TokenLogProb) -> TokenLogProb:
+    return TokenLogProb(message.token, message.piece, message.log_prob, tuple(map(_log_prob_from_proto, message.top)))
+
+
+def _finish_reason(number: int, request_id: str) -> FinishReason:
+    reason = _FINISH_REASONS.get(number)
+    if reason is None:
+        problem = f"the answer's finish_reason {number} is unknown; the server may be newer than this client"
+        raise InternalError(problem, request_id)
+    return reason
+
+
+def piece_from_proto(message: generation_pb2.GenerateStreamResponse) -> Piece:
+    """Convert a part of an answer; raises as `result_from_proto`."""
+    result = result_from_proto(message.result) if message.HasField("result") else None
+    return Piece(message.text, tuple(message.tokens), result)
+
+
+def model_from_proto(message: generation_pb2.Model) -> ModelInfo:
+    """Convert the description of a model."""
+    return ModelInfo(
+        name=message.name,
+        version=message.version,
+        is_ready=message.is_ready,
+        precision=message.precision,
+        device=message.device,
+        max_source_tokens=message.max_source_tokens,
+        max_target_tokens=message.max_target_tokens,
+        default_max_new_tokens=message.default_max_new_tokens,
+        max_slots=message.max_slots,
+        source_vocab_size=message.source_vocab_size,
+        target_vocab_size=message.target_vocab_size,
+    )

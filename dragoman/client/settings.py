@@ -1,0 +1,91 @@
+"""What all calls of a client share: the channel's options, credentials, time and retries."""
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from dragoman.client.retry import Attempts, RetryPolicy
+from dragoman.client.trace import trace_metadata
+
+DEFAULT_TARGET = "127.0.0.1:8500"
+
+ChannelOptions = Mapping[str, str | int]
+
+_MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+
+_CHANNEL_OPTIONS: ChannelOptions = {
+    # A name with several addresses is balanced over all of them, a call at a time.
+    "grpc.service_config": json.dumps({"loadBalancingConfig": [{"round_robin": {}}]}),
+    # A client has connections of its own: where they are shared, one that just failed elsewhere in the process fails here too.
+    "grpc.use_local_subchannel_pool": 1,
+    "grpc.max_send_message_length": _MAX_MESSAGE_BYTES,
+    "grpc.max_receive_message_length": _MAX_MESSAGE_BYTES,
+    # A peer that vanished without a word is noticed well within a call's time, and the call can be tried elsewhere. No pings
+    # without calls: servers take many of those for abuse.
+    "grpc.keepalive_time_ms": 20_000,
+    "grpc.keepalive_timeout_ms": 10_000,
+    "grpc.keepalive_permit_without_calls": 0,
+    # gRPC's own wait between connections starts at 1 s and grows to 120 s; all attempts of a call would fit into one wait.
+    "grpc.initial_reconnect_backoff_ms": 100,
+    "grpc.max_reconnect_backoff_ms": 5_000,
+    # A name is looked up again when a connection ends, but by default not within 30 s: a rollout replaces every address in less.
+    "grpc.dns_min_time_between_resolutions_ms": 1_000,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What all calls of a client share.
+
+    Attributes:
+        target: Server to call, `host:port` or any other gRPC target.
+        timeout_seconds: Time for a call, all attempts together, where the call does not say.
+        retry: When to try again.
+        token: Bearer token sent with each call; None for none. Never printed.
+        options: Channel options beside and before our own, by their gRPC names.
+        clock: Seconds that only ever grow.
+    """
+
+    target: str
+    timeout_seconds: float
+    retry: RetryPolicy
+    token: str | None = field(repr=False)
+    options: ChannelOptions
+    clock: Callable[[], float]
+
+    def __post_init__(self) -> None:
+        if not self.target:
+            raise ValueError("target: is empty")
+        _check_timeout(self.timeout_seconds)
+        if self.token is not None and not (self.token and all("!" <= character <= "~" for character in self.token)):
+            raise ValueError("token: must be printable ASCII without spaces")
+
+    def channel_options(self) -> list[tuple[str, str | int]]:
+        """Return the options for the channel; the caller's win over ours."""
+        return list({**_CHANNEL_OPTIONS, **self.options}.items())
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """Return the metadata of a call that is made here and now: it names the active span."""
+        credentials = () if self.token is None else (("authorization", f"Bearer {self.token}"),)
+        return credentials + trace_metadata()
+
+    def attempts(self, timeout_seconds: float | None = None, request_id: str = "") -> Attempts:
+        """Start the clock for one call."""
+        if timeout_seconds is None:
+            timeout_seconds = self.timeout_seconds
+        else:
+            _check_timeout(timeout_seconds)
+        return Attempts(self.retry, timeout_seconds, request_id, self.clock)
+
+    def deadline(self, timeout_seconds: float | None) -> float:
+        """Return when so many seconds have passed, on the clock; never, for None."""
+        if timeout_seconds is None:
+            return math.inf
+        _check_timeout(timeout_seconds)
+        return self.clock() + timeout_seconds
+
+
+def _check_timeout(seconds: float) -> None:
+    if not (math.isfinite(seconds) and seconds > 0):
+        raise ValueError(f"timeout_seconds: {seconds} is not a number over 0")

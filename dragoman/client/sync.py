@@ -1,0 +1,305 @@
+"""The blocking client."""
+
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from dragoman.client.assembly import Assembly
+from dragoman.client.batch import Batch, Outcome
+from dragoman.client.batch_stream import BatchRun
+from dragoman.client.errors import CallError, Cancelled, Unavailable, from_rpc_error
+from dragoman.client.opening import opened
+from dragoman.client.ordered import in_order
+from dragoman.client.request import Request, fill, generate_request
+from dragoman.client.results import ModelInfo, Result, model_from_proto, result_from_proto
+from dragoman.client.retry import DEFAULT_RETRY, Attempts, RetryPolicy
+from dragoman.client.scope import Scope, Wait
+from dragoman.client.scoring import Score, score_from_proto, score_request
+from dragoman.client.search import GREEDY, Search
+from dragoman.client.settings import DEFAULT_TARGET, ChannelOptions, Settings
+from dragoman.client.stream import Stream
+from dragoman.v1 import generation_pb2, generation_pb2_grpc
+
+
+class Client:
+    """A connection to a server, for any number of threads; leaving a `with` block or `close` cancels what still runs.
+
+    Args:
+        target: Server to call, `host:port` or any other gRPC target; a name with several addresses is balanced over them.
+        timeout_seconds: Time for each call, all attempts and the waits between together.
+        retry: When failed calls are tried again.
+        credentials: For TLS; None for plain text.
+        token: Bearer token to send with each call.
+        options: gRPC channel options by name, beside ours and before them.
+        clock: Seconds that only ever grow; tests put their own in.
+        wait: How to wait between attempts for a cancellation, at most so many seconds; tests put their own in.
+
+    Every call raises `client.errors.CallError`, by the gRPC status it ended with.
+    """
+
+    def __init__(
+        self,
+        target: str = DEFAULT_TARGET,
+        *,
+        timeout_seconds: float = 60.0,
+        retry: RetryPolicy = DEFAULT_RETRY,
+        credentials: grpc.ChannelCredentials | None = None,
+        token: str | None = None,
+        options: ChannelOptions | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wait: Wait = threading.Event.wait,
+    ) -> None:
+        self._settings = Settings(target, timeout_seconds, retry, token, options or {}, clock)
+        self._scope = Scope(wait=wait)
+        channel_options = self._settings.channel_options()
+        if credentials is None:
+            self._channel = grpc.insecure_channel(target, channel_options)
+        else:
+            self._channel = grpc.secure_channel(target, credentials, channel_options)
+        self._stub = generation_pb2_grpc.GenerationStub(self._channel)  # type: ignore[no-untyped-call]
+        self._health = health_pb2_grpc.HealthStub(self._channel)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Cancel what still runs and close the connection."""
+        self._scope.cancel()
+        self._channel.close()
+
+    def scope(self) -> Scope:
+        """Make a scope: calls begun under it are cancelled together, by its `cancel` or by leaving its `with` block."""
+        return Scope(self._scope)
+
+    def generate(
+        self,
+        text: str,
+        *,
+        model: str = "",
+        max_new_tokens: int | None = None,
+        truncate: bool = False,
+        priority: int = 0,
+        search: Search = GREEDY,
+        request_id: str | None = None,
+        timeout_seconds: float | None = None,
+        scope: Scope | None = None,
+    ) -> Result:
+        """Generate the whole answer.
+
+        Args:
+            text: The source.
+            model: Model to ask; may be empty where the server has exactly one.
+            max_new_tokens: Tokens to generate at the most; None for the model's default.
+            truncate: Cut a source that is too long instead of refusing it.
+            priority: Among what waits, be served as if it had come this many seconds earlier.
+            search: How the answer is searched for.
+            request_id: Id for the server's log; None makes one.
+            timeout_seconds: Time for this call; None for the client's.
+            scope: Cancels this call when it ends.
+        """
+        request = generate_request(Request(text, model, max_new_tokens, truncate, priority, search, request_id))
+        attempts = self._settings.attempts(timeout_seconds, request.request_id)
+        return result_from_proto(self._call(self._stub.Generate, request, attempts, scope, request.request_id))
+
+    def stream(
+        self,
+        text: str,
+        *,
+        model: str = "",
+        max_new_tokens: int | None = None,
+        truncate: bool = False,
+        priority: int = 0,
+        search: Search = GREEDY,
+        request_id: str | None = None,
+        timeout_seconds: float | None = None,
+        scope: Scope | None = None,
+    ) -> Stream:
+        """Generate the same answer in pieces; arguments as `generate`."""
+        request = generate_request(Request(text, model, max_new_tokens, truncate, priority, search, request_id))
+        attempts = self._settings.attempts(timeout_seconds, request.request_id)
+        metadata = self._settings.metadata()
+
+        def open_call(seconds: float) -> Any:
+            return self._stub.GenerateStream(request, timeout=seconds, metadata=metadata)
+
+        return Stream(open_call, Assembly(attempts, request.request_id), Scope(scope or self._scope))
+
+    def generate_many(
+        self,
+        texts: Iterable[str],
+        *,
+        concurrency: int = 32,
+        model: str = "",
+        max_new_tokens: int | None = None,
+        truncate: bool = False,
+        priority: int = 0,
+        search: Search = GREEDY,
+        timeout_seconds: float | None = None,
+    ) -> Iterator[Result]:
+        """Yield the answers of many texts in their order; the first that fails ends them and cancels the rest.
+
+        The texts are read as answers are asked for, at most `2 * concurrency` ahead; dropping the iterator cancels what runs.
+
+        Args:
+            texts: Sources.
+            concurrency: Calls in flight at once.
+            model: As for `generate`, as is what follows.
+            max_new_tokens: Of each.
+            truncate: Of each.
+            priority: Of each.
+            search: Of each.
+            timeout_seconds: Of each.
+        """
+
+        def work(text: str, scope: Scope) -> Result:
+            return self.generate(
+                text,
+                model=model,
+                max_new_tokens=max_new_tokens,
+                truncate=truncate,
+                priority=priority,
+                search=search,
+                timeout_seconds=timeout_seconds,
+                scope=scope,
+            )
+
+        return in_order(texts, work, self._scope, concurrency)
+
+    def generate_batch(
+        self,
+        requests: Iterable[Request],
+        *,
+        concurrency: int = 64,
+        timeout_seconds: float | None = None,
+        scope: Scope | None = None,
+    ) -> Generator[Outcome, None, None]:
+        """Yield what becomes of many requests, as they finish, each with its place in the input; they share one stream.
+
+        A request that fails alone is yielded with its error, once it has been tried as often as the client's retry policy says;
+        so is the stream when it fails, with what is unanswered. Dropping the generator cancels what runs.
+
+        Args:
+            requests: What to ask, read as outcomes are taken; one that raises ends the batch after what came before it. While
+                it is waited for, no outcome is yielded.
+            concurrency: Requests under way at once.
+            timeout_seconds: Time for all of it; None for as long as it takes.
+            scope: Cancels the batch when it ends.
+
+        Raises:
+            CallError: If the stream fails for good.
+        """
+        clock = self._settings.clock
+        deadline = self._settings.deadline(timeout_seconds)
+        metadata = self._settings.metadata()
+
+        def open_call(messages: Any, seconds: float | None) -> Any:
+            return self._stub.GenerateBatch(messages, timeout=seconds, metadata=metadata)
+
+        batch = Batch(self._settings.retry, deadline, clock)
+        return BatchRun(batch, requests, open_call, scope or self._scope, concurrency, deadline, clock).outcomes()
+
+    def score(
+        self,
+        text: str,
+        target: str,
+        *,
+        model: str = "",
+        length_penalty: float | None = None,
+        return_alignment: bool = False,
+        return_word_alignment: bool = False,
+        alignment_layer: int | None = None,
+        priority: int = 0,
+        request_id: str | None = None,
+        timeout_seconds: float | None = None,
+        scope: Scope | None = None,
+    ) -> Score:
+        """Tell how likely the model finds a target that is given, and which tokens and words belong together.
+
+        Args:
+            text: The source.
+            target: The target; may be empty.
+            model: Model to ask; may be empty where the server has exactly one.
+            length_penalty: Exponent of the length in the score; None for 1.
+            return_alignment: Tell the encoder-decoder attention.
+            return_word_alignment: Tell the links between words.
+            alignment_layer: Decoder layer whose attention both speak of, from 0; None for the mean of all.
+            priority: Among what waits, be served as if it had come this many seconds earlier.
+            request_id: Id for the server's log; None makes one.
+            timeout_seconds: Time for this call; None for the client's.
+            scope: Cancels this call when it ends.
+        """
+        request = score_request(
+            text,
+            target,
+            model=model,
+            length_penalty=length_penalty,
+            return_alignment=return_alignment,
+            return_word_alignment=return_word_alignment,
+            alignment_layer=alignment_layer,
+            priority=priority,
+            request_id=request_id,
+        )
+        attempts = self._settings.attempts(timeout_seconds, request.request_id)
+        return score_from_proto(self._call(self._stub.Score, request, attempts, scope, request.request_id), request)
+
+    def models(self, *, timeout_seconds: float | None = None) -> list[ModelInfo]:
+        """List the server's models, ready or not, by name."""
+        attempts = self._settings.attempts(timeout_seconds)
+        response = self._call(self._stub.ListModels, generation_pb2.ListModelsRequest(), attempts)
+        return [model_from_proto(model) for model in response.models]
+
+    def model(self, name: str, *, timeout_seconds: float | None = None) -> ModelInfo:
+        """Describe one model."""
+        request = fill(generation_pb2.GetModelRequest(), {"model": name})
+        return model_from_proto(self._call(self._stub.GetModel, request, self._settings.attempts(timeout_seconds)))
+
+    def is_ready(self, model: str = "", *, timeout_seconds: float | None = None) -> bool:
+        """Ask, once, whether a model (empty: the server) answers now; a server that cannot be reached does not.
+
+        Raises:
+            ModelNotFound: If there is no such model.
+        """
+        request = fill(health_pb2.HealthCheckRequest(), {"service": model})
+        try:
+            response = self._attempt(self._health.Check, request, self._settings.attempts(timeout_seconds), self._scope)
+        except Unavailable:
+            return False
+        return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
+
+    def _call(self, method: Any, request: Any, attempts: Attempts, scope: Scope | None = None, request_id: str = "") -> Any:
+        scope = scope or self._scope
+        while True:
+            try:
+                return self._attempt(method, request, attempts, scope, request_id)
+            except CallError as error:
+                wait = attempts.wait_seconds(error)
+                if wait is None:
+                    raise
+            scope.sleep(wait)
+
+    def _attempt(self, method: Any, request: Any, attempts: Attempts, scope: Scope, request_id: str = "") -> Any:
+        scope.check()
+        seconds, metadata = attempts.start(), self._settings.metadata()
+        try:  # a future, for that can be cancelled from another thread
+            call = opened(lambda: method.future(request, timeout=seconds, metadata=metadata))
+        except ValueError:  # the channel was closed since the check
+            scope.check()
+            raise
+        with scope.holding(call):
+            try:
+                return call.result()
+            except grpc.FutureCancelledError as error:
+                raise Cancelled("the call was cancelled", request_id) from error
+            except grpc.RpcError as error:
+                raise from_rpc_error(error, request_id) from error
+            except BaseException:  # Ctrl-C: the server shall not work for nobody
+                call.cancel()
+                raise

@@ -1,0 +1,208 @@
+"""What `dragoman translate` does: texts, a stream line by line, or a file, through a client and onto a stream."""
+
+import json
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import BinaryIO, TextIO
+
+from dragoman.client.errors import InvalidArgument
+from dragoman.client.lines import LineFile, stream_lines
+from dragoman.client.ordered import Pause, in_order
+from dragoman.client.output_file import replacing
+from dragoman.client.progress import line_progress
+from dragoman.client.results import Result
+from dragoman.client.scope import Scope
+from dragoman.client.search import GREEDY, Search
+from dragoman.client.sync import Client
+from dragoman.model.errors import InputError
+
+# One line in, one line out, whatever the model says.
+_LINE_BREAKS = str.maketrans("\n\r", "  ")
+
+
+@dataclass(frozen=True, slots=True)
+class TranslateOptions:
+    """What to ask for, and how to print it.
+
+    Attributes:
+        model: Model to ask; may be empty where the server has exactly one.
+        max_new_tokens: Tokens to generate at the most; None for the model's default.
+        truncate: Cut a source that is too long instead of refusing it.
+        concurrency: Calls in flight at once.
+        is_streamed: Print pieces as they come, one text after the other.
+        is_json: Print what a text is answered with as a JSON object in a line, with every field of `Result`; all but the text and
+            the tokens of a blank line are null, and what is not UTF-8 in a token's piece becomes U+FFFD.
+        search: How answers are searched for. Of several to a text each has a line; there are as many for each text, blank ones
+            where it is blank or has fewer answers.
+        has_scores: Print each answer's score and a tab before it.
+    """
+
+    model: str = ""
+    max_new_tokens: int | None = None
+    truncate: bool = False
+    concurrency: int = 32
+    is_streamed: bool = False
+    is_json: bool = False
+    search: Search = GREEDY
+    has_scores: bool = False
+
+    def __post_init__(self) -> None:
+        if self.concurrency < 1:
+            raise InputError(f"concurrency: {self.concurrency} is less than 1")
+        if self.is_streamed and self.is_json:
+            raise InputError("pieces as they come (stream) and whole answers (json) exclude each other")
+        if self.is_streamed and (self.has_scores or self.num_answers > 1):
+            raise InputError("pieces as they come (stream) are of one answer and have no scores")
+        if (self.search.return_log_probs or self.search.top_log_probs) and not self.is_json:
+            raise InputError("log-probabilities of tokens are printed as JSON (json) only")
+        if self.has_scores and self.is_json:
+            raise InputError("JSON (json) has the scores; printing them before each answer (scores) is for lines")
+
+    @property
+    def num_answers(self) -> int:
+        """Answers to each text."""
+        return 1 if self.search.num_return_sequences is None else self.search.num_return_sequences
+
+
+def translate_texts(client: Client, texts: Sequence[str], out: TextIO, options: TranslateOptions) -> None:
+    """Write the answer to each text, a line each, in order; where several are asked for, all of a text's together.
+
+    Raises:
+        InputError: If the server refuses a text, saying which and why.
+        CallError: If a call fails for any other reason.
+    """
+    _write_answers(client, texts, "text", out, options)
+
+
+def translate_lines(client: Client, source: BinaryIO, out: TextIO, options: TranslateOptions, name: str = "standard input") -> None:
+    """Answer each line of a stream by one, in order and flushed; a blank one by a blank one, without asking the server.
+
+    While lines are there to read, `concurrency` of them are under way; when the next is not there yet, all that came before are
+    answered first. So a person, or a program at the other end of a pipe, gets each answer before the next line is due.
+
+    Args:
+        client: Where to ask.
+        source: Lines of UTF-8; nothing else may read from it.
+        out: Where to write.
+        options: What to ask for.
+        name: What to call the source in messages.
+
+    Raises:
+        InputError: If a line is not UTF-8 or the server refuses it, naming the line; those before it are answered.
+        CallError: If a call fails for any other reason.
+    """
+    _write_answers(client, stream_lines(source, name), f"{name}, line", out, options)
+
+
+def translate_file(client: Client, in_path: Path, out_path: Path, options: TranslateOptions, progress: TextIO | None = None) -> int:
+    """Translate a file line by line into another, which appears when all of it is done, and return the number of lines.
+
+    Args:
+        client: Where to ask.
+        in_path: Lines of UTF-8; blank ones stay blank.
+        out_path: File to write or replace; may be the same.
+        options: What to ask for.
+        progress: Where to show a progress bar if it is a terminal.
+
+    Raises:
+        InputError: If a file cannot be read or written, a line is not UTF-8 or the server refuses it, naming the line.
+        CallError: If a call fails for any other reason.
+    """
+    if options.is_streamed:
+        raise InputError("pieces as they come (stream) are for texts and standard input, not for files")
+    lines = LineFile(in_path)
+    with (
+        replacing(out_path) as file,
+        line_progress(progress, in_path.name, len(lines)) as advance,
+        closing(_answers(client, lines, f"{in_path}, line", options)) as answers,
+    ):
+        for answer in answers:
+            file.write(_lines(answer, options))
+            advance()
+    return len(lines)
+
+
+def _write_answers(client: Client, lines: Iterable[str | Pause], label: str, out: TextIO, options: TranslateOptions) -> None:
+    if options.is_streamed:
+        texts = (line for line in lines if not isinstance(line, Pause))
+        for number, text in enumerate(texts, start=1):
+            _write_pieces(client, text, f"{label} {number}", out, options)
+        return
+    with closing(_answers(client, lines, label, options)) as answers:
+        for answer in answers:
+            out.write(_lines(answer, options))
+            out.flush()
+
+
+def _answers(
+    client: Client, lines: Iterable[str | Pause], label: str, options: TranslateOptions
+) -> Generator[Result | None, None, None]:
+    """Yield the answer to each line in order, None for a blank one."""
+
+    def work(line: str, scope: Scope) -> Result | None:
+        if not line.strip():
+            return None
+        return client.generate(
+            line,
+            model=options.model,
+            max_new_tokens=options.max_new_tokens,
+            truncate=options.truncate,
+            search=options.search,
+            scope=scope,
+        )
+
+    number = 1
+    with client.scope() as scope, closing(in_order(lines, work, scope, options.concurrency)) as answers:
+        try:
+            for answer in answers:
+                yield answer
+                number += 1
+        except InvalidArgument as error:
+            raise InputError(f"{label} {number}: {error.message}") from error
+
+
+def _write_pieces(client: Client, text: str, label: str, out: TextIO, options: TranslateOptions) -> None:
+    """Write one answer as it comes, and end its line even where it breaks off."""
+    is_begun = not text.strip()
+    try:
+        if not is_begun:
+            with client.stream(
+                text,
+                model=options.model,
+                max_new_tokens=options.max_new_tokens,
+                truncate=options.truncate,
+                search=options.search,
+            ) as stream:
+                for piece in stream:
+                    is_begun = True
+                    out.write(piece.text.translate(_LINE_BREAKS))
+                    out.flush()
+    except InvalidArgument as error:
+        raise InputError(f"{label}: {error.message}") from error
+    finally:
+        if is_begun:
+            out.write("\n")
+            out.flush()
+
+
+def _lines(result: Result | None, options: TranslateOptions) -> str:
+    """Return what is printed for a text, None for a blank one."""
+    if options.is_json:
+        blank = {field.name: None for field in fields(Result)} | {"text": "", "tokens": []}
+        return json.dumps(blank if result is None else asdict(result), ensure_ascii=False, default=_decode) + "\n"
+    if result is None:
+        return "\n" * options.num_answers
+    if options.num_answers == 1 and not options.has_scores:
+        return _line(result.text)
+    lines = [(f"{answer.score:.6f}\t" if options.has_scores else "") + _line(answer.text) for answer in result.answers]
+    return "".join(lines) + "\n" * (options.num_answers - len(lines))
+
+
+def _line(text: str) -> str:
+    return text.translate(_LINE_BREAKS) + "\n"
+
+
+def _decode(piece: bytes) -> str:
+    return piece.decode(errors="replace")

@@ -1,0 +1,249 @@
+"""The options of `dragoman load`, and what is made of them: a plan, and what is done beside."""
+
+import random
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, cast
+
+import typer
+
+from dragoman.client.certificates import read_certificates
+from dragoman.client.settings import DEFAULT_TARGET
+from dragoman.load.arrivals import Arrivals
+from dragoman.load.conditions import parse_conditions, parse_number, parse_shares, parse_slos
+from dragoman.load.plan import KINDS, Injections, Kind, Plan, Server, Work
+from dragoman.load.scrape import full_url
+from dragoman.load.session import Session, SessionOptions
+from dragoman.load.target import make_target
+from dragoman.load.texts import FileTexts, parse_lengths
+from dragoman.load.trace import measure_trace
+from dragoman.model.errors import InputError
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+WHEN, WHAT, SEARCH, WRONG, SERVER, OUTPUT = "When", "What", "Search", "What goes wrong", "Server", "Output"
+_NOT_SHOWN = {"token", "output", "report"}
+
+
+class ArrivalShape(StrEnum):
+    """How calls come."""
+
+    POISSON = "poisson"
+    CONSTANT = "constant"
+    GAMMA = "gamma"
+
+
+@app.command()
+def load(
+    context: typer.Context,
+    server: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT[,...]", envvar="DRAGOMAN_SERVER", help="Servers, balanced call by call.", rich_help_panel=SERVER
+        ),
+    ] = DEFAULT_TARGET,
+    token: Annotated[str | None, typer.Option(envvar="DRAGOMAN_TOKEN", help="Bearer token.", rich_help_panel=SERVER)] = None,
+    ca: Annotated[
+        Path | None, typer.Option(help="PEM file of the server's certificate authority; turns TLS on.", rich_help_panel=SERVER)
+    ] = None,
+    connections: Annotated[
+        int, typer.Option(min=1, max=100, help="Connections of each process to each address.", rich_help_panel=SERVER)
+    ] = 1,
+    metrics: Annotated[
+        list[str] | None,
+        typer.Option(metavar="URL", help="The server's metrics, read beside; may be repeated.", rich_help_panel=SERVER),
+    ] = None,
+    rate: Annotated[float | None, typer.Option(help="Calls a second, whatever is answered.", rich_help_panel=WHEN)] = None,
+    arrivals: Annotated[ArrivalShape, typer.Option(help="For --rate: how they come.", rich_help_panel=WHEN)] = ArrivalShape.POISSON,
+    burstiness: Annotated[float, typer.Option(help="For gamma: below 1 calls come in bursts.", rich_help_panel=WHEN)] = 1.0,
+    ramp_to: Annotated[float | None, typer.Option(help="For --rate: the rate at the end.", rich_help_panel=WHEN)] = None,
+    trace: Annotated[Path | None, typer.Option(help="File that says when calls are due.", rich_help_panel=WHEN)] = None,
+    concurrency: Annotated[int, typer.Option(min=0, help="Callers that wait for their answers.", rich_help_panel=WHEN)] = 0,
+    duration: Annotated[
+        float | None, typer.Option(help="Seconds; by default 30, for a trace its own.", rich_help_panel=WHEN)
+    ] = None,
+    warmup: Annotated[
+        float | None,
+        typer.Option(help="Seconds of it that do not count; by default a tenth, at most 5.", rich_help_panel=WHEN),
+    ] = None,
+    requests: Annotated[int | None, typer.Option(min=1, help="Calls at the most.", rich_help_panel=WHEN)] = None,
+    sweep: Annotated[
+        bool, typer.Option("--sweep", help="Search the highest rate that holds --slo, from --rate on.", rich_help_panel=WHEN)
+    ] = False,
+    processes: Annotated[int, typer.Option(min=1, max=256, help="Sender processes.", rich_help_panel=WHEN)] = 1,
+    max_in_flight: Annotated[
+        int, typer.Option(min=1, help="Calls under way in a process; more are not sent.", rich_help_panel=WHEN)
+    ] = 10_000,
+    seed: Annotated[int, typer.Option(help="Of arrivals, texts and everything drawn.", rich_help_panel=WHEN)] = 0,
+    texts: Annotated[
+        Path | None, typer.Option("--in", metavar="FILE", help="Sources, one a line, drawn at random.", rich_help_panel=WHAT)
+    ] = None,
+    words: Annotated[
+        str,
+        typer.Option(help="Without --in: words of a source: N, uniform:A:B, normal:M:D or lognormal:M:D.", rich_help_panel=WHAT),
+    ] = "uniform:5:25",
+    join: Annotated[int, typer.Option(min=1, help="Lines or sentences joined into a source.", rich_help_panel=WHAT)] = 1,
+    mix: Annotated[str, typer.Option(help="Shares of unary, stream and batch calls.", rich_help_panel=WHAT)] = "unary",
+    batch_size: Annotated[int, typer.Option(min=1, help="Requests of a batch call.", rich_help_panel=WHAT)] = 16,
+    model: Annotated[str, typer.Option(help="Which of the server's models.", rich_help_panel=WHAT)] = "",
+    max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of an answer at most.", rich_help_panel=WHAT)] = None,
+    truncate: Annotated[bool, typer.Option("--truncate", help="Cut sources that are too long.", rich_help_panel=WHAT)] = False,
+    priority: Annotated[int, typer.Option(help="Of every request, -10 to 10.", rich_help_panel=WHAT)] = 0,
+    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds for each call.", rich_help_panel=WHAT)] = 60.0,
+    retries: Annotated[int, typer.Option(min=0, help="Further attempts, as the client makes them.", rich_help_panel=WHAT)] = 0,
+    num_beams: Annotated[str, typer.Option(help="Width of beam search, or shares: 1=0.8,4=0.2.", rich_help_panel=SEARCH)] = "",
+    num_return_sequences: Annotated[int | None, typer.Option(min=1, help="Answers wanted.", rich_help_panel=SEARCH)] = None,
+    length_penalty: Annotated[float | None, typer.Option(help="Exponent of the length.", rich_help_panel=SEARCH)] = None,
+    early_stopping: Annotated[
+        bool, typer.Option("--early-stopping", help="End as soon as as many are finished.", rich_help_panel=SEARCH)
+    ] = False,
+    sample: Annotated[bool, typer.Option("--sample", help="Draw tokens at random.", rich_help_panel=SEARCH)] = False,
+    temperature: Annotated[float | None, typer.Option(help="For --sample.", rich_help_panel=SEARCH)] = None,
+    top_k: Annotated[int, typer.Option(min=0, help="For --sample.", rich_help_panel=SEARCH)] = 0,
+    top_p: Annotated[float | None, typer.Option(help="For --sample.", rich_help_panel=SEARCH)] = None,
+    min_new_tokens: Annotated[int, typer.Option(min=0, help="Tokens before an answer ends.", rich_help_panel=SEARCH)] = 0,
+    repetition_penalty: Annotated[float | None, typer.Option(help="Above 1: fewer repeats.", rich_help_panel=SEARCH)] = None,
+    no_repeat_ngram_size: Annotated[int, typer.Option(min=0, help="0 for no such rule.", rich_help_panel=SEARCH)] = 0,
+    forced_prefix: Annotated[str, typer.Option(help="What answers start with.", rich_help_panel=SEARCH)] = "",
+    cancel_share: Annotated[float, typer.Option(help="Calls that are cancelled, 0 to 1.", rich_help_panel=WRONG)] = 0.0,
+    cancel_seconds: Annotated[float, typer.Option(help="How long after sending.", rich_help_panel=WRONG)] = 0.02,
+    deadline_share: Annotated[float, typer.Option(help="Calls with a short deadline.", rich_help_panel=WRONG)] = 0.0,
+    deadline_seconds: Annotated[float, typer.Option(help="That deadline.", rich_help_panel=WRONG)] = 0.02,
+    slow_share: Annotated[float, typer.Option(help="Streams that are read slowly.", rich_help_panel=WRONG)] = 0.0,
+    slow_seconds: Annotated[float, typer.Option(help="Wait after each message.", rich_help_panel=WRONG)] = 0.05,
+    malformed_share: Annotated[float, typer.Option(help="Requests that must be refused.", rich_help_panel=WRONG)] = 0.0,
+    slo: Annotated[
+        str, typer.Option(help="What makes an answer good: e2e=500ms,ttft=100ms,itl=20ms.", rich_help_panel=OUTPUT)
+    ] = "",
+    slo_share: Annotated[str, typer.Option(help="For --sweep: requests that have to be good.", rich_help_panel=OUTPUT)] = "99%",
+    fail_on: Annotated[
+        str, typer.Option(help="Exit with 3 if one holds, for example errors>0,p95>500ms.", rich_help_panel=OUTPUT)
+    ] = "",
+    output: Annotated[Path | None, typer.Option(help="Write the result as JSON.", rich_help_panel=OUTPUT)] = None,
+    report: Annotated[Path | None, typer.Option(help="Write the result as one HTML page.", rich_help_panel=OUTPUT)] = None,
+) -> None:
+    """Put load on running servers and measure what their callers see.
+
+    Give one of --rate, --trace and --concurrency. Latency counts from when a call was due, so whoever falls behind
+    hides nothing. docs/load-testing.md has examples and the format of the output.
+    """
+    search: dict[str, int | float | bool | str | None] = {
+        "num_return_sequences": num_return_sequences,
+        "length_penalty": length_penalty,
+        "early_stopping": early_stopping,
+        "do_sample": sample,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_new_tokens": min_new_tokens,
+        "repetition_penalty": repetition_penalty,
+        "no_repeat_ngram_size": no_repeat_ngram_size,
+        "forced_prefix": forced_prefix,
+    }
+    target = make_target(server)
+    work = Work(
+        texts=None if texts is None else str(texts.absolute()),
+        words=parse_lengths(words),
+        num_joined=join,
+        mix=_parse_mix(mix),
+        batch_size=batch_size,
+        beams=_parse_beams(num_beams),
+        search={name: value for name, value in search.items() if value not in (None, False, 0, "")},
+        model=model,
+        max_new_tokens=max_new_tokens,
+        truncate=truncate,
+        priority=priority,
+    )
+    seconds = _duration(duration, trace)
+    plan = Plan(
+        server=Server(target.name, target.authority, None if ca is None else read_certificates(ca), token, connections),
+        work=work,
+        seconds=seconds,
+        warmup_seconds=_warmup(warmup, seconds, requests),
+        arrivals=None if rate is None else Arrivals(rate, arrivals.value, burstiness, ramp_to),
+        trace=None if trace is None else str(trace.absolute()),
+        concurrency=concurrency,
+        max_calls=requests,
+        max_in_flight=max_in_flight,
+        timeout_seconds=timeout,
+        num_retries=retries,
+        injections=Injections(
+            cancel_share, cancel_seconds, deadline_share, deadline_seconds, slow_share, slow_seconds, malformed_share
+        ),
+        slos=parse_slos(slo),
+        seed=seed,
+        run_id=f"load-{random.SystemRandom().randrange(16**6):06x}",
+        num_processes=processes,
+    )
+    options = SessionOptions(
+        metrics=tuple(full_url(url) for url in metrics or ()),
+        is_sweep=sweep,
+        share=parse_number(slo_share, "--slo-share"),
+        conditions=parse_conditions(fail_on),
+        output=output,
+        report=report,
+        settings=_settings(context, server),
+    )
+    _check(plan, options)
+    raise typer.Exit(Session(plan, options).perform(sys.stdout))
+
+
+def _parse_mix(text: str) -> dict[Kind, float]:
+    shares = parse_shares(text, "--mix")
+    for name in shares:
+        if name not in KINDS:
+            raise InputError(f"--mix: {name}: not one of {', '.join(KINDS)}")
+    return cast(dict[Kind, float], shares)
+
+
+def _parse_beams(text: str) -> dict[int, float]:
+    if not text:
+        return {}
+    beams: dict[int, float] = {}
+    for width, share in parse_shares(text, "--num-beams").items():
+        if not width.isdecimal() or not 0 < int(width) < 2**32:
+            raise InputError(f"--num-beams: {width}: not a width")
+        beams[int(width)] = share
+    return beams
+
+
+def _duration(given: float | None, trace: Path | None) -> float:
+    """Return how long calls are sent; for a trace a little longer than until its last, so that that one counts."""
+    if trace is None:
+        return 30.0 if given is None else given
+    extent = measure_trace(trace)
+    return max(1.0, extent.seconds * (1 + 1 / extent.num_calls)) if given is None else given
+
+
+def _warmup(given: float | None, seconds: float, requests: int | None) -> float:
+    if given is not None:
+        return given
+    return 0.0 if requests is not None else min(5.0, seconds / 10)
+
+
+def _check(plan: Plan, options: SessionOptions) -> None:
+    """Raise `InputError` for options that do not go together."""
+    plan.check()
+    if options.is_sweep and (plan.arrivals is None or plan.arrivals.ramp_to is not None):
+        raise InputError("--sweep goes with --rate alone: it chooses the rates itself")
+    if options.is_sweep and not plan.slos:
+        raise InputError("--sweep needs --slo: the knee is where it stops to hold")
+    if not 0 < options.share <= 1:
+        raise InputError(f"--slo-share: {options.share:g} is not over 0 and at most 1")
+    if plan.arrivals is None and any(name in options.settings for name in ("--arrivals", "--burstiness", "--ramp-to")):
+        raise InputError("--arrivals, --burstiness and --ramp-to go with --rate")
+    if plan.work.texts is not None:
+        FileTexts(Path(plan.work.texts))
+
+
+def _settings(context: typer.Context, server: str) -> dict[str, str]:
+    """Return what was asked for, by flag, without what is secret or says only where the result goes."""
+    given = {name: value for name, value in context.params.items() if name not in _NOT_SHOWN and _is_given(context, name)}
+    flags = {"--in" if name == "texts" else f"--{name.replace('_', '-')}": str(value) for name, value in given.items()}
+    return {"--server": server} | flags
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"

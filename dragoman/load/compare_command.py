@@ -1,0 +1,109 @@
+"""The options of `dragoman load-compare`, and how a comparison is shown: as text, as a page, as an exit code."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, TextIO
+
+import msgspec
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from dragoman.load.compare import CONFIDENCE, Comparison, Difference, compare
+from dragoman.load.page import page, section, table
+from dragoman.load.result import Result, read_result
+from dragoman.load.show import NOTHING, milliseconds, number, signed_share
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+FAILED_CODE = 3
+HEAD = ("", "first", "second", "change", f"{CONFIDENCE:.0%} interval of the difference", "")
+_WIDTH = 120
+
+
+@app.command()
+def load_compare(
+    first: Annotated[Path, typer.Argument(help="Result of the run to compare with.")],
+    second: Annotated[Path, typer.Argument(help="Result of the run in question.")],
+    output: Annotated[Path | None, typer.Option(help="Write the comparison as JSON.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Write the comparison as one HTML page.")] = None,
+    fail_if_worse: Annotated[
+        bool, typer.Option("--fail-if-worse", help="Exit with 3 if the second is worse beyond noise.")
+    ] = False,
+) -> None:
+    """Compare two results of `dragoman load --output` and say which differences are beyond noise."""
+    results = read_result(first), read_result(second)
+    comparison = compare(*results)
+    if output is not None:
+        output.write_bytes(msgspec.json.format(msgspec.json.encode(comparison), indent=1) + b"\n")
+    if report is not None:
+        report.write_text(comparison_page(comparison, results, (str(first), str(second))), encoding="utf-8")
+    print_comparison(comparison, sys.stdout)
+    raise typer.Exit(FAILED_CODE if fail_if_worse and is_worse(comparison) else 0)
+
+
+def is_worse(comparison: Comparison) -> bool:
+    """Tell whether any figure of the second run is worse beyond noise."""
+    return any(difference.is_beyond_noise and not difference.is_better for difference in comparison.differences)
+
+
+def print_comparison(comparison: Comparison, stream: TextIO) -> None:
+    """Print a comparison."""
+    console = Console(file=stream, width=None if stream.isatty() else _WIDTH, highlight=False)
+    shown = Table(box=box.SIMPLE_HEAD)
+    for place, name in enumerate(HEAD):
+        shown.add_column(name, justify="left" if place in (0, len(HEAD) - 1) else "right")
+    for difference in comparison.differences:
+        shown.add_row(*cells(difference))
+    console.print(shown)
+    for flag, one, other in comparison.unlike:
+        console.print(f"{flag}: {one or NOTHING} in the first, {other or NOTHING} in the second", markup=False)
+    for warning in comparison.warnings:
+        console.print(f"warning: {warning}", markup=False)
+
+
+def cells(difference: Difference) -> list[str]:
+    """Return the cells of a row: times in milliseconds, everything else a second."""
+    show = milliseconds if difference.is_time else number
+    unit = " (ms)" if difference.is_time else ""
+    change = difference.change
+    signs = ["+" if end > 0 else "" for end in (difference.low, difference.high)]
+    interval = f"{signs[0]}{show(difference.low)} to {signs[1]}{show(difference.high)}"
+    return [
+        difference.name + unit,
+        show(difference.first),
+        show(difference.second),
+        NOTHING if change is None else signed_share(change),
+        interval,
+        verdict(difference),
+    ]
+
+
+def verdict(difference: Difference) -> str:
+    """Say what the interval means."""
+    if not difference.is_beyond_noise:
+        return "within noise"
+    return "better" if difference.is_better else "worse"
+
+
+def comparison_page(comparison: Comparison, results: tuple[Result, Result], names: tuple[str, str]) -> str:
+    """Return a comparison as one HTML page."""
+    runs = [
+        (name, result.created, f"{result.counted_seconds:.1f} s", f"{result.total.counts.num:,}", f"{result.total.num_failed:,}")
+        for name, result in zip(names, results, strict=True)
+    ]
+    text = (
+        "<p>The interval is of the second figure less the first, by a block bootstrap over the seconds of each run; a difference "
+        "is beyond noise if the interval leaves zero out. Noise from run to run is not in it: repeat runs to see that.</p>"
+    )
+    body = [
+        "<header><h1>Two runs compared</h1></header>",
+        section("Differences", table("Times in milliseconds", HEAD, [cells(d) for d in comparison.differences]) + text),
+        section("Runs", table("First and second", ("", "began", "counted", "requests", "failed"), runs)),
+    ]
+    if comparison.unlike:
+        body.append(section("Settings that differ", table("By flag", ("", "first", "second"), comparison.unlike)))
+    if comparison.warnings:
+        body.append(section("Warnings", table("", ("",), [(warning,) for warning in comparison.warnings])))
+    return page("Two runs compared", body)

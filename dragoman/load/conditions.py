@@ -1,0 +1,154 @@
+"""Limits as they are written on the command line: service levels, and conditions that make a run fail."""
+
+import math
+import operator
+import re
+from collections.abc import Callable
+
+import msgspec
+
+from dragoman.load.plan import KINDS
+from dragoman.load.result import Check, Result
+from dragoman.load.tally import MEASURES
+from dragoman.model.errors import InputError
+
+SLO_MEASURES = ("e2e", "ttft", "itl")
+_UNITS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "%": 1e-2}
+_NUMBER = re.compile(r"(\d+\.?\d*(?:e-?\d+)?|\.\d+)\s*(%|ms|us|s|)")
+_CONDITION = re.compile(r"\s*([\w.]+)\s*(>=|<=|==|!=|>|<)\s*(\S+?)\s*")
+_COMPARE: dict[str, Callable[[float, float], bool]] = {
+    ">": operator.gt,
+    ">=": operator.ge,
+    "<": operator.lt,
+    "<=": operator.le,
+    "==": operator.eq,
+    "!=": operator.ne,
+}
+_PERCENTILES = ("p50", "p90", "p95", "p99", "p99.9", "max", "mean")
+_FIGURES: dict[str, Callable[[Result], float | None]] = {
+    "requests": lambda result: result.total.counts.num,
+    "errors": lambda result: result.total.num_failed,
+    "error_rate": lambda result: result.total.num_failed / result.total.counts.num if result.total.counts.num else None,
+    "retries": lambda result: result.total.counts.num_retries,
+    "throughput": lambda result: result.total.requests_per_second,
+    "goodput": lambda result: result.total.goodput,
+    "goodput_share": lambda result: share_good(result),
+    "tokens_per_second": lambda result: result.total.tokens_per_second,
+    "knee": lambda result: None if result.sweep is None else result.sweep.knee,
+}
+
+
+class Condition(msgspec.Struct, frozen=True):
+    """A comparison that makes a run fail where it holds.
+
+    Attributes:
+        text: As it was written.
+        name: Of the figure.
+        sign: How it is compared.
+        limit: With what.
+    """
+
+    text: str
+    name: str
+    sign: str
+    limit: float
+
+    def check(self, result: Result) -> Check:
+        """Compare; what could not be measured fails too."""
+        value = _figure(result, self.name)
+        return Check(self.text, value, value is None or _COMPARE[self.sign](value, self.limit))
+
+
+def share_good(result: Result) -> float | None:
+    """Return the part of the requests that were answered within the service levels; those that misbehave do not count."""
+    groups = [group.counts for name, group in result.groups.items() if name in KINDS]
+    num = sum(group.num for group in groups)
+    return sum(group.num_good for group in groups) / num if num else None
+
+
+def parse_number(text: str, flag: str) -> float:
+    """Read a number with or without a unit: `0.5`, `0.5s`, `500ms`, `1%`.
+
+    Raises:
+        InputError: If it is not that.
+    """
+    match = _NUMBER.fullmatch(text)
+    if match is None:
+        raise InputError(f"{flag}: {text}: not a number, or one with s, ms, us or %")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def parse_slos(text: str) -> dict[str, float]:
+    """Read `e2e=500ms,ttft=100ms` into limits in seconds.
+
+    Raises:
+        InputError: If it is not that.
+    """
+    slos: dict[str, float] = {}
+    for part in filter(None, text.split(",")):
+        name, _, value = part.strip().partition("=")
+        if name not in SLO_MEASURES:
+            raise InputError(f"--slo: {name}: not one of {', '.join(SLO_MEASURES)}")
+        slos[name] = parse_number(value, "--slo")
+        if not slos[name] or value.endswith("%"):
+            raise InputError(f"--slo: {part}: not a time over 0")
+    return slos
+
+
+def parse_conditions(text: str) -> list[Condition]:
+    """Read `errors>0,p95>0.5`.
+
+    Raises:
+        InputError: If it is not that, or names what is not measured.
+    """
+    conditions = []
+    for part in filter(None, text.split(",")):
+        match = _CONDITION.fullmatch(part)
+        if match is None:
+            raise InputError(f"--fail-on: {part}: not of the form NAME>NUMBER")
+        name, sign, number = match.groups()
+        if not _is_known(name):
+            raise InputError(
+                f"--fail-on: {name}: not one of {', '.join(_FIGURES)}, a percentile such as p95 or ttft_p99, or a gRPC status"
+            )
+        conditions.append(Condition(part.strip(), name, sign, parse_number(number, "--fail-on")))
+    return conditions
+
+
+def parse_shares(text: str, flag: str) -> dict[str, float]:
+    """Read `unary=0.7,stream=0.3`, or a name alone for all of it; shares may be any numbers and count by their ratio.
+
+    Raises:
+        InputError: If it is not that.
+    """
+    shares: dict[str, float] = {}
+    for part in filter(None, text.split(",")):
+        name, equals, value = part.strip().partition("=")
+        shares[name] = parse_number(value, flag) if equals else 1.0
+    total = math.fsum(shares.values())
+    if not total:
+        raise InputError(f"{flag}: {text}: names nothing with a share over 0")
+    return {name: share / total for name, share in shares.items() if share}
+
+
+def _is_known(name: str) -> bool:
+    return name in _FIGURES or _time(name) is not None or name.isupper()
+
+
+def _time(name: str) -> tuple[str, str] | None:
+    """Split `ttft_p95` into the measure and the figure; without a measure it is the whole time of a request."""
+    measure, separator, figure = name.rpartition("_")
+    measure = measure if separator else "e2e"
+    return (measure, figure) if measure in MEASURES and figure in _PERCENTILES else None
+
+
+def _figure(result: Result, name: str) -> float | None:
+    if name in _FIGURES:
+        return _FIGURES[name](result)
+    time = _time(name)
+    if time is None:
+        return float(result.total.counts.failures.get(name, 0))
+    summary = result.total.times.get(time[0])
+    if summary is None:
+        return None
+    return summary.mean if time[1] == "mean" else summary.percentiles[time[1]]

@@ -1,0 +1,114 @@
+"""What each call is: its kind, its requests and how it misbehaves, drawn from the seed and its number alone."""
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeVar, cast
+
+from dragoman.client.request import fill
+from dragoman.load.plan import Kind, Plan
+from dragoman.load.texts import FileTexts, MadeUpTexts, Source, made_up
+from dragoman.load.trace import Entry
+from dragoman.v1 import generation_pb2
+
+Injection = Literal["", "cancel", "deadline", "slow", "malformed"]
+T = TypeVar("T")
+
+# Each of them is wrong whatever the model is.
+_MALFORMED: tuple[dict[str, object], ...] = (
+    {"text": " "},
+    {"max_new_tokens": 0},
+    {"num_beams": 4_000_000_000},
+    {"do_sample": True, "temperature": -1.0},
+    {"priority": 1000},
+    {"model": "a-model-that-nobody-has"},
+)
+REFUSALS = frozenset({"INVALID_ARGUMENT", "NOT_FOUND"})
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One call.
+
+    Attributes:
+        kind: Which method.
+        injection: How it misbehaves; empty for not at all.
+        requests: What it asks; more than one for a batch.
+    """
+
+    kind: Kind
+    injection: Injection
+    requests: list[generation_pb2.GenerateRequest]
+
+    @property
+    def group(self) -> str:
+        """What it is counted under: misbehaving calls by how, the others by their kind."""
+        return self.injection or self.kind
+
+
+class Items:
+    """Makes calls by their numbers, the same however many processes share them."""
+
+    def __init__(self, plan: Plan) -> None:
+        """Read the texts.
+
+        Raises:
+            InputError: If they cannot be read.
+        """
+        work = plan.work
+        self._plan = plan
+        self._texts: Source = (
+            MadeUpTexts(work.words, work.num_joined) if work.texts is None else FileTexts(Path(work.texts), work.num_joined)
+        )
+        self._fields: dict[str, object] = {
+            "model": work.model,
+            "truncate": work.truncate,
+            "priority": work.priority,
+            "max_new_tokens": work.max_new_tokens,
+        } | work.search
+
+    def make(self, number: int, entry: Entry | None = None) -> Item:
+        """Return the call of a number; what the entry of a trace says goes before what is drawn."""
+        draws = random.Random(f"{self._plan.seed} {number}")
+        work = self._plan.work
+        injection = cast(Injection, _draw(_with_rest(self._plan.injections.shares()), draws))
+        kind = _draw(work.mix, draws)
+        if injection == "slow":
+            kind = "stream"
+        elif injection == "malformed" and kind == "batch":
+            kind = "unary"
+        requests = [
+            self._request(f"{self._plan.run_id}-{number}-{place}", draws, entry)
+            for place in range(work.batch_size if kind == "batch" else 1)
+        ]
+        if injection == "malformed":
+            fill(requests[0], draws.choice(_MALFORMED))
+        return Item(kind, injection, requests)
+
+    def _request(self, request_id: str, draws: random.Random, entry: Entry | None) -> generation_pb2.GenerateRequest:
+        fields = self._fields | {"request_id": request_id, "text": self._text(draws, entry)}
+        beams = self._plan.work.beams
+        if beams:
+            fields["num_beams"] = _draw(beams, draws)
+        if entry is not None:
+            fields |= {name: value for name in ("num_beams", "max_new_tokens") if (value := getattr(entry, name)) is not None}
+        return fill(generation_pb2.GenerateRequest(), fields, request_id)
+
+    def _text(self, draws: random.Random, entry: Entry | None) -> str:
+        if entry is not None and entry.text is not None:
+            return entry.text
+        if entry is not None and entry.words is not None:
+            return made_up(entry.words, draws)
+        return self._texts.draw(draws)
+
+
+def _with_rest(shares: Mapping[str, float]) -> dict[str, float]:
+    return {**shares, "": max(0.0, 1.0 - sum(shares.values()))}
+
+
+def _draw(shares: Mapping[T, float], draws: random.Random) -> T:
+    """Return one of the keys, as often as its share says; where there is one only, nothing is drawn."""
+    if len(shares) == 1:
+        return next(iter(shares))
+    return draws.choices(list(shares), list(shares.values()))[0]

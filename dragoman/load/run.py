@@ -1,0 +1,192 @@
+"""One run: senders and scrapers started together, what they count added up, and the result made of it."""
+
+import asyncio
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from importlib.metadata import version
+
+import grpc
+import msgspec
+
+from dragoman.client.aio import AsyncClient
+from dragoman.client.errors import Unimplemented
+from dragoman.load.crew import Crew
+from dragoman.load.histogram import Histogram
+from dragoman.load.plan import KINDS, Injections, Plan, Server
+from dragoman.load.result import GroupResult, Result, SenderResult, TimelineResult, summarise, summarise_group
+from dragoman.load.scrape import Scraper
+from dragoman.load.sender import Progress
+from dragoman.load.show import milliseconds
+from dragoman.load.tally import UNSENT, Group, Tally
+from dragoman.load.timeline import Timeline
+
+REFRESH_SECONDS = 0.25
+MOST_LAG_SECONDS = 0.01
+MOST_CPU_CORES = 0.9
+FEWEST_REQUESTS = 100
+SLOW_SENDER = "the sender itself was slow"
+# In the order they are shown.
+GROUPS = (*KINDS, *Injections().shares())
+
+
+class Run:
+    """A run of a plan.
+
+    Attributes:
+        plan: What is sent.
+        tally: What was counted so far; its slices are in `timeline`.
+        timeline: By time.
+        latest: What each process said last.
+        is_interrupted: Whether it was told to stop.
+    """
+
+    def __init__(self, plan: Plan, metrics: tuple[str, ...] = ()) -> None:
+        """Describe a run; `metrics` are the addresses to read beside it."""
+        self.plan = plan
+        self.tally = Tally()
+        self.timeline = Timeline()
+        self.latest: dict[int, Progress] = {}
+        self.is_interrupted = False
+        self._created = datetime.now(UTC)
+        self._crew = Crew(plan, self._take)
+        self._wall_seconds = 0.0
+        self._scrapers = [Scraper(url, lambda: self.elapsed) for url in metrics]
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the start; negative before."""
+        return time.monotonic() - self._crew.start if self._crew.start else 0.0
+
+    def stop(self) -> None:
+        """Send no more; said again, give up what is under way."""
+        self.is_interrupted = True
+        self._crew.stop()
+
+    async def run(self, refresh: Callable[["Run"], None]) -> None:
+        """Carry the plan out, and call `refresh` four times a second.
+
+        Raises:
+            InputError: If there is no connection, or a file cannot be read.
+            SenderFailed: If a sender process ends before its time.
+        """
+        async with self._crew:
+            for scraper in self._scrapers:
+                scraper.start()
+            refreshing = asyncio.create_task(self._refresh(refresh))
+            try:
+                await self._crew.run()
+            finally:
+                refreshing.cancel()
+                self._wall_seconds = max(self.elapsed, 1e-9)
+                await asyncio.gather(*(asyncio.to_thread(scraper.stop) for scraper in self._scrapers))
+        refresh(self)
+
+    def result(self, settings: dict[str, str], versions: dict[str, str], models: list[dict[str, str]]) -> Result:
+        """Return what it came to."""
+        plan = self.plan
+        seconds = min(plan.seconds, max((progress.end for progress in self.latest.values()), default=0.0))
+        counted = max(0.0, seconds - plan.warmup_seconds)
+        groups = {name: summarise_group(self.tally.groups[name], counted) for name in GROUPS if name in self.tally.groups}
+        total = summarise_group(self._total(), counted)
+        sender = self._sender()
+        return Result(
+            created=self._created.isoformat(timespec="seconds"),
+            settings=settings,
+            versions=versions,
+            models=models,
+            seconds=seconds,
+            warmup_seconds=plan.warmup_seconds,
+            is_interrupted=self.is_interrupted,
+            slos=plan.slos,
+            total=total,
+            groups=groups,
+            timeline=TimelineResult(self.timeline.width, self.timeline.list()),
+            sender=sender,
+            server=[scraper.series for scraper in self._scrapers],
+            warnings=self._warnings(total, sender, counted),
+        )
+
+    def _take(self, number: int, progress: Progress) -> None:
+        for name, group in progress.tally.groups.items():
+            self.tally.groups.setdefault(name, Group()).merge(group)
+        self.tally.lag.merge(progress.tally.lag)
+        self.tally.loop_lag.merge(progress.tally.loop_lag)
+        self.timeline.add(number, progress.tally.slices)
+        self.latest[number] = msgspec.structs.replace(progress, tally=Tally())
+
+    def _total(self) -> Group:
+        """Add the groups up; times are of those only that did not misbehave."""
+        total = Group()
+        for name, group in self.tally.groups.items():
+            times: dict[str, Histogram] = group.times if name in KINDS else {}
+            total.merge(msgspec.structs.replace(group, times=times))
+        return total
+
+    def _sender(self) -> SenderResult:
+        return SenderResult(
+            num_processes=self.plan.num_processes,
+            num_sent=sum(progress.num_sent for progress in self.latest.values()),
+            lag=summarise(self.tally.lag),
+            loop_lag=summarise(self.tally.loop_lag),
+            cpu_cores=max((p.cpu_seconds for p in self.latest.values()), default=0.0) / max(self._wall_seconds, 1e-9),
+        )
+
+    def _warnings(self, total: GroupResult, sender: SenderResult, counted: float) -> list[str]:
+        texts = []
+        if self.is_interrupted:
+            texts.append("the run was ended before its time")
+        if counted <= 0:
+            texts.append("it ended before the warm-up was over: nothing was counted")
+        if total.counts.num < FEWEST_REQUESTS:
+            texts.append(f"{total.counts.num} requests were counted: high percentiles mean nothing")
+        lag = sender.lag.percentiles["p99"] or 0.0
+        loop_lag = sender.loop_lag.percentiles["p99"] or 0.0
+        if max(lag, loop_lag) > MOST_LAG_SECONDS or sender.cpu_cores > MOST_CPU_CORES:
+            left_late = f"calls left up to {milliseconds(lag)} ms late (p99), " if sender.lag.num else ""
+            texts.append(
+                f"{SLOW_SENDER}: {left_late}its event loop was {milliseconds(loop_lag)} ms late (p99), its busiest process used "
+                f"{sender.cpu_cores:.2f} cores; latencies have that in them: use more --processes, or another machine"
+            )
+        unsent = total.counts.failures.get(UNSENT, 0)
+        if unsent:
+            texts.append(f"{unsent} requests were not sent, because --max-in-flight calls were under way")
+        return texts
+
+    async def _refresh(self, refresh: Callable[["Run"], None]) -> None:
+        while True:
+            refresh(self)
+            await asyncio.sleep(REFRESH_SECONDS)
+
+
+def versions() -> dict[str, str]:
+    """Return what the sender is made of."""
+    return {
+        "dragoman": version("dragoman"),
+        "python": platform.python_version(),
+        "grpcio": grpc.__version__,
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpus": str(len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()),
+    }
+
+
+async def list_models(server: Server, timeout_seconds: float) -> list[dict[str, str]]:
+    """Return what the server has; nothing for one that cannot say.
+
+    Raises:
+        CallError: If it cannot be reached.
+    """
+    credentials = None if server.certificates is None else grpc.ssl_channel_credentials(server.certificates)
+    options = {} if server.authority is None else {"grpc.default_authority": server.authority}
+    async with AsyncClient(
+        server.target, timeout_seconds=timeout_seconds, credentials=credentials, token=server.token, options=options
+    ) as client:
+        try:
+            models = await client.models()
+        except Unimplemented:
+            return []
+    names = ("name", "version", "precision", "device", "max_slots")
+    return [{name: str(getattr(model, name)) for name in names} for model in models]

@@ -1,0 +1,180 @@
+"""The server's own metrics, read beside the run: a few series of `/metrics` once a second, in a bounded number of points."""
+
+import math
+import threading
+import time
+import urllib.request
+from collections.abc import Callable
+
+import msgspec
+
+from dragoman.model.errors import InputError
+
+PERIOD_SECONDS = 1.0
+TIMEOUT_SECONDS = 2.0
+MAX_POINTS = 600
+_MAX_BYTES = 16 * 1024 * 1024
+
+# Series of the report: how they are called, the metric, and whether its value is shown, its growth a second, or for a pair of a
+# histogram's sum and count the mean of what was observed since the last time.
+GAUGES = {
+    "waiting": "dragoman_num_requests_waiting",
+    "running": "dragoman_num_requests_running",
+    "slots_in_use": "dragoman_slots_in_use",
+    "rss_bytes": "process_resident_memory_bytes",
+    "open_fds": "process_open_fds",
+}
+RATES = {"cpu_cores": "process_cpu_seconds_total", "tokens_per_second": "dragoman_generation_tokens_total"}
+MEANS = {
+    "step_seconds": "dragoman_step_duration_seconds",
+    "rows_per_step": "dragoman_step_batch_size",
+    "queue_seconds": "dragoman_request_queue_time_seconds",
+}
+
+
+class Point(msgspec.Struct):
+    """One reading.
+
+    Attributes:
+        at: Seconds of the run.
+        values: By the name of the series; what the server does not tell is missing.
+    """
+
+    at: float
+    values: dict[str, float]
+
+
+class ServerSeries(msgspec.Struct):
+    """What one address told.
+
+    Attributes:
+        url: Where.
+        points: In order of time.
+        num_failures: Readings that failed.
+    """
+
+    url: str
+    points: list[Point] = []
+    num_failures: int = 0
+
+
+class Scraper:
+    """Reads one address once a second on a thread of its own, until it is told to stop.
+
+    Args:
+        url: Address of the metrics.
+        clock: Seconds of the run.
+        read: Returns the text of an address.
+    """
+
+    def __init__(self, url: str, clock: Callable[[], float], read: Callable[[str], str] | None = None) -> None:
+        self.series = ServerSeries(url)
+        self._clock = clock
+        self._read = read or read_url
+        self._stopped = threading.Event()
+        self._last: tuple[float, dict[str, float]] | None = None
+        self._stride = self._num_skipped = 1
+        self._thread = threading.Thread(target=self._run, name="scraper", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End, after a last reading."""
+        self._stopped.set()
+        self._thread.join()
+
+    def scrape(self) -> None:
+        """Read once. What cannot be read is counted: a server that is being restarted has no metrics for a while."""
+        try:
+            totals = parse(self._read(self.series.url))
+        except (OSError, ValueError):
+            self.series.num_failures += 1
+            self._last = None
+            return
+        now = self._clock()
+        values = _values(totals, self._last, now)
+        self._last = now, totals
+        self._keep(Point(now, values))
+
+    def _keep(self, point: Point) -> None:
+        """Keep every `stride`th point; when there are too many, drop every second one."""
+        self._num_skipped += 1
+        if self._num_skipped < self._stride:
+            return
+        self._num_skipped = 0
+        self.series.points.append(point)
+        if len(self.series.points) > MAX_POINTS:
+            self.series.points = self.series.points[::2]
+            self._stride *= 2
+
+    def _run(self) -> None:
+        due = time.monotonic()
+        while not self._stopped.wait(max(0.0, due - time.monotonic())):
+            self.scrape()
+            due = max(due + PERIOD_SECONDS, time.monotonic())
+        self.scrape()
+
+
+def parse(text: str) -> dict[str, float]:
+    """Return every metric of the exposition format, summed over its labels; histogram buckets and comments are left out.
+
+    Raises:
+        ValueError: If a line is not of that format.
+    """
+    totals: dict[str, float] = {}
+    for line in text.splitlines():
+        if not line or line.startswith("#"):
+            continue
+        name, brace, labels = line.partition("{")
+        rest = labels.rpartition("}")[2] if brace else ""
+        if not brace:
+            name, _, rest = line.partition(" ")
+        if name.endswith("_bucket"):
+            continue
+        fields = rest.split()
+        if not fields:
+            raise ValueError(f"not a metric: {line[:80]}")
+        value = float(fields[0])  # a time stamp may follow
+        if math.isfinite(value):
+            totals[name] = totals.get(name, 0.0) + value
+    return totals
+
+
+def read_url(url: str) -> str:
+    """Return what an address serves."""
+    with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as response:
+        return str(response.read(_MAX_BYTES).decode("utf-8", errors="replace"))
+
+
+def full_url(text: str) -> str:
+    """Return the address of the metrics: `HOST:PORT` is short for `http://HOST:PORT/metrics`.
+
+    Raises:
+        InputError: If it is not one of HTTP.
+    """
+    url = text if "://" in text else f"http://{text}"
+    if not url.startswith(("http://", "https://")) or not url.partition("://")[2]:
+        raise InputError(f"--metrics: {text}: not an address of HTTP")
+    return url if "/" in url.partition("://")[2] else f"{url}/metrics"
+
+
+def _values(totals: dict[str, float], last: tuple[float, dict[str, float]] | None, now: float) -> dict[str, float]:
+    values = {name: totals[metric] for name, metric in GAUGES.items() if metric in totals}
+    if last is None or now <= last[0]:
+        return values
+    before, earlier = last
+
+    def growth(metric: str) -> float:
+        """Return how much a counter grew; a counter that fell was started anew."""
+        grown = totals[metric] - earlier[metric] if metric in earlier else 0.0
+        return grown if grown >= 0 else totals[metric]
+
+    for name, metric in RATES.items():
+        if metric in totals:
+            values[name] = growth(metric) / (now - before)
+    for name, metric in MEANS.items():
+        if f"{metric}_count" in totals and (count := growth(f"{metric}_count")) > 0:
+            values[name] = growth(f"{metric}_sum") / count
+    return values

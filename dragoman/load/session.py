@@ -1,0 +1,158 @@
+"""What `dragoman load` does once its options are read: run or sweep, show, write, and say whether the run failed."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TextIO
+
+import msgspec
+
+from dragoman.load.conditions import Condition, share_good
+from dragoman.load.live import watching
+from dragoman.load.page import report_page
+from dragoman.load.plan import Plan
+from dragoman.load.result import Result, Step, Sweep, write_result
+from dragoman.load.run import SLOW_SENDER, Run, list_models, versions
+from dragoman.load.show import number
+from dragoman.load.sweep import KneeSearch
+from dragoman.load.table import print_result
+
+FAILED_CODE = 3
+INTERRUPTED_CODE = 130
+_LIST_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOptions:
+    """What is done beside sending.
+
+    Attributes:
+        metrics: Addresses of the server's metrics.
+        is_sweep: Search the knee instead of running once.
+        share: For a sweep: part of the requests that has to be good.
+        conditions: What makes the run fail.
+        output: Where the JSON goes; None for nowhere.
+        report: Where the HTML goes; None for nowhere.
+        settings: What was asked for, by flag, for the report.
+    """
+
+    metrics: tuple[str, ...] = ()
+    is_sweep: bool = False
+    share: float = 0.99
+    conditions: list[Condition] = field(default_factory=list)
+    output: Path | None = None
+    report: Path | None = None
+    settings: dict[str, str] = field(default_factory=dict)
+
+
+class Session:
+    """Runs a plan, once or at many rates.
+
+    Args:
+        plan: What to send.
+        options: What to do beside.
+        screen: Where progress is shown, if it is a terminal.
+    """
+
+    def __init__(self, plan: Plan, options: SessionOptions, screen: TextIO | None = None) -> None:
+        self._plan = plan
+        self._options = options
+        self._screen = screen or sys.stderr
+        self._run: Run | None = None
+        self._title = ""
+        self._models: list[dict[str, str]] = []
+        self.is_interrupted = False
+
+    def perform(self, out: TextIO) -> int:
+        """Do it all, print the result and return the exit code.
+
+        Raises:
+            InputError: If there is no connection or a file cannot be used.
+            CallError: If the server cannot be asked what it has.
+            SenderFailed: If a sender process ends before its time.
+        """
+        for path in (self._options.output, self._options.report):
+            if path is not None:
+                path.open("ab").close()  # not after an hour
+        result = asyncio.run(self._perform())
+        result = msgspec.structs.replace(result, checks=[condition.check(result) for condition in self._options.conditions])
+        if self._options.output is not None:
+            write_result(self._options.output, result)
+        if self._options.report is not None:
+            self._options.report.write_text(report_page(result), encoding="utf-8")
+        print_result(result, out)
+        if self.is_interrupted:
+            return INTERRUPTED_CODE
+        return FAILED_CODE if any(check.is_failed for check in result.checks) else 0
+
+    def interrupt(self) -> None:
+        """Send no more; said again, give up what is under way."""
+        self.is_interrupted = True
+        if self._run is not None:
+            self._run.stop()
+
+    async def _perform(self) -> Result:
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGINT, self.interrupt)
+        try:
+            self._models = await list_models(self._plan.server, _LIST_SECONDS)
+            with watching(self._screen, lambda: self._title) as refresh:
+                if self._options.is_sweep:
+                    return await self._sweep(refresh)
+                self._title = f"load on {self._plan.server.target}"
+                return await self._once(self._plan, refresh)
+        finally:
+            loop.remove_signal_handler(signal.SIGINT)
+
+    async def _once(self, plan: Plan, refresh: Callable[[Run], None]) -> Result:
+        self._run = Run(plan, self._options.metrics)
+        if self.is_interrupted:
+            self._run.stop()
+        await self._run.run(refresh)
+        return self._run.result(self._options.settings, versions(), self._models)
+
+    async def _sweep(self, refresh: Callable[[Run], None]) -> Result:
+        """Try rates until the knee is known; return the result of the knee's run, of the first where no rate held."""
+        assert self._plan.arrivals is not None
+        search = KneeSearch(self._plan.arrivals.rate)
+        steps: list[Step] = []
+        shown: Result | None = None
+        slow: list[str] = []
+        while not self.is_interrupted and (rate := search.next_rate()) is not None:
+            self._title = f"sweep on {self._plan.server.target}, step {len(steps) + 1}: {number(rate)} calls/s"
+            arrivals = msgspec.structs.replace(self._plan.arrivals, rate=rate)
+            plan = msgspec.structs.replace(self._plan, arrivals=arrivals, run_id=f"{self._plan.run_id}-{len(steps)}")
+            result = await self._once(plan, refresh)
+            if self.is_interrupted and shown is not None:
+                break
+            good = share_good(result) or 0.0
+            is_passed = good >= self._options.share and not result.is_interrupted
+            search.record(rate, is_passed)
+            steps.append(_step(rate, is_passed, good, result))
+            if shown is None or search.knee == rate:
+                shown = result
+            if not is_passed and _is_sender_slow(result):
+                slow.append(number(rate))
+        assert shown is not None
+        warnings = list(shown.warnings)
+        if search.knee is None:
+            warnings.append("no rate held the service levels; the figures are of the first one")
+        elif not search.is_bracketed:
+            warnings.append("no rate failed: the knee is higher than what was tried")
+        if slow:
+            warnings.append(f"the sender itself was slow at rates that failed ({', '.join(slow)} calls/s): the knee may be higher")
+        sweep = Sweep(steps, search.knee, self._options.share)
+        return msgspec.structs.replace(shown, sweep=sweep, warnings=warnings, is_interrupted=self.is_interrupted)
+
+
+def _step(rate: float, is_passed: bool, good: float, result: Result) -> Step:
+    total = result.total
+    rates = (total.requests_per_second, total.goodput)
+    return Step(rate, is_passed, good, *rates, total.counts.failures, total.times)
+
+
+def _is_sender_slow(result: Result) -> bool:
+    return any(warning.startswith(SLOW_SENDER) for warning in result.warnings)

@@ -1,0 +1,229 @@
+"""What came of calls, as counts and histograms: what a sender hands on twice a second, and what a run adds up to."""
+
+import math
+from dataclasses import dataclass, field
+
+import msgspec
+
+from dragoman.load.histogram import Histogram
+
+OK = "OK"
+# Where a call has no status of gRPC's: it was still under way when the run was given up, or ended without its answer.
+UNFINISHED, INCOMPLETE = "UNFINISHED", "INCOMPLETE"
+# What should have been refused was answered.
+ACCEPTED = "MALFORMED_ACCEPTED"
+# Was due while too many were under way, and not sent.
+UNSENT = "UNSENT"
+
+MEASURES = ("e2e", "ttft", "itl", "queue", "server")
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How one request ended; times are seconds since the start of the run.
+
+    Attributes:
+        group: What it is counted under: the kind of its call, or how that misbehaved.
+        is_injected: Whether it misbehaved; its times are then counted for its group only.
+        due: When its call was due.
+        ended: When it was answered or failed.
+        code: Name of its status.
+        is_intended: Whether a failure was provoked.
+        first_token: When its first token came; None for calls that do not stream.
+        gaps: Times between messages with tokens.
+        source_tokens: Tokens of the source.
+        generated_tokens: Tokens of all answers.
+        queue_seconds: Waiting, as the server says.
+        server_seconds: All of its time, as the server says.
+        num_retries: Further attempts.
+    """
+
+    group: str
+    is_injected: bool
+    due: float
+    ended: float = math.nan
+    code: str = OK
+    is_intended: bool = False
+    first_token: float | None = None
+    gaps: list[float] = field(default_factory=list)
+    source_tokens: int = 0
+    generated_tokens: int = 0
+    queue_seconds: float | None = None
+    server_seconds: float | None = None
+    num_retries: int = 0
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether it was answered."""
+        return self.code == OK
+
+    def is_good(self, slos: dict[str, float]) -> bool:
+        """Tell whether it was answered within every limit; limits on tokens are for streams."""
+        if not self.is_ok or self.ended - self.due > slos.get("e2e", math.inf):
+            return False
+        if self.first_token is not None and self.first_token - self.due > slos.get("ttft", math.inf):
+            return False
+        return not self.gaps or sum(self.gaps) / len(self.gaps) <= slos.get("itl", math.inf)
+
+
+class Group(msgspec.Struct):
+    """Requests that are counted together.
+
+    Attributes:
+        num: Requests that were due while it counted.
+        num_ok: Of them, answered.
+        num_good: Of them, answered within the service levels.
+        num_retries: Further attempts of them.
+        failures: Of them, failed, by status.
+        intended: Of them, failed as was provoked, by status.
+        source_tokens: Of the answered.
+        generated_tokens: Of the answered.
+        num_done: Answers that came while it counted, whenever they were due.
+        num_done_good: Of them, within the service levels.
+        num_done_tokens: Tokens of them.
+        times: Histograms by measure: `e2e`, `ttft`, `itl`, `queue`, `server`; of answers only.
+    """
+
+    num: int = 0
+    num_ok: int = 0
+    num_good: int = 0
+    num_retries: int = 0
+    failures: dict[str, int] = {}
+    intended: dict[str, int] = {}
+    source_tokens: int = 0
+    generated_tokens: int = 0
+    num_done: int = 0
+    num_done_good: int = 0
+    num_done_tokens: int = 0
+    times: dict[str, Histogram] = {}
+
+    def add_due(self, outcome: Outcome, is_good: bool) -> None:
+        """Count a request that was due while it counted."""
+        self.num += 1
+        self.num_retries += outcome.num_retries
+        if not outcome.is_ok:
+            codes = self.intended if outcome.is_intended else self.failures
+            codes[outcome.code] = codes.get(outcome.code, 0) + 1
+            return
+        self.num_ok += 1
+        self.num_good += is_good
+        self.source_tokens += outcome.source_tokens
+        self.generated_tokens += outcome.generated_tokens
+        self._add_time("e2e", outcome.ended - outcome.due)
+        if outcome.first_token is not None:
+            self._add_time("ttft", outcome.first_token - outcome.due)
+        for gap in outcome.gaps:
+            self._add_time("itl", gap)
+        if outcome.queue_seconds is not None and outcome.server_seconds is not None:
+            self._add_time("queue", outcome.queue_seconds)
+            self._add_time("server", outcome.server_seconds)
+
+    def add_done(self, outcome: Outcome, is_good: bool) -> None:
+        """Count an answer that came while it counted."""
+        self.num_done += 1
+        self.num_done_good += is_good
+        self.num_done_tokens += outcome.generated_tokens
+
+    def merge(self, other: "Group") -> None:
+        """Add another's counts."""
+        for name in ("num", "num_ok", "num_good", "num_retries", "source_tokens", "generated_tokens"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name in ("num_done", "num_done_good", "num_done_tokens"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for mine, others in ((self.failures, other.failures), (self.intended, other.intended)):
+            for code, count in others.items():
+                mine[code] = mine.get(code, 0) + count
+        for measure, histogram in other.times.items():
+            self.times.setdefault(measure, Histogram()).merge(histogram)
+
+    def _add_time(self, measure: str, seconds: float) -> None:
+        histogram = self.times.get(measure)
+        if histogram is None:
+            histogram = self.times[measure] = Histogram()
+        histogram.add(seconds)
+
+
+class Slice(msgspec.Struct):
+    """A piece of the run's time.
+
+    Attributes:
+        num_due: Requests due in it.
+        num_done: Answers that came in it.
+        num_good: Of them, within the service levels, of calls that did not misbehave.
+        num_failed: Failures in it that were not provoked.
+        tokens: Tokens of the answers.
+        in_flight: Most calls under way at once.
+        e2e: Times of the requests due in it, answered, of calls that did not misbehave.
+        ttft: Their times to the first token.
+    """
+
+    num_due: int = 0
+    num_done: int = 0
+    num_good: int = 0
+    num_failed: int = 0
+    tokens: int = 0
+    in_flight: int = 0
+    e2e: Histogram = msgspec.field(default_factory=Histogram)
+    ttft: Histogram = msgspec.field(default_factory=Histogram)
+
+    def merge(self, other: "Slice") -> None:
+        """Add another's counts; of what was under way the larger number stays."""
+        for name in ("num_due", "num_done", "num_good", "num_failed", "tokens"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.in_flight = max(self.in_flight, other.in_flight)
+        self.e2e.merge(other.e2e)
+        self.ttft.merge(other.ttft)
+
+
+class Tally(msgspec.Struct):
+    """Counts of one sender process since it last handed them on, or of a run.
+
+    Attributes:
+        groups: By the kind of call, or by how it misbehaved.
+        slices: By the second of the run.
+        lag: How much later than due calls were sent.
+        loop_lag: How late the sender's event loop was with what was due.
+    """
+
+    groups: dict[str, Group] = {}
+    slices: dict[int, Slice] = {}
+    lag: Histogram = msgspec.field(default_factory=Histogram)
+    loop_lag: Histogram = msgspec.field(default_factory=Histogram)
+
+    def slice_at(self, seconds: float) -> Slice:
+        """Return the slice of a time."""
+        second = int(seconds)
+        found = self.slices.get(second)
+        if found is None:
+            found = self.slices[second] = Slice()
+        return found
+
+    def record(self, outcome: Outcome, slos: dict[str, float], start: float, end: float) -> None:
+        """Count how a request ended.
+
+        Args:
+            outcome: How.
+            slos: Limits of a good answer.
+            start: When counting begins, seconds of the run.
+            end: When it ends.
+        """
+        is_good = not outcome.is_injected and outcome.is_good(slos)
+        group = self.groups.get(outcome.group)
+        if group is None:
+            group = self.groups[outcome.group] = Group()
+        if start <= outcome.due < end:
+            group.add_due(outcome, is_good)
+        if outcome.is_ok and start <= outcome.ended < end:
+            group.add_done(outcome, is_good)
+        due, ended = self.slice_at(outcome.due), self.slice_at(outcome.ended)
+        due.num_due += 1
+        if outcome.is_ok:
+            ended.num_done += 1
+            ended.num_good += is_good
+            ended.tokens += outcome.generated_tokens
+            if not outcome.is_injected:
+                due.e2e.add(outcome.ended - outcome.due)
+                if outcome.first_token is not None:
+                    due.ttft.add(outcome.first_token - outcome.due)
+        elif not outcome.is_intended:
+            ended.num_failed += 1

@@ -1,0 +1,68 @@
+"""The gRPC target for one or several servers, so that calls are balanced over all of them by the client."""
+
+import ipaddress
+import itertools
+import socket
+from collections.abc import Callable
+
+import msgspec
+
+from dragoman.model.errors import InputError
+
+Resolve = Callable[[str, str], list[str]]
+
+
+class Target(msgspec.Struct, frozen=True):
+    """Where to connect.
+
+    Attributes:
+        name: For gRPC.
+        authority: What a certificate must say, where the target itself does not tell; None where it does.
+    """
+
+    name: str
+    authority: str | None = None
+
+
+def resolve(host: str, port: str) -> list[str]:
+    """Return the addresses of a host.
+
+    Raises:
+        OSError: If it has none.
+    """
+    found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(address[0]) for *_, address in found))
+
+
+def make_target(servers: str, lookup: Resolve = resolve) -> Target:
+    """Return the target for `HOST:PORT` or several with commas between; one alone is gRPC's to look up, again and again.
+
+    Raises:
+        InputError: If one is malformed or cannot be looked up.
+    """
+    parts = [part.strip() for part in servers.split(",") if part.strip()]
+    if not parts:
+        raise InputError("--server: is empty")
+    if len(parts) == 1:
+        return Target(parts[0])
+    endpoints: list[tuple[list[str], str]] = []
+    hosts = []
+    for part in parts:
+        host, separator, port = part.rpartition(":")
+        if not separator or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise InputError(f"--server: {part}: not HOST:PORT")
+        hosts.append(host.strip("[]"))
+        try:
+            endpoints.append((lookup(hosts[-1], port), port))
+        except OSError as error:
+            raise InputError(f"--server: {part}: {error.strerror or error}") from error
+    for version in (4, 6):
+        chosen = [
+            [(address, port) for address in addresses if ipaddress.ip_address(address).version == version]
+            for addresses, port in endpoints
+        ]
+        if all(chosen):
+            pairs = itertools.chain.from_iterable(chosen)
+            texts = [f"{address}:{port}" if version == 4 else f"[{address}]:{port}" for address, port in dict.fromkeys(pairs)]
+            return Target(f"ipv{version}:" + ",".join(texts), hosts[0])
+    raise InputError("--server: some have IPv4 addresses only and some IPv6 addresses only")

@@ -1,0 +1,181 @@
+"""Keys and values of every slot in a device's memory, laid out for no more positions than are in use.
+
+A kind's tensors lie in one block, each with room for the model's longest row. Within a tensor rows follow each other at the present
+capacity, one of a few: attention's kernels take longer the longer a buffer is, whatever is valid in it. When a row outgrows the
+capacity, all rows are moved apart; addresses stay what they are, as captured graphs demand.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dragoman.server.runtime.device.buckets import at_least
+from dragoman.server.runtime.device.device import Device
+from dragoman.server.runtime.device.model import DeviceModel
+
+SHRINK_PATIENCE = 256
+"""Steps for which a smaller capacity must have been enough before it is taken."""
+
+
+class DeviceTensors:
+    """The caches of one kind, `[max_rows, H, capacity, Dh]` each.
+
+    Attributes:
+        capacity: Positions that a row has room for at present.
+        capacities: What it can be, rising.
+        address: Of the first tensor; each of the others begins `pitch` after the one before.
+        pitch: Bytes that are reserved for a tensor.
+    """
+
+    def __init__(self, device: Device, model: DeviceModel, max_rows: int, capacities: tuple[int, ...]) -> None:
+        """Reserve them; they begin at the smallest capacity.
+
+        Raises:
+            OutOfDeviceMemory: If they do not fit.
+        """
+        self.capacities, self.capacity = capacities, capacities[0]
+        self.num_heads, self.num_tensors = model.num_heads, model.num_tensors
+        self.position_bytes = model.position_bytes
+        self.pitch = max_rows * self.row_bytes_at(capacities[-1])
+        self.address = device.allocate(self.num_tensors * self.pitch)
+        self._device = device
+        self._num_roomy_steps = 0
+
+    @property
+    def addresses(self) -> list[int]:
+        """Where each tensor begins: keys, then values, layer by layer."""
+        return [self.address + i * self.pitch for i in range(self.num_tensors)]
+
+    @property
+    def row_bytes(self) -> int:
+        """Size of one row of one tensor at present."""
+        return self.row_bytes_at(self.capacity)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all that is reserved."""
+        return self.num_tensors * self.pitch
+
+    def row_bytes_at(self, capacity: int) -> int:
+        """Return the size of one row of one tensor at a capacity."""
+        return self.num_heads * capacity * self.position_bytes
+
+    def copy_row(self, source: int, target: int) -> None:
+        """Copy a whole row of every tensor, what is valid and what is not: one call costs less than a choice."""
+        if source != target:
+            size = self.row_bytes
+            self._device.copy_pieces(
+                self.address + target * size, self.pitch, self.address + source * size, self.pitch, size, self.num_tensors
+            )
+
+    def write(self, row: int, sources: Sequence[int], length: int, num_rows: int) -> None:
+        """Store consecutive rows of `[B, H, length, Dh]`, one address a tensor, from a row on."""
+        size = length * self.position_bytes
+        for address, source in zip(self.addresses, sources, strict=True):
+            target = address + row * self.row_bytes
+            self._device.copy_pieces(target, self.capacity * self.position_bytes, source, size, size, num_rows * self.num_heads)
+
+    def fit(self, needed: int, num_rows: int, scratch: int) -> None:
+        """Make room for `needed` positions of the first rows, or, if less has been enough for long, take less.
+
+        Args:
+            needed: Positions of the longest row.
+            num_rows: Rows that hold something; what lies beyond them is lost.
+            scratch: Address of memory for one tensor, needed where there is more than one capacity.
+        """
+        wanted = at_least(self.capacities, needed)
+        if wanted > self.capacity:
+            self._lay_out(wanted, num_rows, scratch)
+        elif wanted < self.capacity:
+            self._num_roomy_steps += 1
+            if self._num_roomy_steps >= SHRINK_PATIENCE:
+                self._lay_out(wanted, num_rows, scratch)
+        else:
+            self._num_roomy_steps = 0
+
+    def _lay_out(self, capacity: int, num_rows: int, scratch: int) -> None:
+        """Move rows to another capacity, each tensor through the scratch memory and back."""
+        old, new = self.capacity * self.position_bytes, capacity * self.position_bytes
+        pieces = num_rows * self.num_heads
+        for address in self.addresses if pieces else ():
+            self._device.copy_pieces(scratch, new, address, old, min(old, new), pieces)
+            self._device.copy(address, scratch, pieces * new)
+        self.capacity, self._num_roomy_steps = capacity, 0
+
+
+class DeviceCache:
+    """The caches of both kinds, and what each row holds.
+
+    Attributes:
+        self_kv: Self-attention caches; row r holds as many positions as it has decoded.
+        cross_kv: Cross-attention caches; row r holds `source_lengths[r]` positions.
+        source_lengths: `[max_rows]`, tokens, end-of-sequence included; 1 for a row that was never used. In host memory.
+    """
+
+    def __init__(
+        self, device: Device, model: DeviceModel, max_rows: int, targets: tuple[int, ...], sources: tuple[int, ...]
+    ) -> None:
+        """Reserve everything.
+
+        Args:
+            device: Where.
+            model: Its dimensions.
+            max_rows: Rows of the decode batch at the most.
+            targets: Capacities of self-attention caches, rising.
+            sources: The same of cross-attention.
+
+        Raises:
+            OutOfDeviceMemory: If it does not fit.
+        """
+        self.self_kv = DeviceTensors(device, model, max_rows, targets)
+        self.cross_kv = DeviceTensors(device, model, max_rows, sources)
+        self.source_lengths: NDArray[np.int64] = np.ones(max_rows, np.int64)
+        moved = [tensors.pitch for tensors in (self.self_kv, self.cross_kv) if len(tensors.capacities) > 1]
+        self._scratch = device.allocate(max(moved)) if moved else 0
+        self._scratch_bytes = max(moved, default=0)
+        self._num_rows = 0
+
+    @property
+    def num_bytes_reserved(self) -> int:
+        """Device memory that is reserved, for moving rows too."""
+        return self.self_kv.num_bytes + self.cross_kv.num_bytes + self._scratch_bytes
+
+    def write_cross(self, rows: Sequence[int], lengths: NDArray[np.int64], tensors: Sequence[int], padded_length: int) -> None:
+        """Store encoded sources, at one address a tensor `[B, H, S, Dh]`, of which row b goes to `rows[b]`; rows rise.
+
+        Padding goes along where consecutive rows are stored in one call: no row attends to what lies beyond its length.
+        """
+        self._num_rows = max(self._num_rows, rows[-1] + 1)
+        longest = max(padded_length, int(self.source_lengths[: self._num_rows].max()))
+        self.cross_kv.fit(longest, self._num_rows, self._scratch)
+        first = 0
+        for b in range(1, len(rows) + 1):
+            if b < len(rows) and rows[b] == rows[b - 1] + 1:
+                continue
+            offset = first * self.cross_kv.row_bytes_at(padded_length)
+            self.cross_kv.write(rows[first], [address + offset for address in tensors], padded_length, b - first)
+            first = b
+        self.source_lengths[list(rows)] = lengths
+
+    def fit(self, num_rows: int, num_positions: int) -> None:
+        """Make room for a step of the first rows; rows beyond them hold nothing any more.
+
+        Args:
+            num_rows: N.
+            num_positions: Of the longest row, the one that the step writes included.
+        """
+        self._num_rows = num_rows
+        self.self_kv.fit(num_positions, num_rows, self._scratch)
+        self.cross_kv.fit(int(self.source_lengths[:num_rows].max()), num_rows, self._scratch)
+
+    def copy_row(self, source: int, target: int) -> None:
+        """Copy all of a row."""
+        self._num_rows = max(self._num_rows, target + 1)
+        self.self_kv.copy_row(source, target)
+        self.cross_kv.copy_row(source, target)
+        self.source_lengths[target] = self.source_lengths[source]
+
+    def copy_self(self, source: int, target: int) -> None:
+        """Copy a row's self-attention caches to a row that has the same source."""
+        self.self_kv.copy_row(source, target)

@@ -1,0 +1,147 @@
+"""A CUDA device: its memory, one stream on which copies and ONNX Runtime's kernels follow each other, and its sessions."""
+
+import ctypes
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from dragoman.server.runtime.device.device import DeviceError, OutOfDeviceMemory
+from dragoman.server.runtime.providers import CUDA_PROVIDER
+
+NUM_MARKS = 8
+_OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
+
+
+class CudaDevice:
+    """See `device.Device`. What is asked for is done in the background, in order, on one stream."""
+
+    kind = "cuda"
+
+    def __init__(self, ordinal: int, runtime: Any = None) -> None:
+        """Take a device that `providers.choose_device` has found usable; the CUDA runtime is that of cuda-bindings."""
+        self.ordinal = ordinal
+        self._runtime: Any = runtime or import_module("cuda.bindings.runtime")
+        self._call("cudaSetDevice", ordinal)
+        self._kinds = self._runtime.cudaMemcpyKind
+        self._stream = int(self._call("cudaStreamCreateWithFlags", self._runtime.cudaStreamNonBlocking))
+        disable_timing = self._runtime.cudaEventDisableTiming
+        self._events = [self._call("cudaEventCreateWithFlags", disable_timing) for _ in range(NUM_MARKS)]
+        self._num_marks = 0
+        properties = self._call("cudaGetDeviceProperties", ordinal)
+        self.name = f"cuda:{ordinal} ({bytes(properties.name).split(bytes(1))[0].decode(errors='replace')})"
+
+    def open_session(self, path: Path, *, max_arena_bytes: int, is_captured: bool) -> onnxruntime.InferenceSession:
+        """See `Device`."""
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
+        options.log_severity_level = 3
+        settings = {
+            "device_id": str(self.ordinal),
+            "user_compute_stream": str(self._stream),
+            "arena_extend_strategy": "kSameAsRequested",
+            "enable_cuda_graph": str(int(is_captured)),
+            "use_tf32": "1",  # of products in single precision there is one, the logits', and its operands are halves
+        }
+        if max_arena_bytes:
+            settings["gpu_mem_limit"] = str(max_arena_bytes)
+        try:
+            session = onnxruntime.InferenceSession(path, options, providers=[(CUDA_PROVIDER, settings), "CPUExecutionProvider"])
+        except Exception as error:  # the library's errors have no common base but this
+            if is_out_of_memory(error):
+                raise OutOfDeviceMemory(f"{path}: {error}") from error
+            raise DeviceError(f"{path}: ONNX Runtime cannot load it on {self.name}: {error}") from error
+        if CUDA_PROVIDER not in session.get_providers():
+            raise DeviceError(f"{path}: ONNX Runtime left {self.name} for the CPU without an error; its log says why")
+        return session
+
+    def run(self, session: onnxruntime.InferenceSession, binding: onnxruntime.IOBinding, options: onnxruntime.RunOptions) -> None:
+        """See `Device`."""
+        try:
+            session.run_with_iobinding(binding, options)
+        except Exception as error:  # the library's errors have no common base but this
+            if is_out_of_memory(error):
+                raise OutOfDeviceMemory(str(error)) from error
+            raise
+
+    def available_bytes(self) -> int:
+        """See `Device`."""
+        return int(self._call("cudaMemGetInfo")[0])
+
+    def allocate(self, size: int) -> int:
+        """See `Device`."""
+        address = int(self._call("cudaMalloc", size))
+        self._call("cudaMemsetAsync", address, 0, size, self._stream)
+        return address
+
+    def free(self, address: int) -> None:
+        """See `Device`; waits for what still uses the memory."""
+        self.synchronize()
+        self._call("cudaFree", address)
+
+    def allocate_host(self, size: int) -> NDArray[np.uint8]:
+        """See `Device`: page-locked memory."""
+        address = int(self._call("cudaHostAlloc", size, 0))
+        return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
+
+    def upload(self, target: int, source: NDArray[np.generic]) -> None:
+        """See `Device`."""
+        assert source.flags.c_contiguous
+        to_device = self._kinds.cudaMemcpyHostToDevice
+        self._call("cudaMemcpyAsync", target, source.ctypes.data, source.nbytes, to_device, self._stream)
+
+    def download(self, target: NDArray[np.generic], source: int) -> None:
+        """See `Device`."""
+        assert target.flags.c_contiguous
+        to_host = self._kinds.cudaMemcpyDeviceToHost
+        self._call("cudaMemcpyAsync", target.ctypes.data, source, target.nbytes, to_host, self._stream)
+
+    def copy(self, target: int, source: int, size: int) -> None:
+        """See `Device`."""
+        self._call("cudaMemcpyAsync", target, source, size, self._kinds.cudaMemcpyDeviceToDevice, self._stream)
+
+    def copy_pieces(self, target: int, target_pitch: int, source: int, source_pitch: int, size: int, count: int) -> None:
+        """See `Device`."""
+        within = self._kinds.cudaMemcpyDeviceToDevice
+        self._call("cudaMemcpy2DAsync", target, target_pitch, source, source_pitch, size, count, within, self._stream)
+
+    def mark(self) -> int:
+        """See `Device`."""
+        mark = self._num_marks
+        self._num_marks += 1
+        self._call("cudaEventRecord", self._events[mark % NUM_MARKS], self._stream)
+        return mark
+
+    def wait(self, mark: int) -> None:
+        """See `Device`."""
+        assert self._num_marks - mark <= NUM_MARKS, "the mark has been given to something later"
+        self._call("cudaEventSynchronize", self._events[mark % NUM_MARKS])
+
+    def synchronize(self) -> None:
+        """See `Device`."""
+        self._call("cudaStreamSynchronize", self._stream)
+
+    def _call(self, name: str, *arguments: object) -> Any:
+        """Call CUDA; return what it gives besides the status.
+
+        Raises:
+            OutOfDeviceMemory: If memory is short.
+            DeviceError: If it fails for another reason.
+        """
+        status, *results = getattr(self._runtime, name)(*arguments)
+        if int(status) == _OUT_OF_MEMORY:
+            self._runtime.cudaGetLastError()  # or a later call would report it again
+            raise OutOfDeviceMemory(f"{name}: out of memory")
+        if int(status):
+            raise DeviceError(f"{name}: {getattr(status, 'name', status)}")
+        return results[0] if len(results) == 1 else results
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Tell whether ONNX Runtime, whose errors differ by their text only, ran out of device memory."""
+    text = str(error).lower()
+    return "failed to allocate memory" in text or "out of memory" in text or "cublas_status_alloc_failed" in text

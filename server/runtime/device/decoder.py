@@ -1,0 +1,220 @@
+"""A model on a device with memory of its own: caches and steps stay there, the host sees token ids and log-probabilities.
+
+Where a batch goes on unchanged, as plain greedy rows do between one arrival or ending and the next, the step after the one that was
+asked for is begun at once, fed by the device with the tokens it has just chosen. It is taken if it turns out to be what is asked
+for next, bit for bit what would have been computed then, and forgotten otherwise.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dragoman.server.runtime.device.buckets import Buckets
+from dragoman.server.runtime.device.cache import DeviceCache
+from dragoman.server.runtime.device.device import Device, OutOfDeviceMemory
+from dragoman.server.runtime.device.encoder import DeviceEncoder
+from dragoman.server.runtime.device.memory import MemoryPlan
+from dragoman.server.runtime.device.model import DeviceModel
+from dragoman.server.runtime.device.steps import DeviceSteps, Likeliest, Ticket
+
+STEADY_STEPS = 4
+"""Steps that must have gone on unchanged before one is begun ahead: where batches change often, guesses are work thrown away."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step and what it was given, to recognise what follows it.
+
+    Attributes:
+        ticket: The step.
+        positions: `[N]`, a copy.
+        is_greedy: Whether K was 1.
+    """
+
+    ticket: Ticket
+    positions: NDArray[np.int64]
+    is_greedy: bool
+
+
+class DeviceDecoder:
+    """Encodes sources into rows, decodes one token for every row, copies rows; used from one thread.
+
+    Attributes:
+        device: Name of the device.
+        max_rows: Rows of the decode batch at the most.
+        plan: What it takes of the device's memory.
+        buckets: Sizes of its steps.
+        num_ahead: Steps begun before they were asked for.
+        num_taken: Of those, the ones that were asked for then.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        model: DeviceModel,
+        buckets: Buckets,
+        *,
+        prefill_tokens: int,
+        max_bytes: int = 0,
+        is_captured: bool = True,
+        is_ahead: bool = True,
+    ) -> None:
+        """Load both graphs and reserve all memory there will be need of.
+
+        Args:
+            device: Where to run.
+            model: What to run.
+            buckets: Sizes of steps; the last of its rows is the number of slots.
+            prefill_tokens: Positions the encoder computes at once, padding included; at least the longest source.
+            max_bytes: Memory that may be taken; 0 for nine tenths of what is free.
+            is_captured: Whether steps are captured as graphs and replayed.
+            is_ahead: Whether steps are begun ahead.
+
+        Raises:
+            DeviceError: If the model does not fit or does not run there.
+        """
+        prefill_tokens = max(prefill_tokens, model.max_source_tokens)
+        self.device, self.max_rows, self.buckets = device.name, buckets.rows[-1], buckets
+        self.plan = MemoryPlan.of(model, buckets, prefill_tokens)
+        arena = self.plan.budget(device.available_bytes(), max_bytes) - self.plan.reserved
+        self._device, self._model, self._is_ahead = device, model, is_ahead
+        encoder = device.open_session(model.encoder_path, max_arena_bytes=arena, is_captured=False)
+        decoder = device.open_session(model.decoder_path, max_arena_bytes=arena, is_captured=is_captured)
+        self.cache = DeviceCache(device, model, self.max_rows, buckets.targets, buckets.sources)
+        self._encoder = DeviceEncoder(device, model, encoder, prefill_tokens)
+        self._steps = DeviceSteps(device, model, decoder, self.cache, buckets)
+        self._rows_at_once = {False: self.max_rows, True: self.max_rows}  # by whether there are more candidates than usual
+        self._last: Step | None = None
+        self._next: Step | None = None
+        self._num_steady = self._num_rows = self._num_positions = 0
+        self.num_ahead = self.num_taken = 0
+
+    def warm_up(self) -> None:
+        """Capture every graph of the smallest capacities, which is what most steps need; others are captured when first used."""
+        self.prefill([[self._model.eos_id]], [0])
+        for num_rows in self.buckets.rows:
+            zeros = np.zeros(num_rows, np.int64)
+            for num_candidates in self.buckets.candidates:
+                self.decode(zeros + self._model.decoder_start_id, zeros, num_candidates)
+        self._forget()
+
+    def prefill(self, sources: Sequence[Sequence[int]], rows: Sequence[int]) -> None:
+        """See `runner.Runner`.
+
+        Raises:
+            OutOfDeviceMemory: If a source does not fit even alone.
+        """
+        self._forget()
+        pairs = sorted(zip(rows, sources, strict=True))
+        start = 0
+        while start < len(pairs):
+            count = self._encoder.num_fitting([len(source) for _, source in pairs[start:]])
+            part = pairs[start : start + count]
+            try:
+                encoded = self._encoder.encode([source for _, source in part])
+            except OutOfDeviceMemory:
+                if not self._encoder.shrink([len(source) for _, source in part]):
+                    raise
+                continue
+            self.cache.write_cross([row for row, _ in part], encoded.lengths, encoded.tensors, encoded.padded_length)
+            self._device.synchronize()  # what the encoder wrote is overwritten by its next run
+            start += count
+
+    def decode(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int) -> Likeliest:
+        """Decode one token for rows `[0, N)`; see `runner.Runner.step`.
+
+        Raises:
+            OutOfDeviceMemory: If a row does not fit even alone.
+        """
+        num_rows = len(tokens)
+        assert 0 < num_rows <= self.max_rows
+        assert int(positions.max()) < self._model.max_target_tokens, "a row is longer than its cache"
+        self._num_rows, self._num_positions = num_rows, int(positions.sum()) + num_rows
+        is_continued = self._continues(tokens, positions, num_candidates)
+        self._num_steady = self._num_steady + 1 if is_continued else 0
+        if is_continued and self._next is not None:
+            step, self._next = self._next, None
+            self.num_taken += 1
+        else:
+            self._next = None
+            self.cache.fit(num_rows, int(positions.max()) + 1)
+            step = Step(self._start(tokens, positions, num_candidates), positions.copy(), num_candidates == 1)
+        if self._is_ahead and step.is_greedy and self._num_steady >= STEADY_STEPS:
+            self._next = self._start_ahead(step)
+        self._device.wait(step.ticket.mark)
+        self._last = step
+        return step.ticket.likeliest
+
+    def cache_bytes(self) -> tuple[int, int]:
+        """See `runner.Runner`."""
+        live = self.cache.source_lengths[: self._num_rows]
+        per_position = self._model.num_tensors * self._model.num_heads * self._model.position_bytes
+        return self.cache.num_bytes_reserved, (int(live.sum()) + self._num_positions) * per_position
+
+    def copy_row(self, source: int, target: int, length: int) -> None:
+        """See `runner.Runner`."""
+        self._forget()
+        self.cache.copy_row(source, target)
+
+    def copy_positions(self, source: int, target: int, start: int, stop: int) -> None:
+        """See `runner.Runner`; the whole row goes along, for what comes before `start` is the same in both."""
+        self._forget()
+        self.cache.copy_self(source, target)
+
+    def _continues(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int) -> bool:
+        """Tell whether a step is the one that follows the last if every row goes on with its likeliest token."""
+        last = self._last
+        if last is None or not last.is_greedy or num_candidates != 1 or len(tokens) != len(last.positions):
+            return False
+        likeliest = last.ticket.likeliest.ids[:, 0]
+        return bool(np.array_equal(positions, last.positions + 1) and np.array_equal(tokens, likeliest))
+
+    def _start_ahead(self, step: Step) -> Step | None:
+        """Begin the step after one that is under way, unless the caches would have to be laid out anew for it.
+
+        A row at its end stays where it is: its answer has ended, and what it writes is never read.
+        """
+        positions = np.minimum(step.positions + 1, self._model.max_target_tokens - 1)
+        if int(positions.max()) >= self.cache.self_kv.capacity or len(positions) > self._rows_at_once[False]:
+            return None
+        try:
+            ticket = self._steps.start(None, positions, 1)
+        except OutOfDeviceMemory:
+            return None
+        self.num_ahead += 1
+        return Step(ticket, step.positions + 1, True)
+
+    def _start(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int) -> Ticket:
+        """Begin a step; where memory is too short for all rows at once, do it part by part."""
+        is_wide = num_candidates > self.buckets.candidates[-1]
+        if len(tokens) <= self._rows_at_once[is_wide]:
+            try:
+                return self._steps.start(tokens, positions, num_candidates)
+            except OutOfDeviceMemory:
+                self._halve(len(tokens), is_wide)
+        parts: list[Likeliest] = []
+        start = 0
+        while start < len(tokens):
+            part = slice(start, min(start + self._rows_at_once[is_wide], len(tokens)))
+            try:
+                ticket = self._steps.start(tokens[part], positions[part], num_candidates, start)
+            except OutOfDeviceMemory:
+                self._halve(part.stop - start, is_wide)
+                continue
+            self._device.wait(ticket.mark)
+            parts.append(Likeliest(ticket.likeliest.ids.copy(), ticket.likeliest.log_probs.copy()))
+            start = part.stop
+        joined = Likeliest(np.concatenate([part.ids for part in parts]), np.concatenate([part.log_probs for part in parts]))
+        return Ticket(self._device.mark(), joined)
+
+    def _halve(self, num_rows: int, is_wide: bool) -> None:
+        """Do fewer rows at once from now on; call it while the failure of so many is being handled, which it raises for one row."""
+        if num_rows == 1:
+            raise
+        self._rows_at_once[is_wide] = num_rows // 2
+
+    def _forget(self) -> None:
+        """Drop what was begun ahead: rows are about to change."""
+        self._last = self._next = None

@@ -1,0 +1,22 @@
+"""The runner that the engine uses on a device with memory of its own."""
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from dragoman.server.engine.search.candidates import Candidates
+from dragoman.server.runtime.device.decoder import DeviceDecoder
+
+
+class DeviceRunner(DeviceDecoder):
+    """See `runner.Runner`."""
+
+    def step(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int) -> Candidates:
+        """See `Runner`."""
+        return Candidates(*self.decode(tokens, positions, num_candidates))
+
+    def open_session(self, path: Path) -> onnxruntime.InferenceSession:
+        """Load another graph on the same device, in the same order of work; it takes memory as it needs it."""
+        return self._device.open_session(path, max_arena_bytes=0, is_captured=False)

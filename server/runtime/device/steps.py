@@ -1,0 +1,189 @@
+"""Decode steps of a device: their inputs and outputs, bound once for each shape, and the graph that stands for it.
+
+A step's arrays are tiny beside its caches: what crosses the bus is 24 bytes a row on the way in, 12 bytes a candidate back.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from dragoman.export.tensor_names import cross_kv_names, self_kv_names
+from dragoman.server.runtime.device.buckets import NO_GRAPH, Buckets
+from dragoman.server.runtime.device.cache import DeviceCache
+from dragoman.server.runtime.device.device import Device
+from dragoman.server.runtime.device.memory import step_input_bytes, step_output_bytes
+from dragoman.server.runtime.device.model import DeviceModel
+
+NUM_STAGES = 3
+"""Places for a step's arrays in host memory: the step being read, the one under way, and the one that takes its place."""
+ASYNCHRONOUS = "disable_synchronize_execution_providers"
+
+
+class Likeliest(NamedTuple):
+    """The K likeliest next tokens of N rows.
+
+    Attributes:
+        ids: `[N, K]`, likeliest first.
+        log_probs: `[N, K]`.
+    """
+
+    ids: NDArray[np.int64]
+    log_probs: NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """A step under way.
+
+    Attributes:
+        mark: To wait for.
+        likeliest: What it finds, to be read after that.
+    """
+
+    mark: int
+    likeliest: Likeliest
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a step is bound for: rows and K as they are computed, and the capacities of the caches."""
+
+    num_rows: int
+    num_candidates: int
+    targets: int
+    sources: int
+
+
+class DeviceSteps:
+    """Runs the decoder on the first rows of a cache."""
+
+    def __init__(
+        self, device: Device, model: DeviceModel, session: onnxruntime.InferenceSession, cache: DeviceCache, buckets: Buckets
+    ) -> None:
+        """Reserve the arrays.
+
+        Raises:
+            OutOfDeviceMemory: If they do not fit.
+        """
+        self._device, self._model, self._session, self._cache, self._buckets = device, model, session, cache, buckets
+        max_rows, max_candidates = buckets.rows[-1], buckets.candidates[-1]
+        self._input = device.allocate(step_input_bytes(max_rows))
+        self._output = device.allocate(step_output_bytes(max_rows, max_candidates))
+        self._staged_inputs = [device.allocate_host(step_input_bytes(max_rows)) for _ in range(NUM_STAGES)]
+        self._staged_outputs = [device.allocate_host(step_output_bytes(max_rows, max_candidates)) for _ in range(NUM_STAGES)]
+        self._counts = {k: np.full(1, k, np.int64) for k in buckets.candidates}
+        self._bound: dict[Shape, tuple[onnxruntime.IOBinding, onnxruntime.RunOptions]] = {}
+        self._stage = 0
+
+    def start(
+        self, tokens: NDArray[np.int64] | None, positions: NDArray[np.int64], num_candidates: int, first_row: int | None = None
+    ) -> Ticket:
+        """Begin a step.
+
+        Args:
+            tokens: `[N]`; None for the likeliest ones of the step before, which are on the device: it had the same rows and K 1.
+            positions: `[N]`.
+            num_candidates: K.
+            first_row: The row of `tokens[0]`, where these are a part of the rows in use; None where they are all of them. A part is
+                not captured, and not padded: its neighbours are in use.
+
+        Raises:
+            OutOfDeviceMemory: If it does not fit.
+        """
+        num_rows = len(positions)
+        padded = self._buckets.padded_rows(num_rows) if first_row is None else num_rows
+        is_wide = num_candidates > self._buckets.candidates[-1]
+        shape = Shape(
+            padded,
+            self._buckets.padded_candidates(num_candidates),
+            self._cache.self_kv.capacity,
+            self._cache.cross_kv.capacity,
+        )
+        self._stage = (self._stage + 1) % NUM_STAGES
+        self._feed(tokens, positions, padded, first_row or 0)
+        if is_wide:
+            return self._start_wide(shape, num_rows, first_row or 0)
+        binding, options = self._binding(shape) if first_row is None else self._bind(shape, self._output, first_row)
+        self._device.run(self._session, binding, options)
+        return self._collect(self._staged_outputs[self._stage], self._output, shape, num_rows, num_candidates)
+
+    def _feed(self, tokens: NDArray[np.int64] | None, positions: NDArray[np.int64], padded: int, first_row: int) -> None:
+        """Send a step's inputs; rows of padding are fed padding at position 0 of a source of one token, which harms nothing."""
+        num_rows = len(positions)
+        staged = self._staged_inputs[self._stage][: step_input_bytes(padded)].view(np.int64).reshape(3, padded)
+        staged[1, :num_rows], staged[1, num_rows:] = positions, 0
+        staged[2, :num_rows], staged[2, num_rows:] = self._cache.source_lengths[first_row : first_row + num_rows], 1
+        if tokens is None:
+            self._device.copy(self._input, self._output, 8 * padded)
+            self._device.upload(self._input + 8 * padded, staged[1:])
+        else:
+            staged[0, :num_rows], staged[0, num_rows:] = tokens, self._model.pad_id
+            self._device.upload(self._input, staged)
+
+    def _start_wide(self, shape: Shape, num_rows: int, first_row: int) -> Ticket:
+        """Run a step with more candidates than there is room for: its outputs are reserved for it alone."""
+        size = step_output_bytes(shape.num_rows, shape.num_candidates)
+        output = self._device.allocate(size)
+        try:
+            self._device.run(self._session, *self._bind(shape, output, first_row))
+            ticket = self._collect(np.empty(size, np.uint8), output, shape, num_rows, shape.num_candidates)
+            self._device.wait(ticket.mark)
+            return ticket
+        finally:
+            self._device.free(output)
+
+    def _collect(self, staged: NDArray[np.uint8], output: int, shape: Shape, num_rows: int, num_candidates: int) -> Ticket:
+        """Fetch a step's outputs."""
+        count = shape.num_rows * shape.num_candidates
+        staged = staged[: 12 * count]
+        self._device.download(staged, output)
+        ids = staged[: 8 * count].view(np.int64).reshape(shape.num_rows, shape.num_candidates)
+        log_probs = staged[8 * count :].view(np.float32).reshape(shape.num_rows, shape.num_candidates)
+        likeliest = Likeliest(ids[:num_rows, :num_candidates], log_probs[:num_rows, :num_candidates])
+        return Ticket(self._device.mark(), likeliest)
+
+    def _binding(self, shape: Shape) -> tuple[onnxruntime.IOBinding, onnxruntime.RunOptions]:
+        """Return a shape's binding, the same one each time."""
+        if (bound := self._bound.get(shape)) is None:
+            bound = self._bound[shape] = self._bind(shape, self._output, 0, is_captured=True)
+        return bound
+
+    def _bind(
+        self, shape: Shape, output: int, first_row: int, *, is_captured: bool = False
+    ) -> tuple[onnxruntime.IOBinding, onnxruntime.RunOptions]:
+        """Bind arrays and caches by address; caches are inputs and outputs in one place."""
+        device, cache, num_rows = self._device, self._cache, shape.num_rows
+        binding = self._session.io_binding()
+        where = device.kind, device.ordinal
+        for i, name in enumerate(("prev_ids", "positions", "src_lens")):
+            binding.bind_input(name, *where, np.int64, (num_rows,), self._input + 8 * i * num_rows)
+        # The number of candidates is read by the host: it is part of the shape, and of what is captured.
+        counts = self._counts.setdefault(shape.num_candidates, np.full(1, shape.num_candidates, np.int64))
+        binding.bind_input("num_candidates", "cpu", 0, np.int64, (1,), counts.ctypes.data)
+        count = num_rows * shape.num_candidates
+        output_shape = num_rows, shape.num_candidates
+        binding.bind_output("candidate_ids", *where, np.int64, output_shape, output)
+        binding.bind_output("candidate_log_probs", *where, np.float32, output_shape, output + 8 * count)
+        element: Any = self._model.element_type
+        num_layers = self._model.num_decoder_layers
+        for tensors, names in ((cache.self_kv, self_kv_names(num_layers)), (cache.cross_kv, cross_kv_names(num_layers))):
+            dimensions = num_rows, self._model.num_heads, tensors.capacity, self._model.head_dim
+            for name, address in zip(names, tensors.addresses, strict=True):
+                place = address + first_row * tensors.row_bytes
+                binding.bind_input(name, *where, element, dimensions, place)
+                if tensors is cache.self_kv:
+                    binding.bind_output(f"{name}_out", *where, element, dimensions, place)
+        return binding, self._options(shape, is_captured=is_captured)
+
+    def _options(self, shape: Shape, *, is_captured: bool) -> onnxruntime.RunOptions:
+        """Return how a shape is run: without waiting, and as its graph."""
+        options = onnxruntime.RunOptions()
+        options.add_run_config_entry(ASYNCHRONOUS, "1")
+        graph = NO_GRAPH
+        if is_captured:
+            graph = self._buckets.graph_id(shape.num_rows, shape.num_candidates, shape.targets, shape.sources)
+        options.add_run_config_entry("gpu_graph_id", str(graph))
+        return options

@@ -1,0 +1,325 @@
+"""The device runner on host memory: the CPU runner's bits, whatever is admitted, moved, branched, begun ahead or done in parts."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dragoman.export.bundle import Bundle
+from dragoman.server.engine.engine import Engine
+from dragoman.server.engine.messages import Finished, Request, Sampling, SearchOptions
+from dragoman.server.engine.scheduler import Limits
+from dragoman.server.engine.search.search import TargetSide
+from dragoman.server.runtime.device.buckets import Buckets
+from dragoman.server.runtime.device.cache import SHRINK_PATIENCE
+from dragoman.server.runtime.device.cuda import CudaDevice
+from dragoman.server.runtime.device.device import DeviceError, OutOfDeviceMemory
+from dragoman.server.runtime.device.host import HostDevice
+from dragoman.server.runtime.device.model import DeviceModel
+from dragoman.server.runtime.device.runner import DeviceRunner
+from dragoman.server.runtime.onnx import OnnxRunner, open_session
+from dragoman.server.runtime.runner import Runner
+
+MAX_ROWS, START, EOS = 6, 2, 1
+Make = Callable[..., DeviceRunner]
+
+
+class Pair:
+    """The same calls for both runners, which must answer alike to the last bit."""
+
+    def __init__(self, device_runner: DeviceRunner, cpu_runner: OnnxRunner) -> None:
+        self.runners: tuple[Runner, Runner] = device_runner, cpu_runner
+        self.tokens = np.zeros(MAX_ROWS, np.int64)
+        self.positions = np.zeros(MAX_ROWS, np.int64)
+        self.num_rows = 0
+
+    def admit(self, sources: list[list[int]]) -> None:
+        rows = list(range(self.num_rows, self.num_rows + len(sources)))
+        for runner in self.runners:
+            runner.prefill(sources, rows[::-1])
+        self.tokens[rows], self.positions[rows] = START, 0
+        self.num_rows += len(sources)
+
+    def step(self, num_candidates: int, choice: int = 0) -> None:
+        tokens, positions = self.tokens[: self.num_rows], self.positions[: self.num_rows]
+        found, expected = (runner.step(tokens, positions, num_candidates) for runner in self.runners)
+        np.testing.assert_array_equal(found.ids, expected.ids)
+        assert found.log_probs.tobytes() == expected.log_probs.tobytes()
+        self.tokens[: self.num_rows] = expected.ids[:, choice % num_candidates]
+        self.positions[: self.num_rows] += 1
+
+    def end(self, row: int) -> None:
+        self.num_rows -= 1
+        if row < self.num_rows:
+            self.copy(self.num_rows, row)
+
+    def copy(self, source: int, target: int) -> None:
+        for runner in self.runners:
+            runner.copy_row(source, target, int(self.positions[source]))
+        self.tokens[target], self.positions[target] = self.tokens[source], self.positions[source]
+
+
+@pytest.fixture
+def pair(make_device_runner: Make, bundle: Bundle) -> Pair:
+    return Pair(make_device_runner(), OnnxRunner(bundle, MAX_ROWS, 1))
+
+
+def source(length: int, seed: int = 0) -> list[int]:
+    return [*(3 + (seed * 31 + i * 17) % 270 for i in range(length - 1)), EOS]
+
+
+@pytest.fixture(scope="module")
+def shared_runners(bundle: Bundle) -> tuple[DeviceRunner, OnnxRunner]:
+    """Runners that many examples use one after the other, as requests do."""
+    model = DeviceModel.of(bundle.directory, bundle.manifest)
+    buckets = Buckets.of(MAX_ROWS, 280, 20, 24, rows=(1, 2, 4), capacities=(4, 8))
+    return DeviceRunner(HostDevice(), model, buckets, prefill_tokens=48), OnnxRunner(bundle, MAX_ROWS, 1)
+
+
+OPERATIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("admit"), st.lists(st.integers(1, 24), min_size=1, max_size=MAX_ROWS)),
+        st.tuples(st.just("step"), st.sampled_from([1, 1, 1, 1, 2, 16, 20, 64, 100, 280])),
+        st.tuples(st.just("run"), st.integers(2, 19)),
+        st.tuples(st.just("end"), st.integers(0, MAX_ROWS - 1)),
+        st.tuples(st.just("branch"), st.integers(0, MAX_ROWS - 1)),
+    ),
+    min_size=3,
+    max_size=30,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(operations=OPERATIONS)
+def test_whatever_happens_the_bits_are_the_cpu_runners(
+    shared_runners: tuple[DeviceRunner, OnnxRunner], operations: list[tuple[str, Any]]
+) -> None:
+    pair = Pair(*shared_runners)
+    for operation, argument in operations:
+        if operation == "admit":
+            if pair.num_rows < MAX_ROWS:
+                pair.admit([source(length, i) for i, length in enumerate(argument[: MAX_ROWS - pair.num_rows])])
+        elif not pair.num_rows:
+            continue
+        elif operation == "end":
+            pair.end(argument % pair.num_rows)
+        elif operation == "branch" and pair.num_rows < MAX_ROWS:
+            pair.copy(argument % pair.num_rows, pair.num_rows)
+            pair.num_rows += 1
+        elif operation in ("step", "run"):
+            for _ in range(argument if operation == "run" else 1):
+                while pair.num_rows and pair.positions[: pair.num_rows].max() == 20:
+                    pair.end(int(pair.positions[: pair.num_rows].argmax()))
+                if pair.num_rows:
+                    pair.step(1 if operation == "run" else argument)
+
+
+def test_a_batch_that_goes_on_unchanged_is_begun_ahead(make_device_runner: Make, bundle: Bundle) -> None:
+    runner = make_device_runner()
+    pair = Pair(runner, OnnxRunner(bundle, MAX_ROWS, 1))
+    pair.admit([source(5), source(9)])
+    for _ in range(20):
+        pair.step(1)
+    assert runner.num_ahead >= 10 and runner.num_taken >= runner.num_ahead - 2
+
+
+def test_a_step_begun_ahead_is_forgotten_when_another_is_asked_for(make_device_runner: Make, bundle: Bundle) -> None:
+    runner = make_device_runner()
+    pair = Pair(runner, OnnxRunner(bundle, MAX_ROWS, 1))
+    pair.admit([source(5), source(9), source(2)])
+    for _ in range(12):
+        pair.step(1)
+    taken, ahead = runner.num_taken, runner.num_ahead
+    pair.tokens[1] = 99  # not what the device fed itself
+    pair.step(1)
+    assert runner.num_taken == taken < ahead + 1
+    pair.step(4)
+    pair.step(1)
+
+
+def test_nothing_is_begun_ahead_where_that_is_off(make_device_runner: Make, bundle: Bundle) -> None:
+    runner = make_device_runner(is_ahead=False)
+    pair = Pair(runner, OnnxRunner(bundle, MAX_ROWS, 1))
+    pair.admit([source(5)])
+    for _ in range(20):
+        pair.step(1)
+    assert runner.num_ahead == 0
+
+
+def test_candidates_stay_until_the_next_step_even_if_one_is_begun_ahead(make_device_runner: Make) -> None:
+    runner = make_device_runner()
+    runner.prefill([source(5)], [0])
+    tokens = np.array([START])
+    for position in range(15):
+        found = runner.step(tokens, np.array([position]), 1)
+        before = found.ids.copy(), found.log_probs.copy()
+        runner._device.synchronize()
+        assert np.array_equal(found.ids, before[0]) and np.array_equal(found.log_probs, before[1])
+        tokens = found.ids[:, 0].copy()
+
+
+def test_capacities_grow_with_the_rows_and_shrink_after_a_while(make_device_runner: Make, bundle: Bundle) -> None:
+    runner = make_device_runner()
+    pair = Pair(runner, OnnxRunner(bundle, MAX_ROWS, 1))
+    pair.admit([source(3)])
+    assert (runner.cache.self_kv.capacity, runner.cache.cross_kv.capacity) == (4, 4)
+    pair.admit([source(20)])
+    for _ in range(12):
+        pair.step(2)
+    assert (runner.cache.self_kv.capacity, runner.cache.cross_kv.capacity) == (20, 24)
+    pair.end(1)
+    pair.end(0)
+    pair.admit([source(3)])
+    for _ in range(SHRINK_PATIENCE + 1):
+        pair.positions[0] = 0
+        pair.step(2)
+    assert (runner.cache.self_kv.capacity, runner.cache.cross_kv.capacity) == (4, 4)
+    for _ in range(12):
+        pair.step(1)
+
+
+def test_memory_is_what_was_reckoned(make_device_runner: Make, device: HostDevice) -> None:
+    runner = make_device_runner()
+    assert device.num_bytes == runner.plan.reserved
+    runner.warm_up()
+    assert device.num_bytes == runner.plan.reserved
+
+
+def test_memory_in_use_is_what_the_rows_hold(pair: Pair) -> None:
+    pair.admit([source(5), source(9)])
+    for _ in range(3):
+        pair.step(1)
+    runner, per_position = pair.runners[0], 2 * 2 * 4 * 8 * 4  # keys and values, layers, heads, width, bytes
+    scratch = MAX_ROWS * 24 * 4 * 8 * 4
+    assert runner.cache_bytes() == (MAX_ROWS * per_position * (20 + 24) + scratch, per_position * (5 + 9 + 3 + 3))
+    assert runner.cache_bytes()[1] == pair.runners[1].cache_bytes()[1]
+
+
+def test_too_many_slots_are_refused_with_the_number_that_fits(make_device_runner: Make, model: DeviceModel) -> None:
+    plan = make_device_runner().plan
+    limit = plan.arena + plan.reserved - 2 * plan.slot_bytes
+    with pytest.raises(DeviceError, match=r"6 slots need .* at most [34] slots fit \(--max-slots\)"):
+        make_device_runner(max_bytes=limit)
+    with pytest.raises(DeviceError, match="not even one slot fits"):
+        make_device_runner(max_bytes=plan.weights)
+    make_device_runner(max_bytes=plan.arena + plan.reserved)
+
+
+def test_a_prefill_that_does_not_fit_is_done_in_parts(pair: Pair, device: Any) -> None:
+    device.num_failures = 2
+    pair.admit([source(6, i) for i in range(6)])
+    for _ in range(5):
+        pair.step(1)
+    runs = device.num_runs
+    pair.num_rows = 0
+    pair.admit([source(6, i) for i in range(6)])
+    assert device.num_runs - runs == 6, "and so is the next, without another failure"
+
+
+def test_a_source_that_does_not_fit_alone_raises_and_the_others_go_on(pair: Pair, device: Any) -> None:
+    pair.admit([source(6)])
+    device.num_failures = 1
+    with pytest.raises(OutOfDeviceMemory):
+        pair.runners[0].prefill([source(9)], [1])
+    for _ in range(5):
+        pair.step(1)
+
+
+@pytest.mark.parametrize("num_candidates", [1, 16, 280])
+@pytest.mark.parametrize(("num_rows", "num_failures"), [(5, 2), (6, 1)])
+def test_a_step_that_does_not_fit_is_done_in_parts(
+    pair: Pair, device: Any, num_rows: int, num_failures: int, num_candidates: int
+) -> None:
+    pair.admit([source(3 + i, i) for i in range(num_rows)])
+    pair.step(num_candidates)
+    device.num_failures = num_failures
+    for _ in range(5):
+        pair.step(num_candidates)
+    assert device.num_failures == 0
+
+
+def test_a_row_that_does_not_fit_alone_raises(pair: Pair, device: Any) -> None:
+    pair.admit([source(3 + i, i) for i in range(4)])
+    device.num_failures = 10
+    with pytest.raises(OutOfDeviceMemory):
+        pair.step(1)
+    device.num_failures = 0
+    pair.step(1)
+
+
+def test_a_step_ahead_that_does_not_fit_is_left(pair: Pair, device: Any) -> None:
+    pair.admit([source(3)])
+    for _ in range(9):
+        pair.step(1)
+    device.num_failures = 1
+    pair.step(1)  # was begun ahead; what fails is the one after it
+    assert device.num_failures == 0
+    for _ in range(8):
+        pair.step(1)
+
+
+def test_a_position_beyond_the_cache_is_refused(pair: Pair) -> None:
+    pair.admit([source(3)])
+    with pytest.raises(AssertionError):
+        pair.runners[0].step(np.array([START]), np.array([20]), 1)
+
+
+def test_cuda_calls_have_their_arguments_in_order(
+    fake_cuda: Callable[..., Any], model: DeviceModel, buckets: Buckets, bundle: Bundle
+) -> None:
+    """The whole runner on a CUDA device whose runtime is made of host memory."""
+
+    class Device(CudaDevice):
+        kind = "cpu"
+
+        def open_session(self, path: Any, *, max_arena_bytes: int, is_captured: bool) -> Any:
+            return open_session(str(path), 1)
+
+    device = Device(0, fake_cuda())
+    assert device.name == "cuda:0 (Fake GPU)"
+    pair = Pair(DeviceRunner(device, model, buckets, prefill_tokens=48), OnnxRunner(bundle, MAX_ROWS, 1))
+    pair.admit([source(3), source(20), source(9)])
+    for _ in range(9):
+        pair.step(1)
+    pair.end(0)
+    pair.admit([source(24), source(1)])
+    for num_candidates in (1, 20, 280, 1, 4):
+        pair.step(num_candidates)
+
+
+def test_cuda_out_of_memory_has_a_name(fake_cuda: Callable[..., Any]) -> None:
+    device = CudaDevice(0, fake_cuda(num_bytes=100))
+    assert device.available_bytes() == 100
+    with pytest.raises(OutOfDeviceMemory):
+        device.allocate(101)
+    with pytest.raises(DeviceError, match="cudaErrorInvalidValue"):
+        device.copy_pieces(0, 1, 0, 1, 2, 1)
+
+
+def answers(runner: Runner, requests: list[Request]) -> dict[int, Finished]:
+    engine = Engine(runner, Limits(MAX_ROWS, 100, 10_000, 48), TargetSide(280, EOS, START, 20), clock=lambda: 0.0)
+    finished: dict[int, Finished] = {}
+    for i, request in enumerate(requests):
+        engine.submit(b"", request)
+        for _ in range(i % 3):
+            engine.step()
+            finished |= {end.id: end for report in engine.take_reports().values() for end in report.finished}
+    while engine.has_work:
+        engine.step()
+        finished |= {end.id: end for report in engine.take_reports().values() for end in report.finished}
+    return finished
+
+
+def test_the_engine_gives_the_same_answers_on_either_runner(make_device_runner: Make, bundle: Bundle) -> None:
+    searches = [
+        SearchOptions(),
+        SearchOptions(num_beams=3, num_answers=2),
+        SearchOptions(sampling=Sampling(5), num_answers=2),
+        SearchOptions(no_repeat_ngram_size=1, num_top_log_probs=5),
+        SearchOptions(num_beams=2, repetition_penalty=1.5),
+    ]
+    requests = [Request(i, source(1 + 7 * i % 24, i), 1 + (5 * i) % 20, 0.0, search=searches[i % len(searches)]) for i in range(25)]
+    assert answers(make_device_runner(), requests) == answers(OnnxRunner(bundle, MAX_ROWS, 1), requests)
