@@ -2,7 +2,9 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+SERVING := $(VENV)/.serving
 READY  := $(VENV)/.ready
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 DATA   ?= data/multi30k
 MODELS ?= en-de en-fr
 BUNDLES ?= bundles
@@ -15,14 +17,20 @@ METRICS_PORT ?= 8501
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-setup: $(READY) ## Make .venv with the tested versions
+setup: $(READY) ## Make .venv with the tested versions of everything
 
-$(READY): pyproject.toml constraints.txt
+# What serving and exporting the shipped models need.
+$(SERVING): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Dragoman needs Python 3.11 or newer; set PYTHON=")'
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[cpu,dev]'
+	$(PIP) --editable '.[cpu,export]'
+	touch $@
+
+# What the tests and the checks need on top.
+$(READY): $(SERVING)
+	$(PIP) --editable '.[cpu,dev]'
 	@# Helm's library asks for Python 3.12 and runs on 3.11; the chart's tests skip without it.
-	-$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --ignore-requires-python --no-deps helm-sdkpy
+	-$(PIP) --ignore-requires-python --no-deps helm-sdkpy
 	touch $@
 
 serve: export ## Serve the shipped models (PORT, METRICS_PORT, HOST)
@@ -37,7 +45,7 @@ demo: export ## Serve in the background, translate, show the metrics that moved,
 
 export: $(MODELS:%=$(BUNDLES)/%/bundle.json) ## Export the shipped checkpoints to ONNX bundles
 
-$(BUNDLES)/%/bundle.json: $(READY) model/pretrained/%/model.safetensors
+$(BUNDLES)/%/bundle.json: $(SERVING) model/pretrained/%/model.safetensors
 	rm -rf $(BUNDLES)/$*
 	$(BIN)/dragoman export model/pretrained/$* $(BUNDLES)/$*
 
@@ -66,7 +74,7 @@ protos: $(READY) ## Generate the gRPC stubs
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash protos/generate.sh
 
 train: $(READY) ## Train the shipped models again (DATA: where Multi30k lies); takes hours on a CPU
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt eflomal
+	$(PIP) eflomal
 	DRAGOMAN=$(BIN)/dragoman ALIGNER=$(BIN)/eflomal-align bash model/recipes/train.sh "$(DATA)"
 
 clean: ## Remove .venv, caches and bundles; training runs stay

@@ -70,7 +70,7 @@ class Origin(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Quality(Struct, frozen=True, forbid_unknown_fields=True):
-    """What 8-bit arithmetic changes, compared with the model in single precision; see `export.quality`.
+    """What 8-bit arithmetic changes, compared with the model in single precision; see `dragoman.export.quality`.
 
     Attributes:
         num_constant_scales: Products whose input has a constant scale.

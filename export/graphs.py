@@ -1,4 +1,4 @@
-"""The two graphs that generate: `model.transformer`'s encoder and decoder with an attention backend that emits ONNX operators.
+"""The two graphs that generate: `model/transformer.py`'s encoder and decoder, with an attention backend that emits ONNX operators.
 
 The graph that scores is in `scorer_graph`.
 
@@ -76,7 +76,7 @@ class EncoderAttention:
         self.capacity = axis_size(source_ids, 1)
 
     def self_attention(self, layer: int, qkv: Tensor) -> Tensor:
-        """See `model.transformer.AttentionBackend`."""
+        """See `dragoman.model.transformer.AttentionBackend`."""
         absent = None, None
         return group_query_attention(qkv, absent, absent, self.last_positions, self.capacity, self.num_heads, is_causal=False)[0]
 

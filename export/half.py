@@ -25,7 +25,7 @@ class HalfError(InputError):
 
 
 def halved(model: Transformer, dtype: torch.dtype) -> Transformer:
-    """Return a copy that computes in half precision; `model.transformer` computes the rest in single precision by itself.
+    """Return a copy that computes in half precision; `dragoman.model.transformer` computes the rest in single precision by itself.
 
     Args:
         model: In single precision, which is left as it is.

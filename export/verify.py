@@ -146,7 +146,7 @@ def verify(checkpoint: Checkpoint, directory: Path, tolerance: float = TOLERANCE
 
     Four things must hold. Teacher-forced rows of many lengths, batched at different positions, give the log-probabilities of eager
     full-sequence passes. Some of them, decoded alone, give bit-identical results. Greedy decoding gives the tokens of
-    `model.decode.greedy_search`, except past a tie within the tolerance. The scorer gives the same rows the eager model's
+    `dragoman.model.decode.greedy_search`, except past a tie within the tolerance. The scorer gives the same rows the eager model's
     log-probabilities and attention weights.
 
     Raises:

@@ -105,7 +105,7 @@ class TrainingConfig:
         training: The schedule.
         initial_checkpoint: Directory of a checkpoint to go on from, relative to the working directory; empty to start from random
             weights. Its vocabulary is used instead of learning one. Its model may differ in its dropouts, and have narrower
-            feed-forward layers and, if it is pre-norm, fewer layers: then it is grown, see `model.growth.grown`.
+            feed-forward layers and, if it is pre-norm, fewer layers: then it is grown, see `dragoman.model.growth.grown`.
     """
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]

@@ -59,7 +59,7 @@ class SimulatedReplica:
 
     @property
     def queue_seconds(self) -> float:
-        """What `dragoman_estimated_queue_seconds` says, see `server.engine.forecast`."""
+        """What `dragoman_estimated_queue_seconds` says, see `dragoman.server.engine.forecast`."""
         costs = self._costs
         num_missing = (self.num_running + self.num_waiting) * costs.num_rows + 1 - costs.max_rows
         return max(num_missing - 0.5, 0.0) * self._running_seconds.value / costs.max_rows

@@ -42,7 +42,7 @@ class AsyncClient:
         clock: Seconds that only ever grow; tests put their own in.
         sleep: Waits so many seconds between attempts; tests put their own in.
 
-    Every call raises `client.errors.CallError`, by the gRPC status it ended with.
+    Every call raises `dragoman.client.errors.CallError`, by the gRPC status it ended with.
     """
 
     def __init__(

@@ -64,7 +64,7 @@ def score_request(
     """Build a request; without an id it gets one here, so that all attempts share it and errors can name it.
 
     Raises:
-        InvalidArgument: As `client.request.fill`.
+        InvalidArgument: As `dragoman.client.request.fill`.
     """
     request_id = request_id or uuid.uuid4().hex
     fields: dict[str, object] = {

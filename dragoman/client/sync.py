@@ -39,7 +39,7 @@ class Client:
         clock: Seconds that only ever grow; tests put their own in.
         wait: How to wait between attempts for a cancellation, at most so many seconds; tests put their own in.
 
-    Every call raises `client.errors.CallError`, by the gRPC status it ended with.
+    Every call raises `dragoman.client.errors.CallError`, by the gRPC status it ended with.
     """
 
     def __init__(

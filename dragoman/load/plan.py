@@ -84,7 +84,7 @@ class Work(msgspec.Struct, frozen=True):
         mix: Shares of the kinds of call.
         batch_size: Requests of a batch call.
         beams: Shares of the widths of beam search; empty leaves the width to the server.
-        search: Other fields of the request by name, as `client.search.Search` has them.
+        search: Other fields of the request by name, as `dragoman.client.search.Search` has them.
         model: Model to ask.
         max_new_tokens: Tokens to generate at the most; None for the model's default.
         truncate: Cut sources that are too long.

@@ -1,7 +1,7 @@
 """The dragoman.v1.Generation service: text in, text out. How requests run is the engine's business.
 
-Errors are raised as `server.errors` and become statuses where they are counted: in the interceptor, or in a batch's stream. An
-answer is counted here.
+Errors are raised as `dragoman.server.errors` and become statuses where they are counted: in the interceptor, or in a batch's
+stream. An answer is counted here.
 """
 
 import asyncio

@@ -1,7 +1,8 @@
 """An engine's own process: the ZeroMQ socket it listens on, its loop, and its end.
 
-Started as `python -m server.engine.process` with its settings as JSON in one argument. It ends when told to, when its standard
-input closes (the parent is gone, however it went), or when the engine is broken; the supervisor tells these apart by the exit code.
+Started as `python -m dragoman.server.engine.process` with its settings as JSON in one argument. It ends when told to, when its
+standard input closes (the parent is gone, however it went), or when the engine is broken; the supervisor tells these apart by the
+exit code.
 """
 
 import contextlib

@@ -34,8 +34,8 @@ class EngineSettings(msgspec.Struct, frozen=True):
         max_waiting_tokens: See `Limits`.
         prefill_tokens_per_step: See `Limits`.
         is_warmed_up: Whether to run the model on made-up sources before reporting `Ready`.
-        log_level: See `server.config`, as the next.
-        log_format: See `server.config`.
+        log_level: See `dragoman.server.config`, as the next.
+        log_format: See `dragoman.server.config`.
         version: The bundle's, which the front end has read too; the engine refuses any other. Empty for whichever is there.
         device: Where the model runs.
         cores: That its process keeps to; none for all.

@@ -14,7 +14,7 @@ OpenSession = Callable[[Path], onnxruntime.InferenceSession]
 
 
 class OnnxScorer:
-    """See `server.engine.scoring.Scorer`. A pair is always computed alone and without padding, so its bits never change."""
+    """See `dragoman.server.engine.scoring.Scorer`. A pair is always computed alone, without padding, so its bits never change."""
 
     def __init__(self, bundle: Bundle, num_threads: int, open_on_device: OpenSession | None = None) -> None:
         """Remember what to load.
@@ -38,7 +38,7 @@ class OnnxScorer:
     def score(
         self, source_ids: Sequence[int], target_ids: Sequence[int], layer: int | None = None
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """See `server.engine.scoring.Scorer`.
+        """See `dragoman.server.engine.scoring.Scorer`.
 
         Raises:
             BundleError: If the bundle has been replaced since it was opened.

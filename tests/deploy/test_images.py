@@ -39,6 +39,7 @@ class Dockerfile:
     """A Dockerfile, read line by line."""
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         text = re.sub(r"^\s*#.*\n", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
         lines = re.sub(r"\s*\\\n\s*", " ", text).splitlines()
         self.arguments: dict[str, str] = {}
@@ -172,12 +173,13 @@ def test_what_is_copied_is_there_and_is_not_ignored(root: Path, dockerfile: Dock
         assert any(Path(source).match(pattern) or Path(source).is_relative_to(pattern) for pattern in kept), source
 
 
-def test_the_wheel_is_built_from_every_package(root: Path, dockerfile: Dockerfile) -> None:
-    project = tomllib.loads((root / "pyproject.toml").read_text())
-    include = project["tool"]["setuptools"]["packages"]["find"]["include"]
-    copied = " ".join(dockerfile.stages["wheel"].all("COPY"))
-    for pattern in include:
-        assert f"{pattern.removesuffix('*')} ./{pattern.removesuffix('*')}" in copied
+def test_the_wheel_is_built_from_the_package_and_everything_it_links_to(root: Path, dockerfile: Dockerfile) -> None:
+    links = [path for path in (root / "dragoman").rglob("*") if path.is_symlink()]
+    folders = {"dragoman"} | {path.resolve().relative_to(root.resolve()).parts[0] for path in links}
+    copied = {text for text in dockerfile.stages["wheel"].all("COPY") if text.count(" ") == 1}
+    assert copied == {f"{folder} ./{folder}" for folder in folders}
+    ignored = dockerfile.path.with_name(f"{dockerfile.path.name}.dockerignore").read_text().splitlines()
+    assert {f"!{folder}/**" for folder in folders} <= set(ignored)
 
 
 def locked(root: Path, kind: str) -> dict[str, tuple[Version, int]]:
@@ -194,9 +196,13 @@ def locked(root: Path, kind: str) -> dict[str, tuple[Version, int]]:
 @pytest.mark.parametrize(("kind", "extra"), [("cpu", "cpu"), ("cuda", "gpu")])
 def test_locks_hold_what_the_project_asks_for_in_the_tested_versions(root: Path, kind: str, extra: str) -> None:
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
     found = locked(root, kind)
-    for text in [*project["dependencies"], *project["optional-dependencies"][extra]]:
+    for text in [*project["dependencies"], *extras["server"], *extras[extra]]:
         wanted = Requirement(text)
+        if wanted.name == project["name"]:
+            assert wanted.extras == {"server"}
+            continue
         version, _ = found.get(canonicalize_name(wanted.name), (None, 0))
         assert version is not None and version in wanted.specifier, f"{text}: run make locks"
     tested = dict(line.split("==") for line in (root / "constraints.txt").read_text().splitlines())

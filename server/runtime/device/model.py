@@ -12,7 +12,7 @@ BFLOAT16 = 16
 
 @dataclass(frozen=True, slots=True)
 class DeviceModel:
-    """A model on disk, as its manifest describes it; see `export.bundle.Manifest`."""
+    """A model on disk, as its manifest describes it; see `dragoman.export.bundle.Manifest`."""
 
     encoder_path: Path
     decoder_path: Path
