@@ -161,7 +161,7 @@ def main() -> None:
         rows,
         [
             "Packages without pip, setuptools and Dragoman itself. Megabytes of 1,000,000 bytes: of an extra what it adds to a new "
-            "virtual environment, of a clone its whole environment. PyTorch is a CPU-only build; the public index's build for Linux "
+            "virtual environment, of a clone its whole environment. PyTorch is a CPU-only build; the public one for Linux "
             "adds several gigabytes of CUDA libraries."
         ],
     )
