@@ -109,6 +109,7 @@ class Service(generation_pb2_grpc.GenerationServicer):
                 max_slots=64,
                 source_vocab_size=6000,
                 target_vocab_size=7000,
+                domain="captions of photographs",
             ),
             generation_pb2.Model(name="en-fr", version="1"),
         ]
