@@ -1,60 +1,22 @@
 """A caller that has nothing of ours but the contract: Node.js with gRPC's own packages."""
 
-import fcntl
-import hashlib
 import json
 import os
-import re
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dragoman.client.search import Search
 from dragoman.client.sync import Client
+from tests.protos.packages import FOLDER, install
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDER = ROOT / "tests/protos/node"
-PACKAGE_FILES = ("package.json", "package-lock.json", ".npmrc")
-# Errors of npm that our own files are to blame for, not the way to the registry.
-OUR_FAULTS = ("EUSAGE", "EINTEGRITY", "EJSONPARSE", "ELOCKVERIFY", "EINVALIDTAGNAME")
 TEXT = "A dog runs through the snow."
 
 pytestmark = pytest.mark.e2e
-
-
-def install(cache: Path, npm: str) -> Path:
-    """Return a folder with the packages in it, fetched once for each set of versions, whoever else asks meanwhile."""
-    contents = b"\0".join((FOLDER / name).read_bytes() for name in PACKAGE_FILES)
-    target = cache / hashlib.sha256(contents).hexdigest()[:16]
-    cache.mkdir(parents=True, exist_ok=True)
-    with (cache / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not target.is_dir():
-            with tempfile.TemporaryDirectory(dir=cache) as staging:
-                packages = Path(staging) / "packages"
-                packages.mkdir()
-                for name in PACKAGE_FILES:
-                    shutil.copy(FOLDER / name, packages)
-                fetch(packages, npm, cache / "npm")
-                packages.rename(target)
-    return target
-
-
-def fetch(packages: Path, npm: str, cache: Path) -> None:
-    """Run `npm ci`; skip where the registry is out of reach, fail where our files are wrong."""
-    flags = ["--ignore-scripts", "--no-audit", "--no-fund", "--fetch-retries=1", "--fetch-timeout=60000", f"--cache={cache}"]
-    try:
-        done = subprocess.run([npm, "ci", *flags], cwd=packages, capture_output=True, text=True, check=False, timeout=240)
-    except subprocess.TimeoutExpired:
-        pytest.skip("npm could not fetch the packages of tests/protos/node within 240 s")
-    if done.returncode:
-        found = re.search(r"code (\S+)", done.stderr)
-        code = found[1] if found else "no code"
-        assert code not in OUR_FAULTS, done.stderr
-        pytest.skip(f"npm cannot fetch the packages of tests/protos/node: {code}")
 
 
 @pytest.fixture(scope="session")
@@ -77,7 +39,7 @@ def test_node_calls_the_server_with_nothing_but_the_contract(serve: Any, bundles
         assert done.returncode == 0, done.stderr
         with Client(server.address) as client:
             ours = client.generate(TEXT, model="en-de")
-            beams = client.generate(TEXT, model="en-de", num_beams=3, num_return_sequences=2, return_log_probs=True)
+            beams = client.generate(TEXT, model="en-de", search=Search(num_beams=3, num_return_sequences=2, return_log_probs=True))
         assert server.terminate() == 0
     said = {line["call"]: line["outcome"] for line in map(json.loads, done.stdout.splitlines())}
 
