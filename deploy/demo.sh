@@ -32,6 +32,8 @@ until grep -q '"event":"serving"' "$log"; do
 done
 echo "== Models"
 "$dragoman" models
+echo "The models that come with Dragoman know short descriptions of everyday scenes, such as those below, and no other text:"
+echo "what they make of a greeting or a headline is nonsense. It says nothing about the server, which answers as its model does."
 for model in ${MODELS:-en-de en-fr}; do
   echo; echo "== $model"
   "$dragoman" translate --model "$model" 'A dog runs through the snow.' 'Two men in hard hats are talking on a street.' \

@@ -15,6 +15,7 @@ from dragoman.export.tensor_names import TensorNames
 from dragoman.export.tensor_names import cross_kv_names as cross_kv_names
 from dragoman.export.tensor_names import self_kv_names as self_kv_names
 from dragoman.export.tensor_names import self_kv_output_names as self_kv_output_names
+from dragoman.model.card import MAX_DOMAIN_CHARACTERS
 from dragoman.model.errors import InputError
 from dragoman.model.tokenizer import Tokenizer, TokenizerError
 
@@ -32,6 +33,8 @@ Precision = Literal["fp32", "int8", "fp16", "bf16"]
 Count = Annotated[int, Meta(ge=1)]
 TokenId = Annotated[int, Meta(ge=0)]
 Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+# One line, that changes neither a terminal nor the direction of writing.
+Line = Annotated[str, Meta(max_length=MAX_DOMAIN_CHARACTERS, pattern=r"\A[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]*\Z")]
 
 
 class BundleError(InputError):
@@ -152,6 +155,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         files: Every file of the bundle but the manifest, by its path relative to the bundle, with forward slashes.
         origin: Where it came from.
         parity: How close it is to the checkpoint.
+        domain: What text the model knows, as its card says; empty where it does not, and in bundles older than this field.
     """
 
     format_version: int = FORMAT_VERSION
@@ -175,6 +179,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     files: dict[str, FileEntry]
     origin: Origin
     parity: Parity
+    domain: Line = ""
 
     def __post_init__(self) -> None:
         """Refuse fields that contradict each other.
@@ -197,11 +202,11 @@ def content_version(manifest: Manifest) -> str:
     """Return the version that a manifest's content gives: the first 12 hex digits of a SHA-256.
 
     It covers every file and every setting, so that the same model always has the same version and another model never does. The
-    name, the origin and the parity report are left out: they say nothing about what the model answers.
+    name, the origin, the parity report and the domain are left out: they say nothing about what the model answers.
     """
     files = {path: entry.sha256 for path, entry in sorted(manifest.files.items()) if path != PARITY_FILE}
     settings = msgspec.to_builtins(manifest)
-    for field in ("name", "version", "files", "origin", "parity"):
+    for field in ("name", "version", "files", "origin", "parity", "domain"):
         del settings[field]
     return hashlib.sha256(msgspec.json.encode([settings, files], order="sorted")).hexdigest()[:12]
 

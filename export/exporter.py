@@ -41,6 +41,7 @@ from dragoman.export.scorer_graph import ScorerGraph
 from dragoman.export.tracing import input_output_names, trace, write, write_sharing
 from dragoman.export.verify import greedy_sources, verify
 from dragoman.export.verify_half import verify_half
+from dragoman.model.card import read_domain
 from dragoman.model.checkpoint import WEIGHTS_FILE, Checkpoint
 from dragoman.model.errors import InputError
 
@@ -78,6 +79,7 @@ def export_checkpoint(
 
     Raises:
         CheckpointError: If the checkpoint cannot be read.
+        CardError: If there is a card that cannot be read.
         ExportError: If it cannot be exported as asked, or the output is taken.
         ParityError: If the graphs do not answer as the checkpoint does.
     """
@@ -90,7 +92,7 @@ def export_checkpoint(
         raise ExportError("BLEU and chrF need sacrebleu, of the extra `evaluate`")
     output = output.resolve()
     _check_output(output, is_forced)
-    checkpoint = Checkpoint.load(checkpoint_dir)
+    checkpoint, domain = Checkpoint.load(checkpoint_dir), read_domain(checkpoint_dir)
     name = checkpoint.name if name is None else name
     if NAME.fullmatch(name) is None:
         raise ExportError(f"name must be letters, digits, '.', '_' and '-', at most 128 of them, not {name!r}")
@@ -111,7 +113,7 @@ def export_checkpoint(
         tensors, report = _write_files(checkpoint, directory, chosen, ids, quality)
         origin = Origin(hash_file(checkpoint_dir / WEIGHTS_FILE), version("torch"), version("onnx"))
         manifest = _describe(checkpoint, name, chosen, directory, tensors, origin, report)
-        (directory / MANIFEST_FILE).write_bytes(_to_json(manifest))
+        (directory / MANIFEST_FILE).write_bytes(_to_json(msgspec.structs.replace(manifest, domain=domain)))
         Bundle.open(directory)
         _check_output(output, is_forced)
         _put(directory, output, Path(staging) / "replaced")

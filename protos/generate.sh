@@ -7,9 +7,7 @@ if [ "${1:-}" = --check ]; then
   out=$(mktemp -d)
   trap 'rm -rf "$out"' EXIT
 fi
-# google/rpc/status.proto comes with googleapis-common-protos.
-common=$(python -c 'import pathlib, google.rpc.status_pb2 as status; print(pathlib.Path(status.__file__).parents[2])')
-python -m grpc_tools.protoc --proto_path=protos --proto_path="$common" --python_out="$out" --pyi_out="$out" --grpc_python_out="$out" \
+python -m grpc_tools.protoc --proto_path=protos --python_out="$out" --pyi_out="$out" --grpc_python_out="$out" \
   dragoman/v1/generation.proto
 if [ "$out" != . ]; then
   for stub in "$out"/dragoman/v1/*_pb2*; do

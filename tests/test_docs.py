@@ -91,6 +91,7 @@ def test_python_examples_name_what_exists(document: Path) -> None:
         "Answer",
         "TokenLogProb",
         "GenerateBatchResponse",
+        "Error",
         "ScoreRequest",
         "ScoreResponse",
         "Alignment",

@@ -7,6 +7,8 @@ from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
+from dragoman.v1.generation_pb2 import Error
+
 
 class CallError(Exception):
     """A call failed; the string is the server's own message.
@@ -127,17 +129,17 @@ def from_rpc_error(error: FailedCall, request_id: str = "") -> CallError:
     return _make(error.code().name, error.details(), request_id, status)
 
 
-def from_status(status: status_pb2.Status, request_id: str = "") -> CallError:
-    """Turn a `google.rpc.Status` into the error that a call which failed with it would raise."""
+def from_status(status: Error, request_id: str = "") -> CallError:
+    """Turn the contract's `Error` into the error that a call which failed with it would raise."""
     return _make(_NAMES.get(status.code, "UNKNOWN"), status.message, request_id, status)
 
 
-def _make(name: str, message: str | None, request_id: str, status: status_pb2.Status | None) -> CallError:
+def _make(name: str, message: str | None, request_id: str, status: Error | status_pb2.Status | None) -> CallError:
     message = message or f"the server gave no reason ({name})"
     return _CLASSES.get(name, CallError)(message, request_id, _retry_after_seconds(status), name)
 
 
-def _retry_after_seconds(status: status_pb2.Status | None) -> float | None:
+def _retry_after_seconds(status: Error | status_pb2.Status | None) -> float | None:
     """Read google.rpc.RetryInfo; one that is malformed counts as none."""
     try:
         for detail in status.details if status is not None else ():

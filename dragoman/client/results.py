@@ -145,6 +145,7 @@ class ModelInfo:
         max_slots: Sequences decoded at once.
         source_vocab_size: Tokens a source can hold.
         target_vocab_size: Tokens an answer can hold.
+        domain: What text it knows, in a few words; empty where its card does not say.
     """
 
     name: str
@@ -158,6 +159,7 @@ class ModelInfo:
     max_slots: int
     source_vocab_size: int
     target_vocab_size: int
+    domain: str = ""
 
 
 def result_from_proto(message: generation_pb2.GenerateResponse) -> Result:
@@ -229,4 +231,5 @@ def model_from_proto(message: generation_pb2.Model) -> ModelInfo:
         max_slots=message.max_slots,
         source_vocab_size=message.source_vocab_size,
         target_vocab_size=message.target_vocab_size,
+        domain=message.domain,
     )

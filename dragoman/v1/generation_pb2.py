@@ -22,48 +22,50 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
-from google.rpc import status_pb2 as google_dot_rpc_dot_status__pb2
+from google.protobuf import any_pb2 as google_dot_protobuf_dot_any__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x64ragoman/v1/generation.proto\x12\x0b\x64ragoman.v1\x1a\x17google/rpc/status.proto\"\xb4\x05\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x1b\n\x0emax_new_tokens\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x10\n\x08truncate\x18\x04 \x01(\x08\x12\x12\n\nrequest_id\x18\x05 \x01(\t\x12\x10\n\x08priority\x18\x06 \x01(\x05\x12\x16\n\tnum_beams\x18\x07 \x01(\rH\x01\x88\x01\x01\x12!\n\x14num_return_sequences\x18\x08 \x01(\rH\x02\x88\x01\x01\x12\x1b\n\x0elength_penalty\x18\t \x01(\x02H\x03\x88\x01\x01\x12\x16\n\x0e\x65\x61rly_stopping\x18\n \x01(\x08\x12\x11\n\tdo_sample\x18\x0b \x01(\x08\x12\x18\n\x0btemperature\x18\x0c \x01(\x02H\x04\x88\x01\x01\x12\r\n\x05top_k\x18\r \x01(\r\x12\x12\n\x05top_p\x18\x0e \x01(\x02H\x05\x88\x01\x01\x12\x11\n\x04seed\x18\x0f \x01(\x04H\x06\x88\x01\x01\x12\x16\n\x0emin_new_tokens\x18\x10 \x01(\r\x12\x1f\n\x12repetition_penalty\x18\x11 \x01(\x02H\x07\x88\x01\x01\x12\x1c\n\x14no_repeat_ngram_size\x18\x12 \x01(\r\x12\x19\n\x11suppressed_tokens\x18\x13 \x03(\r\x12\x15\n\rforced_prefix\x18\x14 \x01(\t\x12\x1b\n\x13return_alternatives\x18\x15 \x01(\x08\x12\x18\n\x10return_log_probs\x18\x16 \x01(\x08\x12\x15\n\rtop_log_probs\x18\x17 \x01(\rB\x11\n\x0f_max_new_tokensB\x0c\n\n_num_beamsB\x17\n\x15_num_return_sequencesB\x11\n\x0f_length_penaltyB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x07\n\x05_seedB\x15\n\x13_repetition_penalty\"\xbe\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x15\n\rmodel_version\x18\x03 \x01(\t\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x0e\n\x06tokens\x18\x05 \x03(\r\x12\x30\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x19.dragoman.v1.FinishReason\x12\x14\n\x0cis_truncated\x18\x07 \x01(\x08\x12!\n\x05usage\x18\x08 \x01(\x0b\x32\x12.dragoman.v1.Usage\x12%\n\x07timings\x18\t \x01(\x0b\x32\x14.dragoman.v1.Timings\x12$\n\x07\x61nswers\x18\n \x03(\x0b\x32\x13.dragoman.v1.Answer\x12\x11\n\x04seed\x18\x0b \x01(\x04H\x00\x88\x01\x01\x42\x07\n\x05_seed\"\x95\x01\n\x06\x41nswer\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12\x30\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x19.dragoman.v1.FinishReason\x12\r\n\x05score\x18\x04 \x01(\x01\x12,\n\tlog_probs\x18\x05 \x03(\x0b\x32\x19.dragoman.v1.TokenLogProb\"f\n\x0cTokenLogProb\x12\r\n\x05token\x18\x01 \x01(\r\x12\r\n\x05piece\x18\x02 \x01(\x0c\x12\x10\n\x08log_prob\x18\x03 \x01(\x02\x12&\n\x03top\x18\x04 \x03(\x0b\x32\x19.dragoman.v1.TokenLogProb\"e\n\x16GenerateStreamResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12-\n\x06result\x18\x03 \x01(\x0b\x32\x1d.dragoman.v1.GenerateResponse\"\x8e\x01\n\x15GenerateBatchResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x31\n\x08response\x18\x02 \x01(\x0b\x32\x1d.dragoman.v1.GenerateResponseH\x00\x12#\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x12.google.rpc.StatusH\x00\x42\t\n\x07outcome\"\xfc\x01\n\x0cScoreRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x0e\n\x06target\x18\x03 \x01(\t\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\x10\n\x08priority\x18\x05 \x01(\x05\x12\x1b\n\x0elength_penalty\x18\x06 \x01(\x02H\x00\x88\x01\x01\x12\x18\n\x10return_alignment\x18\x07 \x01(\x08\x12\x1d\n\x15return_word_alignment\x18\x08 \x01(\x08\x12\x1c\n\x0f\x61lignment_layer\x18\t \x01(\rH\x01\x88\x01\x01\x42\x11\n\x0f_length_penaltyB\x12\n\x10_alignment_layer\"\xfb\x01\n\rScoreResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x15\n\rmodel_version\x18\x03 \x01(\t\x12\x10\n\x08log_prob\x18\x04 \x01(\x01\x12\r\n\x05score\x18\x05 \x01(\x01\x12)\n\x06tokens\x18\x06 \x03(\x0b\x32\x19.dragoman.v1.TokenLogProb\x12)\n\talignment\x18\x07 \x01(\x0b\x32\x16.dragoman.v1.Alignment\x12\x16\n\x0eword_alignment\x18\x08 \x01(\t\x12!\n\x05usage\x18\t \x01(\x0b\x32\x12.dragoman.v1.Usage\"i\n\tAlignment\x12\x19\n\x11num_source_tokens\x18\x01 \x01(\r\x12\x19\n\x11num_target_tokens\x18\x02 \x01(\r\x12\x0f\n\x07weights\x18\x03 \x03(\x02\x12\x15\n\rsource_pieces\x18\x04 \x03(\x0c\"8\n\x05Usage\x12\x15\n\rsource_tokens\x18\x01 \x01(\r\x12\x18\n\x10generated_tokens\x18\x02 \x01(\r\"\x8d\x01\n\x07Timings\x12\x15\n\rqueue_seconds\x18\x01 \x01(\x01\x12\x17\n\x0fprefill_seconds\x18\x02 \x01(\x01\x12\x16\n\x0e\x64\x65\x63ode_seconds\x18\x03 \x01(\x01\x12#\n\x1btime_to_first_token_seconds\x18\x04 \x01(\x01\x12\x15\n\rtotal_seconds\x18\x05 \x01(\x01\"\x13\n\x11ListModelsRequest\"8\n\x12ListModelsResponse\x12\"\n\x06models\x18\x01 \x03(\x0b\x32\x12.dragoman.v1.Model\" \n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\xfa\x01\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x10\n\x08is_ready\x18\x03 \x01(\x08\x12\x11\n\tprecision\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\x12\x19\n\x11max_source_tokens\x18\x06 \x01(\r\x12\x19\n\x11max_target_tokens\x18\x07 \x01(\r\x12\x1e\n\x16\x64\x65\x66\x61ult_max_new_tokens\x18\x08 \x01(\r\x12\x11\n\tmax_slots\x18\t \x01(\r\x12\x19\n\x11source_vocab_size\x18\n \x01(\r\x12\x19\n\x11target_vocab_size\x18\x0b \x01(\r*^\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x15\n\x11\x46INISH_REASON_EOS\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xd0\x03\n\nGeneration\x12G\n\x08Generate\x12\x1c.dragoman.v1.GenerateRequest\x1a\x1d.dragoman.v1.GenerateResponse\x12U\n\x0eGenerateStream\x12\x1c.dragoman.v1.GenerateRequest\x1a#.dragoman.v1.GenerateStreamResponse0\x01\x12U\n\rGenerateBatch\x12\x1c.dragoman.v1.GenerateRequest\x1a\".dragoman.v1.GenerateBatchResponse(\x01\x30\x01\x12>\n\x05Score\x12\x19.dragoman.v1.ScoreRequest\x1a\x1a.dragoman.v1.ScoreResponse\x12M\n\nListModels\x12\x1e.dragoman.v1.ListModelsRequest\x1a\x1f.dragoman.v1.ListModelsResponse\x12<\n\x08GetModel\x12\x1c.dragoman.v1.GetModelRequest\x1a\x12.dragoman.v1.Modelb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x64ragoman/v1/generation.proto\x12\x0b\x64ragoman.v1\x1a\x19google/protobuf/any.proto\"\xb4\x05\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x1b\n\x0emax_new_tokens\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x10\n\x08truncate\x18\x04 \x01(\x08\x12\x12\n\nrequest_id\x18\x05 \x01(\t\x12\x10\n\x08priority\x18\x06 \x01(\x05\x12\x16\n\tnum_beams\x18\x07 \x01(\rH\x01\x88\x01\x01\x12!\n\x14num_return_sequences\x18\x08 \x01(\rH\x02\x88\x01\x01\x12\x1b\n\x0elength_penalty\x18\t \x01(\x02H\x03\x88\x01\x01\x12\x16\n\x0e\x65\x61rly_stopping\x18\n \x01(\x08\x12\x11\n\tdo_sample\x18\x0b \x01(\x08\x12\x18\n\x0btemperature\x18\x0c \x01(\x02H\x04\x88\x01\x01\x12\r\n\x05top_k\x18\r \x01(\r\x12\x12\n\x05top_p\x18\x0e \x01(\x02H\x05\x88\x01\x01\x12\x11\n\x04seed\x18\x0f \x01(\x04H\x06\x88\x01\x01\x12\x16\n\x0emin_new_tokens\x18\x10 \x01(\r\x12\x1f\n\x12repetition_penalty\x18\x11 \x01(\x02H\x07\x88\x01\x01\x12\x1c\n\x14no_repeat_ngram_size\x18\x12 \x01(\r\x12\x19\n\x11suppressed_tokens\x18\x13 \x03(\r\x12\x15\n\rforced_prefix\x18\x14 \x01(\t\x12\x1b\n\x13return_alternatives\x18\x15 \x01(\x08\x12\x18\n\x10return_log_probs\x18\x16 \x01(\x08\x12\x15\n\rtop_log_probs\x18\x17 \x01(\rB\x11\n\x0f_max_new_tokensB\x0c\n\n_num_beamsB\x17\n\x15_num_return_sequencesB\x11\n\x0f_length_penaltyB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x07\n\x05_seedB\x15\n\x13_repetition_penalty\"\xbe\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x15\n\rmodel_version\x18\x03 \x01(\t\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x0e\n\x06tokens\x18\x05 \x03(\r\x12\x30\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x19.dragoman.v1.FinishReason\x12\x14\n\x0cis_truncated\x18\x07 \x01(\x08\x12!\n\x05usage\x18\x08 \x01(\x0b\x32\x12.dragoman.v1.Usage\x12%\n\x07timings\x18\t \x01(\x0b\x32\x14.dragoman.v1.Timings\x12$\n\x07\x61nswers\x18\n \x03(\x0b\x32\x13.dragoman.v1.Answer\x12\x11\n\x04seed\x18\x0b \x01(\x04H\x00\x88\x01\x01\x42\x07\n\x05_seed\"\x95\x01\n\x06\x41nswer\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12\x30\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x19.dragoman.v1.FinishReason\x12\r\n\x05score\x18\x04 \x01(\x01\x12,\n\tlog_probs\x18\x05 \x03(\x0b\x32\x19.dragoman.v1.TokenLogProb\"f\n\x0cTokenLogProb\x12\r\n\x05token\x18\x01 \x01(\r\x12\r\n\x05piece\x18\x02 \x01(\x0c\x12\x10\n\x08log_prob\x18\x03 \x01(\x02\x12&\n\x03top\x18\x04 \x03(\x0b\x32\x19.dragoman.v1.TokenLogProb\"e\n\x16GenerateStreamResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12-\n\x06result\x18\x03 \x01(\x0b\x32\x1d.dragoman.v1.GenerateResponse\"\x8e\x01\n\x15GenerateBatchResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x31\n\x08response\x18\x02 \x01(\x0b\x32\x1d.dragoman.v1.GenerateResponseH\x00\x12#\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x12.dragoman.v1.ErrorH\x00\x42\t\n\x07outcome\"\x8d\x01\n\x05\x45rror\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\x12%\n\x07\x64\x65tails\x18\x03 \x03(\x0b\x32\x14.google.protobuf.Any\x12 \n\x13retry_after_seconds\x18\x10 \x01(\x01H\x00\x88\x01\x01\x42\x16\n\x14_retry_after_secondsJ\x04\x08\x04\x10\x10\"\xfc\x01\n\x0cScoreRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x0e\n\x06target\x18\x03 \x01(\t\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\x10\n\x08priority\x18\x05 \x01(\x05\x12\x1b\n\x0elength_penalty\x18\x06 \x01(\x02H\x00\x88\x01\x01\x12\x18\n\x10return_alignment\x18\x07 \x01(\x08\x12\x1d\n\x15return_word_alignment\x18\x08 \x01(\x08\x12\x1c\n\x0f\x61lignment_layer\x18\t \x01(\rH\x01\x88\x01\x01\x42\x11\n\x0f_length_penaltyB\x12\n\x10_alignment_layer\"\xfb\x01\n\rScoreResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x15\n\rmodel_version\x18\x03 \x01(\t\x12\x10\n\x08log_prob\x18\x04 \x01(\x01\x12\r\n\x05score\x18\x05 \x01(\x01\x12)\n\x06tokens\x18\x06 \x03(\x0b\x32\x19.dragoman.v1.TokenLogProb\x12)\n\talignment\x18\x07 \x01(\x0b\x32\x16.dragoman.v1.Alignment\x12\x16\n\x0eword_alignment\x18\x08 \x01(\t\x12!\n\x05usage\x18\t \x01(\x0b\x32\x12.dragoman.v1.Usage\"i\n\tAlignment\x12\x19\n\x11num_source_tokens\x18\x01 \x01(\r\x12\x19\n\x11num_target_tokens\x18\x02 \x01(\r\x12\x0f\n\x07weights\x18\x03 \x03(\x02\x12\x15\n\rsource_pieces\x18\x04 \x03(\x0c\"8\n\x05Usage\x12\x15\n\rsource_tokens\x18\x01 \x01(\r\x12\x18\n\x10generated_tokens\x18\x02 \x01(\r\"\x8d\x01\n\x07Timings\x12\x15\n\rqueue_seconds\x18\x01 \x01(\x01\x12\x17\n\x0fprefill_seconds\x18\x02 \x01(\x01\x12\x16\n\x0e\x64\x65\x63ode_seconds\x18\x03 \x01(\x01\x12#\n\x1btime_to_first_token_seconds\x18\x04 \x01(\x01\x12\x15\n\rtotal_seconds\x18\x05 \x01(\x01\"\x13\n\x11ListModelsRequest\"8\n\x12ListModelsResponse\x12\"\n\x06models\x18\x01 \x03(\x0b\x32\x12.dragoman.v1.Model\" \n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\x8a\x02\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x10\n\x08is_ready\x18\x03 \x01(\x08\x12\x11\n\tprecision\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\x12\x19\n\x11max_source_tokens\x18\x06 \x01(\r\x12\x19\n\x11max_target_tokens\x18\x07 \x01(\r\x12\x1e\n\x16\x64\x65\x66\x61ult_max_new_tokens\x18\x08 \x01(\r\x12\x11\n\tmax_slots\x18\t \x01(\r\x12\x19\n\x11source_vocab_size\x18\n \x01(\r\x12\x19\n\x11target_vocab_size\x18\x0b \x01(\r\x12\x0e\n\x06\x64omain\x18\x0c \x01(\t*^\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x15\n\x11\x46INISH_REASON_EOS\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xd0\x03\n\nGeneration\x12G\n\x08Generate\x12\x1c.dragoman.v1.GenerateRequest\x1a\x1d.dragoman.v1.GenerateResponse\x12U\n\x0eGenerateStream\x12\x1c.dragoman.v1.GenerateRequest\x1a#.dragoman.v1.GenerateStreamResponse0\x01\x12U\n\rGenerateBatch\x12\x1c.dragoman.v1.GenerateRequest\x1a\".dragoman.v1.GenerateBatchResponse(\x01\x30\x01\x12>\n\x05Score\x12\x19.dragoman.v1.ScoreRequest\x1a\x1a.dragoman.v1.ScoreResponse\x12M\n\nListModels\x12\x1e.dragoman.v1.ListModelsRequest\x1a\x1f.dragoman.v1.ListModelsResponse\x12<\n\x08GetModel\x12\x1c.dragoman.v1.GetModelRequest\x1a\x12.dragoman.v1.Modelb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'dragoman.v1.generation_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=2774
-  _globals['_FINISHREASON']._serialized_end=2868
-  _globals['_GENERATEREQUEST']._serialized_start=71
-  _globals['_GENERATEREQUEST']._serialized_end=763
-  _globals['_GENERATERESPONSE']._serialized_start=766
-  _globals['_GENERATERESPONSE']._serialized_end=1084
-  _globals['_ANSWER']._serialized_start=1087
-  _globals['_ANSWER']._serialized_end=1236
-  _globals['_TOKENLOGPROB']._serialized_start=1238
-  _globals['_TOKENLOGPROB']._serialized_end=1340
-  _globals['_GENERATESTREAMRESPONSE']._serialized_start=1342
-  _globals['_GENERATESTREAMRESPONSE']._serialized_end=1443
-  _globals['_GENERATEBATCHRESPONSE']._serialized_start=1446
-  _globals['_GENERATEBATCHRESPONSE']._serialized_end=1588
-  _globals['_SCOREREQUEST']._serialized_start=1591
-  _globals['_SCOREREQUEST']._serialized_end=1843
-  _globals['_SCORERESPONSE']._serialized_start=1846
-  _globals['_SCORERESPONSE']._serialized_end=2097
-  _globals['_ALIGNMENT']._serialized_start=2099
-  _globals['_ALIGNMENT']._serialized_end=2204
-  _globals['_USAGE']._serialized_start=2206
-  _globals['_USAGE']._serialized_end=2262
-  _globals['_TIMINGS']._serialized_start=2265
-  _globals['_TIMINGS']._serialized_end=2406
-  _globals['_LISTMODELSREQUEST']._serialized_start=2408
-  _globals['_LISTMODELSREQUEST']._serialized_end=2427
-  _globals['_LISTMODELSRESPONSE']._serialized_start=2429
-  _globals['_LISTMODELSRESPONSE']._serialized_end=2485
-  _globals['_GETMODELREQUEST']._serialized_start=2487
-  _globals['_GETMODELREQUEST']._serialized_end=2519
-  _globals['_MODEL']._serialized_start=2522
-  _globals['_MODEL']._serialized_end=2772
-  _globals['_GENERATION']._serialized_start=2871
-  _globals['_GENERATION']._serialized_end=3335
+  _globals['_FINISHREASON']._serialized_start=2936
+  _globals['_FINISHREASON']._serialized_end=3030
+  _globals['_GENERATEREQUEST']._serialized_start=73
+  _globals['_GENERATEREQUEST']._serialized_end=765
+  _globals['_GENERATERESPONSE']._serialized_start=768
+  _globals['_GENERATERESPONSE']._serialized_end=1086
+  _globals['_ANSWER']._serialized_start=1089
+  _globals['_ANSWER']._serialized_end=1238
+  _globals['_TOKENLOGPROB']._serialized_start=1240
+  _globals['_TOKENLOGPROB']._serialized_end=1342
+  _globals['_GENERATESTREAMRESPONSE']._serialized_start=1344
+  _globals['_GENERATESTREAMRESPONSE']._serialized_end=1445
+  _globals['_GENERATEBATCHRESPONSE']._serialized_start=1448
+  _globals['_GENERATEBATCHRESPONSE']._serialized_end=1590
+  _globals['_ERROR']._serialized_start=1593
+  _globals['_ERROR']._serialized_end=1734
+  _globals['_SCOREREQUEST']._serialized_start=1737
+  _globals['_SCOREREQUEST']._serialized_end=1989
+  _globals['_SCORERESPONSE']._serialized_start=1992
+  _globals['_SCORERESPONSE']._serialized_end=2243
+  _globals['_ALIGNMENT']._serialized_start=2245
+  _globals['_ALIGNMENT']._serialized_end=2350
+  _globals['_USAGE']._serialized_start=2352
+  _globals['_USAGE']._serialized_end=2408
+  _globals['_TIMINGS']._serialized_start=2411
+  _globals['_TIMINGS']._serialized_end=2552
+  _globals['_LISTMODELSREQUEST']._serialized_start=2554
+  _globals['_LISTMODELSREQUEST']._serialized_end=2573
+  _globals['_LISTMODELSRESPONSE']._serialized_start=2575
+  _globals['_LISTMODELSRESPONSE']._serialized_end=2631
+  _globals['_GETMODELREQUEST']._serialized_start=2633
+  _globals['_GETMODELREQUEST']._serialized_end=2665
+  _globals['_MODEL']._serialized_start=2668
+  _globals['_MODEL']._serialized_end=2934
+  _globals['_GENERATION']._serialized_start=3033
+  _globals['_GENERATION']._serialized_end=3497
 # @@protoc_insertion_point(module_scope)

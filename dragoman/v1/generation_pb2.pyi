@@ -1,4 +1,4 @@
-from google.rpc import status_pb2 as _status_pb2
+from google.protobuf import any_pb2 as _any_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -136,8 +136,20 @@ class GenerateBatchResponse(_message.Message):
     ERROR_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     response: GenerateResponse
-    error: _status_pb2.Status
-    def __init__(self, request_id: _Optional[str] = ..., response: _Optional[_Union[GenerateResponse, _Mapping]] = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ...) -> None: ...
+    error: Error
+    def __init__(self, request_id: _Optional[str] = ..., response: _Optional[_Union[GenerateResponse, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
+
+class Error(_message.Message):
+    __slots__ = ("code", "message", "details", "retry_after_seconds")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    DETAILS_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    code: int
+    message: str
+    details: _containers.RepeatedCompositeFieldContainer[_any_pb2.Any]
+    retry_after_seconds: float
+    def __init__(self, code: _Optional[int] = ..., message: _Optional[str] = ..., details: _Optional[_Iterable[_Union[_any_pb2.Any, _Mapping]]] = ..., retry_after_seconds: _Optional[float] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
     __slots__ = ("model", "text", "target", "request_id", "priority", "length_penalty", "return_alignment", "return_word_alignment", "alignment_layer")
@@ -234,7 +246,7 @@ class GetModelRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "version", "is_ready", "precision", "device", "max_source_tokens", "max_target_tokens", "default_max_new_tokens", "max_slots", "source_vocab_size", "target_vocab_size")
+    __slots__ = ("name", "version", "is_ready", "precision", "device", "max_source_tokens", "max_target_tokens", "default_max_new_tokens", "max_slots", "source_vocab_size", "target_vocab_size", "domain")
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     IS_READY_FIELD_NUMBER: _ClassVar[int]
@@ -246,6 +258,7 @@ class Model(_message.Message):
     MAX_SLOTS_FIELD_NUMBER: _ClassVar[int]
     SOURCE_VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     TARGET_VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    DOMAIN_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: str
     is_ready: bool
@@ -257,4 +270,5 @@ class Model(_message.Message):
     max_slots: int
     source_vocab_size: int
     target_vocab_size: int
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., is_ready: _Optional[bool] = ..., precision: _Optional[str] = ..., device: _Optional[str] = ..., max_source_tokens: _Optional[int] = ..., max_target_tokens: _Optional[int] = ..., default_max_new_tokens: _Optional[int] = ..., max_slots: _Optional[int] = ..., source_vocab_size: _Optional[int] = ..., target_vocab_size: _Optional[int] = ...) -> None: ...
+    domain: str
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., is_ready: _Optional[bool] = ..., precision: _Optional[str] = ..., device: _Optional[str] = ..., max_source_tokens: _Optional[int] = ..., max_target_tokens: _Optional[int] = ..., default_max_new_tokens: _Optional[int] = ..., max_slots: _Optional[int] = ..., source_vocab_size: _Optional[int] = ..., target_vocab_size: _Optional[int] = ..., domain: _Optional[str] = ...) -> None: ...

@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class GenerationStub:
-    """Missing associated documentation comment in .proto file."""
+    """Text generation: one text, one text in pieces, many texts on one stream, and what a given text is worth to the model.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -67,7 +68,8 @@ class GenerationStub:
 
 
 class GenerationServicer:
-    """Missing associated documentation comment in .proto file."""
+    """Text generation: one text, one text in pieces, many texts on one stream, and what a given text is worth to the model.
+    """
 
     def Generate(self, request, context):
         """Generates the whole answer and returns it at once.
@@ -154,7 +156,8 @@ def add_GenerationServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Generation:
-    """Missing associated documentation comment in .proto file."""
+    """Text generation: one text, one text in pieces, many texts on one stream, and what a given text is worth to the model.
+    """
 
     @staticmethod
     def Generate(request,

@@ -163,4 +163,5 @@ def _describe(model: Model) -> generation_pb2.Model:
         max_slots=model.max_slots,
         source_vocab_size=manifest.source_vocab_size,
         target_vocab_size=manifest.target_vocab_size,
+        domain=manifest.domain,
     )

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 from google.protobuf import any_pb2
-from google.rpc import code_pb2, error_details_pb2, status_pb2
+from google.rpc import code_pb2, error_details_pb2
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 
@@ -109,6 +109,7 @@ class Service(generation_pb2_grpc.GenerationServicer):
                 max_slots=64,
                 source_vocab_size=6000,
                 target_vocab_size=7000,
+                domain="captions of photographs",
             ),
             generation_pb2.Model(name="en-fr", version="1"),
         ]
@@ -329,19 +330,19 @@ def failing() -> Callable[..., Callable[[grpc.ServicerContext], None]]:
 
 
 @pytest.fixture
-def refusing() -> Callable[..., status_pb2.Status]:
+def refusing() -> Callable[..., generation_pb2.Error]:
     """Make the status that a request of a batch fails with."""
     return make_status
 
 
-def make_status(code: str, message: str = "no", retry_after: tuple[int, int] | None = None) -> status_pb2.Status:
+def make_status(code: str, message: str = "no", retry_after: tuple[int, int] | None = None) -> generation_pb2.Error:
     details = []
     if retry_after is not None:
         info = error_details_pb2.RetryInfo()
         info.retry_delay.seconds, info.retry_delay.nanos = retry_after
         details.append(any_pb2.Any())
         details[0].Pack(info)
-    return status_pb2.Status(code=code_pb2.Code.Value(code), message=message, details=details)
+    return generation_pb2.Error(code=code_pb2.Code.Value(code), message=message, details=details)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import math
 
 import pytest
-from google.rpc import status_pb2
 
 from dragoman.client.batch import Batch, Outcome, Sending
 from dragoman.client.errors import InternalError, InvalidArgument, Overloaded, Unavailable
@@ -25,7 +24,7 @@ def answer(sending: Sending, text: str = "ok") -> generation_pb2.GenerateBatchRe
     return generation_pb2.GenerateBatchResponse(request_id=request_id, response=response)
 
 
-def refuse(sending: Sending, error: status_pb2.Status) -> generation_pb2.GenerateBatchResponse:
+def refuse(sending: Sending, error: generation_pb2.Error) -> generation_pb2.GenerateBatchResponse:
     return generation_pb2.GenerateBatchResponse(request_id=sending.message.request_id, error=error)
 
 

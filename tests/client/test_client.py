@@ -292,7 +292,9 @@ def test_models_are_listed_with_all_they_say(call) -> None:
         max_slots=64,
         source_vocab_size=6000,
         target_vocab_size=7000,
+        domain="captions of photographs",
     )
+    assert second.domain == ""
     assert (second.name, second.is_ready) == ("en-fr", False)
 
 

@@ -6,6 +6,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc import aio
 
 from dragoman.client.errors import CallError, Overloaded, Unavailable, from_rpc_error, from_status
+from dragoman.v1.generation_pb2 import Error
 
 KEY = "grpc-status-details-bin"
 
@@ -71,10 +72,10 @@ def test_status_without_a_class_of_its_own_keeps_its_name() -> None:
 def test_status_message_becomes_the_error_that_a_call_would_raise(code: int, name: str) -> None:
     info = error_details_pb2.RetryInfo()
     info.retry_delay.seconds = 2
-    error = from_status(status_pb2.Status.FromString(status_with(info, code=code, message="full")), "r-1")
+    error = from_status(Error.FromString(status_with(info, code=code, message="full")), "r-1")
     assert (type(error) is Overloaded, error.code) == (name == "RESOURCE_EXHAUSTED", name)
     assert (error.message, error.retry_after_seconds, error.request_id) == ("full", 2.0, "r-1")
 
 
 def test_status_message_without_a_reason_says_so() -> None:
-    assert from_status(status_pb2.Status(code=13)).message == "the server gave no reason (INTERNAL)"
+    assert from_status(Error(code=13)).message == "the server gave no reason (INTERNAL)"

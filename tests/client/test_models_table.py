@@ -1,5 +1,5 @@
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from io import StringIO
 
 import pytest
@@ -23,6 +23,21 @@ def test_table_has_a_row_for_each_model_and_cuts_nothing(models) -> None:
     )
     assert first.replace("│", "").split() == ["en-de", "3", "yes", "fp32", "cpu", "256", "200", "128", "64"]
     assert second.replace("│", "").split() == [models[1].name, "2026-01", "no", "int8", "cuda:0", "512", "511", "100", "8"]
+
+
+def test_domains_are_told_below_the_table_by_those_that_have_one(models) -> None:
+    out = StringIO()
+    captions = "short descriptions, [b]as in captions[/b] of photographs; " * 5
+    print_models([replace(models[0], domain=captions.strip()), models[1]], out)
+    assert out.getvalue().splitlines()[-2:][1:] == [f"Domain of en-de: {captions.strip()}"]
+    assert out.getvalue().count("Domain") == 1
+
+
+def test_what_a_server_says_cannot_steer_the_terminal(models) -> None:
+    out = StringIO()
+    print_models([replace(models[0], version="\x1b[2J", domain="a\x1b]0;mine\x07b\u202ec")], out)
+    assert out.getvalue().replace("\n", "").isprintable()
+    assert "a\ufffd]0;mine\ufffdb\ufffdc" in out.getvalue()
 
 
 def test_json_has_an_object_for_each_model(models) -> None:

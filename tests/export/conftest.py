@@ -57,6 +57,7 @@ def checkpoint(make_checkpoint: MakeCheckpoint) -> Checkpoint:
 def checkpoint_dir(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("checkpoint") / "tiny"
     checkpoint.save(directory)
+    (directory / "README.md").write_text("# tiny\n\nDomain: **dogs** on the grass\n")
     return directory
 
 

@@ -18,6 +18,7 @@ from dragoman.export.bundle import (
     PARITY_FILE,
     Bundle,
     BundleError,
+    Manifest,
     Tensors,
     content_version,
     cross_kv_names,
@@ -26,6 +27,41 @@ from dragoman.export.bundle import (
     self_kv_output_names,
 )
 from dragoman.model.errors import InputError
+
+# A manifest of format 2 as it was before there was a domain.
+BEFORE_DOMAINS: dict[str, Any] = {
+    "format_version": 2,
+    "name": "x",
+    "version": "x",
+    "precision": "fp32",
+    "d_model": 8,
+    "num_heads": 1,
+    "head_dim": 8,
+    "num_encoder_layers": 1,
+    "num_decoder_layers": 1,
+    "source_vocab_size": 3,
+    "target_vocab_size": 3,
+    "pad_id": 0,
+    "eos_id": 1,
+    "decoder_start_id": 2,
+    "max_source_tokens": 4,
+    "max_target_tokens": 4,
+    "default_max_new_tokens": 4,
+    "tensors": msgspec.to_builtins(Tensors.of_layers(1)),
+    "files": {"encoder.onnx": {"size": 1, "sha256": "0" * 64}},
+    "origin": {"weights_sha256": "0" * 64, "torch": "2", "onnx": "1"},
+    "parity": {
+        "tolerance": 1.0,
+        "max_log_prob_difference": 0.0,
+        "num_rows": 1,
+        "num_steps": 1,
+        "num_sentences": 1,
+        "num_token_mismatches": 0,
+        "num_pairs": 1,
+        "max_score_difference": 0.0,
+        "max_attention_difference": 0.0,
+    },
+}
 
 
 def edit(directory: Path, change: Callable[[dict[str, Any]], object]) -> None:
@@ -46,7 +82,7 @@ def test_refusal_is_a_fault_of_the_input() -> None:
 
 
 def test_server_can_import_it_without_the_libraries_of_export() -> None:
-    program = "import sys, export.bundle; sys.exit(bool({'torch', 'onnx', 'onnxruntime'} & set(sys.modules)))"
+    program = "import sys, dragoman.export.bundle; sys.exit(bool({'torch', 'onnx', 'onnxruntime'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[2], check=False).returncode == 0
 
 
@@ -127,6 +163,12 @@ def test_other_format_version_is_refused_before_the_rest_is_read(bundle_dir: Pat
         (lambda m: m.update(pad_id=300), "pad_id 300"),
         (lambda m: m.update(default_max_new_tokens=21), "default_max_new_tokens 21"),
         (lambda m: m["files"]["encoder.onnx"].update(sha256="ABC"), "sha256"),
+        (lambda m: m.update(domain="x" * 201), "domain"),
+        (lambda m: m.update(domain="two\nlines\n"), "domain"),
+        (lambda m: m.update(domain="at the end\n"), "domain"),
+        (lambda m: m.update(domain="\x1b[2J"), "domain"),
+        (lambda m: m.update(domain="\u202etxet"), "domain"),
+        (lambda m: m.update(domain=None), "domain"),
     ],
 )
 def test_manifest_that_makes_no_sense_is_refused(bundle_dir: Path, change: Callable[[dict[str, Any]], object], reason: str) -> None:
@@ -218,6 +260,19 @@ def test_tokeniser_with_more_tokens_than_the_model_is_refused(exported: Path) ->
         bundle.tokenizer()
 
 
+def test_domain_comes_from_the_checkpoints_card(exported: Path) -> None:
+    assert Bundle.open(exported).manifest.domain == "dogs on the grass"
+
+
+def test_bundle_from_before_there_was_a_domain_is_read_and_keeps_its_version(bundle_dir: Path) -> None:
+    version = Bundle.open(bundle_dir).manifest.version
+    edit(bundle_dir, lambda manifest: manifest.pop("domain"))
+    manifest = Bundle.open(bundle_dir).manifest
+    assert manifest.domain == ""
+    assert content_version(manifest) == version
+    assert content_version(msgspec.convert(BEFORE_DOMAINS, Manifest)) == "1b2f0f828a99", "what it was then"
+
+
 def test_version_follows_what_the_model_answers_and_nothing_else(exported: Path) -> None:
     manifest = Bundle.open(exported).manifest
     assert manifest.version == content_version(manifest)
@@ -229,7 +284,7 @@ def test_version_follows_what_the_model_answers_and_nothing_else(exported: Path)
     def files(path: str) -> dict[str, Any]:
         return manifest.files | {path: msgspec.structs.replace(manifest.files[path], sha256="0" * 64)}
 
-    assert version(name="other") == manifest.version
+    assert version(name="other") == manifest.version == version(domain="other")
     assert version(files=files(PARITY_FILE)) == manifest.version
     assert version(files=dict(reversed(manifest.files.items()))) == manifest.version
     others = [

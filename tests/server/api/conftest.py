@@ -208,7 +208,7 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture
 def make_model(tokenizer: Tokenizer) -> Callable[..., Any]:
-    def make(name: str = "en-de", **limits: int) -> Any:
+    def make(name: str = "en-de", **limits: Any) -> Any:
         manifest = {
             "max_source_tokens": 64,
             "max_target_tokens": 48,
@@ -216,6 +216,7 @@ def make_model(tokenizer: Tokenizer) -> Callable[..., Any]:
             "default_max_new_tokens": 32,
             "eos_id": tokenizer.eos_id,
             "precision": "fp32",
+            "domain": "",
             "source_vocab_size": tokenizer.vocab_size,
             "target_vocab_size": tokenizer.vocab_size,
         }

@@ -412,7 +412,7 @@ def test_absurd_model_name_is_refused_not_quoted(serve: Any) -> None:
 
 def test_models_are_described_sorted_by_name(serve: Any, make_model: Any) -> None:
     async def run() -> None:
-        french = make_model("en-fr", max_source_tokens=99)
+        french = make_model("en-fr", max_source_tokens=99, domain="captions of photographs")
         french.engine.is_ready = False
         async with serve(french, make_model("en-de")) as world:
             listed = (await world.stub.ListModels(ListModelsRequest())).models
@@ -424,6 +424,7 @@ def test_models_are_described_sorted_by_name(serve: Any, make_model: Any) -> Non
             assert one == listed[1]
             assert (one.version, one.precision, one.device, one.max_slots) == ("v7", "fp32", "cpu", 8)
             assert (one.max_target_tokens, one.default_max_new_tokens) == (48, 32)
+            assert (one.domain, listed[0].domain) == ("captions of photographs", "")
             assert one.source_vocab_size == one.target_vocab_size == french.tokenizer.vocab_size
             assert world.records() == {}
 

@@ -1,0 +1,92 @@
+"""What is taken of a checkpoint's card, and what never passes."""
+
+import os
+import re
+import unicodedata
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dragoman.export.bundle import Line
+from dragoman.model.card import CARD_FILE, MAX_DOMAIN_CHARACTERS, CardError, plain, read_domain
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def domain(directory: Path, card: str | bytes) -> str:
+    (directory / CARD_FILE).write_bytes(card if isinstance(card, bytes) else card.encode())
+    return read_domain(directory)
+
+
+@pytest.mark.parametrize(
+    ("card", "expected"),
+    [
+        ("# en-de\n\nDomain: captions of photographs\n\nMore.", "captions of photographs"),
+        ("---\nlicense: mit\ndomain: 'news, 2010 to 2020'\n---\n# x", "news, 2010 to 2020"),
+        ('\ufeff---\r\ndomain: "law"\r\n---\r\n', "law"),
+        (
+            "**Domain:** _medical_ `letters`, see [the list](https://example.org/x) <br>of <b>wards</b>",
+            "medical letters, see the list of wards",
+        ),
+        ("__Domain__: talks", "talks"),
+        ("DOMAIN:\ttalks  by   many", "talks by many"),
+        ("Domain: first\nDomain: second", "first"),
+        ("domain: >-\n  folded\n\nDomain: plain", "plain"),
+        ("```\nDomain: an example\n```\nDomain: the truth", "the truth"),
+        ("Domain: 字幕 और समाचार", "字幕 और समाचार"),
+        ("Its domain: none at all", ""),
+        ("Domain:\nDomain: \nDomain: ...\nDomains: many", ""),
+        ("", ""),
+    ],
+)
+def test_the_first_line_that_names_a_domain_counts(tmp_path: Path, card: str, expected: str) -> None:
+    assert domain(tmp_path, card) == expected
+
+
+def test_no_card_is_no_domain(tmp_path: Path) -> None:
+    assert read_domain(tmp_path) == "" == read_domain(tmp_path / "none")
+    (tmp_path / CARD_FILE).mkdir()
+    assert read_domain(tmp_path) == ""
+    (tmp_path / CARD_FILE).rmdir()
+    os.mkfifo(tmp_path / CARD_FILE)
+    assert read_domain(tmp_path) == "", "what nobody writes into is not waited for"
+
+
+def test_card_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    domain(tmp_path, "Domain: x")
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(CardError, match=re.escape(f"{tmp_path / CARD_FILE}: Permission denied")):
+        read_domain(tmp_path)
+
+
+def test_card_of_any_bytes_and_any_size_is_borne(tmp_path: Path) -> None:
+    assert domain(tmp_path, b"Domain: caf\xe9 talk\n") == "caf\ufffd talk"
+    assert domain(tmp_path, os.urandom(1 << 20)) is not None
+    assert domain(tmp_path, "Domain: " + "<" * (1 << 22)) == ""
+    assert domain(tmp_path, "x\n" * (1 << 20) + "Domain: too far down") == ""
+
+
+def test_long_domain_ends_after_a_word(tmp_path: Path) -> None:
+    found = domain(tmp_path, "Domain: " + "many words " * 100)
+    assert len(found) <= MAX_DOMAIN_CHARACTERS and re.fullmatch("(many words )+many( words)?…", found)
+    assert domain(tmp_path, "Domain: " + "x" * 900) == "x" * (MAX_DOMAIN_CHARACTERS - 1) + "…"
+
+
+@given(st.text(st.sampled_from("ab \t\n\r\x00\x1b\x9b\u200f\u2028\u202e\u2066<>[]()*_`\"'!é字")) | st.text())
+def test_what_comes_of_any_text_is_one_harmless_line_that_a_bundle_takes(text: str) -> None:
+    found = plain(text)
+    assert len(found) <= MAX_DOMAIN_CHARACTERS
+    assert not any(unicodedata.category(character)[0] == "C" for character in found)
+    assert found == " ".join(found.split()) and not set(found) & set("<>`*")
+    assert msgspec.convert(found, Line) == found
+
+
+@pytest.mark.parametrize("name", ["en-de", "en-fr"])
+def test_shipped_models_say_that_they_know_captions(name: str) -> None:
+    assert "captions" in read_domain(ROOT / "model/pretrained" / name)
