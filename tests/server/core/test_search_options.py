@@ -149,6 +149,15 @@ def test_end_of_sequence_may_be_suppressed(make_model: Any) -> None:
         ({"suppressed_tokens": [3] * 257}, "suppressed_tokens: 257 tokens; at most 256 are allowed"),
         ({"suppressed_tokens": [4, 330]}, "suppressed_tokens: 330 is not in 0 to 329, the target vocabulary of model en-de"),
         ({"top_log_probs": 21}, "top_log_probs: 21 is not in 0 to 20"),
+        # What gRPC cannot send, and other faces can.
+        ({"top_log_probs": -1}, "top_log_probs: -1 is not in 0 to 20"),
+        ({"do_sample": True, "top_k": -1}, "top_k: -1 is not in 0 to 330, target_vocab_size of model en-de"),
+        ({"do_sample": True, "seed": -1}, "seed: -1 is not in 0 to 18446744073709551615"),
+        ({"do_sample": True, "seed": 2**64}, "seed: 18446744073709551616 is not in 0 to 18446744073709551615"),
+        ({"min_new_tokens": -1}, "min_new_tokens: -1 is negative"),
+        ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size: -1 is not in 0 to 48, max_target_tokens of model en-de"),
+        ({"suppressed_tokens": [-1, 4]}, "suppressed_tokens: -1 is not in 0 to 329, the target vocabulary of model en-de"),
+        ({"num_beams": -1}, "num_beams: -1 is not in 1 to 8, max_slots of model en-de"),
     ],
     ids=str,
 )

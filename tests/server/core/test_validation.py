@@ -38,6 +38,15 @@ def test_odd_text_is_served(make_model: Any, text: str) -> None:
     assert model.tokenizer.decode(ids) == text
 
 
+@pytest.mark.parametrize("field", ["text", "forced_prefix"])
+@pytest.mark.parametrize("length", [1, validation.MAX_INLINE_CHARACTERS])
+def test_half_a_surrogate_pair_is_refused(make_model: Any, field: str, length: int) -> None:
+    """JSON can say it, UTF-8 cannot."""
+    model = make_model(max_source_tokens=10_000, max_target_tokens=10_000)
+    request = GenerateRequest(**{"text": "a", field: "é" * length + "\ud83d"})  # type: ignore[arg-type]
+    assert refusal(request, model) == f"{field}: character {length + 1} is half a surrogate pair"
+
+
 def test_longest_source_fits_and_one_token_more_does_not(make_model: Any) -> None:
     model = make_model()
     text = "A dog runs through the snow."

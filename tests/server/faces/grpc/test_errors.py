@@ -3,7 +3,6 @@ import pytest
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
-from dragoman.server.core.ids import new_incident
 from dragoman.server.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -60,7 +59,3 @@ def test_long_message_is_shortened_to_what_headers_carry(character: str) -> None
     assert shortened.endswith("...")
     assert f"text: {message}".startswith(shortened.removesuffix("..."))
     assert errors.MAX_MESSAGE_BYTES - 4 < len(shortened.removesuffix("...").encode()) <= errors.MAX_MESSAGE_BYTES
-
-
-def test_incidents_differ() -> None:
-    assert len({new_incident() for _ in range(100)}) == 100

@@ -395,7 +395,8 @@ def test_unknown_model_lists_the_loaded_ones(serve: Any, make_model: Any) -> Non
             for name in ("nobody", ""):
                 error = await failure(world.stub.Generate(GenerateRequest(model=name, text=TEXT)))
                 assert error.code() is grpc.StatusCode.NOT_FOUND
-                assert "en-de, en-fr" in (error.details() or "")
+                hint = "is missing; choose one of" if not name else "'nobody' is not loaded; loaded:"
+                assert error.details() == f"model: {hint} en-de, en-fr"
 
     asyncio.run(run())
 
