@@ -1,7 +1,7 @@
 """The two families of errors a caller can see: faults of the request and faults of the server.
 
-Each class carries the name of its gRPC status; `server/api/errors.py` alone turns them into statuses. The message is for the
-caller: it names the field or the limit and never holds internal text.
+Each class carries the name of its status, one of `google.rpc.Code`; every face turns these into its own in one place. The message
+is for the caller: it names the field or the limit and never holds internal text.
 """
 
 from typing import ClassVar
@@ -11,7 +11,7 @@ class ServiceError(Exception):
     """What a caller may be told.
 
     Attributes:
-        code: Name of the gRPC status.
+        code: Name of the status.
         refusal: For metrics: why a request was turned away before any work; empty where it was not.
         retry_after_seconds: When trying again makes sense; None where it does not.
     """
@@ -46,7 +46,18 @@ class UnknownModel(ClientFault):
     refusal = "unknown_model"
 
     def __init__(self, name: str, loaded: list[str]) -> None:
-        super().__init__(f"model: {name!r} is not loaded; loaded: {', '.join(sorted(loaded)) or 'none'}")
+        names = ", ".join(sorted(loaded))
+        if name:
+            super().__init__(f"model: {name!r} is not loaded; loaded: {names or 'none'}")
+        else:
+            super().__init__(f"model: is missing; choose one of {names}" if names else "model: is missing, and none is loaded")
+
+
+class Unauthenticated(ClientFault):
+    """The caller did not show a token we know."""
+
+    code = "UNAUTHENTICATED"
+    refusal = "unauthenticated"
 
 
 class DeadlineExceeded(ClientFault):
@@ -94,6 +105,15 @@ class Draining(Unavailable):
     """The server takes nothing new; nothing was done for this request."""
 
     refusal = "draining"
+
+
+class UnexpectedFault(ServerFault):
+    """An exception nobody foresaw; the caller gets an id that the log has too, and nothing else."""
+
+    code = "INTERNAL"
+
+    def __init__(self, incident: str) -> None:
+        super().__init__(f"internal error; quote incident {incident}")
 
 
 class StepFailed(ServerFault):

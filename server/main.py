@@ -4,6 +4,7 @@ The exit code is 0 after a drain, 1 if an engine cannot start, 2 if a setting or
 """
 
 import asyncio
+import contextlib
 import gc
 import os
 import signal
@@ -19,10 +20,11 @@ from prometheus_client.registry import CollectorRegistry
 
 from dragoman.export.bundle import Bundle
 from dragoman.server import config as settings
-from dragoman.server.api.server import ApiServer, build_server
 from dragoman.server.config import ConfigError, ServerConfig
+from dragoman.server.core.core import Core
 from dragoman.server.cores import TooFewCores, available_cores, divide_cores
 from dragoman.server.engine.settings import DeviceSettings, EngineSettings
+from dragoman.server.faces.grpc.server import GrpcServer, build_server
 from dragoman.server.repository import LoadedModel, Repository, find_bundles
 from dragoman.server.supervisor import EngineCannotStart, RestartPolicy, SupervisedEngine
 from dragoman.server.telemetry import logs
@@ -39,7 +41,7 @@ log = structlog.get_logger("dragoman")
 
 
 def serve(overrides: Mapping[str, Any], config_file: Path | None) -> NoReturn:
-    """Serve until SIGTERM or SIGINT, and end the process.
+    """Serve until SIGTERM, SIGINT or SIGHUP, and end the process.
 
     Args:
         overrides: Settings given as flags, by name.
@@ -50,14 +52,17 @@ def serve(overrides: Mapping[str, Any], config_file: Path | None) -> NoReturn:
     """
     config = settings.load(overrides, config_file)
     logs.configure_logging(config.log_level, config.log_format)
-    signal.signal(signal.SIGTERM, _end_before_start)
+    for number in _drain_signals():
+        if number != signal.SIGINT:
+            signal.signal(number, _end_before_start)
     bundles = find_bundles(config.models)
     with asyncio.Runner() as runner:
         code = runner.run(Service(config, bundles).run())
         # Not through the server's own shutdown: gRPC core would end calls that it has not handed over yet as CANCELLED, which
         # nobody retries. A connection that breaks ends them as UNAVAILABLE.
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError):  # the terminal may be gone
+                stream.flush()
         os._exit(code)
 
 
@@ -83,35 +88,36 @@ class Service:
         self.repository = Repository(bundles, self._make_engine)
         for model in self.repository.all():
             self._describe(model)
-        self._api: ApiServer | None = None
+        self.core = Core(self.repository, self.metrics, self._tracer)
+        self._face: GrpcServer | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> int:
         """Serve until a signal; return the exit code."""
         stopping = asyncio.Event()
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in _drain_signals():
             loop.add_signal_handler(number, self._on_signal, number, stopping)
-        api = self._api = build_server(self.config, self.repository, self.metrics, self._tracer)
+        face = self._face = build_server(self.config, self.core)
         with AdminServer(
-            self.config.metrics_host, self.config.metrics_port, self.metrics.wsgi_app(), lambda: api.is_ready
+            self.config.metrics_host, self.config.metrics_port, self.metrics.wsgi_app(), lambda: self.core.is_ready
         ) as admin:
-            await api.start()
-            log.info("listening", host=self.config.host, port=api.port, metrics_port=admin.port, pid=os.getpid())
+            await face.start()
+            log.info("listening", host=self.config.host, port=face.port, metrics_port=admin.port, pid=os.getpid())
             try:
                 if await self._start_engines(stopping):
                     names = [model.name for model in self.repository.all()]
-                    log.info("serving", port=api.port, metrics_port=admin.port, models=names, num_threads=self._num_threads)
+                    log.info("serving", port=face.port, metrics_port=admin.port, models=names, num_threads=self._num_threads)
                     gc.collect()
                     gc.freeze()  # what is there now stays: the collector need not look at it while requests wait
                     gc.set_threshold(10_000, 20, 100)
                     await stopping.wait()
-                    await self._drain(api)
+                    await self._drain(face)
             except EngineCannotStart as error:
                 log.error("cannot serve", reason=str(error))
                 return 1
             finally:
-                await api.end_calls()
+                await self.core.end_calls()
                 await asyncio.gather(self._flush_spans(), *(model.engine.stop() for model in self.repository.all()))
         log.info("stopped")
         return 0
@@ -130,10 +136,10 @@ class Service:
         await asyncio.gather(starting, return_exceptions=True)
         return False
 
-    async def _drain(self, api: ApiServer) -> None:
-        log.info("draining", num_running=api.num_running, seconds=self.config.drain_seconds)
-        if not await api.drain(self.config.drain_seconds):
-            log.warning("drain time is over", num_running=api.num_running)
+    async def _drain(self, face: GrpcServer) -> None:
+        log.info("draining", num_running=self.core.num_running, seconds=self.config.drain_seconds)
+        if not await self.core.drain(self.config.drain_seconds, face.update_health):
+            log.warning("drain time is over", num_running=self.core.num_running)
 
     async def _flush_spans(self) -> None:
         """Send what has been traced; a collector that does not answer is not waited for."""
@@ -141,8 +147,8 @@ class Service:
             log.warning("the collector takes no spans, the last ones are lost", endpoint=self.config.tracing_endpoint)
 
     def _on_signal(self, number: int, stopping: asyncio.Event) -> None:
-        """Begin to drain; a second signal ends the process at once."""
-        if stopping.is_set():
+        """Begin to drain; a second signal ends the process at once, but a terminal that closes may send more than one SIGHUP."""
+        if stopping.is_set() and number != signal.SIGHUP:
             log.warning("second signal, ending at once", signal=signal.Signals(number).name)
             os._exit(130)
         stopping.set()
@@ -185,13 +191,19 @@ class Service:
             self.metrics.observe_load(name, model.engine.ready.load_seconds)
         self.metrics.set_process(name, model.engine.process_id)
         self.metrics.set_ready(name, model.engine.is_ready)
-        if self._api is not None:
-            task = asyncio.get_running_loop().create_task(self._api.update_health())
+        if self._face is not None:
+            task = asyncio.get_running_loop().create_task(self._face.update_health())
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
     def _describe(self, model: LoadedModel) -> None:
         self.metrics.add_model(model.name, model.version, model.manifest.precision, model.device, model.max_slots)
+
+
+def _drain_signals() -> list[signal.Signals]:
+    """Return the signals that ask for a drain: SIGHUP, which a closing terminal sends, unless nohup has it ignored."""
+    is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [signal.SIGTERM, signal.SIGINT, *([] if is_ignored else [signal.SIGHUP])]
 
 
 def _make_tracer(config: ServerConfig) -> "Tracer | None":

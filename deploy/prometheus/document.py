@@ -1,4 +1,4 @@
-"""Bring the table of metrics in docs/metrics.md up to date with what `server/telemetry/metrics.py` declares.
+"""Bring the table of metrics in docs/metrics.md up to date with what `server/telemetry` declares.
 
 Run `python -m deploy.prometheus.document` from the root of the repository; with `--check` it only tells whether the table is stale.
 """

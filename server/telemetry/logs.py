@@ -1,12 +1,15 @@
 """Logging: one JSON object a line on standard error, or text for a terminal; other libraries' logs go through here too.
 
+A line that nobody takes any more, because the terminal was closed or the pipe's reader has gone, is lost, and nothing else is.
+
 What is bound with `structlog.contextvars` (the request id, the model) is on every line of that request. A user's text is never
 logged: callers do not pass it, and tracebacks are written without the values of variables.
 """
 
+import contextlib
 import logging
 import sys
-from typing import Any, Literal, TextIO
+from typing import Any, Literal, TextIO, cast
 
 import msgspec
 import structlog
@@ -23,7 +26,7 @@ def configure_logging(level: str, log_format: LogFormat, stream: TextIO | None =
         log_format: `json` or `console`.
         stream: Where to; standard error if None.
     """
-    target = sys.stderr if stream is None else stream
+    target = cast(TextIO, _Lossy(sys.stderr if stream is None else stream))
     threshold = logging.getLevelNamesMapping()[level.upper()]
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -51,6 +54,22 @@ def configure_logging(level: str, log_format: LogFormat, stream: TextIO | None =
     root.addHandler(handler)
     root.setLevel(threshold)
     logging.captureWarnings(True)
+
+
+class _Lossy:
+    """A stream that loses what cannot be written."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.isatty = stream.isatty
+
+    def write(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()
 
 
 def _renderers(log_format: LogFormat, target: TextIO) -> list[Processor]:

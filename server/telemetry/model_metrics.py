@@ -1,18 +1,15 @@
 """One model's series: what the engine and the API say of it, counted.
 
-What the metrics are called and mean is declared in `metrics.py`.
+What the metrics are called and mean is in `declarations.py`.
 """
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from prometheus_client import Gauge
 
 from dragoman.server.engine import messages
-
-if TYPE_CHECKING:
-    from dragoman.server.telemetry.metrics import Metrics
+from dragoman.server.telemetry.declarations import Declarations
 
 ANSWERS = ("eos", "length")
 # What stands for a finish reason where a pair was scored.
@@ -25,7 +22,7 @@ REFUSALS = ("deadline_unmet", "invalid", "not_ready", "queue_full")
 class ModelMetrics:
     """One model's series, looked up once: finding a labelled child costs more than counting."""
 
-    def __init__(self, metrics: "Metrics", name: str, num_slots: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, metrics: Declarations, name: str, num_slots: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.num_slots = num_slots
         self.statistics = messages.Statistics()
         self.restarts = metrics.engine_restarts.labels(name)
@@ -105,14 +102,14 @@ class ModelMetrics:
         self._score_tokens.inc(len(pair.source_ids) + len(pair.target_ids))
         self._score_latency.observe(scored.ended - pair.arrival)
 
-    def _start_failures(self, metrics: "Metrics", name: str) -> None:
+    def _start_failures(self, metrics: Declarations, name: str) -> None:
         """Start counting at zero: a series that begins with its first failure hides that one from Prometheus."""
         for code in CODES:
             metrics.requests_failed.labels(name, code)
         for reason in REFUSALS:
             metrics.requests_rejected.labels(name, reason)
 
-    def _show_statistics(self, metrics: "Metrics", name: str) -> None:
+    def _show_statistics(self, metrics: Declarations, name: str) -> None:
         """Have the gauges read the engine's last word."""
 
         def show(gauge: Gauge, value: Callable[[messages.Statistics], float]) -> None:

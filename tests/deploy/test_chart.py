@@ -10,15 +10,15 @@ import pytest
 from prometheus_client.registry import CollectorRegistry
 
 from dragoman.server import config as settings
-from dragoman.server.api import server as api_server
-from dragoman.server.api.health import LIVENESS, OVERALL
+from dragoman.server.core.core import CLOSE_SECONDS
+from dragoman.server.faces.grpc.health import LIVENESS, OVERALL
 from dragoman.server.supervisor import STOP_SECONDS
 from dragoman.server.telemetry.metrics import Metrics
 
 Render = Callable[..., Any]
 TLS = {"tls": {"enabled": True, "secretName": "certificate", "clientCA": {"secretName": "clients"}}}
 # What the margin must cover: the last bytes, the end of the connections, and the engines told to stop and then killed.
-SECONDS_AFTER_DRAIN = 2 * api_server.CLOSE_SECONDS + 2 * STOP_SECONDS
+SECONDS_AFTER_DRAIN = 2 * CLOSE_SECONDS + 2 * STOP_SECONDS
 
 
 def test_helms_linter_finds_nothing(helm: Any) -> None:

@@ -1,9 +1,15 @@
-"""One tiny bundle for every test that needs a real model, with the checkpoint it came from."""
+"""For every test of the server: a scripted model, the log, and one tiny bundle where a real model is needed."""
 
+import io
+import json
+import logging
 import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import structlog
 import torch
 
 from dragoman.export.exporter import export_checkpoint
@@ -11,6 +17,10 @@ from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.config import ModelConfig
 from dragoman.model.tokenizer import Tokenizer
 from dragoman.model.transformer import Transformer
+from dragoman.server.telemetry.logs import configure_logging
+from tests.server.scripted import scripted_model
+
+TEXTS = ["Ein Hund läuft durch den Schnee.", "A dog runs through the snow.", "Zwei Männer spielen Fußball.", "日本語 のテキスト 🐕"]
 
 
 @pytest.fixture(scope="session")
@@ -52,3 +62,28 @@ def tiny_bundle(tiny_checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFa
 def bundle_copy(tiny_bundle: Path, tmp_path: Path) -> Path:
     """Return a copy of it, to be damaged."""
     return Path(shutil.copytree(tiny_bundle, tmp_path / "bundle"))
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.train(TEXTS * 4, vocab_size=330)
+
+
+@pytest.fixture
+def make_model(tokenizer: Tokenizer) -> Callable[..., Any]:
+    return lambda name="en-de", **limits: scripted_model(tokenizer, name, **limits)
+
+
+@pytest.fixture
+def logged() -> Iterator[Callable[[], list[dict[str, Any]]]]:
+    """Return what has been logged so far, parsed; every line must be JSON."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    root.handlers[:] = []
+    stream = io.StringIO()
+    configure_logging("info", "json", stream)
+    yield lambda: [json.loads(line) for line in stream.getvalue().splitlines()]
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.captureWarnings(False)
+    structlog.reset_defaults()

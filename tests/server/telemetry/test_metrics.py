@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from dragoman.server.config import LATENCY_BUCKETS
 from dragoman.server.engine.messages import Answer, Finished, Prefill, Request, Scored, ScoreRequest, Statistics, Step
+from dragoman.server.telemetry.declarations import Declarations
 from dragoman.server.telemetry.metrics import Metrics
 from dragoman.server.telemetry.model_metrics import CODES, REFUSALS, ModelMetrics
 
@@ -177,9 +178,9 @@ def test_an_engines_process_is_read_when_somebody_asks_and_only_while_there_is_o
     assert {value(registry, name) for name in names} == {None}
 
 
-def test_silence_is_counted_from_the_last_report_of_a_ready_engine(registry: CollectorRegistry, metrics: Metrics) -> None:
+def test_silence_is_counted_from_the_last_report_of_a_ready_engine(registry: CollectorRegistry) -> None:
     now = [50.0]
-    series = ModelMetrics(metrics, "en-fr", 4, clock=lambda: now[0])
+    series = ModelMetrics(Declarations(registry, LATENCY_BUCKETS), "en-fr", 4, clock=lambda: now[0])
 
     def silence() -> float | None:
         return value(registry, "engine_silence_seconds", model="en-fr")
@@ -287,3 +288,11 @@ def test_first_bucket_tells_sub_millisecond_from_millisecond(registry: Collector
         metrics.observe_statistics("en-de", Statistics(steps=[Step(1, seconds)]))
     counts = [value(registry, "step_duration_seconds_bucket", le=le) for le in ("0.0005", "0.001", "0.002")]
     assert counts == [1, 2, 3]
+
+
+def test_no_series_tell_when_others_were_created(registry: CollectorRegistry, metrics: Metrics) -> None:
+    metrics.observe_failure("en-de", "INTERNAL")
+    metrics.observe_finished("en-de", REQUEST, finished())
+    scraped = generate_latest(registry).decode()
+    assert "dragoman_requests_failed_total" in scraped and "dragoman_time_to_first_token_seconds_count" in scraped
+    assert "_created" not in scraped

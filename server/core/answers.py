@@ -1,0 +1,165 @@
+"""What callers get, in no protocol's terms, and how it is made of what the engine reports."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from dragoman.model.tokenizer import Tokenizer
+from dragoman.server.core.calls import Call
+from dragoman.server.core.ports import Model
+from dragoman.server.core.validation import Prepared
+from dragoman.server.engine import messages
+
+
+class TokenLogProb(NamedTuple):
+    """A token and how likely it was; a tuple, since an answer may have thousands of them.
+
+    Attributes:
+        token: Its id.
+        piece: Its text in UTF-8, perhaps a part of a character; empty for end-of-sequence.
+        log_prob: Natural logarithm of its probability, as the model gives it.
+        top: The likeliest tokens at its position, if asked for.
+    """
+
+    token: int
+    piece: bytes
+    log_prob: float
+    top: Sequence["TokenLogProb"] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One generated sequence.
+
+    Attributes:
+        text: What it says.
+        tokens: Its ids, the forced prefix included, end-of-sequence not.
+        finish_reason: Whether it ended by itself.
+        score: What answers are ranked by.
+        log_probs: Of each generated token, end-of-sequence included, the forced prefix not; empty unless asked for.
+    """
+
+    text: str
+    tokens: Sequence[int]
+    finish_reason: Literal["eos", "length"]
+    score: float
+    log_probs: Sequence[TokenLogProb] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Where a request's time went, in seconds."""
+
+    queue_seconds: float
+    prefill_seconds: float
+    decode_seconds: float
+    time_to_first_token_seconds: float
+    total_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """All that a request is answered with.
+
+    Attributes:
+        request_id: The caller's or ours.
+        model: Name of the model that answered.
+        model_version: Of its bundle.
+        answers: The best one first; at least one.
+        is_truncated: Whether the source was cut.
+        source_tokens: Tokens of the source.
+        generated_tokens: Tokens generated for all answers.
+        timings: Where the time went.
+        seed: What samples were drawn with; None for other searches.
+    """
+
+    request_id: str
+    model: str
+    model_version: str
+    answers: Sequence[Answer]
+    is_truncated: bool
+    source_tokens: int
+    generated_tokens: int
+    timings: Timings
+    seed: int | None
+
+    @property
+    def best(self) -> Answer:
+        """The first answer."""
+        return self.answers[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What is new of a streamed answer.
+
+    Attributes:
+        text: What follows the pieces before; never half a character.
+        tokens: Ids that follow those before.
+        result: The whole answer, in the last piece only.
+    """
+
+    text: str
+    tokens: Sequence[int]
+    result: Generated | None = None
+
+
+def to_generated(call: Call, model: Model, prepared: Prepared, finished: messages.Finished, text: str) -> Generated:
+    """Return what a request is answered with.
+
+    Args:
+        call: The request's record.
+        model: What answered.
+        prepared: The request.
+        finished: How it ended.
+        text: Text of the first answer.
+    """
+    request = prepared.request
+    admitted = request.arrival if finished.admitted is None else finished.admitted
+    first_token = finished.ended if finished.first_token is None else finished.first_token
+    texts = [text, *(model.tokenizer.decode(answer.token_ids) for answer in finished.answers[1:])]
+    sampling = request.search.sampling
+    return Generated(
+        request_id=call.request_id,
+        model=model.name,
+        model_version=model.version,
+        answers=[_to_answer(model, prepared, *pair) for pair in zip(finished.answers, texts, strict=True)],
+        is_truncated=prepared.is_truncated,
+        source_tokens=len(request.source_ids),
+        generated_tokens=finished.num_generated,
+        timings=Timings(
+            queue_seconds=admitted - request.arrival,
+            prefill_seconds=finished.prefill_seconds,
+            decode_seconds=finished.ended - first_token,
+            time_to_first_token_seconds=first_token - request.arrival,
+            total_seconds=time.monotonic() - request.arrival,
+        ),
+        seed=None if sampling is None else sampling.seed,
+    )
+
+
+def token_log_probs(tokenizer: Tokenizer, ids: Sequence[int], log_probs: Sequence[float]) -> Iterator[TokenLogProb]:
+    """Yield each token with its log-probability."""
+    for token, log_prob in zip(ids, log_probs, strict=True):
+        yield TokenLogProb(token, tokenizer.token_bytes(token), log_prob)
+
+
+def _to_answer(model: Model, prepared: Prepared, answer: messages.Answer, text: str) -> Answer:
+    """Return one answer, with log-probabilities if they are wanted."""
+    told = tuple(_told(model, prepared, answer)) if prepared.has_log_probs else ()
+    return Answer(text, answer.token_ids, answer.reason, answer.score, told)
+
+
+def _told(model: Model, prepared: Prepared, answer: messages.Answer) -> Iterator[TokenLogProb]:
+    """Yield the log-probabilities of an answer's generated tokens, with the likeliest ones beside them if they are wanted."""
+    generated = answer.token_ids[len(prepared.request.search.forced_prefix) :]
+    if answer.reason == "eos":
+        generated = [*generated, model.manifest.eos_id]
+    if not prepared.request.search.num_top_log_probs:
+        yield from token_log_probs(model.tokenizer, generated, answer.log_probs)
+        return
+    rows = zip(generated, answer.log_probs, answer.top_ids, answer.top_log_probs, strict=True)
+    for token, log_prob, top_ids, top_log_probs in rows:
+        top = tuple(token_log_probs(model.tokenizer, top_ids, top_log_probs))
+        yield TokenLogProb(token, model.tokenizer.token_bytes(token), log_prob, top)

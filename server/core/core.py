@@ -1,0 +1,74 @@
+"""What every face of the server works with: the models, the way through the house, the calls that run, and the drain."""
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from dragoman.server.core.generation import Generation
+from dragoman.server.core.ports import Models
+from dragoman.server.core.records import Records
+from dragoman.server.core.running import RunningCalls
+from dragoman.server.telemetry.metrics import Metrics
+
+if TYPE_CHECKING:  # it needs OpenTelemetry
+    from dragoman.server.telemetry.tracing import Tracer
+
+# How long the last bytes may take to leave, and watchers of the health to be told, once nothing runs any more.
+CLOSE_SECONDS = 0.5
+
+
+class Core:
+    """One for all faces of a server.
+
+    Attributes:
+        models: What is loaded; may change while the server runs.
+        generation: What generates and scores.
+        calls: What runs.
+    """
+
+    def __init__(self, models: Models, metrics: Metrics, tracer: "Tracer | None" = None) -> None:
+        """Start with nothing running.
+
+        Args:
+            models: What is loaded.
+            metrics: Where requests are counted.
+            tracer: What makes spans; None for none.
+        """
+        self.models = models
+        self.generation = Generation(models, metrics)
+        self.calls = RunningCalls(Records(metrics, tracer))
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether new calls are refused."""
+        return self.calls.draining.is_set()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether every model takes requests and the server does; what /readyz says."""
+        models = self.models.all()
+        return not self.is_draining and bool(models) and all(model.engine.is_ready for model in models)
+
+    @property
+    def num_running(self) -> int:
+        """Calls that have come and not ended."""
+        return self.calls.num_running
+
+    async def drain(self, seconds: float, tell: Callable[[], Awaitable[None]]) -> bool:
+        """Refuse new work and let running calls finish.
+
+        Args:
+            seconds: How long they may take.
+            tell: Tells whoever asks faces for the health that nothing is served any more.
+
+        Returns:
+            Whether all have finished.
+        """
+        self.calls.draining.set()
+        await tell()
+        return await self.calls.wait_idle(seconds)
+
+    async def end_calls(self) -> None:
+        """End what still runs with `UNAVAILABLE`; what comes from now on is refused, as in a drain."""
+        self.calls.draining.set()
+        self.calls.end_all()
+        await self.calls.wait_idle(CLOSE_SECONDS)

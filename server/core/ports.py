@@ -1,0 +1,111 @@
+"""What the core needs from the rest of the server: engines and models. It owns no implementation of either."""
+
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from dragoman.model.tokenizer import Tokenizer
+from dragoman.server.engine import messages
+
+if TYPE_CHECKING:
+    from dragoman.export.bundle import Manifest
+
+
+class Engine(Protocol):
+    """One model's engine, seen from the event loop."""
+
+    def ensure_place(self) -> None:
+        """Do nothing if the engine's queue probably has a place for a request.
+
+        Raises:
+            QueueFull: If it has none.
+            Unavailable: If the engine is down.
+        """
+        ...
+
+    async def generate(self, request: messages.Request) -> messages.Finished:
+        """Return how the request ended; cancelling the awaiting task cancels the request in the engine.
+
+        Raises:
+            Unavailable: If the engine is down or dies.
+        """
+        ...
+
+    def stream(self, request: messages.Request) -> AsyncIterator[messages.Tokens | messages.Finished]:
+        """Yield new tokens as they come, then the one `Finished`; closing it early (`aclose`) cancels the request in the engine.
+
+        Raises:
+            Unavailable: If the engine is down or dies.
+        """
+        ...
+
+    async def score(self, request: messages.ScoreRequest) -> messages.Scored:
+        """Return how a pair ended; cancelling the awaiting task cancels it in the engine.
+
+        Raises:
+            Unavailable: If the engine is down or dies.
+        """
+        ...
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it takes requests now."""
+        ...
+
+    def next_id(self) -> int:
+        """Return an id that no other request of this front end has."""
+        ...
+
+
+class Model(Protocol):
+    """A loaded bundle and the engine that runs it."""
+
+    @property
+    def name(self) -> str:
+        """Name, as requests give it."""
+        ...
+
+    @property
+    def version(self) -> str:
+        """Version of the bundle."""
+        ...
+
+    @property
+    def manifest(self) -> "Manifest":
+        """What the bundle says about itself."""
+        ...
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The bundle's tokeniser."""
+        ...
+
+    @property
+    def engine(self) -> Engine:
+        """Its engine."""
+        ...
+
+    @property
+    def device(self) -> str:
+        """What it runs on, for example `cpu`."""
+        ...
+
+    @property
+    def max_slots(self) -> int:
+        """Sequences decoded at once."""
+        ...
+
+
+class Models(Protocol):
+    """The models that are loaded now."""
+
+    def get(self, name: str) -> Model:
+        """Return a model; the empty name means the only one.
+
+        Raises:
+            UnknownModel: If there is no such model, or if the name is empty and there is not exactly one.
+        """
+        ...
+
+    def all(self) -> Sequence[Model]:
+        """Return every model, sorted by name."""
+        ...

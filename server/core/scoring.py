@@ -1,0 +1,150 @@
+"""Scoring's two ends: from a caller's pair to one the engine can trust, and from its scores to the answer.
+
+Definitions. A target is tokenised as in training: its text, then end-of-sequence; an empty target is end-of-sequence alone. Each of
+its T tokens has the log-probability (natural logarithm) that the model gives it after the source and the true tokens before it; it
+is what greedy search tells of the same token. `log_prob` is their sum, `score` is log_prob / T^length_penalty, the score that beam
+search gives an answer with these tokens which it did not have to cut short.
+
+The alignment has a row for each target token and a column for each source token, end-of-sequence included in both: the weights of
+the encoder-decoder attention in the step that says the row's token, averaged over heads, of one decoder layer or averaged over all.
+`alignment.py` defines the links between words.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dragoman.server.core.alignment import word_alignment
+from dragoman.server.core.answers import TokenLogProb, token_log_probs
+from dragoman.server.core.calls import Call
+from dragoman.server.core.ports import Model
+from dragoman.server.core.requests import ScoreRequest
+from dragoman.server.core.search_options import check_length_penalty
+from dragoman.server.core.validation import Validator, check_deadline, check_priority
+from dragoman.server.engine import messages
+from dragoman.server.errors import InvalidRequest
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Alignment:
+    """The attention between the tokens of a pair, end-of-sequence included.
+
+    Attributes:
+        weights: `[T, S]`.
+        source_pieces: Bytes of each source token, S of them.
+    """
+
+    weights: NDArray[np.float32]
+    source_pieces: Sequence[bytes]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PairScores:
+    """All that a pair is answered with.
+
+    Attributes:
+        request_id: The caller's or ours.
+        model: Name of the model that scored.
+        model_version: Of its bundle.
+        log_prob: Of the whole target.
+        score: The same by its length.
+        tokens: Each target token, end-of-sequence included.
+        source_tokens: Tokens of the source.
+        alignment: If asked for.
+        word_alignment: Links between words, if asked for; else empty.
+    """
+
+    request_id: str
+    model: str
+    model_version: str
+    log_prob: float
+    score: float
+    tokens: Sequence[TokenLogProb]
+    source_tokens: int
+    alignment: Alignment | None
+    word_alignment: str
+
+
+async def prepare_pair(
+    request: ScoreRequest, model: Model, validator: Validator, *, arrival: float, remaining_seconds: float | None
+) -> messages.ScoreRequest:
+    """Return the pair for the engine.
+
+    Args:
+        request: What the caller sent.
+        model: The model it is for.
+        validator: What tokenises.
+        arrival: `time.monotonic()` when it came.
+        remaining_seconds: Until its deadline, None if it has none.
+
+    Raises:
+        InvalidRequest: Naming the field and the limit.
+        DeadlineExceeded: If the deadline has passed already.
+    """
+    deadline = check_deadline(remaining_seconds)
+    priority = check_priority(request.priority)
+    check_length_penalty(request)
+    layer = _check_layer(request, model)
+    source_ids, _ = await validator.tokenise_source(request.text, model)
+    target_ids = await validator.tokenise_target(request.target, model)
+    return messages.ScoreRequest(
+        id=model.engine.next_id(),
+        source_ids=source_ids,
+        target_ids=target_ids,
+        arrival=arrival,
+        deadline=deadline,
+        priority=priority,
+        is_aligned=request.return_alignment or request.return_word_alignment,
+        alignment_layer=layer,
+    )
+
+
+def to_scores(call: Call, model: Model, request: ScoreRequest, pair: messages.ScoreRequest, scored: messages.Scored) -> PairScores:
+    """Return what a pair is answered with.
+
+    Args:
+        call: The request's record.
+        model: What scored.
+        request: What the caller sent.
+        pair: What the engine was given.
+        scored: What it answered.
+    """
+    log_prob = math.fsum(scored.log_probs)
+    num_source, num_target = len(pair.source_ids), len(pair.target_ids)
+    alignment, words = None, ""
+    if pair.is_aligned:
+        weights = np.frombuffer(scored.alignment, np.float32).reshape(num_target, num_source)
+        source_pieces = [model.tokenizer.token_bytes(token) for token in pair.source_ids]
+        if request.return_alignment:
+            alignment = Alignment(weights, source_pieces)
+        if request.return_word_alignment:
+            target_pieces = [model.tokenizer.token_bytes(token) for token in pair.target_ids]
+            words = word_alignment(weights, source_pieces, target_pieces)
+    return PairScores(
+        request_id=call.request_id,
+        model=model.name,
+        model_version=model.version,
+        log_prob=log_prob,
+        score=log_prob / num_target ** check_length_penalty(request),
+        tokens=tuple(token_log_probs(model.tokenizer, pair.target_ids, scored.log_probs)),
+        source_tokens=num_source,
+        alignment=alignment,
+        word_alignment=words,
+    )
+
+
+def _check_layer(request: ScoreRequest, model: Model) -> int | None:
+    """Return the decoder layer that the alignment is taken from, None for the mean of all."""
+    if request.alignment_layer is None:
+        return None
+    if not (request.return_alignment or request.return_word_alignment):
+        raise InvalidRequest("alignment_layer", "goes with return_alignment or return_word_alignment only")
+    limit = model.manifest.num_decoder_layers - 1
+    if not 0 <= request.alignment_layer <= limit:
+        raise InvalidRequest(
+            "alignment_layer", f"{request.alignment_layer} is not in 0 to {limit}, the decoder layers of model {model.name}"
+        )
+    return request.alignment_layer

@@ -1,0 +1,224 @@
+"""From a caller's request to one the engine can trust: every field checked, the text tokenised. The engine never sees raw input."""
+
+import asyncio
+import time
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+from dragoman.model.tokenizer import Tokenizer
+from dragoman.server.core.ports import Model
+from dragoman.server.core.requests import GenerateRequest
+from dragoman.server.core.search_options import search_options
+from dragoman.server.engine import messages
+from dragoman.server.errors import DeadlineExceeded, InvalidRequest
+
+MAX_NAME_CHARACTERS = 128
+MAX_PRIORITY = 10
+# Tokenising more than this takes long enough for other requests to notice, so it is done on a thread.
+MAX_INLINE_CHARACTERS = 2048
+# How much text beyond the longest that could be kept is tokenised when cutting, so that the last word kept is a whole one.
+CUT_MARGIN_CHARACTERS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request for the engine, and what only the answer needs to know about it.
+
+    Attributes:
+        request: For the engine.
+        is_truncated: Whether the source was cut.
+        has_log_probs: Whether the answer tells its tokens' log-probabilities.
+    """
+
+    request: messages.Request
+    is_truncated: bool
+    has_log_probs: bool = False
+
+
+class Validator:
+    """Checks requests; remembers of each tokeniser how many bytes its longest token has."""
+
+    def __init__(self) -> None:
+        self._longest_tokens: WeakKeyDictionary[Tokenizer, int] = WeakKeyDictionary()
+
+    async def prepare(
+        self,
+        request: GenerateRequest,
+        model: Model,
+        *,
+        arrival: float,
+        remaining_seconds: float | None,
+        is_streamed: bool,
+    ) -> Prepared:
+        """Return the request for the engine.
+
+        Args:
+            request: What the caller sent.
+            model: The model it is for.
+            arrival: `time.monotonic()` when it came.
+            remaining_seconds: Until its deadline, None if it has none.
+            is_streamed: Whether tokens are wanted as they come.
+
+        Raises:
+            InvalidRequest: Naming the field and the limit.
+            DeadlineExceeded: If the deadline has passed already.
+        """
+        deadline = check_deadline(remaining_seconds)
+        priority = check_priority(request.priority)
+        prefix_ids = await self._tokenise_prefix(request.forced_prefix, model) if request.forced_prefix else []
+        max_new_tokens = check_max_new_tokens(request, model, len(prefix_ids))
+        search = search_options(request, model, max_new_tokens, prefix_ids)
+        source_ids, is_truncated = await self.tokenise_source(request.text, model, may_cut=request.truncate)
+        return Prepared(
+            messages.Request(
+                id=model.engine.next_id(),
+                source_ids=source_ids,
+                max_new_tokens=max_new_tokens,
+                arrival=arrival,
+                deadline=deadline,
+                is_streamed=is_streamed,
+                priority=priority,
+                search=search,
+            ),
+            is_truncated,
+            has_log_probs=request.return_log_probs or request.top_log_probs > 0,
+        )
+
+    async def tokenise_source(self, text: str, model: Model, *, may_cut: bool = False) -> tuple[list[int], bool]:
+        """Return the source ids [S], end-of-sequence included, and whether the text was cut.
+
+        Raises:
+            InvalidRequest: If the text is blank, or is too long and may not be cut.
+        """
+        limit = model.manifest.max_source_tokens
+        if not text or text.isspace():
+            raise InvalidRequest("text", "is blank")
+        # A character is at least a byte: more characters than this are certainly more tokens than fit, whatever they are.
+        max_characters = limit * self._longest_token(model.tokenizer)
+        if len(text) > max_characters:
+            if not may_cut:
+                at_least = f"more than {max_characters} characters, which no {limit} tokens can hold"
+                raise InvalidRequest("text", f"{at_least}; max_source_tokens of model {model.name} is {limit}")
+            text = text[: max_characters + CUT_MARGIN_CHARACTERS]
+        ids = await _encode("text", text, model.tokenizer)
+        count = len(ids) + 1
+        if count > limit and not may_cut:
+            raise InvalidRequest(
+                "text", f"{count} tokens, end-of-sequence included; max_source_tokens of model {model.name} is {limit}"
+            )
+        return [*ids[: limit - 1], model.manifest.eos_id], count > limit
+
+    async def tokenise_target(self, text: str, model: Model) -> list[int]:
+        """Return the ids of a given target [T], end-of-sequence included; an empty one has nothing else.
+
+        Raises:
+            InvalidRequest: If it is too long.
+        """
+        limit = model.manifest.max_target_tokens
+        ids = await self._target_ids("target", text, model)
+        if len(ids) >= limit:
+            raise InvalidRequest(
+                "target", f"{len(ids) + 1} tokens, end-of-sequence included; max_target_tokens of model {model.name} is {limit}"
+            )
+        return [*ids, model.manifest.eos_id]
+
+    async def _target_ids(self, field: str, text: str, model: Model) -> list[int]:
+        """Return the ids of a text in the target's language, however many; one that is certainly too long is refused unread."""
+        limit = model.manifest.max_target_tokens
+        max_characters = limit * self._longest_token(model.tokenizer)
+        if len(text) > max_characters:
+            at_least = f"more than {max_characters} characters, which no {limit} tokens can hold"
+            raise InvalidRequest(field, f"{at_least}; max_target_tokens of model {model.name} is {limit}")
+        return await _encode(field, text, model.tokenizer)
+
+    async def _tokenise_prefix(self, text: str, model: Model) -> list[int]:
+        """Return the ids of a forced prefix, as those of a target, without end-of-sequence; they leave room for one token."""
+        limit = model.manifest.max_target_tokens
+        ids = await self._target_ids("forced_prefix", text, model)
+        if len(ids) >= limit:
+            raise InvalidRequest(
+                "forced_prefix",
+                f"{len(ids)} tokens leave none to generate; max_target_tokens of model {model.name} is {limit}",
+            )
+        return ids
+
+    def _longest_token(self, tokenizer: Tokenizer) -> int:
+        """Return the bytes of the tokeniser's longest token."""
+        longest = self._longest_tokens.get(tokenizer)
+        if longest is None:
+            longest = max(len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size))
+            self._longest_tokens[tokenizer] = longest
+        return longest
+
+
+def check_model_name(name: str) -> str:
+    """Return a model's name as it is.
+
+    Raises:
+        InvalidRequest: If no model can have it.
+    """
+    if len(name) > MAX_NAME_CHARACTERS:
+        raise InvalidRequest("model", f"{len(name)} characters; at most {MAX_NAME_CHARACTERS} are allowed")
+    return name
+
+
+def check_deadline(remaining_seconds: float | None) -> float | None:
+    """Return when a request's deadline is, by `time.monotonic()`.
+
+    Args:
+        remaining_seconds: Until it, None if there is none.
+
+    Raises:
+        DeadlineExceeded: If it has passed already.
+    """
+    if remaining_seconds is None:
+        return None
+    if remaining_seconds <= 0:
+        raise DeadlineExceeded("the deadline passed before the request was read")
+    return time.monotonic() + remaining_seconds
+
+
+def check_priority(priority: int) -> int:
+    """Return a request's priority as it is.
+
+    Raises:
+        InvalidRequest: If it is out of range.
+    """
+    if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
+        raise InvalidRequest("priority", f"{priority} is not in {-MAX_PRIORITY} to {MAX_PRIORITY}")
+    return priority
+
+
+def check_max_new_tokens(request: GenerateRequest, model: Model, num_prefix_tokens: int) -> int:
+    """Return how many tokens may be generated, the model's default or what the prefix leaves where the request does not say.
+
+    Raises:
+        InvalidRequest: If the model cannot generate so many after the prefix, or none are asked for.
+    """
+    limit = model.manifest.max_target_tokens
+    if request.max_new_tokens is None:
+        return min(model.manifest.default_max_new_tokens, limit - num_prefix_tokens)
+    if not 1 <= request.max_new_tokens <= limit:
+        raise InvalidRequest(
+            "max_new_tokens", f"{request.max_new_tokens} is not in 1 to {limit}, max_target_tokens of model {model.name}"
+        )
+    if num_prefix_tokens + request.max_new_tokens > limit:
+        both = f"{num_prefix_tokens} tokens and max_new_tokens of {request.max_new_tokens}"
+        raise InvalidRequest("forced_prefix", f"{both} are more than {limit}, max_target_tokens of model {model.name}")
+    return request.max_new_tokens
+
+
+async def _encode(field: str, text: str, tokenizer: Tokenizer) -> list[int]:
+    """Return the ids of a text; a long one is tokenised on a thread.
+
+    Raises:
+        InvalidRequest: If it has half a surrogate pair, which a protocol that is not UTF-8 lets through.
+    """
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(field, f"character {error.start + 1} is half a surrogate pair") from None
+    if len(text) > MAX_INLINE_CHARACTERS:
+        return await asyncio.to_thread(tokenizer.encode, text)
+    return tokenizer.encode(text)

@@ -1,0 +1,81 @@
+"""The dragoman.v1.Generation service: its messages in and out; everything else is the core's business.
+
+Errors are raised as `server.errors` and become statuses where they are counted: in the interceptor, or in a batch's stream.
+"""
+
+from collections.abc import AsyncIterator
+
+from dragoman.server.core.core import Core
+from dragoman.server.core.ports import Model
+from dragoman.server.faces.grpc.batch import Batch
+from dragoman.server.faces.grpc.conversion import (
+    to_generate_request,
+    to_response,
+    to_score_request,
+    to_score_response,
+    to_stream_response,
+)
+from dragoman.server.faces.grpc.interceptors import Context, current_call
+from dragoman.v1 import generation_pb2, generation_pb2_grpc
+
+
+class GenerationServicer(generation_pb2_grpc.GenerationServicer):
+    """Serves every RPC of the service. Method names are the protocol's."""
+
+    def __init__(self, core: Core, max_message_bytes: int) -> None:
+        """Serve what the core does.
+
+        Args:
+            core: What answers.
+            max_message_bytes: Largest message that gRPC sends.
+        """
+        self._core = core
+        self._max_message_bytes = max_message_bytes
+
+    async def Generate(self, request: generation_pb2.GenerateRequest, context: Context) -> generation_pb2.GenerateResponse:
+        """Return the whole answer."""
+        generated = await self._core.generation.generate(to_generate_request(request), current_call.get(), context.time_remaining())
+        return to_response(generated, self._max_message_bytes)
+
+    async def GenerateStream(self, request: generation_pb2.GenerateRequest, context: Context) -> None:
+        """Write the answer in pieces, then whole."""
+        wanted = to_generate_request(request)
+        async with self._core.generation.stream(wanted, current_call.get(), context.time_remaining()) as pieces:
+            async for piece in pieces:
+                await context.write(to_stream_response(piece, self._max_message_bytes))
+
+    async def GenerateBatch(self, requests: AsyncIterator[generation_pb2.GenerateRequest], context: Context) -> None:
+        """Write the answer to each request of a stream when it is there."""
+        await Batch(self.Generate, self._core, context).serve(requests)
+
+    async def Score(self, request: generation_pb2.ScoreRequest, context: Context) -> generation_pb2.ScoreResponse:
+        """Return the scores of a pair."""
+        scores = await self._core.generation.score(to_score_request(request), current_call.get(), context.time_remaining())
+        return to_score_response(scores, self._max_message_bytes)
+
+    async def ListModels(self, _: generation_pb2.ListModelsRequest, context: Context) -> generation_pb2.ListModelsResponse:
+        """Describe every model."""
+        return generation_pb2.ListModelsResponse(models=[_describe(model) for model in self._core.models.all()])
+
+    async def GetModel(self, request: generation_pb2.GetModelRequest, context: Context) -> generation_pb2.Model:
+        """Describe one model."""
+        return _describe(self._core.generation.model(request.model))
+
+
+def _describe(model: Model) -> generation_pb2.Model:
+    """Return a model's description."""
+    manifest = model.manifest
+    return generation_pb2.Model(
+        name=model.name,
+        version=model.version,
+        is_ready=model.engine.is_ready,
+        precision=manifest.precision,
+        device=model.device,
+        max_source_tokens=manifest.max_source_tokens,
+        max_target_tokens=manifest.max_target_tokens,
+        default_max_new_tokens=manifest.default_max_new_tokens,
+        max_slots=model.max_slots,
+        source_vocab_size=manifest.source_vocab_size,
+        target_vocab_size=manifest.target_vocab_size,
+        domain=manifest.domain,
+    )

@@ -1,0 +1,107 @@
+"""Every metric of models and of the server, declared in one place; what engines' processes and GPUs say is in `metrics.py`.
+
+Names follow vLLM's with the prefix `dragoman_`, so that its dashboards and alerts carry over. The label `model` holds names of
+loaded models only; a failure that belongs to none of them is counted under the empty name, so callers cannot add series.
+
+Nothing here costs time by the token. Per engine step there are a few histogram observations; gauges that describe the engine are
+read from its last `Statistics` when Prometheus asks; `inter_token_latency_seconds` gets one observation a request, the mean time
+between the tokens of its longest answer (vLLM observes every token).
+
+docs/metrics.md repeats what is declared here; `make chart` brings it up to date.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
+from prometheus_client.metrics import MetricWrapperBase
+
+TOKEN_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)
+BATCH_BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
+LOAD_BUCKETS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600)
+
+
+class Declarations:
+    """The metrics, in the registry they are given.
+
+    Attributes:
+        labels: Names of each metric's labels, by its full name.
+    """
+
+    def __init__(self, registry: CollectorRegistry, latency_buckets: Sequence[float]) -> None:
+        """Declare them.
+
+        Args:
+            registry: Where they are collected.
+            latency_buckets: Upper bounds of the latency histograms, seconds.
+        """
+        self.labels: dict[str, tuple[str, ...]] = {}
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(self._declare(name), text, ["model"], registry=registry)
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(self._declare(name, *labels), text, ["model", *labels], registry=registry)
+
+        def histogram(name: str, text: str, buckets: Iterable[float] = latency_buckets) -> Histogram:
+            return Histogram(self._declare(name), text, ["model"], registry=registry, buckets=tuple(buckets))
+
+        self.num_requests_running = gauge("num_requests_running", "Requests in slots.")
+        self.num_requests_waiting = gauge("num_requests_waiting", "Requests not yet admitted to a slot, pairs not yet scored.")
+        self.num_tokens_waiting = gauge("num_tokens_waiting", "Source tokens of the waiting requests, all of the waiting pairs.")
+        self.estimated_queue = gauge("estimated_queue_seconds", "How long a request that comes now is likely to wait for a slot.")
+        self.slots_in_use = gauge("slots_in_use", "Rows of the decode batch that hold a sequence.")
+        self.slots = gauge("slots", "Rows of the decode batch.")
+        self.kv_cache_usage = gauge(
+            "kv_cache_usage_ratio", "Share of the slots that hold a sequence, each with room for the longest."
+        )
+        self.cache_reserved = gauge("cache_reserved_bytes", "Memory that the caches of keys and values have.")
+        self.cache_used = gauge("cache_used_bytes", "What the sequences in slots take of it.")
+        self.engine_silence = gauge("engine_silence_seconds", "Time since the engine was last heard; it speaks once a second.")
+        self.model_ready = gauge("model_ready", "1 while the model takes requests, else 0.")
+
+        self.request_success = counter("request_success_total", "Requests answered.", "finish_reason")
+        self.requests_failed = counter("requests_failed_total", "Requests that ended with an error, by gRPC status.", "code")
+        self.requests_rejected = counter(
+            "requests_rejected_total", "Those of them that were turned away before any work, by the cause.", "reason"
+        )
+        self.requests_admitted = counter("requests_admitted_total", "Requests that got their slots.")
+        self.prompt_tokens = counter("prompt_tokens_total", "Source tokens of the requests that got a slot and ended.")
+        self.generation_tokens = counter(
+            "generation_tokens_total", "Tokens generated for requests that ended, failed ones included."
+        )
+        self.score_tokens = counter("score_tokens_total", "Source and target tokens of the pairs that were scored.")
+        self.engine_restarts = counter("engine_restarts_total", "Times the engine was started again after it died or hung.")
+        self.encoder_tokens = counter("encoder_tokens_total", "Source tokens the encoder read.")
+        self.encoder_padded_tokens = counter("encoder_padded_tokens_total", "Positions the encoder computed, padding included.")
+
+        self.time_to_first_token = histogram("time_to_first_token_seconds", "Arrival to first token.")
+        self.inter_token_latency = histogram(
+            "inter_token_latency_seconds", "Mean time between the tokens of a request's longest answer."
+        )
+        self.e2e_request_latency = histogram("e2e_request_latency_seconds", "Arrival to last token.")
+        self.request_queue_time = histogram("request_queue_time_seconds", "Arrival to admission to a slot.")
+        self.request_prefill_time = histogram("request_prefill_time_seconds", "Encoder pass of the request's batch.")
+        self.request_decode_time = histogram("request_decode_time_seconds", "First token to last.")
+        self.request_prompt_tokens = histogram("request_prompt_tokens", "Source tokens a request.", TOKEN_BUCKETS)
+        self.request_generation_tokens = histogram("request_generation_tokens", "Generated tokens a request.", TOKEN_BUCKETS)
+        self.score_latency = histogram("score_latency_seconds", "Arrival of a pair to its scores.")
+        self.step_duration = histogram("step_duration_seconds", "Decode step, search included.")
+        self.step_batch_size = histogram("step_batch_size", "Rows decoded in a step.", BATCH_BUCKETS)
+        self.prefill_duration = histogram("prefill_duration_seconds", "Encoding the sources of a step.")
+        self.prefill_batch_size = histogram("prefill_batch_size", "Sources encoded in a step.", BATCH_BUCKETS)
+        self.model_load = histogram("model_load_seconds", "Loading a bundle and warming it up.", LOAD_BUCKETS)
+
+        self.model_info = Info("dragoman_model", "What is loaded.", ["model"], registry=registry)
+        self.labels["dragoman_model_info"] = ("model", "version", "precision", "device")
+
+    def remove_model(self, name: str) -> None:
+        """End the series of a model."""
+        for metric in vars(self).values():
+            if isinstance(metric, MetricWrapperBase):
+                metric.remove_by_labels({"model": name})
+
+    def _declare(self, name: str, *labels: str) -> str:
+        """Note a metric of models; return its full name."""
+        full = f"dragoman_{name}"
+        self.labels[full] = ("model", *labels)
+        return full
