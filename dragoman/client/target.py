@@ -36,15 +36,18 @@ def grpc_target(target: str, *, is_secure: bool = False) -> str:
         raise TypeError(f"target: a str is wanted, such as '127.0.0.1:{DEFAULT_PORT}', not {target!r}")
     if not target:
         raise ValueError(f"target: is empty; HOST:PORT is wanted, such as 127.0.0.1:{DEFAULT_PORT}")
+    if is_grpc_target(target):
+        return target
     if any(character.isspace() or not character.isprintable() for character in target):
         raise ValueError(f"target: {target!r} has a space or a control character in it")
     if url := _URL.fullmatch(target):
-        scheme = url["scheme"].lower()
-        if scheme not in _GRPC_SCHEMES:
-            return _address(_authority(target, scheme, url["rest"], is_secure), target)
-    if _GRPC_TARGET.fullmatch(target):
-        return target
+        return _address(_authority(target, url["scheme"].lower(), url["rest"], is_secure), target)
     return _address(target, target)
+
+
+def is_grpc_target(target: str) -> bool:
+    """Tell whether this names one of gRPC's own schemes."""
+    return _GRPC_TARGET.fullmatch(target) is not None
 
 
 def _authority(target: str, scheme: str, rest: str, is_secure: bool) -> str:
@@ -68,12 +71,13 @@ def _address(address: str, target: str) -> str:
     if "," in address:
         raise ValueError(f"target: {target}: several addresses are given as ipv4:ADDRESS:PORT,ADDRESS:PORT")
     parts = _ADDRESS.fullmatch(address)
-    if parts is None or (address.count(":") > 1 and not address.startswith("[")):
-        hint = "; an IPv6 address goes in brackets, as in [::1]:8500" if address.count(":") > 1 else ""
+    is_bare_ipv6 = address.count(":") > 1 and not address.startswith("[")
+    if parts is None or is_bare_ipv6:
+        hint = "; an IPv6 address goes in brackets, as in [::1]:8500" if is_bare_ipv6 else ""
         raise ValueError(f"target: {target}: not HOST:PORT{hint}")
     host, port = parts["host"], parts["port"]
     if not host:
-        raise ValueError(f"target: {target}: no host before the colon")
+        raise ValueError(f"target: {target}: there is no host in it")
     if host.startswith("["):
         _check_ipv6(host[1:-1], target)
     elif wrong := _NOT_IN_A_HOST.search(host):
@@ -82,10 +86,13 @@ def _address(address: str, target: str) -> str:
 
 
 def _check_ipv6(text: str, target: str) -> None:
+    address, _, zone = text.partition("%")
     try:
-        ipaddress.IPv6Address(text)
+        ipaddress.IPv6Address(address)
     except ValueError as error:
-        raise ValueError(f"target: {target}: {text!r} in the brackets is not an IPv6 address") from error
+        raise ValueError(f"target: {target}: {address!r} in the brackets is not an IPv6 address") from error
+    if _NOT_IN_A_HOST.search(zone):
+        raise ValueError(f"target: {target}: {zone!r} is no name of a network interface")
 
 
 def _port(text: str, target: str) -> int:

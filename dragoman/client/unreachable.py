@@ -29,7 +29,7 @@ _CAUSES: Final = (
     (r"connect failed: addr: \S+ error: (Connection refused)", _REFUSED),
     (r"(?:connect failed: addr: \S+ error|connect): (No such file or directory)(?: \(\d+\))?", _NO_SOCKET),
     (r"Failed to connect to remote host: (?:connect: )?([^:()]+)(?: \(\d+\))?", _NO_WAY),
-    (r"(?:recvmsg:)?(Socket closed|Connection reset by peer)", _CLOSED),
+    (r"(?:recvmsg:|sendmsg:)?(Socket closed|Connection reset by peer|Broken pipe)(?: \(\d+\))?", _CLOSED),
     (r"(?:Tls|Ssl) handshake failed .*\bWRONG_VERSION_NUMBER\b.*", _NO_TLS),
     (r"(?:Tls|Ssl) handshake failed .*\bCERTIFICATE_VERIFY_FAILED: ([^:]+)(?:: OK)?", _NOT_TRUSTED),
     (r"(?:Tls|Ssl) handshake failed .*\bOPENSSL_internal:([A-Z0-9_]+)\b.*", "the TLS handshake failed ({})"),
@@ -43,7 +43,7 @@ def explain(details: str, target: str = "") -> str | None:
     """Return the line for a call that failed with these details.
 
     Args:
-        details: What gRPC says.
+        details: What gRPC says: of a name with several addresses the last one's reason, so the address is named beside it.
         target: Server as the caller named it; empty for the address that gRPC names.
 
     Returns:
@@ -57,5 +57,6 @@ def explain(details: str, target: str = "") -> str | None:
     peer = unquote(failure["peer"]).removeprefix("ipv4:").removeprefix("ipv6:")
     for cause, words in _CAUSES:
         if found := re.fullmatch(cause, failure["cause"].strip(), re.DOTALL):
-            return f"{target or peer}: {words.format(*found.groups())}"
+            reasons = found.groups() if (target or peer) == peer else (f"{peer}: {reason}" for reason in found.groups())
+            return f"{target or peer}: {words.format(*reasons)}"
     return None
