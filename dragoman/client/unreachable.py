@@ -14,25 +14,25 @@ _LOOK_UPS: Final = (
     re.compile(r"errors resolving (?P<name>\S+): \[.*?(?P<cause>[^:\[\]]+)\]", re.DOTALL),
     re.compile(r"DNS resolution failed for (?P<name>\S+): .*?(?P<cause>[^:]+)", re.DOTALL),
 )
-_REFUSED = "nothing answers there ({}); is the server running?"
-_NO_SOCKET = "there is no such socket ({}); is the server running?"
-_NO_WAY = "it cannot be reached ({}); is the address right?"
-_CLOSED = "the connection was closed at once ({}); is it a Dragoman server, and does it want TLS or a client's certificate?"
+_REFUSED = "nothing answers there ({at}{why}); is the server running?"
+_NO_SOCKET = "there is no such socket ({why}); is the server running?"
+_NO_WAY = "it cannot be reached ({at}{why}); is the address right?"
+_CLOSED = "the connection was closed at once ({at}{why}); is it a Dragoman server, and does it want TLS or a client's certificate?"
 _NO_TLS = "no TLS is spoken there; call it without credentials"
-_NOT_TRUSTED = "the server's certificate is not trusted ({}); is it of the authority that was given?"
+_NOT_TRUSTED = "the server's certificate is not trusted ({why}); is it of the authority that was given?"
 _ANOTHER_NAME = "the server's certificate is not for this name; call it by one that the certificate has"
 _NOT_GRPC = "what answers there does not speak gRPC; is it the port of a Dragoman server?"
 
-# The cause as gRPC words it, and what we say, with what the pattern caught put in.
+# The cause as gRPC words it, and what we say: of a name with several addresses also which of them it was.
 _CAUSES: Final = (
-    (r"(?:Failed to connect to remote host: )?(?:connect: )?(Connection refused)(?: \(\d+\))?", _REFUSED),
-    (r"connect failed: addr: \S+ error: (Connection refused)", _REFUSED),
-    (r"(?:connect failed: addr: \S+ error|connect): (No such file or directory)(?: \(\d+\))?", _NO_SOCKET),
-    (r"Failed to connect to remote host: (?:connect: )?([^:()]+)(?: \(\d+\))?", _NO_WAY),
-    (r"(?:recvmsg:|sendmsg:)?(Socket closed|Connection reset by peer|Broken pipe)(?: \(\d+\))?", _CLOSED),
+    (r"(?:Failed to connect to remote host: )?(?:connect: )?(?P<why>Connection refused)(?: \(\d+\))?", _REFUSED),
+    (r"connect failed: addr: \S+ error: (?P<why>Connection refused)", _REFUSED),
+    (r"(?:connect failed: addr: \S+ error|connect): (?P<why>No such file or directory)(?: \(\d+\))?", _NO_SOCKET),
+    (r"Failed to connect to remote host: (?:connect: )?(?P<why>[^:()]+)(?: \(\d+\))?", _NO_WAY),
+    (r"(?:recvmsg:|sendmsg:)?(?P<why>Socket closed|Connection reset by peer|Broken pipe)(?: \(\d+\))?", _CLOSED),
     (r"(?:Tls|Ssl) handshake failed .*\bWRONG_VERSION_NUMBER\b.*", _NO_TLS),
-    (r"(?:Tls|Ssl) handshake failed .*\bCERTIFICATE_VERIFY_FAILED: ([^:]+)(?:: OK)?", _NOT_TRUSTED),
-    (r"(?:Tls|Ssl) handshake failed .*\bOPENSSL_internal:([A-Z0-9_]+)\b.*", "the TLS handshake failed ({})"),
+    (r"(?:Tls|Ssl) handshake failed .*\bCERTIFICATE_VERIFY_FAILED: (?P<why>[^:]+)(?:: OK)?", _NOT_TRUSTED),
+    (r"(?:Tls|Ssl) handshake failed .*\bOPENSSL_internal:(?P<why>[A-Z0-9_]+)\b.*", "the TLS handshake failed ({why})"),
     (r"Custom verification check failed .*Hostname Verification Check failed.*", _ANOTHER_NAME),
     (r"Peer name \S+ is not in peer certificate", _ANOTHER_NAME),
     (r".*Trying to connect an http1\.x server.*|Failed parsing HTTP/2 .*", _NOT_GRPC),
@@ -43,7 +43,7 @@ def explain(details: str, target: str = "") -> str | None:
     """Return the line for a call that failed with these details.
 
     Args:
-        details: What gRPC says: of a name with several addresses the last one's reason, so the address is named beside it.
+        details: What gRPC says; of a name with several addresses that is the reason of one.
         target: Server as the caller named it; empty for the address that gRPC names.
 
     Returns:
@@ -57,6 +57,6 @@ def explain(details: str, target: str = "") -> str | None:
     peer = unquote(failure["peer"]).removeprefix("ipv4:").removeprefix("ipv6:")
     for cause, words in _CAUSES:
         if found := re.fullmatch(cause, failure["cause"].strip(), re.DOTALL):
-            reasons = found.groups() if (target or peer) == peer else (f"{peer}: {reason}" for reason in found.groups())
-            return f"{target or peer}: {words.format(*reasons)}"
+            at = "" if target in ("", peer) else f"{peer}: "
+            return f"{target or peer}: {words.format(at=at, **found.groupdict())}"
     return None

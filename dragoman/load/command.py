@@ -141,7 +141,7 @@ def load(
         "no_repeat_ngram_size": no_repeat_ngram_size,
         "forced_prefix": forced_prefix,
     }
-    target = make_target(server, is_secure=ca is not None)
+    target = make_target(server)
     work = Work(
         texts=None if texts is None else str(texts.absolute()),
         words=parse_lengths(words),

@@ -6,10 +6,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dragoman.client.aio import AsyncClient
-from dragoman.client.health import HealthTls, is_serving
 from dragoman.client.sync import Client
 from dragoman.client.target import grpc_target
-from dragoman.model.errors import InputError
 
 PORTS = st.integers(1, 65535)
 NAMES = st.from_regex(r"[a-z0-9_]([a-z0-9_-]{0,20}[a-z0-9])?(\.[a-z0-9]{1,10}){0,3}", fullmatch=True)
@@ -127,8 +125,6 @@ def test_what_is_no_address_is_named_before_any_call(target: str, why: str, runn
 
     with pytest.raises(ValueError, match=rf"(?s)^target: .*{why}"):
         Client(target)
-    with pytest.raises(InputError, match=rf"(?s)^--server: .*{why}"):
-        is_serving(target, "", 1.0, HealthTls())
     running_async(main)
 
 
