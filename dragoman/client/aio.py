@@ -2,29 +2,28 @@
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, Unpack
 
 import grpc
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from dragoman.client.aio_batch_stream import AsyncBatchRun
-from dragoman.client.aio_stream import AsyncStream, is_task_cancelled
+from dragoman.client.aio_batch_stream import AsyncBatchRun, BatchCalls
+from dragoman.client.aio_calls import AsyncCalls
+from dragoman.client.aio_ordered import as_async, in_async_order
+from dragoman.client.aio_stream import AsyncStream
 from dragoman.client.assembly import Assembly
 from dragoman.client.batch import Batch, Outcome
-from dragoman.client.errors import CallError, Cancelled, Unavailable, from_rpc_error
-from dragoman.client.request import Request, fill, generate_request
-from dragoman.client.results import ModelInfo, Result, model_from_proto, result_from_proto
-from dragoman.client.retry import DEFAULT_RETRY, Attempts, RetryPolicy
+from dragoman.client.errors import Unavailable
+from dragoman.client.request import Request, check_texts, fill, generate_request
+from dragoman.client.results import ModelInfo, Result, blank_result, model_from_proto, result_from_proto
+from dragoman.client.retry import DEFAULT_RETRY, RetryPolicy
 from dragoman.client.scoring import Score, score_from_proto, score_request
-from dragoman.client.search import GREEDY, Search
+from dragoman.client.search import GREEDY, Search, SearchOptions, with_options
 from dragoman.client.settings import DEFAULT_TARGET, ChannelOptions, Settings
 from dragoman.v1 import generation_pb2, generation_pb2_grpc
-
-Item = TypeVar("Item")
 
 
 class AsyncClient:
@@ -33,7 +32,8 @@ class AsyncClient:
     Leaving an `async with` block or `close` cancels what still runs, and so does cancelling the task that waits.
 
     Args:
-        target: Server to call, `host:port` or any other gRPC target; a name with several addresses is balanced over them.
+        target: Server to call: `host:port`, or `host` alone for port 8500, also after `http://`; or any other gRPC target, such as
+            `dns:///host:port` or `unix:/path`. A name with several addresses is balanced over them.
         timeout_seconds: Time for each call, all attempts and the waits between together.
         retry: When failed calls are tried again.
         credentials: For TLS; None for plain text.
@@ -42,7 +42,17 @@ class AsyncClient:
         clock: Seconds that only ever grow; tests put their own in.
         sleep: Waits so many seconds between attempts; tests put their own in.
 
-    Every call raises `dragoman.client.errors.CallError`, by the gRPC status it ended with.
+    Every call raises `CallError`, by the gRPC status it ended with; once the client is closed that is `Cancelled`.
+
+    Example:
+        async with AsyncClient("localhost") as client:
+            result = await client.generate("A dog runs through the snow.", model="en-de", num_beams=4)
+            print(result.text)
+            async for piece in client.stream("A cat sits on a wall.", model="en-de"):
+                print(piece.text, end="")
+
+    Raises:
+        ValueError: If an argument cannot be used; the message begins with its name.
     """
 
     def __init__(
@@ -58,26 +68,27 @@ class AsyncClient:
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
         asyncio.get_running_loop()  # outside of one this is the place to fail, not the first call
-        self._settings = Settings(target, timeout_seconds, retry, token, options or {}, clock)
+        self._settings = Settings(target, timeout_seconds, retry, token, options or {}, clock, credentials is not None)
         self._sleep = sleep
-        self._is_closed = False
+        self._calls = AsyncCalls(self._settings, sleep)
         channel_options = self._settings.channel_options()
         if credentials is None:
-            self._channel = aio.insecure_channel(target, channel_options)
+            self._channel = aio.insecure_channel(self._settings.target, channel_options)
         else:
-            self._channel = aio.secure_channel(target, credentials, channel_options)
+            self._channel = aio.secure_channel(self._settings.target, credentials, channel_options)
         self._stub: Any = generation_pb2_grpc.GenerationStub(self._channel)  # type: ignore[no-untyped-call]
         self._health = health_pb2_grpc.HealthStub(self._channel)
 
     async def __aenter__(self) -> Self:
+        self._calls.check()
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self.close()
 
     async def close(self) -> None:
-        """Cancel what still runs and close the connection."""
-        self._is_closed = True
+        """Cancel what still runs and close the connection, for good: whoever still asks gets `Cancelled`."""
+        self._calls.is_closed = True
         await self._channel.close()
 
     async def generate(
@@ -91,6 +102,7 @@ class AsyncClient:
         search: Search = GREEDY,
         request_id: str | None = None,
         timeout_seconds: float | None = None,
+        **options: Unpack[SearchOptions],
     ) -> Result:
         """Generate the whole answer.
 
@@ -103,10 +115,15 @@ class AsyncClient:
             search: How the answer is searched for.
             request_id: Id for the server's log; None makes one.
             timeout_seconds: Time for this call; None for the client's.
+            **options: Fields of `Search`, such as `num_beams=4`; they win over those of `search`.
         """
-        request = generate_request(Request(text, model, max_new_tokens, truncate, priority, search, request_id))
+        search = with_options(search, **options)
+        return await self._generate(Request(text, model, max_new_tokens, truncate, priority, search, request_id), timeout_seconds)
+
+    async def _generate(self, asked: Request, timeout_seconds: float | None) -> Result:
+        request = generate_request(asked)
         attempts = self._settings.attempts(timeout_seconds, request.request_id)
-        return result_from_proto(await self._call(self._stub.Generate, request, attempts, request.request_id))
+        return result_from_proto(await self._calls.call(self._stub.Generate, request, attempts, request.request_id))
 
     def stream(
         self,
@@ -119,19 +136,22 @@ class AsyncClient:
         search: Search = GREEDY,
         request_id: str | None = None,
         timeout_seconds: float | None = None,
+        **options: Unpack[SearchOptions],
     ) -> AsyncStream:
         """Generate the same answer in pieces; arguments as `generate`."""
+        search = with_options(search, **options)
         request = generate_request(Request(text, model, max_new_tokens, truncate, priority, search, request_id))
         attempts = self._settings.attempts(timeout_seconds, request.request_id)
         metadata = self._settings.metadata()
 
         def open_call(seconds: float) -> Any:
-            self._check(request.request_id)
+            self._calls.check(request.request_id)
             return self._stub.GenerateStream(request, timeout=seconds, metadata=metadata)
 
-        return AsyncStream(open_call, Assembly(attempts, request.request_id), self._sleep)
+        assembly = Assembly(attempts, request.request_id, self._settings.error)
+        return AsyncStream(open_call, assembly, self._sleep, self._calls.cancelled)
 
-    async def generate_many(
+    def generate_many(
         self,
         texts: Iterable[str] | AsyncIterable[str],
         *,
@@ -142,13 +162,14 @@ class AsyncClient:
         priority: int = 0,
         search: Search = GREEDY,
         timeout_seconds: float | None = None,
-    ) -> AsyncIterator[Result]:
+        **options: Unpack[SearchOptions],
+    ) -> AsyncGenerator[Result, None]:
         """Yield the answers of many texts in their order; the first that fails ends them and cancels the rest.
 
-        The texts are read as answers are asked for, at most `2 * concurrency` ahead; closing the iterator cancels what runs.
+        The texts are read as answers are asked for, at most `2 * concurrency` ahead; closing the generator cancels what runs.
 
         Args:
-            texts: Sources.
+            texts: Sources. A blank one is answered by an empty result in its place, without asking the server.
             concurrency: Calls in flight at once.
             model: As for `generate`, as is what follows.
             max_new_tokens: Of each.
@@ -156,47 +177,17 @@ class AsyncClient:
             priority: Of each.
             search: Of each.
             timeout_seconds: Of each.
+            **options: Of each.
         """
-        if concurrency < 1:
-            raise ValueError(f"concurrency: {concurrency} is less than 1")
-        places = asyncio.Semaphore(concurrency)
+        check_texts(texts)
+        self._calls.check()
+        search = with_options(search, **options)
 
         async def work(text: str) -> Result:
-            async with places:
-                return await self.generate(
-                    text,
-                    model=model,
-                    max_new_tokens=max_new_tokens,
-                    truncate=truncate,
-                    priority=priority,
-                    search=search,
-                    timeout_seconds=timeout_seconds,
-                )
+            asked = Request(text, model, max_new_tokens, truncate, priority, search)
+            return blank_result(model) if asked.is_blank else await self._generate(asked, timeout_seconds)
 
-        source = aiter(texts if isinstance(texts, AsyncIterable) else _each(texts))
-        pending: deque[asyncio.Task[Result]] = deque()
-        try:
-            while True:
-                try:
-                    text = await anext(source)
-                except StopAsyncIteration:
-                    break
-                except Exception:  # answer what came before it
-                    while pending:
-                        yield await pending[0]
-                        pending.popleft()
-                    raise
-                pending.append(asyncio.create_task(work(text)))
-                if len(pending) == 2 * concurrency:
-                    yield await pending[0]
-                    pending.popleft()
-            while pending:
-                yield await pending[0]
-                pending.popleft()
-        finally:
-            for task in pending:
-                task.cancel()
-            await asyncio.gather(*pending, return_exceptions=True)
+        return in_async_order(texts, work, concurrency)
 
     def generate_batch(
         self,
@@ -218,17 +209,18 @@ class AsyncClient:
         Raises:
             CallError: If the stream fails for good.
         """
+        self._calls.check()
         clock = self._settings.clock
         deadline = self._settings.deadline(timeout_seconds)
         metadata = self._settings.metadata()
 
         def open_call(messages: Any, seconds: float | None) -> Any:
-            self._check("")
+            self._calls.check()
             return self._stub.GenerateBatch(messages, timeout=seconds, metadata=metadata)
 
         batch = Batch(self._settings.retry, deadline, clock)
-        source = requests if isinstance(requests, AsyncIterable) else _each(requests)
-        return AsyncBatchRun(batch, source, open_call, concurrency, deadline, clock, self._sleep).outcomes()
+        calls = BatchCalls(open_call, self._settings.error, self._calls.cancelled)
+        return AsyncBatchRun(batch, as_async(requests), calls, concurrency, deadline, clock, self._sleep).outcomes()
 
     async def score(
         self,
@@ -270,18 +262,18 @@ class AsyncClient:
             request_id=request_id,
         )
         attempts = self._settings.attempts(timeout_seconds, request.request_id)
-        return score_from_proto(await self._call(self._stub.Score, request, attempts, request.request_id), request)
+        return score_from_proto(await self._calls.call(self._stub.Score, request, attempts, request.request_id), request)
 
     async def models(self, *, timeout_seconds: float | None = None) -> list[ModelInfo]:
         """List the server's models, ready or not, by name."""
         attempts = self._settings.attempts(timeout_seconds)
-        response = await self._call(self._stub.ListModels, generation_pb2.ListModelsRequest(), attempts)
+        response = await self._calls.call(self._stub.ListModels, generation_pb2.ListModelsRequest(), attempts)
         return [model_from_proto(model) for model in response.models]
 
     async def model(self, name: str, *, timeout_seconds: float | None = None) -> ModelInfo:
         """Describe one model."""
         request = fill(generation_pb2.GetModelRequest(), {"model": name})
-        return model_from_proto(await self._call(self._stub.GetModel, request, self._settings.attempts(timeout_seconds)))
+        return model_from_proto(await self._calls.call(self._stub.GetModel, request, self._settings.attempts(timeout_seconds)))
 
     async def is_ready(self, model: str = "", *, timeout_seconds: float | None = None) -> bool:
         """Ask, once, whether a model (empty: the server) answers now; a server that cannot be reached does not.
@@ -291,37 +283,7 @@ class AsyncClient:
         """
         request = fill(health_pb2.HealthCheckRequest(), {"service": model})
         try:
-            response = await self._attempt(self._health.Check, request, self._settings.attempts(timeout_seconds))
+            response = await self._calls.attempt(self._health.Check, request, self._settings.attempts(timeout_seconds))
         except Unavailable:
             return False
         return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
-
-    async def _call(self, method: Any, request: Any, attempts: Attempts, request_id: str = "") -> Any:
-        while True:
-            try:
-                return await self._attempt(method, request, attempts, request_id)
-            except CallError as error:
-                wait = attempts.wait_seconds(error)
-                if wait is None:
-                    raise
-            await self._sleep(wait)
-
-    async def _attempt(self, method: Any, request: Any, attempts: Attempts, request_id: str = "") -> Any:
-        self._check(request_id)
-        try:
-            return await method(request, timeout=attempts.start(), metadata=self._settings.metadata())
-        except grpc.RpcError as error:
-            raise from_rpc_error(error, request_id) from error
-        except asyncio.CancelledError as error:
-            if is_task_cancelled():
-                raise
-            raise Cancelled("the call was cancelled", request_id) from error
-
-    def _check(self, request_id: str) -> None:
-        if self._is_closed:
-            raise Cancelled("the client is closed", request_id)
-
-
-async def _each(items: Iterable[Item]) -> AsyncIterator[Item]:
-    for item in items:
-        yield item

@@ -11,15 +11,28 @@ import grpc
 
 from dragoman.client.aio_stream import is_task_cancelled
 from dragoman.client.batch import Batch, Outcome, Sending
-from dragoman.client.errors import CallError, Cancelled, DeadlineExceeded, InternalError, Unavailable, from_rpc_error
-from dragoman.client.request import Request
+from dragoman.client.errors import CallError, DeadlineExceeded, FailedCall, InternalError, Unavailable, from_rpc_error
+from dragoman.client.request import Request, check_request
 from dragoman.v1 import generation_pb2
 
 # How long a status may be behind the failure that it explains, and how often to look: grpc.aio tells of the first one only.
 _STATUS_SECONDS = 1.0
 _POLL_SECONDS = 0.002
 
-OpenCall = Callable[[AsyncIterator[generation_pb2.GenerateRequest], float | None], Any]
+
+@dataclass(frozen=True, slots=True)
+class BatchCalls:
+    """How the calls of a batch begin, and what their ends are called.
+
+    Attributes:
+        open: Starts a call of grpc.aio with an iterator of messages and so many seconds, None for no limit.
+        to_error: Makes our error of a call that failed.
+        cancelled: Makes the error of a call that was cancelled here.
+    """
+
+    open: Callable[[AsyncIterator[generation_pb2.GenerateRequest], float | None], Any]
+    to_error: Callable[[FailedCall], CallError]
+    cancelled: Callable[[], CallError]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +56,12 @@ class EndStatus:
 
     Args:
         call: The call, from its start.
+        to_error: Makes our error of it if it failed.
     """
 
-    def __init__(self, call: Any) -> None:
+    def __init__(self, call: Any, to_error: Callable[[FailedCall], CallError] = from_rpc_error) -> None:
         self._call = call
+        self._to_error = to_error
         self._values: tuple[grpc.StatusCode, str | None, Any] | None = None
         call.add_done_callback(lambda _: self._read())
 
@@ -60,7 +75,7 @@ class EndStatus:
         self._read()  # the event loop may have been too busy to look in time
         if self._values is None:
             return Unavailable("the connection broke while it was written to")
-        return None if self.code() is grpc.StatusCode.OK else from_rpc_error(self)
+        return None if self.code() is grpc.StatusCode.OK else self._to_error(self)
 
     def code(self) -> grpc.StatusCode:
         """Return the status."""
@@ -98,7 +113,8 @@ class AsyncBatchStream:
     """One GenerateBatch call: messages in, answers out.
 
     Args:
-        open_call: Starts a call of grpc.aio with an iterator of messages.
+        calls: Begins a call.
+        seconds: Time for it; None for no limit.
         events: Gets each answer, then an error the call failed with, or None for its end.
         clock: Seconds that only ever grow.
         sleep: Waits so many seconds.
@@ -106,7 +122,8 @@ class AsyncBatchStream:
 
     def __init__(
         self,
-        open_call: Callable[[AsyncIterator[generation_pb2.GenerateRequest]], Any],
+        calls: BatchCalls,
+        seconds: float | None,
         events: asyncio.Queue[Event],
         clock: Callable[[], float],
         sleep: Callable[[float], Awaitable[object]],
@@ -115,8 +132,9 @@ class AsyncBatchStream:
         self._sleep = sleep
         self._sendings: asyncio.Queue[Sending | None] = asyncio.Queue()
         self._events = events
-        self._call = open_call(self._messages())
-        self._status = EndStatus(self._call)
+        self._cancelled = calls.cancelled
+        self._call = calls.open(self._messages(), seconds)
+        self._status = EndStatus(self._call, calls.to_error)
         self._receiving = asyncio.create_task(self._receive())
 
     def send(self, sending: Sending) -> None:
@@ -153,7 +171,7 @@ class AsyncBatchStream:
         except asyncio.CancelledError:
             if is_task_cancelled():
                 raise
-            end = Cancelled("the call was cancelled")
+            end = self._cancelled()
         except Exception as error:  # for the caller
             end = error
         finally:
@@ -167,7 +185,7 @@ class AsyncBatchRun:
     Args:
         batch: Keeps track of it.
         requests: What to ask, read as outcomes are taken.
-        open_call: Starts a call of grpc.aio with an iterator of messages and so many seconds, None for no limit.
+        calls: Begins the calls of the batch.
         concurrency: Requests under way at once.
         deadline: When the time for all of it is over, on the clock.
         clock: Seconds that only ever grow.
@@ -178,7 +196,7 @@ class AsyncBatchRun:
         self,
         batch: Batch,
         requests: AsyncIterable[Request],
-        open_call: OpenCall,
+        calls: BatchCalls,
         concurrency: int,
         deadline: float,
         clock: Callable[[], float],
@@ -188,7 +206,7 @@ class AsyncBatchRun:
             raise ValueError(f"concurrency: {concurrency} is less than 1")
         self._batch = batch
         self._requests = requests
-        self._open_call = open_call
+        self._calls = calls
         self._places = asyncio.Semaphore(concurrency)
         self._deadline = deadline
         self._clock = clock
@@ -224,6 +242,7 @@ class AsyncBatchRun:
         try:
             await self._places.acquire()
             async for request in self._requests:
+                check_request(request)
                 self._events.put_nowait(request)
                 await self._places.acquire()
         except Exception as error:
@@ -260,6 +279,5 @@ class AsyncBatchRun:
             if seconds <= 0:
                 raise DeadlineExceeded("the batch's time has passed")
             timeout = None if math.isinf(seconds) else seconds
-            open_call = self._open_call
-            self._stream = AsyncBatchStream(lambda messages: open_call(messages, timeout), self._events, self._clock, self._sleep)
+            self._stream = AsyncBatchStream(self._calls, timeout, self._events, self._clock, self._sleep)
         return self._stream

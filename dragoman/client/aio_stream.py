@@ -8,7 +8,7 @@ from typing import Any, Self
 import grpc
 
 from dragoman.client.assembly import Assembly
-from dragoman.client.errors import Cancelled, from_rpc_error
+from dragoman.client.errors import CallError
 from dragoman.client.results import Piece, Result
 
 
@@ -22,12 +22,20 @@ class AsyncStream:
         open_call: Starts a call of grpc.aio with so many seconds; raises `Cancelled` once the client is closed.
         assembly: Takes the pieces in.
         sleep: Waits so many seconds.
+        cancelled: Makes the error of a call that was cancelled, with the request's id.
     """
 
-    def __init__(self, open_call: Callable[[float], Any], assembly: Assembly, sleep: Callable[[float], Awaitable[object]]) -> None:
+    def __init__(
+        self,
+        open_call: Callable[[float], Any],
+        assembly: Assembly,
+        sleep: Callable[[float], Awaitable[object]],
+        cancelled: Callable[[str], CallError],
+    ) -> None:
         self._assembly = assembly
         self._open_call = open_call
         self._sleep = sleep
+        self._cancelled = cancelled
         self._loop = asyncio.get_running_loop()
         self._is_cancelled = False
         self._open()
@@ -68,7 +76,7 @@ class AsyncStream:
 
     def _open(self) -> None:
         if self._is_cancelled:
-            raise Cancelled("the call was cancelled", self._assembly.request_id)
+            raise self._cancelled(self._assembly.request_id)
         self._call = self._open_call(self._assembly.attempts.start())
         # Not `read`: that gives up messages which have arrived when the status is there too.
         self._messages = aiter(self._call)
@@ -83,11 +91,11 @@ class AsyncStream:
             except asyncio.CancelledError as failure:
                 if is_task_cancelled():
                     raise
-                raise Cancelled("the call was cancelled", self._assembly.request_id) from failure
+                raise self._cancelled(self._assembly.request_id) from failure
             except grpc.RpcError as failure:
                 if self._assembly.has_result:  # the answer is complete: how the call ends does not matter any more
                     raise StopAsyncIteration from failure
-                error = from_rpc_error(failure, self._assembly.request_id)
+                error = self._assembly.error(failure)
                 wait = self._assembly.wait_seconds(error)
                 if wait is None:
                     raise error from failure

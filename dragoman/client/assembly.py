@@ -1,6 +1,8 @@
 """A streamed answer as it comes in: what the blocking and the asyncio stream have in common."""
 
-from dragoman.client.errors import CallError, InternalError
+from collections.abc import Callable
+
+from dragoman.client.errors import CallError, FailedCall, InternalError, from_rpc_error
 from dragoman.client.results import Piece, Result, piece_from_proto
 from dragoman.client.retry import Attempts
 from dragoman.v1 import generation_pb2
@@ -12,12 +14,16 @@ class Assembly:
     Args:
         attempts: Of this call.
         request_id: Id of the request.
+        to_error: Makes our error of a failed call and the id.
     """
 
-    def __init__(self, attempts: Attempts, request_id: str) -> None:
+    def __init__(
+        self, attempts: Attempts, request_id: str, to_error: Callable[[FailedCall, str], CallError] = from_rpc_error
+    ) -> None:
         self.attempts = attempts
         self.request_id = request_id
         self.is_ended = False
+        self._to_error = to_error
         self._num_pieces = 0
         self._result: Result | None = None
 
@@ -52,6 +58,10 @@ class Assembly:
         """
         if self._result is None:
             raise InternalError("the stream ended without its result", self.request_id)
+
+    def error(self, failure: FailedCall) -> CallError:
+        """Return the error of a call that failed."""
+        return self._to_error(failure, self.request_id)
 
     def wait_seconds(self, error: CallError) -> float | None:
         """Return when to ask anew after a failure; None if the stream fails with it, as it does once a piece is delivered."""

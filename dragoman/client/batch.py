@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dragoman.client.errors import CallError, InternalError, InvalidArgument, from_status
-from dragoman.client.request import Request, generate_request
+from dragoman.client.request import Request, check_request, generate_request
 from dragoman.client.results import Result, result_from_proto
 from dragoman.client.retry import RetryPolicy
 from dragoman.v1 import generation_pb2
@@ -89,7 +89,12 @@ class Batch:
         return len(self._entries)
 
     def add(self, request: Request) -> Sending | Outcome:
-        """Take the next request in; one that cannot be sent at all has its outcome at once."""
+        """Take the next request in; one that cannot be sent at all has its outcome at once.
+
+        Raises:
+            TypeError: If it is no `Request`.
+        """
+        check_request(request)
         index, self._num_added = self._num_added, self._num_added + 1
         try:
             message = generate_request(request)

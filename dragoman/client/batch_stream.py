@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 from dragoman.client.batch import Batch, Outcome, Sending
-from dragoman.client.errors import CallError, Cancelled, DeadlineExceeded, InternalError, from_rpc_error
+from dragoman.client.errors import CallError, Cancelled, DeadlineExceeded, FailedCall, InternalError, from_rpc_error
 from dragoman.client.request import Request
 from dragoman.client.scope import Scope
 from dragoman.v1 import generation_pb2
@@ -25,14 +25,20 @@ class BatchStream:
         open_call: Starts a call of grpc with an iterator of messages.
         scope: Scope of this call alone.
         clock: Seconds that only ever grow.
+        to_error: Makes our error of a call that failed.
     """
 
     def __init__(
-        self, open_call: Callable[[Iterator[generation_pb2.GenerateRequest]], Any], scope: Scope, clock: Callable[[], float]
+        self,
+        open_call: Callable[[Iterator[generation_pb2.GenerateRequest]], Any],
+        scope: Scope,
+        clock: Callable[[], float],
+        to_error: Callable[[FailedCall], CallError] = from_rpc_error,
     ) -> None:
         self._open_call = open_call
         self._scope = scope
         self._clock = clock
+        self._to_error = to_error
         self._sendings: SimpleQueue[Sending | None] = SimpleQueue()
         self._events: SimpleQueue[Event] = SimpleQueue()
         # Also because Ctrl-C must not come while grpc starts a call: see `opening`.
@@ -81,9 +87,9 @@ class BatchStream:
                     self._events.put(response)
             self._events.put(None)
         except grpc.RpcError as failure:
-            self._events.put(from_rpc_error(failure))
+            self._events.put(Cancelled(self._scope.reason) if self._scope.is_cancelled else self._to_error(failure))
         except ValueError as error:  # the channel was closed since the check
-            self._events.put(Cancelled("the call was cancelled") if self._scope.is_cancelled else error)
+            self._events.put(Cancelled(self._scope.reason) if self._scope.is_cancelled else error)
         except Exception as error:  # for the caller
             self._events.put(error)
 
@@ -99,6 +105,7 @@ class BatchRun:
         concurrency: Requests under way at once.
         deadline: When the time for all of it is over, on the clock.
         clock: Seconds that only ever grow.
+        to_error: Makes our error of a call that failed.
     """
 
     def __init__(
@@ -110,6 +117,7 @@ class BatchRun:
         concurrency: int,
         deadline: float,
         clock: Callable[[], float],
+        to_error: Callable[[FailedCall], CallError] = from_rpc_error,
     ) -> None:
         if concurrency < 1:
             raise ValueError(f"concurrency: {concurrency} is less than 1")
@@ -120,6 +128,7 @@ class BatchRun:
         self._concurrency = concurrency
         self._deadline = deadline
         self._clock = clock
+        self._to_error = to_error
         self._stream: BatchStream | None = None
         self._is_read = False
         self._failure: Exception | None = None
@@ -181,5 +190,7 @@ class BatchRun:
             if seconds <= 0:
                 raise DeadlineExceeded("the batch's time has passed")
             timeout = None if math.isinf(seconds) else seconds
-            self._stream = BatchStream(lambda messages: self._open_call(messages, timeout), Scope(scope), self._clock)
+            self._stream = BatchStream(
+                lambda messages: self._open_call(messages, timeout), Scope(scope), self._clock, self._to_error
+            )
         return self._stream

@@ -1,11 +1,15 @@
 """The errors a call can end with: one class for each gRPC status that callers treat differently."""
 
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import grpc
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
-from grpc_status import rpc_status
+
+from dragoman.client.unreachable import explain
+
+# What `google.rpc.Status` travels in: https://grpc.io/docs/guides/error/#richer-error-model
+_DETAILS_KEY = "grpc-status-details-bin"
 
 from dragoman.v1.generation_pb2 import Error
 
@@ -119,14 +123,35 @@ class FailedCall(Protocol):
     def details(self) -> str | None:
         """Return the server's message."""
 
+    def trailing_metadata(self) -> Any:
+        """Return what came with the status: pairs of a name and a value, or None."""
 
-def from_rpc_error(error: FailedCall, request_id: str = "") -> CallError:
-    """Turn a failed call of grpc or grpc.aio into the error of its status; an unknown status gives a plain `CallError`."""
-    try:
-        status = rpc_status.from_call(error)
-    except (ValueError, DecodeError):  # details that are malformed or contradict the status count as none
-        status = None
-    return _make(error.code().name, error.details(), request_id, status)
+
+def from_rpc_error(error: FailedCall, request_id: str = "", target: str = "") -> CallError:
+    """Turn a failed call of grpc or grpc.aio into the error of its status; an unknown status gives a plain `CallError`.
+
+    Args:
+        error: The failure.
+        request_id: Id of the request; empty where the call has none.
+        target: Server that was called, for what is said where nobody answers there.
+    """
+    code, message = error.code(), error.details()
+    status = _status_of(error)
+    if code is grpc.StatusCode.UNAVAILABLE and message and status is None:
+        message = explain(message, target) or message
+    return _make(code.name, message, request_id, status)
+
+
+def _status_of(error: FailedCall) -> status_pb2.Status | None:
+    """Read the status that came behind an answer; one that is malformed or contradicts what the call ended with counts as none."""
+    for key, value in error.trailing_metadata() or ():
+        if key == _DETAILS_KEY:
+            try:
+                status = status_pb2.Status.FromString(value)
+            except DecodeError:
+                return None
+            return status if (status.code, status.message) == (error.code().value[0], error.details()) else None
+    return None
 
 
 def from_status(status: Error, request_id: str = "") -> CallError:

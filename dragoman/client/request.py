@@ -1,7 +1,7 @@
 """What a caller asks for, put on the wire."""
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TypeVar
 
@@ -16,7 +16,7 @@ AnyMessage = TypeVar("AnyMessage", bound=Message)
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One text to answer.
+    """One text to answer; anything but a `str` for it is a `TypeError` at once.
 
     Attributes:
         text: The source.
@@ -35,6 +35,54 @@ class Request:
     priority: int = 0
     search: Search = GREEDY
     request_id: str | None = None
+
+    def __post_init__(self) -> None:
+        check_text("text", self.text, "; many texts go to generate_many, or into a Request each for generate_batch")
+
+    @property
+    def is_blank(self) -> bool:
+        """Whether there is nothing to answer; a server refuses such a text."""
+        return not self.text.strip()
+
+
+def check_text(name: str, text: object, hint: str = "") -> None:
+    """Refuse a text that is none.
+
+    Args:
+        name: Of the argument.
+        text: What was given for it.
+        hint: What to do with a collection of texts.
+
+    Raises:
+        TypeError: If it is not a string, saying what to do.
+    """
+    if isinstance(text, str):
+        return
+    if isinstance(text, bytes | bytearray | memoryview):
+        hint = "; decode it first"
+    elif text is None or not isinstance(text, Iterable):
+        hint = ""
+    raise TypeError(f"{name}: a str is wanted, not {'None' if text is None else type(text).__name__}{hint}")
+
+
+def check_texts(texts: object) -> None:
+    """Refuse one text in place of many: its characters would be taken for them.
+
+    Raises:
+        TypeError: Saying what to call.
+    """
+    if isinstance(texts, str | bytes | bytearray | memoryview):
+        raise TypeError(f"texts: many are wanted, not one {type(texts).__name__}; one text goes to generate")
+
+
+def check_request(request: object) -> None:
+    """Refuse what is no request of a batch.
+
+    Raises:
+        TypeError: Saying what is wanted.
+    """
+    if not isinstance(request, Request):
+        raise TypeError(f"requests: a Request is wanted for each, as in Request(text), not {type(request).__name__}")
 
 
 def generate_request(request: Request) -> generation_pb2.GenerateRequest:
@@ -73,4 +121,6 @@ def fill(message: AnyMessage, values: Mapping[str, object], request_id: str = ""
             raise InvalidArgument(f"{name}: not Unicode text: {error.reason} at character {error.start}", request_id) from error
         except ValueError as error:
             raise InvalidArgument(f"{name}: {value!r} is out of range", request_id) from error
+        except (TypeError, AttributeError) as error:
+            raise InvalidArgument(f"{name}: {value!r} is of the wrong type ({type(value).__name__})", request_id) from error
     return message

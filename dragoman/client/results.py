@@ -162,6 +162,26 @@ class ModelInfo:
     domain: str = ""
 
 
+def blank_result(model: str) -> Result:
+    """Return what stands for a blank text, which no server is asked about: one empty answer.
+
+    Args:
+        model: As it was asked for; may be empty.
+    """
+    return Result(
+        text="",
+        tokens=(),
+        finish_reason="eos",
+        is_truncated=False,
+        model=model,
+        model_version="",
+        request_id="",
+        usage=Usage(0, 0),
+        timings=Timings(0.0, 0.0, 0.0, 0.0, 0.0),
+        answers=(Answer("", (), "eos", 0.0),),
+    )
+
+
 def result_from_proto(message: generation_pb2.GenerateResponse) -> Result:
     """Convert an answer.
 

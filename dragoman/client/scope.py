@@ -32,6 +32,7 @@ class Scope:
         self._lock = threading.RLock()  # re-entered when the collector cancels an abandoned stream inside `add`
         self._running: set[Cancellable] = set()
         self._cancelled = threading.Event()
+        self._reason = "the call was cancelled"
         if parent is not None:
             parent.add(self)
 
@@ -46,9 +47,17 @@ class Scope:
         """Whether it has ended; nothing starts under it any more."""
         return self._cancelled.is_set()
 
-    def cancel(self) -> None:
-        """Cancel everything that runs under this scope, and whatever would start later."""
+    @property
+    def reason(self) -> str:
+        """Why it has ended, for the callers of what it has cancelled: the widest scope that has ended tells."""
+        parent = self._parent
+        return parent.reason if parent is not None and parent.is_cancelled else self._reason
+
+    def cancel(self, reason: str | None = None) -> None:
+        """Cancel everything that runs under this scope, and whatever would start later; the first reason given counts."""
         with self._lock:
+            if reason is not None and not self._cancelled.is_set():
+                self._reason = reason
             self._cancelled.set()
             running = list(self._running)
             self._running.clear()
@@ -60,7 +69,7 @@ class Scope:
     def check(self) -> None:
         """Raise `Cancelled` if this scope has ended."""
         if self._cancelled.is_set():
-            raise Cancelled("the call was cancelled")
+            raise Cancelled(self.reason)
 
     def add(self, call: Cancellable) -> None:
         """Cancel this call with the scope, at once if that has ended."""

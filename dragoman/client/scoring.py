@@ -4,7 +4,7 @@ import uuid
 from dataclasses import dataclass
 
 from dragoman.client.errors import InternalError
-from dragoman.client.request import fill
+from dragoman.client.request import check_text, fill
 from dragoman.client.results import TokenLogProb
 from dragoman.v1 import generation_pb2
 
@@ -64,8 +64,11 @@ def score_request(
     """Build a request; without an id it gets one here, so that all attempts share it and errors can name it.
 
     Raises:
-        InvalidArgument: As `dragoman.client.request.fill`.
+        InvalidArgument: If a value cannot be written at all, naming the field.
+        TypeError: If one of the two is no string.
     """
+    for name, value in (("text", text), ("target", target)):
+        check_text(name, value, "; call score once for each pair")
     request_id = request_id or uuid.uuid4().hex
     fields: dict[str, object] = {
         "model": model,

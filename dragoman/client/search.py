@@ -1,8 +1,9 @@
 """How an answer is to be searched for: the options of a request. The server checks them and names what it refuses."""
 
+import difflib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, fields, replace
+from typing import Final, TypedDict, Unpack
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,4 +49,41 @@ class Search:
     top_log_probs: int = 0
 
 
+class SearchOptions(TypedDict, total=False):
+    """The fields of `Search` as keywords of a call; what is not given stays as the call's `search` has it."""
+
+    num_beams: int | None
+    num_return_sequences: int | None
+    length_penalty: float | None
+    early_stopping: bool
+    do_sample: bool
+    temperature: float | None
+    top_k: int
+    top_p: float | None
+    seed: int | None
+    min_new_tokens: int
+    repetition_penalty: float | None
+    no_repeat_ngram_size: int
+    suppressed_tokens: Sequence[int]
+    forced_prefix: str
+    return_alternatives: bool
+    return_log_probs: bool
+    top_log_probs: int
+
+
 GREEDY: Final = Search()
+_NAMES: Final = tuple(field.name for field in fields(Search))
+
+
+def with_options(search: Search, **options: Unpack[SearchOptions]) -> Search:
+    """Return the search with these of its fields replaced.
+
+    Raises:
+        TypeError: If it is no search, or has no such field.
+    """
+    if not isinstance(search, Search):
+        raise TypeError(f"search: a Search is wanted, not {search!r}")
+    for name in options.keys() - set(_NAMES):
+        meant = difflib.get_close_matches(name, _NAMES, n=1)
+        raise TypeError(f"unexpected keyword argument {name!r}" + "".join(f"; is {other!r} meant?" for other in meant))
+    return replace(search, **options) if options else search

@@ -5,10 +5,12 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from dragoman.client.errors import CallError, FailedCall, from_rpc_error
 from dragoman.client.retry import Attempts, RetryPolicy
+from dragoman.client.target import DEFAULT_PORT, grpc_target
 from dragoman.client.trace import trace_metadata
 
-DEFAULT_TARGET = "127.0.0.1:8500"
+DEFAULT_TARGET = f"127.0.0.1:{DEFAULT_PORT}"
 
 ChannelOptions = Mapping[str, str | int]
 
@@ -39,12 +41,13 @@ class Settings:
     """What all calls of a client share.
 
     Attributes:
-        target: Server to call, `host:port` or any other gRPC target.
+        target: Server to call, as `client.target` reads it; once made, as gRPC wants it.
         timeout_seconds: Time for a call, all attempts together, where the call does not say.
         retry: When to try again.
         token: Bearer token sent with each call; None for none. Never printed.
         options: Channel options beside and before our own, by their gRPC names.
         clock: Seconds that only ever grow.
+        is_secure: Whether the connection has credentials for TLS.
     """
 
     target: str
@@ -53,10 +56,10 @@ class Settings:
     token: str | None = field(repr=False)
     options: ChannelOptions
     clock: Callable[[], float]
+    is_secure: bool = False
 
     def __post_init__(self) -> None:
-        if not self.target:
-            raise ValueError("target: is empty")
+        object.__setattr__(self, "target", grpc_target(self.target, is_secure=self.is_secure))
         _check_timeout(self.timeout_seconds)
         if self.token is not None and not (self.token and all("!" <= character <= "~" for character in self.token)):
             raise ValueError("token: must be printable ASCII without spaces")
@@ -69,6 +72,10 @@ class Settings:
         """Return the metadata of a call that is made here and now: it names the active span."""
         credentials = () if self.token is None else (("authorization", f"Bearer {self.token}"),)
         return credentials + trace_metadata()
+
+    def error(self, failure: FailedCall, request_id: str = "") -> CallError:
+        """Turn a failed call into the error of its status, which names the server where it could not be reached."""
+        return from_rpc_error(failure, request_id, self.target)
 
     def attempts(self, timeout_seconds: float | None = None, request_id: str = "") -> Attempts:
         """Start the clock for one call."""

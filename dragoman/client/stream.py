@@ -7,7 +7,7 @@ from typing import Any, Self
 import grpc
 
 from dragoman.client.assembly import Assembly
-from dragoman.client.errors import from_rpc_error
+from dragoman.client.errors import Cancelled
 from dragoman.client.opening import opened
 from dragoman.client.results import Piece, Result
 from dragoman.client.scope import Scope
@@ -84,7 +84,9 @@ class Stream:
             except grpc.RpcError as failure:
                 if self._assembly.has_result:  # the answer is complete: how the call ends does not matter any more
                     raise StopIteration from failure
-                error = from_rpc_error(failure, self._assembly.request_id)
+                if self._scope.is_cancelled:
+                    raise Cancelled(self._scope.reason, self._assembly.request_id) from failure
+                error = self._assembly.error(failure)
                 wait = self._assembly.wait_seconds(error)
                 if wait is None:
                     raise error from failure

@@ -2,9 +2,9 @@
 
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -12,15 +12,15 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from dragoman.client.assembly import Assembly
 from dragoman.client.batch import Batch, Outcome
 from dragoman.client.batch_stream import BatchRun
-from dragoman.client.errors import CallError, Cancelled, Unavailable, from_rpc_error
-from dragoman.client.opening import opened
+from dragoman.client.calls import Calls
+from dragoman.client.errors import Unavailable
 from dragoman.client.ordered import in_order
-from dragoman.client.request import Request, fill, generate_request
-from dragoman.client.results import ModelInfo, Result, model_from_proto, result_from_proto
-from dragoman.client.retry import DEFAULT_RETRY, Attempts, RetryPolicy
+from dragoman.client.request import Request, check_texts, fill, generate_request
+from dragoman.client.results import ModelInfo, Result, blank_result, model_from_proto, result_from_proto
+from dragoman.client.retry import DEFAULT_RETRY, RetryPolicy
 from dragoman.client.scope import Scope, Wait
 from dragoman.client.scoring import Score, score_from_proto, score_request
-from dragoman.client.search import GREEDY, Search
+from dragoman.client.search import GREEDY, Search, SearchOptions, with_options
 from dragoman.client.settings import DEFAULT_TARGET, ChannelOptions, Settings
 from dragoman.client.stream import Stream
 from dragoman.v1 import generation_pb2, generation_pb2_grpc
@@ -30,7 +30,8 @@ class Client:
     """A connection to a server, for any number of threads; leaving a `with` block or `close` cancels what still runs.
 
     Args:
-        target: Server to call, `host:port` or any other gRPC target; a name with several addresses is balanced over them.
+        target: Server to call: `host:port`, or `host` alone for port 8500, also after `http://`; or any other gRPC target, such as
+            `dns:///host:port` or `unix:/path`. A name with several addresses is balanced over them.
         timeout_seconds: Time for each call, all attempts and the waits between together.
         retry: When failed calls are tried again.
         credentials: For TLS; None for plain text.
@@ -39,7 +40,16 @@ class Client:
         clock: Seconds that only ever grow; tests put their own in.
         wait: How to wait between attempts for a cancellation, at most so many seconds; tests put their own in.
 
-    Every call raises `dragoman.client.errors.CallError`, by the gRPC status it ended with.
+    Every call raises `CallError`, by the gRPC status it ended with; once the client is closed that is `Cancelled`.
+
+    Example:
+        with Client("localhost") as client:
+            print(client.generate("A dog runs through the snow.", model="en-de", num_beams=4).text)
+            for result in client.generate_many(["A dog runs.", "A cat sits on a wall."], model="en-de"):
+                print(result.text, result.usage.generated_tokens)
+
+    Raises:
+        ValueError: If an argument cannot be used; the message begins with its name.
     """
 
     def __init__(
@@ -54,25 +64,27 @@ class Client:
         clock: Callable[[], float] = time.monotonic,
         wait: Wait = threading.Event.wait,
     ) -> None:
-        self._settings = Settings(target, timeout_seconds, retry, token, options or {}, clock)
+        self._settings = Settings(target, timeout_seconds, retry, token, options or {}, clock, credentials is not None)
         self._scope = Scope(wait=wait)
+        self._calls = Calls(self._settings)
         channel_options = self._settings.channel_options()
         if credentials is None:
-            self._channel = grpc.insecure_channel(target, channel_options)
+            self._channel = grpc.insecure_channel(self._settings.target, channel_options)
         else:
-            self._channel = grpc.secure_channel(target, credentials, channel_options)
+            self._channel = grpc.secure_channel(self._settings.target, credentials, channel_options)
         self._stub = generation_pb2_grpc.GenerationStub(self._channel)  # type: ignore[no-untyped-call]
         self._health = health_pb2_grpc.HealthStub(self._channel)
 
     def __enter__(self) -> Self:
+        self._scope.check()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
     def close(self) -> None:
-        """Cancel what still runs and close the connection."""
-        self._scope.cancel()
+        """Cancel what still runs and close the connection, for good: whoever still asks gets `Cancelled`."""
+        self._scope.cancel("the client is closed")
         self._channel.close()
 
     def scope(self) -> Scope:
@@ -91,6 +103,7 @@ class Client:
         request_id: str | None = None,
         timeout_seconds: float | None = None,
         scope: Scope | None = None,
+        **options: Unpack[SearchOptions],
     ) -> Result:
         """Generate the whole answer.
 
@@ -104,10 +117,16 @@ class Client:
             request_id: Id for the server's log; None makes one.
             timeout_seconds: Time for this call; None for the client's.
             scope: Cancels this call when it ends.
+            **options: Fields of `Search`, such as `num_beams=4`; they win over those of `search`.
         """
-        request = generate_request(Request(text, model, max_new_tokens, truncate, priority, search, request_id))
+        search = with_options(search, **options)
+        asked = Request(text, model, max_new_tokens, truncate, priority, search, request_id)
+        return self._generate(asked, timeout_seconds, scope or self._scope)
+
+    def _generate(self, asked: Request, timeout_seconds: float | None, scope: Scope) -> Result:
+        request = generate_request(asked)
         attempts = self._settings.attempts(timeout_seconds, request.request_id)
-        return result_from_proto(self._call(self._stub.Generate, request, attempts, scope, request.request_id))
+        return result_from_proto(self._calls.call(self._stub.Generate, request, attempts, scope, request.request_id))
 
     def stream(
         self,
@@ -121,8 +140,10 @@ class Client:
         request_id: str | None = None,
         timeout_seconds: float | None = None,
         scope: Scope | None = None,
+        **options: Unpack[SearchOptions],
     ) -> Stream:
         """Generate the same answer in pieces; arguments as `generate`."""
+        search = with_options(search, **options)
         request = generate_request(Request(text, model, max_new_tokens, truncate, priority, search, request_id))
         attempts = self._settings.attempts(timeout_seconds, request.request_id)
         metadata = self._settings.metadata()
@@ -130,7 +151,7 @@ class Client:
         def open_call(seconds: float) -> Any:
             return self._stub.GenerateStream(request, timeout=seconds, metadata=metadata)
 
-        return Stream(open_call, Assembly(attempts, request.request_id), Scope(scope or self._scope))
+        return Stream(open_call, Assembly(attempts, request.request_id, self._settings.error), Scope(scope or self._scope))
 
     def generate_many(
         self,
@@ -143,13 +164,14 @@ class Client:
         priority: int = 0,
         search: Search = GREEDY,
         timeout_seconds: float | None = None,
-    ) -> Iterator[Result]:
+        **options: Unpack[SearchOptions],
+    ) -> Generator[Result, None, None]:
         """Yield the answers of many texts in their order; the first that fails ends them and cancels the rest.
 
-        The texts are read as answers are asked for, at most `2 * concurrency` ahead; dropping the iterator cancels what runs.
+        The texts are read as answers are asked for, at most `2 * concurrency` ahead; dropping the generator cancels what runs.
 
         Args:
-            texts: Sources.
+            texts: Sources. A blank one is answered by an empty result in its place, without asking the server.
             concurrency: Calls in flight at once.
             model: As for `generate`, as is what follows.
             max_new_tokens: Of each.
@@ -157,19 +179,15 @@ class Client:
             priority: Of each.
             search: Of each.
             timeout_seconds: Of each.
+            **options: Of each.
         """
+        check_texts(texts)
+        self._scope.check()
+        search = with_options(search, **options)
 
         def work(text: str, scope: Scope) -> Result:
-            return self.generate(
-                text,
-                model=model,
-                max_new_tokens=max_new_tokens,
-                truncate=truncate,
-                priority=priority,
-                search=search,
-                timeout_seconds=timeout_seconds,
-                scope=scope,
-            )
+            asked = Request(text, model, max_new_tokens, truncate, priority, search)
+            return blank_result(model) if asked.is_blank else self._generate(asked, timeout_seconds, scope)
 
         return in_order(texts, work, self._scope, concurrency)
 
@@ -196,6 +214,7 @@ class Client:
         Raises:
             CallError: If the stream fails for good.
         """
+        self._scope.check()
         clock = self._settings.clock
         deadline = self._settings.deadline(timeout_seconds)
         metadata = self._settings.metadata()
@@ -204,7 +223,9 @@ class Client:
             return self._stub.GenerateBatch(messages, timeout=seconds, metadata=metadata)
 
         batch = Batch(self._settings.retry, deadline, clock)
-        return BatchRun(batch, requests, open_call, scope or self._scope, concurrency, deadline, clock).outcomes()
+        return BatchRun(
+            batch, requests, open_call, scope or self._scope, concurrency, deadline, clock, self._settings.error
+        ).outcomes()
 
     def score(
         self,
@@ -248,18 +269,21 @@ class Client:
             request_id=request_id,
         )
         attempts = self._settings.attempts(timeout_seconds, request.request_id)
-        return score_from_proto(self._call(self._stub.Score, request, attempts, scope, request.request_id), request)
+        return score_from_proto(
+            self._calls.call(self._stub.Score, request, attempts, scope or self._scope, request.request_id), request
+        )
 
     def models(self, *, timeout_seconds: float | None = None) -> list[ModelInfo]:
         """List the server's models, ready or not, by name."""
         attempts = self._settings.attempts(timeout_seconds)
-        response = self._call(self._stub.ListModels, generation_pb2.ListModelsRequest(), attempts)
+        response = self._calls.call(self._stub.ListModels, generation_pb2.ListModelsRequest(), attempts, self._scope)
         return [model_from_proto(model) for model in response.models]
 
     def model(self, name: str, *, timeout_seconds: float | None = None) -> ModelInfo:
         """Describe one model."""
         request = fill(generation_pb2.GetModelRequest(), {"model": name})
-        return model_from_proto(self._call(self._stub.GetModel, request, self._settings.attempts(timeout_seconds)))
+        attempts = self._settings.attempts(timeout_seconds)
+        return model_from_proto(self._calls.call(self._stub.GetModel, request, attempts, self._scope))
 
     def is_ready(self, model: str = "", *, timeout_seconds: float | None = None) -> bool:
         """Ask, once, whether a model (empty: the server) answers now; a server that cannot be reached does not.
@@ -269,37 +293,7 @@ class Client:
         """
         request = fill(health_pb2.HealthCheckRequest(), {"service": model})
         try:
-            response = self._attempt(self._health.Check, request, self._settings.attempts(timeout_seconds), self._scope)
+            response = self._calls.attempt(self._health.Check, request, self._settings.attempts(timeout_seconds), self._scope)
         except Unavailable:
             return False
         return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
-
-    def _call(self, method: Any, request: Any, attempts: Attempts, scope: Scope | None = None, request_id: str = "") -> Any:
-        scope = scope or self._scope
-        while True:
-            try:
-                return self._attempt(method, request, attempts, scope, request_id)
-            except CallError as error:
-                wait = attempts.wait_seconds(error)
-                if wait is None:
-                    raise
-            scope.sleep(wait)
-
-    def _attempt(self, method: Any, request: Any, attempts: Attempts, scope: Scope, request_id: str = "") -> Any:
-        scope.check()
-        seconds, metadata = attempts.start(), self._settings.metadata()
-        try:  # a future, for that can be cancelled from another thread
-            call = opened(lambda: method.future(request, timeout=seconds, metadata=metadata))
-        except ValueError:  # the channel was closed since the check
-            scope.check()
-            raise
-        with scope.holding(call):
-            try:
-                return call.result()
-            except grpc.FutureCancelledError as error:
-                raise Cancelled("the call was cancelled", request_id) from error
-            except grpc.RpcError as error:
-                raise from_rpc_error(error, request_id) from error
-            except BaseException:  # Ctrl-C: the server shall not work for nobody
-                call.cancel()
-                raise

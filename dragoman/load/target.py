@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from dragoman.client.target import grpc_target, is_grpc_target
 from dragoman.model.errors import InputError
 
 Resolve = Callable[[str, str], list[str]]
@@ -34,8 +35,15 @@ def resolve(host: str, port: str) -> list[str]:
     return list(dict.fromkeys(str(address[0]) for *_, address in found))
 
 
-def make_target(servers: str, lookup: Resolve = resolve) -> Target:
-    """Return the target for `HOST:PORT` or several with commas between; one alone is gRPC's to look up, again and again.
+def make_target(servers: str, lookup: Resolve = resolve, *, is_secure: bool = False) -> Target:
+    """Return the target for one server as `client.target` reads it, or for several `HOST:PORT` with commas between.
+
+    One alone is gRPC's to look up, again and again, and so is a target of a gRPC scheme with commas of its own.
+
+    Args:
+        servers: As the user gave them.
+        lookup: Finds the addresses of a host.
+        is_secure: Whether TLS will be spoken.
 
     Raises:
         InputError: If one is malformed or cannot be looked up.
@@ -43,8 +51,11 @@ def make_target(servers: str, lookup: Resolve = resolve) -> Target:
     parts = [part.strip() for part in servers.split(",") if part.strip()]
     if not parts:
         raise InputError("--server: is empty")
-    if len(parts) == 1:
-        return Target(parts[0])
+    if len(parts) == 1 or is_grpc_target(parts[0]):
+        try:
+            return Target(grpc_target(",".join(parts), is_secure=is_secure))
+        except ValueError as error:
+            raise InputError(str(error).replace("target", "--server", 1)) from error
     endpoints: list[tuple[list[str], str]] = []
     hosts = []
     for part in parts:

@@ -247,7 +247,7 @@ def test_generate_many_runs_calls_side_by_side(server, service, held, running_as
     async def main() -> None:
         async with AsyncClient(server.target) as client:
             releasing = asyncio.create_task(release())
-            answers = [answer.text async for answer in client.generate_many("abcdefgh", concurrency=4)]
+            answers = [answer.text async for answer in client.generate_many(list("abcdefgh"), concurrency=4)]
             await releasing
             assert answers == list("ABCDEFGH")
 

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from dragoman.client import errors
+from dragoman.client.request import Request
 from dragoman.client.results import Answer, ModelInfo, Piece, Result, Timings, TokenLogProb, Usage
 from dragoman.client.retry import RetryPolicy
 from dragoman.client.search import Search
@@ -69,6 +70,115 @@ def test_every_option_of_the_search_is_sent(call, service, method: str) -> None:
     sent = {name: getattr(request, name) for name in values}
     assert {**sent, "suppressed_tokens": list(sent["suppressed_tokens"])} == values
     assert request.HasField("seed") and request.priority == -3
+
+
+@pytest.mark.parametrize("method", ["generate", "stream", "generate_many"])
+def test_options_of_the_search_are_keywords_too(call, service, method: str) -> None:
+    texts = ["x"] if method == "generate_many" else "x"
+    call(method, texts, num_beams=4, early_stopping=True, suppressed_tokens=[9, 8], forced_prefix="Ein")
+    call(method, texts, search=Search(num_beams=4, top_k=3), num_beams=2, seed=7)
+    first, second = service.requests
+    assert (first.num_beams, first.early_stopping, [*first.suppressed_tokens], first.forced_prefix) == (4, True, [9, 8], "Ein")
+    assert (second.num_beams, second.top_k, second.seed) == (2, 3, 7)
+
+
+@pytest.mark.parametrize("method", ["generate", "stream", "generate_many"])
+def test_keyword_that_there_is_not_is_a_type_error(call, service, method: str) -> None:
+    with pytest.raises(TypeError, match=r"^unexpected keyword argument 'num_beam'; is 'num_beams' meant\?$"):
+        call(method, ["x"] if method == "generate_many" else "x", num_beam=4)
+    assert service.requests == []
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (["a", "b"], "not list; many texts go to generate_many"),
+        (("a",), "not tuple; many texts go to generate_many"),
+        ((text for text in "ab"), "not generator; many texts go to generate_many"),
+        (b"a", "not bytes; decode it first"),
+        (bytearray(b"a"), "not bytearray; decode it first"),
+        (None, "not None$"),
+        (5, "not int$"),
+    ],
+    ids=["list", "tuple", "generator", "bytes", "bytearray", "None", "int"],
+)
+@pytest.mark.parametrize("method", ["generate", "stream"])
+def test_what_is_no_text_is_refused_with_what_to_call(call, service, method: str, text: object, told: str) -> None:
+    with pytest.raises(TypeError, match=rf"^text: a str is wanted, {told}"):
+        call(method, text)
+    with pytest.raises(TypeError, match=rf"^text: a str is wanted, {told}"):
+        Request(text)
+    assert service.requests == []
+
+
+@pytest.mark.parametrize(("text", "target", "name"), [(["a"], "b", "text"), ("a", ["b"], "target"), ("a", None, "target")])
+def test_pair_that_is_none_is_refused_with_what_to_do(call, service, text: object, target: object, name: str) -> None:
+    with pytest.raises(TypeError, match=rf"^{name}: a str is wanted, not (list; call score once for each pair|None)$"):
+        call("score", text, target)
+    assert service.requests == []
+
+
+@pytest.mark.parametrize("texts", ["abc", b"abc"])
+def test_one_text_is_not_taken_for_many(call, service, texts: object) -> None:
+    with pytest.raises(TypeError, match=r"^texts: many are wanted, not one (str|bytes); one text goes to generate$"):
+        call("generate_many", texts)
+    assert service.requests == []
+
+
+@pytest.mark.parametrize("method", ["generate_many", "generate_batch"])
+def test_what_cannot_be_iterated_is_a_type_error(call, method: str) -> None:
+    with pytest.raises(TypeError, match="not iterable"):
+        call(method, None)
+
+
+def test_item_that_is_no_text_ends_the_answers_after_those_before(call) -> None:
+    with pytest.raises(TypeError, match=r"^text: a str is wanted, not bytes; decode it first$"):
+        call("generate_many", ["a", b"b"])
+
+
+def test_item_of_a_batch_that_is_no_request_is_refused_with_what_it_should_be(call) -> None:
+    with pytest.raises(TypeError, match=r"^requests: a Request is wanted for each, as in Request\(text\), not str$"):
+        call("generate_batch", ["a", "b"])
+
+
+def test_value_of_a_wrong_type_is_named(call, service) -> None:
+    for values in ({"num_beams": "4"}, {"temperature": "hot"}, {"suppressed_tokens": "abc"}, {"suppressed_tokens": 5}):
+        [name] = values
+        with pytest.raises(errors.InvalidArgument, match=f"^{name}: .* is of the wrong type"):
+            call("generate", "x", **values)
+    assert service.requests == []
+
+
+@pytest.mark.parametrize("blank", ["", " ", "\t\n", "\u2003"])
+def test_blank_text_among_many_has_a_blank_result_in_its_place(call, service, blank: str) -> None:
+    results = call("generate_many", ["a", blank, "b", blank], model="en-fr", num_beams=2)
+    assert [result.text for result in results] == ["A", "", "B", ""]
+    assert results[1] == Result(
+        text="",
+        tokens=(),
+        finish_reason="eos",
+        is_truncated=False,
+        model="en-fr",
+        model_version="",
+        request_id="",
+        usage=Usage(0, 0),
+        timings=Timings(0.0, 0.0, 0.0, 0.0, 0.0),
+        answers=(Answer("", (), "eos", 0.0),),
+    )
+    assert sorted(request.text for request in service.requests) == ["a", "b"]
+
+
+def test_blank_texts_alone_ask_nobody(call, server, service) -> None:
+    server.stop()
+    assert [result.text for result in call("generate_many", [""] * 100, concurrency=2)] == [""] * 100
+    assert service.requests == []
+
+
+def test_blank_text_alone_is_the_servers_to_refuse(call, service, failing) -> None:
+    service.script.append(failing("INVALID_ARGUMENT", "text: is blank"))
+    with pytest.raises(errors.InvalidArgument, match="text: is blank"):
+        call("generate", " ")
+    assert len(service.requests) == 1
 
 
 def test_options_not_given_are_not_sent(call, service) -> None:

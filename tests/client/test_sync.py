@@ -157,7 +157,7 @@ def test_generate_many_runs_calls_side_by_side(client, service, held) -> None:
     behaviours = [held() for _ in range(4)]
     service.script.extend(behaviours)
     with ThreadPoolExecutor() as threads:
-        answers = threads.submit(list, client.generate_many("abcdefgh", concurrency=4))
+        answers = threads.submit(list, client.generate_many(list("abcdefgh"), concurrency=4))
         for behaviour in behaviours:
             behaviour.wait_until_began()
         for behaviour in reversed(behaviours):
