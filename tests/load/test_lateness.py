@@ -74,12 +74,12 @@ def test_a_sender_that_keeps_up_is_not_blamed(make_plan, loop: dict) -> None:
 
 
 def test_a_sender_whose_calls_cost_more_than_the_time_between_them_is_blamed(make_plan) -> None:
-    _, (warning,) = send(make_plan(seconds=20.0, arrivals=Arrivals(50.0, "constant")), busy_seconds=0.03)
+    _, (warning,) = send(make_plan(seconds=20.0, arrivals=Arrivals(50.0, "constant")), busy_seconds=0.022)
     assert warning.startswith(f"{SLOW_SENDER}: ") and "of its calls left more than 10 ms late" in warning
 
 
 def test_a_closed_loop_is_judged_by_the_event_loop(make_plan) -> None:
-    _, (warning,) = send(make_plan(seconds=20.0, concurrency=4), busy_seconds=0.03)
+    _, (warning,) = send(make_plan(seconds=20.0, concurrency=4), busy_seconds=0.022)
     assert warning.startswith(f"{SLOW_SENDER}: ") and "its event loop was more than 10 ms late" in warning
 
 
