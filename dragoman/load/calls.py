@@ -65,12 +65,12 @@ class Caller:
             try:
                 call.seconds = attempts.start()
             except DeadlineExceeded as late:
-                self._end(call, late.code)
+                self._end(call, late.code, late.message)
                 return
             error = await self._try_once(call)
             wait = None if error is None else attempts.wait_seconds(error)
             if wait is None:
-                self._end(call, INCOMPLETE if error is None else error.code)
+                self._end(call, *(INCOMPLETE, "") if error is None else (error.code, error.message))
                 return
             call.num_retries += 1
             await asyncio.sleep(wait)
@@ -82,9 +82,11 @@ class Caller:
             await self._attempt[call.item.kind](call)
         except aio.AioRpcError as failure:
             if call.first_token is not None and self._plan.num_retries:  # what has begun to come is not asked for again
-                self._end(call, failure.code().name)
+                self._end(call, failure.code().name, failure.details() or "")
                 return None
-            return from_rpc_error(failure) if self._plan.num_retries else CallError("", code=failure.code().name)
+            if self._plan.num_retries:
+                return from_rpc_error(failure)
+            return CallError(failure.details() or "", code=failure.code().name)  # nobody asks when to try again
         except CallError as error:
             return error
         except asyncio.CancelledError:
@@ -155,7 +157,7 @@ class Caller:
             if self._plan.num_retries and error.code in _RETRIED:
                 call.retry_error = error
             else:
-                self._fail(call, message.request_id, error.code)
+                self._fail(call, message.request_id, error.code, error.message)
 
     def _misbehave(self, call: "_Call", rpc: Any) -> None:
         if call.item.injection == "cancel":
@@ -173,17 +175,17 @@ class Caller:
         del call.pending[request_id]
         self._record(outcome)
 
-    def _fail(self, call: "_Call", request_id: str, code: str) -> None:
+    def _fail(self, call: "_Call", request_id: str, code: str, message: str) -> None:
         outcome = self._outcome(call)
-        outcome.code = code
+        outcome.code, outcome.message = code, message
         outcome.is_intended = code in _INTENDED.get(call.item.injection, ())
         del call.pending[request_id]
         self._record(outcome)
 
-    def _end(self, call: "_Call", code: str) -> None:
+    def _end(self, call: "_Call", code: str, message: str = "") -> None:
         """Let what has no outcome yet end with a status."""
         for request_id in list(call.pending):
-            self._fail(call, request_id, code)
+            self._fail(call, request_id, code, message)
 
     def _outcome(self, call: "_Call") -> Outcome:
         return Outcome(call.item.group, bool(call.item.injection), call.due, ended=self._clock(), num_retries=call.num_retries)

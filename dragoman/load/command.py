@@ -8,10 +8,11 @@ from typing import Annotated, cast
 
 import typer
 
-from dragoman.client.certificates import read_certificates
+from dragoman.client.certificates import Tls
 from dragoman.client.settings import DEFAULT_TARGET
 from dragoman.load.arrivals import Arrivals
 from dragoman.load.conditions import parse_conditions, parse_number, parse_shares, parse_slos
+from dragoman.load.plain_help import PlainCommand
 from dragoman.load.plan import KINDS, Injections, Kind, Plan, Server, Work
 from dragoman.load.scrape import full_url
 from dragoman.load.session import Session, SessionOptions
@@ -23,6 +24,9 @@ from dragoman.model.errors import InputError
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 WHEN, WHAT, SEARCH, WRONG, SERVER, OUTPUT = "When", "What", "Search", "What goes wrong", "Server", "Output"
+# Beyond these the sender's memory is what is tested.
+MOST_CALLERS = 100_000
+MOST_REQUESTS = 100_000
 _NOT_SHOWN = {"token", "output", "report"}
 
 
@@ -34,7 +38,7 @@ class ArrivalShape(StrEnum):
     GAMMA = "gamma"
 
 
-@app.command()
+@app.command(cls=PlainCommand, context_settings={"help_option_names": ["-h", "--help"]})
 def load(
     context: typer.Context,
     server: Annotated[
@@ -47,6 +51,14 @@ def load(
     ca: Annotated[
         Path | None, typer.Option(help="PEM file of the server's certificate authority; turns TLS on.", rich_help_panel=SERVER)
     ] = None,
+    certificate: Annotated[
+        Path | None, typer.Option(help="PEM file of our certificate, where the server asks for one.", rich_help_panel=SERVER)
+    ] = None,
+    key: Annotated[Path | None, typer.Option(help="PEM file of the private key of --certificate.", rich_help_panel=SERVER)] = None,
+    server_name: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="Name in the server's certificate, if not the one of --server.", rich_help_panel=SERVER),
+    ] = "",
     connections: Annotated[
         int, typer.Option(min=1, max=100, help="Connections of each process to each address.", rich_help_panel=SERVER)
     ] = 1,
@@ -54,12 +66,18 @@ def load(
         list[str] | None,
         typer.Option(metavar="URL", help="The server's metrics, read beside; may be repeated.", rich_help_panel=SERVER),
     ] = None,
+    no_probe: Annotated[
+        bool,
+        typer.Option("--no-probe", help="Do not try a call of each kind before the run.", rich_help_panel=SERVER),
+    ] = False,
     rate: Annotated[float | None, typer.Option(help="Calls a second, whatever is answered.", rich_help_panel=WHEN)] = None,
     arrivals: Annotated[ArrivalShape, typer.Option(help="For --rate: how they come.", rich_help_panel=WHEN)] = ArrivalShape.POISSON,
     burstiness: Annotated[float, typer.Option(help="For gamma: below 1 calls come in bursts.", rich_help_panel=WHEN)] = 1.0,
     ramp_to: Annotated[float | None, typer.Option(help="For --rate: the rate at the end.", rich_help_panel=WHEN)] = None,
     trace: Annotated[Path | None, typer.Option(help="File that says when calls are due.", rich_help_panel=WHEN)] = None,
-    concurrency: Annotated[int, typer.Option(min=0, help="Callers that wait for their answers.", rich_help_panel=WHEN)] = 0,
+    concurrency: Annotated[
+        int, typer.Option(min=0, max=MOST_CALLERS, help="Callers that wait for their answers.", rich_help_panel=WHEN)
+    ] = 0,
     duration: Annotated[
         float | None, typer.Option(help="Seconds; by default 30, for a trace its own.", rich_help_panel=WHEN)
     ] = None,
@@ -85,7 +103,7 @@ def load(
     ] = "uniform:5:25",
     join: Annotated[int, typer.Option(min=1, help="Lines or sentences joined into a source.", rich_help_panel=WHAT)] = 1,
     mix: Annotated[str, typer.Option(help="Shares of unary, stream and batch calls.", rich_help_panel=WHAT)] = "unary",
-    batch_size: Annotated[int, typer.Option(min=1, help="Requests of a batch call.", rich_help_panel=WHAT)] = 16,
+    batch_size: Annotated[int, typer.Option(min=1, max=MOST_REQUESTS, help="Requests of a batch call.", rich_help_panel=WHAT)] = 16,
     model: Annotated[str, typer.Option(help="Which of the server's models.", rich_help_panel=WHAT)] = "",
     max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of an answer at most.", rich_help_panel=WHAT)] = None,
     truncate: Annotated[bool, typer.Option("--truncate", help="Cut sources that are too long.", rich_help_panel=WHAT)] = False,
@@ -114,11 +132,12 @@ def load(
     slow_seconds: Annotated[float, typer.Option(help="Wait after each message.", rich_help_panel=WRONG)] = 0.05,
     malformed_share: Annotated[float, typer.Option(help="Requests that must be refused.", rich_help_panel=WRONG)] = 0.0,
     slo: Annotated[
-        str, typer.Option(help="What makes an answer good: e2e=500ms,ttft=100ms,itl=20ms.", rich_help_panel=OUTPUT)
+        str, typer.Option(help="What makes an answer good, with units: e2e=500ms,ttft=100ms,itl=20ms.", rich_help_panel=OUTPUT)
     ] = "",
     slo_share: Annotated[str, typer.Option(help="For --sweep: requests that have to be good.", rich_help_panel=OUTPUT)] = "99%",
     fail_on: Annotated[
-        str, typer.Option(help="Exit with 3 if one holds, for example errors>0,p95>500ms.", rich_help_panel=OUTPUT)
+        str,
+        typer.Option(help="Exit with 3 if one holds: errors>0,p95>500ms; times have units.", rich_help_panel=OUTPUT),
     ] = "",
     output: Annotated[Path | None, typer.Option(help="Write the result as JSON.", rich_help_panel=OUTPUT)] = None,
     report: Annotated[Path | None, typer.Option(help="Write the result as one HTML page.", rich_help_panel=OUTPUT)] = None,
@@ -141,6 +160,7 @@ def load(
         "no_repeat_ngram_size": no_repeat_ngram_size,
         "forced_prefix": forced_prefix,
     }
+    tls = Tls(ca, certificate, key, server_name)
     target = make_target(server)
     work = Work(
         texts=None if texts is None else str(texts.absolute()),
@@ -157,7 +177,7 @@ def load(
     )
     seconds = _duration(duration, trace)
     plan = Plan(
-        server=Server(target.name, target.authority, None if ca is None else read_certificates(ca), token, connections),
+        server=Server(target.name, target.authority, tls.read(), server_name, token, connections),
         work=work,
         seconds=seconds,
         warmup_seconds=_warmup(warmup, seconds, requests),
@@ -184,6 +204,7 @@ def load(
         output=output,
         report=report,
         settings=_settings(context, server),
+        is_probed=not no_probe,
     )
     _check(plan, options)
     raise typer.Exit(Session(plan, options).perform(sys.stdout))

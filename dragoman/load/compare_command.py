@@ -12,6 +12,7 @@ from rich.table import Table
 
 from dragoman.load.compare import CONFIDENCE, Comparison, Difference, compare
 from dragoman.load.page import page, section, table
+from dragoman.load.plain_help import PlainCommand
 from dragoman.load.result import Result, read_result
 from dragoman.load.show import NOTHING, milliseconds, number, signed_share
 
@@ -22,7 +23,7 @@ HEAD = ("", "first", "second", "change", f"{CONFIDENCE:.0%} interval of the diff
 _WIDTH = 120
 
 
-@app.command()
+@app.command(cls=PlainCommand, context_settings={"help_option_names": ["-h", "--help"]})
 def load_compare(
     first: Annotated[Path, typer.Argument(help="Result of the run to compare with.")],
     second: Annotated[Path, typer.Argument(help="Result of the run in question.")],

@@ -8,12 +8,13 @@ from collections.abc import Callable
 import msgspec
 
 from dragoman.load.plan import KINDS
-from dragoman.load.result import Check, Result
+from dragoman.load.result import Check, Result, Unit
 from dragoman.load.tally import MEASURES
 from dragoman.model.errors import InputError
 
 SLO_MEASURES = ("e2e", "ttft", "itl")
 _UNITS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "%": 1e-2}
+_TIMES = ("s", "ms", "us")
 _NUMBER = re.compile(r"(\d+\.?\d*(?:e-?\d+)?|\.\d+)\s*(%|ms|us|s|)")
 _CONDITION = re.compile(r"\s*([\w.]+)\s*(>=|<=|==|!=|>|<)\s*(\S+?)\s*")
 _COMPARE: dict[str, Callable[[float, float], bool]] = {
@@ -24,6 +25,8 @@ _COMPARE: dict[str, Callable[[float, float], bool]] = {
     "==": operator.eq,
     "!=": operator.ne,
 }
+_SHARES = ("error_rate", "goodput_share")
+_RATES = ("throughput", "goodput", "tokens_per_second", "knee")
 _PERCENTILES = ("p50", "p90", "p95", "p99", "p99.9", "max", "mean")
 _FIGURES: dict[str, Callable[[Result], float | None]] = {
     "requests": lambda result: result.total.counts.num,
@@ -56,7 +59,7 @@ class Condition(msgspec.Struct, frozen=True):
     def check(self, result: Result) -> Check:
         """Compare; what could not be measured fails too."""
         value = _figure(result, self.name)
-        return Check(self.text, value, value is None or _COMPARE[self.sign](value, self.limit))
+        return Check(self.text, value, value is None or _COMPARE[self.sign](value, self.limit), _unit(self.name))
 
 
 def share_good(result: Result) -> float | None:
@@ -67,15 +70,41 @@ def share_good(result: Result) -> float | None:
 
 
 def parse_number(text: str, flag: str) -> float:
-    """Read a number with or without a unit: `0.5`, `0.5s`, `500ms`, `1%`.
+    """Read a number, or a share as a part of 1: `0.5`, `50%`.
 
     Raises:
         InputError: If it is not that.
     """
+    value, unit = _parse(text, flag)
+    if unit in _TIMES:
+        raise InputError(f"{flag}: {text}: is a time, where a number is wanted, or one with %")
+    return value
+
+
+def parse_time(text: str, flag: str) -> float:
+    """Read a time, which has a unit: `500ms`, `0.5s`, `200us`.
+
+    Returns:
+        Seconds.
+
+    Raises:
+        InputError: If it is not that; of a bare number nobody knows whether it is seconds or milliseconds.
+    """
+    value, unit = _parse(text, flag)
+    if not unit:
+        raise InputError(f"{flag}: {text}: a time needs its unit: write {text}ms or {text}s")
+    if unit not in _TIMES:
+        raise InputError(f"{flag}: {text}: not a time such as 500ms or 0.5s")
+    return value
+
+
+def _parse(text: str, flag: str) -> tuple[float, str]:
+    """Return a number in its unit's base, and the unit."""
     match = _NUMBER.fullmatch(text)
-    if match is None:
+    value = math.inf if match is None else float(match[1]) * _UNITS[match[2]]
+    if match is None or not math.isfinite(value):
         raise InputError(f"{flag}: {text}: not a number, or one with s, ms, us or %")
-    return float(match[1]) * _UNITS[match[2]]
+    return value, match[2]
 
 
 def parse_slos(text: str) -> dict[str, float]:
@@ -89,14 +118,16 @@ def parse_slos(text: str) -> dict[str, float]:
         name, _, value = part.strip().partition("=")
         if name not in SLO_MEASURES:
             raise InputError(f"--slo: {name}: not one of {', '.join(SLO_MEASURES)}")
-        slos[name] = parse_number(value, "--slo")
-        if not slos[name] or value.endswith("%"):
+        if name in slos:
+            raise InputError(f"--slo: {name}: is there twice")
+        slos[name] = parse_time(value.strip(), f"--slo {name}")
+        if not slos[name]:
             raise InputError(f"--slo: {part}: not a time over 0")
     return slos
 
 
 def parse_conditions(text: str) -> list[Condition]:
-    """Read `errors>0,p95>0.5`.
+    """Read `errors>0,p95>500ms`: times have a unit.
 
     Raises:
         InputError: If it is not that, or names what is not measured.
@@ -111,7 +142,11 @@ def parse_conditions(text: str) -> list[Condition]:
             raise InputError(
                 f"--fail-on: {name}: not one of {', '.join(_FIGURES)}, a percentile such as p95 or ttft_p99, or a gRPC status"
             )
-        conditions.append(Condition(part.strip(), name, sign, parse_number(number, "--fail-on")))
+        flag = f"--fail-on {name}"
+        limit = parse_time(number, flag) if _time(name) else parse_number(number, flag)
+        if number.endswith("%") and name not in _SHARES:
+            raise InputError(f"{flag}: {number}: not a number; parts of all requests are {' and '.join(_SHARES)}")
+        conditions.append(Condition(part.strip(), name, sign, limit))
     return conditions
 
 
@@ -129,6 +164,15 @@ def parse_shares(text: str, flag: str) -> dict[str, float]:
     if not total:
         raise InputError(f"{flag}: {text}: names nothing with a share over 0")
     return {name: share / total for name, share in shares.items() if share}
+
+
+def _unit(name: str) -> Unit:
+    """Return what a figure is measured in."""
+    if _time(name) is not None:
+        return "s"
+    if name in _SHARES:
+        return "share"
+    return "/s" if name in _RATES else ""
 
 
 def _is_known(name: str) -> bool:

@@ -1,7 +1,7 @@
 """The sender processes of a run: started together, listened to, stopped. It adds nothing up itself."""
 
 import asyncio
-import os
+import json
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
@@ -20,6 +20,9 @@ from dragoman.model.errors import InputError
 LEAD_SECONDS = 0.2
 # Longest line a sender may write: an hour's histograms would fit.
 _MAX_LINE_BYTES = 64 * 1024 * 1024
+# A sender imports from where this process does, in the same order, whatever its own environment would add. Not by PYTHONPATH: a
+# folder with a colon in its name cannot stand there, nor can an empty one, which is the working directory.
+_START = "import json, sys; sys.path[:] = json.loads(sys.argv.pop()); from dragoman.load.worker import main; main()"
 
 
 class SenderFailed(CallError):
@@ -40,17 +43,17 @@ class Crew:
         self._plans = plan.parts()
         self._on_progress = on_progress
         self._processes: list[Process] = []
+        self._num_stops = 0
         self.start = 0.0
 
     async def __aenter__(self) -> Self:
         try:
-            path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+            path = json.dumps(sys.path)
             for plan in self._plans:
                 process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-P", "-m", "dragoman.load.worker"),
+                    *(sys.executable, "-P", "-c", _START, path),
                     stdin=PIPE,
                     stdout=PIPE,
-                    env=os.environ | {"PYTHONPATH": path},
                     limit=_MAX_LINE_BYTES,
                     start_new_session=True,  # Ctrl-C in a terminal is for us
                 )
@@ -71,11 +74,14 @@ class Crew:
 
         Raises:
             InputError: If a process cannot do what it was told.
+            CallError: If it cannot reach the server.
             SenderFailed: If one ends before its time.
         """
         self.start = time.monotonic() + LEAD_SECONDS
         for process in self._processes:
             self._tell(process, repr(self.start).encode())
+        for _ in range(self._num_stops):  # said while they were being started, when they could not have understood it
+            self._tell_all_to_stop()
         try:
             async with asyncio.TaskGroup() as group:
                 for number, process in enumerate(self._processes):
@@ -85,6 +91,11 @@ class Crew:
 
     def stop(self) -> None:
         """Have them send no more; said again, give up what is under way."""
+        self._num_stops += 1
+        if self.start:
+            self._tell_all_to_stop()
+
+    def _tell_all_to_stop(self) -> None:
         for process in self._processes:
             if process.returncode is None:
                 self._tell(process, b"stop")
@@ -104,7 +115,7 @@ class Crew:
             raise SenderFailed(f"a sender process ended with exit code {await process.wait()}")
         message = msgspec.json.decode(line, type=Message)
         if message.error:
-            raise InputError(message.error)
+            raise CallError(message.error, code=message.code) if message.code else InputError(message.error)
         return message
 
     def _tell(self, process: Process, line: bytes) -> None:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from dragoman.load.histogram import Histogram
 from dragoman.load.run import Run
-from dragoman.load.show import milliseconds
+from dragoman.load.show import duration
 
 _RECENT_SLICES = 5
 
@@ -50,12 +50,15 @@ def picture(run: Run, title: str) -> Group:
     for name, histogram in (("latency", _recent(run, "e2e")), ("first token", _recent(run, "ttft"))):
         if histogram.num:
             p50, p95, p99 = histogram.percentiles((50, 95, 99))
-            table.add_row(name, f"p50 {milliseconds(p50)}   p95 {milliseconds(p95)}   p99 {milliseconds(p99)} ms")
+            table.add_row(name, f"p50 {duration(p50)}   p95 {duration(p95)}   p99 {duration(p99)}")
     lag = run.tally.lag.percentile(99)
     if lag is not None:
-        table.add_row("sent late", f"p99 {milliseconds(lag)} ms")
+        table.add_row("sent late", f"p99 {duration(lag)}")
     errors = ", ".join(f"{code} {count:,}" for code, count in sorted(failures.items()))
     table.add_row("errors", Text(errors or "none", style="red" if errors else "green"))
+    worst = run.tally.failures.most_frequent()[:1]
+    for failure in worst:
+        table.add_row("", Text(f"{failure.code}: {failure.message}", style="red", overflow="ellipsis", no_wrap=True))
     bar = ProgressBar(total=run.plan.seconds, completed=min(elapsed, run.plan.seconds), width=60)
     return Group(Text(title, style="bold"), bar, table)
 

@@ -14,9 +14,11 @@ from dragoman.load.charts import (
 )
 from dragoman.load.conditions import share_good
 from dragoman.load.result import Result
-from dragoman.load.show import milliseconds, number, share
+from dragoman.load.show import duration, milliseconds, number, share
 from dragoman.load.style import STYLE
-from dragoman.load.table import MEASURES, group_cells, time_cells
+from dragoman.load.table import MEASURES, group_cells, measured, time_cells
+
+_MOST_ERRORS = 20
 
 
 def report_page(result: Result) -> str:
@@ -105,7 +107,7 @@ def _notes(result: Result) -> str:
         (
             check.condition,
             "failed" if check.is_failed else "passed",
-            "nothing measured" if check.value is None else f"{check.value:.6g}",
+            measured(check),
         )
         for check in result.checks
     ]
@@ -172,7 +174,9 @@ def _errors_table(result: Result) -> str:
     if not codes:
         return ""
     rows = [(code, f"{counts.failures.get(code, 0):,}", f"{counts.intended.get(code, 0):,}") for code in codes]
-    return table("Failures by status", ("", "failed", "provoked"), rows)
+    messages = [(f"{failure.code}: {failure.message or 'no reason given'}", f"{failure.num:,}") for failure in result.errors]
+    reasons = table("The most frequent failures", ("", "requests"), messages[:_MOST_ERRORS]) if messages else ""
+    return table("Failures by status", ("", "failed", "provoked"), rows) + reasons
 
 
 def _failed_readings(count: int) -> str:
@@ -191,6 +195,6 @@ def _sender_table(result: Result) -> str:
 
 
 def _settings_tables(result: Result) -> str:
-    slos = {f"limit on {name}": f"{milliseconds(limit)} ms" for name, limit in result.slos.items()}
+    slos = {f"limit on {name}": duration(limit) for name, limit in result.slos.items()}
     settings = table("As given", ("flag", "value"), list((result.settings | slos).items()))
     return settings + table("Versions of the sender", ("", ""), list(result.versions.items()))

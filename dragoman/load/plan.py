@@ -5,6 +5,7 @@ from typing import Literal
 
 import msgspec
 
+from dragoman.client.certificates import Pem
 from dragoman.load.arrivals import Arrivals
 from dragoman.load.texts import Lengths
 from dragoman.model.errors import InputError
@@ -61,15 +62,17 @@ class Server(msgspec.Struct, frozen=True):
 
     Attributes:
         target: gRPC target; one with several addresses is balanced call by call.
-        authority: Name that the certificate must have; None for the target's.
-        certificates: Of the certificate authority, PEM; None for no TLS.
+        authority: Host that calls name; None for the target's.
+        pem: What TLS needs; None for plain text.
+        server_name: Name that the certificate must have, where it is another than the host's; empty for that one.
         token: Bearer token; None for none.
         connections: Connections of each sender process to each address.
     """
 
     target: str
     authority: str | None = None
-    certificates: bytes | None = None
+    pem: Pem | None = None
+    server_name: str = ""
     token: str | None = None
     connections: int = 1
 
@@ -160,6 +163,8 @@ class Plan(msgspec.Struct, frozen=True):
             raise InputError(f"--duration: {self.seconds:g} is not a number over 0")
         if not 0 <= self.warmup_seconds < self.seconds:
             raise InputError(f"--warmup: {self.warmup_seconds:g} s leave nothing of {self.seconds:g} s to count")
+        if not (math.isfinite(self.timeout_seconds) and self.timeout_seconds > 0):
+            raise InputError(f"--timeout: {self.timeout_seconds:g} is not a number over 0")
         if self.concurrency and self.concurrency < self.num_processes:
             raise InputError("--concurrency: fewer callers than --processes")
         if self.arrivals is not None:

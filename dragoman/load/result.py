@@ -1,16 +1,20 @@
 """What a run came to: the file that `--output` writes, `--report` draws and `load-compare` reads."""
 
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
+from dragoman.load.failures import Failure
 from dragoman.load.histogram import PERCENTS, Histogram
+from dragoman.load.plan import KINDS
 from dragoman.load.scrape import ServerSeries
 from dragoman.load.tally import Group, Slice
 from dragoman.model.errors import InputError
 
 FORMAT = "dragoman-load"
 VERSION = 1
+Unit = Literal["", "s", "/s", "share"]
 
 
 class Summary(msgspec.Struct, frozen=True):
@@ -123,11 +127,13 @@ class Check(msgspec.Struct, frozen=True):
         condition: As it was given.
         value: What was measured; None where there was nothing to measure.
         is_failed: Whether it makes the run fail.
+        unit: Of the value: `s`, `/s`, `share` for parts of 1, or nothing for a number.
     """
 
     condition: str
     value: float | None
     is_failed: bool
+    unit: Unit = ""
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -149,6 +155,7 @@ class Result(msgspec.Struct, frozen=True):
         server: The server's own metrics, an entry for each address.
         sweep: Rates tried; None for a single run. Everything else is then of the run at the knee.
         checks: Conditions of `--fail-on`.
+        errors: Failures that were not provoked, by status and message, the most frequent first.
         warnings: What a reader should know before believing the figures.
         format: Always `dragoman-load`.
         version: Of this format; grows when what is there changes its meaning.
@@ -169,9 +176,20 @@ class Result(msgspec.Struct, frozen=True):
     server: list[ServerSeries] = []
     sweep: Sweep | None = None
     checks: list[Check] = []
+    errors: list[Failure] = []
     warnings: list[str] = []
     format: str = FORMAT
     version: int = VERSION
+
+    @property
+    def has_success(self) -> bool:
+        """Whether anything ended as it should; where all calls were to misbehave, as they were provoked to."""
+        if self.sweep is not None:
+            return any(step.requests_per_second for step in self.sweep.steps)
+        plain = [group.counts for name, group in self.groups.items() if name in KINDS]
+        if any(counts.num for counts in plain):
+            return any(counts.num_ok for counts in plain)
+        return any(group.counts.num_ok or group.counts.intended for group in self.groups.values())
 
     @property
     def counted_seconds(self) -> float:

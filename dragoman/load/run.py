@@ -7,28 +7,23 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
 import grpc
 import msgspec
 
-from dragoman.client.aio import AsyncClient
-from dragoman.client.errors import Unimplemented
 from dragoman.load.crew import Crew
 from dragoman.load.histogram import Histogram
-from dragoman.load.plan import KINDS, Injections, Plan, Server
+from dragoman.load.lateness import slow_sender
+from dragoman.load.plan import KINDS, Injections, Plan
 from dragoman.load.result import GroupResult, Result, SenderResult, TimelineResult, summarise, summarise_group
 from dragoman.load.scrape import Scraper
 from dragoman.load.sender import Progress
-from dragoman.load.show import milliseconds
 from dragoman.load.tally import UNSENT, Group, Tally
 from dragoman.load.timeline import Timeline
 
 REFRESH_SECONDS = 0.25
-MOST_LAG_SECONDS = 0.01
-MOST_CPU_CORES = 0.9
 FEWEST_REQUESTS = 100
-SLOW_SENDER = "the sender itself was slow"
 # In the order they are shown.
 GROUPS = (*KINDS, *Injections().shares())
 
@@ -107,12 +102,14 @@ class Run:
             timeline=TimelineResult(self.timeline.width, self.timeline.list()),
             sender=sender,
             server=[scraper.series for scraper in self._scrapers],
+            errors=self.tally.failures.most_frequent(),
             warnings=self._warnings(total, sender, counted),
         )
 
     def _take(self, number: int, progress: Progress) -> None:
         for name, group in progress.tally.groups.items():
             self.tally.groups.setdefault(name, Group()).merge(group)
+        self.tally.failures.merge(progress.tally.failures)
         self.tally.lag.merge(progress.tally.lag)
         self.tally.loop_lag.merge(progress.tally.loop_lag)
         self.timeline.add(number, progress.tally.slices)
@@ -143,17 +140,18 @@ class Run:
             texts.append("it ended before the warm-up was over: nothing was counted")
         if total.counts.num < FEWEST_REQUESTS:
             texts.append(f"{total.counts.num} requests were counted: high percentiles mean nothing")
-        lag = sender.lag.percentiles["p99"] or 0.0
-        loop_lag = sender.loop_lag.percentiles["p99"] or 0.0
-        if max(lag, loop_lag) > MOST_LAG_SECONDS or sender.cpu_cores > MOST_CPU_CORES:
-            left_late = f"calls left up to {milliseconds(lag)} ms late (p99), " if sender.lag.num else ""
-            texts.append(
-                f"{SLOW_SENDER}: {left_late}its event loop was {milliseconds(loop_lag)} ms late (p99), its busiest process used "
-                f"{sender.cpu_cores:.2f} cores; latencies have that in them: use more --processes, or another machine"
-            )
+        gap = counted * self.plan.num_processes / self.tally.lag.num if self.tally.lag.num else 0.0
+        slow = slow_sender(self.tally.lag, self.tally.loop_lag, gap, sender.cpu_cores)
+        if slow is not None:
+            texts.append(slow)
+        if any(progress.is_cut for progress in self.latest.values()):
+            texts.append("the sender fell so far behind that it stopped when the time was over: not all that was due was sent")
         unsent = total.counts.failures.get(UNSENT, 0)
         if unsent:
             texts.append(f"{unsent} requests were not sent, because --max-in-flight calls were under way")
+        for scraper in self._scrapers:
+            if scraper.series.num_failures and not scraper.series.points:
+                texts.append(f"--metrics: {scraper.series.url} could not be read: {scraper.last_failure}")
         return texts
 
     async def _refresh(self, refresh: Callable[["Run"], None]) -> None:
@@ -165,7 +163,7 @@ class Run:
 def versions() -> dict[str, str]:
     """Return what the sender is made of."""
     return {
-        "dragoman": version("dragoman"),
+        "dragoman": _version(),
         "python": platform.python_version(),
         "grpcio": grpc.__version__,
         "system": f"{platform.system()} {platform.machine()}",
@@ -173,20 +171,8 @@ def versions() -> dict[str, str]:
     }
 
 
-async def list_models(server: Server, timeout_seconds: float) -> list[dict[str, str]]:
-    """Return what the server has; nothing for one that cannot say.
-
-    Raises:
-        CallError: If it cannot be reached.
-    """
-    credentials = None if server.certificates is None else grpc.ssl_channel_credentials(server.certificates)
-    options = {} if server.authority is None else {"grpc.default_authority": server.authority}
-    async with AsyncClient(
-        server.target, timeout_seconds=timeout_seconds, credentials=credentials, token=server.token, options=options
-    ) as client:
-        try:
-            models = await client.models()
-        except Unimplemented:
-            return []
-    names = ("name", "version", "precision", "device", "max_slots")
-    return [{name: str(getattr(model, name)) for name in names} for model in models]
+def _version() -> str:
+    try:
+        return version("dragoman")
+    except PackageNotFoundError:  # run from a folder of its source
+        return "unknown"

@@ -1,5 +1,6 @@
 """The server's own metrics, read beside the run: a few series of `/metrics` once a second, in a bounded number of points."""
 
+import http.client
 import math
 import threading
 import time
@@ -65,10 +66,15 @@ class Scraper:
         url: Address of the metrics.
         clock: Seconds of the run.
         read: Returns the text of an address.
+
+    Attributes:
+        series: What was read.
+        last_failure: Why the last reading that failed did.
     """
 
     def __init__(self, url: str, clock: Callable[[], float], read: Callable[[str], str] | None = None) -> None:
         self.series = ServerSeries(url)
+        self.last_failure = ""
         self._clock = clock
         self._read = read or read_url
         self._stopped = threading.Event()
@@ -89,8 +95,9 @@ class Scraper:
         """Read once. What cannot be read is counted: a server that is being restarted has no metrics for a while."""
         try:
             totals = parse(self._read(self.series.url))
-        except (OSError, ValueError):
+        except (OSError, ValueError, http.client.HTTPException) as error:  # the last where something else than HTTP is spoken
             self.series.num_failures += 1
+            self.last_failure = str(error) or type(error).__name__
             self._last = None
             return
         now = self._clock()

@@ -17,6 +17,8 @@ from dragoman.load.trace import Entry, read_trace
 HEARTBEAT_SECONDS = 0.05
 # After their own time calls end by themselves; what has not by then is given up.
 GRACE_SECONDS = 5.0
+# How far behind its schedule a sender may be when the time is over; what is due later than that is not sent.
+OVERTIME_SECONDS = 5.0
 
 
 class Calls(Protocol):
@@ -32,17 +34,19 @@ class Sender:
     Args:
         plan: What to send.
         clock: Seconds since the start of the run; negative before.
+        items: What is sent; None makes them here, which reads the plan's texts.
     """
 
-    def __init__(self, plan: Plan, clock: Callable[[], float]) -> None:
+    def __init__(self, plan: Plan, clock: Callable[[], float], items: Items | None = None) -> None:
         self._plan = plan
         self._clock = clock
-        self._items = Items(plan)
+        self._items = items or Items(plan)
         self._tally = Tally()
         self._calls: set[asyncio.Task[None]] = set()
         self._stopped = asyncio.Event()
         self._end = plan.seconds
         self.num_sent = 0
+        self.is_cut = False
 
     @property
     def num_in_flight(self) -> int:
@@ -96,7 +100,12 @@ class Sender:
             item = self._items.make(number, entry)  # before the wait, not after
             if not await self._wait_until(due):
                 return
-            self._tally.lag.add(self._clock() - due)
+            late = self._clock() - due
+            if due + late > self._plan.seconds + OVERTIME_SECONDS:  # at this pace it may go on for days
+                self.is_cut = True
+                break
+            if due >= self._plan.warmup_seconds:
+                self._tally.lag.add(late)
             if len(self._calls) >= self._plan.max_in_flight:
                 for _ in item.requests:
                     self.record(Outcome(item.group, bool(item.injection), due, due, UNSENT))
@@ -164,7 +173,8 @@ class Sender:
             due = self._clock() + HEARTBEAT_SECONDS
             await asyncio.sleep(HEARTBEAT_SECONDS)
             now = self._clock()
-            self._tally.loop_lag.add(now - due)
+            if self._plan.warmup_seconds <= due:
+                self._tally.loop_lag.add(now - due)
             if now >= 0:
                 now_slice = self._tally.slice_at(now)
                 now_slice.in_flight = max(now_slice.in_flight, len(self._calls))
@@ -179,6 +189,7 @@ class Progress(msgspec.Struct):
         num_in_flight: Calls under way.
         cpu_seconds: Processor time since the start of the run.
         end: When sending ended, or is to end, seconds of the run.
+        is_cut: Whether sending ended for being too far behind.
         is_last: Whether nothing follows.
     """
 
@@ -187,4 +198,5 @@ class Progress(msgspec.Struct):
     num_in_flight: int
     cpu_seconds: float
     end: float
+    is_cut: bool = False
     is_last: bool = False

@@ -1,28 +1,33 @@
 """What `dragoman load` does once its options are read: run or sweep, show, write, and say whether the run failed."""
 
 import asyncio
+import contextlib
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
 import msgspec
 
+from dragoman.client.errors import CallError
 from dragoman.load.conditions import Condition, share_good
+from dragoman.load.lateness import SLOW_SENDER
 from dragoman.load.live import watching
 from dragoman.load.page import report_page
 from dragoman.load.plan import Plan
+from dragoman.load.probe import Findings, list_models, probe
 from dragoman.load.result import Result, Step, Sweep, write_result
-from dragoman.load.run import SLOW_SENDER, Run, list_models, versions
+from dragoman.load.run import Run, versions
 from dragoman.load.show import number
 from dragoman.load.sweep import KneeSearch
 from dragoman.load.table import print_result
 
 FAILED_CODE = 3
+NOTHING_CODE = 1
 INTERRUPTED_CODE = 130
-_LIST_SECONDS = 10.0
+NOTHING_SUCCEEDED = "nothing succeeded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,7 @@ class SessionOptions:
         output: Where the JSON goes; None for nowhere.
         report: Where the HTML goes; None for nowhere.
         settings: What was asked for, by flag, for the report.
+        is_probed: Make single calls first, and none where they fail.
     """
 
     metrics: tuple[str, ...] = ()
@@ -46,6 +52,7 @@ class SessionOptions:
     output: Path | None = None
     report: Path | None = None
     settings: dict[str, str] = field(default_factory=dict)
+    is_probed: bool = True
 
 
 class Session:
@@ -63,21 +70,30 @@ class Session:
         self._screen = screen or sys.stderr
         self._run: Run | None = None
         self._title = ""
-        self._models: list[dict[str, str]] = []
+        self._findings = Findings([], [])
+        self._asking: asyncio.Task[Findings] | None = None
         self.is_interrupted = False
 
     def perform(self, out: TextIO) -> int:
         """Do it all, print the result and return the exit code.
 
         Raises:
-            InputError: If there is no connection or a file cannot be used.
-            CallError: If the server cannot be asked what it has.
+            InputError: If a server refuses what is to be sent, or a file cannot be used.
+            CallError: If a server cannot be reached, or fails before the run.
             SenderFailed: If a sender process ends before its time.
         """
-        for path in (self._options.output, self._options.report):
-            if path is not None:
-                path.open("ab").close()  # not after an hour
-        result = asyncio.run(self._perform())
+        with _writable(self._options.output), _writable(self._options.report):  # known now, not after an hour
+            result = asyncio.run(self._perform())
+            if result is None:
+                print("ended before the first call: there is nothing to report", file=out)
+                return INTERRUPTED_CODE
+            return self._finish(result, out)
+
+    def _finish(self, result: Result, out: TextIO) -> int:
+        """Write and print the result; return the exit code."""
+        if not result.has_success:
+            reason = "no request ended as it should" if result.total.counts.num else "no request was counted"
+            result = msgspec.structs.replace(result, warnings=[f"{NOTHING_SUCCEEDED}: {reason}", *result.warnings])
         result = msgspec.structs.replace(result, checks=[condition.check(result) for condition in self._options.conditions])
         if self._options.output is not None:
             write_result(self._options.output, result)
@@ -86,6 +102,8 @@ class Session:
         print_result(result, out)
         if self.is_interrupted:
             return INTERRUPTED_CODE
+        if not result.has_success:
+            return NOTHING_CODE
         return FAILED_CODE if any(check.is_failed for check in result.checks) else 0
 
     def interrupt(self) -> None:
@@ -93,12 +111,19 @@ class Session:
         self.is_interrupted = True
         if self._run is not None:
             self._run.stop()
+        elif self._asking is not None:
+            self._asking.cancel()
 
-    async def _perform(self) -> Result:
+    async def _perform(self) -> Result | None:
+        """Probe and run; return None where it was interrupted before the first call that counts."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, self.interrupt)
         try:
-            self._models = await list_models(self._plan.server, _LIST_SECONDS)
+            self._asking = asyncio.create_task(probe(self._plan) if self._options.is_probed else self._list())
+            await asyncio.wait([self._asking])
+            if self.is_interrupted:
+                return None
+            self._findings = self._asking.result()
             with watching(self._screen, lambda: self._title) as refresh:
                 if self._options.is_sweep:
                     return await self._sweep(refresh)
@@ -107,14 +132,20 @@ class Session:
         finally:
             loop.remove_signal_handler(signal.SIGINT)
 
+    async def _list(self) -> Findings:
+        """Ask what the servers have; those that do not answer now may do so in the run."""
+        try:
+            return Findings(await list_models(self._plan.server), [])
+        except CallError as error:
+            return Findings([], [f"the servers were not asked what they have: {error}"])
+
     async def _once(self, plan: Plan, refresh: Callable[[Run], None]) -> Result:
         self._run = Run(plan, self._options.metrics)
-        if self.is_interrupted:
-            self._run.stop()
         await self._run.run(refresh)
-        return self._run.result(self._options.settings, versions(), self._models)
+        result = self._run.result(self._options.settings, versions(), self._findings.models)
+        return msgspec.structs.replace(result, warnings=[*self._findings.warnings, *result.warnings])
 
-    async def _sweep(self, refresh: Callable[[Run], None]) -> Result:
+    async def _sweep(self, refresh: Callable[[Run], None]) -> Result | None:
         """Try rates until the knee is known; return the result of the knee's run, of the first where no rate held."""
         assert self._plan.arrivals is not None
         search = KneeSearch(self._plan.arrivals.rate)
@@ -136,7 +167,8 @@ class Session:
                 shown = result
             if not is_passed and _is_sender_slow(result):
                 slow.append(number(rate))
-        assert shown is not None
+        if shown is None:
+            return None
         warnings = list(shown.warnings)
         if search.knee is None:
             warnings.append("no rate held the service levels; the figures are of the first one")
@@ -146,6 +178,21 @@ class Session:
             warnings.append(f"the sender itself was slow at rates that failed ({', '.join(slow)} calls/s): the knee may be higher")
         sweep = Sweep(steps, search.knee, self._options.share)
         return msgspec.structs.replace(shown, sweep=sweep, warnings=warnings, is_interrupted=self.is_interrupted)
+
+
+@contextlib.contextmanager
+def _writable(path: Path | None) -> Iterator[None]:
+    """See that a file can be written, and leave no empty one where nothing came of it."""
+    if path is None:
+        yield
+        return
+    is_new = not path.exists()
+    path.open("ab").close()
+    try:
+        yield
+    finally:
+        if is_new and path.is_file() and not path.stat().st_size:
+            path.unlink()
 
 
 def _step(rate: float, is_passed: bool, good: float, result: Result) -> Step:

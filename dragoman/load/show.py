@@ -10,6 +10,13 @@ def milliseconds(seconds: float | None) -> str:
     return number(seconds * 1000)
 
 
+def duration(seconds: float | None) -> str:
+    """Return a time with its unit: milliseconds below ten seconds."""
+    if seconds is None:
+        return NOTHING
+    return f"{milliseconds(seconds)} ms" if abs(seconds) < 10 else f"{number(seconds)} s"
+
+
 def number(value: float | None) -> str:
     """Return a number with about three digits that count."""
     if value is None:

@@ -7,11 +7,13 @@ from rich.console import Console
 from rich.table import Table
 
 from dragoman.load.conditions import share_good
-from dragoman.load.result import GroupResult, Result, Summary
-from dragoman.load.show import milliseconds, number, share
+from dragoman.load.result import Check, GroupResult, Result, Summary
+from dragoman.load.show import duration, milliseconds, number, share
 
 # Without a terminal lines are as long as they need to be.
 _WIDTH = 120
+# Messages that are shown.
+MOST_ERRORS = 5
 MEASURES = {
     "e2e": "end to end",
     "ttft": "first token",
@@ -32,23 +34,45 @@ def print_result(result: Result, stream: TextIO) -> None:
     console.print(_times(result))
     if len(result.groups) > 1 or any(group.counts.intended for group in result.groups.values()):
         console.print(_groups(result))
-    console.print(f"errors: {_codes(total.counts.failures)}; provoked: {_codes(total.counts.intended)}")
+    console.print(f"errors: {_codes(total.counts.failures)}; provoked: {_codes(total.counts.intended)}", markup=False)
+    for line in error_lines(result):
+        console.print(line, markup=False, soft_wrap=True)
     sender = result.sender
-    lag = f"calls left {milliseconds(sender.lag.percentiles['p99'])} ms late (p99), " if sender.lag.num else ""
+    lag = f"calls left {duration(sender.lag.percentiles['p99'])} late (p99), " if sender.lag.num else ""
     console.print(f"sender: {number(sender.num_sent)} calls, {lag}{sender.cpu_cores:.2f} cores in the busiest process")
     if result.sweep is not None:
         console.print(_sweep(result))
     for check in result.checks:
-        value = "nothing was measured" if check.value is None else f"is {check.value:.6g}"
-        console.print(f"{'FAILED' if check.is_failed else 'passed'}: {check.condition} ({value})", markup=False)
+        console.print(f"{'FAILED' if check.is_failed else 'passed'}: {check.condition} ({measured(check)})", markup=False)
     for warning in result.warnings:
         console.print(f"warning: {warning}", markup=False)
+
+
+def measured(check: Check) -> str:
+    """Say what a condition was compared with, with its unit."""
+    if check.value is None:
+        return "nothing was measured"
+    match check.unit:
+        case "s":
+            return f"it is {duration(check.value)}"
+        case "share":
+            return f"it is {share(check.value)}"
+        case unit:
+            return f"it is {number(check.value)}{unit}"
+
+
+def error_lines(result: Result) -> list[str]:
+    """Return a line for each of the most frequent failures, with what was said of it."""
+    shown = result.errors[:MOST_ERRORS]
+    lines = [f"  {failure.num:,} × {failure.code}: {failure.message or 'no reason given'}" for failure in shown]
+    rest = sum(failure.num for failure in result.errors[MOST_ERRORS:])
+    return [*lines, f"  {rest:,} others"] if rest else lines
 
 
 def _goodput(result: Result) -> str:
     if not result.slos:
         return "no service levels set"
-    limits = ", ".join(f"{name} {milliseconds(limit)} ms" for name, limit in result.slos.items())
+    limits = ", ".join(f"{name} {duration(limit)}" for name, limit in result.slos.items())
     return f"goodput {number(result.total.goodput)}/s ({share(share_good(result))} good: {limits})"
 
 

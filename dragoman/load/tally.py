@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from dragoman.load.failures import Failures
 from dragoman.load.histogram import Histogram
 
 OK = "OK"
@@ -14,6 +15,13 @@ UNFINISHED, INCOMPLETE = "UNFINISHED", "INCOMPLETE"
 ACCEPTED = "MALFORMED_ACCEPTED"
 # Was due while too many were under way, and not sent.
 UNSENT = "UNSENT"
+# What these statuses of our own mean: nobody else says it.
+MEANINGS = {
+    UNFINISHED: "still under way when the run was given up",
+    INCOMPLETE: "the call ended without an answer",
+    ACCEPTED: "a malformed request was answered",
+    UNSENT: "not sent: --max-in-flight calls were under way",
+}
 
 MEASURES = ("e2e", "ttft", "itl", "queue", "server")
 
@@ -28,6 +36,7 @@ class Outcome:
         due: When its call was due.
         ended: When it was answered or failed.
         code: Name of its status.
+        message: Why it failed, where somebody said it.
         is_intended: Whether a failure was provoked.
         first_token: When its first token came; None for calls that do not stream.
         gaps: Times between messages with tokens.
@@ -43,6 +52,7 @@ class Outcome:
     due: float
     ended: float = math.nan
     code: str = OK
+    message: str = ""
     is_intended: bool = False
     first_token: float | None = None
     gaps: list[float] = field(default_factory=list)
@@ -181,12 +191,14 @@ class Tally(msgspec.Struct):
     Attributes:
         groups: By the kind of call, or by how it misbehaved.
         slices: By the second of the run.
-        lag: How much later than due calls were sent.
-        loop_lag: How late the sender's event loop was with what was due.
+        failures: What failed while it counted and was not provoked, with the reasons.
+        lag: How much later than due calls were sent, while it counted.
+        loop_lag: How late the sender's event loop was with what was due, while it counted.
     """
 
     groups: dict[str, Group] = {}
     slices: dict[int, Slice] = {}
+    failures: Failures = msgspec.field(default_factory=Failures)
     lag: Histogram = msgspec.field(default_factory=Histogram)
     loop_lag: Histogram = msgspec.field(default_factory=Histogram)
 
@@ -213,6 +225,8 @@ class Tally(msgspec.Struct):
             group = self.groups[outcome.group] = Group()
         if start <= outcome.due < end:
             group.add_due(outcome, is_good)
+            if not outcome.is_ok and not outcome.is_intended:
+                self.failures.add(outcome.code, outcome.message or MEANINGS.get(outcome.code, ""))
         if outcome.is_ok and start <= outcome.ended < end:
             group.add_done(outcome, is_good)
         due, ended = self.slice_at(outcome.due), self.slice_at(outcome.ended)

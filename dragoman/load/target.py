@@ -77,3 +77,11 @@ def make_target(servers: str, lookup: Resolve = resolve, *, is_secure: bool = Fa
             texts = [f"{address}:{port}" if version == 4 else f"[{address}]:{port}" for address, port in dict.fromkeys(pairs)]
             return Target(f"ipv{version}:" + ",".join(texts), hosts[0])
     raise InputError("--server: some have IPv4 addresses only and some IPv6 addresses only")
+
+
+def split_target(name: str) -> list[str]:
+    """Return a target for each address of one that `make_target` made of several; a single one is as it was."""
+    scheme, _, addresses = name.partition(":")
+    if scheme in ("ipv4", "ipv6") and "," in addresses:
+        return [f"{scheme}:{address}" for address in addresses.split(",")]
+    return [name]

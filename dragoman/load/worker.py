@@ -1,4 +1,4 @@
-"""A sender process: `python -m client.load.worker`, a process of its own so that nothing else delays its calls.
+"""A sender process: started by `dragoman.load.crew`, a process of its own so that nothing else delays its calls.
 
 Standard input brings the plan as a line of JSON, then, when it has said that it is connected, the time to start on the machine's
 monotonic clock. A line after that, or the end of standard input, ends the sending; a second line gives up what is under way.
@@ -16,13 +16,13 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-import grpc
 import msgspec
 from grpc import aio
 
-from dragoman.client.retry import RetryPolicy
-from dragoman.client.settings import Settings
+from dragoman.client.errors import CallError, InvalidArgument, Unavailable
 from dragoman.load.calls import Caller
+from dragoman.load.connection import open_channel
+from dragoman.load.items import Items
 from dragoman.load.plan import Plan, Server
 from dragoman.load.sender import Progress, Sender
 from dragoman.model.errors import InputError
@@ -39,11 +39,13 @@ class Message(msgspec.Struct, omit_defaults=True):
         is_ready: It is connected.
         progress: What was counted.
         error: Why it ends.
+        code: Name of the gRPC status, where that is a call's failure and not the user's mistake.
     """
 
     is_ready: bool = False
     progress: Progress | None = None
     error: str = ""
+    code: str = ""
 
 
 class Input:
@@ -75,21 +77,27 @@ async def work(orders: Input) -> None:
         async with contextlib.AsyncExitStack() as stack:
             channels = [await stack.enter_async_context(_connected(plan.server)) for _ in range(plan.server.connections)]
             stubs: list[Any] = [generation_pb2_grpc.GenerationStub(channel) for channel in channels]  # type: ignore[no-untyped-call]
+            items = Items(plan)  # before the clock starts: a large file takes its time
             start = await _start_time(orders)
             if start is not None:
-                await _send(plan, stubs, start, orders)
+                await _send(plan, items, stubs, start, orders)
     except InputError as error:
         _say(Message(error=str(error)))
+    except InvalidArgument as error:  # it cannot be put in a message, so no server was asked
+        _say(Message(error=error.message))
+    except CallError as error:
+        _say(Message(error=error.message, code=error.code))
 
 
-async def _send(plan: Plan, stubs: list[Any], start: float, orders: Input) -> None:
-    sender = Sender(plan, lambda: time.monotonic() - start)
+async def _send(plan: Plan, items: Items, stubs: list[Any], start: float, orders: Input) -> None:
+    sender = Sender(plan, lambda: time.monotonic() - start, items)
     caller = Caller(plan, stubs, sender.record, lambda: time.monotonic() - start)
     cpu = time.process_time()
 
     def tell(is_last: bool = False) -> None:
         used = time.process_time() - cpu
-        _say(Message(progress=Progress(sender.take(), sender.num_sent, sender.num_in_flight, used, sender.end, is_last)))
+        counts = sender.num_sent, sender.num_in_flight, used, sender.end
+        _say(Message(progress=Progress(sender.take(), *counts, sender.is_cut, is_last)))
 
     async def report() -> None:
         while True:
@@ -123,24 +131,14 @@ async def _connected(server: Server) -> AsyncIterator[aio.Channel]:
     """Open a connection.
 
     Raises:
-        InputError: If nobody answers in time.
+        Unavailable: If nobody answers in time.
     """
-    settings = Settings(server.target, CONNECT_SECONDS, RetryPolicy(), server.token, _options(server), time.monotonic)
-    options = settings.channel_options()
-    if server.certificates is None:
-        channel = aio.insecure_channel(server.target, options)
-    else:
-        channel = aio.secure_channel(server.target, grpc.ssl_channel_credentials(server.certificates), options)
-    async with channel:
+    async with open_channel(server) as channel:
         try:
             await asyncio.wait_for(channel.channel_ready(), CONNECT_SECONDS)
         except TimeoutError as error:
-            raise InputError(f"{server.target}: no connection within {CONNECT_SECONDS:g} s") from error
+            raise Unavailable(f"{server.target}: no connection within {CONNECT_SECONDS:g} s") from error
         yield channel
-
-
-def _options(server: Server) -> dict[str, str | int]:
-    return {} if server.authority is None else {"grpc.default_authority": server.authority}
 
 
 def _say(message: Message) -> None:

@@ -25,16 +25,30 @@ PATIENCE_SECONDS = 60
 
 
 class Scripted(generation_pb2_grpc.GenerationServicer):
-    """Answers at once; while `is_stalled` it lets everybody wait; `failures` are the codes of the next calls."""
+    """Answers at once; while `is_stalled` it lets everybody wait; `failures` are the codes of the next calls.
+
+    A probe goes by other rules: it is answered once `is_silent` is not set, or refused with the next of `refusals`; it counts among
+    the `probes` only.
+    """
 
     def __init__(self) -> None:
         self.is_stalled = threading.Event()
         self.requests = []
         self.metadata = []
         self.failures = []
+        self.probes = []
+        self.is_silent = threading.Event()
+        self.refusals = []
         self.num_cancelled = 0
 
     async def _begin(self, request, context):
+        if "-probe-" in request.request_id:
+            self.probes.append(request)
+            while self.is_silent.is_set():
+                await asyncio.sleep(0.005)
+            if self.refusals:
+                await context.abort(*self.refusals.pop(0))
+            return
         self.requests.append(request)
         self.metadata.append(dict(context.invocation_metadata()))
         try:
@@ -111,6 +125,7 @@ def fake_server() -> Iterator[FakeServer]:
     server = FakeServer()
     yield server
     server.service.is_stalled.clear()
+    server.service.is_silent.clear()
     server.stop()
 
 

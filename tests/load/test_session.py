@@ -138,11 +138,16 @@ def test_a_sweep_tries_rates_and_names_the_knee(fake_server, tmp_path: Path) -> 
     output, page = tmp_path / "result.json", tmp_path / "report.html"
     fake_server.service.is_stalled.set()  # nothing is answered in time: no rate holds, and rates fall
     arguments = ["--sweep", "--rate", "8", "--duration", "0.5", "--timeout", "0.05", "--slo", "e2e=40ms", "--arrivals", "constant"]
-    out, _ = run("--server", fake_server.address, *arguments, "--output", output, "--report", page, "--fail-on", "knee<1", code=3)
+    out, _ = run("--server", fake_server.address, *arguments, "--output", output, "--report", page, "--fail-on", "knee<1", code=1)
     sweep = read_result(output).sweep
     assert sweep is not None and sweep.knee is None
     assert [step.rate for step in sweep.steps[:3]] == [8, 2, 0.5]
-    assert "no rate held" in out and "Sweep" in page.read_text()
+    assert (
+        "no rate held" in out
+        and "FAILED: knee<1 (nothing was measured)" in out
+        and "nothing succeeded" in out
+        and "Sweep" in page.read_text()
+    )
 
 
 @pytest.mark.parametrize(
@@ -159,11 +164,26 @@ def test_a_sweep_tries_rates_and_names_the_knee(fake_server, tmp_path: Path) -> 
         (("--rate", 1, "--cancel-share", 0.6, "--slow-share", 0.6), "more than 1 together"),
         (("--rate", 1, "--malformed-share", 2), "--malformed-share"),
         (("--rate", 1, "--sweep"), "--slo"),
-        (("--concurrency", 1, "--sweep", "--slo", "e2e=1"), "--sweep goes with --rate"),
+        (("--concurrency", 1, "--sweep", "--slo", "e2e=1s"), "--sweep goes with --rate"),
         (("--concurrency", 1, "--ramp-to", 2), "--ramp-to go with --rate"),
         (("--rate", 1, "--in", "nowhere"), "nowhere"),
         (("--rate", 1, "--trace", "nowhere"), "nowhere"),
         (("--rate", 1, "--output", "/nowhere/result.json"), "/nowhere/result.json"),
+        (("--rate", 1, "--output", "/tmp"), "/tmp"),
+        (("--rate", 1, "--in", "/tmp"), "/tmp: Is a directory"),
+        (("--rate", 1, "--trace", "/tmp"), "/tmp: Is a directory"),
+        (("--rate", 1, "--duration", 0), "--duration"),
+        (("--rate", 1, "--timeout", "nan"), "--timeout"),
+        (("--rate", 1, "--timeout", "inf"), "--timeout"),
+        (("--rate", 1, "--token", "a b"), "--token: must be"),
+        (("--rate", 1, "--slo", "e2e=500"), "write 500ms or 500s"),
+        (("--rate", 1, "--fail-on", "p95>1"), "write 1ms or 1s"),
+        (("--rate", 1, "--num-beams", "1=1e999"), "--num-beams: 1e999"),
+        (("--rate", 1, "--batch-size", 10**9), "--batch-size"),
+        (("--concurrency", 10**9), "--concurrency"),
+        (("--rate", 1, "--key", "client.key"), "--certificate"),
+        (("--rate", 1, "--server-name", "a.example"), "--ca"),
+        (("--rate", 1, "--ca", "/nowhere/ca.pem"), "/nowhere/ca.pem"),
         (("--rate", 1, "--bogus"), "--bogus"),
         (("--rate", 1, "stray"), "stray"),
     ],
