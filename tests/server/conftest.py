@@ -11,6 +11,7 @@ from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.config import ModelConfig
 from dragoman.model.tokenizer import Tokenizer
 from dragoman.model.transformer import Transformer
+from tests.shelf import Shelf
 
 
 @pytest.fixture(scope="session")
@@ -40,12 +41,14 @@ def tiny_checkpoint() -> Checkpoint:
 
 
 @pytest.fixture(scope="session")
-def tiny_bundle(tiny_checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_bundle(tiny_checkpoint: Checkpoint, shelf: Shelf) -> Path:
     """Return its bundle, which no test may change."""
-    folder = tmp_path_factory.mktemp("tiny")
-    tiny_checkpoint.save(folder / "checkpoint")
-    export_checkpoint(folder / "checkpoint", folder / "bundle")
-    return folder / "bundle"
+
+    def make(folder: Path) -> None:
+        tiny_checkpoint.save(folder / "checkpoint")
+        export_checkpoint(folder / "checkpoint", folder / "bundle")
+
+    return shelf.get("tiny", make) / "bundle"
 
 
 @pytest.fixture
