@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-
 ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = pytest.mark.e2e

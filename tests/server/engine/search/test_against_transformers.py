@@ -106,9 +106,7 @@ class Pair:
 
 
 @pytest.fixture(scope="module")
-def pair(
-    shipped_bundle: Callable[[str], Path], as_transformers: Callable[[Transformer], PegasusForConditionalGeneration]
-) -> Pair:
+def pair(shipped_bundle: Callable[[str], Path], as_transformers: Callable[[Transformer], PegasusForConditionalGeneration]) -> Pair:
     """The engine with the exported model, and Transformers' model of the same weights."""
     translator = OfflineTranslator(shipped_bundle("en-de"), max_slots=64, num_threads=1)
     theirs = as_transformers(Checkpoint.load(CHECKPOINT).model)
