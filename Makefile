@@ -11,6 +11,7 @@ BUNDLES ?= bundles
 HOST   ?= 127.0.0.1
 PORT   ?= 8500
 METRICS_PORT ?= 8501
+WORKERS ?= auto
 
 .PHONY: help setup serve demo export test check format chart locks protos train clean
 
@@ -49,8 +50,8 @@ $(BUNDLES)/%/bundle.json: $(SERVING) model/pretrained/%/model.safetensors
 	rm -rf $(BUNDLES)/$*
 	$(BIN)/dragoman export model/pretrained/$* $(BUNDLES)/$*
 
-test: $(READY) ## Run the tests
-	$(BIN)/python -m pytest
+test: $(READY) ## Run the tests (WORKERS: how many at once, by default as many as there are cores)
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 check: $(READY) ## Lint, type-check, and see that the generated stubs are up to date
 	$(BIN)/ruff check

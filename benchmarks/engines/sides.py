@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from benchmarks.libraries import transformers_model
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.data import Ids
 from dragoman.server.engine.messages import GREEDY, Request, SearchOptions
@@ -135,7 +134,10 @@ class TransformersEngine:
     """Transformers' `generate` on Marian or Pegasus with our weights, in single precision."""
 
     def __init__(self, checkpoint: Path, num_threads: int) -> None:
+        from benchmarks.libraries import transformers_model  # takes seconds, which the other sides' processes need not spend
+
         torch.set_num_threads(num_threads)
+        self._answers_to = transformers_model.best_answers
         self._model = transformers_model.to_transformers(Checkpoint.load(checkpoint).model).float()
 
     def run(self, workload: Workload, batch_size: int) -> Run:
@@ -143,7 +145,7 @@ class TransformersEngine:
         started = time.perf_counter()
         answers: list[list[int]] = []
         for sources in batches(workload.sources, batch_size):
-            answers += transformers_model.best_answers(self._model, sources, workload.num_beams, workload.max_new_tokens)
+            answers += self._answers_to(self._model, sources, workload.num_beams, workload.max_new_tokens)
         return Run(time.perf_counter() - started, answers, {})
 
 

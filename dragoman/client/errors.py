@@ -4,14 +4,13 @@ from typing import Any, ClassVar, Protocol
 
 import grpc
 from google.protobuf.message import DecodeError
-from google.rpc import error_details_pb2, status_pb2
+from google.rpc.error_details_pb2 import RetryInfo
 
 from dragoman.client.unreachable import explain
+from dragoman.v1.generation_pb2 import Error
 
 # What `google.rpc.Status` travels in: https://grpc.io/docs/guides/error/#richer-error-model
 _DETAILS_KEY = "grpc-status-details-bin"
-
-from dragoman.v1.generation_pb2 import Error
 
 
 class CallError(Exception):
@@ -142,12 +141,12 @@ def from_rpc_error(error: FailedCall, request_id: str = "", target: str = "") ->
     return _make(code.name, message, request_id, status)
 
 
-def _status_of(error: FailedCall) -> status_pb2.Status | None:
+def _status_of(error: FailedCall) -> Error | None:
     """Read the status that came behind an answer; one that is malformed or contradicts what the call ended with counts as none."""
     for key, value in error.trailing_metadata() or ():
         if key == _DETAILS_KEY:
             try:
-                status = status_pb2.Status.FromString(value)
+                status = Error.FromString(value)
             except DecodeError:
                 return None
             return status if (status.code, status.message) == (error.code().value[0], error.details()) else None
@@ -159,16 +158,16 @@ def from_status(status: Error, request_id: str = "") -> CallError:
     return _make(_NAMES.get(status.code, "UNKNOWN"), status.message, request_id, status)
 
 
-def _make(name: str, message: str | None, request_id: str, status: Error | status_pb2.Status | None) -> CallError:
+def _make(name: str, message: str | None, request_id: str, status: Error | None) -> CallError:
     message = message or f"the server gave no reason ({name})"
     return _CLASSES.get(name, CallError)(message, request_id, _retry_after_seconds(status), name)
 
 
-def _retry_after_seconds(status: Error | status_pb2.Status | None) -> float | None:
+def _retry_after_seconds(status: Error | None) -> float | None:
     """Read google.rpc.RetryInfo; one that is malformed counts as none."""
     try:
         for detail in status.details if status is not None else ():
-            info = error_details_pb2.RetryInfo()
+            info = RetryInfo()
             if detail.Unpack(info):
                 seconds: float = info.retry_delay.seconds + info.retry_delay.nanos / 1e9
                 return max(0.0, seconds)

@@ -4,13 +4,26 @@ from pathlib import Path
 
 import pytest
 
+from tests.shelf import Shelf
+
 
 @pytest.fixture(scope="session")
-def endless(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def endless(shelf: Shelf) -> tuple[Path, Path]:
     """Folders of a small checkpoint that never ends a sequence, and, in a cache of its own, of its bundle; it reads text."""
+    folder = shelf.get("small", make_endless)
+    return folder / "checkpoint", folder / "cache" / "small-endless-fp32"
+
+
+@pytest.fixture(scope="session")
+def ordinary(endless: tuple[Path, Path]) -> Path:
+    """Folder of the checkpoint that the endless one was made of."""
+    return endless[0].with_name("ordinary")
+
+
+def make_endless(folder: Path) -> None:
     import torch
 
-    from benchmarks.harness.models import bundle_of, without_end
+    from benchmarks.harness.models import endless_bundle, without_end
     from dragoman.model.checkpoint import Checkpoint
     from dragoman.model.config import ModelConfig
     from dragoman.model.tokenizer import Tokenizer
@@ -30,7 +43,7 @@ def endless(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         max_target_positions=64,
     )
     tokenizer = Tokenizer.train(["a dog runs over the grass while two men stand on a ladder and one child plays"] * 9, 380)
-    checkpoint = Checkpoint("small-endless", without_end(Transformer(config).eval()), tokenizer)
-    folder = tmp_path_factory.mktemp("endless")
-    checkpoint.save(folder / "checkpoint")
-    return folder / "checkpoint", bundle_of(checkpoint, folder / "cache")
+    model = Transformer(config).eval()
+    Checkpoint("small", model, tokenizer).save(folder / "ordinary")
+    Checkpoint("small-endless", without_end(model), tokenizer).save(folder / "checkpoint")
+    endless_bundle(folder / "ordinary", folder / "cache")

@@ -1,16 +1,16 @@
 """Models that benchmarks make."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
+from benchmarks.harness import models
 from benchmarks.harness.models import endless_bundle, sharpen
-from dragoman.export.bundle import Bundle
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.config import ModelConfig
 from dragoman.model.decode import StepDecoder
-from dragoman.model.tokenizer import Tokenizer
 from dragoman.model.transformer import Transformer
 from dragoman.server.engine.messages import SearchOptions
 from dragoman.server.offline import OfflineTranslator
@@ -35,19 +35,32 @@ def test_sharpening_makes_the_likeliest_token_as_likely_as_asked(norm: str) -> N
     assert float(likeliest.mean()) == pytest.approx(0.5, abs=0.15)
 
 
-def test_an_endless_bundle_never_ends_and_is_made_once(tmp_path: Path) -> None:
-    tokenizer = Tokenizer.train(["a dog runs over the grass"], 280)
-    model = small_model()
-    Checkpoint("small", model, tokenizer).save(tmp_path / "checkpoint")
-    folder = endless_bundle(tmp_path / "checkpoint", tmp_path / "cache")
-    translator = OfflineTranslator(folder, 8, 1)
+def test_an_endless_bundle_never_ends(endless: tuple[Path, Path]) -> None:
+    translator = OfflineTranslator(endless[1], 8, 1)
     for search in (SearchOptions(), SearchOptions(num_beams=3)):
         assert [end.reason for end in translator.run([[5, 6, 1], [7, 1]], 12, search)] == ["length", "length"]
-    before = (folder / "bundle.json").stat().st_mtime_ns
-    assert endless_bundle(tmp_path / "checkpoint", tmp_path / "cache") == folder
-    assert (folder / "bundle.json").stat().st_mtime_ns == before
+
+
+class Exported(Exception):
+    """An export that was about to begin."""
+
+
+def test_an_endless_bundle_is_made_once_of_the_same_weights_by_the_same_exporter(
+    endless: tuple[Path, Path], ordinary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def export(source: Path, output: Path, precision: str, *, is_forced: bool) -> None:
+        assert (output.name, precision, is_forced) == ("small-endless-fp32", "fp32", True)
+        raise Exported(source)
+
+    monkeypatch.setattr(models, "export_checkpoint", export)
+    shutil.copytree(endless[1].parent, tmp_path / "cache")
+    assert endless_bundle(ordinary, tmp_path / "cache") == tmp_path / "cache" / endless[1].name
+    checkpoint = Checkpoint.load(ordinary)
     with torch.no_grad():
-        model.decoder.embedding.tokens.weight.mul_(1.01)
-    Checkpoint("small", model, tokenizer).save(tmp_path / "checkpoint")
-    version = Bundle.open(folder).manifest.version
-    assert Bundle.open(endless_bundle(tmp_path / "checkpoint", tmp_path / "cache")).manifest.version != version
+        checkpoint.model.decoder.embedding.tokens.weight.mul_(1.01)
+    checkpoint.save(tmp_path / "other")
+    with pytest.raises(Exported):
+        endless_bundle(tmp_path / "other", tmp_path / "cache")
+    (tmp_path / "cache" / "small-endless-fp32.exporter").write_text("another")
+    with pytest.raises(Exported):
+        endless_bundle(ordinary, tmp_path / "cache")

@@ -1,14 +1,13 @@
 """What the benchmark `scaling` observes, and the figures it makes of that."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from benchmarks.harness.models import bundle_of
 from benchmarks.scaling.main import Point, Sweep, figures, measure, notes, sweeps, table
 from benchmarks.scaling.plot import draw
 from benchmarks.scaling.probe import Probe, Trace
-from dragoman.model.checkpoint import Checkpoint
 
 
 def test_a_trace_has_every_token_of_the_answers(endless: tuple[Path, Path]) -> None:
@@ -25,13 +24,9 @@ def test_requests_that_are_never_together_are_an_error(endless: tuple[Path, Path
         Probe(endless[1], 4, 1).trace(5, 8, 12)
 
 
-def test_answers_that_end_by_themselves_are_an_error(endless: tuple[Path, Path], tmp_path: Path) -> None:
-    checkpoint = Checkpoint.load(endless[0])
-    bias = checkpoint.model.decoder.output_bias
-    assert bias is not None
-    bias.data[checkpoint.model.config.eos_id] = 60.0
-    with pytest.raises(RuntimeError, match="ended as eos after 1 of 8 tokens"):
-        Probe(bundle_of(checkpoint, tmp_path), 4, 1).trace(4, 4, 8)
+def test_answers_that_end_by_themselves_are_an_error(shipped_bundle: Callable[[str], Path]) -> None:
+    with pytest.raises(RuntimeError, match=r"ended as eos after \d+ of 200 tokens"):
+        Probe(shipped_bundle("en-de"), 4, 1).trace(4, 4, 200)
 
 
 def test_figures_are_medians_but_memory_is_that_of_the_first_round() -> None:

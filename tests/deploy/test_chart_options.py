@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.examples import num_examples
+
 SHA = "ab" * 32
 PEER = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "apps"}}, "podSelector": {"matchLabels": {"a": "b"}}}
 DNS = {"to": [{"namespaceSelector": {}}], "ports": [{"port": 53, "protocol": "UDP"}]}
@@ -118,7 +120,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     ],
 }
 VERSIONS = ("1.27", "1.30", "1.33", "1.37")
-NUM_RANDOM = 60
+NUM_RANDOM = num_examples(10, of=60)
 NUM_PARTS = 8
 # Our own idea of the custom resources: what must be there, and nothing that is not theirs.
 SPECS = {
@@ -265,7 +267,7 @@ COMBINATIONS = combinations()
 
 
 def test_each_pair_of_choices_is_tried_and_more_than_a_hundred_combinations_are_good() -> None:
-    assert sum(reason_to_refuse(row) is None for row in COMBINATIONS) > 130
+    assert sum(reason_to_refuse(row) is None for row in COMBINATIONS) > 100
     sizes = [len(VERSIONS), *map(len, OPTIONS.values())]
     seen = {pair for row in COMBINATIONS for pair in itertools.combinations(enumerate(row), 2)}
     assert len(seen) == sum(a * b for a, b in itertools.combinations(sizes, 2))

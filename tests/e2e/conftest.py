@@ -21,6 +21,7 @@ from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.config import ModelConfig
 from dragoman.model.tokenizer import Tokenizer
 from dragoman.model.transformer import Transformer
+from tests.shelf import Shelf
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = ("en-de", "en-fr")
@@ -86,19 +87,24 @@ class Server:
 
 
 @pytest.fixture(scope="session")
-def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The shipped checkpoints, exported by the command line."""
-    folder = tmp_path_factory.mktemp("bundles")
-    for name in MODELS:
-        command = [sys.executable, "-m", "dragoman", "export", str(ROOT / "model/pretrained" / name), str(folder / name)]
-        subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=300)
-    return folder
+def bundles(shipped_bundle: Callable[[str], Path], shelf: Shelf) -> Path:
+    """Folder of the shipped models' bundles."""
+
+    def link(folder: Path) -> None:
+        folder.mkdir()
+        for name in MODELS:
+            (folder / name).symlink_to(shipped_bundle(name))
+
+    return shelf.get("shipped", link)
 
 
 @pytest.fixture(scope="session")
-def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def endless(shelf: Shelf) -> Path:
     """Bundles of two random models, `alpha` and `beta`, that never end a sequence: how long an answer is, is the test's choice."""
-    folder = tmp_path_factory.mktemp("endless")
+    return shelf.get("endless", make_endless) / "bundles"
+
+
+def make_endless(folder: Path) -> None:
     tokenizer = Tokenizer.train(["a dog runs over the grass"], 280)
     for seed, name in enumerate(("alpha", "beta")):
         torch.manual_seed(seed)
@@ -119,7 +125,6 @@ def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
         model.decoder.output_bias.data[config.eos_id] = -60
         Checkpoint(name, model, tokenizer).save(folder / "checkpoints" / name)
         export_checkpoint(folder / "checkpoints" / name, folder / "bundles" / name)
-    return folder / "bundles"
 
 
 @pytest.fixture(scope="session")

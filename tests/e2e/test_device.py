@@ -10,19 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from dragoman.export.exporter import export_checkpoint
-
 ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture(scope="module")
-def half_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def half_models(shipped_bundle: Callable[..., Path]) -> Path:
     """Folder with the en-de model in fp16."""
-    folder = tmp_path_factory.mktemp("half")
-    export_checkpoint(ROOT / "model/pretrained/en-de", folder / "en-de", "fp16")
-    return folder
+    return shipped_bundle("en-de", "fp16").parent
 
 
 def start_in_vain(models: Path, *flags: str) -> subprocess.CompletedProcess[str]:

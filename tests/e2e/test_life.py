@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -33,20 +34,14 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float = 30) ->
 
 
 def test_a_short_request_overtakes_32_long_ones(serve: Any, endless: Path) -> None:
-    with serve(endless / "alpha") as server, Client(server.address) as client, ThreadPoolExecutor(32) as pool:
-        order: list[str] = []
-
-        def ask_for_long() -> None:
-            assert client.generate("a dog runs", max_new_tokens=1000).usage.generated_tokens == 1000
-            order.append("long")
-
-        futures = [pool.submit(ask_for_long) for _ in range(32)]
+    with serve(endless / "alpha") as server, Client(server.address) as client, ExitStack() as stack:
+        long = [stack.enter_context(client.stream("a dog runs", max_new_tokens=1000)) for _ in range(32)]
         wait_until(lambda: server.metric("dragoman_num_requests_running") == 32, "32 are decoding")
-        client.generate("a dog runs", max_new_tokens=3)
-        order.append("short")
-        for future in futures:
-            future.result()
-        assert order == ["short"] + ["long"] * 32
+        assert client.generate("a dog runs", max_new_tokens=3).usage.generated_tokens == 3
+        assert server.metric("dragoman_num_requests_running") >= 32, "no long one has ended"
+        for stream in long:
+            stream.cancel()
+        wait_until(lambda: server.metric("dragoman_slots_in_use") == 0, "no slot is in use")
         assert server.terminate() == 0
 
 
@@ -119,19 +114,20 @@ def test_a_full_queue_refuses_and_the_clients_retry_gets_through(serve: Any, end
 
 
 def test_sigterm_answers_what_runs_and_refuses_what_comes(serve: Any, endless: Path) -> None:
-    with serve(endless / "alpha") as server, Client(server.address, retry=NO_RETRY) as client, ThreadPoolExecutor(200) as pool:
-        futures = [pool.submit(client.generate, "a dog runs", max_new_tokens=200) for _ in range(200)]
+    """More than there are slots for, so that some wait."""
+    with serve(endless / "alpha") as server, Client(server.address, retry=NO_RETRY) as client, ThreadPoolExecutor(100) as pool:
+        futures = [pool.submit(client.generate, "a dog runs", max_new_tokens=200) for _ in range(100)]
 
         def num_accepted() -> float:
             return server.metric("dragoman_num_requests_running") + server.metric("dragoman_num_requests_waiting")
 
-        wait_until(lambda: num_accepted() + sum(future.done() for future in futures) >= 200, "all 200 have arrived")
+        wait_until(lambda: num_accepted() + sum(future.done() for future in futures) >= 100, "all 100 have arrived")
         assert not all(future.done() for future in futures)
         server.process.send_signal(signal.SIGTERM)
         server.wait_for("draining")
         with pytest.raises(Unavailable):
             client.generate("a dog runs")
-        assert [future.result().usage.generated_tokens for future in futures] == [200] * 200
+        assert [future.result().usage.generated_tokens for future in futures] == [200] * 100
         assert server.wait() == 0
 
 

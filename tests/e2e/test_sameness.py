@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from dragoman.export.bundle import Bundle
-from dragoman.export.exporter import export_checkpoint
 from dragoman.model.tokenizer import Tokenizer
 from dragoman.server.engine.engine import Engine
 from dragoman.server.engine.loading import load_engine
@@ -22,8 +21,8 @@ from dragoman.server.engine.scheduler import Limits
 
 NUM_REQUESTS = 300
 NUM_ORDERS = 20
-ORDERS_BY_DEFAULT = 4
-"""Orders tried unless `TEST_ALL_ORDERS` is set; all of them take minutes."""
+ORDERS_BY_DEFAULT = 3
+"""Orders tried unless `TEST_ALL_ORDERS` is set: each size once, on one thread and on two; all of them take minutes."""
 
 MAX_SOURCE_TOKENS = 100
 SIZES = (64, 8, 24)  # slots; the widest request needs 6
@@ -87,14 +86,13 @@ def _source(rng: random.Random, captions: list[str], tokenizer: Tokenizer, eos_i
 
 
 @pytest.fixture(scope="module")
-def bundle(bundles: Path) -> Bundle:
-    return Bundle.open(bundles / "en-de")
+def bundle(shipped_bundle: Callable[..., Path]) -> Bundle:
+    return Bundle.open(shipped_bundle("en-de"))
 
 
 @pytest.fixture(scope="module")
-def int8_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    checkpoint = Path(__file__).parents[2] / "model" / "pretrained" / "en-de"
-    return export_checkpoint(checkpoint, tmp_path_factory.mktemp("int8") / "en-de", "int8")
+def int8_bundle(shipped_bundle: Callable[..., Path]) -> Bundle:
+    return Bundle.open(shipped_bundle("en-de", "int8"))
 
 
 @pytest.fixture(scope="module")

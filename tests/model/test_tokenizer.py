@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from dragoman.model.corpus import read_lines
 from dragoman.model.tokenizer import EOS, PAD, SPECIAL_TOKENS, START, StreamingDetokenizer, Tokenizer, TokenizerError, byte_alphabet
+from tests.examples import num_examples
 
 PIECES = [
     "</s>",
@@ -34,8 +35,8 @@ PIECES = [
     " dog",
 ]
 TEXTS = st.one_of(st.text(max_size=40), st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=3)), max_size=8).map("".join))
-MANY = settings(max_examples=10_000, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-SOME = settings(MANY, max_examples=1_000)
+MANY = settings(max_examples=num_examples(1_500, of=10_000), deadline=None, database=None, suppress_health_check=list(HealthCheck))
+SOME = settings(MANY, max_examples=num_examples(300, of=1_000))
 
 
 @MANY
@@ -70,7 +71,7 @@ def cut(ids: list[int], cuts: list[int]) -> list[list[int]]:
     return [ids[start:end] for start, end in itertools.pairwise(places)]
 
 
-@settings(MANY, max_examples=3_000)
+@settings(MANY, max_examples=num_examples(600, of=3_000))
 @given(data=st.data())
 def test_pieces_of_any_ids_add_up(tokenizer: Tokenizer, data: st.DataObject) -> None:
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=20))

@@ -19,6 +19,7 @@ from dragoman.model.tokenizer import Tokenizer
 from dragoman.model.transformer import Transformer
 from dragoman.server.telemetry.logs import configure_logging
 from tests.server.scripted import scripted_model
+from tests.shelf import Shelf
 
 TEXTS = ["Ein Hund läuft durch den Schnee.", "A dog runs through the snow.", "Zwei Männer spielen Fußball.", "日本語 のテキスト 🐕"]
 
@@ -50,12 +51,14 @@ def tiny_checkpoint() -> Checkpoint:
 
 
 @pytest.fixture(scope="session")
-def tiny_bundle(tiny_checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_bundle(tiny_checkpoint: Checkpoint, shelf: Shelf) -> Path:
     """Return its bundle, which no test may change."""
-    folder = tmp_path_factory.mktemp("tiny")
-    tiny_checkpoint.save(folder / "checkpoint")
-    export_checkpoint(folder / "checkpoint", folder / "bundle")
-    return folder / "bundle"
+
+    def make(folder: Path) -> None:
+        tiny_checkpoint.save(folder / "checkpoint")
+        export_checkpoint(folder / "checkpoint", folder / "bundle")
+
+    return shelf.get("tiny", make) / "bundle"
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ import pytest
 import torch
 from transformers import GenerationConfig, PegasusForConditionalGeneration
 
-from dragoman.export.exporter import export_checkpoint
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.data import pad
 from dragoman.model.transformer import Transformer
@@ -107,13 +106,9 @@ class Pair:
 
 
 @pytest.fixture(scope="module")
-def pair(
-    tmp_path_factory: pytest.TempPathFactory, as_transformers: Callable[[Transformer], PegasusForConditionalGeneration]
-) -> Pair:
+def pair(shipped_bundle: Callable[[str], Path], as_transformers: Callable[[Transformer], PegasusForConditionalGeneration]) -> Pair:
     """The engine with the exported model, and Transformers' model of the same weights."""
-    folder = tmp_path_factory.mktemp("bundle") / "en-de"
-    export_checkpoint(CHECKPOINT, folder)
-    translator = OfflineTranslator(folder, max_slots=64, num_threads=1)
+    translator = OfflineTranslator(shipped_bundle("en-de"), max_slots=64, num_threads=1)
     theirs = as_transformers(Checkpoint.load(CHECKPOINT).model)
     eos_id = translator.bundle.manifest.eos_id
     return Pair(translator, theirs, [[*ids, eos_id] for ids in translator.tokenizer.encode_batch(SENTENCES)])

@@ -10,9 +10,10 @@ from dragoman.server.engine.messages import GREEDY, Request, Sampling, SearchOpt
 from dragoman.server.engine.search.choice import search_for
 from dragoman.server.engine.search.search import Search, TargetSide
 from dragoman.server.engine.search.separate import SeparateSearch
+from tests.examples import num_examples
 
-SOME = settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-MANY = settings(SOME, max_examples=500)
+SOME = settings(max_examples=num_examples(60, of=150), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+MANY = settings(SOME, max_examples=num_examples(200, of=500))
 
 
 @st.composite
