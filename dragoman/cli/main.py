@@ -9,7 +9,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from dragoman.cli import calling, checkpoints, exporting, loading, serving, texts, training
+from dragoman.cli import calling, checkpoints, evaluating, exporting, loading, serving, texts, training
 from dragoman.model.errors import InputError
 
 app = typer.Typer(
@@ -18,7 +18,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for group in (training, checkpoints, texts, exporting, serving, calling, loading):
+for group in (training, evaluating, checkpoints, texts, exporting, serving, calling, loading):
     app.add_typer(group.app)
 
 
