@@ -1,6 +1,7 @@
 """What every test folder may ask for."""
 
 import os
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,27 @@ def multi30k() -> Path:
     folder = Path(os.environ.get("DRAGOMAN_DATA") or beside)
     if not (folder / "train.en.gz").exists():
         pytest.skip(f"no Multi30k text in {folder}; set DRAGOMAN_DATA to its folder")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of an authority, `ca.pem`, and of what it signed: `server.pem` (server.example) and `client.pem`, with `.key`s."""
+    folder = tmp_path_factory.mktemp("tls")
+
+    def openssl(*arguments: str) -> None:
+        try:
+            subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
+        except FileNotFoundError:
+            pytest.skip("openssl is not installed")
+
+    new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
+    openssl("req", "-x509", *new_key, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=Test CA", "-days", "2")
+    for name in ("server", "client"):
+        (folder / "names").write_text(f"subjectAltName=DNS:{name}.example\n")
+        openssl("req", *new_key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}.example")
+        signing = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "names", "-days", "2")
+        openssl("x509", "-req", "-in", f"{name}.csr", "-out", f"{name}.pem", *signing)
     return folder
 
 

@@ -137,8 +137,9 @@ def health(
     server_name: Annotated[str, typer.Option(metavar="NAME", help="Name in the server's certificate, if another.")] = "",
 ) -> None:
     """Ask a server once whether it serves: exit code 0 if it does, 1 if not. For the probes of containers."""
-    from dragoman.client.health import HealthTls, is_serving
+    from dragoman.client.certificates import Tls
+    from dragoman.client.health import is_serving
 
-    serves = is_serving(server, service, timeout, HealthTls(ca, certificate, key, server_name))
+    serves = is_serving(server, service, timeout, Tls(ca, certificate, key, server_name))
     typer.echo("serving" if serves else "not serving")
     raise typer.Exit(0 if serves else 1)

@@ -9,16 +9,27 @@ if TYPE_CHECKING:
     from dragoman.client.sync import Client
 
 
-def connect(server: str, timeout: float, token: str | None, ca: Path | None) -> "Client":
-    """Connect to a server, over TLS if its certificate authority is given."""
-    import grpc
+def connect(
+    server: str,
+    timeout: float,
+    token: str | None = None,
+    ca: Path | None = None,
+    certificate: Path | None = None,
+    key: Path | None = None,
+    server_name: str = "",
+) -> "Client":
+    """Connect to a server; the values are those of the options, and the last four say how TLS is spoken.
 
-    from dragoman.client.certificates import read_certificates
+    Raises:
+        InputError: If one of them cannot be used, naming the option.
+    """
+    from dragoman.client.certificates import Tls
     from dragoman.client.sync import Client
 
-    credentials = None if ca is None else grpc.ssl_channel_credentials(read_certificates(ca))
+    tls = Tls(ca, certificate, key, server_name)
+    credentials = tls.credentials()
     try:
-        return Client(server, timeout_seconds=timeout, token=token, credentials=credentials)
+        return Client(server, timeout_seconds=timeout, token=token, credentials=credentials, options=tls.options())
     except ValueError as error:
         field, _, reason = str(error).partition(": ")
         flags = {"target": "--server", "timeout_seconds": "--timeout", "token": "--token"}

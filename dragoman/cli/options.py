@@ -12,3 +12,8 @@ BeamsOption = Annotated[int, typer.Option(min=1, help="Width of beam search; 1 i
 LengthPenaltyOption = Annotated[float | None, typer.Option(help="Exponent of the length in a beam's score; by default 1.")]
 TokenOption = Annotated[str | None, typer.Option(envvar="DRAGOMAN_TOKEN", help="Bearer token.")]
 AuthorityOption = Annotated[Path | None, typer.Option(help="PEM file of the server's certificate authority; turns TLS on.")]
+CertificateOption = Annotated[Path | None, typer.Option(help="PEM file of our certificate, where the server asks for one.")]
+KeyOption = Annotated[Path | None, typer.Option(help="PEM file of the private key of --certificate.")]
+ServerNameOption = Annotated[
+    str, typer.Option(metavar="NAME", help="Name in the server's certificate, if not the one of --server.")
+]
