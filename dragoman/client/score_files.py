@@ -38,7 +38,7 @@ class ScoreOptions:
 
     def __post_init__(self) -> None:
         if self.concurrency < 1:
-            raise InputError(f"concurrency: {self.concurrency} is less than 1")
+            raise InputError(f"--concurrency: {self.concurrency} is less than 1")
         if self.alignment_layer is not None and not self.is_aligned:
             raise InputError("--alignment-layer goes with --alignment")
 

@@ -87,7 +87,7 @@ def test_missing_file_is_named(client, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"concurrency": 0}, "concurrency: 0 is less than 1"), ({"alignment_layer": 0}, "--alignment-layer goes with --alignment")],
+    [({"concurrency": 0}, "--concurrency: 0 is less than 1"), ({"alignment_layer": 0}, "--alignment-layer goes with --alignment")],
 )
 def test_options_that_make_no_sense_are_refused(options: dict[str, int], message: str) -> None:
     with pytest.raises(InputError, match=message):
