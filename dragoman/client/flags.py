@@ -4,6 +4,8 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
+from dragoman.model.errors import InputError
+
 # Options that are called otherwise than their fields.
 _RENAMED: Final = {
     "do_sample": "--sample",
@@ -54,14 +56,20 @@ def flag(field: str) -> str:
     return _FLAGS[field]
 
 
-def is_about_an_option(message: str) -> bool:
-    """Tell whether a message is about an option that all texts share, not about one text."""
-    return message.startswith("--") or _FIRST.match(message) is not None
-
-
 def in_flags(message: str) -> str:
     """Return a message about fields as one about flags."""
     return _WITHIN.sub(_flag_of, _FIRST.sub(_flag_of, message))
+
+
+def refusal(label: str, message: str) -> InputError:
+    """Return the error for what a server refused: of an option, which all texts share, or of a text.
+
+    Args:
+        label: What to call the text.
+        message: The server's, about a field.
+    """
+    told = in_flags(message)
+    return InputError(told if told.startswith("--") else f"{label}: {told}")
 
 
 def _flag_of(found: re.Match[str]) -> str:

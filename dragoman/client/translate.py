@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 from dragoman.client.errors import InvalidArgument
-from dragoman.client.flags import flag, in_flags, is_about_an_option
+from dragoman.client.flags import flag, refusal
 from dragoman.client.lines import LineFile, stream_lines
 from dragoman.client.ordered import Pause, in_order
 from dragoman.client.output_file import OutputFile
@@ -179,7 +179,7 @@ def _answers(
                 yield answer
                 number += 1
         except InvalidArgument as error:
-            raise _refusal(f"{label} {number}", error) from error
+            raise refusal(f"{label} {number}", error.message) from error
 
 
 def _write_pieces(client: Client, text: str, label: str, out: TextIO, options: TranslateOptions) -> None:
@@ -199,17 +199,11 @@ def _write_pieces(client: Client, text: str, label: str, out: TextIO, options: T
                     out.write(piece.text.translate(_LINE_BREAKS))
                     out.flush()
     except InvalidArgument as error:
-        raise _refusal(label, error) from error
+        raise refusal(label, error.message) from error
     finally:
         if is_begun:
             out.write("\n")
             out.flush()
-
-
-def _refusal(label: str, error: InvalidArgument) -> InputError:
-    """Return the error for a text that is refused, or for an option, whatever the text."""
-    message = in_flags(error.message)
-    return InputError(message if is_about_an_option(message) else f"{label}: {message}")
 
 
 def _lines(result: Result | None, options: TranslateOptions) -> str:

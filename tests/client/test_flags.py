@@ -2,7 +2,7 @@ from dataclasses import fields
 
 import pytest
 
-from dragoman.client.flags import flag, in_flags, is_about_an_option
+from dragoman.client.flags import flag, in_flags, refusal
 from dragoman.client.search import Search
 
 
@@ -39,6 +39,7 @@ def test_every_field_of_a_search_that_the_command_line_has_is_a_flag() -> None:
             assert in_flags(f"{field.name}: no") == f"{flag(field.name)}: no"
 
 
-def test_a_message_about_a_text_is_not_about_an_option() -> None:
-    assert is_about_an_option("num_beams: 9 is not in 1 to 8") and is_about_an_option("--sample: no")
-    assert not is_about_an_option("text: is blank") and not is_about_an_option("target: 600 tokens")
+def test_a_refused_option_has_no_line_and_a_refused_text_has() -> None:
+    assert str(refusal("text 3", "num_beams: 9 is not in 1 to 8")) == "--num-beams: 9 is not in 1 to 8"
+    assert str(refusal("text 3", "text: is blank")) == "text 3: text: is blank"
+    assert str(refusal("line 3", "target: more than max_new_tokens")) == "line 3: target: more than --max-new-tokens"

@@ -115,4 +115,5 @@ def test_interrupt_keeps_what_is_done(start, service, held, tmp_path: Path) -> N
     assert process.communicate(timeout=PATIENCE_SECONDS) == (b"", b"") and process.returncode == 0
     assert sorted(os.listdir(tmp_path)) == ["in.txt", "out.txt"]
     assert (tmp_path / "out.txt").read_text() == "A\nB\nC\nD\n"
-    assert sorted(request.text for request in service.requests) == ["c", "d"]
+    texts = sorted(request.text for request in service.requests)
+    assert texts in (["c", "d"], ["b", "c", "d"])  # the signal may come before the last line that was written counts
