@@ -22,8 +22,10 @@ from dragoman.cli.options import (
 from dragoman.model.errors import InputError
 
 if TYPE_CHECKING:
-    from dragoman.client.search import Search
+    from collections.abc import Callable
+
     from dragoman.client.sync import Client
+    from dragoman.model.quality import Scores
 
 app = typer.Typer()
 
@@ -56,36 +58,26 @@ def evaluate(
 
     if sum(side is not None for side in (checkpoint, bundle, server)) != 1:
         raise InputError("give exactly one of --checkpoint, --bundle and --server")
-    for flag, value in (
-        ("--model", model),
-        ("--ca", ca),
-        ("--certificate", certificate),
-        ("--key", key),
-        ("--server-name", server_name),
-    ):
+    of_server = {"--model": model, "--ca": ca, "--certificate": certificate, "--key": key, "--server-name": server_name}
+    for flag, value in of_server.items():
         if value and server is None:
             raise InputError(f"{flag} goes with --server")
     if length_penalty is not None and num_beams == 1:
         raise InputError("--length-penalty goes with --num-beams above 1")
     sources, references = read_parallel(source, reference)
-    if checkpoint is not None:
-        _check_checkpoint(checkpoint)
-    if bundle is not None:
-        _check_bundle(bundle)
-    # What needs to be installed for the scores is loaded before the work, and after everything that could be wrong in a moment.
-    from dragoman.model.quality import score
-
-    if checkpoint is not None:
-        hypotheses = _translate_with_checkpoint(checkpoint, sources, num_beams, length_penalty)
-    elif bundle is not None:
-        hypotheses = _translate_with_bundle(bundle, sources, num_beams, length_penalty)
-    else:
-        from dragoman.client.search import Search
-
-        assert server is not None
-        search = Search(num_beams=num_beams, length_penalty=length_penalty)
+    if server is not None:
         with connect(server, 60.0, token, ca, certificate, key, server_name) as client:
-            hypotheses = _translate_with_server(client, source, sources, model, search)
+            score = _load_score()
+            hypotheses = _translate_with_server(client, source, sources, model, num_beams, length_penalty)
+    elif checkpoint is not None:
+        _check_checkpoint(checkpoint)
+        score = _load_score()
+        hypotheses = _translate_with_checkpoint(checkpoint, sources, num_beams, length_penalty)
+    else:
+        assert bundle is not None
+        _check_bundle(bundle)
+        score = _load_score()
+        hypotheses = _translate_with_bundle(bundle, sources, num_beams, length_penalty)
     scores = score(hypotheses, references, lowercase)
     if as_json:
         typer.echo(json.dumps(scores.to_dict()))
@@ -93,10 +85,21 @@ def evaluate(
         typer.echo(f"BLEU {scores.bleu:.2f}  {scores.bleu_signature}\nchrF {scores.chrf:.2f}  {scores.chrf_signature}")
 
 
-def _translate_with_server(client: "Client", path: Path, sources: list[str], model: str, search: "Search") -> list[str]:
+def _load_score() -> "Callable[[list[str], list[str], bool], Scores]":
+    """Load what scores: after everything that could be wrong in a moment, and before the work, for it may not be installed."""
+    from dragoman.model.quality import score
+
+    return score
+
+
+def _translate_with_server(
+    client: "Client", path: Path, sources: list[str], model: str, num_beams: int, length_penalty: float | None
+) -> list[str]:
     from dragoman.client.errors import InvalidArgument
     from dragoman.client.flags import refusal
+    from dragoman.client.search import Search
 
+    search = Search(num_beams=num_beams, length_penalty=length_penalty)
     hypotheses: list[str] = []
     try:
         for result in client.generate_many(sources, model=model, search=search):

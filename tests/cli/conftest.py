@@ -1,5 +1,6 @@
 """The command line run here or as a process of its own, against a real server whose answers are simple."""
 
+import json
 import os
 import subprocess
 import sys
@@ -173,3 +174,81 @@ def files(tmp_path: Path) -> Path:
     (tmp_path / "bundle").mkdir()
     (tmp_path / "bundle/bundle.json").write_text('{"format_version": 1}')
     return tmp_path
+
+
+# Runs commands one after the other, each in a fork that has loaded nothing but the command line, and tells what became of each.
+ISOLATED = """
+import json, os, sys
+
+from dragoman.cli import main
+
+
+class Blocker:
+    def __init__(self, case):
+        self.blocked, self.allowed = set(case.get("blocked", ())), case.get("allowed")
+
+    def find_spec(self, name, path=None, target=None):
+        top = name.partition(".")[0]
+        if top in self.blocked or (self.allowed is not None and top not in {*self.allowed, *sys.stdlib_module_names}):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+def run(case, folder):
+    os.chdir(case.get("folder", "."))
+    for descriptor, name in ((1, "out"), (2, "err")):
+        os.dup2(os.open(os.path.join(folder, name), os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
+    sys.meta_path.insert(0, Blocker(case))
+    sys.argv = ["dragoman", *case["arguments"]]
+    try:
+        main.main()
+    except SystemExit as ended:
+        code = ended.code or 0
+    modules = sorted({name.partition(".")[0] for name in sys.modules})
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with open(os.path.join(folder, "end"), "w") as file:
+        json.dump({"code": code, "modules": modules}, file)
+
+
+folder, results = sys.argv[1], []
+for case in json.load(sys.stdin):
+    child = os.fork()
+    if not child:
+        try:
+            run(case, folder)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    status = os.waitpid(child, 0)[1]
+    out, err = (open(os.path.join(folder, name), encoding="utf-8").read() for name in ("out", "err"))
+    end = json.load(open(os.path.join(folder, "end"))) if status == 0 else {"code": f"status {status}", "modules": []}
+    results.append({**end, "out": out, "err": err})
+json.dump(results, sys.stdout)
+"""
+
+
+@pytest.fixture(scope="module")
+def isolated(tmp_path_factory: pytest.TempPathFactory) -> Callable[[list[dict]], list[dict]]:
+    """Run commands each in a process of its own.
+
+    A case has `arguments`, and may have modules that cannot be imported (`blocked`), or the only ones beside the standard library
+    that can (`allowed`), and the `folder` to run in. A result has `code`, `out`, `err` and the top-level `modules` that were
+    imported at the end.
+    """
+    folder = tmp_path_factory.mktemp("isolated")
+
+    def isolated(cases: list[dict]) -> list[dict]:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("DRAGOMAN_")}
+        ended = subprocess.run(
+            [sys.executable, "-c", ISOLATED, str(folder)],
+            input=json.dumps(cases),
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=5 * PATIENCE_SECONDS,
+        )
+        return json.loads(ended.stdout)
+
+    return isolated
