@@ -58,6 +58,27 @@ def shipped_bundle(shelf: Shelf) -> Callable[..., Path]:
     return export
 
 
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of an authority, `ca.pem`, and of what it signed: `server.pem` (server.example) and `client.pem`, with `.key`s."""
+    folder = tmp_path_factory.mktemp("tls")
+
+    def openssl(*arguments: str) -> None:
+        try:
+            subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
+        except FileNotFoundError:
+            pytest.skip("openssl is not installed")
+
+    new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
+    openssl("req", "-x509", *new_key, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=Test CA", "-days", "2")
+    for name in ("server", "client"):
+        (folder / "names").write_text(f"subjectAltName=DNS:{name}.example\n")
+        openssl("req", *new_key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}.example")
+        signing = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "names", "-days", "2")
+        openssl("x509", "-req", "-in", f"{name}.csr", "-out", f"{name}.pem", *signing)
+    return folder
+
+
 class Collector:
     """An OpenTelemetry collector that keeps what it gets; `gate` can hold it back.
 

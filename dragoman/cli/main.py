@@ -9,7 +9,8 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from dragoman.cli import calling, checkpoints, exporting, loading, serving, texts, training
+from dragoman.cli import calling, checkpoints, evaluating, exporting, loading, serving, texts, training, translating
+from dragoman.cli.connection import CallFailed, Interrupted
 from dragoman.model.errors import InputError
 
 app = typer.Typer(
@@ -17,9 +18,19 @@ app = typer.Typer(
     help="Train, export, serve and call encoder-decoder Transformers.",
     add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in (training, checkpoints, texts, exporting, serving, calling, loading):
-    app.add_typer(group.app)
+# As `dragoman --help` shows them.
+for panel, groups in {
+    "Call a server": (translating, calling),
+    "Serve": (serving,),
+    "Train and export": (training, evaluating, exporting, checkpoints, texts),
+    "Measure": (loading,),
+}.items():
+    for group in groups:
+        for command in group.app.registered_commands:
+            command.rich_help_panel = panel
+        app.add_typer(group.app)
 
 
 def _print_version(is_wanted: bool) -> None:
@@ -40,50 +51,50 @@ def _root(
 def main() -> None:
     """Run the command line.
 
-    What the user got wrong is a line on standard error and exit code 2, a call that failed one and exit code 1.
+    What the user got wrong is a line on standard error and exit code 2, a call that failed one and exit code 1, Ctrl-C is 130.
     """
     # ONNX Runtime would otherwise report on the models to its maker, and keep a database for that in the home folder.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's own lines would stand among the log's, and ours say the same
     try:
-        sys.exit(app(sys.argv[1:] or ["--help"], standalone_mode=False))
+        sys.exit(app(sys.argv[1:] or ["--help"], prog_name="dragoman", standalone_mode=False))
     except InputError as error:
-        _fail(str(error), 2)
+        _fail(_with_notes(str(error), error), 2)
     except typer.TyperException as error:  # the arguments are not the command's
         _fail(error.format_message(), 2)
     except KeyboardInterrupt:
         sys.exit(130)
+    except Interrupted as interrupt:
+        _fail(_with_notes(str(interrupt), interrupt), 130)
     except ModuleNotFoundError as error:
-        extra = _extra((error.name or "").partition(".")[0])
-        if extra is None:
-            raise
-        _fail(f"this command needs {error.name}: pip install 'dragoman[{extra}]'", 2)
+        _fail(_how_to_install(error), 2)
     except OSError as error:  # a file or standard output that cannot be used
         if error.errno is None:
             raise
         _discard_output()
         _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror), 2)
-    except FloatingPointError as error:  # training that diverged
-        _fail(str(error), 1)
+    except (CallFailed, FloatingPointError) as error:  # the latter is training that diverged
+        _fail(_with_notes(str(error), error), 1)
     except Exception as error:
         if not _is_call_error(error):
             raise
         _fail(f"{error} ({getattr(error, 'code', '')})", 1)
 
 
-def _extra(module: str) -> str | None:
-    """Name the optional dependencies that a module comes with; None for a module that is not optional."""
-    if sys.argv[1:2] == ["export"] and module in ("torch", "safetensors"):
-        return "export"
-    for extra, modules in {
-        "train": ("torch", "safetensors", "matplotlib"),
-        "evaluate": ("sacrebleu",),
-        "export": ("onnx", "onnx_ir", "onnxscript"),
-        "cpu": ("onnxruntime",),
-    }.items():
-        if module in modules:
-            return extra
-    return None
+def _with_notes(message: str, error: BaseException) -> str:
+    """Return a message and what is to be told beside it, as one line."""
+    return "; ".join([message, *getattr(error, "__notes__", ())])
+
+
+def _how_to_install(error: ModuleNotFoundError) -> str:
+    """Return which package is missing and how to add it; raises the error where it is not one that may be."""
+    from dragoman.extras import extras_for, install_command
+
+    module = (error.name or "").partition(".")[0]
+    extras = extras_for(sys.argv[1:], module)
+    if extras is None:
+        raise error
+    return f"this command needs {module}, which is not installed: {install_command(*extras)}"
 
 
 def _discard_output() -> None:

@@ -1,14 +1,11 @@
-"""`dragoman train` and `evaluate`."""
+"""`dragoman train`."""
 
-import json
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from dragoman.cli.connection import connect
-from dragoman.cli.options import AuthorityOption, BeamsOption, JsonOption, LengthPenaltyOption, TokenOption
 from dragoman.model.errors import InputError
 
 app = typer.Typer()
@@ -50,66 +47,3 @@ def train(
     folder = output or Path("runs") / parsed.name
     Trainer(parsed, data or config.parent, folder, torch.device(chosen)).run()
     typer.echo(f"wrote {folder}")
-
-
-@app.command()
-def evaluate(
-    source: Annotated[Path, typer.Option(help="Text to translate, one sentence a line.")],
-    reference: Annotated[Path, typer.Option(help="Its translation, line by line.")],
-    checkpoint: Annotated[Path | None, typer.Option(help="Translate with a checkpoint, in PyTorch.")] = None,
-    bundle: Annotated[Path | None, typer.Option(help="Translate with a bundle, in this process.")] = None,
-    server: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Translate with a running server.")] = None,
-    model: Annotated[str, typer.Option(help="Which of the server's models.")] = "",
-    num_beams: BeamsOption = 1,
-    length_penalty: LengthPenaltyOption = None,
-    lowercase: Annotated[bool, typer.Option(help="Score without case.")] = False,
-    as_json: JsonOption = False,
-    token: TokenOption = None,
-    ca: AuthorityOption = None,
-) -> None:
-    """Translate a text and print BLEU and chrF with sacreBLEU's signatures."""
-    from dragoman.model.corpus import read_parallel
-    from dragoman.model.quality import score
-
-    if sum(side is not None for side in (checkpoint, bundle, server)) != 1:
-        raise InputError("give exactly one of --checkpoint, --bundle and --server")
-    if server is None and (model or ca is not None):
-        raise InputError("--model and --ca go with --server")
-    if length_penalty is not None and num_beams == 1:
-        raise InputError("--length-penalty goes with --num-beams above 1")
-    sources, references = read_parallel(source, reference)
-    if checkpoint is not None:
-        hypotheses = _translate_with_checkpoint(checkpoint, sources, num_beams, length_penalty)
-    elif bundle is not None:
-        hypotheses = _translate_with_bundle(bundle, sources, num_beams, length_penalty)
-    else:
-        from dragoman.client.search import Search
-
-        assert server is not None
-        search = Search(num_beams=num_beams, length_penalty=length_penalty)
-        with connect(server, 60.0, token, ca) as client:
-            hypotheses = [result.text for result in client.generate_many(sources, model=model, search=search)]
-    scores = score(hypotheses, references, lowercase)
-    if as_json:
-        typer.echo(json.dumps(scores.to_dict()))
-    else:
-        typer.echo(f"BLEU {scores.bleu:.2f}  {scores.bleu_signature}\nchrF {scores.chrf:.2f}  {scores.chrf_signature}")
-
-
-def _translate_with_checkpoint(checkpoint: Path, sources: list[str], num_beams: int, length_penalty: float | None) -> list[str]:
-    from dragoman.model.checkpoint import Checkpoint
-    from dragoman.model.evaluate import translate as translate_with_checkpoint
-
-    loaded = Checkpoint.load(checkpoint)
-    penalty = 1.0 if length_penalty is None else length_penalty
-    return translate_with_checkpoint(loaded.model, loaded.tokenizer, sources, num_beams, penalty)
-
-
-def _translate_with_bundle(bundle: Path, sources: list[str], num_beams: int, length_penalty: float | None) -> list[str]:
-    from dragoman.server.engine.messages import SearchOptions
-    from dragoman.server.offline import OfflineTranslator
-    from dragoman.server.telemetry.logs import configure_logging
-
-    configure_logging("warning", "console")  # standard output is for the scores
-    search = SearchOptions(num_beams=num_beams, length_penalty=1.0 if length_penalty is None else length_penalty)
-    return OfflineTranslator(bundle).translate(sources, search=search)

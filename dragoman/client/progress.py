@@ -19,13 +19,14 @@ class LinesPerSecond(ProgressColumn):
 
 
 @contextmanager
-def line_progress(stream: TextIO | None, description: str, total: int) -> Iterator[Callable[[], None]]:
+def line_progress(stream: TextIO | None, description: str, total: int, num_done: int = 0) -> Iterator[Callable[[], None]]:
     """Show a bar while the block runs.
 
     Args:
         stream: Where to show it; None, or one that is no terminal, shows nothing.
         description: What is worked on.
         total: Lines in all.
+        num_done: Of these done already.
 
     Yields:
         What to call after each line.
@@ -41,5 +42,5 @@ def line_progress(stream: TextIO | None, description: str, total: int) -> Iterat
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(file=stream)) as progress:
-        task = progress.add_task(description, total=total)
+        task = progress.add_task(description, total=total, completed=num_done)
         yield lambda: progress.advance(task)

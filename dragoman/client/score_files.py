@@ -2,11 +2,12 @@
 
 import json
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TextIO
 
 from dragoman.client.errors import InvalidArgument
+from dragoman.client.flags import refusal
 from dragoman.client.ordered import in_order
 from dragoman.client.scope import Scope
 from dragoman.client.scoring import Score
@@ -26,7 +27,7 @@ class ScoreOptions:
         alignment_layer: Decoder layer they are taken from; None for the mean of all.
         concurrency: Calls in flight at once.
         is_json: Print each answer as a JSON object in a line, with every field of `Score`; what is not UTF-8 in a piece becomes
-            U+FFFD.
+            U+FFFD. Of a blank pair all but the tokens are null.
     """
 
     model: str = ""
@@ -38,31 +39,53 @@ class ScoreOptions:
 
     def __post_init__(self) -> None:
         if self.concurrency < 1:
-            raise InputError(f"concurrency: {self.concurrency} is less than 1")
+            raise InputError(f"--concurrency: {self.concurrency} is less than 1")
         if self.alignment_layer is not None and not self.is_aligned:
             raise InputError("--alignment-layer goes with --alignment")
 
 
-def score_files(client: Client, source: Path, target: Path, out: TextIO, options: ScoreOptions) -> None:
+class Pairs:
+    """The lines of two files that belong together, read and checked before any is used.
+
+    Args:
+        source: One text a line, gunzipped where its name ends in .gz.
+        target: What each is scored with. A blank line beside a text is a target too, the empty one.
+
+    Raises:
+        InputError: If a file cannot be read, they have different numbers of lines, or a line of the source is blank and the
+            target's is not (with its number).
+    """
+
+    def __init__(self, source: Path, target: Path) -> None:
+        sources, targets = read_lines(source), read_lines(target)
+        if len(sources) != len(targets):
+            raise InputError(f"{source} has {len(sources)} lines but {target} has {len(targets)}")
+        self.names = f"{source} and {target}"
+        self.lines = list(zip(sources, targets, strict=True))
+        for number, (text, translation) in enumerate(self.lines, start=1):
+            if not text.strip() and translation.strip():
+                raise InputError(f"{source}, line {number}: the line is blank, but that of {target} is not")
+
+
+def score_pairs(client: Client, pairs: Pairs, out: TextIO, options: ScoreOptions) -> None:
     """Write a line for each pair of lines, in order: score, log-probability and, if asked for, links, with tabs between.
+
+    Two blank lines have a blank line, without asking the server.
 
     Args:
         client: Where to ask.
-        source: One text a line.
-        target: What each is scored with; blank lines are targets too.
+        pairs: What to score.
         out: Where to write.
         options: What to ask for.
 
     Raises:
-        InputError: If a file cannot be read, they have different numbers of lines, or the server refuses a pair, naming its line;
-            those before it are written.
+        InputError: If the server refuses a pair, naming its line, or an option; the pairs before it are written.
         CallError: If a call fails for any other reason.
     """
-    sources, targets = read_lines(source), read_lines(target)
-    if len(sources) != len(targets):
-        raise InputError(f"{source} has {len(sources)} lines but {target} has {len(targets)}")
 
-    def work(pair: tuple[str, str], scope: Scope) -> Score:
+    def work(pair: tuple[str, str], scope: Scope) -> Score | None:
+        if not pair[0].strip():
+            return None
         return client.score(
             *pair,
             model=options.model,
@@ -73,21 +96,25 @@ def score_files(client: Client, source: Path, target: Path, out: TextIO, options
         )
 
     number = 1
-    pairs = zip(sources, targets, strict=True)
-    with client.scope() as scope, closing(in_order(pairs, work, scope, options.concurrency)) as scores:
+    with client.scope() as scope, closing(in_order(pairs.lines, work, scope, options.concurrency)) as scores:
         try:
             for score in scores:
                 out.write(_line(score, options) + "\n")
                 out.flush()
                 number += 1
         except InvalidArgument as error:
-            raise InputError(f"line {number} of {source} and {target}: {error.message}") from error
+            raise refusal(f"line {number} of {pairs.names}", error.message) from error
 
 
-def _line(score: Score, options: ScoreOptions) -> str:
+def _line(score: Score | None, options: ScoreOptions) -> str:
+    """Return what is printed for a pair, None for a blank one."""
     if options.is_json:
-        return json.dumps(asdict(score), ensure_ascii=False, default=lambda piece: piece.decode(errors="replace"))
-    fields = [f"{score.score:.6f}", f"{score.log_prob:.6f}"]
+        blank: dict[str, object] = {field.name: None for field in fields(Score)} | {"tokens": []}
+        values = blank if score is None else asdict(score)
+        return json.dumps(values, ensure_ascii=False, default=lambda piece: piece.decode(errors="replace"))
+    if score is None:
+        return ""
+    columns = [f"{score.score:.6f}", f"{score.log_prob:.6f}"]
     if score.word_alignment is not None:
-        fields.append(score.word_alignment)
-    return "\t".join(fields)
+        columns.append(score.word_alignment)
+    return "\t".join(columns)

@@ -4,13 +4,15 @@ import json
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, fields
+from itertools import islice
 from pathlib import Path
-from typing import BinaryIO, TextIO
+from typing import Any, BinaryIO, TextIO
 
 from dragoman.client.errors import InvalidArgument
+from dragoman.client.flags import flag, refusal
 from dragoman.client.lines import LineFile, stream_lines
 from dragoman.client.ordered import Pause, in_order
-from dragoman.client.output_file import replacing
+from dragoman.client.output_file import OutputFile
 from dragoman.client.progress import line_progress
 from dragoman.client.results import Result
 from dragoman.client.scope import Scope
@@ -50,20 +52,26 @@ class TranslateOptions:
 
     def __post_init__(self) -> None:
         if self.concurrency < 1:
-            raise InputError(f"concurrency: {self.concurrency} is less than 1")
+            raise InputError(f"--concurrency: {self.concurrency} is less than 1")
         if self.is_streamed and self.is_json:
-            raise InputError("pieces as they come (stream) and whole answers (json) exclude each other")
+            raise InputError("--stream prints pieces as they come, --json whole answers: give one of them")
         if self.is_streamed and (self.has_scores or self.num_answers > 1):
-            raise InputError("pieces as they come (stream) are of one answer and have no scores")
+            raise InputError("--stream prints the pieces of one answer: it goes with neither --scores nor --num-return-sequences")
         if (self.search.return_log_probs or self.search.top_log_probs) and not self.is_json:
-            raise InputError("log-probabilities of tokens are printed as JSON (json) only")
+            raise InputError("--log-probs and --top-log-probs go with --json")
         if self.has_scores and self.is_json:
-            raise InputError("JSON (json) has the scores; printing them before each answer (scores) is for lines")
+            raise InputError("--scores is for lines; --json has the scores without it")
 
     @property
     def num_answers(self) -> int:
         """Answers to each text."""
         return 1 if self.search.num_return_sequences is None else self.search.num_return_sequences
+
+    def by_flag(self) -> dict[str, Any]:
+        """Return what the answers depend on, by flag."""
+        values = {field.name: getattr(self.search, field.name) for field in fields(Search) if field.name != "suppressed_tokens"}
+        values |= {"model": self.model, "max_new_tokens": self.max_new_tokens, "truncate": self.truncate}
+        return {flag(name): value for name, value in values.items()} | {"--json": self.is_json, "--scores": self.has_scores}
 
 
 def translate_texts(client: Client, texts: Sequence[str], out: TextIO, options: TranslateOptions) -> None:
@@ -96,8 +104,17 @@ def translate_lines(client: Client, source: BinaryIO, out: TextIO, options: Tran
     _write_answers(client, stream_lines(source, name), f"{name}, line", out, options)
 
 
-def translate_file(client: Client, in_path: Path, out_path: Path, options: TranslateOptions, progress: TextIO | None = None) -> int:
+def translate_file(
+    client: Client,
+    in_path: Path,
+    out_path: Path,
+    options: TranslateOptions,
+    progress: TextIO | None = None,
+    is_resumed: bool = False,
+) -> int:
     """Translate a file line by line into another, which appears when all of it is done, and return the number of lines.
+
+    What is done when it breaks off stays beside the file, as `OutputFile` says, and the error has a note that names it.
 
     Args:
         client: Where to ask.
@@ -105,22 +122,25 @@ def translate_file(client: Client, in_path: Path, out_path: Path, options: Trans
         out_path: File to write or replace; may be the same.
         options: What to ask for.
         progress: Where to show a progress bar if it is a terminal.
+        is_resumed: Go on with what an earlier run left, if it did.
 
     Raises:
-        InputError: If a file cannot be read or written, a line is not UTF-8 or the server refuses it, naming the line.
+        InputError: If a file cannot be read or written, a line is not UTF-8 or the server refuses it, naming the line; if what an
+            earlier run left cannot be gone on with.
         CallError: If a call fails for any other reason.
     """
     if options.is_streamed:
-        raise InputError("pieces as they come (stream) are for texts and standard input, not for files")
+        raise InputError("--stream is for texts and standard input, not for files")
     lines = LineFile(in_path)
     with (
-        replacing(out_path) as file,
-        line_progress(progress, in_path.name, len(lines)) as advance,
-        closing(_answers(client, lines, f"{in_path}, line", options)) as answers,
+        OutputFile(out_path, lines, options.by_flag(), is_resumed) as file,
+        line_progress(progress, in_path.name, len(lines), file.num_done) as advance,
     ):
-        for answer in answers:
-            file.write(_lines(answer, options))
-            advance()
+        first = file.num_done
+        with closing(_answers(client, islice(lines, first, None), f"{in_path}, line", options, first + 1)) as answers:
+            for line, answer in zip(islice(lines, first, None), answers, strict=True):
+                file.write(line, _lines(answer, options))
+                advance()
     return len(lines)
 
 
@@ -137,9 +157,9 @@ def _write_answers(client: Client, lines: Iterable[str | Pause], label: str, out
 
 
 def _answers(
-    client: Client, lines: Iterable[str | Pause], label: str, options: TranslateOptions
+    client: Client, lines: Iterable[str | Pause], label: str, options: TranslateOptions, number: int = 1
 ) -> Generator[Result | None, None, None]:
-    """Yield the answer to each line in order, None for a blank one."""
+    """Yield the answer to each line in order, None for a blank one; the first has this number."""
 
     def work(line: str, scope: Scope) -> Result | None:
         if not line.strip():
@@ -153,14 +173,13 @@ def _answers(
             scope=scope,
         )
 
-    number = 1
     with client.scope() as scope, closing(in_order(lines, work, scope, options.concurrency)) as answers:
         try:
             for answer in answers:
                 yield answer
                 number += 1
         except InvalidArgument as error:
-            raise InputError(f"{label} {number}: {error.message}") from error
+            raise refusal(f"{label} {number}", error.message) from error
 
 
 def _write_pieces(client: Client, text: str, label: str, out: TextIO, options: TranslateOptions) -> None:
@@ -180,7 +199,7 @@ def _write_pieces(client: Client, text: str, label: str, out: TextIO, options: T
                     out.write(piece.text.translate(_LINE_BREAKS))
                     out.flush()
     except InvalidArgument as error:
-        raise InputError(f"{label}: {error.message}") from error
+        raise refusal(label, error.message) from error
     finally:
         if is_begun:
             out.write("\n")

@@ -1,4 +1,3 @@
-import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -8,9 +7,9 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from dragoman.cli import main as dragoman
+from dragoman.client.certificates import Tls
 from dragoman.client.errors import ModelNotFound
-from dragoman.client.health import HealthTls, is_serving
-from dragoman.model.errors import InputError
+from dragoman.client.health import is_serving
 
 STATUSES = {"": "SERVING", "liveness": "SERVING", "en-de": "NOT_SERVING"}
 PATIENCE_SECONDS = 30.0
@@ -40,27 +39,6 @@ def serve() -> Iterator[Callable[..., int]]:
         threads.shutdown()
 
 
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An authority, and certificates for `server.example` and a client."""
-    folder = tmp_path_factory.mktemp("tls")
-
-    def openssl(*arguments: str) -> None:
-        try:
-            subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
-        except FileNotFoundError:
-            pytest.skip("openssl is not installed")
-
-    new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
-    openssl("req", "-x509", *new_key, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=Test CA", "-days", "2")
-    for name in ("server", "client"):
-        (folder / "names").write_text(f"subjectAltName=DNS:{name}.example\n")
-        openssl("req", *new_key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}.example")
-        signing = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "names", "-days", "2")
-        openssl("x509", "-req", "-in", f"{name}.csr", "-out", f"{name}.pem", *signing)
-    return folder
-
-
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
     monkeypatch.setattr("sys.argv", ["dragoman", "health", *map(str, arguments)])
     with pytest.raises(SystemExit) as ended:
@@ -83,16 +61,16 @@ def test_a_server_that_is_not_there_does_not_serve(monkeypatch: pytest.MonkeyPat
 
 def test_an_unknown_service_is_no_plain_no(serve: Callable[..., int]) -> None:
     with pytest.raises(ModelNotFound):
-        is_serving(f"127.0.0.1:{serve()}", "unknown", PATIENCE_SECONDS, HealthTls())
+        is_serving(f"127.0.0.1:{serve()}", "unknown", PATIENCE_SECONDS, Tls())
 
 
 def test_tls_is_spoken_with_the_name_that_the_certificate_has(serve: Callable[..., int], certificates: Path) -> None:
     pair = ((certificates / "server.key").read_bytes(), (certificates / "server.pem").read_bytes())
     target = f"127.0.0.1:{serve(grpc.ssl_server_credentials([pair]))}"
     authority = certificates / "ca.pem"
-    assert is_serving(target, "", PATIENCE_SECONDS, HealthTls(authority, server_name="server.example"))
-    assert not is_serving(target, "", PATIENCE_SECONDS, HealthTls(authority))
-    assert not is_serving(target, "", PATIENCE_SECONDS, HealthTls())
+    assert is_serving(target, "", PATIENCE_SECONDS, Tls(authority, server_name="server.example"))
+    assert not is_serving(target, "", PATIENCE_SECONDS, Tls(authority))
+    assert not is_serving(target, "", PATIENCE_SECONDS, Tls())
 
 
 def test_a_certificate_is_shown_to_a_server_that_asks_for_one(serve: Callable[..., int], certificates: Path) -> None:
@@ -100,15 +78,15 @@ def test_a_certificate_is_shown_to_a_server_that_asks_for_one(serve: Callable[..
     authority = certificates / "ca.pem"
     credentials = grpc.ssl_server_credentials([pair], authority.read_bytes(), require_client_auth=True)
     target = f"127.0.0.1:{serve(credentials)}"
-    ours = HealthTls(authority, certificates / "client.pem", certificates / "client.key", "server.example")
+    ours = Tls(authority, certificates / "client.pem", certificates / "client.key", "server.example")
     assert is_serving(target, "", PATIENCE_SECONDS, ours)
-    assert not is_serving(target, "", PATIENCE_SECONDS, HealthTls(authority, server_name="server.example"))
+    assert not is_serving(target, "", PATIENCE_SECONDS, Tls(authority, server_name="server.example"))
 
 
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (("--certificate", "a"), "--certificate and --key"),
+        (("--certificate", "a"), "without --key: --certificate and --key"),
         (("--key", "a", "--certificate", "b"), "go with --ca"),
         (("--server-name", "a"), "go with --ca"),
         (("--ca", "missing"), "missing: "),
@@ -121,9 +99,3 @@ def test_a_wrong_argument_is_named_and_is_not_a_no(
 ) -> None:
     assert run(monkeypatch, *arguments) == 2
     assert reason in capsys.readouterr().err
-
-
-def test_a_key_that_cannot_be_read_is_named(certificates: Path) -> None:
-    tls = HealthTls(certificates / "ca.pem", certificates / "client.pem", certificates / "gone.key")
-    with pytest.raises(InputError, match=r"gone\.key: "):
-        tls.credentials()

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,8 @@ target, mode, *paths = sys.argv[1:]
 options = TranslateOptions(is_streamed=mode == "streamed")
 try:
     with Client(target) as client:
-        if mode == "file":
-            translate_file(client, Path(paths[0]), Path(paths[1]), options)
+        if paths:
+            translate_file(client, Path(paths[0]), Path(paths[1]), options, is_resumed=mode == "resumed")
         else:
             translate_lines(client, sys.stdin.buffer, sys.stdout, options)
 except KeyboardInterrupt:
@@ -90,3 +91,29 @@ def test_interrupt_leaves_no_output_file(start, service, held, tmp_path: Path) -
     for behaviour in behaviours.values():
         behaviour.assert_cancelled()
     assert os.listdir(tmp_path) == ["in.txt"]
+
+
+def test_interrupt_keeps_what_is_done(start, service, held, tmp_path: Path) -> None:
+    behaviour = held()
+    service.behaviours["c"] = behaviour
+    (tmp_path / "in.txt").write_text("a\nb\nc\nd\n")
+    process = start("file", str(tmp_path / "in.txt"), str(tmp_path / "out.txt"))
+    behaviour.wait_until_began()
+    partial = tmp_path / "out.txt.partial"
+    end = time.monotonic() + PATIENCE_SECONDS
+    while not partial.exists() or partial.read_text() != "A\nB\n":
+        assert process.poll() is None and time.monotonic() < end
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 130
+    behaviour.assert_cancelled()
+    assert sorted(os.listdir(tmp_path)) == ["in.txt", "out.txt.partial", "out.txt.partial.state"]
+    service.behaviours.clear()
+    service.requests.clear()
+    process = start("resumed", str(tmp_path / "in.txt"), str(tmp_path / "out.txt"))
+    assert process.communicate(timeout=PATIENCE_SECONDS) == (b"", b"") and process.returncode == 0
+    assert sorted(os.listdir(tmp_path)) == ["in.txt", "out.txt"]
+    assert (tmp_path / "out.txt").read_text() == "A\nB\nC\nD\n"
+    texts = sorted(request.text for request in service.requests)
+    assert texts in (["c", "d"], ["b", "c", "d"])  # the signal may come before the last line that was written counts

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dragoman.client.errors import Unavailable
-from dragoman.client.score_files import ScoreOptions, score_files
+from dragoman.client.score_files import Pairs, ScoreOptions, score_pairs
 from dragoman.model.errors import InputError
 
 
@@ -19,7 +19,7 @@ def pair(tmp_path: Path) -> tuple[Path, Path]:
 
 def scored(client, pair: tuple[Path, Path], **options) -> list[str]:
     out = StringIO()
-    score_files(client, *pair, out, ScoreOptions(**options))
+    score_pairs(client, Pairs(*pair), out, ScoreOptions(**options))
     return out.getvalue().splitlines()
 
 
@@ -70,7 +70,7 @@ def test_refused_pair_is_named_and_those_before_it_are_written(client, service, 
     service.behaviours["Hund 2"] = failing("INVALID_ARGUMENT", "target: 600 tokens; the limit is 512")
     out = StringIO()
     with pytest.raises(InputError, match=rf"^line 3 of {pair[0]} and {pair[1]}: target: 600 tokens; the limit is 512$"):
-        score_files(client, *pair, out, ScoreOptions())
+        score_pairs(client, Pairs(*pair), out, ScoreOptions())
     assert len(out.getvalue().splitlines()) == 2
 
 
@@ -85,9 +85,33 @@ def test_missing_file_is_named(client, tmp_path: Path) -> None:
         scored(client, (tmp_path / "none", tmp_path / "none"))
 
 
+def test_a_blank_pair_has_a_blank_line_and_asks_nothing(client, service, tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("Hund\n\n \t\nKatze\n")
+    (tmp_path / "b").write_text("dog\n\n  \n\n")
+    lines = scored(client, (tmp_path / "a", tmp_path / "b"), is_aligned=True)
+    assert lines == ["-1.500000\t-6.000000\t0-0 1-1", "", "", "-1.500000\t-1.500000\t0-0 1-1"]
+    assert sorted(request.text for request in service.requests) == ["Hund", "Katze"]
+    blank = json.loads(scored(client, (tmp_path / "a", tmp_path / "b"), is_json=True)[1])
+    assert blank["log_prob"] is None and blank["tokens"] == [] and "word_alignment" in blank
+
+
+def test_a_blank_source_with_a_target_is_named_before_any_call(client, service, tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("Hund\n\n")
+    (tmp_path / "b").write_text("dog\ncat\n")
+    with pytest.raises(InputError, match=rf"^{tmp_path}/a, line 2: the line is blank, but that of {tmp_path}/b is not$"):
+        scored(client, (tmp_path / "a", tmp_path / "b"))
+    assert service.requests == []
+
+
+def test_a_refused_option_is_named_as_its_flag_without_a_line(client, service, failing, pair) -> None:
+    service.behaviours["Hund 0"] = failing("INVALID_ARGUMENT", "alignment_layer: 9 is not in 0 to 5; return_word_alignment is set")
+    with pytest.raises(InputError, match=r"^--alignment-layer: 9 is not in 0 to 5; --alignment is set$"):
+        scored(client, pair)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"concurrency": 0}, "concurrency: 0 is less than 1"), ({"alignment_layer": 0}, "--alignment-layer goes with --alignment")],
+    [({"concurrency": 0}, "--concurrency: 0 is less than 1"), ({"alignment_layer": 0}, "--alignment-layer goes with --alignment")],
 )
 def test_options_that_make_no_sense_are_refused(options: dict[str, int], message: str) -> None:
     with pytest.raises(InputError, match=message):

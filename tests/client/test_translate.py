@@ -225,11 +225,78 @@ def test_file_can_be_answered_in_json(client, source: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("code", "kind"), [("INTERNAL", InternalError), ("INVALID_ARGUMENT", InputError)])
-def test_failure_leaves_no_output(client, service, failing, source: Path, tmp_path: Path, code: str, kind: type) -> None:
+def test_failure_leaves_what_is_done_to_be_gone_on_with(
+    client, service, failing, source: Path, tmp_path: Path, code: str, kind: type
+) -> None:
     service.behaviours["zwei Käfer"] = failing(code, "text: no")
-    with pytest.raises(kind, match=r"in\.txt, line 4: text: no$" if kind is InputError else "text: no"):
+    out = tmp_path / "out.txt"
+    with pytest.raises(kind) as caught:
+        translate_file(client, source, out, PLAIN)
+    assert str(caught.value) == (f"{source}, line 4: text: no" if kind is InputError else "text: no")
+    assert caught.value.__notes__ == [f"3 of 5 lines are done, in {out}.partial; --resume goes on from there"]
+    assert not out.exists()
+    service.behaviours.clear()
+    service.requests.clear()
+    assert translate_file(client, source, out, PLAIN, is_resumed=True) == 5
+    assert out.read_bytes() == "EIN HUND\n\n\nZWEI KÄFER\n犬\n".encode()
+    assert sorted(request.text for request in service.requests) == ["zwei Käfer", "犬"]
+    assert sorted(os.listdir(tmp_path)) == ["in.txt", "out.txt"]
+
+
+def test_failure_of_the_first_line_leaves_nothing(client, service, failing, source: Path, tmp_path: Path) -> None:
+    service.behaviours["ein Hund"] = failing("INTERNAL")
+    with pytest.raises(InternalError):
         translate_file(client, source, tmp_path / "out.txt", PLAIN)
     assert os.listdir(tmp_path) == ["in.txt"]
+
+
+def test_a_refused_line_of_a_resumed_run_has_its_own_number(client, service, failing, source: Path, tmp_path: Path) -> None:
+    service.behaviours["zwei Käfer"] = failing("INTERNAL")
+    with pytest.raises(InternalError):
+        translate_file(client, source, tmp_path / "out.txt", PLAIN)
+    service.behaviours = {"犬": failing("INVALID_ARGUMENT", "text: no")}
+    with pytest.raises(InputError, match=r"in\.txt, line 5: text: no"):
+        translate_file(client, source, tmp_path / "out.txt", PLAIN, is_resumed=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (TranslateOptions(model="en-fr"), "--model: en-fr, but"),
+        (TranslateOptions(search=Search(do_sample=True)), "--sample: true, but"),
+        (TranslateOptions(is_json=True), "--json: true, but"),
+    ],
+    ids=str,
+)
+def test_resuming_with_other_options_is_refused_and_asks_nothing(
+    client, service, failing, source: Path, tmp_path: Path, options: TranslateOptions, named: str
+) -> None:
+    service.behaviours["zwei Käfer"] = failing("INTERNAL")
+    with pytest.raises(InternalError):
+        translate_file(client, source, tmp_path / "out.txt", TranslateOptions(concurrency=1))
+    service.requests.clear()
+    with pytest.raises(InputError, match=f"^{named}"):
+        translate_file(client, source, tmp_path / "out.txt", options, is_resumed=True)
+    assert service.requests == []
+    service.behaviours.clear()
+    translate_file(client, source, tmp_path / "out.txt", TranslateOptions(concurrency=9), is_resumed=True)
+
+
+def test_resumed_progress_begins_where_the_run_broke_off(client, service, failing, source: Path, tmp_path: Path) -> None:
+    service.behaviours["zwei Käfer"] = failing("INTERNAL")
+    with pytest.raises(InternalError):
+        translate_file(client, source, tmp_path / "out.txt", PLAIN)
+    service.behaviours.clear()
+    terminal = Terminal()
+    translate_file(client, source, tmp_path / "out.txt", PLAIN, progress=terminal, is_resumed=True)
+    assert "3/5" in terminal.getvalue() and "5/5" in terminal.getvalue()
+
+
+@pytest.mark.parametrize("options", [PLAIN, STREAMED])
+def test_a_refused_option_is_named_as_its_flag_without_a_line(client, service, failing, options: TranslateOptions) -> None:
+    service.behaviours["a"] = failing("INVALID_ARGUMENT", "do_sample: does not go with num_beams above 1, which is 4")
+    with pytest.raises(InputError, match=r"^--sample: does not go with --num-beams above 1, which is 4$"):
+        translate_texts(client, ["a"], StringIO(), options)
 
 
 def test_file_that_is_not_utf8_asks_nothing(client, service, tmp_path: Path) -> None:
@@ -312,14 +379,14 @@ def test_several_answers_of_a_file_stay_together(client, source: Path, tmp_path:
     ids=str,
 )
 def test_search_that_cannot_be_printed_so_is_refused(options: dict) -> None:
-    with pytest.raises(InputError, match=r"stream|json"):
+    with pytest.raises(InputError, match=r"--stream|--json"):
         TranslateOptions(**options)
 
 
 def test_options_that_exclude_each_other_are_refused(client, source: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="exclude"):
+    with pytest.raises(InputError, match=r"--stream .* --json"):
         TranslateOptions(is_streamed=True, is_json=True)
-    with pytest.raises(InputError, match="not for files"):
+    with pytest.raises(InputError, match=r"--stream .*not for files"):
         translate_file(client, source, tmp_path / "out.txt", STREAMED)
-    with pytest.raises(InputError, match=r"^concurrency: 0"):
+    with pytest.raises(InputError, match=r"^--concurrency: 0"):
         TranslateOptions(concurrency=0)

@@ -1,25 +1,17 @@
 """The command line given what it cannot use: one line on standard error, and an exit code that says whose fault it was."""
 
 import gzip
-import os
 import re
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import grpc
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from dragoman.cli import main as dragoman
-from dragoman.v1 import generation_pb2, generation_pb2_grpc
 
-ROOT = Path(__file__).resolve().parents[1]
 PATIENCE_SECONDS = 120
 NOBODY = "127.0.0.1:1"
 
@@ -37,103 +29,6 @@ decoder_ffn_dim = 16
 [training]
 max_steps = 1000000
 """
-
-
-class Service(generation_pb2_grpc.GenerationServicer):
-    """Shouts the source back, for the model `loud`; each answer after the first has a `!` more."""
-
-    def __init__(self) -> None:
-        self.requests = []
-
-    def Generate(self, request, context):
-        if request.model != "loud":
-            context.abort(grpc.StatusCode.NOT_FOUND, f"model: {request.model!r} is not loaded; loaded: loud")
-        text, reason = request.text.upper(), generation_pb2.FINISH_REASON_EOS
-        answers = [
-            generation_pb2.Answer(text=text + "!" * i, score=-1.5 - i, finish_reason=reason)
-            for i in range(request.num_return_sequences or 1)
-        ]
-        self.requests.append(request)
-        return generation_pb2.GenerateResponse(text=text, finish_reason=reason, answers=answers)
-
-
-@pytest.fixture
-def service() -> Service:
-    return Service()
-
-
-@pytest.fixture
-def server(service: Service) -> Iterator[str]:
-    with ThreadPoolExecutor(8) as threads:
-        server = grpc.server(threads)
-        generation_pb2_grpc.add_GenerationServicer_to_server(service, server)
-        port = server.add_insecure_port("127.0.0.1:0")
-        server.start()
-        yield f"127.0.0.1:{port}"
-        server.stop(None).wait()
-
-
-@pytest.fixture(autouse=True)
-def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the user's shell says shall not change what the tests see."""
-    for name in [name for name in os.environ if name.startswith("DRAGOMAN_")]:
-        monkeypatch.delenv(name)
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Run a command here and return exit code, standard output and standard error."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["dragoman", *map(str, arguments)])
-        monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # Typer puts its own there
-        monkeypatch.setenv("GRPC_VERBOSITY", "NONE")
-        with pytest.raises(SystemExit) as ended:
-            dragoman.main()
-        out, err = capsys.readouterr()
-        return ended.value.code or 0, out, err
-
-    return run
-
-
-@pytest.fixture
-def start() -> Iterator[Callable[..., subprocess.Popen]]:
-    """Start a command as a process of its own."""
-    started = []
-
-    def start(*arguments: object, stdout: object = subprocess.PIPE) -> subprocess.Popen:
-        command = [sys.executable, "-m", "dragoman", *map(str, arguments)]
-        process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=stdout, stderr=subprocess.PIPE)
-        started.append(process)
-        return process
-
-    yield start
-    for process in started:
-        process.kill()
-        process.wait()
-        for pipe in (process.stdin, process.stdout, process.stderr):
-            if pipe is not None:
-                pipe.close()
-
-
-@pytest.fixture
-def files(tmp_path: Path) -> Path:
-    """A folder of files that are wrong, each in its way, and some that are right."""
-    (tmp_path / "two").write_text("a dog\na cat\n")
-    (tmp_path / "more").write_text("ein Hund\neine Katze\n")
-    (tmp_path / "one").write_text("ein Hund\n")
-    (tmp_path / "empty").write_bytes(b"")
-    (tmp_path / "latin1").write_bytes(b"a dog\nein M\xe4dchen\n")
-    (tmp_path / "blank").write_text("ein Hund\n\n")
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "unknown.toml").write_text('models = "folder"\nmax_slotz = 9\n')
-    (tmp_path / "checkpoint").mkdir()
-    (tmp_path / "checkpoint/config.json").write_text("{}")
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model/model.safetensors").write_text("weights")
-    (tmp_path / "bundle").mkdir()
-    (tmp_path / "bundle/bundle.json").write_text('{"format_version": 1}')
-    return tmp_path
 
 
 def is_one_line(text: str) -> bool:
@@ -156,15 +51,22 @@ BAD = {
     "fewer targets than sources": ("score --source {0}/two --target {0}/one", "{0}/two has 2 lines but {0}/one has 1"),
     "targets that are not there": ("score --source {0}/two --target {0}/nowhere", "{0}/nowhere"),
     "layer of no alignment": ("score --source {0}/two --target {0}/two --alignment-layer 1", "--alignment-layer"),
-    "streamed JSON": ("translate --stream --json hello", "json"),
-    "streamed n-best": ("translate --stream --num-beams 4 --num-return-sequences 2 hello", "stream"),
-    "streamed scores": ("translate --stream --scores hello", "stream"),
-    "log-probabilities in lines": ("translate --log-probs hello", "json"),
+    "streamed JSON": ("translate --stream --json hello", "--json"),
+    "streamed n-best": ("translate --stream --num-beams 4 --num-return-sequences 2 hello", "--stream"),
+    "streamed scores": ("translate --stream --scores hello", "--stream"),
+    "log-probabilities in lines": ("translate --log-probs hello", "--json"),
     "beams out of range": ("translate --num-beams 0 hello", "--num-beams"),
-    "streamed file": ("translate --stream --in {0}/two --out {0}/out", "stream"),
+    "streamed file": ("translate --stream --in {0}/two --out {0}/out", "--stream"),
     "in without out": ("translate --in {0}/two", "--out"),
     "out without in": ("translate --out {0}/out hello", "--in"),
     "in and texts": ("translate --in {0}/two --out {0}/out hello", "not both"),
+    "resumed without a file": ("translate --resume hello", "--resume"),
+    "certificate without its key": ("translate --ca {0}/two --certificate {0}/two hello", "--certificate is given without --key"),
+    "key without its certificate": ("models --ca {0}/two --key {0}/two", "--key is given without --certificate"),
+    "certificate without an authority": ("score --source {0}/two --target {0}/two --certificate a --key b", "go with --ca"),
+    "name of a server without TLS": ("health --server-name a.example", "go with --ca"),
+    "requests beyond measure": ("translate --concurrency 100000 hello", "--concurrency"),
+    "source of a score that is blank": ("score --source {0}/blank --target {0}/two", "{0}/blank, line 2"),
     "missing file to translate": ("translate --in {0}/nowhere --out {0}/out", "{0}/nowhere"),
     "folder to translate": ("translate --in {0}/folder --out {0}/out", "{0}/folder"),
     "folder to write to": ("translate --in {0}/two --out {0}/folder", "{0}/folder"),
@@ -180,8 +82,21 @@ BAD = {
         "--num-beams",
     ),
     "model for a bundle": ("evaluate --source {0}/two --reference {0}/two --bundle {0}/bundle --model en-de", "--model"),
+    "certificates for a bundle": (
+        "evaluate --source {0}/two --reference {0}/two --bundle {0}/bundle --certificate {0}/two",
+        "--certificate goes with --server",
+    ),
+    "certificate without its key for an evaluation": (
+        "evaluate --source {0}/two --reference {0}/two --server a --ca {0}/two --certificate {0}/two",
+        "--certificate is given without --key",
+    ),
+    "missing checkpoint to evaluate": (
+        "evaluate --source {0}/two --reference {0}/two --checkpoint {0}/nowhere",
+        "{0}/nowhere/config.json",
+    ),
+    "missing bundle to evaluate": ("evaluate --source {0}/two --reference {0}/two --bundle {0}/nowhere", "{0}/nowhere"),
     "corrupt bundle to evaluate": ("evaluate --source {0}/two --reference {0}/two --bundle {0}/bundle", "bundle.json"),
-    "corrupt checkpoint to evaluate": ("evaluate --source {0}/two --reference {0}/two --checkpoint {0}/checkpoint", "config.json"),
+    "corrupt checkpoint to evaluate": ("evaluate --source {0}/two --reference {0}/two --checkpoint {0}/damaged", "config.json"),
     "nothing to choose from": ("nearest --reference {0}/two --output {0}/out", "CANDIDATES"),
     "missing candidates": ("nearest {0}/nowhere --reference {0}/two --output {0}/out", "{0}/nowhere"),
     "candidates of other sentences": ("nearest {0}/two {0}/one --reference {0}/two --output {0}/out", "{0}/one: 1 lines"),
@@ -282,106 +197,6 @@ def test_training_goes_on_from_the_checkpoint_that_the_command_names(run, files:
     assert code == 2 and is_one_line(err) and str(files / "nowhere") in err
 
 
-@pytest.mark.parametrize(
-    "command",
-    ["translate hello", "models", "evaluate --source {0}/two --reference {0}/two", "score --source {0}/two --target {0}/two"],
-)
-def test_a_server_that_is_not_there_is_a_failed_call(run, files: Path, command: str) -> None:
-    code, out, err = run(*command.format(files).split(), "--server", NOBODY)
-    assert (code, out) == (1, "")
-    assert is_one_line(err) and NOBODY in err and "UNAVAILABLE" in err
-
-
-def test_waiting_for_a_server_ends(run) -> None:
-    code, _, err = run("models", "--server", NOBODY, "--wait", "0.01")
-    assert code == 2 and is_one_line(err) and NOBODY in err
-
-
-def test_an_unknown_model_is_a_failed_call(run, server: str) -> None:
-    code, out, err = run("translate", "--server", server, "--model", "quiet", "hello")
-    assert (code, out) == (1, "")
-    assert is_one_line(err) and "loaded: loud" in err and "NOT_FOUND" in err
-
-
-def test_answers_come_in_order_and_a_blank_text_stays_blank(run, server: str) -> None:
-    assert run("translate", "--server", server, "--model", "loud", "a", "", "c") == (0, "A\n\nC\n", "")
-
-
-def test_every_flag_of_the_search_reaches_the_server(run, server: str, service: Service) -> None:
-    beams = "--num-beams 4 --num-return-sequences 2 --length-penalty 0.5 --early-stopping --min-new-tokens 3"
-    rules = "--repetition-penalty 1.5 --no-repeat-ngram-size 2 --forced-prefix Ein --scores"
-    command = ["translate", "--server", server, "--model", "loud"]
-    assert run(*command, *beams.split(), *rules.split(), "a") == (0, "-1.500000\tA\n-2.500000\tA!\n", "")
-    drawing = "--sample --temperature 0.5 --top-k 7 --top-p 0.25 --seed 9 --alternatives --log-probs --top-log-probs 2 --json"
-    assert run(*command, *drawing.split(), "a")[0] == 0
-    values = [{field.name: value for field, value in request.ListFields()} for request in service.requests]
-    for sent in values:
-        del sent["model"], sent["text"], sent["request_id"]
-    assert values == [
-        {
-            "num_beams": 4,
-            "num_return_sequences": 2,
-            "length_penalty": 0.5,
-            "early_stopping": True,
-            "min_new_tokens": 3,
-            "repetition_penalty": 1.5,
-            "no_repeat_ngram_size": 2,
-            "forced_prefix": "Ein",
-        },
-        {
-            "do_sample": True,
-            "temperature": 0.5,
-            "top_k": 7,
-            "top_p": 0.25,
-            "seed": 9,
-            "return_alternatives": True,
-            "return_log_probs": True,
-            "top_log_probs": 2,
-        },
-    ]
-
-
-def test_a_server_is_evaluated_with_beams(run, server: str, service: Service, files: Path) -> None:
-    pair = ("--source", files / "two", "--reference", files / "two")
-    flags = ("--server", server, "--model", "loud", "--num-beams", 5, "--length-penalty", 0.5)
-    assert run("evaluate", *pair, *flags)[0] == 0
-    assert [(request.num_beams, request.length_penalty) for request in service.requests] == [(5, 0.5)] * 2
-
-
-def test_an_empty_file_gives_an_empty_file(run, server: str, files: Path) -> None:
-    out = files / "out"
-    assert run("translate", "--server", server, "--model", "loud", "--in", files / "empty", "--out", out) == (0, "", "")
-    assert out.read_bytes() == b""
-
-
-def test_without_arguments_the_commands_are_listed(run) -> None:
-    code, out, err = run()
-    assert (code, err) == (0, "")
-    for command in ("train", "evaluate", "export", "serve", "translate", "models"):
-        assert f" {command} " in out
-
-
-@pytest.mark.parametrize(
-    ("command", "module", "extra"),
-    [
-        ("export checkpoint out", "torch", "export"),
-        ("export checkpoint out", "onnxruntime", "cpu"),
-        ("train two", "torch", "train"),
-        ("train two", "safetensors", "train"),
-        ("evaluate --source two --reference two", "sacrebleu", "evaluate"),
-    ],
-)
-def test_a_package_that_is_not_installed_is_named(
-    run, monkeypatch: pytest.MonkeyPatch, command: str, module: str, extra: str
-) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise ModuleNotFoundError(f"No module named {module!r}", name=f"{module}.part")
-
-    monkeypatch.setattr(dragoman, "app", fail)
-    code, _, err = run(*command.split())
-    assert code == 2 and is_one_line(err) and module in err and f"dragoman[{extra}]" in err
-
-
 def test_a_bug_shows_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only what is somebody else's fault becomes a line."""
     for error in (ValueError("bug"), ModuleNotFoundError("bug", name="bug"), TimeoutError("bug")):
@@ -392,36 +207,6 @@ def test_a_bug_shows_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(dragoman, "app", fail)
         with pytest.raises(type(error), match="bug"):
             dragoman.main()
-
-
-def test_a_reader_that_goes_away_ends_the_command_quietly(start, server: str) -> None:
-    process = start("translate", "--server", server, "--model", "loud")
-    process.stdin.write(b"a\n")
-    process.stdin.flush()
-    assert process.stdout.readline() == b"A\n"
-    process.stdout.close()
-    process.stdin.write(b"b\n")
-    process.stdin.close()
-    assert process.stderr.read() == b""
-    assert process.wait(PATIENCE_SECONDS) == 1
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-def test_an_output_that_is_full_is_one_line(start, server: str) -> None:
-    with open("/dev/full", "wb") as full:
-        process = start("translate", "--server", server, "--model", "loud", "a", stdout=full)
-        _, err = process.communicate(timeout=PATIENCE_SECONDS)
-    assert process.returncode == 2 and is_one_line(err.decode())
-
-
-def test_interrupted_translation_says_nothing(start, server: str) -> None:
-    process = start("translate", "--server", server, "--model", "loud")
-    process.stdin.write(b"a\n")
-    process.stdin.flush()
-    assert process.stdout.readline() == b"A\n"
-    process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=PATIENCE_SECONDS) == (b"", b"")
-    assert process.returncode == 130
 
 
 def test_interrupted_training_says_nothing(start, files: Path) -> None:

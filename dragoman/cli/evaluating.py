@@ -1,0 +1,142 @@
+"""`dragoman evaluate`."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dragoman.cli.connection import connect
+from dragoman.cli.options import (
+    SERVER,
+    AuthorityOption,
+    BeamsOption,
+    CertificateOption,
+    JsonOption,
+    KeyOption,
+    LengthPenaltyOption,
+    ModelOption,
+    ServerNameOption,
+    TokenOption,
+)
+from dragoman.model.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dragoman.client.sync import Client
+    from dragoman.model.quality import Scores
+
+app = typer.Typer()
+
+
+@app.command()
+def evaluate(
+    source: Annotated[Path, typer.Option(help="Text to translate, one sentence a line.")],
+    reference: Annotated[Path, typer.Option(help="Its translation, line by line.")],
+    checkpoint: Annotated[Path | None, typer.Option(help="Translate with a checkpoint, in PyTorch.")] = None,
+    bundle: Annotated[Path | None, typer.Option(help="Translate with a bundle, in this process.")] = None,
+    server: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Translate with a running server.", rich_help_panel=SERVER)
+    ] = None,
+    model: ModelOption = "",
+    num_beams: BeamsOption = 1,
+    length_penalty: LengthPenaltyOption = None,
+    lowercase: Annotated[bool, typer.Option("--lowercase", help="Score without case.")] = False,
+    as_json: JsonOption = False,
+    token: TokenOption = None,
+    ca: AuthorityOption = None,
+    certificate: CertificateOption = None,
+    key: KeyOption = None,
+    server_name: ServerNameOption = "",
+) -> None:
+    """Translate a text and print BLEU and chrF with sacreBLEU's signatures.
+
+    Give one of --checkpoint, --bundle and --server. Neither text may have a blank line.
+    """
+    from dragoman.model.corpus import read_parallel
+
+    if sum(side is not None for side in (checkpoint, bundle, server)) != 1:
+        raise InputError("give exactly one of --checkpoint, --bundle and --server")
+    of_server = {"--model": model, "--ca": ca, "--certificate": certificate, "--key": key, "--server-name": server_name}
+    for flag, value in of_server.items():
+        if value and server is None:
+            raise InputError(f"{flag} goes with --server")
+    if length_penalty is not None and num_beams == 1:
+        raise InputError("--length-penalty goes with --num-beams above 1")
+    sources, references = read_parallel(source, reference)
+    if server is not None:
+        with connect(server, 60.0, token, ca, certificate, key, server_name) as client:
+            score = _load_score()
+            hypotheses = _translate_with_server(client, source, sources, model, num_beams, length_penalty)
+    elif checkpoint is not None:
+        _check_checkpoint(checkpoint)
+        score = _load_score()
+        hypotheses = _translate_with_checkpoint(checkpoint, sources, num_beams, length_penalty)
+    else:
+        assert bundle is not None
+        _check_bundle(bundle)
+        score = _load_score()
+        hypotheses = _translate_with_bundle(bundle, sources, num_beams, length_penalty)
+    scores = score(hypotheses, references, lowercase)
+    if as_json:
+        typer.echo(json.dumps(scores.to_dict()))
+    else:
+        typer.echo(f"BLEU {scores.bleu:.2f}  {scores.bleu_signature}\nchrF {scores.chrf:.2f}  {scores.chrf_signature}")
+
+
+def _load_score() -> "Callable[[list[str], list[str], bool], Scores]":
+    """Load what scores: after everything that could be wrong in a moment, and before the work, for it may not be installed."""
+    from dragoman.model.quality import score
+
+    return score
+
+
+def _translate_with_server(
+    client: "Client", path: Path, sources: list[str], model: str, num_beams: int, length_penalty: float | None
+) -> list[str]:
+    from dragoman.client.errors import InvalidArgument
+    from dragoman.client.flags import refusal
+    from dragoman.client.search import Search
+
+    search = Search(num_beams=num_beams, length_penalty=length_penalty)
+    hypotheses: list[str] = []
+    try:
+        for result in client.generate_many(sources, model=model, search=search):
+            hypotheses.append(result.text)
+    except InvalidArgument as error:
+        raise refusal(f"{path}, line {len(hypotheses) + 1}", error.message) from error
+    return hypotheses
+
+
+def _check_checkpoint(directory: Path) -> None:
+    """Raise `InputError` naming the file that a checkpoint lacks; PyTorch takes seconds to load and says it then."""
+    for name in ("config.json", "model.safetensors"):
+        if not (directory / name).is_file():
+            raise InputError(f"{directory / name}: no such file; --checkpoint names the folder of a checkpoint")
+
+
+def _check_bundle(directory: Path) -> None:
+    """Raise `InputError` for a bundle that is not whole, without reading its weights."""
+    from dragoman.export.bundle import Bundle
+
+    Bundle.open(directory, is_checked=False)
+
+
+def _translate_with_checkpoint(checkpoint: Path, sources: list[str], num_beams: int, length_penalty: float | None) -> list[str]:
+    from dragoman.model.checkpoint import Checkpoint
+    from dragoman.model.evaluate import translate as translate_with_checkpoint
+
+    loaded = Checkpoint.load(checkpoint)
+    penalty = 1.0 if length_penalty is None else length_penalty
+    return translate_with_checkpoint(loaded.model, loaded.tokenizer, sources, num_beams, penalty)
+
+
+def _translate_with_bundle(bundle: Path, sources: list[str], num_beams: int, length_penalty: float | None) -> list[str]:
+    from dragoman.server.engine.messages import SearchOptions
+    from dragoman.server.offline import OfflineTranslator
+    from dragoman.server.telemetry.logs import configure_logging
+
+    configure_logging("warning", "console")  # standard output is for the scores
+    search = SearchOptions(num_beams=num_beams, length_penalty=1.0 if length_penalty is None else length_penalty)
+    return OfflineTranslator(bundle).translate(sources, search=search)
