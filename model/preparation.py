@@ -58,9 +58,12 @@ class Preparation:
             f"{about}: {text['num_pairs']:,} pairs{left_out}, {text['source_tokens']:,} source tokens, {text['target_tokens']:,} "
             f"target tokens, vocabulary of {self.tokenizer.vocab_size:,}"
         ]
-        if self.record.chosen:
-            chosen = ", ".join(f"{name} {json.dumps(value)}" for name, value in self.record.chosen.items())
-            lines.append(f"{about}: by rule {chosen}")
+        initial = self.config.initial_checkpoint
+        chosen = {name: value for name, value in self.record.chosen.items() if not (initial and name.startswith("model."))}
+        if initial:
+            lines.append(f"{about}: goes on from {initial}, whose model it is where [model] says nothing else")
+        if chosen:
+            lines.append(f"{about}: by rule " + ", ".join(f"{name} {json.dumps(value)}" for name, value in chosen.items()))
         return lines
 
 
@@ -99,12 +102,13 @@ def prepare(file: TrainingFile, data_dir: Path, output: Path) -> Preparation:
         model = model_config(config, tokenizer)
     if begun is not None:
         begun.refuse_other(asdict(config), output)
+    is_vocabulary_asked_for = initial is None and VOCAB_SIZE in file.stated
     facts = Facts(
         num_pairs=sampler.num_pairs,
         num_left_out=sampler.num_left_out,
         longest_pair=max(len(ids) + 1 for side in sampler.plain for ids in side),
         num_steps_per_epoch=len(bucket(*sampler.plain, config.training.max_tokens, np.random.default_rng(0))),
-        vocab_size=config.tokenizer.vocab_size if initial else tokenizer.vocab_size,
+        vocab_size=tokenizer.vocab_size if is_vocabulary_asked_for else config.tokenizer.vocab_size,
         validation=validation_ids,
     )
     found = [*warnings(config, facts), *([] if begun is None else begun.changes(size.to_dict()))]

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from dragoman.model.checkpoint_folder import WEIGHTS_FILE, read_metadata
 from dragoman.model.errors import InputError
-from dragoman.model.files import write_text
+from dragoman.model.files import refuse_unwritable, write_text
 from dragoman.model.training_config import TrainingConfigError
 from dragoman.model.training_file import TrainingFile, to_toml
 
@@ -99,9 +99,7 @@ def refuse_output(output: Path) -> None:
     Raises:
         InputError: Naming the folder or the file in it.
     """
-    existing = next(path for path in (output, *output.absolute().parents) if path.exists())
-    if not existing.is_dir():
-        raise InputError(f"{output}: {existing} is not a directory" if existing != output else f"{output}: not a directory")
+    refuse_unwritable(output, is_folder=True)
     has_run = (output / FOLDER / CONFIG_FILE).exists()
     for name in (WEIGHTS_FILE, "bundle.json"):
         if (output / name).exists() and not has_run:

@@ -70,8 +70,9 @@ def _of_the_text(config: TrainingConfig, facts: Facts) -> Iterator[str]:
     """Yield what this text makes of the settings."""
     all_pairs = facts.num_pairs + facts.num_left_out
     if facts.num_left_out > MAX_SHARE_LEFT_OUT * all_pairs:
+        limit = config.training.max_length
         yield (
-            f"training.max_length: {facts.num_left_out:,} of {all_pairs:,} pairs are longer than {config.training.max_length} tokens "
+            f"training.max_length: {facts.num_left_out:,} of {all_pairs:,} pairs are longer than {limit} tokens, "
             "or than the model takes, and are left out"
         )
     if facts.vocab_size < config.tokenizer.vocab_size:
