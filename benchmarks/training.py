@@ -21,14 +21,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.progress import Progress
 from torch import nn
 
 from benchmarks.harness.report import environment, write
 from dragoman.model.corpus import read_lines
 from dragoman.model.dropout import Dropout
+from dragoman.model.preparation import prepare
 from dragoman.model.train import Trainer
-from dragoman.model.training_config import TrainingConfig
+from dragoman.model.training_file import TrainingFile
 
 ROOT = Path(__file__).parents[1]
 NUM_PAIRS = 4000
@@ -98,15 +98,15 @@ def train(side: Side, recipe: dict[str, Any], data: Path, num_steps: int, num_th
     """Do the same in this process."""
     torch.set_num_threads(num_threads)
     changes = {"max_steps": num_steps + NUM_WARM_UP_STEPS, "cooldown_steps": 0, "average_last": 1}
-    config = TrainingConfig.parse(recipe | {"training": recipe["training"] | changes | side.schedule}, side.name)
+    file = TrainingFile(recipe | {"training": recipe["training"] | changes | side.schedule}, side.name)
     with tempfile.TemporaryDirectory() as output:
-        trainer = Trainer(config, data, Path(output), torch.device("cpu"))
+        trainer = Trainer(prepare(file, data, Path(output)), torch.device("cpu"))
         if side.is_dropout_pytorchs:
             for module in list(trainer.checkpoint.model.modules()):
                 for name, child in module.named_children():
                     if isinstance(child, Dropout):
                         setattr(module, name, nn.Dropout(child.p))
-        trainer.run(Progress(disable=True))
+        trainer.run()
         with (trainer.folder / "steps.csv").open(encoding="utf-8", newline="") as log:
             rows = list(csv.DictReader(log))[NUM_WARM_UP_STEPS:]
     return [int(row["target_tokens"]) / float(row["seconds"]) for row in rows]

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import torch
 
-from dragoman.model.checkpoint import Checkpoint, CheckpointError
+from dragoman.model.checkpoint import Checkpoint
+from dragoman.model.checkpoint_folder import CheckpointFolder
 
 
 def average_checkpoints(directories: Sequence[Path]) -> Checkpoint:
@@ -18,16 +19,13 @@ def average_checkpoints(directories: Sequence[Path]) -> Checkpoint:
         CheckpointError: If one cannot be read, or differs from the first in its model (dropouts aside) or its vocabulary; their
             parameters would not mean the same.
     """
+    folders = [CheckpointFolder.load(directory) for directory in directories]
+    for folder in folders[1:]:
+        folders[0].refuse_other_model(folder)
     checkpoints = [Checkpoint.load(directory) for directory in directories]
-    first = checkpoints[0]
-    for directory, checkpoint in zip(directories, checkpoints, strict=True):
-        if fields := first.model.config.differences(checkpoint.model.config):
-            raise CheckpointError(f"{directory}: its {', '.join(fields)} differ from those of {directories[0]}")
-        if first.tokenizer.encoder.to_str() != checkpoint.tokenizer.encoder.to_str():
-            raise CheckpointError(f"{directory}: its vocabulary differs from that of {directories[0]}")
     parameters = [dict(checkpoint.model.named_parameters()) for checkpoint in checkpoints]  # a shared table comes once
     with torch.no_grad():
         means = {name: torch.stack([each[name].double() for each in parameters]).mean(0) for name in parameters[0]}
         for name, mean in means.items():
             parameters[0][name].copy_(mean)
-    return first
+    return checkpoints[0]

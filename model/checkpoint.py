@@ -11,19 +11,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import Tensor
 
-from dragoman.model.config import ModelConfig, ModelConfigError
-from dragoman.model.errors import InputError
+from dragoman.model.checkpoint_folder import CONFIG_FILE, FORMAT_VERSION, CheckpointFolder
+from dragoman.model.checkpoint_folder import WEIGHTS_FILE as WEIGHTS_FILE
+from dragoman.model.checkpoint_folder import CheckpointError as CheckpointError
 from dragoman.model.files import replaced, write_text
-from dragoman.model.tokenizer import Tokenizer, TokenizerError
+from dragoman.model.tokenizer import Tokenizer
 from dragoman.model.transformer import Transformer
-
-FORMAT_VERSION = 1
-CONFIG_FILE = "config.json"
-WEIGHTS_FILE = "model.safetensors"
-
-
-class CheckpointError(InputError):
-    """A checkpoint that cannot be read; the message names the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,47 +66,14 @@ class Checkpoint:
         Raises:
             CheckpointError: Naming the file that is missing, damaged, of another format, or does not fit the others.
         """
-        description = _read_description(directory / CONFIG_FILE)
-        try:
-            tokenizer = Tokenizer.load(directory)
-        except TokenizerError as error:
-            raise CheckpointError(str(error)) from error
-        try:
-            config = ModelConfig.from_dict(description["model"])
-        except ModelConfigError as error:
-            raise CheckpointError(f"{directory / CONFIG_FILE}: {error}") from error
-        if tokenizer.vocab_size > min(config.source_vocab_size, config.target_vocab_size):
-            raise CheckpointError(
-                f"{directory}: the tokeniser has {tokenizer.vocab_size} tokens, the model room for "
-                f"{min(config.source_vocab_size, config.target_vocab_size)}"
-            )
-        if tokenizer.eos_id != config.eos_id:  # padding may differ: it is masked, whatever its id
-            raise CheckpointError(f"{directory}: eos_id is {tokenizer.eos_id} in the tokeniser and {config.eos_id} in the model")
-        model = Transformer(config)
+        folder = CheckpointFolder.load(directory)
+        model = Transformer(folder.config)
         path = directory / WEIGHTS_FILE
         try:
             load_model(model, path)
-        except FileNotFoundError as error:
-            raise CheckpointError(f"{path}: no such file") from error
         except (OSError, SafetensorError, RuntimeError) as error:
             raise CheckpointError(f"{path}: {error}") from error
-        return cls(description["name"], model.to(device).eval(), tokenizer)
-
-
-def _read_description(path: Path) -> dict[str, Any]:
-    """Read and check `config.json`."""
-    try:
-        description = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(f"{path}: {error.strerror}") from error
-    except ValueError as error:
-        raise CheckpointError(f"{path}: not JSON: {error}") from error
-    if not isinstance(description, dict) or description.get("format_version") != FORMAT_VERSION:
-        raise CheckpointError(f"{path}: not a checkpoint of format version {FORMAT_VERSION}")
-    for key, expected in (("name", str), ("model", dict)):
-        if not isinstance(description.get(key), expected):
-            raise CheckpointError(f"{path}: {key} is missing or is not a {expected.__name__}")
-    return description
+        return cls(folder.name, model.to(device).eval(), folder.tokenizer)
 
 
 def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any] | None = None) -> None:

@@ -8,6 +8,7 @@ from dragoman.model.errors import InputError
 Norm = Literal["pre", "post"]
 Activation = Literal["relu", "gelu", "silu"]
 Positions = Literal["sinusoidal", "learned"]
+GROWING = ("num_encoder_layers", "num_decoder_layers", "encoder_ffn_dim", "decoder_ffn_dim")
 
 
 class ModelConfigError(InputError):
@@ -117,6 +118,23 @@ class ModelConfig:
         """Return the fields, dropouts aside, that differ from another's; where none do, weights mean the same in both."""
         ours, theirs = self.to_dict(), other.to_dict()
         return [name for name in ours if name not in _DROPOUTS and ours[name] != theirs[name]]
+
+    def refuse_to_shrink(self, small: "ModelConfig") -> None:
+        """Refuse to be what a model of `small` is grown to.
+
+        Raises:
+            ModelConfigError: If the models differ in more than the fields in `GROWING` and dropouts, if one of those is smaller
+                than it was, or if a post-norm model is to get more layers: no layer of such a model leaves its input as it is.
+        """
+        for name in sorted(self.differences(small), key=GROWING.__contains__):
+            wanted, has = getattr(self, name), getattr(small, name)
+            complaint = f"its {name} is {has}, the configuration's {wanted}"
+            if name not in GROWING:
+                raise ModelConfigError(complaint)
+            if wanted < has:
+                raise ModelConfigError(f"{complaint}: models only grow")
+            if name.endswith("_layers") and self.norm == "post":
+                raise ModelConfigError(f"{complaint}: post-norm models get no more layers")
 
     def to_dict(self) -> dict[str, Any]:
         """Return every field, ready for JSON."""

@@ -1,16 +1,14 @@
-"""Batches of parallel text, padded, cut in a repeatable order."""
+"""Batches of parallel text, padded."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from dragoman.model.config import ModelConfig
-
-Ids = Sequence[int]
+from dragoman.model.sampler import Ids as Ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,29 +68,3 @@ def collate(sources: Sequence[Ids], targets: Sequence[Ids], config: ModelConfig)
         labels=pad([[*ids, config.eos_id] for ids in targets], config.pad_id),
         num_target_tokens=sum(len(ids) + 1 for ids in targets),
     )
-
-
-def bucket(sources: Sequence[Ids], targets: Sequence[Ids], max_tokens: int, rng: np.random.Generator) -> list[npt.NDArray[np.intp]]:
-    """Group pairs of similar length into batches of at most `max_tokens` and shuffle the batches.
-
-    Args:
-        sources: Ids without special tokens.
-        targets: The same number of rows.
-        max_tokens: Rows times the longer side, padding and special token included; a single longer pair is a batch of its own.
-        rng: Decides which pairs of equal lengths meet, and the order of batches.
-
-    Returns:
-        Indices into `sources`, one array a batch; each pair exactly once.
-    """
-    source_lengths = np.array([len(ids) + 1 for ids in sources])
-    target_lengths = np.array([len(ids) + 1 for ids in targets])
-    order = rng.permutation(len(sources))
-    order = order[np.lexsort((source_lengths[order], target_lengths[order]))]
-    batches, start, longest = [], 0, 0
-    for end, length in enumerate(np.maximum(source_lengths, target_lengths)[order]):
-        longest = max(longest, length)
-        if end > start and longest * (end + 1 - start) > max_tokens:
-            batches.append(order[start:end])
-            start, longest = end, length
-    batches.append(order[start:])
-    return [batches[i] for i in rng.permutation(len(batches))]

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from dragoman.model.errors import InputError
+
 
 @contextmanager
 def replaced(path: Path) -> Iterator[Path]:
@@ -25,3 +27,25 @@ def write_text(path: Path, text: str) -> None:
     """Write a UTF-8 text file."""
     with replaced(path) as temporary:
         temporary.write_text(text, encoding="utf-8", newline="\n")
+
+
+def refuse_unwritable(path: Path, is_folder: bool = False) -> None:
+    """Refuse a file or a folder that cannot be written, before the work is done that it is for.
+
+    A file's folder must be there; a folder is made, with those above it.
+
+    Raises:
+        InputError: Naming what is in the way.
+    """
+    if is_folder:
+        existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+    elif path.is_dir():
+        raise InputError(f"{path}: is a directory")
+    else:
+        existing = path if path.exists() else path.absolute().parent
+    if not existing.exists():
+        raise InputError(f"{path}: there is no directory {existing}")
+    if (is_folder or existing != path) and not existing.is_dir():
+        raise InputError(f"{path}: {'not' if existing == path else f'{existing} is not'} a directory")
+    if not os.access(existing, os.W_OK):
+        raise InputError(f"{path}: permission denied")

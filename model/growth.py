@@ -12,8 +12,6 @@ from dragoman.model.config import ModelConfig, ModelConfigError
 from dragoman.model.tokenizer import Tokenizer
 from dragoman.model.transformer import DecoderLayer, EncoderLayer, Transformer
 
-GROWING = ("num_encoder_layers", "num_decoder_layers", "encoder_ffn_dim", "decoder_ffn_dim")
-
 
 @torch.no_grad()
 def grown(small: Transformer, config: ModelConfig) -> Transformer:
@@ -24,18 +22,9 @@ def grown(small: Transformer, config: ModelConfig) -> Transformer:
     generator, as a new model's weights are.
 
     Raises:
-        ModelConfigError: If the models differ in more than the fields in `GROWING` and dropouts, if one of those is smaller than
-            it was, or if a post-norm model is to get more layers: no layer of such a model leaves its input as it is.
+        ModelConfigError: As `ModelConfig.refuse_to_shrink`.
     """
-    for name in sorted(config.differences(small.config), key=GROWING.__contains__):
-        wanted, has = getattr(config, name), getattr(small.config, name)
-        complaint = f"its {name} is {has}, the configuration's {wanted}"
-        if name not in GROWING:
-            raise ModelConfigError(complaint)
-        if wanted < has:
-            raise ModelConfigError(f"{complaint}: models only grow")
-        if name.endswith("_layers") and config.norm == "post":
-            raise ModelConfigError(f"{complaint}: post-norm models get no more layers")
+    config.refuse_to_shrink(small.config)
     large, weights = Transformer(config), small.state_dict()
     for name, tensor in large.state_dict().items():
         if name not in weights:

@@ -9,6 +9,8 @@ from sacrebleu.metrics.chrf import CHRF
 
 from dragoman.model.errors import InputError
 
+MAX_NEW_TOKENS = 256  # after which a translation that is scored ends
+
 
 @dataclass(frozen=True, slots=True)
 class Scores:

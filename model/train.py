@@ -13,27 +13,25 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from safetensors import safe_open
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from dragoman.model.checkpoint import Checkpoint, average_weights, save_tensors
 from dragoman.model.config import ModelConfigError
-from dragoman.model.corpus import DataError, read_parallel
-from dragoman.model.data import Batch, bucket, collate
-from dragoman.model.errors import InputError
+from dragoman.model.data import Batch, collate
 from dragoman.model.evaluate import evaluate
 from dragoman.model.files import write_text
 from dragoman.model.growth import grown
 from dragoman.model.loss import projected_cross_entropy, r_drop_cross_entropy
-from dragoman.model.sampler import PairSampler
-from dragoman.model.tokenizer import Tokenizer
-from dragoman.model.training_config import TrainingConfig, TrainingConfigError, model_config
+from dragoman.model.preparation import Preparation
+from dragoman.model.sampler import bucket
+from dragoman.model.training_config import TrainingConfigError
 from dragoman.model.training_log import STEP_FIELDS, STEPS_FILE, VALIDATION_FIELDS, VALIDATION_FILE, CsvLog, plot_curves
+from dragoman.model.training_progress import NoProgress, TrainingProgress
+from dragoman.model.training_record import FOLDER, STATE_FILE
 from dragoman.model.transformer import Transformer
 
-STATE_FILE = "state.safetensors"
 SUMMARY_FILE = "summary.json"
 SAVE_SECONDS = 60.0
 
@@ -54,46 +52,30 @@ class Progression:
 class Trainer:
     """One training run."""
 
-    def __init__(
-        self, config: TrainingConfig, data_dir: Path, output: Path, device: torch.device, save_seconds: float = SAVE_SECONDS
-    ) -> None:
-        """Read the text, learn or reload the vocabulary, and build the model, or take up a run that was stopped in `output`.
+    def __init__(self, prepared: Preparation, device: torch.device, save_seconds: float = SAVE_SECONDS) -> None:
+        """Build the model, or take up the run that was stopped in the prepared output.
 
         Args:
-            config: What to do.
-            data_dir: Where the files that the configuration names lie.
-            output: Where the checkpoint goes; made if absent.
+            prepared: What to do, with what.
             device: Where to compute.
             save_seconds: Time between two saved states, which is what a kill can cost.
 
         Raises:
-            DataError: If the text cannot be used.
-            TrainingConfigError: If the configuration does not fit the text, or is not the one `output` was started with.
+            CheckpointError: If the weights to go on from cannot be read.
+            TrainingConfigError: If the state to resume cannot be.
         """
-        self.config, self.schedule = config, config.training
-        self.output, self.device, self.save_seconds = output, device, save_seconds
-        self.folder = output / "training"
-        data = config.data
-        sources, targets = read_parallel(data_dir / data.source, data_dir / data.target)
-        self.validation = read_parallel(data_dir / data.validation_source, data_dir / data.validation_target)
-        initial = Checkpoint.load(Path(config.initial_checkpoint)) if config.initial_checkpoint else None
-        tokenizer = initial.tokenizer if initial else Tokenizer.train(sources + targets, config.tokenizer.vocab_size)
-        self.model_config = model_config(config, tokenizer)
+        self.prepared, self.config, self.schedule = prepared, prepared.config, prepared.config.training
+        self.output, self.device, self.save_seconds = prepared.output, device, save_seconds
+        self.folder = prepared.output / FOLDER
+        self.model_config, self.sampler, self.validation = prepared.model_config, prepared.sampler, prepared.validation
+        initial = Checkpoint.load(Path(self.config.initial_checkpoint)) if self.config.initial_checkpoint else None
         torch.manual_seed(self.schedule.seed)
         try:
             model = grown(initial.model, self.model_config) if initial else Transformer(self.model_config)
         except ModelConfigError as error:
             raise TrainingConfigError(f"initial_checkpoint: {error}") from error
-        limits = self.model_config.max_source_positions, self.model_config.max_target_positions
-        for name, lines, limit in zip((data.validation_source, data.validation_target), self.validation, limits, strict=True):
-            _refuse_long_lines(data_dir / name, tokenizer.encode_batch(lines), limit)
-        max_lengths = min(self.schedule.max_length, limits[0]), min(self.schedule.max_length, limits[1])
-        try:
-            self.sampler = PairSampler(tokenizer, (sources, targets), max_lengths, config.tokenizer.bpe_dropout, self.schedule.seed)
-        except InputError as error:
-            raise TrainingConfigError(f"training.max_length: {error}") from error
         model.to(device)
-        self.checkpoint = Checkpoint(config.name, model, tokenizer)
+        self.checkpoint = Checkpoint(self.config.name, model, prepared.tokenizer)
         self.optimizer = torch.optim.AdamW(
             model.parameters(),
             betas=(self.schedule.adam_beta1, self.schedule.adam_beta2),
@@ -101,43 +83,41 @@ class Trainer:
             weight_decay=self.schedule.weight_decay,
             fused=True,
         )
-        self._refuse_other_configuration()
+        prepared.record.write(self.output)
         self.progression = Progression()
         if (self.folder / STATE_FILE).exists():
             self._load_state()
         self.steps_log = CsvLog(self.folder / STEPS_FILE, STEP_FIELDS, self.progression.step)
         self.validation_log = CsvLog(self.folder / VALIDATION_FILE, VALIDATION_FIELDS, self.progression.validated_step)
+        self._progress: TrainingProgress = NoProgress()
 
-    def run(self, progress: Progress | None = None) -> None:
+    def run(self, progress: TrainingProgress | None = None) -> None:
         """Train to `max_steps` or until patience runs out, then average, pick the better model and draw the curves."""
+        self._progress = progress or NoProgress()
+        self._progress.begin(self.config.name, self.schedule.max_steps, self.progression.step)
         try:
-            self._train(progress or progress_bar())
+            self._train()
             self.save_state()
             self._finish()
         finally:
+            self._progress.end()
             self.close()
 
-    def _train(self, progress: Progress) -> None:
+    def _train(self) -> None:
         """Do the remaining steps, logging each and saving the state now and then."""
-        task = progress.add_task(self.config.name, total=self.schedule.max_steps, completed=self.progression.step, detail="")
         started = time.monotonic() - self.progression.seconds
         saved = time.monotonic()
-        with progress:
-            for batch in self._remaining_batches():
-                before = time.monotonic()
-                loss, norm = self._step(batch)
-                now = time.monotonic()
-                state = self.progression
-                state.seconds = now - started
-                rate = batch.num_target_tokens / (now - before)
-                self.steps_log.write(
-                    state.step, state.epoch, loss, self._rate(), norm, batch.num_target_tokens, round(now - before, 4)
-                )
-                best = f"  BLEU {state.best_bleu:.2f}" if state.best_bleu >= 0 else ""
-                progress.update(task, completed=state.step, detail=f"loss {loss:.3f}  {rate:,.0f} tokens/s{best}")
-                if now - saved >= self.save_seconds:
-                    self.save_state()
-                    saved = now
+        for batch in self._remaining_batches():
+            before = time.monotonic()
+            loss, norm = self._step(batch)
+            now = time.monotonic()
+            state, seconds = self.progression, now - before
+            state.seconds = now - started
+            self.steps_log.write(state.step, state.epoch, loss, self._rate(), norm, batch.num_target_tokens, round(seconds, 4))
+            self._progress.stepped(state.step, loss, batch.num_target_tokens, seconds)
+            if now - saved >= self.save_seconds:
+                self.save_state()
+                saved = now
 
     def close(self) -> None:
         """Close the logs; `run` does so at its end."""
@@ -218,6 +198,7 @@ class Trainer:
         if bleu > state.best_bleu:
             state.best_bleu, state.validations_since_best = bleu, 0
             self.checkpoint.save(self.output)
+        self._progress.validated(state.step, loss, bleu, state.best_bleu)
         plot_curves(self.folder)
 
     def _finish(self) -> None:
@@ -242,6 +223,8 @@ class Trainer:
             "num_parameters": sum(parameter.numel() for parameter in model.parameters()),
             "device": str(self.device),
             "num_threads": torch.get_num_threads(),
+            "text": self.prepared.record.text,
+            "chosen": self.prepared.record.chosen,
         }
         write_text(self.folder / SUMMARY_FILE, json.dumps(summary, indent=2) + "\n")
 
@@ -300,30 +283,3 @@ class Trainer:
             torch.set_rng_state(state.get_tensor("rng.cpu").cpu())
             if self.device.type == "cuda":
                 torch.cuda.set_rng_state(state.get_tensor("rng.cuda").cpu(), self.device)
-
-    def _refuse_other_configuration(self) -> None:
-        """Write the configuration beside the state, or check that it is the one the run began with."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        path, text = self.folder / "config.json", json.dumps(asdict(self.config), indent=2) + "\n"
-        if path.exists() and path.read_text(encoding="utf-8") != text:
-            raise TrainingConfigError(f"{self.output} holds a run of another configuration; choose another output or remove it")
-        write_text(path, text)
-
-
-def _refuse_long_lines(path: Path, rows: list[list[int]], max_positions: int) -> None:
-    """Refuse validation text that the model has no positions for; training text is left out instead."""
-    for number, ids in enumerate(rows, start=1):
-        if len(ids) >= max_positions:
-            raise DataError(f"{path}, line {number}: {len(ids) + 1} tokens where the model has {max_positions} positions")
-
-
-def progress_bar() -> Progress:
-    """Return a bar with steps done, loss, tokens a second, elapsed time and time to go."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[detail]}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )

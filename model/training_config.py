@@ -1,6 +1,7 @@
 """What a training run is told: the TOML file, parsed once, every unknown or invalid setting named."""
 
 import tomllib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -117,22 +118,16 @@ class TrainingConfig:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read a TOML file.
+        """Read a TOML file that leaves out nothing but what has a default.
 
         Raises:
             TrainingConfigError: If it is missing, is not TOML, or has an unknown, missing or invalid setting.
         """
-        try:
-            fields = tomllib.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise TrainingConfigError(f"{path}: {error.strerror}") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise TrainingConfigError(f"{path}: not TOML: {error}") from error
-        return cls.parse(fields, str(path))
+        return cls.parse(tomllib.loads(read_toml(path)), str(path))
 
     @classmethod
-    def parse(cls, fields: dict[str, Any], origin: str) -> Self:
-        """Check parsed TOML; `origin` is named in errors.
+    def parse(cls, fields: dict[str, Any], origin: str, lines: Mapping[str, int] | None = None) -> Self:
+        """Check parsed TOML; `origin` is named in errors, and the line of a setting where `lines` has it.
 
         Raises:
             TrainingConfigError: Listing every setting that is unknown, missing or invalid.
@@ -140,8 +135,39 @@ class TrainingConfig:
         try:
             return TypeAdapter(cls).validate_python(fields)
         except ValidationError as error:
-            faults = (f"{'.'.join(map(str, fault['loc']))}: {_reason(fault['type'], fault['msg'])}" for fault in error.errors())
-            raise TrainingConfigError(f"{origin}: " + "; ".join(faults)) from error
+            faults = [(".".join(map(str, fault["loc"])), _reason(fault["type"], fault["msg"])) for fault in error.errors()]
+            raise TrainingConfigError(complaint(origin, faults, lines or {})) from error
+
+
+def read_toml(path: Path) -> str:
+    """Return the text of a file that is TOML.
+
+    Raises:
+        TrainingConfigError: If it is missing, or is not TOML (with the line).
+    """
+    try:
+        content = path.read_bytes()
+        text = content.decode("utf-8")
+        tomllib.loads(text)
+    except OSError as error:
+        raise TrainingConfigError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise TrainingConfigError(f"{path}: not TOML: not UTF-8 (at line {line})") from error
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise TrainingConfigError(f"{path}: not TOML: {error}") from error
+    return text
+
+
+def complaint(origin: str, faults: Sequence[tuple[str, str]], lines: Mapping[str, int]) -> str:
+    """Return one line that names the file, and for each fault its line, where that is known, its setting and the reason."""
+    parts = [f"{setting}: {reason}" for setting, reason in faults]
+    for i, (setting, _) in enumerate(faults):
+        while setting and setting not in lines:
+            setting = setting.rpartition(".")[0]
+        if setting:
+            parts[i] = f"line {lines[setting]}: {parts[i]}"
+    return f"{origin}{', ' if parts[0].startswith('line ') else ': '}{'; '.join(parts)}"
 
 
 def model_config(config: TrainingConfig, tokenizer: Tokenizer) -> ModelConfig:

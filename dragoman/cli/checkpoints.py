@@ -18,16 +18,24 @@ def average(
     force: Annotated[bool, typer.Option("--force", help="Replace a checkpoint that is there.")] = False,
 ) -> None:
     """Write a checkpoint with the mean of the weights of several."""
-    from dragoman.model.average import average_checkpoints
+    from dragoman.model.checkpoint_folder import CheckpointFolder
 
     _refuse_to_replace(output, force)
+    folders = [CheckpointFolder.load(path) for path in checkpoints]
+    for folder in folders[1:]:
+        folders[0].refuse_other_model(folder)
+
+    from dragoman.model.average import average_checkpoints  # with torch, which takes seconds to load
+
     average_checkpoints(checkpoints).save(output, half)
     typer.echo(f"wrote {output}: the mean of {len(checkpoints)} checkpoints")
 
 
 def _refuse_to_replace(checkpoint: Path, force: bool) -> None:
-    from dragoman.model.checkpoint import WEIGHTS_FILE
+    from dragoman.model.checkpoint_folder import WEIGHTS_FILE
+    from dragoman.model.files import refuse_unwritable
 
+    refuse_unwritable(checkpoint, is_folder=True)
     if (checkpoint / WEIGHTS_FILE).exists() and not force:
         raise InputError(f"{checkpoint}: there is a checkpoint already; --force replaces it")
 
@@ -41,12 +49,15 @@ def add_tokens(
     force: Annotated[bool, typer.Option("--force", help="Replace a checkpoint that is there.")] = False,
 ) -> None:
     """Write a checkpoint whose vocabulary has more tokens, to be trained further."""
-    from dragoman.model.checkpoint import Checkpoint
+    from dragoman.model.checkpoint_folder import CheckpointFolder
     from dragoman.model.corpus import read_lines
-    from dragoman.model.growth import with_more_tokens
 
     _refuse_to_replace(output, force)
-    small = Checkpoint.load(checkpoint)
+    small = CheckpointFolder.load(checkpoint)
     tokenizer = small.tokenizer.extended([line for path in texts for line in read_lines(path)], vocab_size)
-    with_more_tokens(small, tokenizer).save(output)
+
+    from dragoman.model.checkpoint import Checkpoint  # with torch, which takes seconds to load
+    from dragoman.model.growth import with_more_tokens
+
+    with_more_tokens(Checkpoint.load(checkpoint), tokenizer).save(output)
     typer.echo(f"wrote {output}: {tokenizer.vocab_size - small.tokenizer.vocab_size} more tokens")

@@ -18,8 +18,10 @@ def nearest(
 ) -> None:
     """Write the candidate of each reference that is nearest to it, by sentence BLEU: text to train a model on."""
     from dragoman.model.corpus import read_lines, write_lines
+    from dragoman.model.files import refuse_unwritable
     from dragoman.model.nearest import choose_nearest
 
+    refuse_unwritable(output)
     chosen = choose_nearest(read_lines(reference), {str(path): read_lines(path) for path in candidates})
     write_lines(output, chosen)
     typer.echo(f"wrote {output}: {len(chosen)} lines")
@@ -41,10 +43,13 @@ def augment(
     """Write more parallel text for rare words: sentences with other sentences' phrases, and phrases by themselves."""
     from dragoman.model.augment import Augmenter, determiners_of
     from dragoman.model.corpus import read_parallel, write_lines
+    from dragoman.model.files import refuse_unwritable
     from dragoman.model.phrases import align
 
     if len({path.resolve() for path in (source, target, output_source, output_target)}) < 4:
         raise InputError("source, target, --output-source and --output-target must be four files")
+    for path in (output_source, output_target):
+        refuse_unwritable(path)
     determiners = determiners_of(source_language), determiners_of(target_language)
     augmenter = Augmenter(align(*read_parallel(source, target), aligner), determiners, seed)
     sentences, short = augmenter.substituted(copies), augmenter.short(phrases)

@@ -10,20 +10,21 @@ import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from rich.progress import Progress
 from safetensors.torch import load_file
 
 from dragoman.model.checkpoint import Checkpoint, CheckpointError
 from dragoman.model.corpus import DataError
 from dragoman.model.evaluate import evaluate
+from dragoman.model.preparation import prepare
 from dragoman.model.train import Trainer
 from dragoman.model.training_config import TrainingConfig, TrainingConfigError
+from dragoman.model.training_file import TrainingFile
 
 WORDS = ["red", "green", "blue", "cat", "dog", "hat", "sun", "moon"]
 CPU = torch.device("cpu")
@@ -61,9 +62,14 @@ def configure(**changes: dict[str, Any]) -> TrainingConfig:
     return TrainingConfig.parse({"name": "toy"} | {table: SETTINGS[table] | changes.get(table, {}) for table in SETTINGS}, "test")
 
 
+def begin(config: TrainingConfig, data_dir: Path, output: Path) -> Trainer:
+    """Begin or resume a run whose configuration leaves nothing to the rules."""
+    return Trainer(prepare(TrainingFile(asdict(config), "test"), data_dir, output), CPU)
+
+
 def train(config: TrainingConfig, data_dir: Path, output: Path) -> Trainer:
-    trainer = Trainer(config, data_dir, output, CPU)
-    trainer.run(Progress(disable=True))
+    trainer = begin(config, data_dir, output)
+    trainer.run()
     return trainer
 
 
@@ -140,14 +146,15 @@ KILLED = """
 import json, os, signal, sys
 from pathlib import Path
 import torch
-from rich.progress import Progress
 import dragoman.model.train
+from dragoman.model.preparation import prepare
 from dragoman.model.train import Trainer
-from dragoman.model.training_config import TrainingConfig
+from dragoman.model.training_file import TrainingFile
 
 fields, data_dir, output, save_seconds, where, at = json.loads(sys.argv[1])
 torch.set_num_threads(1)
-trainer = Trainer(TrainingConfig.parse(fields, "test"), Path(data_dir), Path(output), torch.device("cpu"), save_seconds)
+prepared = prepare(TrainingFile(fields, "test"), Path(data_dir), Path(output))
+trainer = Trainer(prepared, torch.device("cpu"), save_seconds)
 
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
@@ -169,16 +176,16 @@ elif where == "validating":
             die()
     trainer._validate = validate_and_die
 elif where == "saving":
-    save = model.train.save_tensors
+    save = dragoman.model.train.save_tensors
     def half(path, tensors, metadata=None):
         if path.name == "state.safetensors" and trainer.progression.step == at:
             path.with_name(path.name + ".tmp").write_bytes(b"half")
             die()
         save(path, tensors, metadata)
-    model.train.save_tensors = half
+    dragoman.model.train.save_tensors = half
 elif where == "ending":
     trainer._finish = die
-trainer.run(Progress(disable=True))
+trainer.run()
 """
 
 
@@ -196,14 +203,14 @@ trainer.run(Progress(disable=True))
 )
 def test_killed_training_resumes_to_the_same_end(whole: Path, data_dir: Path, tmp_path: Path, save_seconds, where, at) -> None:
     output = tmp_path / "toy"
-    arguments = json.dumps([{"name": "toy"} | SETTINGS, str(data_dir), str(output), save_seconds, where, at])
+    arguments = json.dumps([asdict(configure()), str(data_dir), str(output), save_seconds, where, at])
     killed = subprocess.run([sys.executable, "-c", KILLED, arguments], env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False)
     assert killed.returncode == -signal.SIGKILL
     assert not (output / "training" / "summary.json").exists()
-    trainer = Trainer(configure(), data_dir, output, CPU)
+    trainer = begin(configure(), data_dir, output)
     resumed_at = trainer.progression.step
     assert (resumed_at > 0) == ((output / "training" / "state.safetensors").exists())
-    trainer.run(Progress(disable=True))
+    trainer.run()
     assert outcome(output) == outcome(whole)
 
 
@@ -224,15 +231,15 @@ def test_finished_run_started_again_changes_nothing(whole: Path, data_dir: Path,
 def test_another_configuration_is_refused(whole: Path, data_dir: Path, changes) -> None:
     before = outcome(whole)
     with pytest.raises(TrainingConfigError, match=re.escape(f"{whole} holds a run of another configuration")):
-        Trainer(configure(**changes), data_dir, whole, CPU)
+        begin(configure(**changes), data_dir, whole)
     assert outcome(whole) == before
 
 
 def test_failed_start_does_not_claim_the_folder(data_dir: Path, tmp_path: Path) -> None:
     """A typing mistake corrected is not another configuration."""
     with pytest.raises(DataError, match="none"):
-        Trainer(configure(data={"source": "none"}), data_dir, tmp_path, CPU)
-    Trainer(configure(), data_dir, tmp_path, CPU).close()
+        begin(configure(data={"source": "none"}), data_dir, tmp_path)
+    begin(configure(), data_dir, tmp_path).close()
 
 
 def test_average_is_the_mean_of_the_kept_weights(whole: Path) -> None:
@@ -296,7 +303,7 @@ def test_two_passes_differ_by_their_dropout_alone(data_dir: Path, tmp_path: Path
 
 def test_a_run_goes_on_from_a_checkpoint(whole: Path, data_dir: Path, tmp_path: Path) -> None:
     config = replace(configure(model={"dropout": 0.1}), initial_checkpoint=str(whole))
-    trainer = Trainer(config, data_dir, tmp_path, CPU)
+    trainer = begin(config, data_dir, tmp_path)
     before = Checkpoint.load(whole)
     assert trainer.checkpoint.tokenizer.encode("red cat") == before.tokenizer.encode("red cat")
     assert all(
@@ -304,10 +311,10 @@ def test_a_run_goes_on_from_a_checkpoint(whole: Path, data_dir: Path, tmp_path: 
         for ours, theirs in zip(trainer.checkpoint.model.parameters(), before.model.parameters(), strict=True)
     )
     assert trainer.progression.step == 0
-    trainer.run(Progress(disable=True))
+    trainer.run()
     first, fresh = (float(rows(folder / "training" / "steps.csv")[0]["loss"]) for folder in (tmp_path, whole))
     assert first < fresh
-    resumed = Trainer(config, data_dir, tmp_path, CPU)
+    resumed = begin(config, data_dir, tmp_path)
     resumed.close()
     assert resumed.progression.step == 28, "what it has learnt since is not given up for the initial weights"
     assert not torch.equal(next(resumed.checkpoint.model.parameters()), next(before.model.parameters()))
@@ -316,7 +323,7 @@ def test_a_run_goes_on_from_a_checkpoint(whole: Path, data_dir: Path, tmp_path: 
 def test_a_checkpoint_of_another_model_is_not_gone_on_from(whole: Path, data_dir: Path, tmp_path: Path) -> None:
     config = replace(configure(model={"num_heads": 4}), initial_checkpoint=str(whole))
     with pytest.raises(TrainingConfigError, match="initial_checkpoint: its num_heads is 2, the configuration's 4"):
-        Trainer(config, data_dir, tmp_path, CPU)
+        begin(config, data_dir, tmp_path)
 
 
 def test_a_run_goes_on_with_a_larger_model(data_dir: Path, tmp_path: Path) -> None:
@@ -325,19 +332,19 @@ def test_a_run_goes_on_with_a_larger_model(data_dir: Path, tmp_path: Path) -> No
     small = Checkpoint.load(tmp_path / "small")
     larger = {"norm": "pre", "num_encoder_layers": 3, "num_decoder_layers": 2, "encoder_ffn_dim": 64, "decoder_ffn_dim": 35}
     config = replace(configure(model=larger), initial_checkpoint=str(tmp_path / "small"))
-    trainer = Trainer(config, data_dir, tmp_path / "whole", CPU)
+    trainer = begin(config, data_dir, tmp_path / "whole")
     pair = torch.tensor([small.tokenizer.encode("red cat hat")]), torch.tensor([3]), torch.tensor([[2, 9, 8, 7]])
     with torch.no_grad():
         torch.testing.assert_close(trainer.checkpoint.model.eval()(*pair), small.model(*pair), rtol=1e-5, atol=1e-5)
-    trainer.run(Progress(disable=True))
-    begun = Trainer(config, data_dir, tmp_path / "stopped", CPU)
+    trainer.run()
+    begun = begin(config, data_dir, tmp_path / "stopped")
     for _, batch in zip(range(13), begun._remaining_batches(), strict=False):
         begun._step(batch)
     begun.save_state()
     begun.close()
-    resumed = Trainer(config, data_dir, tmp_path / "stopped", CPU)
+    resumed = begin(config, data_dir, tmp_path / "stopped")
     assert resumed.progression.step == 13
-    resumed.run(Progress(disable=True))
+    resumed.run()
     whole, stopped = (Checkpoint.load(tmp_path / name).model for name in ("whole", "stopped"))
     assert whole.config.num_encoder_layers == 3
     for (name, ours), theirs in zip(whole.named_parameters(), stopped.parameters(), strict=True):
@@ -346,7 +353,7 @@ def test_a_run_goes_on_with_a_larger_model(data_dir: Path, tmp_path: Path) -> No
 
 def test_an_initial_checkpoint_that_is_not_there_is_named(data_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=re.escape(str(tmp_path / "none"))):
-        Trainer(replace(configure(), initial_checkpoint=str(tmp_path / "none")), data_dir, tmp_path, CPU)
+        begin(replace(configure(), initial_checkpoint=str(tmp_path / "none")), data_dir, tmp_path)
 
 
 def test_validation_waits_for_its_epochs(whole: Path, data_dir: Path, tmp_path: Path) -> None:
@@ -357,7 +364,7 @@ def test_validation_waits_for_its_epochs(whole: Path, data_dir: Path, tmp_path: 
 
 
 def test_long_pairs_are_left_out_and_counted(data_dir: Path, tmp_path: Path) -> None:
-    trainer = Trainer(configure(training={"max_length": 6}), data_dir, tmp_path, CPU)
+    trainer = begin(configure(training={"max_length": 6}), data_dir, tmp_path)
     trainer.close()
     lengths = [len(trainer.checkpoint.tokenizer.encode(line)) + 1 for line in (data_dir / "train.s").read_text().splitlines()]
     assert 0 < trainer.sampler.num_left_out == sum(length > 6 for length in lengths)
@@ -365,7 +372,7 @@ def test_long_pairs_are_left_out_and_counted(data_dir: Path, tmp_path: Path) -> 
 
 def test_length_that_leaves_nothing_is_named(data_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(TrainingConfigError, match=r"training\.max_length: no training pair is short enough"):
-        Trainer(configure(training={"max_length": 1}), data_dir, tmp_path, CPU)
+        begin(configure(training={"max_length": 1}), data_dir, tmp_path)
 
 
 @pytest.mark.parametrize(("side", "file"), [("source", "val.s"), ("target", "val.t")])
@@ -373,11 +380,11 @@ def test_validation_line_too_long_for_the_model_is_numbered(data_dir: Path, tmp_
     with pytest.raises(
         DataError, match=re.escape(f"{data_dir / file}, line ") + r"\d+: \d+ tokens where the model has 3 positions"
     ):
-        Trainer(configure(model={f"max_{side}_positions": 3}), data_dir, tmp_path, CPU)
+        begin(configure(model={f"max_{side}_positions": 3}), data_dir, tmp_path)
 
 
 def test_gradient_that_is_not_finite_stops_the_run(data_dir: Path, tmp_path: Path) -> None:
-    trainer = Trainer(configure(), data_dir, tmp_path, CPU)
+    trainer = begin(configure(), data_dir, tmp_path)
     trainer.checkpoint.model.decoder.layers[0].feed_forward.inner.weight.data[0, 0] = math.nan
     with pytest.raises(FloatingPointError, match="toy: the gradient is not finite at step 1; lower learning_rate"):
-        trainer.run(Progress(disable=True))
+        trainer.run()

@@ -1,0 +1,190 @@
+"""What of a training run can be checked without torch: settings, text, vocabulary, what is resumed or gone on from."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dragoman.model.checkpoint_folder import CheckpointFolder
+from dragoman.model.config import ModelConfig, ModelConfigError
+from dragoman.model.corpus import DataError, read_parallel
+from dragoman.model.errors import InputError
+from dragoman.model.sampler import PairSampler, bucket
+from dragoman.model.tokenizer import Tokenizer
+from dragoman.model.training_config import TrainingConfig, TrainingConfigError, complaint, model_config
+from dragoman.model.training_file import TrainingFile
+from dragoman.model.training_record import RunRecord, refuse_output
+from dragoman.model.training_rules import VOCAB_SIZE, TextSize, choose, vocab_size_for
+from dragoman.model.training_warnings import Facts, warnings
+
+DECIDED = ("source_vocab_size", "target_vocab_size", "pad_id", "eos_id", "decoder_start_id")
+Texts = tuple[list[str], list[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """A training run that can begin, or go on.
+
+    Attributes:
+        config: Every setting, chosen ones included.
+        model_config: Of the model to train.
+        output: Where the checkpoint goes.
+        tokenizer: The vocabulary.
+        sampler: The training text.
+        validation: The validation text, sources and targets.
+        record: What is written about all this.
+        warnings: What is likely to be a mistake, a line each.
+    """
+
+    config: TrainingConfig
+    model_config: ModelConfig
+    output: Path
+    tokenizer: Tokenizer
+    sampler: PairSampler
+    validation: Texts
+    record: RunRecord
+    warnings: list[str]
+
+    def summary(self) -> list[str]:
+        """Say in a line what is trained on, and in another one what was chosen by rule."""
+        text, about = self.record.text, self.config.name
+        left_out = f" ({self.sampler.num_left_out:,} too long)" if self.sampler.num_left_out else ""
+        lines = [
+            f"{about}: {text['num_pairs']:,} pairs{left_out}, {text['source_tokens']:,} source tokens, {text['target_tokens']:,} "
+            f"target tokens, vocabulary of {self.tokenizer.vocab_size:,}"
+        ]
+        initial = self.config.initial_checkpoint
+        chosen = {name: value for name, value in self.record.chosen.items() if not (initial and name.startswith("model."))}
+        if initial:
+            lines.append(f"{about}: goes on from {initial}, whose model it is where [model] says nothing else")
+        if chosen:
+            lines.append(f"{about}: by rule " + ", ".join(f"{name} {json.dumps(value)}" for name, value in chosen.items()))
+        return lines
+
+
+def prepare(file: TrainingFile, data_dir: Path, output: Path) -> Preparation:
+    """Read the text, learn or reload the vocabulary and complete the configuration; nothing is written.
+
+    Args:
+        file: What to do.
+        data_dir: Where the files that the configuration names lie.
+        output: Where the checkpoint goes, or the run to resume, whose choices stand.
+
+    Raises:
+        InputError: If the output cannot be used.
+        DataError: If the text cannot be used.
+        CheckpointError: If the checkpoint to go on from cannot be read.
+        TrainingConfigError: If the configuration does not fit the text, or is not the one `output` was started with.
+    """
+    refuse_output(output)
+    begun = RunRecord.load(output)
+    path = file.fields.get("initial_checkpoint")
+    initial = CheckpointFolder.load(Path(path)) if isinstance(path, str) and path else None
+    sketch, sketched_model = _sketch(file, initial)
+    limits = sketched_model.max_source_positions, sketched_model.max_target_positions
+    texts, validation = _read(sketch, data_dir)
+    if begun is not None:
+        begun.refuse_missing(file, (VOCAB_SIZE, "training.max_steps"), output)
+    chosen = _without(file.stated, begun.chosen if begun else {VOCAB_SIZE: _vocab_size(texts, initial)})
+    with_vocabulary = file.complete({"training.max_steps": 1} | chosen)
+    tokenizer = initial.tokenizer if initial else Tokenizer.train(texts[0] + texts[1], with_vocabulary.tokenizer.vocab_size)
+    sampler = _sampler(file, with_vocabulary, tokenizer, texts, limits)
+    validation_ids = _encode_validation(with_vocabulary, data_dir, tokenizer, validation, limits)
+    if begun is None:
+        chosen |= choose(file.stated, *sampler.plain, _model_settings(initial))
+    config, size = file.complete(chosen), TextSize.of(*sampler.plain)
+    with _blaming(file):
+        model = model_config(config, tokenizer)
+    if begun is not None:
+        begun.refuse_other(asdict(config), output)
+    is_vocabulary_asked_for = initial is None and VOCAB_SIZE in file.stated
+    facts = Facts(
+        num_pairs=sampler.num_pairs,
+        num_left_out=sampler.num_left_out,
+        longest_pair=max(len(ids) + 1 for side in sampler.plain for ids in side),
+        num_steps_per_epoch=len(bucket(*sampler.plain, config.training.max_tokens, np.random.default_rng(0))),
+        vocab_size=tokenizer.vocab_size if is_vocabulary_asked_for else config.tokenizer.vocab_size,
+        validation=validation_ids,
+    )
+    found = [*warnings(config, facts), *([] if begun is None else begun.changes(size.to_dict()))]
+    record = RunRecord(asdict(config), chosen, size.to_dict())
+    return Preparation(config, model, output, tokenizer, sampler, validation, record, found)
+
+
+def _sketch(file: TrainingFile, initial: CheckpointFolder | None) -> tuple[TrainingConfig, ModelConfig]:
+    """Check what is stated, with stand-ins for what rules choose; of the model it tells how many positions there are."""
+    stand_ins: dict[str, Any] = {VOCAB_SIZE: 300, "training.max_steps": 1}
+    base = _model_settings(initial) or {"num_heads": 1}
+    config = file.complete(stand_ins | {f"model.{name}": value for name, value in base.items()})
+    with _blaming(file):
+        model = model_config(config, initial.tokenizer if initial else Tokenizer.train((), 300))
+    if initial is not None:
+        try:
+            replace(model, **{name: getattr(initial.config, name) for name in DECIDED}).refuse_to_shrink(initial.config)
+        except ModelConfigError as error:
+            raise TrainingConfigError(f"initial_checkpoint: {error}") from error
+    return config, model
+
+
+@contextmanager
+def _blaming(file: TrainingFile) -> Iterator[None]:
+    """Name the file, and the line where it is known, in what is wrong with the model."""
+    try:
+        yield
+    except TrainingConfigError as error:
+        words = re.findall(r"\w+", str(error))
+        line = next((file.lines[f"model.{word}"] for word in words if f"model.{word}" in file.lines), None)
+        raise TrainingConfigError(f"{file.origin}{'' if line is None else f', line {line}'}: {error}") from error
+
+
+def _read(config: TrainingConfig, data_dir: Path) -> tuple[Texts, Texts]:
+    """Read the training text and the validation text."""
+    data = config.data
+    return (
+        read_parallel(data_dir / data.source, data_dir / data.target),
+        read_parallel(data_dir / data.validation_source, data_dir / data.validation_target),
+    )
+
+
+def _without(stated: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in chosen.items() if name not in stated}
+
+
+def _vocab_size(texts: Texts, initial: CheckpointFolder | None) -> int:
+    """Return the size of the vocabulary to learn, or of the one that there is."""
+    return initial.tokenizer.vocab_size if initial else vocab_size_for(sum(len(line.split()) for side in texts for line in side))
+
+
+def _model_settings(initial: CheckpointFolder | None) -> dict[str, Any] | None:
+    """Return the initial model's settings that a configuration can state."""
+    if initial is None:
+        return None
+    return {name: value for name, value in initial.config.to_dict().items() if name not in DECIDED}
+
+
+def _sampler(
+    file: TrainingFile, config: TrainingConfig, tokenizer: Tokenizer, texts: Texts, limits: tuple[int, int]
+) -> PairSampler:
+    """Encode the training text."""
+    max_lengths = min(config.training.max_length, limits[0]), min(config.training.max_length, limits[1])
+    try:
+        return PairSampler(tokenizer, texts, max_lengths, config.tokenizer.bpe_dropout, config.training.seed)
+    except InputError as error:
+        raise TrainingConfigError(complaint(file.origin, [("training.max_length", str(error))], file.lines)) from error
+
+
+def _encode_validation(
+    config: TrainingConfig, data_dir: Path, tokenizer: Tokenizer, texts: Texts, limits: tuple[int, int]
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Encode the validation text; what the model has no positions for is refused, where of training text it is left out."""
+    sides = tokenizer.encode_batch(texts[0]), tokenizer.encode_batch(texts[1])
+    for name, rows, limit in zip((config.data.validation_source, config.data.validation_target), sides, limits, strict=True):
+        for number, ids in enumerate(rows, start=1):
+            if len(ids) >= limit:
+                raise DataError(f"{data_dir / name}, line {number}: {len(ids) + 1} tokens where the model has {limit} positions")
+    return sides

@@ -1,0 +1,180 @@
+"""What a training run chooses by itself: for each setting that a configuration leaves out and that has no one good value, a rule.
+
+Rules follow the size of the text, counted once. What they chose is part of the run's record: a resumed run does not choose again.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from dragoman.model.sampler import Ids, bucket
+
+SMALL_TARGET_TOKENS, MEDIUM_TARGET_TOKENS = 2_000_000, 20_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class TextSize:
+    """How much there is to train on, once pairs that are too long are left out; tokens with the one special token of each side.
+
+    Attributes:
+        num_pairs: Pairs.
+        source_tokens: Tokens of all sources.
+        target_tokens: Tokens of all targets.
+        longer_tokens: Of each pair the longer side's tokens, summed: what batches are filled with.
+    """
+
+    num_pairs: int
+    source_tokens: int
+    target_tokens: int
+    longer_tokens: int
+
+    @classmethod
+    def of(cls, sources: Sequence[Ids], targets: Sequence[Ids]) -> Self:
+        """Count rows of ids without special tokens."""
+        lengths = [(len(source) + 1, len(target) + 1) for source, target in zip(sources, targets, strict=True)]
+        source_tokens, target_tokens = (sum(side) for side in zip(*lengths, strict=True))
+        return cls(len(lengths), source_tokens, target_tokens, sum(map(max, lengths)))
+
+    def to_dict(self) -> dict[str, int]:
+        """Return every field, ready for JSON."""
+        return asdict(self)
+
+
+class Settings:
+    """What is known of a configuration while rules are applied, one after the other.
+
+    Attributes:
+        size: Of the text.
+        num_batches: Tells for a batch size in tokens how many batches an epoch has.
+    """
+
+    def __init__(self, stated: Mapping[str, Any], size: TextSize, num_batches: Callable[[int], int]) -> None:
+        """Begin with what the configuration states, by dotted name."""
+        self.size, self.num_batches = size, num_batches
+        self._stated, self.chosen = stated, dict[str, Any]()
+
+    def __getitem__(self, name: str) -> Any:
+        """Return a setting that is stated or was chosen."""
+        return self._stated[name] if name in self._stated else self.chosen[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._stated or name in self.chosen
+
+    def by_size(self, small: Any, medium: Any, large: Any) -> Any:
+        """Return one of three by how many target tokens there are."""
+        if self.size.target_tokens <= SMALL_TARGET_TOKENS:
+            return small
+        return medium if self.size.target_tokens <= MEDIUM_TARGET_TOKENS else large
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How a setting is chosen where it is left out.
+
+    Attributes:
+        setting: Its dotted name.
+        text: The rule in words, as the documents have it.
+        choose: The rule; what it reads has been stated or chosen before.
+    """
+
+    setting: str
+    text: str
+    choose: Callable[[Settings], Any]
+
+
+def vocab_size_for(num_words: int) -> int:
+    """Return the size of the vocabulary for a text of so many words, both sides together; its growth follows Heaps' law."""
+    return min(32_000, max(300, 260 + round(5 * math.sqrt(num_words))))
+
+
+def _num_heads(width: Any) -> int:
+    """Return about one head for 64 of the width, at least 4 where they divide it."""
+    if not isinstance(width, int) or width < 1:
+        return 1  # refused later, by name
+    return next(heads for heads in range(max(4, width // 64), 0, -1) if width % heads == 0)
+
+
+def _max_tokens(settings: Settings) -> int:
+    longer = settings.size.longer_tokens
+    return min(4096, max(longer // 100, 16 * longer // settings.size.num_pairs, 256))
+
+
+def _num_steps_per_epoch(settings: Settings) -> int:
+    return settings.num_batches(settings["training.max_tokens"])
+
+
+def _learning_rate(settings: Settings) -> float:
+    rate = 1 / math.sqrt(settings["model.d_model"] * settings["training.warmup_steps"])
+    return float(f"{min(3e-3, rate):.2g}")
+
+
+def _validate_every(settings: Settings) -> int:
+    steps: int = settings["training.max_steps"]
+    return max(1, round(steps / 20 / _num_steps_per_epoch(settings)))
+
+
+VOCAB_SIZE = "tokenizer.vocab_size"
+VOCAB_SIZE_TEXT = "260 + 5·√(words of both sides), from 300 to 32,000"
+_SIZES = "up to 2 million target tokens, up to 20 million, beyond"
+RULES = (
+    Rule("model.d_model", f"128, 256, 512: {_SIZES}", lambda it: it.by_size(128, 256, 512)),
+    Rule(
+        "model.num_heads",
+        "d_model / 64, at least 4; fewer where that does not divide d_model",
+        lambda it: _num_heads(it["model.d_model"]),
+    ),
+    Rule("model.num_encoder_layers", f"3, 4, 6: {_SIZES}", lambda it: it.by_size(3, 4, 6)),
+    Rule("model.num_decoder_layers", f"3, 4, 6: {_SIZES}", lambda it: it.by_size(3, 4, 6)),
+    Rule("model.encoder_ffn_dim", "4 · d_model", lambda it: 4 * it["model.d_model"]),
+    Rule("model.decoder_ffn_dim", "4 · d_model", lambda it: 4 * it["model.d_model"]),
+    Rule("model.norm", "pre", lambda it: "pre"),
+    Rule("model.dropout", f"0.3, 0.2, 0.1: {_SIZES}", lambda it: it.by_size(0.3, 0.2, 0.1)),
+    Rule(
+        "training.max_tokens",
+        "a hundredth of the text's tokens (each pair's longer side), at least 256 and 16 average pairs, at most 4096",
+        _max_tokens,
+    ),
+    Rule(
+        "training.max_steps",
+        "75 epochs, at least 1,000 steps, at most 100,000",
+        lambda it: min(100_000, max(1000, 75 * _num_steps_per_epoch(it))),
+    ),
+    Rule(
+        "training.warmup_steps",
+        "a tenth of max_steps, at most 2,000",
+        lambda it: min(2000, max(1, it["training.max_steps"] // 10)),
+    ),
+    Rule("training.cooldown_steps", "a third of max_steps", lambda it: it["training.max_steps"] // 3),
+    Rule("training.learning_rate", "1/√(d_model · warmup_steps), at most 0.003", _learning_rate),
+    Rule("training.validate_every", "about 20 times in max_steps, at most once an epoch", _validate_every),
+)
+
+
+def choose(
+    stated: Mapping[str, Any], sources: Sequence[Ids], targets: Sequence[Ids], initial: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Choose every setting that has a rule and is not stated.
+
+    Args:
+        stated: The configuration's settings, by dotted name.
+        sources: The text's ids without special tokens.
+        targets: The same number of rows.
+        initial: The model's settings in the checkpoint to go on from, which stand where the configuration states none.
+
+    Returns:
+        What was chosen, by dotted name; without the vocabulary's size, with which the ids were made.
+    """
+
+    def num_batches(max_tokens: int) -> int:
+        return len(bucket(sources, targets, max_tokens, np.random.default_rng(0)))
+
+    settings = Settings(stated, TextSize.of(sources, targets), num_batches)
+    if initial is not None:
+        settings.chosen |= {f"model.{name}": value for name, value in initial.items() if f"model.{name}" not in stated}
+    for rule in RULES:
+        if rule.setting not in settings:
+            settings.chosen[rule.setting] = rule.choose(settings)
+    return settings.chosen
