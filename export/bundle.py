@@ -114,6 +114,7 @@ class Parity(Struct, frozen=True, forbid_unknown_fields=True):
         max_score_difference: Largest difference of a target token's log-probability between the scorer and eager PyTorch.
         max_attention_difference: The same of an attention weight.
         device: What the graphs ran on, and what of them did not run.
+        processor: The kind of processor that proved them, for example `avx512_vnni`; None in bundles that do not say.
         quality: What 8-bit arithmetic changes; None where there is none.
     """
 
@@ -127,6 +128,7 @@ class Parity(Struct, frozen=True, forbid_unknown_fields=True):
     max_score_difference: float
     max_attention_difference: float
     device: str = "cpu"
+    processor: str | None = None
     quality: Quality | None = None
 
 

@@ -2,23 +2,24 @@
 
 The graph that scores is in `scorer_graph`.
 
-Nothing here computes attention: when it is traced, a layer's attention becomes one `com.microsoft.GroupQueryAttention` node with as
-many key/value heads as query heads, the one operator of ONNX Runtime with a length per row and a cache that is updated in place.
+Nothing here computes attention: when it is traced (see `tracing`), a layer's attention becomes one `com.microsoft.GroupQueryAttention`
+node with as many key/value heads as query heads, the one operator of ONNX Runtime with a length per row and a cache that is updated
+in place.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dragoman.export.tensor_names import TensorNames
+from dragoman.export.recording import Recorder, axis_size, write_node
+from dragoman.export.tensor_names import TensorNames, cross_kv_names, self_kv_names
 from dragoman.model.attention import split_heads
 from dragoman.model.config import ModelConfig
 from dragoman.model.transformer import Transformer
 
 KeyValue = tuple[Tensor, Tensor]
-# Sizes to trace with: all different, and none of them 0 or 1, which tracing would take for constants.
-EXAMPLE_ROWS, EXAMPLE_SOURCE, EXAMPLE_CAPACITY = 2, 3, 5
 
 
 def group_query_attention(
@@ -47,23 +48,17 @@ def group_query_attention(
     num_rows, length, width = query.shape
     d_model = width if key_value[0] is not None else width // 3
     cache = past[0].shape if past[0] is not None else (num_rows, num_heads, length, d_model // num_heads)
-    attended, key, value = torch.onnx.ops.symbolic_multi_out(
-        "com.microsoft::GroupQueryAttention",
+    attended, key, value = write_node(
+        "GroupQueryAttention",
         (query, *key_value, *past, last_positions, capacity),
-        {"num_heads": num_heads, "kv_num_heads": num_heads, "causal": int(is_causal)},
-        dtypes=(query.dtype,) * 3,
-        shapes=((num_rows, length, d_model), cache, cache),
-        version=1,
+        ((num_rows, length, d_model), cache, cache),
+        (query.dtype,) * 3,
+        domain="com.microsoft",
+        num_heads=num_heads,
+        kv_num_heads=num_heads,
+        causal=int(is_causal),
     )
     return attended, key, value
-
-
-def axis_size(x: Tensor, axis: int) -> Tensor:
-    """Emit a node that reads the size of one axis, `[1]` int32."""
-    size: Tensor = torch.onnx.ops.symbolic(
-        "Shape", (x,), {"start": axis, "end": axis + 1}, dtype=torch.int64, shape=(1,), version=15
-    )
-    return size.to(torch.int32)
 
 
 class EncoderAttention:
@@ -150,11 +145,9 @@ class EncoderGraph(nn.Module):
         memory = self.encoder(src_ids, EncoderAttention(self.num_heads, src_ids, src_lens))
         return [split_heads(part, self.num_heads) for pair in self.decoder.project_memory(memory) for part in pair]
 
-    def example(self) -> tuple[dict[str, object], dict[str, object]]:
-        """Return inputs to trace with and the names of their dynamic axes."""
-        rows, source = torch.export.Dim("B"), torch.export.Dim("S")
-        ids = torch.zeros(EXAMPLE_ROWS, EXAMPLE_SOURCE, dtype=torch.int64)
-        return {"src_ids": ids, "src_lens": ids[:, 0] + 1}, {"src_ids": {0: rows, 1: source}, "src_lens": {0: rows}}
+    def inputs(self, recorder: Recorder) -> dict[str, Any]:
+        """Add the graph's inputs; return them as `forward` takes them."""
+        return {"src_ids": recorder.input("src_ids", ("B", "S")), "src_lens": recorder.input("src_lens", ("B",))}
 
 
 class StepGraph(nn.Module):
@@ -203,39 +196,21 @@ class StepGraph(nn.Module):
         backend = CachedAttention(self.config.num_heads, positions, src_lens, self_kv, cross_kv)
         hidden = self.decoder(prev_ids, positions, backend)
         log_probs = self.decoder.next_token_logits(hidden).log_softmax(-1)
-        shape = (prev_ids.shape[0], EXAMPLE_CAPACITY)  # K is known at run time only; the exporter names the axis
-        values, ids = torch.onnx.ops.symbolic_multi_out(
-            "TopK",
-            (log_probs, num_candidates),
-            {"axis": -1},
-            dtypes=(torch.float32, torch.int64),
-            shapes=(shape, shape),
-            version=11,
-        )
+        shape = prev_ids.shape[0], "K"
+        values, ids = write_node("TopK", (log_probs, num_candidates), (shape, shape), (torch.float32, torch.int64), axis=-1)
         return ids, values, *(part for pair in backend.self_kv for part in pair)
 
-    def example(self) -> tuple[dict[str, object], dict[str, object]]:
-        """Return inputs to trace with and the names of their dynamic axes."""
-        config = self.config
-        rows, capacity, source = (torch.export.Dim(name) for name in "NTS")
+    def inputs(self, recorder: Recorder) -> dict[str, Any]:
+        """Add the graph's inputs; return them as `forward` takes them."""
+        config, dtype = self.config, self.decoder.output_weight.dtype
 
-        def rows_of_ones() -> Tensor:  # a tensor each: inputs that share one would become one input
-            return torch.ones(EXAMPLE_ROWS, dtype=torch.int64)
+        def caches(names: Sequence[str], capacity: str) -> list[tuple[Any, ...]]:
+            values = [recorder.input(name, ("N", config.num_heads, capacity, config.head_dim), dtype) for name in names]
+            return list(zip(values[::2], values[1::2], strict=True))
 
-        def caches(size: int) -> list[KeyValue]:
-            shape, dtype = (EXAMPLE_ROWS, config.num_heads, size, config.head_dim), self.decoder.output_weight.dtype
-            return [(torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype)) for _ in range(config.num_decoder_layers)]
-
-        inputs: dict[str, object] = {
-            "prev_ids": rows_of_ones(),
-            "positions": rows_of_ones(),
-            "src_lens": rows_of_ones(),
-            "num_candidates": torch.ones(1, dtype=torch.int64),
-            "self_kv": caches(EXAMPLE_CAPACITY),
-            "cross_kv": caches(EXAMPLE_SOURCE),
+        return {
+            **{name: recorder.input(name, ("N",)) for name in ("prev_ids", "positions", "src_lens")},
+            "num_candidates": recorder.input("num_candidates", (1,)),
+            "self_kv": caches(self_kv_names(config.num_decoder_layers), "T"),
+            "cross_kv": caches(cross_kv_names(config.num_decoder_layers), "S"),
         }
-        axes: dict[str, object] = {name: {0: rows} for name in ("prev_ids", "positions", "src_lens")}
-        axes["num_candidates"] = {}
-        axes["self_kv"] = [({0: rows, 2: capacity},) * 2] * config.num_decoder_layers
-        axes["cross_kv"] = [({0: rows, 2: source},) * 2] * config.num_decoder_layers
-        return inputs, axes

@@ -48,6 +48,8 @@ class ParityReport(Struct, frozen=True, forbid_unknown_fields=True):
         max_score_difference: Largest difference of a target token's log-probability between the scorer and the eager model.
         max_attention_difference: The same of an attention weight.
         device: What the graphs ran on, and what of them did not run.
+        processor: The kind of processor that proved them, see `processor.processor_kind`.
+        quality: What 8-bit arithmetic changes; None where there is none.
     """
 
     tolerance: float
@@ -65,6 +67,7 @@ class ParityReport(Struct, frozen=True, forbid_unknown_fields=True):
     max_score_difference: float
     max_attention_difference: float
     device: str = "cpu"
+    processor: str | None = None
     quality: Quality | None = None
 
     def headline(self) -> Parity:

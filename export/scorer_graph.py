@@ -2,19 +2,13 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dragoman.export.graphs import (
-    EXAMPLE_CAPACITY,
-    EXAMPLE_ROWS,
-    EXAMPLE_SOURCE,
-    EncoderAttention,
-    KeyValue,
-    axis_size,
-    group_query_attention,
-)
+from dragoman.export.graphs import EncoderAttention, KeyValue, group_query_attention
+from dragoman.export.recording import Recorder, axis_size
 from dragoman.export.tensor_names import TensorNames
 from dragoman.model.attention import merge_heads, padding_mask, split_heads
 from dragoman.model.transformer import Transformer, at_least_single
@@ -115,17 +109,7 @@ class ScorerGraph(nn.Module):
         log_probs = self.decoder.next_token_logits(hidden).log_softmax(-1).gather(-1, labels.flatten()[:, None])
         return log_probs.view(labels.shape), torch.stack(backend.weights, 1)
 
-    def example(self) -> tuple[dict[str, object], dict[str, object]]:
-        """Return inputs to trace with and the names of their dynamic axes."""
-        rows, source, target = (torch.export.Dim(name) for name in "BST")
-        shape = EXAMPLE_ROWS, EXAMPLE_CAPACITY
-        inputs: dict[str, object] = {
-            "src_ids": torch.zeros(EXAMPLE_ROWS, EXAMPLE_SOURCE, dtype=torch.int64),
-            "src_lens": torch.ones(EXAMPLE_ROWS, dtype=torch.int64),
-            "tgt_ids": torch.zeros(shape, dtype=torch.int64),
-            "tgt_lens": torch.ones(EXAMPLE_ROWS, dtype=torch.int64),
-            "labels": torch.zeros(shape, dtype=torch.int64),
-        }
-        axes: dict[str, object] = {name: {0: rows, 1: target} for name in ("tgt_ids", "labels")}
-        axes |= {"src_ids": {0: rows, 1: source}, "src_lens": {0: rows}, "tgt_lens": {0: rows}}
-        return inputs, {name: axes[name] for name in inputs}
+    def inputs(self, recorder: Recorder) -> dict[str, Any]:
+        """Add the graph's inputs; return them as `forward` takes them."""
+        axes = {"src_ids": ("B", "S"), "src_lens": ("B",), "tgt_ids": ("B", "T"), "tgt_lens": ("B",), "labels": ("B", "T")}
+        return {name: recorder.input(name, axes[name]) for name in self.input_names}

@@ -1,56 +1,43 @@
-"""From a graph module to an ONNX file: trace, fold what does not depend on the input, take out what would differ from run to run.
+"""From a graph module to an ONNX file: record what it computes, fold the output bias, name everything by its place.
 
 The bytes written depend on the weights and the libraries' versions alone: no time, no path and no stack trace is left in them.
 """
 
 import hashlib
-import logging
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import onnx_ir
-import onnxscript.optimizer
 import torch
 from onnx_ir.passes.common import ClearMetadataAndDocStringPass, RemoveUnusedNodesPass, RemoveUnusedOpsetsPass
 
+from dragoman.export.functions import Functions
 from dragoman.export.graphs import EncoderGraph, StepGraph
+from dragoman.export.recording import Recorder
 from dragoman.export.scorer_graph import ScorerGraph
 
-OPSET_VERSION = 20
 IR_VERSION = 10
-NO_LIMIT = 2**62
 # Tensors of at most this many bytes stay in the graph's own file: shapes and scalars.
 MAX_INLINE_BYTES = 256
 
 
 def trace(module: EncoderGraph | StepGraph | ScorerGraph) -> onnx_ir.Model:
-    """Return a module's ONNX graph, folded and stripped, its weights still shared with the module."""
-    inputs, axes = module.eval().example()
-    with _quiet(), torch.no_grad():
-        program = torch.onnx.export(
-            module,
-            (),
-            kwargs=inputs,
-            dynamic_shapes=axes,
-            dynamo=True,
-            opset_version=OPSET_VERSION,
-            input_names=module.input_names,
-            output_names=module.output_names,
-            optimize=False,
-            verbose=False,
-        )
-        assert program is not None
-        model = onnxscript.optimizer.optimize(program.model, input_size_limit=NO_LIMIT, output_size_limit=NO_LIMIT)
+    """Return a module's ONNX graph, stripped, its weights still shared with the module.
+
+    Raises:
+        UnknownOperation: If the module does something that `recording` cannot write.
+    """
+    recorder = Recorder(module.eval())
+    with torch.no_grad(), Functions():
+        results = module(**module.inputs(recorder))
+    for name, result in zip(module.output_names, results, strict=True):
+        recorder.output(name, result)
+    model = onnx_ir.Model(recorder.graph, ir_version=IR_VERSION)
     _fold_output_bias(model.graph)
     RemoveUnusedNodesPass()(model)
     RemoveUnusedOpsetsPass()(model)
     _drop_unused_outputs(model.graph)
-    if isinstance(module, StepGraph):
-        for value in model.graph.outputs[:2]:
-            value.shape = onnx_ir.Shape(["N", "K"])
     _strip(model)
     assert input_output_names(model) == (module.input_names, module.output_names), "tracing dropped an input or an output"
     return model
@@ -93,22 +80,6 @@ def write_sharing(model: onnx_ir.Model, graph_path: Path, others: Sequence[Path]
 def _fingerprint(tensor: onnx_ir.TensorProtocol) -> tuple[str, tuple[object, ...], str]:
     """Return what two tensors that are the same have in common."""
     return str(tensor.dtype), tuple(tensor.shape), hashlib.sha256(tensor.tobytes()).hexdigest()
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep the libraries' remarks about their own internals from the terminal; errors are raised all the same."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
 
 
 def _fold_output_bias(graph: onnx_ir.Graph) -> None:

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
 import torch
 
 from dragoman.export.bundle import DECODER_FILE, ENCODER_FILE, SCORER_FILE, BundleError, Tensors, cross_kv_names, self_kv_names
 from dragoman.export.parity import Comparison, CrossKV, EagerReference, Floats, Ints, ParityError, ParityReport, Row, drive
+from dragoman.export.processor import processor_kind
 from dragoman.export.scorer_parity import Pair, ScorerComparison, check_scorer, padded
+from dragoman.export.session import Session, open_session
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.config import ModelConfig
 from dragoman.model.decode import Hypothesis, greedy_search
@@ -40,9 +41,7 @@ SENTENCES = (
 class OnnxSlots:
     """Cache buffers of which the first n rows are bound for a step, as input and as output."""
 
-    def __init__(
-        self, session: onnxruntime.InferenceSession, config: ModelConfig, num_slots: int, max_targets: int, max_sources: int
-    ) -> None:
+    def __init__(self, session: Session, config: ModelConfig, num_slots: int, max_targets: int, max_sources: int) -> None:
         """Allocate buffers, full of noise, so that a step which reads beyond a row's own keys is found out."""
         noise = np.random.default_rng(0)
         layers, heads, width = config.num_decoder_layers, config.num_heads, config.head_dim
@@ -90,21 +89,25 @@ class OnnxSlots:
 class OnnxRunner:
     """The graphs of a directory in CPU sessions."""
 
-    def __init__(self, directory: Path, config: ModelConfig, num_threads: int | None = None) -> None:
+    def __init__(
+        self, directory: Path, config: ModelConfig, num_threads: int | None = None, is_precise: bool | None = None
+    ) -> None:
         """Load them; without a number of threads they get as many as PyTorch has.
+
+        Args:
+            directory: Where they are.
+            config: Of their model.
+            num_threads: Of each session.
+            is_precise: See `open_session`.
 
         Raises:
             BundleError: If ONNX Runtime cannot, or if their inputs and outputs are not those of the bundle format.
         """
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = num_threads or torch.get_num_threads()
-        options.log_severity_level = 4
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        options.add_session_config_entry("session.x64quantprecision", "1")  # no overflow in processors without VNNI
+        threads = num_threads or torch.get_num_threads()
         sessions = []
         for name in (ENCODER_FILE, DECODER_FILE, SCORER_FILE):
             try:
-                sessions.append(onnxruntime.InferenceSession(directory / name, options, providers=["CPUExecutionProvider"]))
+                sessions.append(open_session(directory / name, threads, is_precise=is_precise))
             except Exception as error:  # the library's errors have no common base but this
                 raise BundleError(f"{directory / name}: ONNX Runtime cannot load it: {error}") from error
         self.config = config
@@ -197,6 +200,7 @@ def compare(
         num_pairs=len(pairs),
         max_score_difference=scores.max_log_prob_difference,
         max_attention_difference=scores.max_attention_difference,
+        processor=processor_kind(),
     )
 
 

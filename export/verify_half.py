@@ -12,13 +12,13 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import onnx_ir
-import onnxruntime
 import torch
 
-from dragoman.export.bundle import DECODER_FILE, ENCODER_FILE, SCORER_FILE, BundleError
+from dragoman.export.bundle import DECODER_FILE, ENCODER_FILE, SCORER_FILE
 from dragoman.export.half import DTYPES, halved
 from dragoman.export.parity import ParityError, ParityReport
 from dragoman.export.quality import MAX_BLEU_LOSS, MAX_CHRF_LOSS, QualityTexts
+from dragoman.export.session import Session, has_cuda, open_on_cuda
 from dragoman.export.verify import (
     MAX_NEW_TOKENS,
     NUM_SLOTS,
@@ -39,16 +39,13 @@ WIDENED_TOLERANCE = 1e-3
 """The same between a widened graph and the model with the same weights, which differ by what is rounded between layers."""
 MIN_AGREEMENT = {"fp16": 0.9, "bf16": 0.6}
 """Share of sources, most of them random tokens, whose greedy answer must be that of single precision to the last token."""
-CUDA_PROVIDER = "CUDAExecutionProvider"
 WIDENED = "cpu, widened to fp32; not run in bf16"
 
 
 class HalfSlots(OnnxSlots):
     """Cache buffers of 16-bit floats."""
 
-    def __init__(
-        self, session: onnxruntime.InferenceSession, config: ModelConfig, num_slots: int, max_targets: int, max_sources: int
-    ) -> None:
+    def __init__(self, session: Session, config: ModelConfig, num_slots: int, max_targets: int, max_sources: int) -> None:
         super().__init__(session, config, num_slots, max_targets, max_sources)
         for buffers in (self.self_kv, self.cross_kv):
             for name, buffer in buffers.items():
@@ -61,27 +58,15 @@ class HalfRunner(OnnxRunner):
     def __init__(self, directory: Path, config: ModelConfig) -> None:
         super().__init__(directory, config)
         self.device = "cpu"
-        if torch.cuda.is_available() and CUDA_PROVIDER in onnxruntime.get_available_providers():
+        if torch.cuda.is_available() and has_cuda():
             self.encoder, self.decoder, self.scorer = (
-                _open_on_cuda(directory / name) for name in (ENCODER_FILE, DECODER_FILE, SCORER_FILE)
+                open_on_cuda(directory / name) for name in (ENCODER_FILE, DECODER_FILE, SCORER_FILE)
             )
             self.device = "cuda"
 
     def slots(self, num_slots: int, max_targets: int, max_sources: int) -> HalfSlots:
         """See `Runner`."""
         return HalfSlots(self.decoder, self.config, num_slots, max_targets, max_sources)
-
-
-def _open_on_cuda(path: Path) -> onnxruntime.InferenceSession:
-    """Load a graph on CUDA, and nowhere else.
-
-    Raises:
-        BundleError: If it does not run there.
-    """
-    session = onnxruntime.InferenceSession(path, providers=[CUDA_PROVIDER, "CPUExecutionProvider"])
-    if CUDA_PROVIDER not in session.get_providers():
-        raise BundleError(f"{path}: there is a CUDA device, but ONNX Runtime does not load its CUDA provider")
-    return session
 
 
 def verify_half(checkpoint: Checkpoint, directory: Path, precision: str, texts: QualityTexts | None = None) -> ParityReport:

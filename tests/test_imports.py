@@ -20,7 +20,7 @@ HOMES = {
     "google": (*GRPC, "server/telemetry/tracing.py"),
     "zmq": ("server/engine/client.py", "server/engine/process.py"),
     "prometheus_client": ("server/main.py", "server/telemetry/"),
-    "onnxruntime": ("server/runtime/", "export/verify.py", "export/verify_half.py"),
+    "onnxruntime": ("server/runtime/", "export/session.py"),
     "onnx": ("export/",),
     "torch": ("model/", "export/", "dragoman/cli/training.py"),
     "opentelemetry": ("server/telemetry/tracing.py", "dragoman/client/trace.py"),

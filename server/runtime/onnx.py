@@ -7,12 +7,10 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from dragoman.export.bundle import Bundle
+from dragoman.export.session import open_session
 from dragoman.server.engine.search.candidates import Candidates
 from dragoman.server.runtime.cache import SlotCache
-from dragoman.server.runtime.processor import overflows_in_8_bits
 
-PROVIDER = "CPUExecutionProvider"
-SPIN_MICROSECONDS = "200"
 # Bindings with more candidates are rare, and their buffers large: they are made anew each time.
 MAX_KEPT_CANDIDATES = 256
 # A binding takes 0.1 ms to make; of those that are kept the oldest goes first.
@@ -119,24 +117,6 @@ class OnnxRunner:
         if num_candidates <= MAX_KEPT_CANDIDATES:
             self._buffers[num_candidates] = candidates
         return candidates
-
-
-def open_session(path: str, num_threads: int) -> onnxruntime.InferenceSession:
-    """Load a graph, and make sure that it runs where it was meant to."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = num_threads
-    options.inter_op_num_threads = 1
-    options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
-    options.log_severity_level = 3
-    # Shapes differ from run to run: an arena and memory patterns keep something for each of them and never give it back.
-    options.enable_cpu_mem_arena = False
-    options.enable_mem_pattern = False
-    options.add_session_config_entry("session.intra_op.spin_duration_us", SPIN_MICROSECONDS)
-    if overflows_in_8_bits():  # the way that does not costs processors with VNNI half of their speed
-        options.add_session_config_entry("session.x64quantprecision", "1")
-    session = onnxruntime.InferenceSession(path, options, providers=[PROVIDER])
-    assert session.get_providers() == [PROVIDER]
-    return session
 
 
 def _bind_input(binding: onnxruntime.IOBinding, name: str, array: NDArray[np.generic]) -> None:

@@ -8,7 +8,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from dragoman.export.bundle import Bundle, BundleError
-from dragoman.server.runtime.onnx import open_session
+from dragoman.export.session import open_session
 
 OpenSession = Callable[[Path], onnxruntime.InferenceSession]
 

@@ -11,8 +11,9 @@ import pytest
 from dragoman.export import quantize
 from dragoman.export.bundle import Bundle
 from dragoman.export.exporter import ExportError, export_checkpoint
-from dragoman.export.parity import Floats, Ints, ParityError
-from dragoman.export.quality import QualityTexts, check_rows_apart, verify_quantized
+from dragoman.export.parity import Floats, Ints, ParityError, drive
+from dragoman.export.processor import overflows_in_8_bits
+from dragoman.export.quality import Divergence, QualityTexts, answer_rows, check_rows_apart, verify_quantized
 from dragoman.export.quantize import ScaleCounts
 from dragoman.export.verify import OnnxRunner, OnnxSlots, forced_rows
 from dragoman.model.checkpoint import Checkpoint
@@ -28,6 +29,19 @@ def int8(checkpoint_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     output = tmp_path_factory.mktemp("int8") / "tiny"
     export_checkpoint(checkpoint_dir, output, "int8", calibration=["a dog and a cat run", "the cat sat"])
     return output
+
+
+@pytest.mark.parametrize("is_precise", [True, False], ids=["precise", "fast"])
+def test_graphs_agree_with_single_precision_in_both_ways_to_multiply(int8: Path, checkpoint: Checkpoint, is_precise: bool) -> None:
+    """The shipped way is one of the two; the other one is right as well, unless it overflows."""
+    if not is_precise and overflows_in_8_bits():
+        pytest.skip("the fast products of this processor may overflow, so that it is never served with them")
+    config, rows, divergence = checkpoint.model.config, answer_rows(checkpoint), Divergence(checkpoint)
+    runner = OnnxRunner(int8, config, 1, is_precise=is_precise)
+    drive(runner, rows, 8, config.target_vocab_size, False, divergence.observe)
+    assert np.mean(divergence.divergences) < 0.05
+    assert divergence.num_agreed > 0.8 * len(divergence.divergences)
+    assert check_rows_apart([runner], forced_rows(config)[:8]) == 8
 
 
 def patch_step(monkeypatch: pytest.MonkeyPatch, change: Callable[[Ints, Floats], tuple[Ints, Floats]]) -> None:

@@ -1,15 +1,17 @@
 """Quantised products are close to what they stand for, saturate, and keep rows apart."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx_ir
-import onnxruntime
 import pytest
 from numpy.typing import NDArray
 from onnx_ir import Graph, Model, Value
 
+from dragoman.export.processor import overflows_in_8_bits
 from dragoman.export.quantize import HEADROOM, MAX_SPREAD, ActivationRange, Floats, find_products, quantize, quantize_columns
+from dragoman.export.session import PRECISION_OPTION, Session, open_session
 from dragoman.export.tracing import write
 
 WIDTH, HIDDEN = 24, 40
@@ -40,13 +42,23 @@ def network() -> Model:
     return Model(graph, ir_version=10)
 
 
-def run(model: Model, folder: Path, rows: Floats, num_threads: int = 1) -> NDArray[np.float32]:
-    write(model, folder / "graph.onnx", "graph.weights")
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = num_threads
-    session = onnxruntime.InferenceSession(folder / "graph.onnx", options, providers=["CPUExecutionProvider"])
-    result: NDArray[np.float32] = session.run(None, {"x": rows})[0]
-    return result
+Run = Callable[..., NDArray[np.float32]]
+
+
+@pytest.fixture(params=["precise", "fast"])
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
+    """Run a graph as the server would, in both ways to multiply 8-bit numbers where both are right."""
+    is_precise = request.param == "precise"
+    if not is_precise and overflows_in_8_bits():
+        pytest.skip("the fast products of this processor may overflow, so that it is never served with them")
+
+    def run_graph(model: Model, rows: Floats, num_threads: int = 1) -> NDArray[np.float32]:
+        write(model, tmp_path / "graph.onnx", "graph.weights")
+        session = open_session(tmp_path / "graph.onnx", num_threads, is_precise=is_precise)
+        result: NDArray[np.float32] = session.run(None, {"x": rows})[0]
+        return result
+
+    return run_graph
 
 
 def quantized(first: ActivationRange | None, second: ActivationRange | None) -> Model:
@@ -82,10 +94,10 @@ def test_levels_cover_the_range_with_headroom_and_have_an_exact_zero(found: Acti
 
 @pytest.mark.parametrize("first", [EVEN, WILD, None], ids=["constant", "wild", "none"])
 @pytest.mark.parametrize("second", [POSITIVE, None], ids=["constant", "none"])
-def test_result_is_close_to_single_precision(tmp_path: Path, first: ActivationRange | None, second: ActivationRange | None) -> None:
+def test_result_is_close_to_single_precision(run: Run, first: ActivationRange | None, second: ActivationRange | None) -> None:
     rows = np.random.default_rng(3).standard_normal((50, WIDTH)).astype(np.float32)
     expected = np.maximum(rows @ FIRST.T + BIAS, 0) @ SECOND.T
-    found = run(quantized(first, second), tmp_path, rows)
+    found = run(quantized(first, second), rows)
     assert np.abs(found - expected).max() < 0.04 * np.abs(expected).max()
     assert np.abs(found - expected).max() > 0, "something was quantised"
 
@@ -105,39 +117,39 @@ def test_constant_scales_need_two_nodes_a_product_and_no_relu() -> None:
 
 @pytest.mark.parametrize("first", [EVEN, None], ids=["constant", "row"])
 @pytest.mark.parametrize("num_threads", [1, 2])
-def test_row_has_the_same_bits_in_every_company(tmp_path: Path, first: ActivationRange | None, num_threads: int) -> None:
+def test_row_has_the_same_bits_in_every_company(run: Run, first: ActivationRange | None, num_threads: int) -> None:
     random = np.random.default_rng(4)
     model = quantized(first, POSITIVE if first else None)
     rows = random.standard_normal((70, WIDTH)).astype(np.float32)
-    together = run(model, tmp_path, rows)
+    together = run(model, rows)
     for _ in range(12):
         chosen = random.permutation(70)[: random.integers(1, 70)]
         company = rows * 1000.0
         company[chosen] = rows[chosen]
         order = random.permutation(70)
         assert np.array_equal(
-            run(model, tmp_path, company[order], num_threads)[np.isin(order, chosen)], together[order[np.isin(order, chosen)]]
+            run(model, company[order], num_threads)[np.isin(order, chosen)], together[order[np.isin(order, chosen)]]
         )
-        assert np.array_equal(run(model, tmp_path, rows[chosen], num_threads), together[chosen])
+        assert np.array_equal(run(model, rows[chosen], num_threads), together[chosen])
 
 
-def test_values_beyond_the_range_saturate(tmp_path: Path) -> None:
+def test_values_beyond_the_range_saturate(run: Run) -> None:
     model = quantized(EVEN, POSITIVE)
     limit = np.float32(10 * EVEN.high)
     rows = np.array([[sign * limit] * WIDTH for sign in (-1, 1)], np.float32)
-    assert np.array_equal(run(model, tmp_path, rows), run(model, tmp_path, 1000 * rows))
-    assert np.array_equal(run(model, tmp_path, rows), run(model, tmp_path, rows / 8))
+    assert np.array_equal(run(model, rows), run(model, 1000 * rows))
+    assert np.array_equal(run(model, rows), run(model, rows / 8))
 
 
 @pytest.mark.parametrize("value", [0.0, 1e-30, 1e30])
-def test_row_of_any_size_gives_finite_results(tmp_path: Path, value: float) -> None:
+def test_row_of_any_size_gives_finite_results(run: Run, value: float) -> None:
     rows = np.full((2, WIDTH), value, np.float32)
     rows[1] = 1.0
-    found = run(quantized(None, None), tmp_path, rows)
+    found = run(quantized(None, None), rows)
     assert np.isfinite(found).all()
 
 
-def test_extreme_levels_do_not_overflow_between_two_products(tmp_path: Path) -> None:
+def test_extreme_levels_do_not_overflow_between_two_products(run: Run) -> None:
     """Processors without VNNI add two 8-bit products in 16 bits, which the largest levels overflow unless told otherwise."""
     model = network()
     weights = {"a": np.ones_like(FIRST), "c": np.ones_like(SECOND.T)}
@@ -145,6 +157,37 @@ def test_extreme_levels_do_not_overflow_between_two_products(tmp_path: Path) -> 
         model.graph.initializers[name].const_value = onnx_ir.tensor(np.ascontiguousarray(array), name=name)
     keys = [product.key for product in find_products(model.graph)]
     quantize(model, dict(zip(keys, (EVEN, ActivationRange(0.0, 200.0, 100.0)), strict=True)))
-    found = run(model, tmp_path, np.full((3, WIDTH), 5.0, np.float32))
+    found = run(model, np.full((3, WIDTH), 5.0, np.float32))
     expected = np.maximum(5.0 * WIDTH + BIAS, 0).sum()
     assert np.abs(found / expected - 1).max() < 0.01
+
+
+def is_precise_session(session: Session) -> bool:
+    """Tell whether a session was opened with the option; ONNX Runtime raises where it was not given."""
+    try:
+        return str(session.get_session_options().get_session_config_entry(PRECISION_OPTION)) == "1"
+    except RuntimeError:
+        return False
+
+
+@pytest.mark.parametrize("may_overflow", [False, True])
+def test_products_are_computed_the_way_that_is_right_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, may_overflow: bool
+) -> None:
+    write(network(), tmp_path / "graph.onnx", "graph.weights")
+    monkeypatch.setattr("dragoman.export.session.overflows_in_8_bits", lambda: may_overflow)
+    assert is_precise_session(open_session(tmp_path / "graph.onnx", 1)) is may_overflow
+    for is_precise in (False, True):
+        session = open_session(tmp_path / "graph.onnx", 1, is_precise=is_precise)
+        assert is_precise_session(session) is is_precise, "who asks for one way gets it"
+
+
+def test_both_ways_to_multiply_give_the_same_sums(tmp_path: Path) -> None:
+    if overflows_in_8_bits():
+        pytest.skip("the fast products of this processor may overflow")
+    rows = np.random.default_rng(6).standard_normal((9, WIDTH)).astype(np.float32)
+    write(quantized(EVEN, POSITIVE), tmp_path / "graph.onnx", "graph.weights")
+    precise, fast = (
+        open_session(tmp_path / "graph.onnx", 1, is_precise=is_precise).run(None, {"x": rows})[0] for is_precise in (True, False)
+    )
+    assert np.array_equal(precise, fast)

@@ -10,8 +10,8 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
+from dragoman.export.session import open_session
 from dragoman.server.runtime.device.device import OutOfDeviceMemory
-from dragoman.server.runtime.onnx import open_session
 
 
 class HostDevice:

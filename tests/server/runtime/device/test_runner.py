@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.export.bundle import Bundle
+from dragoman.export.session import open_session
 from dragoman.server.engine.engine import Engine
 from dragoman.server.engine.messages import Finished, Request, Sampling, SearchOptions
 from dragoman.server.engine.scheduler import Limits
@@ -20,7 +21,7 @@ from dragoman.server.runtime.device.device import DeviceError, OutOfDeviceMemory
 from dragoman.server.runtime.device.host import HostDevice
 from dragoman.server.runtime.device.model import DeviceModel
 from dragoman.server.runtime.device.runner import DeviceRunner
-from dragoman.server.runtime.onnx import OnnxRunner, open_session
+from dragoman.server.runtime.onnx import OnnxRunner
 from dragoman.server.runtime.runner import Runner
 
 MAX_ROWS, START, EOS = 6, 2, 1

@@ -1,0 +1,101 @@
+"""PyTorch's functions on recorded tensors: which nodes each of them writes."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from dragoman.export.recording import Recorded, Size, UnknownOperation
+
+
+class Functions(TorchFunctionMode):
+    """While entered, functions of recorded tensors and sizes write nodes; those of weights alone are computed."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Write or compute one call.
+
+        Raises:
+            UnknownOperation: If the function is not known.
+        """
+        kwargs = kwargs or {}
+        if not any(isinstance(x, Recorded | Size) for x in _leaves((args, *kwargs.values()))):
+            return func(*args, **kwargs)
+        write = WRITERS.get(func)
+        if write is None:
+            raise UnknownOperation(f"tracing does not know {getattr(func, '__name__', func)}")
+        return write(*args, **kwargs)
+
+
+def _leaves(x: object) -> Iterable[object]:
+    if isinstance(x, tuple | list):
+        for part in x:
+            yield from _leaves(part)
+    else:
+        yield x
+
+
+def _arange(size: Size, device: torch.device | None = None) -> Recorded:
+    """Count from 0 up to the size of an axis."""
+    recorder = size.owner.recorder
+    zero, one = (torch.tensor(number, dtype=torch.int64) for number in (0, 1))
+    stop = recorder.emit("Squeeze", [recorder.size(size)])[0]
+    return Recorded(recorder, recorder.emit("Range", [zero, stop, one])[0], (size,), torch.int64)
+
+
+def _embedding(ids: Recorded, weight: Tensor, *_: object, **__: object) -> Recorded:
+    """Look up rows of a table."""
+    return ids.emit("Gather", [weight, ids], (*ids.shape, weight.shape[1]), weight.dtype, axis=0)
+
+
+def _linear(x: Recorded, weight: Tensor, bias: Tensor | None = None) -> Recorded:
+    """Multiply by a transposed matrix: rows without a time axis by it as it is, others by a copy, which Gemm does not take."""
+    shape = (*x.shape[:-1], weight.shape[0])
+    if len(x.shape) == 2:
+        return x.emit("Gemm", [x, weight] if bias is None else [x, weight, bias], shape, transB=1)
+    product = x.emit("MatMul", [x, x.recorder.transposed(weight)], shape)
+    return product if bias is None else product + bias
+
+
+def _layer_norm(
+    x: Recorded, normalized_shape: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> Recorded:
+    """Normalise the last axis."""
+    if len(normalized_shape) != 1 or weight is None or bias is None:
+        raise UnknownOperation("tracing knows a layer norm of one axis, with weight and bias")
+    return x.emit("LayerNormalization", [x, weight, bias], x.shape, axis=-1, epsilon=eps)
+
+
+def _relu(x: Recorded, inplace: bool = False) -> Recorded:
+    return x.emit("Relu", [x], x.shape)
+
+
+def _gelu(x: Recorded, approximate: str = "none") -> Recorded:
+    return x.emit("Gelu", [x], x.shape, approximate=approximate)
+
+
+def _silu(x: Recorded, inplace: bool = False) -> Recorded:
+    return x.binary("Mul", x.emit("Sigmoid", [x], x.shape))
+
+
+def _stack(tensors: Sequence[Recorded], dim: int = 0) -> Recorded:
+    """Put tensors side by side on a new axis."""
+    first = tensors[0]
+    shape = (*first.shape[:dim], len(tensors), *first.shape[dim:])
+    return first.emit("Concat", [x.unsqueeze(dim) for x in tensors], shape, axis=dim)
+
+
+WRITERS: dict[Callable[..., Any], Callable[..., Recorded]] = {
+    torch.arange: _arange,
+    F.embedding: _embedding,
+    F.linear: _linear,
+    F.layer_norm: _layer_norm,
+    F.relu: _relu,
+    F.gelu: _gelu,
+    F.silu: _silu,
+    torch.stack: _stack,
+}

@@ -1,0 +1,58 @@
+"""How a graph is opened on the CPU: by the server, by the gate that proves a bundle, and by tests, so that all compute alike.
+
+The server imports this file, so it imports neither torch nor ONNX.
+"""
+
+from pathlib import Path
+
+import onnxruntime
+
+from dragoman.export.bundle import BundleError
+from dragoman.export.processor import overflows_in_8_bits
+
+Session = onnxruntime.InferenceSession
+PROVIDER, CUDA_PROVIDER = "CPUExecutionProvider", "CUDAExecutionProvider"
+SPIN_MICROSECONDS = "200"
+PRECISION_OPTION = "session.x64quantprecision"
+
+
+def open_session(path: str | Path, num_threads: int, *, is_precise: bool | None = None) -> Session:
+    """Load a graph, and make sure that it runs where it was meant to.
+
+    Args:
+        path: The graph; its weights lie beside it.
+        num_threads: Threads of the session's pool, the calling one included.
+        is_precise: Whether products of 8-bit numbers are computed the way that cannot overflow on x86 without VNNI. It costs
+            processors with VNNI half of their speed, so by default only processors that may overflow compute so.
+    """
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = num_threads
+    options.inter_op_num_threads = 1
+    options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
+    options.log_severity_level = 4  # what fails is raised, too
+    # Shapes differ from run to run: an arena and memory patterns keep something for each of them and never give it back.
+    options.enable_cpu_mem_arena = False
+    options.enable_mem_pattern = False
+    options.add_session_config_entry("session.intra_op.spin_duration_us", SPIN_MICROSECONDS)
+    if overflows_in_8_bits() if is_precise is None else is_precise:
+        options.add_session_config_entry(PRECISION_OPTION, "1")
+    session = onnxruntime.InferenceSession(path, options, providers=[PROVIDER])
+    assert session.get_providers() == [PROVIDER]
+    return session
+
+
+def has_cuda() -> bool:
+    """Tell whether this ONNX Runtime was built for CUDA."""
+    return CUDA_PROVIDER in onnxruntime.get_available_providers()
+
+
+def open_on_cuda(path: Path) -> Session:
+    """Load a graph on CUDA, as nothing but the gate does: the server keeps its caches there, see `server.runtime.device`.
+
+    Raises:
+        BundleError: If it does not run there.
+    """
+    session = onnxruntime.InferenceSession(path, providers=[CUDA_PROVIDER, PROVIDER])
+    if CUDA_PROVIDER not in session.get_providers():
+        raise BundleError(f"{path}: there is a CUDA device, but ONNX Runtime does not load its CUDA provider")
+    return session
