@@ -1,12 +1,6 @@
-"""What every test folder may ask for: the corpus, folders that are made once a run, the shipped models' bundles."""
+"""What every test folder may ask for."""
 
 import os
-
-# Workers share the cores; a pool of threads in each, and in whatever each starts, would only have them wait for one another.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,47 +9,25 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.shelf import Shelf
-
 if TYPE_CHECKING:  # the fixtures load them, so that tests of the server need not wait for torch
     from transformers import MarianMTModel, PegasusForConditionalGeneration
 
     from dragoman.model.transformer import Transformer
 
-pytest_plugins = ["tests.cost"]
+pytest_plugins = ["tests.cost", "tests.shelf"]
 
-ROOT = Path(__file__).resolve().parents[1]
+# Workers share the cores: a pool of threads in each, and in whatever each starts, would only have them wait for one another.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session")
 def multi30k() -> Path:
     """Folder of the Multi30k text: `DRAGOMAN_DATA`, else a `shared` folder beside the repository."""
-    beside = ROOT.parent / "shared" / "data" / "multi30k"
+    beside = Path(__file__).resolve().parents[2] / "shared" / "data" / "multi30k"
     folder = Path(os.environ.get("DRAGOMAN_DATA") or beside)
     if not (folder / "train.en.gz").exists():
         pytest.skip(f"no Multi30k text in {folder}; set DRAGOMAN_DATA to its folder")
     return folder
-
-
-@pytest.fixture(scope="session")
-def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
-    """Folders that are made once a run, however many workers there are."""
-    own = tmp_path_factory.getbasetemp()
-    return Shelf((own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "shelf")
-
-
-@pytest.fixture(scope="session")
-def shipped_bundle(shelf: Shelf) -> Callable[..., Path]:
-    """Return the bundle of a shipped checkpoint, which no test may change; the command line exports it."""
-
-    def export(name: str, precision: str = "fp32") -> Path:
-        def make(folder: Path) -> None:
-            options = [str(ROOT / "model/pretrained" / name), str(folder / name), "--precision", precision]
-            subprocess.run([sys.executable, "-m", "dragoman", "export", *options], cwd=ROOT, check=True, capture_output=True)
-
-        return shelf.get(f"shipped-{name}-{precision}", make) / name
-
-    return export
 
 
 @pytest.fixture(scope="session")

@@ -5,10 +5,15 @@ Nothing is kept from one run to the next, so that no test passes on what older c
 
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from filelock import FileLock
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 class Shelf:
@@ -34,3 +39,24 @@ class Shelf:
                 make(scratch)
                 os.rename(scratch, path)
         return path
+
+
+@pytest.fixture(scope="session")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
+    """The run's shelf: in its temporary folder, of which a worker has a part for itself."""
+    own = tmp_path_factory.getbasetemp()
+    return Shelf((own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "shelf")
+
+
+@pytest.fixture(scope="session")
+def shipped_bundle(shelf: Shelf) -> Callable[..., Path]:
+    """Return the bundle of a shipped checkpoint, by name and precision; the command line exports it."""
+
+    def bundle(name: str, precision: str = "fp32") -> Path:
+        def export(folder: Path) -> None:
+            options = [str(ROOT / "model/pretrained" / name), str(folder / name), "--precision", precision]
+            subprocess.run([sys.executable, "-m", "dragoman", "export", *options], cwd=ROOT, check=True, capture_output=True)
+
+        return shelf.get(f"shipped-{name}-{precision}", export) / name
+
+    return bundle

@@ -101,3 +101,22 @@ def test_every_field_of_the_api_is_described(name: str) -> None:
     text = (ROOT / "docs/api.md").read_text(encoding="utf-8")
     for field in generation_pb2.DESCRIPTOR.message_types_by_name[name].fields:
         assert f"`{field.name}`" in text, field.name
+
+
+def is_runnable(module: str) -> bool:
+    """Return whether `python -m` finds a program: a file, or a folder with a main file."""
+    path = ROOT / module.replace(".", "/")
+    if path.is_dir():
+        return (path / "__main__.py").is_file()
+    file = path.with_suffix(".py")
+    return file.is_file() and 'if __name__ == "__main__":' in file.read_text(encoding="utf-8")
+
+
+def test_benchmarks_are_run_by_names_that_exist() -> None:
+    """In the documents, in what the benchmarks say of themselves, and in the table of them all."""
+    named = set[str]()
+    for path in [*DOCUMENTS, *(ROOT / "benchmarks").rglob("*.py")]:
+        named |= set(re.findall(r"python -m (benchmarks(?:\.\w+)+)", path.read_text(encoding="utf-8")))
+    named |= {f"benchmarks.{name}" for name in table_rows("benchmarks.md")}
+    assert len(named) > 16
+    assert {name for name in named if not is_runnable(name)} == set()

@@ -59,7 +59,9 @@ QUICK = Size(1, 0.5, (1, 64), (16,), (64, 128), 128)
 
 def parse() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.engines", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, default=Path("data/multi30k"), help="Folder of Multi30k, for `captions`.")
     parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "dragoman-benchmark-bundles")
     parser.add_argument("--threads", type=int, default=available_cores(), help="Threads that every side computes with.")

@@ -189,7 +189,9 @@ def _table(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 def main() -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("command", nargs="?", choices=("measure", "prepare"), default="measure")
     parser.add_argument("--device", default="cuda:0", help="cpu, cuda or cuda:N")
     parser.add_argument("--quick", action="store_true", help="small models, few steps")

@@ -120,7 +120,9 @@ def run(
 
 def main() -> None:
     """Measure and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.scaling", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "dragoman-benchmark-bundles")
     parser.add_argument("--threads", type=int, default=available_cores(), help="Threads of ONNX Runtime.")
     parser.add_argument("--only", nargs="+", choices=PRECISIONS, default=PRECISIONS, help="Precisions.")

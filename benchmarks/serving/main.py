@@ -46,7 +46,9 @@ def prepare(arguments: argparse.Namespace, *, has_peers: bool) -> Models:
 
 def parse() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.serving", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, default=Path("data/multi30k"))
     parser.add_argument("--checkpoint", type=Path, help="What to serve; by default en-de, widened to the size of Transformer-base.")
     parser.add_argument("--bundle", type=Path, help="Its bundle, where it has been exported already.")

@@ -206,7 +206,9 @@ async def _together(
 
 def main() -> None:
     """Soak and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, default=Path("data/multi30k"))
     parser.add_argument("--bundle", type=Path, default=Path("bundles/en-de"))
     parser.add_argument("--minutes", type=float, default=10.0)

@@ -188,11 +188,18 @@ def test_streamed_tokens_are_told_at_once(make_bench: Any, attach: Any, monkeypa
 
 def test_what_runs_at_the_end_is_told(make_bench: Any, attach: Any) -> None:
     bench = make_bench()
-    bench.runner.on_step = lambda: time.sleep(0.1)  # the answers take 3 s at the least: the end comes first
+    has_sent = threading.Event()
+
+    def hold() -> None:
+        assert has_sent.wait(60)
+        time.sleep(0.1)  # the answers take 3 s from here at the least: the end is read first
+
+    bench.runner.on_step = hold
     front = attach(lambda: (bench.engine, scoring(), READY))
     front.send(Submit([request(i, 1000) for i in range(8)]))
     front.send(Cancel([0, 99]))
     front.send(Stop())
+    has_sent.set()
     reasons = front.ends(8)
     assert reasons.pop(0) == "cancelled" and set(reasons.values()) == {"draining"}
     assert front.end() == 0
