@@ -1,6 +1,7 @@
 """What every test folder may ask for."""
 
 import os
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
