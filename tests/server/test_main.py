@@ -1,6 +1,7 @@
 """The server process before it serves."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,27 +10,28 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
-import os, signal, sys, server.main
+import os, signal, sys
+from dragoman.server import main
 
 def check_for_long(folder):
-    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), int(sys.argv[1]))
     return []
 
-server.main.find_bundles = check_for_long
-sys.exit(server.main.serve({"models": "."}, None))
+main.find_bundles = check_for_long
+sys.exit(main.serve({"models": "."}, None))
 """
 
 WITHOUT_OPENTELEMETRY = """
 import sys
 sys.modules["opentelemetry"] = None
-import dragoman.server.main
 from dragoman.model.errors import InputError
+from dragoman.server import main
 
-server.main.find_bundles = lambda folder: []
-server.main.Repository = lambda bundles, make_engine: sys.exit("it would start")
-server.main.available_cores = lambda: 0
+main.find_bundles = lambda folder: []
+main.Repository = lambda bundles, make_engine: sys.exit("it would start")
+main.available_cores = lambda: 0
 try:
-    server.main.serve({"models": ".", "num_threads": 1, "tracing_endpoint": sys.argv[1]}, None)
+    main.serve({"models": ".", "num_threads": 1, "tracing_endpoint": sys.argv[1]}, None)
 except InputError as error:
     sys.exit(f"refused: {error}")
 """
@@ -56,8 +58,11 @@ def test_a_variable_of_opentelemetry_that_cannot_be_used_stops_the_start() -> No
     )
 
 
-def test_sigterm_while_bundles_are_checked_ends_the_process_in_order() -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_while_bundles_are_checked_ends_the_process_in_order(number: signal.Signals) -> None:
     """The first process of a container gets no signal that it has no handler for: it would serve, and then be killed."""
-    result = subprocess.run([sys.executable, "-c", PROGRAM], cwd=ROOT, env=dict(os.environ), capture_output=True, timeout=60)
+    command = [sys.executable, "-c", PROGRAM, str(int(number))]
+    result = subprocess.run(command, cwd=ROOT, env=dict(os.environ), capture_output=True, timeout=60)
     assert result.returncode == 0
     assert b"Traceback" not in result.stderr
+    assert number.name.encode() in result.stderr
