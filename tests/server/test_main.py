@@ -1,5 +1,6 @@
 """The server process before it serves."""
 
+import json
 import os
 import signal
 import subprocess
@@ -66,3 +67,18 @@ def test_a_signal_while_bundles_are_checked_ends_the_process_in_order(number: si
     assert result.returncode == 0
     assert b"Traceback" not in result.stderr
     assert number.name.encode() in result.stderr
+
+
+def test_without_onnx_runtime_one_line_says_what_to_install(tiny_bundle: Path, tmp_path: Path) -> None:
+    """The engine, which finds out, used to write a traceback before it."""
+    missing = "raise ModuleNotFoundError(\"No module named 'onnxruntime'\", name='onnxruntime')\n"
+    (tmp_path / "onnxruntime.py").write_text(missing)
+    command = [sys.executable, "-m", "dragoman", "serve", "--models", str(tiny_bundle), "--host", "127.0.0.1"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(tmp_path), str(ROOT)))}
+    ports = ["--port", "0", "--metrics-port", "0"]
+    result = subprocess.run([*command, *ports], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 1
+    events = [json.loads(line) for line in result.stderr.splitlines()]
+    [line] = [event for event in events if event["level"] != "info"]
+    assert line["event"] == "cannot serve"
+    assert line["reason"].endswith("onnxruntime is not installed: pip install 'dragoman[cpu]'")
