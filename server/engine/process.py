@@ -60,8 +60,10 @@ class EngineLoop:
         try:
             engine, scoring, ready = self._load()
         except Exception as error:  # ONNX Runtime's have no common ancestor below it
-            log.exception("engine cannot start", bundle=self.settings.bundle)
-            self._answer_first_hello(Fatal(_describe(error)))
+            reason = _known_reason(error)
+            if reason is None:
+                log.exception("engine cannot start", bundle=self.settings.bundle)
+            self._answer_first_hello(Fatal(reason or f"{type(error).__name__}: {error}"))
             return EXIT_CANNOT_START
         else:
             return self._serve(engine, scoring, ready)
@@ -168,11 +170,11 @@ class EngineLoop:
         self._socket.send_multipart((origin, self._encoder.encode(event)))
 
 
-def _describe(error: Exception) -> str:
-    """Return one line for the operator."""
+def _known_reason(error: Exception) -> str | None:
+    """Return one line for the operator, which says all there is to say; None for what nobody foresaw."""
     if isinstance(error, ModuleNotFoundError) and error.name == "onnxruntime":
         return "onnxruntime is not installed: pip install 'dragoman[cpu]'"
-    return str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, InputError) else None
 
 
 def exit_with_parent(endpoint: str) -> None:

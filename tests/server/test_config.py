@@ -1,4 +1,5 @@
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -218,3 +219,18 @@ def test_broken_file_is_named(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "a.toml"
     path.write_bytes(content)
     assert refusal(config_file=path).startswith(f"{path}: not a TOML file: ")
+
+
+def test_the_manuals_example_is_a_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it stands, and with the settings that it shows as comments."""
+    manual = (Path(__file__).resolve().parents[2] / "docs/operations.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```toml\n(.*?)```", manual, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tls").mkdir()
+    for name in ("tls/server.pem", "tls/server.key", "tls/clients.pem", "tokens"):
+        write(tmp_path / name, "")
+    config = load({}, write(tmp_path / "dragoman.toml", example))
+    assert (config.models, config.tls_key, config.tls_client_ca) == (Path("bundles"), Path("tls/server.key"), None)
+    whole = load({}, write(tmp_path / "dragoman.toml", re.sub(r"^# ", "", example, flags=re.MULTILINE)))
+    assert (whole.tls_client_ca, whole.tracing_sample_ratio) == (Path("tls/clients.pem"), 0.01)
+    assert whole.model_fields_set >= {"tracing_endpoint", "latency_buckets", "auth_tokens_file"}

@@ -1,6 +1,8 @@
 """The server process before it serves."""
 
+import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,27 +11,28 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
-import os, signal, sys, server.main
+import os, signal, sys
+from dragoman.server import main
 
 def check_for_long(folder):
-    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), int(sys.argv[1]))
     return []
 
-server.main.find_bundles = check_for_long
-sys.exit(server.main.serve({"models": "."}, None))
+main.find_bundles = check_for_long
+sys.exit(main.serve({"models": "."}, None))
 """
 
 WITHOUT_OPENTELEMETRY = """
 import sys
 sys.modules["opentelemetry"] = None
-import dragoman.server.main
 from dragoman.model.errors import InputError
+from dragoman.server import main
 
-server.main.find_bundles = lambda folder: []
-server.main.Repository = lambda bundles, make_engine: sys.exit("it would start")
-server.main.available_cores = lambda: 0
+main.find_bundles = lambda folder: []
+main.Repository = lambda bundles, make_engine: sys.exit("it would start")
+main.available_cores = lambda: 0
 try:
-    server.main.serve({"models": ".", "num_threads": 1, "tracing_endpoint": sys.argv[1]}, None)
+    main.serve({"models": ".", "num_threads": 1, "tracing_endpoint": sys.argv[1]}, None)
 except InputError as error:
     sys.exit(f"refused: {error}")
 """
@@ -56,8 +59,26 @@ def test_a_variable_of_opentelemetry_that_cannot_be_used_stops_the_start() -> No
     )
 
 
-def test_sigterm_while_bundles_are_checked_ends_the_process_in_order() -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_while_bundles_are_checked_ends_the_process_in_order(number: signal.Signals) -> None:
     """The first process of a container gets no signal that it has no handler for: it would serve, and then be killed."""
-    result = subprocess.run([sys.executable, "-c", PROGRAM], cwd=ROOT, env=dict(os.environ), capture_output=True, timeout=60)
+    command = [sys.executable, "-c", PROGRAM, str(int(number))]
+    result = subprocess.run(command, cwd=ROOT, env=dict(os.environ), capture_output=True, timeout=60)
     assert result.returncode == 0
     assert b"Traceback" not in result.stderr
+    assert number.name.encode() in result.stderr
+
+
+def test_without_onnx_runtime_one_line_says_what_to_install(tiny_bundle: Path, tmp_path: Path) -> None:
+    """The engine, which finds out, used to write a traceback before it."""
+    missing = "raise ModuleNotFoundError(\"No module named 'onnxruntime'\", name='onnxruntime')\n"
+    (tmp_path / "onnxruntime.py").write_text(missing)
+    command = [sys.executable, "-m", "dragoman", "serve", "--models", str(tiny_bundle), "--host", "127.0.0.1"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(tmp_path), str(ROOT)))}
+    ports = ["--port", "0", "--metrics-port", "0"]
+    result = subprocess.run([*command, *ports], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 1
+    events = [json.loads(line) for line in result.stderr.splitlines()]
+    [line] = [event for event in events if event["level"] != "info"]
+    assert line["event"] == "cannot serve"
+    assert line["reason"].endswith("onnxruntime is not installed: pip install 'dragoman[cpu]'")

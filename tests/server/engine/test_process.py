@@ -216,7 +216,9 @@ class StrangeError(Exception):
         (ModuleNotFoundError("No module named 'onnxruntime'", name="onnxruntime"), "pip install 'dragoman[cpu]'"),
     ],
 )
-def test_whatever_prevents_the_start_is_said(attach: Any, error: Exception, reason: str) -> None:
+def test_whatever_prevents_the_start_is_said(
+    attach: Any, capsys: pytest.CaptureFixture[str], error: Exception, reason: str
+) -> None:
     def load() -> None:
         raise error
 
@@ -225,6 +227,9 @@ def test_whatever_prevents_the_start_is_said(attach: Any, error: Exception, reas
     fatal = front.receive()
     assert isinstance(fatal, Fatal) and reason in fatal.reason
     assert front.end() == EXIT_CANNOT_START
+    # Where the front end's one line says everything, the engine says nothing.
+    output = capsys.readouterr()
+    assert ("Traceback" in output.out + output.err) is isinstance(error, StrangeError)
 
 
 @pytest.mark.parametrize("frames", [(b"\xc1",), (b"",), (b"one", b"too many")])

@@ -1,0 +1,119 @@
+"""SIGHUP, which comes when a terminal is closed: the server drains as on SIGTERM, also where nobody reads its log any more."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dragoman.client.sync import Client
+
+ROOT = Path(__file__).resolve().parents[2]
+# What the child does before it becomes the server.
+TAKE_TERMINAL = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)"
+IGNORE_HANGUPS = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)"
+
+pytestmark = pytest.mark.e2e
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@contextmanager
+def started(models: Path, before: str, **streams: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a server that first does something else; it is killed, if it still runs, in the end."""
+    code = f"{before}\nimport os, sys; os.execv(sys.executable, [sys.executable, '-m', 'dragoman', 'serve', *sys.argv[1:]])"
+    flags = ["--models", str(models), "--host", "127.0.0.1", "--port", "0", "--metrics-port", "0"]
+    command = [sys.executable, "-c", code, *flags]
+    process = subprocess.Popen(command, cwd=ROOT, start_new_session=True, **streams)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+
+
+def serving(lines: Any) -> dict[str, Any]:
+    """Read the log until the server serves; return what it says then."""
+    for line in lines:
+        event: dict[str, Any] = json.loads(line) if line.lstrip().startswith(b"{") else {}
+        if event.get("event") == "serving":
+            return event
+    raise AssertionError("it ended before it served")
+
+
+def num_running(event: dict[str, Any]) -> float:
+    text = urllib.request.urlopen(f"http://127.0.0.1:{event['metrics_port']}/metrics", timeout=10).read().decode()
+    return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith("dragoman_num_requests_running{"))
+
+
+def test_hangups_drain_and_a_second_one_does_not_cut_the_drain_short(serve: Any, endless: Path) -> None:
+    """The shell sends it on to its jobs, and the kernel to the terminal's foreground: two are nothing special."""
+    with serve(endless / "alpha") as server, Client(server.address) as client, ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(client.generate, "a dog runs", max_new_tokens=1000)
+        wait_until(lambda: server.metric("dragoman_num_requests_running") == 1)
+        server.process.send_signal(signal.SIGHUP)
+        assert server.wait_for("draining")["num_running"] == 1
+        server.process.send_signal(signal.SIGHUP)
+        assert answer.result().usage.generated_tokens == 1000
+        assert server.wait() == 0
+        assert server.events[-1]["event"] == "stopped"
+
+
+def test_closing_the_terminal_loses_the_log_and_no_request(endless: Path) -> None:
+    master, terminal = pty.openpty()
+    with (
+        started(endless / "alpha", TAKE_TERMINAL, stdin=terminal, stdout=terminal, stderr=terminal) as process,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        os.close(terminal)
+        with open(master, "rb", buffering=0) as screen:
+            event = serving(iter(screen.readline, b""))
+            with Client(f"127.0.0.1:{event['port']}") as client:
+                answer = pool.submit(client.generate, "a dog runs", max_new_tokens=1000)
+                wait_until(lambda: num_running(event) == 1)
+                screen.close()
+                assert answer.result().usage.generated_tokens == 1000
+        assert process.wait(60) == 0
+
+
+def test_under_nohup_the_server_outlives_its_terminal(endless: Path) -> None:
+    with started(endless / "alpha", IGNORE_HANGUPS, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        with process.stderr as log:
+            event = serving(log)
+            process.send_signal(signal.SIGHUP)
+            with Client(f"127.0.0.1:{event['port']}") as client:
+                assert client.generate("a dog runs", max_new_tokens=2).finish_reason == "length"
+            assert process.poll() is None
+            process.terminate()
+            assert b"draining" in log.read()
+        assert process.wait(60) == 0
+
+
+def test_a_log_that_nobody_reads_costs_no_request(endless: Path) -> None:
+    """As in `dragoman serve 2>&1 | head`: a broken pipe used to fail every request whose line could not be written."""
+    with started(endless / "alpha", "", stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        with process.stderr as log:
+            event = serving(log)
+        with Client(f"127.0.0.1:{event['port']}") as client:
+            for _ in range(3):
+                assert client.generate("a dog runs", max_new_tokens=2).finish_reason == "length"
+        process.terminate()
+        assert process.wait(60) == 0
