@@ -25,6 +25,9 @@ def node() -> tuple[str, dict[str, str]]:
     node, npm = shutil.which("node"), shutil.which("npm")
     if node is None or npm is None:
         pytest.skip("needs Node.js: `node` and `npm`")
+    version = subprocess.run([node, "--version"], capture_output=True, text=True, check=True).stdout.strip()
+    if int(version.removeprefix("v").partition(".")[0]) < 18:
+        pytest.skip(f"needs Node.js 18 or newer, not {version}")
     packages = install(ROOT / ".cache/node", npm)
     # A proxy for the world is none for this machine.
     return node, os.environ | {"NODE_PATH": str(packages / "node_modules"), "no_proxy": "127.0.0.1", "no_grpc_proxy": "127.0.0.1"}

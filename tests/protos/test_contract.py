@@ -115,6 +115,7 @@ def test_stubs_of_another_contract_are_not_up_to_date_until_generated(copy: Path
 
 
 def test_nothing_released_is_taken_back(released: FileDescriptorProto, contract: FileDescriptorProto) -> None:
+    """A release puts a copy of the contract in the place of `released/generation.proto`; nothing else ever changes that file."""
     assert breaks(released, contract) == []
 
 
