@@ -2,6 +2,8 @@
 
 import msgspec
 
+from dragoman.load.show import one_line
+
 # Messages kept of each status. Servers put figures into theirs, so that there may be as many as there are requests.
 MAX_MESSAGES = 20
 MAX_CHARACTERS = 500
@@ -33,8 +35,7 @@ class Failures(msgspec.Struct):
 
     def add(self, code: str, message: str, num: int = 1) -> None:
         """Count requests; of a status that has enough messages further ones are counted together."""
-        message = " ".join(message[: 2 * MAX_CHARACTERS].split())  # one line, whatever the server sent
-        message = message if len(message) <= MAX_CHARACTERS else f"{message[:MAX_CHARACTERS]}…"
+        message = one_line(message, MAX_CHARACTERS)
         messages = self.counts.setdefault(code, {})
         if message not in messages and len(messages) >= MAX_MESSAGES:
             message = OTHERS

@@ -2,6 +2,7 @@
 
 import html
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from dragoman.load.charts import (
     heat_chart,
@@ -48,6 +49,11 @@ def report_page(result: Result) -> str:
         section("Settings", f'<div class="columns">{_settings_tables(result)}</div>'),
     ]
     return page(f"Load on {_target(result)}", body)
+
+
+def write_report(path: Path, result: Result) -> None:
+    """Write the page to a file."""
+    path.write_text(report_page(result), encoding="utf-8")
 
 
 def page(title: str, body: Iterable[str]) -> str:

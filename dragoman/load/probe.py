@@ -13,6 +13,7 @@ from dragoman.load.calls import Caller
 from dragoman.load.connection import open_channel, open_client
 from dragoman.load.items import Item, Items
 from dragoman.load.plan import Injections, Plan, Server
+from dragoman.load.show import one_line
 from dragoman.load.tally import MEANINGS, Outcome
 from dragoman.load.target import split_target
 from dragoman.load.trace import Entry, read_trace
@@ -54,14 +55,15 @@ async def probe(plan: Plan) -> Findings:
     warnings: list[str] = []
     for target in split_target(plan.server.target):
         server = msgspec.structs.replace(plan.server, target=target)
+        name = target.removeprefix("ipv4:").removeprefix("ipv6:")
         try:
             models += [model for model in await list_models(server) if model not in models]
             for item in probe_items(plan):
                 await _try(msgspec.structs.replace(plan, server=server), item)
         except Overloaded as error:
-            warnings.append(f"{target} refused calls already before the run: {error}")
+            warnings.append(f"{name} refused calls already before the run: {one_line(error.message)}")
         except CallError as error:
-            words = f"{target}: {_with_flag(error.message)}"
+            words = f"{name}: {_with_flag(one_line(error.message))}"
             if error.code in _MISTAKES:
                 raise InputError(f"{words} ({error.code})") from error
             raise CallError(words, error.request_id, code=error.code) from error

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from dragoman.load.show import one_line
 from dragoman.model.errors import InputError
 
 PERIOD_SECONDS = 1.0
@@ -97,7 +98,7 @@ class Scraper:
             totals = parse(self._read(self.series.url))
         except (OSError, ValueError, http.client.HTTPException) as error:  # the last where something else than HTTP is spoken
             self.series.num_failures += 1
-            self.last_failure = str(error) or type(error).__name__
+            self.last_failure = one_line(str(error), 200) or type(error).__name__
             self._last = None
             return
         now = self._clock()

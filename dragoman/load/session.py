@@ -15,7 +15,7 @@ from dragoman.client.errors import CallError
 from dragoman.load.conditions import Condition, share_good
 from dragoman.load.lateness import SLOW_SENDER
 from dragoman.load.live import watching
-from dragoman.load.page import report_page
+from dragoman.load.page import write_report
 from dragoman.load.plan import Plan
 from dragoman.load.probe import Findings, list_models, probe
 from dragoman.load.result import Result, Step, Sweep, write_result
@@ -23,6 +23,7 @@ from dragoman.load.run import Run, versions
 from dragoman.load.show import number
 from dragoman.load.sweep import KneeSearch
 from dragoman.load.table import print_result
+from dragoman.model.errors import InputError
 
 FAILED_CODE = 3
 NOTHING_CODE = 1
@@ -95,11 +96,12 @@ class Session:
             reason = "no request ended as it should" if result.total.counts.num else "no request was counted"
             result = msgspec.structs.replace(result, warnings=[f"{NOTHING_SUCCEEDED}: {reason}", *result.warnings])
         result = msgspec.structs.replace(result, checks=[condition.check(result) for condition in self._options.conditions])
-        if self._options.output is not None:
-            write_result(self._options.output, result)
-        if self._options.report is not None:
-            self._options.report.write_text(report_page(result), encoding="utf-8")
-        print_result(result, out)
+        try:
+            print_result(result, out)
+        finally:  # also where nobody reads to the end
+            for path, write in ((self._options.output, write_result), (self._options.report, write_report)):
+                if path is not None:
+                    _write(path, write, result)
         if self.is_interrupted:
             return INTERRUPTED_CODE
         if not result.has_success:
@@ -193,6 +195,14 @@ def _writable(path: Path | None) -> Iterator[None]:
     finally:
         if is_new and path.is_file() and not path.stat().st_size:
             path.unlink()
+
+
+def _write(path: Path, write: Callable[[Path, Result], None], result: Result) -> None:
+    """Write a file; raises `InputError` naming it where it cannot be written to the end."""
+    try:
+        write(path, result)
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}") from error
 
 
 def _step(rate: float, is_passed: bool, good: float, result: Result) -> Step:

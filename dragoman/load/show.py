@@ -41,3 +41,10 @@ def share(value: float | None) -> str:
 def signed_share(value: float) -> str:
     """Return a change in percent, with its sign."""
     return f"{value * 100:+.1f} %"
+
+
+def one_line(text: str, max_characters: int = 500) -> str:
+    """Return what somebody else wrote as one line without control characters, cut where it is longer."""
+    line = " ".join(text[: 2 * max_characters].split())
+    line = "".join(character if character.isprintable() else "�" for character in line)
+    return line if len(line) <= max_characters else f"{line[:max_characters]}…"

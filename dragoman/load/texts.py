@@ -3,6 +3,7 @@
 import gzip
 import math
 import random
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, Protocol
@@ -104,6 +105,8 @@ class FileTexts:
                 lines = file.read().decode("utf-8").split("\n")
         except UnicodeDecodeError as error:
             raise InputError(f"{path}: not UTF-8 at byte {error.start}") from error
+        except (EOFError, zlib.error) as error:
+            raise InputError(f"{path}: not a whole gzip file") from error
         except OSError as error:
             raise InputError(f"{path}: {error.strerror or error}") from error
         self._lines = [line.strip() for line in lines if line.strip()]

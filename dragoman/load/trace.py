@@ -62,6 +62,8 @@ def read_trace(path: Path) -> Iterator[Entry]:
         raise InputError(f"{path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not UTF-8 after line {number}") from error
+    except RecursionError as error:
+        raise InputError(f"{path}, line {number}: brackets too deep") from error
     except ValueError as error:
         raise InputError(f"{path}, line {number}: {error}") from error
 

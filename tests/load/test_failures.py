@@ -24,9 +24,13 @@ def test_messages_are_bounded_in_number_and_length_and_none_is_lost() -> None:
     assert len(found) == MAX_MESSAGES + 1 and sum(failure.num for failure in found) == 1000
     assert found[0] == Failure("INVALID_ARGUMENT", OTHERS, 1000 - MAX_MESSAGES)
     failures = Failures()
-    failures.add("INTERNAL", "one\ntwo " * 10_000)
+    failures.add("INTERNAL", "one\ntwo \x1b[31m" * 10_000)
     (failure,) = failures.most_frequent()
-    assert len(failure.message) == MAX_CHARACTERS + 1 and failure.message.startswith("one two one two ")
+    assert (
+        len(failure.message) == MAX_CHARACTERS + 1
+        and failure.message.isprintable()
+        and failure.message.startswith("one two �[31mone two ")
+    )
 
 
 def test_what_is_counted_has_failed_while_it_counted_and_was_not_provoked() -> None:

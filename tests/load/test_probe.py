@@ -70,7 +70,7 @@ def test_a_refusal_ends_it_in_the_servers_words(fake_server, make_plan, service,
 
 def test_each_server_is_asked(fake_server, make_plan, service) -> None:
     target = f"ipv4:{fake_server.address},127.0.0.1:1"
-    with pytest.raises(CallError, match=r"^ipv4:127\.0\.0\.1:1: ") as failed:
+    with pytest.raises(CallError, match=r"^127\.0\.0\.1:1: ") as failed:
         asyncio.run(probe(make_plan(target, concurrency=1)))
     assert failed.value.code == "UNAVAILABLE" and len(service.probes) == 1
 
@@ -172,4 +172,11 @@ def test_metrics_that_cannot_be_read_are_a_warning(fake_server, make_plan) -> No
     run = Run(make_plan(fake_server.address, concurrency=1, max_calls=3), (f"http://{fake_server.address}/metrics",))
     asyncio.run(run.run(lambda run: None))
     (warning,) = (text for text in run.result({}, {}, []).warnings if "--metrics" in text)
-    assert warning.startswith(f"--metrics: http://{fake_server.address}/metrics could not be read: ")
+    assert warning.startswith(f"--metrics: http://{fake_server.address}/metrics could not be read: ") and warning.isprintable()
+
+
+def test_figures_are_shown_before_a_file_cannot_be_written(fake_server) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("this system has no device that is always full")
+    out, err = run("--server", fake_server.address, "--concurrency", 1, "--requests", 5, "--output", "/dev/full", code=2)
+    assert "end to end" in out and err == "dragoman: /dev/full: No space left on device\n"

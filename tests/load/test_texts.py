@@ -50,6 +50,10 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "blank").write_text("\n \n")
     (tmp_path / "latin").write_bytes(b"caf\xe9\n")
     (tmp_path / "plain.gz").write_text("a dog\n")
-    for name in ("blank", "latin", "plain.gz", "missing"):
+    whole = gzip.compress(random.Random(0).randbytes(1000).hex().encode())
+    (tmp_path / "cut.gz").write_bytes(whole[:-20])
+    (tmp_path / "broken.gz").write_bytes(whole[:20] + bytes(100))
+    (tmp_path / "folder").mkdir()
+    for name in ("blank", "latin", "plain.gz", "cut.gz", "broken.gz", "folder", "missing"):
         with pytest.raises(InputError, match=name):
             FileTexts(tmp_path / name)

@@ -25,6 +25,8 @@ def test_a_trace_has_numbers_and_objects(tmp_path: Path) -> None:
         ('{"at": 2, "words": 0}', "words"),
         ('{"at": 2, "words": 1, "text": "a"}', "exclude"),
         ("[1]", "line 2"),
+        ("[" * 100_000, "too deep"),
+        ('{"at": 1e999}', "at"),
     ],
 )
 def test_a_wrong_line_is_named(tmp_path: Path, line: str, reason: str) -> None:
