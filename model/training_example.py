@@ -73,7 +73,7 @@ validation_target = "val.de"
 # rule: 75 epochs, at least 1,000 steps, at most 100,000
 #max_steps = 10_500
 # Size of a step's batch in tokens, padding included: rows times the longer of its longest source and target.
-# rule: a hundredth of the text's tokens (each pair's longer side), at least 256 and 16 average pairs, at most 4096
+# rule: a hundredth of the text's tokens (each pair's longer side), at least 128 and 16 average pairs, at most 4096
 #max_tokens = 4096
 # Pairs with more tokens on a side are left out, and counted.
 #max_length = 256

@@ -99,7 +99,7 @@ def _num_heads(width: Any) -> int:
 
 def _max_tokens(settings: Settings) -> int:
     longer = settings.size.longer_tokens
-    return min(4096, max(longer // 100, 16 * longer // settings.size.num_pairs, 256))
+    return min(4096, max(longer // 100, 16 * longer // settings.size.num_pairs, 128))
 
 
 def _num_steps_per_epoch(settings: Settings) -> int:
@@ -134,7 +134,7 @@ RULES = (
     Rule("model.dropout", f"0.3, 0.2, 0.1: {_SIZES}", lambda it: it.by_size(0.3, 0.2, 0.1)),
     Rule(
         "training.max_tokens",
-        "a hundredth of the text's tokens (each pair's longer side), at least 256 and 16 average pairs, at most 4096",
+        "a hundredth of the text's tokens (each pair's longer side), at least 128 and 16 average pairs, at most 4096",
         _max_tokens,
     ),
     Rule(
