@@ -16,7 +16,7 @@ from dragoman.model.corpus import DataError, read_parallel
 from dragoman.model.errors import InputError
 from dragoman.model.sampler import PairSampler, bucket
 from dragoman.model.tokenizer import Tokenizer
-from dragoman.model.training_config import TrainingConfig, TrainingConfigError, complaint, model_config
+from dragoman.model.training_config import MIN_VOCAB_SIZE, TrainingConfig, TrainingConfigError, complaint, model_config
 from dragoman.model.training_file import TrainingFile
 from dragoman.model.training_record import RunRecord, refuse_output
 from dragoman.model.training_rules import VOCAB_SIZE, TextSize, choose, vocab_size_for
@@ -111,18 +111,19 @@ def prepare(file: TrainingFile, data_dir: Path, output: Path) -> Preparation:
         vocab_size=tokenizer.vocab_size if is_vocabulary_asked_for else config.tokenizer.vocab_size,
         validation=validation_ids,
     )
-    found = [*warnings(config, facts), *([] if begun is None else begun.changes(size.to_dict()))]
+    told = [line for line in warnings(config, facts) if line.partition(":")[0] not in chosen]
+    found = [*told, *([] if begun is None else begun.changes(size.to_dict()))]
     record = RunRecord(asdict(config), chosen, size.to_dict())
     return Preparation(config, model, output, tokenizer, sampler, validation, record, found)
 
 
 def _sketch(file: TrainingFile, initial: CheckpointFolder | None) -> tuple[TrainingConfig, ModelConfig]:
     """Check what is stated, with stand-ins for what rules choose; of the model it tells how many positions there are."""
-    stand_ins: dict[str, Any] = {VOCAB_SIZE: 300, "training.max_steps": 1}
+    stand_ins: dict[str, Any] = {VOCAB_SIZE: MIN_VOCAB_SIZE, "training.max_steps": 1}
     base = _model_settings(initial) or {"num_heads": 1}
     config = file.complete(stand_ins | {f"model.{name}": value for name, value in base.items()})
     with _blaming(file):
-        model = model_config(config, initial.tokenizer if initial else Tokenizer.train((), 300))
+        model = model_config(config, initial.tokenizer if initial else Tokenizer.train((), MIN_VOCAB_SIZE))
     if initial is not None:
         try:
             replace(model, **{name: getattr(initial.config, name) for name in DECIDED}).refuse_to_shrink(initial.config)
@@ -156,8 +157,10 @@ def _without(stated: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, 
 
 
 def _vocab_size(texts: Texts, initial: CheckpointFolder | None) -> int:
-    """Return the size of the vocabulary to learn, or of the one that there is."""
-    return initial.tokenizer.vocab_size if initial else vocab_size_for(sum(len(line.split()) for side in texts for line in side))
+    """Return the size of the vocabulary to learn; where there is one already, its size as far as a configuration can state it."""
+    if initial is not None:
+        return max(MIN_VOCAB_SIZE, initial.tokenizer.vocab_size)
+    return vocab_size_for(sum(len(line.split()) for side in texts for line in side))
 
 
 def _model_settings(initial: CheckpointFolder | None) -> dict[str, Any] | None:

@@ -12,6 +12,7 @@ from dragoman.model.config import ModelConfig, ModelConfigError
 from dragoman.model.errors import InputError
 from dragoman.model.tokenizer import Tokenizer
 
+MIN_VOCAB_SIZE = 300
 _STRICT = ConfigDict(extra="forbid")
 Probability = Annotated[float, Field(ge=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
@@ -40,7 +41,7 @@ class TokenizerConfig:
         bpe_dropout: Probability that a merge is skipped when training text is encoded (Provilkov et al., 2020).
     """
 
-    vocab_size: Annotated[int, Field(ge=300)]
+    vocab_size: Annotated[int, Field(ge=MIN_VOCAB_SIZE)]
     bpe_dropout: Probability = 0.0
 
 

@@ -28,15 +28,15 @@ validation_target = "val.de"
 
 [model]
 # Width of every layer.
-# rule: 128, 256, 512: up to 2 million target tokens, up to 20 million, beyond
+# rule: 128, 128, 256, 512: up to 200,000 target tokens, 2 million, 20 million, beyond
 #d_model = 128
 # Attention heads; they divide d_model.
 # rule: d_model / 64, at least 4; fewer where that does not divide d_model
 #num_heads = 4
 # Layers.
-# rule: 3, 4, 6: up to 2 million target tokens, up to 20 million, beyond
-#num_encoder_layers = 3
-#num_decoder_layers = 3
+# rule: 2, 4, 4, 6: up to 200,000 target tokens, 2 million, 20 million, beyond
+#num_encoder_layers = 4
+#num_decoder_layers = 4
 # Inner width of the feed-forward layers.
 # rule: 4 · d_model
 #encoder_ffn_dim = 512
@@ -60,8 +60,8 @@ validation_target = "val.de"
 #has_embedding_norm = false
 #has_output_bias = false
 # Probability that a value is dropped while training: of embeddings and sub-layers' outputs,
-# rule: 0.3, 0.2, 0.1: up to 2 million target tokens, up to 20 million, beyond
-#dropout = 0.3
+# rule: 0.3, 0.2, 0.2, 0.1: up to 200,000 target tokens, 2 million, 20 million, beyond
+#dropout = 0.2
 # ... of attention weights, and inside feed-forward layers.
 #attention_dropout = 0.0
 #activation_dropout = 0.0
@@ -73,7 +73,7 @@ validation_target = "val.de"
 # rule: 75 epochs, at least 1,000 steps, at most 100,000
 #max_steps = 10_500
 # Size of a step's batch in tokens, padding included: rows times the longer of its longest source and target.
-# rule: a hundredth of the text's tokens (each pair's longer side), at least 256 and 16 average pairs, at most 4096
+# rule: a hundredth of the text's tokens (each pair's longer side), at least 128 and 16 average pairs, at most 4096
 #max_tokens = 4096
 # Pairs with more tokens on a side are left out, and counted.
 #max_length = 256

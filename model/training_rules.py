@@ -4,6 +4,7 @@ Rules follow the size of the text, counted once. What they chose is part of the 
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
@@ -12,7 +13,8 @@ import numpy as np
 
 from dragoman.model.sampler import Ids, bucket
 
-SMALL_TARGET_TOKENS, MEDIUM_TARGET_TOKENS = 2_000_000, 20_000_000
+# Target tokens up to which a text counts as tiny, small and medium.
+SIZES = (200_000, 2_000_000, 20_000_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +65,9 @@ class Settings:
     def __contains__(self, name: str) -> bool:
         return name in self._stated or name in self.chosen
 
-    def by_size(self, small: Any, medium: Any, large: Any) -> Any:
-        """Return one of three by how many target tokens there are."""
-        if self.size.target_tokens <= SMALL_TARGET_TOKENS:
-            return small
-        return medium if self.size.target_tokens <= MEDIUM_TARGET_TOKENS else large
+    def by_size(self, tiny: Any, small: Any, medium: Any, large: Any) -> Any:
+        """Return one of four by how many target tokens there are."""
+        return (tiny, small, medium, large)[bisect_left(SIZES, self.size.target_tokens)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ def _num_heads(width: Any) -> int:
 
 def _max_tokens(settings: Settings) -> int:
     longer = settings.size.longer_tokens
-    return min(4096, max(longer // 100, 16 * longer // settings.size.num_pairs, 256))
+    return min(4096, max(longer // 100, 16 * longer // settings.size.num_pairs, 128))
 
 
 def _num_steps_per_epoch(settings: Settings) -> int:
@@ -118,23 +118,23 @@ def _validate_every(settings: Settings) -> int:
 
 VOCAB_SIZE = "tokenizer.vocab_size"
 VOCAB_SIZE_TEXT = "260 + 5·√(words of both sides), from 300 to 32,000"
-_SIZES = "up to 2 million target tokens, up to 20 million, beyond"
+_SIZES = "up to 200,000 target tokens, 2 million, 20 million, beyond"
 RULES = (
-    Rule("model.d_model", f"128, 256, 512: {_SIZES}", lambda it: it.by_size(128, 256, 512)),
+    Rule("model.d_model", f"128, 128, 256, 512: {_SIZES}", lambda it: it.by_size(128, 128, 256, 512)),
     Rule(
         "model.num_heads",
         "d_model / 64, at least 4; fewer where that does not divide d_model",
         lambda it: _num_heads(it["model.d_model"]),
     ),
-    Rule("model.num_encoder_layers", f"3, 4, 6: {_SIZES}", lambda it: it.by_size(3, 4, 6)),
-    Rule("model.num_decoder_layers", f"3, 4, 6: {_SIZES}", lambda it: it.by_size(3, 4, 6)),
+    Rule("model.num_encoder_layers", f"2, 4, 4, 6: {_SIZES}", lambda it: it.by_size(2, 4, 4, 6)),
+    Rule("model.num_decoder_layers", f"2, 4, 4, 6: {_SIZES}", lambda it: it.by_size(2, 4, 4, 6)),
     Rule("model.encoder_ffn_dim", "4 · d_model", lambda it: 4 * it["model.d_model"]),
     Rule("model.decoder_ffn_dim", "4 · d_model", lambda it: 4 * it["model.d_model"]),
     Rule("model.norm", "pre", lambda it: "pre"),
-    Rule("model.dropout", f"0.3, 0.2, 0.1: {_SIZES}", lambda it: it.by_size(0.3, 0.2, 0.1)),
+    Rule("model.dropout", f"0.3, 0.2, 0.2, 0.1: {_SIZES}", lambda it: it.by_size(0.3, 0.2, 0.2, 0.1)),
     Rule(
         "training.max_tokens",
-        "a hundredth of the text's tokens (each pair's longer side), at least 256 and 16 average pairs, at most 4096",
+        "a hundredth of the text's tokens (each pair's longer side), at least 128 and 16 average pairs, at most 4096",
         _max_tokens,
     ),
     Rule(

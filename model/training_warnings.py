@@ -8,7 +8,7 @@ from dragoman.model.sampler import Ids
 from dragoman.model.training_config import ScheduleConfig, TrainingConfig
 
 MIN_STEPS_PER_EPOCH = 4
-MAX_SHARE_LEFT_OUT = 0.05
+MAX_SHARE = 0.05  # of lines that may be unsuitable without a word
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def _of_the_schedule(schedule: ScheduleConfig, facts: Facts) -> Iterator[str]:
 def _of_the_text(config: TrainingConfig, facts: Facts) -> Iterator[str]:
     """Yield what this text makes of the settings."""
     all_pairs = facts.num_pairs + facts.num_left_out
-    if facts.num_left_out > MAX_SHARE_LEFT_OUT * all_pairs:
+    if facts.num_left_out > MAX_SHARE * all_pairs:
         limit = config.training.max_length
         yield (
             f"training.max_length: {facts.num_left_out:,} of {all_pairs:,} pairs are longer than {limit} tokens, "
@@ -79,8 +79,14 @@ def _of_the_text(config: TrainingConfig, facts: Facts) -> Iterator[str]:
         yield (f"tokenizer.vocab_size: {facts.vocab_size:,} tokens can be learnt of this text, not {config.tokenizer.vocab_size:,}")
     for side, rows in zip(("source", "target"), facts.validation, strict=True):
         longest, line = max((len(ids) + 1, -number) for number, ids in enumerate(rows, start=1))
-        where = f"data.validation_{side}: line {-line} has {longest:,} tokens"
         if side == "target" and longest > MAX_NEW_TOKENS:
-            yield f"{where}, but a translation that is scored ends after {MAX_NEW_TOKENS}"
-        elif longest > facts.longest_pair:
-            yield f"{where}, more than any pair that is trained on ({facts.longest_pair:,}): it will be translated badly"
+            yield (
+                f"data.validation_target: line {-line} has {longest:,} tokens, but a translation that is scored ends after "
+                f"{MAX_NEW_TOKENS}"
+            )
+        num_longer = sum(len(ids) + 1 > facts.longest_pair for ids in rows)
+        if num_longer > MAX_SHARE * len(rows):
+            yield (
+                f"data.validation_{side}: {num_longer:,} of {len(rows):,} lines are longer than any pair that is trained on "
+                f"({facts.longest_pair:,} tokens) and will hardly be translated well"
+            )

@@ -49,8 +49,9 @@ def test_small_text_gets_small_batches_and_large_text_the_largest() -> None:
 
 
 def test_models_grow_with_the_text() -> None:
-    widths = [chosen(num_pairs, 1000)["model.d_model"] for num_pairs in (2000, 2001, 20_000, 20_001)]
-    assert widths == [128, 256, 256, 512]
+    models = [chosen(num_pairs, 1000) for num_pairs in (200, 201, 2000, 2001, 20_000, 20_001)]
+    assert [model["model.d_model"] for model in models] == [128, 128, 128, 256, 256, 512]
+    assert [model["model.num_decoder_layers"] for model in models] == [2, 4, 4, 4, 4, 6]
 
 
 def test_what_is_stated_is_not_chosen_and_the_rest_follows_it() -> None:

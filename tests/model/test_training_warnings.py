@@ -42,8 +42,8 @@ def test_a_run_of_one_step_is_not_told_that_it_cannot_warm_up() -> None:
         ({"longest_pair": 401}, {}, "training.max_tokens", "401 tokens"),
         ({"num_left_out": 11}, {}, "training.max_length", "11 of 211 pairs"),
         ({"vocab_size": 400}, {}, "tokenizer.vocab_size", "400 tokens can be learnt of this text, not 500"),
-        ({"validation": ([range(3), range(20)], [range(9)])}, {}, "data.validation_source", "line 2 has 21 tokens"),
-        ({"validation": ([range(9)], [range(300)])}, {}, "data.validation_target", "ends after 256"),
+        ({"validation": ([range(3), range(20)], [range(9)])}, {}, "data.validation_source", "1 of 2 lines are longer"),
+        ({"validation": ([range(9)], [range(300)]), "longest_pair": 399}, {}, "data.validation_target", "line 1 has 301 tokens"),
     ],
 )
 def test_what_cannot_work_is_said_in_a_line_that_begins_with_the_setting(
@@ -59,5 +59,6 @@ def test_fewer_steps_than_an_epoch_are_said() -> None:
     assert "1,000 steps are fewer than the 3,000 of an epoch" in lines[0]
 
 
-def test_some_long_pairs_are_no_mistake() -> None:
+def test_some_long_lines_are_no_mistake() -> None:
     assert found({"num_left_out": 10}) == []
+    assert found({"validation": ([range(20), *[range(3)] * 19], [range(9)] * 20)}) == []
