@@ -17,12 +17,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dragoman.export.bundle import Parity, Quality
+from dragoman.model.attention import split_heads
 from dragoman.model.errors import InputError
-from dragoman.model.transformer import Transformer
+from dragoman.model.transformer import FullAttention, Transformer
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 CrossKV = list[Floats]
+# Positions whose log-probabilities the eager model works out together; of a long row, those it is whole up to and those of its end.
+BLOCK_POSITIONS, LONG_ROW, END_POSITIONS = 32, 64, 16
 
 
 class ParityError(InputError):
@@ -82,6 +85,10 @@ class Slots(Protocol):
         """Give a slot to a new row with this source."""
         ...
 
+    def restore(self, slot: int, self_kv: CrossKV) -> None:
+        """Give a slot the keys and values of a row's first positions, `[H, T, Dh]`, layer by layer."""
+        ...
+
     def move(self, source: int, destination: int) -> None:
         """Copy one slot's caches over another's."""
         ...
@@ -103,6 +110,21 @@ class Runner(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class EagerStretch:
+    """A stretch of a long row: it begins where the eager model has left off, and need not be driven there step by step.
+
+    Attributes:
+        start: Its first position.
+        self_kv: The eager model's keys and values of the positions before it, `[H, start, Dh]`, layer by layer.
+        hidden: The eager model's hidden states of the whole row, `[T, d_model]`.
+    """
+
+    start: int
+    self_kv: CrossKV
+    hidden: Tensor
+
+
 @dataclass(slots=True)
 class Row:
     """One sequence on its way through the slots.
@@ -110,8 +132,9 @@ class Row:
     Attributes:
         source: Source ids, end-of-sequence included.
         inputs: What is fed, start token first; a greedy row grows by what it draws.
-        num_steps: Steps it takes at the most.
+        num_steps: Where it ends at the latest: the position after its last step.
         eos_id: Token that ends a greedy row early; None in a teacher-forced row.
+        stretch: What a row begins with that does not begin at position 0; see `EagerStretch`.
         log_probs: Of the first candidate, step by step.
         digest: Of every candidate and log-probability it was given.
     """
@@ -120,18 +143,23 @@ class Row:
     inputs: list[int]
     num_steps: int
     eos_id: int | None = None
+    stretch: EagerStretch | None = None
     log_probs: list[float] = field(default_factory=list)
     digest: str = ""
 
     @property
     def position(self) -> int:
         """The position of the token to feed next."""
-        return len(self.log_probs)
+        return (self.stretch.start if self.stretch is not None else 0) + len(self.log_probs)
 
     @property
     def is_done(self) -> bool:
         """Whether it leaves its slot."""
         return self.position == self.num_steps or (self.eos_id is not None and self.inputs[-1] == self.eos_id and self.position > 0)
+
+    def again(self) -> "Row":
+        """Return a teacher-forced row that has yet to take the same way."""
+        return Row(self.source, self.inputs, self.num_steps, stretch=self.stretch)
 
     def take(self, ids: Ints, log_probs: Floats) -> None:
         """Take one step's candidates, `[K]` each."""
@@ -169,6 +197,8 @@ def drive(
         while waiting and len(active) < num_slots:
             row, cross_kv = waiting.popleft()
             slots.fill(len(active), cross_kv)
+            if row.stretch is not None:
+                slots.restore(len(active), row.stretch.self_kv)
             active.append(row)
         prev_ids = np.array([row.inputs[row.position] for row in active], np.int64)
         positions = np.array([row.position for row in active], np.int64)
@@ -195,23 +225,77 @@ class EagerReference:
         """Use a model in evaluation mode."""
         self.model = model
         self.hidden: dict[int, Tensor] = {}
+        self.blocks: dict[int, tuple[int, Floats]] = {}
 
     @torch.inference_mode()
     def log_probs(self, rows: Sequence[Row]) -> Floats:
         """Return what each row's next step should give, `[n, V]`, padding at -inf."""
-        hidden = torch.stack([self._hidden(row)[row.position] for row in rows])
-        array: Floats = self.model.decoder.next_token_logits(hidden).log_softmax(-1).numpy()
-        return array
+        return np.stack([self._next(row) for row in rows])
+
+    def _next(self, row: Row) -> Floats:
+        """Return one row's, `[V]`; a block of positions is worked out together, for each product reads the whole vocabulary."""
+        start, block = self.blocks.get(id(row), (row.position, None))
+        if block is None or row.position >= start + len(block):
+            hidden = self._hidden(row)[row.position : min(row.position + BLOCK_POSITIONS, row.num_steps)]
+            block = self.model.decoder.next_token_logits(hidden).log_softmax(-1).numpy()
+            start = row.position
+            self.blocks[id(row)] = start, block
+        log_probs: Floats = block[row.position - start]
+        if row.position == row.num_steps - 1:
+            self.hidden.pop(id(row), None)
+            del self.blocks[id(row)]
+        return log_probs
 
     def _hidden(self, row: Row) -> Tensor:
         """Return a row's hidden states `[T, d_model]`, kept until its last step."""
+        if row.stretch is not None:
+            return row.stretch.hidden
         hidden = self.hidden.get(id(row))
         if hidden is None:
             memory, mask = self.model.encode(torch.tensor([row.source]), torch.tensor([len(row.source)]))
             hidden = self.hidden[id(row)] = self.model.decode(torch.tensor([row.inputs]), memory, mask)[0]
-        if row.position == row.num_steps - 1:
-            del self.hidden[id(row)]
         return hidden
+
+
+class _Keeper(FullAttention):
+    """The eager backend, which also keeps the decoder's keys and values, `[1, H, T, Dh]` each, layer by layer."""
+
+    def __init__(self, num_heads: int, source_mask: Tensor, cross_kv: list[tuple[Tensor, Tensor]]) -> None:
+        super().__init__(num_heads, source_mask, cross_kv)
+        self.self_kv: list[Tensor] = []
+
+    def self_attention(self, layer: int, qkv: Tensor) -> Tensor:
+        """See `AttentionBackend`."""
+        self.self_kv += [split_heads(part, self.num_heads) for part in qkv.chunk(3, -1)[1:]]
+        return super().self_attention(layer, qkv)
+
+
+@torch.inference_mode()
+def stretches(model: Transformer, row: Row) -> list[Row]:
+    """Cut a long row into its beginning, its end, and what lies around every power of two between them.
+
+    Steps in between would read every weight once each and prove little more: a step's arithmetic depends on its position through
+    the position table alone, of which the scorer, which has the same one, proves every line (see `scorer_parity`).
+
+    Args:
+        model: In evaluation mode.
+        row: Teacher-forced; one of up to `LONG_ROW` positions stays whole.
+
+    Returns:
+        The stretches; the keys and values before each are the eager model's.
+    """
+    if row.num_steps <= LONG_ROW:
+        return [row]
+    memory, mask = model.encode(torch.tensor([row.source]), torch.tensor([len(row.source)]))
+    keeper = _Keeper(model.config.num_heads, mask, model.decoder.project_memory(memory))
+    hidden = model.decoder(torch.tensor([row.inputs]), torch.arange(len(row.inputs)), keeper)[0]
+    powers = [2**i for i in range(LONG_ROW.bit_length() - 1, row.num_steps.bit_length()) if 2**i < row.num_steps - 2]
+    spans = [(power - 2, power + 2) for power in powers] + [(row.num_steps - END_POSITIONS, row.num_steps)]
+    parts = [Row(row.source, row.inputs[: LONG_ROW // 2], LONG_ROW // 2)]
+    for start, stop in spans:
+        past = [part[0, :, :start].numpy() for part in keeper.self_kv]
+        parts.append(Row(row.source, row.inputs, stop, stretch=EagerStretch(start, past, hidden)))
+    return parts
 
 
 class Comparison:

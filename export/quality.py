@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from dragoman.export.bundle import Quality
-from dragoman.export.parity import EagerReference, Floats, Ints, ParityError, Row, drive, is_ordered
+from dragoman.export.parity import EagerReference, Floats, Ints, ParityError, Row, drive, is_ordered, stretches
 from dragoman.export.quantize import ScaleCounts
 from dragoman.export.scorer_parity import Pair
 from dragoman.export.verify import NUM_SLOTS, OnnxRunner, forced_rows, greedy_sources
@@ -82,14 +82,16 @@ def verify_quantized(checkpoint: Checkpoint, directory: Path, counts: ScaleCount
     """
     config = checkpoint.model.config
     runner = OnnxRunner(directory, config)
-    num_rows = check_rows_apart([OnnxRunner(directory, config, number) for number in THREADS], forced_rows(config))
+    forced = forced_rows(config)
+    parts = [part for row in forced for part in stretches(checkpoint.model, row)]
+    check_rows_apart([OnnxRunner(directory, config, number) for number in THREADS], parts)
     divergence = Divergence(checkpoint)
     rows = answer_rows(checkpoint)
     drive(runner, rows, NUM_SLOTS, config.target_vocab_size, False, divergence.observe)
     quality = Quality(
         num_constant_scales=counts.num_constant,
         num_row_scales=counts.num_row,
-        num_rows=num_rows,
+        num_rows=len(forced),
         num_tokens=len(divergence.differences),
         agreement=divergence.num_agreed / len(divergence.differences),
         mean_divergence=float(np.mean(divergence.divergences)),
@@ -115,12 +117,12 @@ def check_rows_apart(runners: Sequence[OnnxRunner], rows: Sequence[Row]) -> int:
     reference: list[str] = []
     for runner in runners:
         for num_slots in BATCH_SLOTS:
-            again = [Row(row.source, row.inputs, row.num_steps) for row in rows]
+            again = [row.again() for row in rows]
             drive(runner, again, num_slots, min(NUM_CANDIDATES, runner.config.target_vocab_size), False)
             reference = reference or [row.digest for row in again]
             _compare(again, reference)
         for row, digest in zip(rows[:NUM_ROWS_ALONE], reference, strict=False):
-            alone = Row(row.source, row.inputs, row.num_steps)
+            alone = row.again()
             drive(runner, [alone], 1, min(NUM_CANDIDATES, runner.config.target_vocab_size), True)
             _compare([alone], [digest])
     return len(rows)

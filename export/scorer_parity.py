@@ -70,8 +70,7 @@ def check_scorer(scorer: Scorer, pairs: Sequence[Pair], comparison: ScorerCompar
     Raises:
         ParityError: If results are off, or the second time has other bits than the first.
     """
-    for start in range(0, len(pairs), max_rows):
-        batch = pairs[start : start + max_rows]
+    for batch in _batches(pairs, max_rows):
         for pair, *results in zip(batch, *scorer.score(batch), strict=True):
             comparison.compare(pair, *results)
     alone = [scorer.score([pair]) for pair in pairs[:num_alone]]
@@ -79,6 +78,13 @@ def check_scorer(scorer: Scorer, pairs: Sequence[Pair], comparison: ScorerCompar
         comparison.compare(pair, first[0][0], first[1][0])
         if any(a.tobytes() != b.tobytes() for a, b in zip(first, scorer.score([pair]), strict=True)):
             raise ParityError("the scorer does not give the same bits twice")
+
+
+def _batches(pairs: Sequence[Pair], max_rows: int) -> list[list[Pair]]:
+    """Put pairs of different lengths together, but the longest by itself: to it, all others would be padding."""
+    order = sorted(pairs, key=lambda pair: len(pair.source) * len(pair.target))
+    rest = order[:-1]
+    return [rest[start : start + max_rows] for start in range(0, len(rest), max_rows)] + [order[-1:]]
 
 
 @torch.inference_mode()
