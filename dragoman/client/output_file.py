@@ -119,8 +119,7 @@ class OutputFile:
                 status = os.fstat(descriptor)
                 if not stat.S_ISREG(status.st_mode):
                     raise InputError(f"{self._partial}: not a regular file")
-                if sys.platform != "win32":
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _lock(descriptor)
                 # Who had it locked may have finished and renamed it meanwhile.
                 if self._partial.exists() and os.path.samestat(status, self._partial.stat()):
                     return descriptor
@@ -199,6 +198,17 @@ class OutputFile:
     def _close(self) -> None:
         while self._descriptors:
             os.close(self._descriptors.pop())
+
+
+def _lock(descriptor: int) -> None:
+    """Lock a file; raises `BlockingIOError` where another process has. Some network file systems cannot, and go without."""
+    if sys.platform != "win32":
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise
+        except OSError:
+            return
 
 
 def _digest(line: str) -> str:

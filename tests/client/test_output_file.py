@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 from pathlib import Path
@@ -167,6 +168,33 @@ def test_two_at_once_do_not_mix(tmp_path: Path, sources: LineFile, is_resumed: b
             OutputFile(path, sources, OPTIONS, is_resumed).__enter__()
         file.write("zwei", "ZWEI\n")
     assert path.read_text() == "EINS\nZWEI\n"
+
+
+def test_a_file_system_that_cannot_lock_is_written_all_the_same(
+    tmp_path: Path, sources: LineFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with OutputFile(tmp_path / "out.txt", sources, OPTIONS) as file:
+        file.write("eins", "EINS\n")
+    assert (tmp_path / "out.txt").read_text() == "EINS\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_disk_that_is_full_keeps_what_is_done(tmp_path: Path, sources: LineFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = os.open("/dev/full", os.O_WRONLY)
+    is_full, out = pytest.raises(InputError, match=r"partial: No space left"), OutputFile(tmp_path / "out.txt", sources, OPTIONS)
+    with is_full as caught, out as file:
+        file.write("eins", "EINS\n")
+        write = os.write
+        monkeypatch.setattr(os, "write", lambda descriptor, content: write(full, content))
+        file.write("zwei", "ZWEI\n")
+    monkeypatch.undo()
+    os.close(full)
+    assert caught.value.__notes__[0].startswith("1 of 4 lines are done")
+    assert (tmp_path / "out.txt.partial").read_text() == "EINS\n"
 
 
 def test_file_has_the_permissions_of_any_new_file(tmp_path: Path, sources: LineFile) -> None:
