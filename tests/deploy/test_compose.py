@@ -74,7 +74,7 @@ def test_the_load_generator_knows_its_options(compose: dict[str, Any]) -> None:
     name, *arguments = compose["services"]["load"]["command"]
     assert name == "load"
     context = get_command(app).make_context("load", list(arguments))
-    assert context.params["server"] == "dragoman:8500" and context.params["metrics"] == ["http://dragoman:8501/metrics"]
+    assert context.params["server"] == "dragoman:8500" and list(context.params["metrics"]) == ["http://dragoman:8501/metrics"]
 
 
 def test_folders_that_are_mounted_are_the_projects_and_volumes_are_declared(compose: dict[str, Any], folder: Path) -> None:
