@@ -16,7 +16,7 @@ from dragoman.model.corpus import DataError, read_parallel
 from dragoman.model.errors import InputError
 from dragoman.model.sampler import PairSampler, bucket
 from dragoman.model.tokenizer import Tokenizer
-from dragoman.model.training_config import MIN_VOCAB_SIZE, TrainingConfig, TrainingConfigError, complaint, model_config
+from dragoman.model.training_config import MIN_VOCAB_SIZE, TrainingConfig, TrainingConfigError, complaint, in_one_line, model_config
 from dragoman.model.training_file import TrainingFile
 from dragoman.model.training_record import RunRecord, refuse_output
 from dragoman.model.training_rules import VOCAB_SIZE, TextSize, choose, vocab_size_for
@@ -140,7 +140,7 @@ def _blaming(file: TrainingFile) -> Iterator[None]:
     except TrainingConfigError as error:
         words = re.findall(r"\w+", str(error))
         line = next((file.lines[f"model.{word}"] for word in words if f"model.{word}" in file.lines), None)
-        raise TrainingConfigError(f"{file.origin}{'' if line is None else f', line {line}'}: {error}") from error
+        raise TrainingConfigError(in_one_line(f"{file.origin}{'' if line is None else f', line {line}'}: {error}")) from error
 
 
 def _read(config: TrainingConfig, data_dir: Path) -> tuple[Texts, Texts]:

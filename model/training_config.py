@@ -72,15 +72,15 @@ class ScheduleConfig:
     max_steps: Count
     max_tokens: Count = 4096
     max_length: Count = 256
-    learning_rate: Annotated[float, Field(gt=0)] = 5e-3
+    learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 5e-3
     warmup_steps: Count = 2000
     cooldown_steps: Annotated[int, Field(ge=0)] = 0
     adam_beta1: Probability = 0.9
     adam_beta2: Probability = 0.98
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     label_smoothing: Probability = 0.1
-    r_drop: Annotated[float, Field(ge=0)] = 0.0
-    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    r_drop: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    max_grad_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     validate_every: Count = 1
     average_last: Count = 5
     patience: Annotated[int, Field(ge=0)] = 0
@@ -148,7 +148,7 @@ def read_toml(path: Path) -> str:
     """
     try:
         content = path.read_bytes()
-        text = content.decode("utf-8")
+        text = content.decode("utf-8-sig")  # editors for Windows put a mark before the text
         tomllib.loads(text)
     except OSError as error:
         raise TrainingConfigError(f"{path}: {error.strerror}") from error
@@ -168,7 +168,12 @@ def complaint(origin: str, faults: Sequence[tuple[str, str]], lines: Mapping[str
             setting = setting.rpartition(".")[0]
         if setting:
             parts[i] = f"line {lines[setting]}: {parts[i]}"
-    return f"{origin}{', ' if parts[0].startswith('line ') else ': '}{'; '.join(parts)}"
+    return in_one_line(f"{origin}{', ' if parts[0].startswith('line ') else ': '}{'; '.join(parts)}")
+
+
+def in_one_line(message: str) -> str:
+    """Return a message without the control characters that names in a file can have."""
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in message)
 
 
 def model_config(config: TrainingConfig, tokenizer: Tokenizer) -> ModelConfig:
@@ -193,5 +198,6 @@ def model_config(config: TrainingConfig, tokenizer: Tokenizer) -> ModelConfig:
 
 
 def _reason(kind: str, message: str) -> str:
-    """Say `unknown setting` and `missing` where pydantic speaks of keyword arguments."""
-    return {"unexpected_keyword_argument": "unknown setting", "missing": "missing"}.get(kind, message)
+    """Say in words of TOML what pydantic says in those of Python."""
+    reasons = {"unexpected_keyword_argument": "unknown setting", "missing": "missing", "dataclass_type": "must be a table"}
+    return reasons.get(kind, message)

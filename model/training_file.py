@@ -11,7 +11,7 @@ from typing import Any, Self
 from dragoman.model.training_config import TrainingConfig, read_toml
 from dragoman.model.training_rules import VOCAB_SIZE
 
-_TABLE = re.compile(r"\s*\[\s*([\w.-]+)\s*\]")
+_TABLE = re.compile(r"\s*\[+\s*([\w.-]+)\s*\]")
 _SETTING = re.compile(r"\s*([\w.-]+)\s*=")
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 # Stand-ins for what rules choose and what has no default, while nothing but the stated settings is checked.

@@ -55,6 +55,11 @@ def test_a_file_whose_name_names_no_model_must_have_one(tmp_path: Path) -> None:
             f"{DATA}[training]\nseed = -1\n[tokenizer]\nsize = 3",
             ", line 10: tokenizer.size: unknown setting; line 8: training.seed: ",
         ),
+        (f'{DATA}"a\\nb" = 1', ", line 2: data.a\\nb: unknown setting"),
+        (f'"a\\nb" = 1{DATA}', ": a\\nb: unknown setting"),
+        ("[[data]]\nsource = 'a'", ", line 1: data: must be a table"),
+        ("data = 3", ", line 1: data: must be a table"),
+        (f"{DATA}[training]\nlearning_rate = inf", ", line 8: training.learning_rate: Input should be a finite number"),
         ("name = ", ": not TOML: Invalid value (at end of document)"),
         (f"{DATA}source = 'again'", ": not TOML: Cannot overwrite a value (at "),
         ("a = " + "[" * 5000, ": not TOML: "),
@@ -71,6 +76,11 @@ def test_bytes_that_are_not_utf8_are_counted_to_their_line(tmp_path: Path) -> No
     (tmp_path / "bad.toml").write_bytes(b"# fine\n\nname = '\xff'\n")
     with pytest.raises(TrainingConfigError, match=r"bad\.toml: not TOML: not UTF-8 \(at line 3\)$"):
         TrainingFile.load(tmp_path / "bad.toml")
+
+
+def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
+    (tmp_path / "marked.toml").write_bytes(b"\xef\xbb\xbf" + DATA.encode())
+    assert TrainingFile.load(tmp_path / "marked.toml").fields["name"] == "marked"
 
 
 def test_a_folder_is_no_configuration(tmp_path: Path) -> None:
