@@ -33,7 +33,7 @@ def node() -> tuple[str, dict[str, str]]:
     return node, os.environ | {"NODE_PATH": str(packages / "node_modules"), "no_proxy": "127.0.0.1", "no_grpc_proxy": "127.0.0.1"}
 
 
-def test_node_calls_the_server_with_nothing_but_the_contract(serve: Any, bundles: Path, node: Any) -> None:
+def test_node_calls_the_server_with_nothing_but_the_contract(node: Any, serve: Any, bundles: Path) -> None:
     program, environment = node
     # So small that a crowd of 32 is too much, and large enough for the rest.
     with serve(bundles, "--max-slots", "4", "--max-waiting-requests", "4") as server:
