@@ -11,7 +11,6 @@ from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.config import ModelConfig
 from dragoman.model.tokenizer import Tokenizer
 from dragoman.model.transformer import Transformer
-from tests.shelf import Shelf
 
 
 @pytest.fixture(scope="session")
@@ -41,7 +40,7 @@ def tiny_checkpoint() -> Checkpoint:
 
 
 @pytest.fixture(scope="session")
-def tiny_bundle(tiny_checkpoint: Checkpoint, shelf: Shelf) -> Path:
+def tiny_bundle(tiny_checkpoint: Checkpoint, shelf) -> Path:
     """Return its bundle, which no test may change."""
 
     def make(folder: Path) -> None:
