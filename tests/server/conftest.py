@@ -19,7 +19,6 @@ from dragoman.model.tokenizer import Tokenizer
 from dragoman.model.transformer import Transformer
 from dragoman.server.telemetry.logs import configure_logging
 from tests.server.scripted import scripted_model
-from tests.shelf import Shelf
 
 TEXTS = ["Ein Hund läuft durch den Schnee.", "A dog runs through the snow.", "Zwei Männer spielen Fußball.", "日本語 のテキスト 🐕"]
 
@@ -51,7 +50,7 @@ def tiny_checkpoint() -> Checkpoint:
 
 
 @pytest.fixture(scope="session")
-def tiny_bundle(tiny_checkpoint: Checkpoint, shelf: Shelf) -> Path:
+def tiny_bundle(tiny_checkpoint: Checkpoint, shelf) -> Path:
     """Return its bundle, which no test may change."""
 
     def make(folder: Path) -> None:
