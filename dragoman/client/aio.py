@@ -148,7 +148,7 @@ class AsyncClient:
             self._calls.check(request.request_id)
             return self._stub.GenerateStream(request, timeout=seconds, metadata=metadata)
 
-        assembly = Assembly(attempts, request.request_id, self._settings.error)
+        assembly = Assembly(attempts, request.request_id, self._calls.error)
         return AsyncStream(open_call, assembly, self._sleep, self._calls.cancelled)
 
     def generate_many(
@@ -219,7 +219,7 @@ class AsyncClient:
             return self._stub.GenerateBatch(messages, timeout=seconds, metadata=metadata)
 
         batch = Batch(self._settings.retry, deadline, clock)
-        calls = BatchCalls(open_call, self._settings.error, self._calls.cancelled)
+        calls = BatchCalls(open_call, self._calls.error, self._calls.cancelled)
         return AsyncBatchRun(batch, as_async(requests), calls, concurrency, deadline, clock, self._sleep).outcomes()
 
     async def score(

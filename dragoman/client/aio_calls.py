@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 
 from dragoman.client.aio_stream import is_task_cancelled
-from dragoman.client.errors import CallError, Cancelled
+from dragoman.client.errors import CallError, Cancelled, FailedCall
 from dragoman.client.retry import Attempts
 from dragoman.client.settings import Settings
 
@@ -33,6 +33,11 @@ class AsyncCalls:
     def cancelled(self, request_id: str = "") -> Cancelled:
         """Return the error of a call that was cancelled, saying why."""
         return Cancelled("the client is closed" if self.is_closed else "the call was cancelled", request_id)
+
+    def error(self, failure: FailedCall, request_id: str = "") -> CallError:
+        """Return the error of a call that failed; where closing the client was what cancelled it, that says so."""
+        error = self._settings.error(failure, request_id)
+        return self.cancelled(request_id) if self.is_closed and isinstance(error, Cancelled) else error
 
     async def call(self, method: Any, request: Any, attempts: Attempts, request_id: str = "") -> Any:
         """Return the answer, after as many attempts as the retry policy allows.
@@ -61,7 +66,7 @@ class AsyncCalls:
         try:
             return await method(request, timeout=attempts.start(), metadata=self._settings.metadata())
         except grpc.RpcError as error:
-            raise self._settings.error(error, request_id) from error
+            raise self.error(error, request_id) from error
         except asyncio.CancelledError as error:
             if is_task_cancelled():
                 raise

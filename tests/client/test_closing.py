@@ -1,6 +1,7 @@
 """What callers read who use a client after its end, and who is waiting when it comes."""
 
 import asyncio
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -144,3 +145,57 @@ def test_scope_that_was_cancelled_first_says_that(server) -> None:
         smaller = client.scope()
     with pytest.raises(Cancelled, match=CLOSED):
         client.generate("x", scope=smaller)
+
+
+def test_threads_that_call_while_the_client_closes_are_all_told(server, service) -> None:
+    enough = threading.Event()
+
+    def call_on(client: Client, number: int) -> str:
+        calls = [
+            lambda: client.generate("a"),
+            lambda: list(client.stream("ab")),
+            lambda: list(client.generate_many(["a", "", "b"], concurrency=2)),
+            lambda: list(client.generate_batch([Request("a"), Request("b")])),
+        ]
+        while True:
+            try:
+                calls[number % len(calls)]()
+            except Cancelled as error:
+                return error.message
+            if len(service.requests) >= 100 and len(service.batches) >= 10:
+                enough.set()
+
+    client = Client(server.target)
+    with ThreadPoolExecutor(8) as threads:
+        ends = [threads.submit(call_on, client, number) for number in range(8)]
+        assert enough.wait(PATIENCE_SECONDS)
+        client.close()
+        assert {end.result(PATIENCE_SECONDS) for end in ends} == {"the client is closed"}
+
+
+def test_tasks_that_call_while_the_client_closes_are_all_told(server, service, running_async) -> None:
+    async def call_on(client: AsyncClient, number: int, enough: asyncio.Event) -> str:
+        while True:
+            try:
+                match number % 4:
+                    case 0:
+                        await client.generate("a")
+                    case 1:
+                        [_ async for _ in client.stream("ab")]
+                    case 2:
+                        [_ async for _ in client.generate_many(["a", "", "b"], concurrency=2)]
+                    case _:
+                        [_ async for _ in client.generate_batch([Request("a"), Request("b")])]
+            except Cancelled as error:
+                return error.message
+            if len(service.requests) >= 100 and len(service.batches) >= 10:
+                enough.set()
+
+    async def main() -> None:
+        client, enough = AsyncClient(server.target), asyncio.Event()
+        ends = [asyncio.create_task(call_on(client, number, enough)) for number in range(8)]
+        await enough.wait()
+        await client.close()
+        assert {await end for end in ends} == {"the client is closed"}
+
+    running_async(main)

@@ -71,6 +71,9 @@ def raw_server(answer: bytes) -> Iterator[str]:
                 with connection, suppress(OSError):
                     connection.recv(1000)
                     connection.sendall(answer)
+                    connection.shutdown(socket.SHUT_WR)
+                    while connection.recv(1000):  # closed with something unread, the answer might not arrive
+                        pass
 
         thread = threading.Thread(target=run)
         thread.start()
