@@ -19,6 +19,7 @@ from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.registry import CollectorRegistry
 
 from dragoman.export.bundle import Bundle
+from dragoman.extras import install_command
 from dragoman.server import config as settings
 from dragoman.server.config import ConfigError, ServerConfig
 from dragoman.server.core.core import Core
@@ -217,7 +218,7 @@ def _make_tracer(config: ServerConfig) -> "Tracer | None":
     try:
         from dragoman.server.telemetry.tracing import Tracer
     except ModuleNotFoundError as error:
-        raise ConfigError("tracing_endpoint: OpenTelemetry is not installed; pip install 'dragoman[tracing]'") from error
+        raise ConfigError(f"tracing_endpoint: OpenTelemetry is not installed; {install_command('tracing')}") from error
     try:
         return Tracer(config.tracing_endpoint, config.tracing_sample_ratio, _version())
     except Exception as error:  # OpenTelemetry reads variables of its own, each with errors of its own

@@ -13,6 +13,7 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from dragoman.extras import install_command
 from dragoman.server.runtime.device.device import DeviceError
 
 CUDA_PROVIDER = "CUDAExecutionProvider"
@@ -86,14 +87,14 @@ def _wheel_obstacle() -> str:
     try:
         onnxruntime: Any = import_module("onnxruntime")
     except ImportError as error:
-        return f"onnxruntime cannot be imported ({error}); pip install 'dragoman[gpu]'"
+        return f"onnxruntime cannot be imported ({error}); {install_command('gpu')}"
     if CUDA_PROVIDER not in onnxruntime.get_available_providers():
         if gpu_wheel is not None and cpu_wheel is not None:
             return (
                 f"onnxruntime {cpu_wheel}, the CPU build, lies over onnxruntime-gpu {gpu_wheel}; uninstall both and "
-                "pip install 'dragoman[gpu]'"
+                f"{install_command('gpu')}"
             )
-        return f"the installed onnxruntime {onnxruntime.__version__} is the CPU build; pip install 'dragoman[gpu]' in its place"
+        return f"the installed onnxruntime {onnxruntime.__version__} is the CPU build; in its place: {install_command('gpu')}"
     return ""
 
 
@@ -102,7 +103,7 @@ def _driver_obstacle(ordinal: int) -> str:
     try:
         runtime: Any = import_module("cuda.bindings.runtime")
     except ImportError as error:
-        return f"cuda-bindings cannot be imported ({error}); pip install 'dragoman[gpu]'"
+        return f"cuda-bindings cannot be imported ({error}); {install_command('gpu')}"
     try:
         status, count = runtime.cudaGetDeviceCount()
     except RuntimeError as error:  # the package has no CUDA library to call
@@ -132,7 +133,7 @@ def _library_obstacle() -> str:
         onnxruntime.preload_dlls()
     missing = [line.split()[3].rstrip(":") for line in said.getvalue().splitlines() if line.startswith("Failed to load ")]
     needed = [library for library in missing if library.startswith(NEEDED_LIBRARIES)]
-    return f"{', '.join(needed)} cannot be loaded; pip install 'dragoman[gpu]'" if needed else ""
+    return f"{', '.join(needed)} cannot be loaded; {install_command('gpu')}" if needed else ""
 
 
 def installed_version(package: str) -> str | None:

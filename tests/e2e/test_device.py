@@ -42,7 +42,7 @@ def test_an_fp16_bundle_is_served_on_the_cpu(half_models: Path, serve: Callable[
 def test_cuda_that_is_not_there_stops_the_start_and_says_why(half_models: Path) -> None:
     result = start_in_vain(half_models, "--device", "cuda")
     assert result.returncode == 1
-    assert "--device cuda: " in result.stderr and "pip install 'dragoman[gpu]'" in result.stderr
+    assert "--device cuda: " in result.stderr and "pip install --editable '.[gpu]'" in result.stderr
 
 
 def test_cuda_is_refused_for_a_bundle_that_it_does_not_run(bundles: Path) -> None:

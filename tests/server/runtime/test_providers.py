@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from dragoman.extras import install_command
 from dragoman.server.runtime import providers
 from dragoman.server.runtime.device.device import DeviceError
 from dragoman.server.runtime.providers import CUDA_PROVIDER, choose_device, cuda_obstacle
@@ -94,9 +95,9 @@ GPU = {"onnxruntime-gpu": "1.31.1"}
 @pytest.mark.parametrize(
     ("versions", "has_cuda", "runtime", "message"),
     [
-        ({"onnxruntime": "1.31.1"}, False, None, "the installed onnxruntime 1.31.1 is the CPU build; pip install 'dragoman[gpu]'"),
+        ({"onnxruntime": "1.31.1"}, False, None, "the installed onnxruntime 1.31.1 is the CPU build; in its place: "),
         (GPU | {"onnxruntime": "1.31.0"}, False, None, "onnxruntime 1.31.0, the CPU build, lies over onnxruntime-gpu 1.31.1"),
-        (GPU, True, None, "cuda-bindings cannot be imported"),
+        (GPU, True, None, f"(No module named 'cuda.bindings.runtime'); {install_command('gpu')}"),
         (GPU, True, FakeRuntime("cudaErrorInsufficientDriver", None), "there is no NVIDIA driver, or it is older"),
         (GPU, True, FakeRuntime("cudaErrorNoDevice", 0), "the NVIDIA driver sees no device"),
         (GPU, True, FakeRuntime("cudaSuccess", 0), "the NVIDIA driver sees no device"),
