@@ -39,7 +39,7 @@ def slow_sender(lag: Histogram, loop_lag: Histogram, gap_seconds: float, cpu_cor
         who = "of its calls left" if lag.num else "of the time its event loop was"
         worst = duration(samples.percentile(99))
         reasons.append(f"{share(late_share)} {who} more than {duration(limit)} late (p99 {worst})")
-    if cpu_cores > MOST_CPU_CORES:
+    if cpu_cores > MOST_CPU_CORES and max(lag.num, loop_lag.num) >= FEWEST_SAMPLES:  # in less time starting is all it shows
         reasons.append(f"its busiest process used {cpu_cores:.2f} cores, of the one that it can use")
     if not reasons:
         return None

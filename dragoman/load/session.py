@@ -92,7 +92,7 @@ class Session:
 
     def _finish(self, result: Result, out: TextIO) -> int:
         """Write and print the result; return the exit code."""
-        if not result.has_success:
+        if not result.has_success and not self.is_interrupted:
             reason = "no request ended as it should" if result.total.counts.num else "no request was counted"
             result = msgspec.structs.replace(result, warnings=[f"{NOTHING_SUCCEEDED}: {reason}", *result.warnings])
         result = msgspec.structs.replace(result, checks=[condition.check(result) for condition in self._options.conditions])

@@ -134,3 +134,4 @@ def test_what_is_late_depends_on_how_often_calls_are_due(gap: float, limit: floa
 def test_a_process_without_a_core_left_is_slow_whatever_its_clocks_say() -> None:
     text = slow_sender(NONE, of([0.001] * 200), 0.0, 0.97)
     assert text is not None and "0.97 cores" in text
+    assert slow_sender(NONE, of([0.001] * 10), 0.0, 0.97) is None  # half a second, of which most is the start
