@@ -24,6 +24,7 @@ from dragoman.model.training_warnings import Facts, warnings
 
 DECIDED = ("source_vocab_size", "target_vocab_size", "pad_id", "eos_id", "decoder_start_id")
 Texts = tuple[list[str], list[str]]
+Rows = list[list[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,21 +101,26 @@ def prepare(file: TrainingFile, data_dir: Path, output: Path) -> Preparation:
     config, size = file.complete(chosen), TextSize.of(*sampler.plain)
     with _blaming(file):
         model = model_config(config, tokenizer)
+    vocab_size = tokenizer.vocab_size if initial is None and VOCAB_SIZE in file.stated else config.tokenizer.vocab_size
+    told = [line for line in _warnings(config, sampler, vocab_size, validation_ids) if line.partition(":")[0] not in chosen]
     if begun is not None:
         begun.refuse_other(asdict(config), output)
-    is_vocabulary_asked_for = initial is None and VOCAB_SIZE in file.stated
+        told += begun.changes(size.to_dict())
+    record = RunRecord(asdict(config), chosen, size.to_dict())
+    return Preparation(config, model, output, tokenizer, sampler, validation, record, told)
+
+
+def _warnings(config: TrainingConfig, sampler: PairSampler, vocab_size: int, validation: tuple[Rows, Rows]) -> list[str]:
+    """Hold the configuration against the text, of which so many tokens could be learnt."""
     facts = Facts(
         num_pairs=sampler.num_pairs,
         num_left_out=sampler.num_left_out,
         longest_pair=max(len(ids) + 1 for side in sampler.plain for ids in side),
         num_steps_per_epoch=len(bucket(*sampler.plain, config.training.max_tokens, np.random.default_rng(0))),
-        vocab_size=tokenizer.vocab_size if is_vocabulary_asked_for else config.tokenizer.vocab_size,
-        validation=validation_ids,
+        vocab_size=vocab_size,
+        validation=validation,
     )
-    told = [line for line in warnings(config, facts) if line.partition(":")[0] not in chosen]
-    found = [*told, *([] if begun is None else begun.changes(size.to_dict()))]
-    record = RunRecord(asdict(config), chosen, size.to_dict())
-    return Preparation(config, model, output, tokenizer, sampler, validation, record, found)
+    return warnings(config, facts)
 
 
 def _sketch(file: TrainingFile, initial: CheckpointFolder | None) -> tuple[TrainingConfig, ModelConfig]:
@@ -183,7 +189,7 @@ def _sampler(
 
 def _encode_validation(
     config: TrainingConfig, data_dir: Path, tokenizer: Tokenizer, texts: Texts, limits: tuple[int, int]
-) -> tuple[list[list[int]], list[list[int]]]:
+) -> tuple[Rows, Rows]:
     """Encode the validation text; what the model has no positions for is refused, where of training text it is left out."""
     sides = tokenizer.encode_batch(texts[0]), tokenizer.encode_batch(texts[1])
     for name, rows, limit in zip((config.data.validation_source, config.data.validation_target), sides, limits, strict=True):

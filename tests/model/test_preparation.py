@@ -1,6 +1,7 @@
 """What is known of a run before it begins: settings by rule, a run taken up, a checkpoint gone on from."""
 
 import json
+import random
 import tomllib
 from dataclasses import asdict
 from pathlib import Path
@@ -237,3 +238,25 @@ def test_a_run_whose_files_are_damaged_is_named(data: Path, tmp_path: Path, name
     with pytest.raises((TrainingConfigError, CheckpointError, InputError)) as caught:
         prepare(file(training={"max_steps": 5}), data, tmp_path / "out")
     assert str(caught.value).startswith(f"{path}: ") and "\n" not in str(caught.value)
+
+
+def test_two_hundred_lines_are_learnt_by_rule(tmp_path: Path) -> None:
+    """Numbers in words, of which English says the tens first and German the ones; nothing but paths and fewer steps are stated."""
+    ones = {"one": "ein", "two": "zwei", "three": "drei", "four": "vier", "five": "fünf", "six": "sechs", "seven": "sieben"}
+    tens = {"twenty": "zwanzig", "thirty": "dreißig", "forty": "vierzig", "fifty": "fünfzig", "sixty": "sechzig"}
+    pairs = [
+        (f"{hundred} hundred {ten} {one}", f"{ones[hundred]} hundert {ones[one]} und {tens[ten]}")
+        for hundred in ones
+        for ten in tens
+        for one in ones
+    ]
+    random.Random(0).shuffle(pairs)
+    for part, some in (("train", pairs[:200]), ("val", pairs[200:])):
+        for suffix, lines in zip(("s", "t"), zip(*some, strict=True), strict=True):
+            (tmp_path / f"{part}.{suffix}").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    told = TrainingFile({"name": "numbers", "data": DATA, "training": {"max_steps": 120}}, "numbers.toml")
+    prepared = prepare(told, tmp_path, tmp_path / "out")
+    assert prepared.warnings == []
+    Trainer(prepared, torch.device("cpu")).run()
+    summary = json.loads((tmp_path / "out/training/summary.json").read_text(encoding="utf-8"))
+    assert summary["best_bleu"] > 90
