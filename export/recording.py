@@ -307,8 +307,8 @@ class Recorded:
 
     def __getitem__(self, places: Any) -> "Recorded":
         """Take whole axes, beginnings of axes, and new axes of size 1."""
-        result, axis = self, 0
-        for place in places if isinstance(places, tuple) else (places,):
+        result = self
+        for axis, place in enumerate(places if isinstance(places, tuple) else (places,)):
             if place is None:
                 result = result.unsqueeze(axis)
             elif not isinstance(place, slice) or place.start is not None or place.step is not None:
@@ -317,7 +317,6 @@ class Recorded:
                 ints = result.recorder.ints
                 shape = (*result.shape[:axis], place.stop, *result.shape[axis + 1 :])
                 result = result.emit("Slice", [result, ints(0), ints(place.stop), ints(axis)], shape)
-            axis += 1
         return result
 
     def binary(self, op_type: str, other: Any, dtype: torch.dtype | None = None) -> "Recorded":

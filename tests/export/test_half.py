@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from dragoman.export import verify_half as gate
+from dragoman.export.arguments import ExportError, QualityTexts
 from dragoman.export.bundle import ENCODER_FILE, Bundle
-from dragoman.export.exporter import ExportError, export_checkpoint
+from dragoman.export.exporter import export_checkpoint
 from dragoman.export.half import DTYPES, HalfError, halved
 from dragoman.export.parity import ParityError
-from dragoman.export.quality import QualityTexts
 from dragoman.export.verify_half import WIDENED, verify_half
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.decode import StepDecoder
