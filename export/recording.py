@@ -16,6 +16,7 @@ import onnx_ir
 import torch
 from torch import Tensor, nn
 
+OPSET_VERSION = 20
 DTYPES = {
     torch.float32: onnx_ir.DataType.FLOAT,
     torch.float16: onnx_ir.DataType.FLOAT16,
@@ -64,7 +65,7 @@ class Recorder:
 
     def __init__(self, module: nn.Module) -> None:
         """Name constants as the module names its parameters and buffers."""
-        self.graph = onnx_ir.Graph([], [], nodes=[], opset_imports={"": 20, "com.microsoft": 1}, name="main")
+        self.graph = onnx_ir.Graph([], [], nodes=[], opset_imports={"": OPSET_VERSION, "com.microsoft": 1}, name="main")
         tensors = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
         self._names = {_identity(tensor): name for name, tensor in tensors}
         self._constants: dict[object, onnx_ir.Value] = {}

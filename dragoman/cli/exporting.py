@@ -1,5 +1,6 @@
 """`dragoman export`."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -42,6 +43,8 @@ def export(
         texts = QualityTexts(*read_parallel(quality_source, quality_reference))
     lines = None if calibration is None else read_lines(calibration)
 
+    # Threads of PyTorch that wait in a loop take the cores from ONNX Runtime's, which compute the other half of the comparison.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from dragoman.export.exporter import export_checkpoint  # it loads torch, which takes seconds
 
     bundle = export_checkpoint(checkpoint, output, precision, name, force, lines, texts, lambda line: typer.echo(line, err=True))
