@@ -1,17 +1,15 @@
 """From a checkpoint to a bundle: trace the graphs, prove them right, describe them, and put the directory in its place."""
 
 import os
-import re
 import tempfile
 from collections.abc import Sequence
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
-from typing import get_args
 
 import msgspec
 import onnx_ir
 
+from dragoman.export.arguments import ExportError, QualityTexts, check_heads, check_name, check_output, check_precision
 from dragoman.export.bundle import (
     DECODER_FILE,
     DECODER_WEIGHTS_FILE,
@@ -35,7 +33,8 @@ from dragoman.export.cpu import keep_sums_apart, keep_time_axis
 from dragoman.export.graphs import EncoderGraph, StepGraph
 from dragoman.export.half import DTYPES, halved, store_halved
 from dragoman.export.parity import ParityReport
-from dragoman.export.quality import QualityTexts, verify_quantized
+from dragoman.export.progress import STEPS, Progress, Say
+from dragoman.export.quality import verify_quantized
 from dragoman.export.quantize import ScaleCounts, quantize
 from dragoman.export.scorer_graph import ScorerGraph
 from dragoman.export.tracing import input_output_names, trace, write, write_sharing
@@ -43,18 +42,10 @@ from dragoman.export.verify import greedy_sources, verify
 from dragoman.export.verify_half import verify_half
 from dragoman.model.card import read_domain
 from dragoman.model.checkpoint import WEIGHTS_FILE, Checkpoint
-from dragoman.model.errors import InputError
 
 DEFAULT_MAX_NEW_TOKENS = 256
-HEAD_DIM_MULTIPLE = 8
-IMPLEMENTED: tuple[Precision, ...] = ("fp32", "int8", "fp16", "bf16")
 # By default: the last of `greedy_sources`, which are sentences, and random ids before them.
 NUM_CALIBRATION_SOURCES = 64
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-
-
-class ExportError(InputError):
-    """An export that cannot be done; the message says why."""
 
 
 def export_checkpoint(
@@ -65,17 +56,19 @@ def export_checkpoint(
     is_forced: bool = False,
     calibration: Sequence[str] | None = None,
     quality: QualityTexts | None = None,
+    say: Say | None = None,
 ) -> Bundle:
     """Export a checkpoint; the bundle appears whole and verified, or not at all.
 
     Args:
         checkpoint_dir: That `Checkpoint.save` wrote.
         output: The directory to make.
-        precision: One of `IMPLEMENTED`.
+        precision: fp32, int8, fp16 or bf16.
         name: Of the served model; the checkpoint's own where none is given.
         is_forced: Let the bundle take the place of one that is already there.
         calibration: Texts to calibrate int8 with; by default sentences of several languages and random tokens.
         quality: Texts on which another precision must translate as well as fp32.
+        say: Told a line when a step is done, see `progress`.
 
     Raises:
         CheckpointError: If the checkpoint cannot be read.
@@ -83,24 +76,15 @@ def export_checkpoint(
         ExportError: If it cannot be exported as asked, or the output is taken.
         ParityError: If the graphs do not answer as the checkpoint does.
     """
-    chosen = _check_precision(precision)
-    if chosen != "int8" and calibration is not None:
-        raise ExportError(f"texts for calibration go with int8, not {chosen}")
-    if chosen == "fp32" and quality is not None:
-        raise ExportError("texts for quality go with int8, fp16 and bf16, not fp32")
-    if quality is not None and find_spec("sacrebleu") is None:
-        raise ExportError("BLEU and chrF need sacrebleu, of the extra `evaluate`")
+    chosen = check_precision(precision, calibration is not None, quality is not None)
+    progress = Progress(STEPS[chosen], say)
     output = output.resolve()
-    _check_output(output, is_forced)
+    check_output(output, is_forced)
     checkpoint, domain = Checkpoint.load(checkpoint_dir), read_domain(checkpoint_dir)
     name = checkpoint.name if name is None else name
-    if NAME.fullmatch(name) is None:
-        raise ExportError(f"name must be letters, digits, '.', '_' and '-', at most 128 of them, not {name!r}")
-    if checkpoint.model.config.head_dim % HEAD_DIM_MULTIPLE:
-        raise ExportError(
-            f"heads must be a multiple of {HEAD_DIM_MULTIPLE} wide for ONNX Runtime's attention; "
-            f"{checkpoint.model.config.num_heads} heads of a d_model of {checkpoint.model.config.d_model} are not"
-        )
+    check_name(name)
+    check_heads(checkpoint.model.config)
+    progress.done("read the checkpoint")
     max_positions = checkpoint.model.config.max_source_positions
     ids = None if calibration is None else calibration_sources(checkpoint.tokenizer, calibration, max_positions)
     try:
@@ -110,38 +94,15 @@ def export_checkpoint(
     with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as staging:
         directory = Path(staging) / "bundle"
         directory.mkdir()
-        tensors, report = _write_files(checkpoint, directory, chosen, ids, quality)
+        tensors, report = _write_files(checkpoint, directory, chosen, ids, quality, progress)
         origin = Origin(hash_file(checkpoint_dir / WEIGHTS_FILE), version("torch"), version("onnx"))
         manifest = _describe(checkpoint, name, chosen, directory, tensors, origin, report)
         (directory / MANIFEST_FILE).write_bytes(_to_json(msgspec.structs.replace(manifest, domain=domain)))
         Bundle.open(directory)
-        _check_output(output, is_forced)
+        check_output(output, is_forced)
         _put(directory, output, Path(staging) / "replaced")
+    progress.done("describe")
     return Bundle.open(output, is_checked=False)
-
-
-def _check_precision(precision: str) -> Precision:
-    """Return a precision that this release exports."""
-    found = next((known for known in get_args(Precision) if known == precision), None)
-    if found is None:
-        raise ExportError(f"precision must be {' or '.join(get_args(Precision))}, not {precision!r}")
-    if found not in IMPLEMENTED:
-        raise ExportError(f"precision {found} is not exported yet; there is {' and '.join(IMPLEMENTED)}")
-    chosen: Precision = found
-    return chosen
-
-
-def _check_output(output: Path, is_forced: bool) -> None:
-    """Refuse an output that holds something, unless it is a bundle to be replaced."""
-    if not os.path.lexists(output):
-        return
-    if not output.is_dir():
-        raise ExportError(f"{output}: exists and is not a directory")
-    if any(output.iterdir()):
-        if not is_forced:
-            raise ExportError(f"{output}: exists and is not empty")
-        if not (output / MANIFEST_FILE).is_file():
-            raise ExportError(f"{output}: exists and is not a bundle; it will not be replaced")
 
 
 def _write_files(
@@ -150,6 +111,7 @@ def _write_files(
     precision: Precision,
     calibration: Sequence[list[int]] | None,
     quality: QualityTexts | None,
+    progress: Progress,
 ) -> tuple[Tensors, ParityReport]:
     """Write everything but the manifest, and verify it; return what the graphs have and how close they are."""
     model = halved(checkpoint.model, DTYPES[precision]) if precision in DTYPES else checkpoint.model
@@ -161,17 +123,22 @@ def _write_files(
             keep_sums_apart(graph)
     if precision in DTYPES:
         _write_graphs(graphs, directory)
-        report = verify_half(checkpoint, directory, precision, quality)
+        progress.done("write the graphs")
+        report = verify_half(checkpoint, directory, precision, quality, progress)
     elif precision == "int8":
         with tempfile.TemporaryDirectory(prefix="fp32.", dir=directory.parent) as single:
             _write_graphs(graphs, Path(single))
-            report = verify(checkpoint, Path(single))
-            counts = _quantize_graphs(graphs, checkpoint, calibration)
+            progress.done("write the graphs")
+            report = verify(checkpoint, Path(single), progress=progress)
+            counts = _quantize_graphs(graphs, checkpoint, calibration, progress)
             _write_graphs(graphs, directory)
-        report = msgspec.structs.replace(report, quality=verify_quantized(checkpoint, directory, counts, quality))
+            progress.done("quantise")
+        changes = verify_quantized(checkpoint, directory, counts, quality, progress)
+        report = msgspec.structs.replace(report, quality=changes)
     else:
         _write_graphs(graphs, directory)
-        report = verify(checkpoint, directory)
+        progress.done("write the graphs")
+        report = verify(checkpoint, directory, progress=progress)
     (directory / TOKENIZER_DIRECTORY).mkdir()
     checkpoint.tokenizer.save(directory / TOKENIZER_DIRECTORY)
     (directory / PARITY_FILE).write_bytes(_to_json(report))
@@ -187,10 +154,11 @@ def _write_graphs(graphs: Sequence[onnx_ir.Model], directory: Path) -> None:
 
 
 def _quantize_graphs(
-    graphs: Sequence[onnx_ir.Model], checkpoint: Checkpoint, calibration: Sequence[list[int]] | None
+    graphs: Sequence[onnx_ir.Model], checkpoint: Checkpoint, calibration: Sequence[list[int]] | None, progress: Progress
 ) -> ScaleCounts:
     """Quantise encoder, decode step and scorer; return how many scales of which kind the first two have."""
     ranges = calibrate(checkpoint.model, calibration or greedy_sources(checkpoint)[-NUM_CALIBRATION_SOURCES:])
+    progress.done("calibrate")
     encoder, decoder, _ = [quantize(graph, ranges) for graph in graphs]
     keep_time_axis(graphs[1])
     return ScaleCounts(encoder.num_constant + decoder.num_constant, encoder.num_row + decoder.num_row)

@@ -2,9 +2,9 @@
 
 The graph that scores is in `scorer_graph`.
 
-Nothing here computes attention: when it is traced (see `tracing`), a layer's attention becomes one `com.microsoft.GroupQueryAttention`
-node with as many key/value heads as query heads, the one operator of ONNX Runtime with a length per row and a cache that is updated
-in place.
+Nothing here computes attention: when it is traced (see `tracing`), a layer's attention becomes one node, a
+`com.microsoft.GroupQueryAttention` with as many key/value heads as query heads, the one operator of ONNX Runtime with a length per
+row and a cache that is updated in place.
 """
 
 from collections.abc import Sequence

@@ -187,10 +187,8 @@ def drive(
     """
     spare = 0 if is_tight else 3
     slots = runner.slots(num_slots, max(row.num_steps for row in rows) + spare, max(len(row.source) for row in rows) + spare)
-    waiting: deque[tuple[Row, CrossKV]] = deque()
-    for start in range(0, len(rows), num_slots):
-        group = rows[start : start + num_slots]
-        waiting.extend(zip(group, runner.encode([row.source for row in group]), strict=True))
+    encoded = _encode(runner, rows, num_slots)
+    waiting = deque((row, encoded[tuple(row.source)]) for row in rows)
     active: list[Row] = []
     num_steps = 0
     while active or waiting:
@@ -216,6 +214,16 @@ def drive(
                     slots.move(len(active), slot)
                     active[slot] = last
     return num_steps
+
+
+def _encode(runner: Runner, rows: Sequence[Row], max_rows: int) -> dict[tuple[int, ...], CrossKV]:
+    """Encode each source once, in ragged batches of rows as they come; a long one by itself, for the others would be padding."""
+    sources = list(dict.fromkeys(tuple(row.source) for row in rows))
+    short = [source for source in sources if len(source) <= LONG_ROW]
+    batches = [short[start : start + max_rows] for start in range(0, len(short), max_rows)]
+    batches += [[source] for source in sources if len(source) > LONG_ROW]
+    encoded = (zip(batch, runner.encode([list(source) for source in batch]), strict=True) for batch in batches)
+    return {source: cross_kv for batch in encoded for source, cross_kv in batch}
 
 
 class EagerReference:

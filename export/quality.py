@@ -4,20 +4,21 @@ What cannot be exact here, the graphs before quantisation have proved already: s
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
+from dragoman.export.arguments import QualityTexts
 from dragoman.export.bundle import Quality
 from dragoman.export.parity import EagerReference, Floats, Ints, ParityError, Row, drive, is_ordered, stretches
+from dragoman.export.progress import STEPS, Progress
 from dragoman.export.quantize import ScaleCounts
 from dragoman.export.scorer_parity import Pair
 from dragoman.export.verify import NUM_SLOTS, OnnxRunner, forced_rows, greedy_sources
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.decode import greedy_search
 from dragoman.model.errors import InputError
-from dragoman.model.evaluate import MAX_NEW_TOKENS, translate
 
 # A sound quantisation stays far below these, a broken one far above: they are not a promise of quality.
 MAX_DIVERGENCE, MIN_AGREEMENT, MAX_SCORER_DIFFERENCE = 0.2, 0.8, 0.2
@@ -25,14 +26,6 @@ MAX_BLEU_LOSS, MAX_CHRF_LOSS = 0.3, 0.2
 MAX_MASS_ERROR = 1e-3
 NUM_CANDIDATES, NUM_ROWS_ALONE, NUM_SOURCES, MAX_ANSWER_TOKENS = 64, 6, 64, 48
 BATCH_SLOTS, THREADS = (3, 16), (1, 2)
-
-
-@dataclass(frozen=True, slots=True)
-class QualityTexts:
-    """Texts and their reference translations, one by one."""
-
-    sources: Sequence[str]
-    references: Sequence[str]
 
 
 class Divergence:
@@ -72,7 +65,13 @@ class Divergence:
             self.label_log_probs.setdefault(id(row), []).append(float(found[i, label]))
 
 
-def verify_quantized(checkpoint: Checkpoint, directory: Path, counts: ScaleCounts, texts: QualityTexts | None = None) -> Quality:
+def verify_quantized(
+    checkpoint: Checkpoint,
+    directory: Path,
+    counts: ScaleCounts,
+    texts: QualityTexts | None = None,
+    progress: Progress | None = None,
+) -> Quality:
     """Check quantised graphs whose originals `verify` has passed.
 
     Raises:
@@ -80,11 +79,13 @@ def verify_quantized(checkpoint: Checkpoint, directory: Path, counts: ScaleCount
         InputError: If a text is too long.
         ParityError: Naming the figure that is off.
     """
+    progress = progress or Progress(STEPS["int8"])
     config = checkpoint.model.config
     runner = OnnxRunner(directory, config)
     forced = forced_rows(config)
     parts = [part for row in forced for part in stretches(checkpoint.model, row)]
     check_rows_apart([OnnxRunner(directory, config, number) for number in THREADS], parts)
+    progress.done("compare batches in 8 bits")
     divergence = Divergence(checkpoint)
     rows = answer_rows(checkpoint)
     drive(runner, rows, NUM_SLOTS, config.target_vocab_size, False, divergence.observe)
@@ -105,7 +106,10 @@ def verify_quantized(checkpoint: Checkpoint, directory: Path, counts: ScaleCount
     ):
         if not is_sound:  # also refuses NaN
             raise ParityError(f"8-bit arithmetic does this model too much harm: {name} is off, {figure:.3g}; export it in fp32")
-    return quality if texts is None else _with_scores(quality, checkpoint, runner, texts)
+    if texts is not None:
+        quality = _with_scores(quality, checkpoint, runner, texts)
+    progress.done("compare answers in 8 bits")
+    return quality
 
 
 def check_rows_apart(runners: Sequence[OnnxRunner], rows: Sequence[Row]) -> int:
@@ -169,8 +173,7 @@ def _with_scores(quality: Quality, checkpoint: Checkpoint, runner: OnnxRunner, t
     Raises:
         ParityError: If there is too great a loss.
     """
-    from msgspec.structs import replace
-
+    from dragoman.model.evaluate import translate  # sacreBLEU is slow to load, and optional
     from dragoman.model.quality import score
 
     before = score(translate(checkpoint.model, checkpoint.tokenizer, texts.sources), texts.references)
@@ -179,11 +182,13 @@ def _with_scores(quality: Quality, checkpoint: Checkpoint, runner: OnnxRunner, t
     for name, change, allowed, was in (("BLEU", bleu, MAX_BLEU_LOSS, before.bleu), ("chrF", chrf, MAX_CHRF_LOSS, before.chrf)):
         if change < -allowed:
             raise ParityError(f"8-bit arithmetic costs {-change:.2f} {name} of {was:.2f}; {allowed:g} is the most that is accepted")
-    return replace(quality, bleu_change=bleu, chrf_change=chrf)
+    return msgspec.structs.replace(quality, bleu_change=bleu, chrf_change=chrf)
 
 
 def _translate(runner: OnnxRunner, checkpoint: Checkpoint, texts: Sequence[str]) -> list[str]:
     """Translate texts greedily with the graphs."""
+    from dragoman.model.evaluate import MAX_NEW_TOKENS
+
     config, tokenizer = checkpoint.model.config, checkpoint.tokenizer
     limit = min(MAX_NEW_TOKENS, config.max_target_positions)
     rows = []

@@ -16,6 +16,7 @@ import onnx_ir
 import torch
 from torch import Tensor, nn
 
+OPSET_VERSION = 20
 DTYPES = {
     torch.float32: onnx_ir.DataType.FLOAT,
     torch.float16: onnx_ir.DataType.FLOAT16,
@@ -64,7 +65,7 @@ class Recorder:
 
     def __init__(self, module: nn.Module) -> None:
         """Name constants as the module names its parameters and buffers."""
-        self.graph = onnx_ir.Graph([], [], nodes=[], opset_imports={"": 20, "com.microsoft": 1}, name="main")
+        self.graph = onnx_ir.Graph([], [], nodes=[], opset_imports={"": OPSET_VERSION, "com.microsoft": 1}, name="main")
         tensors = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
         self._names = {_identity(tensor): name for name, tensor in tensors}
         self._constants: dict[object, onnx_ir.Value] = {}
@@ -307,8 +308,8 @@ class Recorded:
 
     def __getitem__(self, places: Any) -> "Recorded":
         """Take whole axes, beginnings of axes, and new axes of size 1."""
-        result, axis = self, 0
-        for place in places if isinstance(places, tuple) else (places,):
+        result = self
+        for axis, place in enumerate(places if isinstance(places, tuple) else (places,)):
             if place is None:
                 result = result.unsqueeze(axis)
             elif not isinstance(place, slice) or place.start is not None or place.step is not None:
@@ -317,7 +318,6 @@ class Recorded:
                 ints = result.recorder.ints
                 shape = (*result.shape[:axis], place.stop, *result.shape[axis + 1 :])
                 result = result.emit("Slice", [result, ints(0), ints(place.stop), ints(axis)], shape)
-            axis += 1
         return result
 
     def binary(self, op_type: str, other: Any, dtype: torch.dtype | None = None) -> "Recorded":

@@ -9,6 +9,7 @@ import torch
 from dragoman.export.bundle import DECODER_FILE, ENCODER_FILE, SCORER_FILE, BundleError, Tensors, cross_kv_names, self_kv_names
 from dragoman.export.parity import Comparison, CrossKV, Floats, Ints, ParityError, ParityReport, Row, drive, stretches
 from dragoman.export.processor import processor_kind
+from dragoman.export.progress import STEPS, Progress
 from dragoman.export.scorer_parity import Pair, ScorerComparison, check_scorer, padded
 from dragoman.export.session import Session, open_session
 from dragoman.model.checkpoint import Checkpoint
@@ -46,12 +47,8 @@ class OnnxSlots:
         noise = np.random.default_rng(0)
         layers, heads, width = config.num_decoder_layers, config.num_heads, config.head_dim
         self.session = session
-        self.self_kv = {
-            name: noise.standard_normal((num_slots, heads, max_targets, width), np.float32) for name in self_kv_names(layers)
-        }
-        self.cross_kv = {
-            name: noise.standard_normal((num_slots, heads, max_sources, width), np.float32) for name in cross_kv_names(layers)
-        }
+        self.self_kv = {name: noise.random((num_slots, heads, max_targets, width), np.float32) for name in self_kv_names(layers)}
+        self.cross_kv = {name: noise.random((num_slots, heads, max_sources, width), np.float32) for name in cross_kv_names(layers)}
 
     def fill(self, slot: int, cross_kv: CrossKV) -> None:
         """See `Slots`."""
@@ -149,12 +146,12 @@ class OnnxRunner:
         return log_probs, attention
 
 
-def verify(checkpoint: Checkpoint, directory: Path, tolerance: float = TOLERANCE) -> ParityReport:
+def verify(checkpoint: Checkpoint, directory: Path, tolerance: float = TOLERANCE, progress: Progress | None = None) -> ParityReport:
     """Compare the graphs in a directory with the checkpoint.
 
     Four things must hold. Teacher-forced rows of many lengths, batched at different positions, give the log-probabilities of eager
-    full-sequence passes. Some of them, decoded alone, give bit-identical results. Greedy decoding takes at every step the token that
-    the eager model would take, except at a tie within the tolerance. The scorer gives the same rows the eager model's
+    full-sequence passes. Some of them, decoded alone, give bit-identical results. Greedy decoding takes at every step the token
+    that the eager model would take, except at a tie within the tolerance. The scorer gives the same rows the eager model's
     log-probabilities and attention weights.
 
     Raises:
@@ -162,11 +159,17 @@ def verify(checkpoint: Checkpoint, directory: Path, tolerance: float = TOLERANCE
         ParityError: Naming the figure that is off.
     """
     runner = OnnxRunner(directory, checkpoint.model.config)
-    return compare(checkpoint, runner, checkpoint.model, tolerance, is_exact_alone=True)
+    return compare(checkpoint, runner, checkpoint.model, tolerance, is_exact_alone=True, progress=progress)
 
 
 def compare(
-    checkpoint: Checkpoint, runner: OnnxRunner, model: Transformer, tolerance: float, *, is_exact_alone: bool
+    checkpoint: Checkpoint,
+    runner: OnnxRunner,
+    model: Transformer,
+    tolerance: float,
+    *,
+    is_exact_alone: bool,
+    progress: Progress | None = None,
 ) -> ParityReport:
     """Compare graphs with a model; `verify` says what must hold.
 
@@ -176,21 +179,26 @@ def compare(
         model: What they are compared with.
         tolerance: Largest difference of a log-probability or an attention weight.
         is_exact_alone: Whether a row alone must give the bits that it gives in a batch, which CUDA does not promise.
+        progress: Told what has been compared.
 
     Raises:
         ParityError: Naming the figure that is off.
     """
+    progress = progress or Progress(STEPS["fp32"])
     config = model.config
     comparison, rows = Comparison(model, tolerance), forced_rows(config)
     driven = [part for row in rows for part in stretches(model, row)]
     num_steps = drive(runner, driven, NUM_SLOTS, config.target_vocab_size, False, comparison.observe)
     for row in _hardest(driven)[: NUM_ROWS_ALONE * is_exact_alone]:
         check_alone(runner, row, config.target_vocab_size)
+    progress.done("compare log-probabilities")
     sources = greedy_sources(checkpoint)
     num_tokens, num_mismatches = check_greedy(runner, model, sources, tolerance)
+    progress.done("compare greedy answers")
     pairs = [Pair(row.source, [*row.inputs[1:], config.eos_id]) for row in rows]
     scores = ScorerComparison(model, tolerance)
     check_scorer(runner, pairs, scores, NUM_SLOTS, NUM_ROWS_ALONE * is_exact_alone)
+    progress.done("compare scores")
     return ParityReport(
         tolerance=tolerance,
         max_log_prob_difference=comparison.max_difference,
@@ -243,8 +251,9 @@ def _random_ids(random: np.random.Generator, vocab_size: int, pad_id: int, lengt
 
 
 def _hardest(rows: Sequence[Row]) -> list[Row]:
-    """Return rows in the order in which they are worth decoding again: those in the middle of a long row, then as they come."""
-    return sorted(rows, key=lambda row: row.stretch is None)
+    """Return rows in the order in which they are worth decoding again: the end of a long row, then rows from their beginning."""
+    ends = [row for row in rows if row.stretch is not None][-1:]
+    return ends + [row for row in rows if row.stretch is None]
 
 
 def check_alone(runner: OnnxRunner, row: Row, vocab_size: int) -> None:
@@ -303,6 +312,7 @@ def _is_parted(row: Row, model: Transformer, hidden: torch.Tensor, tolerance: fl
         if not margins[step] < tolerance:  # also refuses NaN
             raise ParityError(
                 f"greedy decoding gives token {found[step]} instead of {expected[step]} at step {step} of a source with "
-                f"{len(row.source)} tokens, which differ by {margins[step]:.3g} in log-probability; the tolerance is {tolerance:.3g}"
+                f"{len(row.source)} tokens, which differ by {margins[step]:.3g} in log-probability; the tolerance is "
+                f"{tolerance:.3g}"
             )
     return bool(parted)

@@ -14,10 +14,12 @@ import numpy as np
 import onnx_ir
 import torch
 
+from dragoman.export.arguments import QualityTexts
 from dragoman.export.bundle import DECODER_FILE, ENCODER_FILE, SCORER_FILE
 from dragoman.export.half import DTYPES, halved
 from dragoman.export.parity import ParityError, ParityReport
-from dragoman.export.quality import MAX_BLEU_LOSS, MAX_CHRF_LOSS, QualityTexts
+from dragoman.export.progress import Progress
+from dragoman.export.quality import MAX_BLEU_LOSS, MAX_CHRF_LOSS
 from dragoman.export.session import Session, has_cuda, open_on_cuda
 from dragoman.export.verify import (
     MAX_NEW_TOKENS,
@@ -30,7 +32,6 @@ from dragoman.export.verify import (
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.config import ModelConfig
 from dragoman.model.decode import greedy_search
-from dragoman.model.evaluate import translate
 from dragoman.model.transformer import Transformer
 
 LIMITS = {"fp16": 0.1, "bf16": 0.8}
@@ -69,7 +70,13 @@ class HalfRunner(OnnxRunner):
         return HalfSlots(self.decoder, self.config, num_slots, max_targets, max_sources)
 
 
-def verify_half(checkpoint: Checkpoint, directory: Path, precision: str, texts: QualityTexts | None = None) -> ParityReport:
+def verify_half(
+    checkpoint: Checkpoint,
+    directory: Path,
+    precision: str,
+    texts: QualityTexts | None = None,
+    progress: Progress | None = None,
+) -> ParityReport:
     """Compare the graphs in a directory with the checkpoint in single precision; see the module for what runs where.
 
     Raises:
@@ -81,7 +88,9 @@ def verify_half(checkpoint: Checkpoint, directory: Path, precision: str, texts: 
         _check_scores(checkpoint, half, texts)
     if precision == "fp16":
         runner = HalfRunner(directory, checkpoint.model.config)
-        report = compare(checkpoint, runner, checkpoint.model, LIMITS[precision], is_exact_alone=runner.device == "cpu")
+        report = compare(
+            checkpoint, runner, checkpoint.model, LIMITS[precision], is_exact_alone=runner.device == "cpu", progress=progress
+        )
         _check_agreement(report.num_token_mismatches, report.num_sentences, precision)
         return msgspec.structs.replace(report, device=runner.device)
     rounded = copy.deepcopy(half).float()
@@ -89,8 +98,10 @@ def verify_half(checkpoint: Checkpoint, directory: Path, precision: str, texts: 
         for name in (ENCODER_FILE, DECODER_FILE, SCORER_FILE):
             widen(directory / name, Path(folder) / name)
         widened = OnnxRunner(Path(folder), checkpoint.model.config)
-        report = compare(checkpoint, widened, rounded, WIDENED_TOLERANCE, is_exact_alone=True)
+        report = compare(checkpoint, widened, rounded, WIDENED_TOLERANCE, is_exact_alone=True, progress=progress)
     _check_answers(checkpoint, half)
+    if progress is not None:
+        progress.done("compare answers")
     return msgspec.structs.replace(report, device=WIDENED)
 
 
@@ -134,6 +145,7 @@ def _check_scores(checkpoint: Checkpoint, half: Transformer, texts: QualityTexts
     Raises:
         ParityError: If BLEU or chrF lose too much.
     """
+    from dragoman.model.evaluate import translate
     from dragoman.model.quality import score
 
     before, after = (

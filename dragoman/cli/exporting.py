@@ -1,5 +1,6 @@
 """`dragoman export`."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -27,25 +28,34 @@ def export(
     quality_reference: Annotated[Path | None, typer.Option(help="Its translation, line by line.")] = None,
 ) -> None:
     """Export a checkpoint to an ONNX bundle, and check that it computes the same."""
-    from dragoman.export.exporter import export_checkpoint
-    from dragoman.export.quality import QualityTexts
+    from dragoman.export.arguments import QualityTexts, check_checkpoint, check_name, check_output, check_precision
     from dragoman.model.corpus import read_lines, read_parallel
 
+    if (quality_source is None) != (quality_reference is None):
+        raise InputError("--quality-source and --quality-reference go together")
+    check_precision(precision, calibration is not None, quality_source is not None)
+    if name is not None:
+        check_name(name)
+    check_output(output, force)
+    check_checkpoint(checkpoint)
     texts = None
     if quality_source is not None and quality_reference is not None:
         texts = QualityTexts(*read_parallel(quality_source, quality_reference))
-    elif quality_source is not None or quality_reference is not None:
-        raise InputError("--quality-source and --quality-reference go together")
     lines = None if calibration is None else read_lines(calibration)
-    manifest = export_checkpoint(checkpoint, output, precision, name, force, lines, texts).manifest
+
+    # Threads of PyTorch that wait in a loop take the cores from ONNX Runtime's, which compute the other half of the comparison.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    from dragoman.export.exporter import export_checkpoint  # it loads torch, which takes seconds
+
+    bundle = export_checkpoint(checkpoint, output, precision, name, force, lines, texts, lambda line: typer.echo(line, err=True))
+    manifest = bundle.manifest
     parity, changed = manifest.parity, manifest.parity.quality
     typer.echo(
         f"wrote {output}: {manifest.name} version {manifest.version}, {manifest.precision}; log-probabilities within "
         f"{parity.max_log_prob_difference:.1e} of PyTorch, {parity.num_token_mismatches} of {parity.num_sentences} "
         "greedy answers differ"
     )
-    if parity.device != "cpu":
-        typer.echo(f"verified on: {parity.device}")
+    typer.echo(f"verified on: {parity.device} ({parity.processor})")
     if changed is not None:
         scores = "" if changed.bleu_change is None else f", BLEU {changed.bleu_change:+.2f}, chrF {changed.chrf_change:+.2f}"
         typer.echo(

@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 from dragoman.export import exporter
+from dragoman.export.arguments import ExportError
 from dragoman.export.bundle import Bundle
-from dragoman.export.exporter import ExportError, export_checkpoint
+from dragoman.export.exporter import export_checkpoint
 from dragoman.export.parity import ParityError, ParityReport
+from dragoman.export.progress import Progress
 from dragoman.export.verify import verify
 from dragoman.model.checkpoint import Checkpoint, CheckpointError
 
@@ -73,9 +75,7 @@ def test_every_variant_passes_the_parity_gate(make_checkpoint: MakeCheckpoint, t
 
 
 def test_same_checkpoint_gives_the_same_bytes_in_another_process(checkpoint_dir: Path, exported: Path, tmp_path: Path) -> None:
-    program = (
-        "import sys, pathlib; from export.exporter import export_checkpoint; export_checkpoint(*map(pathlib.Path, sys.argv[1:]))"
-    )
+    program = "import sys, pathlib; from dragoman.export.exporter import export_checkpoint; export_checkpoint(*map(pathlib.Path, sys.argv[1:]))"
     command = [sys.executable, "-c", program, str(checkpoint_dir), str(tmp_path / "elsewhere" / "again")]
     root = Path(__file__).parents[2]
     result = subprocess.run(
@@ -158,7 +158,7 @@ def test_old_bundle_stays_when_its_successor_cannot_take_its_place(
             raise OSError("disk on fire")
         rename(source, destination)
 
-    monkeypatch.setattr(exporter, "verify", lambda checkpoint, directory: REPORT)
+    monkeypatch.setattr(exporter, "verify", lambda checkpoint, directory, progress: REPORT)
     monkeypatch.setattr(os, "rename", fail_second)
     with pytest.raises(OSError, match="disk on fire"):
         export_checkpoint(checkpoint_dir, bundle_dir, is_forced=True)
@@ -167,7 +167,7 @@ def test_old_bundle_stays_when_its_successor_cannot_take_its_place(
 
 
 def test_empty_directory_is_taken(checkpoint_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exporter, "verify", lambda checkpoint, directory: REPORT)
+    monkeypatch.setattr(exporter, "verify", lambda checkpoint, directory, progress: REPORT)
     (tmp_path / "bundle").mkdir()
     bundle = export_checkpoint(checkpoint_dir, tmp_path / "bundle", name="en-de_v2.1")
     assert Bundle.open(tmp_path / "bundle").manifest == bundle.manifest
@@ -175,7 +175,7 @@ def test_empty_directory_is_taken(checkpoint_dir: Path, tmp_path: Path, monkeypa
 
 
 def test_interrupted_export_leaves_nothing(checkpoint_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(checkpoint: Checkpoint, directory: Path) -> ParityReport:
+    def interrupt(checkpoint: Checkpoint, directory: Path, progress: Progress) -> ParityReport:
         assert (directory / "decoder.weights").is_file()
         raise KeyboardInterrupt
 
@@ -188,7 +188,7 @@ def test_interrupted_export_leaves_nothing(checkpoint_dir: Path, tmp_path: Path,
 def test_export_that_fails_the_gate_leaves_nothing(
     checkpoint_dir: Path, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def strict(checkpoint: Checkpoint, directory: Path) -> ParityReport:
+    def strict(checkpoint: Checkpoint, directory: Path, progress: Progress) -> ParityReport:
         return verify(checkpoint, directory, tolerance=1e-9)
 
     monkeypatch.setattr(exporter, "verify", strict)

@@ -7,7 +7,8 @@ import onnx
 import pytest
 
 from dragoman.export.bundle import Tensors, cross_kv_names
-from dragoman.export.tracing import IR_VERSION, OPSET_VERSION
+from dragoman.export.recording import OPSET_VERSION
+from dragoman.export.tracing import IR_VERSION
 from dragoman.export.verify import OnnxRunner
 from dragoman.model.checkpoint import Checkpoint
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from dragoman.export import verify_half as gate
+from dragoman.export.arguments import ExportError, QualityTexts
 from dragoman.export.bundle import ENCODER_FILE, Bundle
-from dragoman.export.exporter import ExportError, export_checkpoint
+from dragoman.export.exporter import export_checkpoint
 from dragoman.export.half import DTYPES, HalfError, halved
 from dragoman.export.parity import ParityError
-from dragoman.export.quality import QualityTexts
 from dragoman.export.verify_half import WIDENED, verify_half
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.decode import StepDecoder
@@ -93,7 +93,7 @@ def test_too_many_different_answers_do_not_pass(
     half_bundle: Bundle, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gate, "MIN_AGREEMENT", {"fp16": 1.01, "bf16": 1.01})
-    with pytest.raises(ParityError, match=r"of 215 greedy answers differ from those of single precision"):
+    with pytest.raises(ParityError, match=r"of 64 greedy answers differ from those of single precision"):
         verify_half(checkpoint, half_bundle.directory, half_bundle.manifest.precision)
 
 

@@ -9,11 +9,12 @@ import onnx
 import pytest
 
 from dragoman.export import quantize
+from dragoman.export.arguments import ExportError, QualityTexts
 from dragoman.export.bundle import Bundle
-from dragoman.export.exporter import ExportError, export_checkpoint
+from dragoman.export.exporter import export_checkpoint
 from dragoman.export.parity import Floats, Ints, ParityError, drive
 from dragoman.export.processor import overflows_in_8_bits
-from dragoman.export.quality import Divergence, QualityTexts, answer_rows, check_rows_apart, verify_quantized
+from dragoman.export.quality import Divergence, answer_rows, check_rows_apart, verify_quantized
 from dragoman.export.quantize import ScaleCounts
 from dragoman.export.verify import OnnxRunner, OnnxSlots, forced_rows
 from dragoman.model.checkpoint import Checkpoint
