@@ -58,7 +58,10 @@ class Calls:
             except grpc.FutureCancelledError as error:
                 raise Cancelled(scope.reason, request_id) from error
             except grpc.RpcError as error:
-                raise self._settings.error(error, request_id) from error
+                failure = self._settings.error(error, request_id)
+                if isinstance(failure, Cancelled) and scope.is_cancelled:  # the channel was closed before the scope held the call
+                    failure = Cancelled(scope.reason, request_id)
+                raise failure from error
             except BaseException:  # Ctrl-C: the server shall not work for nobody
                 call.cancel()
                 raise

@@ -199,3 +199,19 @@ def test_tasks_that_call_while_the_client_closes_are_all_told(server, service, r
         assert {await end for end in ends} == {"the client is closed"}
 
     running_async(main)
+
+
+def test_close_between_the_start_of_a_call_and_its_wait_says_so(server, monkeypatch) -> None:
+    """The channel's own words, "Channel closed!", came through here."""
+    client = Client(server.target)
+    start = client._stub.Generate.future
+
+    def start_and_close(*args, **arguments):
+        call = start(*args, **arguments)
+        client.close()
+        return call
+
+    monkeypatch.setattr(client._stub.Generate, "future", start_and_close)
+    with pytest.raises(Cancelled, match=CLOSED) as caught:
+        client.generate("x", request_id="r-1")
+    assert caught.value.request_id == "r-1"
