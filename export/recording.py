@@ -341,7 +341,7 @@ class Recorded:
 
 def write_node(
     op_type: str,
-    inputs: Sequence[Tensor | None],
+    inputs: Sequence[object],
     shapes: Sequence[Sequence[Dim | str]],
     dtypes: Sequence[torch.dtype],
     *,
