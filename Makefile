@@ -46,7 +46,7 @@ demo: export ## Serve in the background, translate, show the metrics that moved,
 
 export: $(MODELS:%=$(BUNDLES)/%/bundle.json) ## Export the shipped checkpoints to ONNX bundles
 
-$(BUNDLES)/%/bundle.json: $(SERVING) model/pretrained/%/model.safetensors
+$(BUNDLES)/%/bundle.json: $(SERVING) model/pretrained/%/model.safetensors model/pretrained/%/README.md
 	rm -rf $(BUNDLES)/$*
 	$(BIN)/dragoman export model/pretrained/$* $(BUNDLES)/$*
 
