@@ -84,7 +84,9 @@ class Session:
             SenderFailed: If a sender process ends before its time.
         """
         with _writable(self._options.output), _writable(self._options.report):  # known now, not after an hour
-            result = asyncio.run(self._perform())
+            with asyncio.Runner() as runner:
+                runner.get_loop()  # made first: Ctrl-C meanwhile would leave a coroutine that nobody awaits, which Python reports
+                result = runner.run(self._perform())
             if result is None:
                 print("ended before the first call: there is nothing to report", file=out)
                 return INTERRUPTED_CODE
