@@ -68,5 +68,5 @@ def test_counts_that_differ_are_told() -> None:
 
 
 def test_scoring_needs_no_torch() -> None:
-    code = "import sys, model.quality; sys.exit('torch' in sys.modules)"
+    code = "import sys, dragoman.model.quality; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
