@@ -92,7 +92,7 @@ def export_checkpoint(
         raise ExportError("BLEU and chrF need sacrebleu, of the extra `evaluate`")
     output = output.resolve()
     _check_output(output, is_forced)
-    checkpoint, domain = Checkpoint.load(checkpoint_dir), read_domain(checkpoint_dir)
+    checkpoint = Checkpoint.load(checkpoint_dir)
     name = checkpoint.name if name is None else name
     if NAME.fullmatch(name) is None:
         raise ExportError(f"name must be letters, digits, '.', '_' and '-', at most 128 of them, not {name!r}")
@@ -103,6 +103,7 @@ def export_checkpoint(
         )
     max_positions = checkpoint.model.config.max_source_positions
     ids = None if calibration is None else calibration_sources(checkpoint.tokenizer, calibration, max_positions)
+    domain = read_domain(checkpoint_dir)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
