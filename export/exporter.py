@@ -80,13 +80,14 @@ def export_checkpoint(
     progress = Progress(STEPS[chosen], say)
     output = output.resolve()
     check_output(output, is_forced)
-    checkpoint, domain = Checkpoint.load(checkpoint_dir), read_domain(checkpoint_dir)
+    checkpoint = Checkpoint.load(checkpoint_dir)
     name = checkpoint.name if name is None else name
     check_name(name)
     check_heads(checkpoint.model.config)
     progress.done("read the checkpoint")
     max_positions = checkpoint.model.config.max_source_positions
     ids = None if calibration is None else calibration_sources(checkpoint.tokenizer, calibration, max_positions)
+    domain = read_domain(checkpoint_dir)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
