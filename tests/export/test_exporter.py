@@ -75,7 +75,10 @@ def test_every_variant_passes_the_parity_gate(make_checkpoint: MakeCheckpoint, t
 
 
 def test_same_checkpoint_gives_the_same_bytes_in_another_process(checkpoint_dir: Path, exported: Path, tmp_path: Path) -> None:
-    program = "import sys, pathlib; from dragoman.export.exporter import export_checkpoint; export_checkpoint(*map(pathlib.Path, sys.argv[1:]))"
+    program = (
+        "import sys, pathlib; from dragoman.export.exporter import export_checkpoint; "
+        "export_checkpoint(*map(pathlib.Path, sys.argv[1:]))"
+    )
     command = [sys.executable, "-c", program, str(checkpoint_dir), str(tmp_path / "elsewhere" / "again")]
     root = Path(__file__).parents[2]
     result = subprocess.run(
