@@ -35,18 +35,18 @@ class Size(int):
     """The size of a recorded tensor's axis that is known at run time only. Reckoning with it would make it a constant: that raises.
 
     Attributes:
-        name: Of the axis, where it is an input's.
+        name: Of the axis: an input's, or one made from who has it first.
     """
 
     def __new__(cls, owner: "Recorded", axis: int, name: str | None = None) -> "Size":
         """Refer to an axis; the number that PyTorch's parsers see means nothing."""
         size = super().__new__(cls, 2)
-        size.owner, size.axis, size.name = owner, axis, name
+        size.owner, size.axis, size.name = owner, axis, name or f"{owner.value.name}.{axis}"
         return size
 
     owner: "Recorded"
     axis: int
-    name: str | None
+    name: str
 
     def _refuse(self, *_: object) -> NoReturn:
         raise UnknownOperation(f"the size of axis {self.axis} is known at run time only, and cannot be reckoned with")
@@ -184,7 +184,8 @@ class Recorded:
         self.value = value
         self.shape = tuple(Size(self, axis, dim) if dim is None or isinstance(dim, str) else dim for axis, dim in enumerate(shape))
         self.dtype = dtype
-        if value.shape is None:
+        if value.shape is None:  # ONNX Runtime fuses operators whose shapes it knows to agree
+            value.shape = onnx_ir.Shape([dim.name if isinstance(dim, Size) else dim for dim in self.shape])
             value.dtype = DTYPES[dtype]
 
     @classmethod

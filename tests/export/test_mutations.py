@@ -57,7 +57,7 @@ def nodes(model: ModelProto, kind: str) -> list[NodeProto]:
 
 def rewrite(model: ModelProto, name: str, change: Callable[[np.ndarray], np.ndarray]) -> None:  # type: ignore[type-arg]
     tensor = next(tensor for tensor in model.graph.initializer if tensor.name == name)
-    tensor.CopyFrom(numpy_helper.from_array(change(numpy_helper.to_array(tensor).copy()), name))
+    tensor.CopyFrom(numpy_helper.from_array(change(numpy_helper.to_array(tensor).copy()).astype(np.float32), name))
 
 
 def insert_before(model: ModelProto, node: NodeProto, place: int, new: list[NodeProto]) -> None:
@@ -69,7 +69,7 @@ def insert_before(model: ModelProto, node: NodeProto, place: int, new: list[Node
 
 
 def change_one_weight(model: ModelProto) -> None:
-    rewrite(model, "decoder.layers.1.feed_forward.outer.weight", lambda w: w + 0.3 * (np.arange(w.size).reshape(w.shape) == 7))
+    rewrite(model, "decoder.layers.1.self_attention.output.weight", lambda w: w + 0.3 * (np.arange(w.size).reshape(w.shape) == 7))
 
 
 def swap_two_layers_weights(model: ModelProto) -> None:

@@ -104,8 +104,9 @@ def test_eager_step_compares_equal(checkpoint: Checkpoint) -> None:
         comparison.observe(rows, ids, log_probs)
         for row, row_ids, row_log_probs in zip(rows, ids, log_probs, strict=True):
             row.take(row_ids, row_log_probs)
-    assert (comparison.max_difference, comparison.max_position, comparison.num_positions, comparison.max_batch_rows) == (0, 1, 4, 2)
-    assert comparison.reference.hidden == {}, "finished rows are let go"
+    assert (comparison.max_position, comparison.num_positions, comparison.max_batch_rows) == (1, 4, 2)
+    assert comparison.max_difference < 1e-5, "products of one and of two positions may round differently"
+    assert comparison.reference.hidden == comparison.reference.blocks == {}, "finished rows are let go"
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1e-3])

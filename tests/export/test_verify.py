@@ -15,7 +15,7 @@ from dragoman.export.graphs import EncoderGraph, StepGraph
 from dragoman.export.parity import Floats, Ints, ParityError
 from dragoman.export.scorer_graph import ScorerGraph
 from dragoman.export.tracing import trace, write, write_sharing
-from dragoman.export.verify import NUM_RANDOM_SENTENCES, SENTENCES, OnnxRunner, OnnxSlots, forced_rows, greedy_sources, verify
+from dragoman.export.verify import NUM_RANDOM_CHECKED, SENTENCES, OnnxRunner, OnnxSlots, forced_rows, greedy_sources, verify
 from dragoman.model.checkpoint import Checkpoint
 
 MakeCheckpoint = Callable[..., Checkpoint]
@@ -45,7 +45,7 @@ def patch_step(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
 def test_faithful_export_passes_and_says_how_close_it_is(checkpoint: Checkpoint, exported: Path) -> None:
     report = verify(checkpoint, exported)
     assert report.max_log_prob_difference <= report.tolerance == 1e-4
-    assert report.num_sentences == NUM_RANDOM_SENTENCES + len(SENTENCES)
+    assert report.num_sentences == NUM_RANDOM_CHECKED + len(SENTENCES)
     assert report.num_tokens > report.num_sentences
     assert report.num_token_mismatches == 0
     assert report.max_batch_rows == 8
@@ -201,4 +201,4 @@ def test_graphs_and_weights_are_all_it_reads(exported: Path, checkpoint: Checkpo
     """Export runs the gate before there is a manifest."""
     for path in ("encoder.onnx", "encoder.weights", "decoder.onnx", "decoder.weights", "scorer.onnx"):
         shutil.copy(exported / path, tmp_path)
-    assert verify(checkpoint, tmp_path).num_sentences > 200
+    assert verify(checkpoint, tmp_path).num_sentences == 64
