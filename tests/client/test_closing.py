@@ -201,8 +201,9 @@ def test_tasks_that_call_while_the_client_closes_are_all_told(server, service, r
     running_async(main)
 
 
-def test_close_between_the_start_of_a_call_and_its_wait_says_so(server, monkeypatch) -> None:
+def test_close_between_the_start_of_a_call_and_its_wait_says_so(server, service, held, monkeypatch) -> None:
     """The channel's own words, "Channel closed!", came through here."""
+    service.script.append(held())
     client = Client(server.target)
     start = client._stub.Generate.future
 
