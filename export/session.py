@@ -4,13 +4,14 @@ The server imports this file, so it imports neither torch nor ONNX.
 """
 
 from pathlib import Path
+from typing import TypeAlias
 
 import onnxruntime
-from onnxruntime import InferenceSession as Session
 
 from dragoman.export.bundle import BundleError
 from dragoman.export.processor import overflows_in_8_bits
 
+Session: TypeAlias = onnxruntime.InferenceSession
 PROVIDER, CUDA_PROVIDER = "CPUExecutionProvider", "CUDAExecutionProvider"
 SPIN_MICROSECONDS = "200"
 PRECISION_OPTION = "session.x64quantprecision"
