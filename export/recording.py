@@ -342,7 +342,7 @@ class Recorded:
 
 def write_node(
     op_type: str,
-    inputs: Sequence[object],
+    inputs: Sequence[Any],
     shapes: Sequence[Sequence[Dim | str]],
     dtypes: Sequence[torch.dtype],
     *,

@@ -37,7 +37,7 @@ def open_session(path: str | Path, num_threads: int, *, is_precise: bool | None 
     options.add_session_config_entry("session.intra_op.spin_duration_us", SPIN_MICROSECONDS)
     if overflows_in_8_bits() if is_precise is None else is_precise:
         options.add_session_config_entry(PRECISION_OPTION, "1")
-    session = onnxruntime.InferenceSession(path, options, providers=[PROVIDER])
+    session = Session(path, options, providers=[PROVIDER])
     assert session.get_providers() == [PROVIDER]
     return session
 
@@ -53,7 +53,7 @@ def open_on_cuda(path: Path) -> Session:
     Raises:
         BundleError: If it does not run there.
     """
-    session = onnxruntime.InferenceSession(path, providers=[CUDA_PROVIDER, PROVIDER])
+    session = Session(path, providers=[CUDA_PROVIDER, PROVIDER])
     if CUDA_PROVIDER not in session.get_providers():
         raise BundleError(f"{path}: there is a CUDA device, but ONNX Runtime does not load its CUDA provider")
     return session

@@ -110,10 +110,10 @@ def _translate_with_server(
 
 
 def _check_checkpoint(directory: Path) -> None:
-    """Raise `InputError` naming the file that a checkpoint lacks; PyTorch takes seconds to load and says it then."""
-    for name in ("config.json", "model.safetensors"):
-        if not (directory / name).is_file():
-            raise InputError(f"{directory / name}: no such file; --checkpoint names the folder of a checkpoint")
+    """Raise `InputError` for a checkpoint that cannot be read; PyTorch takes seconds to load."""
+    from dragoman.model.checkpoint_folder import CheckpointFolder
+
+    CheckpointFolder.load(directory)
 
 
 def _check_bundle(directory: Path) -> None:

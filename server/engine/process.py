@@ -19,6 +19,7 @@ import structlog
 import zmq
 
 from dragoman.export.bundle import Bundle, BundleError
+from dragoman.extras import install_command
 from dragoman.model.errors import InputError
 from dragoman.server.engine.engine import Engine
 from dragoman.server.engine.loading import load_engine, load_scorer
@@ -173,7 +174,7 @@ class EngineLoop:
 def _known_reason(error: Exception) -> str | None:
     """Return one line for the operator, which says all there is to say; None for what nobody foresaw."""
     if isinstance(error, ModuleNotFoundError) and error.name == "onnxruntime":
-        return "onnxruntime is not installed: pip install 'dragoman[cpu]'"
+        return f"onnxruntime is not installed: {install_command('cpu')}"
     return str(error) if isinstance(error, InputError) else None
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from dragoman.extras import install_command
+
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import os, signal, sys
@@ -82,4 +84,4 @@ def test_without_onnx_runtime_one_line_says_what_to_install(tiny_bundle: Path, t
     events = [json.loads(line) for line in result.stderr.splitlines()]
     [line] = [event for event in events if event["level"] != "info"]
     assert line["event"] == "cannot serve"
-    assert line["reason"].endswith("onnxruntime is not installed: pip install 'dragoman[cpu]'")
+    assert line["reason"].endswith(f"onnxruntime is not installed: {install_command('cpu')}")

@@ -12,6 +12,7 @@ import pytest
 import zmq
 from numpy.typing import NDArray
 
+from dragoman.extras import install_command
 from dragoman.server.engine import process
 from dragoman.server.engine.messages import (
     Cancel,
@@ -213,7 +214,7 @@ class StrangeError(Exception):
     ("error", "reason"),
     [
         (StrangeError("model is odd"), "StrangeError: model is odd"),
-        (ModuleNotFoundError("No module named 'onnxruntime'", name="onnxruntime"), "pip install 'dragoman[cpu]'"),
+        (ModuleNotFoundError("No module named 'onnxruntime'", name="onnxruntime"), install_command("cpu")),
     ],
 )
 def test_whatever_prevents_the_start_is_said(
