@@ -63,7 +63,8 @@ async def probe(plan: Plan) -> Findings:
         except Overloaded as error:
             warnings.append(f"{name} refused calls already before the run: {one_line(error.message)}")
         except CallError as error:
-            words = f"{name}: {_with_flag(one_line(error.message))}"
+            words = one_line(error.message)
+            words = words if words.startswith(f"{name}: ") else f"{name}: {_with_flag(words)}"  # some messages name it already
             if error.code in _MISTAKES:
                 raise InputError(f"{words} ({error.code})") from error
             raise CallError(words, error.request_id, code=error.code) from error
