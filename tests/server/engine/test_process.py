@@ -63,7 +63,7 @@ class Attached:
         self._socket.send_multipart(frames)
 
     def receive(self) -> Event:
-        assert self._socket.poll(10_000), "nothing came"
+        assert self._socket.poll(60_000), "nothing came"
         return msgspec.msgpack.decode(self._socket.recv(), type=Event)
 
     def ends(self, count: int) -> dict[int, str]:
