@@ -46,7 +46,7 @@ def test_refusal_is_a_fault_of_the_input() -> None:
 
 
 def test_server_can_import_it_without_the_libraries_of_export() -> None:
-    program = "import sys, export.bundle; sys.exit(bool({'torch', 'onnx', 'onnxruntime'} & set(sys.modules)))"
+    program = "import sys, dragoman.export.bundle; sys.exit(bool({'torch', 'onnx', 'onnxruntime'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[2], check=False).returncode == 0
 
 
