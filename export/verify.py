@@ -17,7 +17,7 @@ from dragoman.model.config import ModelConfig
 from dragoman.model.transformer import Transformer
 
 TOLERANCE = 1e-4
-NUM_ROWS, NUM_ROWS_ALONE, NUM_SLOTS = 24, 6, 8
+NUM_ROWS, NUM_ROWS_ALONE, NUM_SLOTS = 24, 4, 8
 NUM_RANDOM_SENTENCES, NUM_RANDOM_CHECKED = 200, 49
 MAX_ROW_TOKENS, MAX_SENTENCE_TOKENS, MAX_NEW_TOKENS, MAX_LONGEST_ROW = 32, 24, 48, 1024
 SENTENCES = (
