@@ -1,6 +1,5 @@
 """What is asked of an export, checked before anything slow is loaded: this file imports neither torch nor ONNX."""
 
-import json
 import os
 import re
 from collections.abc import Sequence
@@ -9,15 +8,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import get_args
 
-from dragoman.export.bundle import MANIFEST_FILE, TOKENIZER_DIRECTORY, Precision
+from dragoman.export.bundle import MANIFEST_FILE, Precision
 from dragoman.model.config import ModelConfig
 from dragoman.model.errors import InputError
 
 HEAD_DIM_MULTIPLE = 8
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-# A checkpoint's files; `model.checkpoint`, which reads them, loads torch.
-CONFIG_FILE = "config.json"
-CHECKPOINT_FILES = (CONFIG_FILE, f"{TOKENIZER_DIRECTORY}.json", "model.safetensors")
 
 
 class ExportError(InputError):
@@ -92,28 +88,3 @@ def check_heads(config: ModelConfig) -> None:
             f"heads must be a multiple of {HEAD_DIM_MULTIPLE} wide for ONNX Runtime's attention; "
             f"{config.num_heads} heads of a d_model of {config.d_model} are not"
         )
-
-
-def check_checkpoint(directory: Path) -> None:
-    """Refuse a directory that is no checkpoint, as far as that shows without reading the weights.
-
-    Raises:
-        InputError: Naming the file that is missing, or what its configuration lacks.
-    """
-    for name in CHECKPOINT_FILES:
-        path = directory / name
-        try:
-            with path.open("rb"):
-                pass
-        except OSError as error:
-            raise ExportError(f"{path}: {error.strerror}") from error
-    path = directory / CONFIG_FILE
-    try:
-        description = json.loads(path.read_bytes())
-        if not isinstance(description, dict) or not isinstance(description.get("model"), dict):
-            raise ExportError(f"{path}: model is missing or is not a dict")
-        check_heads(ModelConfig.from_dict(description["model"]))
-    except InputError as error:
-        raise error if isinstance(error, ExportError) else ExportError(f"{path}: {error}") from error
-    except ValueError as error:
-        raise ExportError(f"{path}: not JSON: {error}") from error
