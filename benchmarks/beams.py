@@ -24,9 +24,9 @@ from benchmarks.libraries import ctranslate2_model, transformers_model
 from benchmarks.libraries.agreement import TIE, Agreement, Beam, Referee, compare
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.corpus import read_parallel
-from dragoman.model.data import Ids
 from dragoman.model.decode import beam_search
 from dragoman.model.quality import Scores, score
+from dragoman.model.training.data import Ids
 from dragoman.v1 import generation_pb2, generation_pb2_grpc
 
 ROOT = Path(__file__).parents[1]

@@ -26,9 +26,9 @@ from torch import nn
 from benchmarks.harness.report import environment, write
 from dragoman.model.corpus import read_lines
 from dragoman.model.dropout import Dropout
-from dragoman.model.preparation import prepare
-from dragoman.model.train import Trainer
-from dragoman.model.training_file import TrainingFile
+from dragoman.model.training.file import TrainingFile
+from dragoman.model.training.preparation import prepare
+from dragoman.model.training.trainer import Trainer
 
 ROOT = Path(__file__).parents[1]
 NUM_PAIRS = 4000

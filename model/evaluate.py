@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 
-from dragoman.model.data import Ids
 from dragoman.model.decode import beam_search, greedy_search
 from dragoman.model.errors import InputError
 from dragoman.model.quality import MAX_NEW_TOKENS as MAX_NEW_TOKENS
 from dragoman.model.quality import Scores, score
 from dragoman.model.tokenizer import Tokenizer
+from dragoman.model.training.data import Ids
 from dragoman.model.transformer import Transformer
 
 BATCH_ROWS = 64

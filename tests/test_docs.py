@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.registry import CollectorRegistry
 
-from dragoman.model.training_config import TrainingConfig
+from dragoman.model.training.config import TrainingConfig
 from dragoman.server.config import ServerConfig
 from dragoman.server.telemetry.metrics import Metrics
 from dragoman.v1 import generation_pb2

@@ -10,7 +10,7 @@ import typer
 from dragoman.model.errors import InputError
 
 if TYPE_CHECKING:
-    from dragoman.model.preparation import Preparation
+    from dragoman.model.training.preparation import Preparation
 
 app = typer.Typer()
 
@@ -35,7 +35,7 @@ def train(
 ) -> None:
     """Train a model on parallel text; run it again to resume."""
     if example:
-        from dragoman.model.training_example import EXAMPLE
+        from dragoman.model.training.example import EXAMPLE
 
         if config is not None:
             raise InputError("--example prints a configuration and takes none: leave out CONFIG")
@@ -47,8 +47,8 @@ def train(
 
     import torch  # seconds, so everything that can be wrong without it has been said
 
-    from dragoman.model.train import Trainer
-    from dragoman.model.training_progress import progress_on
+    from dragoman.model.training.progress import progress_on
+    from dragoman.model.training.trainer import Trainer
 
     if threads:
         torch.set_num_threads(threads)
@@ -61,9 +61,9 @@ def train(
 
 def _prepare(config: Path, data: Path | None, output: Path | None, initial_checkpoint: Path | None) -> "Preparation":
     """Check everything that needs no torch, and say what will be done and what looks wrong."""
-    from dragoman.model.preparation import prepare
-    from dragoman.model.training_file import TrainingFile
-    from dragoman.model.training_progress import say
+    from dragoman.model.training.file import TrainingFile
+    from dragoman.model.training.preparation import prepare
+    from dragoman.model.training.progress import say
 
     file = TrainingFile.load(config)
     if initial_checkpoint is not None:

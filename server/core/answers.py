@@ -2,8 +2,9 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
+
+from msgspec import Struct
 
 from dragoman.model.tokenizer import Tokenizer
 from dragoman.server.core.calls import Call
@@ -28,8 +29,7 @@ class TokenLogProb(NamedTuple):
     top: Sequence["TokenLogProb"] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True):
     """One generated sequence.
 
     Attributes:
@@ -47,8 +47,7 @@ class Answer:
     log_probs: Sequence[TokenLogProb] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Timings:
+class Timings(Struct, frozen=True):
     """Where a request's time went, in seconds."""
 
     queue_seconds: float
@@ -58,8 +57,7 @@ class Timings:
     total_seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Generated:
+class Generated(Struct, frozen=True):
     """All that a request is answered with.
 
     Attributes:
@@ -90,8 +88,7 @@ class Generated:
         return self.answers[0]
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(Struct, frozen=True):
     """What is new of a streamed answer.
 
     Attributes:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dragoman.model.training_example import EXAMPLE
+from dragoman.model.training.example import EXAMPLE
 
 ROOT = Path(__file__).parents[2]
 SMALL = """

@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.model.config import ModelConfig
-from dragoman.model.data import collate, pad
-from dragoman.model.sampler import bucket
+from dragoman.model.training.data import collate, pad
+from dragoman.model.training.sampler import bucket
 
 
 def test_padding_fills_up_on_the_right() -> None:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
-from dragoman.model.training_config import TrainingConfig, read_toml
-from dragoman.model.training_rules import VOCAB_SIZE
+from dragoman.model.training.config import TrainingConfig, read_toml
+from dragoman.model.training.rules import VOCAB_SIZE
 
 _TABLE = re.compile(r"\s*\[+\s*([\w.-]+)\s*\]")
 _SETTING = re.compile(r"\s*([\w.-]+)\s*=")

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.model.training_config import TrainingConfigError
-from dragoman.model.training_file import TrainingFile, to_toml
+from dragoman.model.training.config import TrainingConfigError
+from dragoman.model.training.file import TrainingFile, to_toml
 
 DATA = """
 [data]

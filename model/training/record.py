@@ -9,8 +9,8 @@ from typing import Any, Self
 from dragoman.model.checkpoint_folder import WEIGHTS_FILE, read_metadata
 from dragoman.model.errors import InputError
 from dragoman.model.files import refuse_unwritable, write_text
-from dragoman.model.training_config import TrainingConfigError
-from dragoman.model.training_file import TrainingFile, to_toml
+from dragoman.model.training.config import TrainingConfigError
+from dragoman.model.training.file import TrainingFile, to_toml
 
 FOLDER = "training"
 CONFIG_FILE = "config.json"

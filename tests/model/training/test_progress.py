@@ -3,7 +3,7 @@ import io
 import pytest
 from rich.console import Console
 
-from dragoman.model.training_progress import ProgressBar, ProgressLines, progress_on
+from dragoman.model.training.progress import ProgressBar, ProgressLines, progress_on
 
 
 class Clock:

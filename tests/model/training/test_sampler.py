@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from dragoman.model.errors import InputError
-from dragoman.model.sampler import PairSampler
 from dragoman.model.tokenizer import Tokenizer
+from dragoman.model.training.sampler import PairSampler
 
 SOURCES = ["the dog runs", "snow " * 30, "a dog", "unseenwords"]
 TARGETS = ["über", "snow", "snow " * 30, "die Straße"]

@@ -14,13 +14,13 @@ from dragoman.model.checkpoint_folder import CheckpointFolder
 from dragoman.model.config import ModelConfig, ModelConfigError
 from dragoman.model.corpus import DataError, read_parallel
 from dragoman.model.errors import InputError
-from dragoman.model.sampler import PairSampler, bucket
 from dragoman.model.tokenizer import Tokenizer
-from dragoman.model.training_config import MIN_VOCAB_SIZE, TrainingConfig, TrainingConfigError, complaint, in_one_line, model_config
-from dragoman.model.training_file import TrainingFile
-from dragoman.model.training_record import RunRecord, refuse_output
-from dragoman.model.training_rules import VOCAB_SIZE, TextSize, choose, vocab_size_for
-from dragoman.model.training_warnings import Facts, warnings
+from dragoman.model.training.config import MIN_VOCAB_SIZE, TrainingConfig, TrainingConfigError, complaint, in_one_line, model_config
+from dragoman.model.training.file import TrainingFile
+from dragoman.model.training.record import RunRecord, refuse_output
+from dragoman.model.training.rules import VOCAB_SIZE, TextSize, choose, vocab_size_for
+from dragoman.model.training.sampler import PairSampler, bucket
+from dragoman.model.training.warnings import Facts, warnings
 
 DECIDED = ("source_vocab_size", "target_vocab_size", "pad_id", "eos_id", "decoder_start_id")
 Texts = tuple[list[str], list[str]]

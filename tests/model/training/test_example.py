@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from dragoman.model.config import ModelConfig
-from dragoman.model.preparation import DECIDED
-from dragoman.model.training_config import DataConfig, ScheduleConfig, TokenizerConfig, TrainingConfig
-from dragoman.model.training_example import EXAMPLE
-from dragoman.model.training_file import TrainingFile
-from dragoman.model.training_rules import RULES, VOCAB_SIZE, VOCAB_SIZE_TEXT
+from dragoman.model.training.config import DataConfig, ScheduleConfig, TokenizerConfig, TrainingConfig
+from dragoman.model.training.example import EXAMPLE
+from dragoman.model.training.file import TrainingFile
+from dragoman.model.training.preparation import DECIDED
+from dragoman.model.training.rules import RULES, VOCAB_SIZE, VOCAB_SIZE_TEXT
 
 ALL_STATED = re.sub(r"^#(?=\w+ = )", "", EXAMPLE, flags=re.MULTILINE)
 TABLES = {"data": DataConfig, "tokenizer": TokenizerConfig, "model": ModelConfig, "training": ScheduleConfig}

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dragoman.model.training_config import ScheduleConfig, TrainingConfig
-from dragoman.model.training_file import TrainingFile
-from dragoman.model.training_rules import RULES, VOCAB_SIZE_TEXT, TextSize, choose, vocab_size_for
+from dragoman.model.training.config import ScheduleConfig, TrainingConfig
+from dragoman.model.training.file import TrainingFile
+from dragoman.model.training.rules import RULES, VOCAB_SIZE_TEXT, TextSize, choose, vocab_size_for
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 RECIPES = sorted((ROOT / "model" / "recipes").glob("*.toml"))
 # What recipes leave out was this when the shipped models were trained.
 DEFAULTS = {"max_tokens": 4096, "max_length": 256, "cooldown_steps": 0, "label_smoothing": 0.1, "patience": 0, "average_last": 5}

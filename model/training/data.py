@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dragoman.model.config import ModelConfig
-from dragoman.model.sampler import Ids as Ids
+from dragoman.model.training.sampler import Ids as Ids
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,11 @@ from dragoman.model.checkpoint_folder import CheckpointError
 from dragoman.model.config import ModelConfig
 from dragoman.model.corpus import DataError
 from dragoman.model.errors import InputError
-from dragoman.model.preparation import Preparation, prepare
 from dragoman.model.tokenizer import Tokenizer
-from dragoman.model.train import Trainer
-from dragoman.model.training_config import TrainingConfigError
-from dragoman.model.training_file import TrainingFile
+from dragoman.model.training.config import TrainingConfigError
+from dragoman.model.training.file import TrainingFile
+from dragoman.model.training.preparation import Preparation, prepare
+from dragoman.model.training.trainer import Trainer
 from dragoman.model.transformer import Transformer
 
 DATA = {"source": "train.s", "target": "train.t", "validation_source": "val.s", "validation_target": "val.t"}

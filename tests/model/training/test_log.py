@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.model.training_log import (
+from dragoman.model.training.log import (
     CURVES_FILE,
     STEP_FIELDS,
     STEPS_FILE,

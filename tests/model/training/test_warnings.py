@@ -2,8 +2,8 @@ from typing import Any
 
 import pytest
 
-from dragoman.model.training_config import TrainingConfig
-from dragoman.model.training_warnings import Facts, warnings
+from dragoman.model.training.config import TrainingConfig
+from dragoman.model.training.warnings import Facts, warnings
 
 GOOD: dict[str, Any] = {"max_steps": 1000, "max_tokens": 400, "warmup_steps": 100, "cooldown_steps": 300, "validate_every": 2}
 FACTS: dict[str, Any] = {

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from dragoman.model.tokenizer import Tokenizer
-from dragoman.model.training_config import ScheduleConfig, TrainingConfig, TrainingConfigError, model_config
+from dragoman.model.training.config import ScheduleConfig, TrainingConfig, TrainingConfigError, model_config
 
-RECIPES = sorted((Path(__file__).parents[2] / "model" / "recipes").glob("*.toml"))
+RECIPES = sorted((Path(__file__).parents[3] / "model" / "recipes").glob("*.toml"))
 GOOD = """
 name = "toy"
 [data]

@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from dragoman.model import loss
-from dragoman.model.loss import projected_cross_entropy, r_drop_cross_entropy
+from dragoman.model.training import loss
+from dragoman.model.training.loss import projected_cross_entropy, r_drop_cross_entropy
 
 D, V, PAD = 8, 19, 3
 

@@ -21,10 +21,10 @@ from safetensors.torch import load_file
 from dragoman.model.checkpoint import Checkpoint, CheckpointError
 from dragoman.model.corpus import DataError
 from dragoman.model.evaluate import evaluate
-from dragoman.model.preparation import prepare
-from dragoman.model.train import Trainer
-from dragoman.model.training_config import TrainingConfig, TrainingConfigError
-from dragoman.model.training_file import TrainingFile
+from dragoman.model.training.config import TrainingConfig, TrainingConfigError
+from dragoman.model.training.file import TrainingFile
+from dragoman.model.training.preparation import prepare
+from dragoman.model.training.trainer import Trainer
 
 WORDS = ["red", "green", "blue", "cat", "dog", "hat", "sun", "moon"]
 CPU = torch.device("cpu")
@@ -146,10 +146,10 @@ KILLED = """
 import json, os, signal, sys
 from pathlib import Path
 import torch
-import dragoman.model.train
-from dragoman.model.preparation import prepare
-from dragoman.model.train import Trainer
-from dragoman.model.training_file import TrainingFile
+import dragoman.model.training.trainer
+from dragoman.model.training.preparation import prepare
+from dragoman.model.training.trainer import Trainer
+from dragoman.model.training.file import TrainingFile
 
 fields, data_dir, output, save_seconds, where, at = json.loads(sys.argv[1])
 torch.set_num_threads(1)
@@ -176,13 +176,13 @@ elif where == "validating":
             die()
     trainer._validate = validate_and_die
 elif where == "saving":
-    save = dragoman.model.train.save_tensors
+    save = dragoman.model.training.trainer.save_tensors
     def half(path, tensors, metadata=None):
         if path.name == "state.safetensors" and trainer.progression.step == at:
             path.with_name(path.name + ".tmp").write_bytes(b"half")
             die()
         save(path, tensors, metadata)
-    dragoman.model.train.save_tensors = half
+    dragoman.model.training.trainer.save_tensors = half
 elif where == "ending":
     trainer._finish = die
 trainer.run()

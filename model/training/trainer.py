@@ -19,17 +19,17 @@ from torch.nn.utils import clip_grad_norm_
 
 from dragoman.model.checkpoint import Checkpoint, average_weights, save_tensors
 from dragoman.model.config import ModelConfigError
-from dragoman.model.data import Batch, collate
 from dragoman.model.evaluate import evaluate
 from dragoman.model.files import write_text
 from dragoman.model.growth import grown
-from dragoman.model.loss import projected_cross_entropy, r_drop_cross_entropy
-from dragoman.model.preparation import Preparation
-from dragoman.model.sampler import bucket
-from dragoman.model.training_config import TrainingConfigError
-from dragoman.model.training_log import STEP_FIELDS, STEPS_FILE, VALIDATION_FIELDS, VALIDATION_FILE, CsvLog, plot_curves
-from dragoman.model.training_progress import NoProgress, TrainingProgress
-from dragoman.model.training_record import FOLDER, STATE_FILE
+from dragoman.model.training.config import TrainingConfigError
+from dragoman.model.training.data import Batch, collate
+from dragoman.model.training.log import STEP_FIELDS, STEPS_FILE, VALIDATION_FIELDS, VALIDATION_FILE, CsvLog, plot_curves
+from dragoman.model.training.loss import projected_cross_entropy, r_drop_cross_entropy
+from dragoman.model.training.preparation import Preparation
+from dragoman.model.training.progress import NoProgress, TrainingProgress
+from dragoman.model.training.record import FOLDER, STATE_FILE
+from dragoman.model.training.sampler import bucket
 from dragoman.model.transformer import Transformer
 
 SUMMARY_FILE = "summary.json"
