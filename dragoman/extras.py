@@ -30,7 +30,7 @@ EXTRAS: Final = {
     "load": ("msgspec", "numpy"),
     "evaluate": ("sacrebleu",),
     "train": ("matplotlib", "numpy", "pydantic", "safetensors", "tokenizers", "torch"),
-    "export": ("onnx", "onnx_ir", "onnxscript", "safetensors", "torch"),
+    "export": ("onnx", "onnx_ir", "safetensors", "torch"),
 }
 # Extras that bring others.
 _INCLUDED: Final = {"cpu": ("server",), "train": ("evaluate",)}

@@ -161,7 +161,7 @@ def load(
         "forced_prefix": forced_prefix,
     }
     tls = Tls(ca, certificate, key, server_name)
-    target = make_target(server)
+    target = make_target(server, is_secure=ca is not None)
     work = Work(
         texts=None if texts is None else str(texts.absolute()),
         words=parse_lengths(words),
