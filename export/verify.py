@@ -19,7 +19,7 @@ from dragoman.model.transformer import Transformer
 TOLERANCE = 1e-4
 NUM_ROWS, NUM_ROWS_ALONE, NUM_SLOTS = 24, 4, 8
 NUM_RANDOM_SENTENCES, NUM_RANDOM_CHECKED = 200, 49
-MAX_ROW_TOKENS, MAX_SENTENCE_TOKENS, MAX_NEW_TOKENS, MAX_LONGEST_ROW = 32, 24, 48, 1024
+MAX_ROW_TOKENS, MAX_SENTENCE_TOKENS, MAX_NEW_TOKENS, MAX_LONGEST_ROW = 32, 24, 32, 1024
 SENTENCES = (
     "Two children are building a sandcastle on the beach.",
     "The train to the coast leaves at 7:45 from platform 3.",

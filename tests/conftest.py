@@ -1,7 +1,9 @@
 """What every test folder may ask for."""
 
+import logging
 import os
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +21,23 @@ pytest_plugins = ["tests.cost", "tests.shelf"]
 
 # Workers share the cores: a pool of threads in each, and in whatever each starts, would only have them wait for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    """A command that a test runs in this process sends the log to what is standard error then, which is closed after it."""
+    root = logging.getLogger()
+    level, ours = root.level, [handler for handler in root.handlers if not _is_of_pytest(handler)]
+    yield
+    root.handlers[:] = [*filter(_is_of_pytest, root.handlers), *ours]
+    root.setLevel(level)
+    if "structlog" in sys.modules:
+        sys.modules["structlog"].reset_defaults()
+
+
+def _is_of_pytest(handler: logging.Handler) -> bool:
+    """Tell the handlers that pytest itself puts in for each phase of a test, and takes away."""
+    return type(handler).__module__.startswith("_pytest")
 
 
 @pytest.fixture(scope="session")

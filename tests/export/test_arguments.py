@@ -55,9 +55,9 @@ def export(*arguments: object) -> subprocess.CompletedProcess[str]:
     [
         ("{folder}/nowhere {folder}/out", "nowhere/config.json: No such file"),
         ("{folder}/text.txt {folder}/out", "text.txt/config.json: Not a directory"),
-        ("{folder}/half {folder}/out", "half/tokenizer.json: No such file"),
+        ("{folder}/half {folder}/out", "half/tokenizer.json: no such file"),
         ("{folder}/broken {folder}/out", "broken/config.json: not JSON"),
-        ("{folder}/list {folder}/out", "list/config.json: model is missing"),
+        ("{folder}/list {folder}/out", "list/config.json: not a checkpoint of format version"),
         ("{folder}/unknown {folder}/out", "unknown/config.json: "),
         ("{checkpoint} {folder}/full", "full: exists and is not empty"),
         ("{checkpoint} {folder}/full --force", "full: exists and is not a bundle"),
