@@ -1,6 +1,6 @@
-import dataclasses
 from typing import Any
 
+import msgspec
 import pytest
 
 from dragoman.server.core import requests
@@ -19,7 +19,7 @@ VALUES: dict[str, Any] = {"text": "a", "suppressed_tokens": (3, 1)}
     ],
 )
 def test_every_field_of_the_protocol_reaches_the_core(message: Any, request_type: Any, convert: Any) -> None:
-    names = [field.name for field in dataclasses.fields(request_type)]
+    names = [field.name for field in msgspec.structs.fields(request_type)]
     assert names == [field.name for field in message.DESCRIPTOR.fields]
     for field in message.DESCRIPTOR.fields:
         value = VALUES.get(field.name, {field.CPPTYPE_STRING: "s", field.CPPTYPE_BOOL: True}.get(field.cpp_type, 2))
