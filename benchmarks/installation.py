@@ -145,9 +145,10 @@ def main() -> None:
     about = environment("dragoman")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        subprocess.run(
-            [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder / "wheels", ROOT], check=True
-        )
+        # From a clone: what an earlier build left in `build/` would be packed too.
+        subprocess.run(["git", "clone", "--quiet", ROOT, folder / "source"], check=True)
+        build = ("wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder / "wheels"), str(folder / "source"))
+        subprocess.run([sys.executable, "-m", "pip", *build], check=True)
         (wheel,) = (folder / "wheels").glob("*.whl")
         rows.append({"what": "the wheel itself", "packages": 1, "MB": round(wheel.stat().st_size / BYTES_PER_MB, 2), "seconds": ""})
         for extra in extras:
