@@ -1,6 +1,5 @@
 """Load on a server that speaks TLS and asks for certificates: by the probe and by the sender processes."""
 
-import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -30,44 +29,23 @@ class Answers(generation_pb2_grpc.GenerationServicer):
         return generation_pb2.ListModelsResponse()
 
 
-@pytest.fixture(scope="module")
-def pem_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An authority, and certificates for `server.example` and a client, with their keys."""
-    folder = tmp_path_factory.mktemp("tls")
-
-    def openssl(*arguments: str) -> None:
-        try:
-            subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
-        except FileNotFoundError:
-            pytest.skip("openssl is not installed")
-
-    new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
-    openssl("req", "-x509", *new_key, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=Test CA", "-days", "2")
-    for name in ("server", "client"):
-        (folder / "names").write_text(f"subjectAltName=DNS:{name}.example\n")
-        openssl("req", *new_key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}.example")
-        signing = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "names", "-days", "2")
-        openssl("x509", "-req", "-in", f"{name}.csr", "-out", f"{name}.pem", *signing)
-    return folder
-
-
 @pytest.fixture
-def secured(pem_files: Path):
+def secured(certificates: Path):
     """A server that wants to see a certificate of its authority; with it, its address."""
     answers = Answers()
     server = grpc.server(ThreadPoolExecutor(4))
     generation_pb2_grpc.add_GenerationServicer_to_server(answers, server)
-    pair = ((pem_files / "server.key").read_bytes(), (pem_files / "server.pem").read_bytes())
-    credentials = grpc.ssl_server_credentials([pair], (pem_files / "ca.pem").read_bytes(), require_client_auth=True)
+    pair = ((certificates / "server.key").read_bytes(), (certificates / "server.pem").read_bytes())
+    credentials = grpc.ssl_server_credentials([pair], (certificates / "ca.pem").read_bytes(), require_client_auth=True)
     address = f"127.0.0.1:{server.add_secure_port('127.0.0.1:0', credentials)}"
     server.start()
     yield answers, address
     server.stop(None).wait()
 
 
-def test_a_certificate_is_shown_to_a_server_that_asks_for_one(secured, pem_files: Path) -> None:
+def test_a_certificate_is_shown_to_a_server_that_asks_for_one(secured, certificates: Path) -> None:
     answers, address = secured
-    files = ("--ca", pem_files / "ca.pem", "--certificate", pem_files / "client.pem", "--key", pem_files / "client.key")
+    files = ("--ca", certificates / "ca.pem", "--certificate", certificates / "client.pem", "--key", certificates / "client.key")
     name = ("--server-name", "server.example")
     out, _ = run("--server", address, *files, *name, "--concurrency", 2, "--requests", 20, "--processes", 2)
     assert answers.num_answers == 21  # one of them is the probe
@@ -77,12 +55,12 @@ def test_a_certificate_is_shown_to_a_server_that_asks_for_one(secured, pem_files
 
 
 @pytest.mark.parametrize("missing", ["certificate", "name", "everything"])
-def test_without_them_it_ends_at_once(secured, pem_files: Path, missing: str) -> None:
+def test_without_them_it_ends_at_once(secured, certificates: Path, missing: str) -> None:
     answers, address = secured
     options = {
         "name": ("--server-name", "server.example"),
-        "certificate": ("--certificate", pem_files / "client.pem", "--key", pem_files / "client.key"),
-        "authority": ("--ca", pem_files / "ca.pem"),
+        "certificate": ("--certificate", certificates / "client.pem", "--key", certificates / "client.key"),
+        "authority": ("--ca", certificates / "ca.pem"),
     }
     given = [] if missing == "everything" else [word for name, words in options.items() if name != missing for word in words]
     _, err = run("--server", address, *given, "--rate", 5, "--duration", 1000, code=1)
