@@ -7,9 +7,11 @@ import numpy as np
 import torch
 
 from dragoman.export.bundle import DECODER_FILE, ENCODER_FILE, SCORER_FILE, BundleError, Tensors, cross_kv_names, self_kv_names
-from dragoman.export.parity import Comparison, CrossKV, Floats, Ints, ParityError, ParityReport, Row, drive, stretches
+from dragoman.export.eager_pass import MAX_PRODUCT_POSITIONS
+from dragoman.export.parity import Comparison, CrossKV, EagerReference, Floats, Ints, ParityError, ParityReport, drive, stretches
 from dragoman.export.processor import processor_kind
 from dragoman.export.progress import STEPS, Progress
+from dragoman.export.row import Row
 from dragoman.export.scorer_parity import Pair, ScorerComparison, check_scorer, padded
 from dragoman.export.session import Session, open_session
 from dragoman.model.checkpoint import Checkpoint
@@ -186,8 +188,9 @@ def compare(
     """
     progress = progress or Progress(STEPS["fp32"])
     config = model.config
-    comparison, rows = Comparison(model, tolerance), forced_rows(config)
-    driven = [part for row in rows for part in stretches(model, row)]
+    reference, rows = EagerReference(model), forced_rows(config)
+    driven = [part for row in rows for part in stretches(reference, row)]
+    comparison = Comparison(reference, tolerance)
     num_steps = drive(runner, driven, NUM_SLOTS, config.target_vocab_size, False, comparison.observe)
     for row in _hardest(driven)[: NUM_ROWS_ALONE * is_exact_alone]:
         check_alone(runner, row, config.target_vocab_size)
@@ -196,7 +199,7 @@ def compare(
     num_tokens, num_mismatches = check_greedy(runner, model, sources, tolerance)
     progress.done("compare greedy answers")
     pairs = [Pair(row.source, [*row.inputs[1:], config.eos_id]) for row in rows]
-    scores = ScorerComparison(model, tolerance)
+    scores = ScorerComparison(reference, tolerance)
     check_scorer(runner, pairs, scores, NUM_SLOTS, NUM_ROWS_ALONE * is_exact_alone)
     progress.done("compare scores")
     return ParityReport(
@@ -286,33 +289,38 @@ def check_greedy(runner: OnnxRunner, model: Transformer, sources: list[list[int]
     order = sorted(rows, key=lambda row: (len(row.inputs), len(row.source)))
     num_mismatches = 0
     for start in range(0, len(order), 2 * NUM_SLOTS):
-        batch = order[start : start + 2 * NUM_SLOTS]
-        for row, hidden in zip(batch, _answers_hidden(model, batch), strict=True):
-            num_mismatches += _is_parted(row, model, hidden, tolerance)
+        num_mismatches += _count_parted(order[start : start + 2 * NUM_SLOTS], model, tolerance)
     return sum(row.position for row in rows), num_mismatches
 
 
 @torch.inference_mode()
-def _answers_hidden(model: Transformer, rows: Sequence[Row]) -> torch.Tensor:
-    """Run the eager model over answers → its hidden states `[B, T, d_model]`."""
+def _count_parted(rows: Sequence[Row], model: Transformer, tolerance: float) -> int:
+    """Count the rows whose tokens are not all eager's choices, which only ties within the tolerance excuse."""
     sources, lengths = (torch.from_numpy(x) for x in padded([row.source for row in rows], model.config.pad_id))
     inputs = torch.from_numpy(padded([row.inputs[:-1] for row in rows], model.config.pad_id)[0])
-    return model.decode(inputs, *model.encode(sources, lengths))
-
-
-@torch.inference_mode()
-def _is_parted(row: Row, model: Transformer, hidden: torch.Tensor, tolerance: float) -> bool:
-    """Tell whether a row's tokens are not all eager's choices, which only ties within the tolerance excuse."""
-    found = torch.tensor(row.inputs[1:])
-    logits = model.decoder.next_token_logits(hidden[: len(found)])
-    best, expected = logits.max(-1)
-    margins = best - logits.gather(1, found[:, None])[:, 0]
+    answers = [torch.tensor(row.inputs[1:]) for row in rows]
+    hidden = model.decode(inputs, *model.encode(sources, lengths))
+    found = torch.cat(answers)
+    expected, margins = _choices(model, torch.cat([states[: len(ids)] for states, ids in zip(hidden, answers, strict=True)]), found)
+    places = [(row, step) for row, ids in zip(rows, answers, strict=True) for step in range(len(ids))]
     parted = (expected != found).nonzero()[:, 0].tolist()
-    for step in parted:
-        if not margins[step] < tolerance:  # also refuses NaN
+    for place in parted:
+        row, step = places[place]
+        if not margins[place] < tolerance:  # also refuses NaN
             raise ParityError(
-                f"greedy decoding gives token {found[step]} instead of {expected[step]} at step {step} of a source with "
-                f"{len(row.source)} tokens, which differ by {margins[step]:.3g} in log-probability; the tolerance is "
+                f"greedy decoding gives token {found[place]} instead of {expected[place]} at step {step} of a source with "
+                f"{len(row.source)} tokens, which differ by {margins[place]:.3g} in log-probability; the tolerance is "
                 f"{tolerance:.3g}"
             )
-    return bool(parted)
+    return len({id(places[place][0]) for place in parted})
+
+
+def _choices(model: Transformer, hidden: torch.Tensor, found: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what the model chooses after each hidden state `[n, d_model]`, and how far each token found lies below, `[n]` each."""
+    choices, margins = [], []
+    for states, ids in zip(hidden.split(MAX_PRODUCT_POSITIONS), found.split(MAX_PRODUCT_POSITIONS), strict=True):
+        logits = model.decoder.next_token_logits(states)
+        best, expected = logits.max(-1)
+        choices.append(expected)
+        margins.append(best - logits.gather(1, ids[:, None])[:, 0])
+    return torch.cat(choices), torch.cat(margins)
