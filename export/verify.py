@@ -19,7 +19,7 @@ from dragoman.model.config import ModelConfig
 from dragoman.model.transformer import Transformer
 
 TOLERANCE = 1e-4
-NUM_ROWS, NUM_ROWS_ALONE, NUM_SLOTS = 24, 4, 8
+NUM_ROWS, NUM_ROWS_ALONE, NUM_SLOTS, NUM_GREEDY_SLOTS = 24, 4, 8, 32
 NUM_RANDOM_SENTENCES, NUM_RANDOM_CHECKED = 200, 49
 MAX_ROW_TOKENS, MAX_SENTENCE_TOKENS, MAX_NEW_TOKENS, MAX_LONGEST_ROW = 32, 24, 32, 1024
 SENTENCES = (
@@ -285,11 +285,11 @@ def check_greedy(runner: OnnxRunner, model: Transformer, sources: list[list[int]
     config = model.config
     limit = min(config.max_target_positions, MAX_NEW_TOKENS)
     rows = [Row([*source, config.eos_id], [config.decoder_start_id], limit, config.eos_id) for source in sources]
-    drive(runner, rows, 2 * NUM_SLOTS, 1, False)
+    drive(runner, rows, NUM_GREEDY_SLOTS, 1, False)
     order = sorted(rows, key=lambda row: (len(row.inputs), len(row.source)))
     num_mismatches = 0
-    for start in range(0, len(order), 2 * NUM_SLOTS):
-        num_mismatches += _count_parted(order[start : start + 2 * NUM_SLOTS], model, tolerance)
+    for start in range(0, len(order), NUM_GREEDY_SLOTS):
+        num_mismatches += _count_parted(order[start : start + NUM_GREEDY_SLOTS], model, tolerance)
     return sum(row.position for row in rows), num_mismatches
 
 
@@ -318,9 +318,10 @@ def _count_parted(rows: Sequence[Row], model: Transformer, tolerance: float) -> 
 def _choices(model: Transformer, hidden: torch.Tensor, found: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return what the model chooses after each hidden state `[n, d_model]`, and how far each token found lies below, `[n]` each."""
     choices, margins = [], []
-    for states, ids in zip(hidden.split(MAX_PRODUCT_POSITIONS), found.split(MAX_PRODUCT_POSITIONS), strict=True):
-        logits = model.decoder.next_token_logits(states)
+    for start in range(0, len(found), MAX_PRODUCT_POSITIONS):
+        part = slice(start, start + MAX_PRODUCT_POSITIONS)
+        logits = model.decoder.next_token_logits(hidden[part])
         best, expected = logits.max(-1)
         choices.append(expected)
-        margins.append(best - logits.gather(1, ids[:, None])[:, 0])
+        margins.append(best - logits.gather(1, found[part, None])[:, 0])
     return torch.cat(choices), torch.cat(margins)
