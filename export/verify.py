@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from dragoman.export.bundle import DECODER_FILE, ENCODER_FILE, SCORER_FILE, BundleError, Tensors, cross_kv_names, self_kv_names
-from dragoman.export.eager_pass import MAX_PRODUCT_POSITIONS
+from dragoman.export.greedy_parity import check_greedy
 from dragoman.export.parity import Comparison, CrossKV, EagerReference, Floats, Ints, ParityError, ParityReport, drive, stretches
 from dragoman.export.processor import processor_kind
 from dragoman.export.progress import STEPS, Progress
@@ -19,9 +19,9 @@ from dragoman.model.config import ModelConfig
 from dragoman.model.transformer import Transformer
 
 TOLERANCE = 1e-4
-NUM_ROWS, NUM_ROWS_ALONE, NUM_SLOTS, NUM_GREEDY_SLOTS = 24, 4, 8, 32
+NUM_ROWS, NUM_ROWS_ALONE, NUM_SLOTS = 24, 4, 8
 NUM_RANDOM_SENTENCES, NUM_RANDOM_CHECKED = 200, 49
-MAX_ROW_TOKENS, MAX_SENTENCE_TOKENS, MAX_NEW_TOKENS, MAX_LONGEST_ROW = 32, 24, 32, 1024
+MAX_ROW_TOKENS, MAX_SENTENCE_TOKENS, MAX_LONGEST_ROW = 32, 24, 1024
 SENTENCES = (
     "Two children are building a sandcastle on the beach.",
     "The train to the coast leaves at 7:45 from platform 3.",
@@ -271,57 +271,3 @@ def check_alone(runner: OnnxRunner, row: Row, vocab_size: int) -> None:
         raise ParityError(
             f"a row with {len(row.source)} source and {row.num_steps} target tokens does not give the same bits alone as in a batch"
         )
-
-
-def check_greedy(runner: OnnxRunner, model: Transformer, sources: list[list[int]], tolerance: float) -> tuple[int, int]:
-    """Decode greedily with the graphs, and check every token; return the number of tokens and of sources that parted at a tie.
-
-    Greedy decoding is a chain of choices. One pass of the eager model over each answer tells what it would have chosen at every
-    position after the same beginning; where all choices are the same, so is the answer, from the first token on.
-
-    Raises:
-        ParityError: If one parted elsewhere.
-    """
-    config = model.config
-    limit = min(config.max_target_positions, MAX_NEW_TOKENS)
-    rows = [Row([*source, config.eos_id], [config.decoder_start_id], limit, config.eos_id) for source in sources]
-    drive(runner, rows, NUM_GREEDY_SLOTS, 1, False)
-    order = sorted(rows, key=lambda row: (len(row.inputs), len(row.source)))
-    num_mismatches = 0
-    for start in range(0, len(order), NUM_GREEDY_SLOTS):
-        num_mismatches += _count_parted(order[start : start + NUM_GREEDY_SLOTS], model, tolerance)
-    return sum(row.position for row in rows), num_mismatches
-
-
-@torch.inference_mode()
-def _count_parted(rows: Sequence[Row], model: Transformer, tolerance: float) -> int:
-    """Count the rows whose tokens are not all eager's choices, which only ties within the tolerance excuse."""
-    sources, lengths = (torch.from_numpy(x) for x in padded([row.source for row in rows], model.config.pad_id))
-    inputs = torch.from_numpy(padded([row.inputs[:-1] for row in rows], model.config.pad_id)[0])
-    answers = [torch.tensor(row.inputs[1:]) for row in rows]
-    hidden = model.decode(inputs, *model.encode(sources, lengths))
-    found = torch.cat(answers)
-    expected, margins = _choices(model, torch.cat([states[: len(ids)] for states, ids in zip(hidden, answers, strict=True)]), found)
-    places = [(row, step) for row, ids in zip(rows, answers, strict=True) for step in range(len(ids))]
-    parted = (expected != found).nonzero()[:, 0].tolist()
-    for place in parted:
-        row, step = places[place]
-        if not margins[place] < tolerance:  # also refuses NaN
-            raise ParityError(
-                f"greedy decoding gives token {found[place]} instead of {expected[place]} at step {step} of a source with "
-                f"{len(row.source)} tokens, which differ by {margins[place]:.3g} in log-probability; the tolerance is "
-                f"{tolerance:.3g}"
-            )
-    return len({id(places[place][0]) for place in parted})
-
-
-def _choices(model: Transformer, hidden: torch.Tensor, found: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what the model chooses after each hidden state `[n, d_model]`, and how far each token found lies below, `[n]` each."""
-    choices, margins = [], []
-    for start in range(0, len(found), MAX_PRODUCT_POSITIONS):
-        part = slice(start, start + MAX_PRODUCT_POSITIONS)
-        logits = model.decoder.next_token_logits(hidden[part])
-        best, expected = logits.max(-1)
-        choices.append(expected)
-        margins.append(best - logits.gather(1, found[part, None])[:, 0])
-    return torch.cat(choices), torch.cat(margins)
