@@ -99,7 +99,7 @@ def export_checkpoint(
         origin = Origin(hash_file(checkpoint_dir / WEIGHTS_FILE), version("torch"), version("onnx"))
         manifest = _describe(checkpoint, name, chosen, directory, tensors, origin, report)
         (directory / MANIFEST_FILE).write_bytes(_to_json(msgspec.structs.replace(manifest, domain=domain)))
-        Bundle.open(directory)
+        Bundle.open(directory, is_checked=False)  # its checksums were worked out from these very files a moment ago
         check_output(output, is_forced)
         _put(directory, output, Path(staging) / "replaced")
     progress.done("describe")

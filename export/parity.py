@@ -4,26 +4,22 @@ Rows go through a fixed number of slots as a server's requests do: a row that en
 different positions, and stale keys and values lie beyond each row's own. How the graphs are run is not here: see `verify`.
 """
 
-import hashlib
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
-import torch
 from msgspec import Struct
-from numpy.typing import NDArray
-from torch import Tensor
 
 from dragoman.export.bundle import Parity, Quality
-from dragoman.model.attention import split_heads
+from dragoman.export.eager_pass import CrossKV as CrossKV
+from dragoman.export.eager_pass import EagerPass
+from dragoman.export.eager_pass import Floats as Floats
+from dragoman.export.row import EagerStretch, Row
+from dragoman.export.row import Ints as Ints
 from dragoman.model.errors import InputError
-from dragoman.model.transformer import FullAttention, Transformer
+from dragoman.model.transformer import Transformer
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float32]
-CrossKV = list[Floats]
 # Positions whose log-probabilities the eager model works out together; of a long row, those it is whole up to and those of its end.
 BLOCK_POSITIONS, LONG_ROW, END_POSITIONS = 32, 64, 16
 
@@ -110,65 +106,6 @@ class Runner(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class EagerStretch:
-    """A stretch of a long row: it begins where the eager model has left off, and need not be driven there step by step.
-
-    Attributes:
-        start: Its first position.
-        self_kv: The eager model's keys and values of the positions before it, `[H, start, Dh]`, layer by layer.
-        hidden: The eager model's hidden states of the whole row, `[T, d_model]`.
-    """
-
-    start: int
-    self_kv: CrossKV
-    hidden: Tensor
-
-
-@dataclass(slots=True)
-class Row:
-    """One sequence on its way through the slots.
-
-    Attributes:
-        source: Source ids, end-of-sequence included.
-        inputs: What is fed, start token first; a greedy row grows by what it draws.
-        num_steps: Where it ends at the latest: the position after its last step.
-        eos_id: Token that ends a greedy row early; None in a teacher-forced row.
-        stretch: What a row begins with that does not begin at position 0; see `EagerStretch`.
-        log_probs: Of the first candidate, step by step.
-        digest: Of every candidate and log-probability it was given.
-    """
-
-    source: list[int]
-    inputs: list[int]
-    num_steps: int
-    eos_id: int | None = None
-    stretch: EagerStretch | None = None
-    log_probs: list[float] = field(default_factory=list)
-    digest: str = ""
-
-    @property
-    def position(self) -> int:
-        """The position of the token to feed next."""
-        return (self.stretch.start if self.stretch is not None else 0) + len(self.log_probs)
-
-    @property
-    def is_done(self) -> bool:
-        """Whether it leaves its slot."""
-        return self.position == self.num_steps or (self.eos_id is not None and self.inputs[-1] == self.eos_id and self.position > 0)
-
-    def again(self) -> "Row":
-        """Return a teacher-forced row that has yet to take the same way."""
-        return Row(self.source, self.inputs, self.num_steps, stretch=self.stretch)
-
-    def take(self, ids: Ints, log_probs: Floats) -> None:
-        """Take one step's candidates, `[K]` each."""
-        self.digest = hashlib.sha256(self.digest.encode() + ids.tobytes() + log_probs.tobytes()).hexdigest()
-        self.log_probs.append(float(log_probs[0]))
-        if self.eos_id is not None:
-            self.inputs.append(int(ids[0]))
-
-
 Observer = Callable[[list[Row], Ints, Floats], None]
 
 
@@ -196,7 +133,7 @@ def drive(
             row, cross_kv = waiting.popleft()
             slots.fill(len(active), cross_kv)
             if row.stretch is not None:
-                slots.restore(len(active), row.stretch.self_kv)
+                slots.restore(len(active), row.stretch.whole.self_kv(row.stretch.start))
             active.append(row)
         prev_ids = np.array([row.inputs[row.position] for row in active], np.int64)
         positions = np.array([row.position for row in active], np.int64)
@@ -227,15 +164,28 @@ def _encode(runner: Runner, rows: Sequence[Row], max_rows: int) -> dict[tuple[in
 
 
 class EagerReference:
-    """Next-token log-probabilities of teacher-forced rows, from one full-sequence pass of the eager model for each row."""
+    """One full-sequence pass of the eager model for each row, and the next-token log-probabilities that come of it."""
 
     def __init__(self, model: Transformer) -> None:
         """Use a model in evaluation mode."""
         self.model = model
-        self.hidden: dict[int, Tensor] = {}
         self.blocks: dict[int, tuple[int, Floats]] = {}
+        self._passes: dict[tuple[tuple[int, ...], tuple[int, ...]], EagerPass] = {}
 
-    @torch.inference_mode()
+    def whole(self, source: list[int], target: list[int]) -> EagerPass:
+        """Return the pass over a source and a target, end-of-sequence included in both; the same one every time."""
+        key = tuple(source), tuple(target)
+        if key not in self._passes:
+            self._passes[key] = EagerPass(self.model, source, target, keeps_keys=len(target) > LONG_ROW)
+        return self._passes[key]
+
+    def of_row(self, row: Row) -> EagerPass:
+        """Return the pass over a teacher-forced row, which end-of-sequence follows."""
+        if row.stretch is not None:
+            return row.stretch.whole
+        assert row.inputs[0] == self.model.config.decoder_start_id, "a pass begins as the decoder does"
+        return self.whole(row.source, [*row.inputs[1:], self.model.config.eos_id])
+
     def log_probs(self, rows: Sequence[Row]) -> Floats:
         """Return what each row's next step should give, `[n, V]`, padding at -inf."""
         return np.stack([self._next(row) for row in rows])
@@ -244,49 +194,23 @@ class EagerReference:
         """Return one row's, `[V]`; a block of positions is worked out together, for each product reads the whole vocabulary."""
         start, block = self.blocks.get(id(row), (row.position, None))
         if block is None or row.position >= start + len(block):
-            hidden = self._hidden(row)[row.position : min(row.position + BLOCK_POSITIONS, row.num_steps)]
-            block = self.model.decoder.next_token_logits(hidden).log_softmax(-1).numpy()
             start = row.position
+            block = self.of_row(row).log_probs(start, min(start + BLOCK_POSITIONS, row.num_steps))
             self.blocks[id(row)] = start, block
         log_probs: Floats = block[row.position - start]
         if row.position == row.num_steps - 1:
-            self.hidden.pop(id(row), None)
             del self.blocks[id(row)]
         return log_probs
 
-    def _hidden(self, row: Row) -> Tensor:
-        """Return a row's hidden states `[T, d_model]`, kept until its last step."""
-        if row.stretch is not None:
-            return row.stretch.hidden
-        hidden = self.hidden.get(id(row))
-        if hidden is None:
-            memory, mask = self.model.encode(torch.tensor([row.source]), torch.tensor([len(row.source)]))
-            hidden = self.hidden[id(row)] = self.model.decode(torch.tensor([row.inputs]), memory, mask)[0]
-        return hidden
 
-
-class _Keeper(FullAttention):
-    """The eager backend, which also keeps the decoder's keys and values, `[1, H, T, Dh]` each, layer by layer."""
-
-    def __init__(self, num_heads: int, source_mask: Tensor, cross_kv: list[tuple[Tensor, Tensor]]) -> None:
-        super().__init__(num_heads, source_mask, cross_kv)
-        self.self_kv: list[Tensor] = []
-
-    def self_attention(self, layer: int, qkv: Tensor) -> Tensor:
-        """See `AttentionBackend`."""
-        self.self_kv += [split_heads(part, self.num_heads) for part in qkv.chunk(3, -1)[1:]]
-        return super().self_attention(layer, qkv)
-
-
-@torch.inference_mode()
-def stretches(model: Transformer, row: Row) -> list[Row]:
+def stretches(reference: EagerReference, row: Row) -> list[Row]:
     """Cut a long row into its beginning, its end, and what lies around every power of two between them.
 
     Steps in between would read every weight once each and prove little more: a step's arithmetic depends on its position through
     the position table alone, of which the scorer, which has the same one, proves every line (see `scorer_parity`).
 
     Args:
-        model: In evaluation mode.
+        reference: Makes the eager model's pass over it.
         row: Teacher-forced; one of up to `LONG_ROW` positions stays whole.
 
     Returns:
@@ -294,25 +218,19 @@ def stretches(model: Transformer, row: Row) -> list[Row]:
     """
     if row.num_steps <= LONG_ROW:
         return [row]
-    memory, mask = model.encode(torch.tensor([row.source]), torch.tensor([len(row.source)]))
-    keeper = _Keeper(model.config.num_heads, mask, model.decoder.project_memory(memory))
-    hidden = model.decoder(torch.tensor([row.inputs]), torch.arange(len(row.inputs)), keeper)[0]
     powers = [2**i for i in range(LONG_ROW.bit_length() - 1, row.num_steps.bit_length()) if 2**i < row.num_steps - 2]
-    spans = [(power - 2, power + 2) for power in powers] + [(row.num_steps - END_POSITIONS, row.num_steps)]
-    parts = [Row(row.source, row.inputs[: LONG_ROW // 2], LONG_ROW // 2)]
-    for start, stop in spans:
-        past = [part[0, :, :start].numpy() for part in keeper.self_kv]
-        parts.append(Row(row.source, row.inputs, stop, stretch=EagerStretch(start, past, hidden)))
-    return parts
+    spans = [(0, LONG_ROW // 2), *((power - 2, power + 2) for power in powers), (row.num_steps - END_POSITIONS, row.num_steps)]
+    whole = reference.of_row(row)
+    return [Row(row.source, row.inputs, stop, stretch=EagerStretch(start, whole)) for start, stop in spans]
 
 
 class Comparison:
     """Compares every step over the whole vocabulary, and remembers the extremes."""
 
-    def __init__(self, model: Transformer, tolerance: float) -> None:
-        """Compare with a model."""
-        self.reference = EagerReference(model)
-        self.pad_id = model.config.pad_id
+    def __init__(self, reference: EagerReference, tolerance: float) -> None:
+        """Compare with the eager model."""
+        self.reference = reference
+        self.pad_id = reference.model.config.pad_id
         self.tolerance = tolerance
         self.max_difference = 0.0
         self.max_batch_rows = 0

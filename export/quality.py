@@ -11,9 +11,10 @@ import numpy as np
 
 from dragoman.export.arguments import QualityTexts
 from dragoman.export.bundle import Quality
-from dragoman.export.parity import EagerReference, Floats, Ints, ParityError, Row, drive, is_ordered, stretches
+from dragoman.export.parity import EagerReference, Floats, Ints, ParityError, drive, is_ordered, stretches
 from dragoman.export.progress import STEPS, Progress
 from dragoman.export.quantize import ScaleCounts
+from dragoman.export.row import Row
 from dragoman.export.scorer_parity import Pair
 from dragoman.export.verify import NUM_SLOTS, OnnxRunner, forced_rows, greedy_sources
 from dragoman.model.checkpoint import Checkpoint
@@ -83,7 +84,8 @@ def verify_quantized(
     config = checkpoint.model.config
     runner = OnnxRunner(directory, config)
     forced = forced_rows(config)
-    parts = [part for row in forced for part in stretches(checkpoint.model, row)]
+    reference = EagerReference(checkpoint.model)
+    parts = [part for row in forced for part in stretches(reference, row)]
     check_rows_apart([OnnxRunner(directory, config, number) for number in THREADS], parts)
     progress.done("compare batches in 8 bits")
     divergence = Divergence(checkpoint)

@@ -7,9 +7,11 @@ import numpy as np
 import torch
 
 from dragoman.export.bundle import DECODER_FILE, ENCODER_FILE, SCORER_FILE, BundleError, Tensors, cross_kv_names, self_kv_names
-from dragoman.export.parity import Comparison, CrossKV, Floats, Ints, ParityError, ParityReport, Row, drive, stretches
+from dragoman.export.greedy_parity import check_greedy
+from dragoman.export.parity import Comparison, CrossKV, EagerReference, Floats, Ints, ParityError, ParityReport, drive, stretches
 from dragoman.export.processor import processor_kind
 from dragoman.export.progress import STEPS, Progress
+from dragoman.export.row import Row
 from dragoman.export.scorer_parity import Pair, ScorerComparison, check_scorer, padded
 from dragoman.export.session import Session, open_session
 from dragoman.model.checkpoint import Checkpoint
@@ -19,7 +21,7 @@ from dragoman.model.transformer import Transformer
 TOLERANCE = 1e-4
 NUM_ROWS, NUM_ROWS_ALONE, NUM_SLOTS = 24, 4, 8
 NUM_RANDOM_SENTENCES, NUM_RANDOM_CHECKED = 200, 49
-MAX_ROW_TOKENS, MAX_SENTENCE_TOKENS, MAX_NEW_TOKENS, MAX_LONGEST_ROW = 32, 24, 32, 1024
+MAX_ROW_TOKENS, MAX_SENTENCE_TOKENS, MAX_LONGEST_ROW = 32, 24, 1024
 SENTENCES = (
     "Two children are building a sandcastle on the beach.",
     "The train to the coast leaves at 7:45 from platform 3.",
@@ -186,8 +188,9 @@ def compare(
     """
     progress = progress or Progress(STEPS["fp32"])
     config = model.config
-    comparison, rows = Comparison(model, tolerance), forced_rows(config)
-    driven = [part for row in rows for part in stretches(model, row)]
+    reference, rows = EagerReference(model), forced_rows(config)
+    driven = [part for row in rows for part in stretches(reference, row)]
+    comparison = Comparison(reference, tolerance)
     num_steps = drive(runner, driven, NUM_SLOTS, config.target_vocab_size, False, comparison.observe)
     for row in _hardest(driven)[: NUM_ROWS_ALONE * is_exact_alone]:
         check_alone(runner, row, config.target_vocab_size)
@@ -196,7 +199,7 @@ def compare(
     num_tokens, num_mismatches = check_greedy(runner, model, sources, tolerance)
     progress.done("compare greedy answers")
     pairs = [Pair(row.source, [*row.inputs[1:], config.eos_id]) for row in rows]
-    scores = ScorerComparison(model, tolerance)
+    scores = ScorerComparison(reference, tolerance)
     check_scorer(runner, pairs, scores, NUM_SLOTS, NUM_ROWS_ALONE * is_exact_alone)
     progress.done("compare scores")
     return ParityReport(
@@ -268,51 +271,3 @@ def check_alone(runner: OnnxRunner, row: Row, vocab_size: int) -> None:
         raise ParityError(
             f"a row with {len(row.source)} source and {row.num_steps} target tokens does not give the same bits alone as in a batch"
         )
-
-
-def check_greedy(runner: OnnxRunner, model: Transformer, sources: list[list[int]], tolerance: float) -> tuple[int, int]:
-    """Decode greedily with the graphs, and check every token; return the number of tokens and of sources that parted at a tie.
-
-    Greedy decoding is a chain of choices. One pass of the eager model over each answer tells what it would have chosen at every
-    position after the same beginning; where all choices are the same, so is the answer, from the first token on.
-
-    Raises:
-        ParityError: If one parted elsewhere.
-    """
-    config = model.config
-    limit = min(config.max_target_positions, MAX_NEW_TOKENS)
-    rows = [Row([*source, config.eos_id], [config.decoder_start_id], limit, config.eos_id) for source in sources]
-    drive(runner, rows, 2 * NUM_SLOTS, 1, False)
-    order = sorted(rows, key=lambda row: (len(row.inputs), len(row.source)))
-    num_mismatches = 0
-    for start in range(0, len(order), 2 * NUM_SLOTS):
-        batch = order[start : start + 2 * NUM_SLOTS]
-        for row, hidden in zip(batch, _answers_hidden(model, batch), strict=True):
-            num_mismatches += _is_parted(row, model, hidden, tolerance)
-    return sum(row.position for row in rows), num_mismatches
-
-
-@torch.inference_mode()
-def _answers_hidden(model: Transformer, rows: Sequence[Row]) -> torch.Tensor:
-    """Run the eager model over answers → its hidden states `[B, T, d_model]`."""
-    sources, lengths = (torch.from_numpy(x) for x in padded([row.source for row in rows], model.config.pad_id))
-    inputs = torch.from_numpy(padded([row.inputs[:-1] for row in rows], model.config.pad_id)[0])
-    return model.decode(inputs, *model.encode(sources, lengths))
-
-
-@torch.inference_mode()
-def _is_parted(row: Row, model: Transformer, hidden: torch.Tensor, tolerance: float) -> bool:
-    """Tell whether a row's tokens are not all eager's choices, which only ties within the tolerance excuse."""
-    found = torch.tensor(row.inputs[1:])
-    logits = model.decoder.next_token_logits(hidden[: len(found)])
-    best, expected = logits.max(-1)
-    margins = best - logits.gather(1, found[:, None])[:, 0]
-    parted = (expected != found).nonzero()[:, 0].tolist()
-    for step in parted:
-        if not margins[step] < tolerance:  # also refuses NaN
-            raise ParityError(
-                f"greedy decoding gives token {found[step]} instead of {expected[step]} at step {step} of a source with "
-                f"{len(row.source)} tokens, which differ by {margins[step]:.3g} in log-probability; the tolerance is "
-                f"{tolerance:.3g}"
-            )
-    return bool(parted)

@@ -16,13 +16,13 @@ import torch
 
 from dragoman.export.arguments import QualityTexts
 from dragoman.export.bundle import DECODER_FILE, ENCODER_FILE, SCORER_FILE
+from dragoman.export.greedy_parity import MAX_NEW_TOKENS
 from dragoman.export.half import DTYPES, halved
 from dragoman.export.parity import ParityError, ParityReport
 from dragoman.export.progress import Progress
 from dragoman.export.quality import MAX_BLEU_LOSS, MAX_CHRF_LOSS
 from dragoman.export.session import Session, has_cuda, open_on_cuda
 from dragoman.export.verify import (
-    MAX_NEW_TOKENS,
     NUM_SLOTS,
     OnnxRunner,
     OnnxSlots,

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, load_model, save_file, save_model
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from dragoman.model.checkpoint_folder import CONFIG_FILE, FORMAT_VERSION, CheckpointFolder
 from dragoman.model.checkpoint_folder import WEIGHTS_FILE as WEIGHTS_FILE
@@ -67,13 +68,29 @@ class Checkpoint:
             CheckpointError: Naming the file that is missing, damaged, of another format, or does not fit the others.
         """
         folder = CheckpointFolder.load(directory)
-        model = Transformer(folder.config)
+        with _NoDrawing():
+            model = Transformer(folder.config)
         path = directory / WEIGHTS_FILE
         try:
             load_model(model, path)
         except (OSError, SafetensorError, RuntimeError) as error:
             raise CheckpointError(f"{path}: {error}") from error
         return cls(folder.name, model.to(device).eval(), folder.tokenizer)
+
+
+# Called with what is to be filled as `self`, or as `tensor`.
+_DRAWING = (Tensor.uniform_, Tensor.normal_, nn.init.uniform_, nn.init.normal_, nn.init.kaiming_uniform_)
+
+
+class _NoDrawing(TorchFunctionMode):
+    """Leaves weights undrawn that are read from a file right after: it holds them all, or is refused. All else is made as usual."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Return a tensor as it is in place of filling it with random numbers."""
+        kwargs = kwargs or {}
+        if func in _DRAWING:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
 
 
 def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any] | None = None) -> None:

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from dragoman.export.parity import Floats, ParityError
-from dragoman.export.scorer_parity import Pair, ScorerComparison, check_scorer, eager_scores, padded
+from dragoman.export.eager_pass import EagerPass
+from dragoman.export.parity import EagerReference, Floats, ParityError
+from dragoman.export.scorer_parity import Pair, ScorerComparison, check_scorer, padded
 from dragoman.export.verify import OnnxRunner
 from dragoman.model.checkpoint import Checkpoint
+from dragoman.model.transformer import Transformer
 
 PAIRS = [
     Pair([7, 8, 9, 10, 11, 12, 1], [20, 21, 1]),
@@ -18,6 +20,11 @@ PAIRS = [
     Pair([5] * 23 + [1], [6] * 19 + [1]),
     Pair([40, 41, 1], [1]),
 ]
+
+
+def eager_scores(model: Transformer, pair: Pair) -> tuple[Floats, Floats]:
+    whole = EagerPass(model, pair.source, pair.target)
+    return whole.target_log_probs(), whole.attention
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +90,7 @@ class Scripted:
 
 
 def test_every_pair_is_compared_in_a_batch_and_some_alone_and_twice(checkpoint: Checkpoint) -> None:
-    scorer, comparison = Scripted(checkpoint), ScorerComparison(checkpoint.model, 1e-4)
+    scorer, comparison = Scripted(checkpoint), ScorerComparison(EagerReference(checkpoint.model), 1e-4)
     check_scorer(scorer, PAIRS, comparison, 3, 2)
     assert scorer.sizes == [3, 1, 1, 1, 1, 1]
     assert (comparison.max_log_prob_difference, comparison.max_attention_difference) == (0, 0)
@@ -93,14 +100,14 @@ def test_bits_that_change_are_found_however_few(checkpoint: Checkpoint) -> None:
     scorer = Scripted(checkpoint)
     scorer.is_fickle = True
     with pytest.raises(ParityError, match="the same bits twice"):
-        check_scorer(scorer, PAIRS, ScorerComparison(checkpoint.model, 1e-4), 4, 1)
+        check_scorer(scorer, PAIRS, ScorerComparison(EagerReference(checkpoint.model), 1e-4), 4, 1)
 
 
 def test_attention_to_padding_is_found(checkpoint: Checkpoint) -> None:
     scorer = Scripted(checkpoint)
     scorer.attention_to_padding = 1e-9
     with pytest.raises(ParityError, match="attends to padding"):
-        check_scorer(scorer, PAIRS, ScorerComparison(checkpoint.model, 1e-4), 4, 0)
+        check_scorer(scorer, PAIRS, ScorerComparison(EagerReference(checkpoint.model), 1e-4), 4, 0)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 2e-4])
@@ -109,7 +116,7 @@ def test_one_wrong_number_is_found(checkpoint: Checkpoint, value: float, place: 
     results = [array.copy() for array in eager_scores(checkpoint.model, PAIRS[0])]
     results[place].reshape(-1)[-1] += value
     with pytest.raises(ParityError, match=rf"the scorer's {name} are off by .* 7 source and 3 target tokens"):
-        ScorerComparison(checkpoint.model, 1e-4).compare(PAIRS[0], *results)
+        ScorerComparison(EagerReference(checkpoint.model), 1e-4).compare(PAIRS[0], *results)
 
 
 def test_rows_are_padded_on_the_right() -> None:

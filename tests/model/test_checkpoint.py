@@ -40,6 +40,23 @@ def test_round_trip_is_exact(checkpoint: Checkpoint, folder: Path) -> None:
     assert shared == checkpoint.model.config.is_embedding_shared
 
 
+def test_loading_draws_no_random_numbers(folder: Path) -> None:
+    before = torch.get_rng_state()
+    Checkpoint.load(folder)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_weight_that_the_file_lacks_is_refused(folder: Path) -> None:
+    """Nothing is drawn in its place."""
+    path = folder / "model.safetensors"
+    with safe_open(path, "pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    del tensors["decoder.layers.0.feed_forward.inner.weight"]
+    save_file(tensors, path)
+    with pytest.raises(CheckpointError, match=r"decoder\.layers\.0\.feed_forward\.inner\.weight"):
+        Checkpoint.load(folder)
+
+
 def test_saving_twice_writes_the_same_files(checkpoint: Checkpoint, folder: Path) -> None:
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     assert set(before) == {"config.json", "model.safetensors", "tokenizer.json"}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dragoman.export.bundle import Bundle, BundleError
-from dragoman.export.scorer_parity import Pair, eager_scores
+from dragoman.export.eager_pass import EagerPass
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.server.runtime.scorer import OnnxScorer
 
@@ -22,12 +22,12 @@ def scorer(tiny_bundle: Path) -> OnnxScorer:
 
 @pytest.mark.parametrize(("source", "target"), PAIRS)
 def test_scores_are_pytorchs(scorer: OnnxScorer, tiny_checkpoint: Checkpoint, source: list[int], target: list[int]) -> None:
-    expected_log_probs, expected_attention = eager_scores(tiny_checkpoint.model, Pair(source, target))
+    whole = EagerPass(tiny_checkpoint.model, source, target)
     log_probs, mean = scorer.score(source, target)
     assert log_probs.dtype == mean.dtype == np.float32
-    np.testing.assert_allclose(log_probs, expected_log_probs, atol=1e-5)
-    np.testing.assert_allclose(mean, expected_attention.mean(0), atol=1e-6)
-    for layer, expected in enumerate(expected_attention):
+    np.testing.assert_allclose(log_probs, whole.target_log_probs(), atol=1e-5)
+    np.testing.assert_allclose(mean, whole.attention.mean(0), atol=1e-6)
+    for layer, expected in enumerate(whole.attention):
         np.testing.assert_allclose(scorer.score(source, target, layer)[1], expected, atol=1e-6)
 
 

@@ -1,0 +1,67 @@
+"""What export must prove of greedy answers: each token is the one that the eager model chooses after the same beginning."""
+
+from collections.abc import Sequence
+
+import torch
+
+from dragoman.export.eager_pass import MAX_PRODUCT_POSITIONS
+from dragoman.export.parity import ParityError, Runner, drive
+from dragoman.export.row import Row
+from dragoman.export.scorer_parity import padded
+from dragoman.model.transformer import Transformer
+
+NUM_GREEDY_SLOTS, MAX_NEW_TOKENS = 32, 32
+
+
+def check_greedy(runner: Runner, model: Transformer, sources: list[list[int]], tolerance: float) -> tuple[int, int]:
+    """Decode greedily with the graphs, and check every token; return the number of tokens and of sources that parted at a tie.
+
+    Greedy decoding is a chain of choices. One pass of the eager model over each answer tells what it would have chosen at every
+    position after the same beginning; where all choices are the same, so is the answer, from the first token on.
+
+    Raises:
+        ParityError: If one parted elsewhere.
+    """
+    config = model.config
+    limit = min(config.max_target_positions, MAX_NEW_TOKENS)
+    rows = [Row([*source, config.eos_id], [config.decoder_start_id], limit, config.eos_id) for source in sources]
+    drive(runner, rows, NUM_GREEDY_SLOTS, 1, False)
+    order = sorted(rows, key=lambda row: (len(row.inputs), len(row.source)))
+    num_mismatches = 0
+    for start in range(0, len(order), NUM_GREEDY_SLOTS):
+        num_mismatches += _count_parted(order[start : start + NUM_GREEDY_SLOTS], model, tolerance)
+    return sum(row.position for row in rows), num_mismatches
+
+
+@torch.inference_mode()
+def _count_parted(rows: Sequence[Row], model: Transformer, tolerance: float) -> int:
+    """Count the rows whose tokens are not all eager's choices, which only ties within the tolerance excuse."""
+    sources, lengths = (torch.from_numpy(x) for x in padded([row.source for row in rows], model.config.pad_id))
+    inputs = torch.from_numpy(padded([row.inputs[:-1] for row in rows], model.config.pad_id)[0])
+    answers = [torch.tensor(row.inputs[1:]) for row in rows]
+    hidden = model.decode(inputs, *model.encode(sources, lengths))
+    found = torch.cat(answers)
+    expected, margins = _choices(model, torch.cat([states[: len(ids)] for states, ids in zip(hidden, answers, strict=True)]), found)
+    places = [(row, step) for row, ids in zip(rows, answers, strict=True) for step in range(len(ids))]
+    parted = (expected != found).nonzero()[:, 0].tolist()
+    for place in parted:
+        row, step = places[place]
+        if not margins[place] < tolerance:  # also refuses NaN
+            raise ParityError(
+                f"greedy decoding gives token {found[place]} instead of {expected[place]} at step {step} of a source with "
+                f"{len(row.source)} tokens, which differ by {margins[place]:.3g} in log-probability; the tolerance is "
+                f"{tolerance:.3g}"
+            )
+    return len({id(places[place][0]) for place in parted})
+
+
+def _choices(model: Transformer, hidden: torch.Tensor, found: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what the model chooses after each hidden state `[n, d_model]`, and how far each token found lies below, `[n]` each."""
+    choices, margins = [], []
+    for start in range(0, len(found), MAX_PRODUCT_POSITIONS):
+        part = slice(start, start + MAX_PRODUCT_POSITIONS)
+        logits = model.decoder.next_token_logits(hidden[part])
+        best, expected = logits.max(-1)
+        choices.append(expected)
+        margins.append(best - logits.gather(1, found[part, None])[:, 0])
+    return torch.cat(choices), torch.cat(margins)

@@ -1,0 +1,68 @@
+"""A row: one sequence on its way through the slots in which the gate drives the graphs, and what it was given on it."""
+
+import hashlib
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dragoman.export.eager_pass import EagerPass, Floats
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class EagerStretch:
+    """A stretch of a long row: it begins where the eager model has left off, and need not be driven there step by step.
+
+    Attributes:
+        start: Its first position; the keys and values of those before it are the eager model's.
+        whole: The eager model's pass over the whole row.
+    """
+
+    start: int
+    whole: EagerPass
+
+
+@dataclass(slots=True)
+class Row:
+    """One sequence on its way through the slots.
+
+    Attributes:
+        source: Source ids, end-of-sequence included.
+        inputs: What is fed, start token first; a greedy row grows by what it draws.
+        num_steps: Where it ends at the latest: the position after its last step.
+        eos_id: Token that ends a greedy row early; None in a teacher-forced row.
+        stretch: What a row begins with that does not begin at position 0; see `EagerStretch`.
+        log_probs: Of the first candidate, step by step.
+        digest: Of every candidate and log-probability it was given.
+    """
+
+    source: list[int]
+    inputs: list[int]
+    num_steps: int
+    eos_id: int | None = None
+    stretch: EagerStretch | None = None
+    log_probs: list[float] = field(default_factory=list)
+    digest: str = ""
+
+    @property
+    def position(self) -> int:
+        """The position of the token to feed next."""
+        return (self.stretch.start if self.stretch is not None else 0) + len(self.log_probs)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it leaves its slot."""
+        return self.position == self.num_steps or (self.eos_id is not None and self.inputs[-1] == self.eos_id and self.position > 0)
+
+    def again(self) -> "Row":
+        """Return a teacher-forced row that has yet to take the same way."""
+        return Row(self.source, self.inputs, self.num_steps, stretch=self.stretch)
+
+    def take(self, ids: Ints, log_probs: Floats) -> None:
+        """Take one step's candidates, `[K]` each."""
+        self.digest = hashlib.sha256(self.digest.encode() + ids.tobytes() + log_probs.tobytes()).hexdigest()
+        self.log_probs.append(float(log_probs[0]))
+        if self.eos_id is not None:
+            self.inputs.append(int(ids[0]))
