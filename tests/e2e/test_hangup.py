@@ -91,6 +91,19 @@ def test_hangups_drain_and_a_second_one_does_not_cut_the_drain_short(serve: Any,
         assert server.events[-1]["event"] == "stopped"
 
 
+def test_an_engine_leaves_hangups_to_the_server(serve: Any, endless: Path) -> None:
+    """Systemd sends them to every process of a service or a session that it stops."""
+    with serve(endless / "alpha") as server, Client(server.address) as client, ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(client.generate, "a dog runs", max_new_tokens=1000)
+        wait_until(lambda: server.metric("dragoman_num_requests_running") == 1)
+        engine = next(event["engine_pid"] for event in server.events if event["event"] == "engine ready")
+        for process in (engine, server.process.pid):
+            os.kill(process, signal.SIGHUP)
+        assert answer.result().usage.generated_tokens == 1000
+        assert server.wait() == 0
+        assert [event["event"] for event in server.events].count("engine ready") == 1
+
+
 def test_closing_the_terminal_loses_the_log_and_no_request(endless: Path) -> None:
     master, terminal = pty.openpty()
     with (
