@@ -63,7 +63,8 @@ def serve(overrides: Mapping[str, Any], config_file: Path | None) -> NoReturn:
         # nobody retries. A connection that breaks ends them as UNAVAILABLE.
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError):  # the terminal may be gone
-                stream.flush()
+                if stream is not None:  # as it is where the process was started without one
+                    stream.flush()
         os._exit(code)
 
 

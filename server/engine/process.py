@@ -198,8 +198,8 @@ def main() -> int:
     settings = msgspec.json.decode(sys.argv[1], type=EngineSettings)
     logs.configure_logging(settings.log_level, settings.log_format)
     # The supervisor decides when an engine ends; signals meant for the front end's group must not.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     exit_with_parent(settings.endpoint)
     if settings.cores:
         os.sched_setaffinity(0, settings.cores)

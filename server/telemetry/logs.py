@@ -8,6 +8,7 @@ logged: callers do not pass it, and tracebacks are written without the values of
 
 import contextlib
 import logging
+import os
 import sys
 from typing import Any, Literal, TextIO, cast
 
@@ -24,9 +25,10 @@ def configure_logging(level: str, log_format: LogFormat, stream: TextIO | None =
     Args:
         level: Least severe level that is written: `debug`, `info`, `warning` or `error`.
         log_format: `json` or `console`.
-        stream: Where to; standard error if None.
+        stream: Where to; standard error if None, and nowhere if the process was started without one.
     """
-    target = cast(TextIO, _Lossy(sys.stderr if stream is None else stream))
+    # Opened even to lose what is written: otherwise the next socket gets the descriptor that C libraries write warnings to.
+    target = cast(TextIO, _Lossy(stream or sys.stderr or open(os.devnull, "w", encoding="utf-8")))  # noqa: SIM115
     threshold = logging.getLevelNamesMapping()[level.upper()]
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,

@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -26,6 +27,14 @@ IGNORE_HANGUPS = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)"
 pytestmark = pytest.mark.e2e
 
 
+@pytest.fixture(autouse=True)
+def hangups_are_heard() -> Iterator[None]:
+    """Children inherit what their parent ignores, as these tests do where nohup runs them."""
+    inherited = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, inherited)
+
+
 def wait_until(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + 60
     while not condition():
@@ -34,10 +43,11 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 @contextmanager
-def started(models: Path, before: str, **streams: Any) -> Iterator[subprocess.Popen[bytes]]:
+def started(models: Path, before: str, address: str = "127.0.0.1:0", **streams: Any) -> Iterator[subprocess.Popen[bytes]]:
     """Start a server that first does something else; it is killed, if it still runs, in the end."""
     code = f"{before}\nimport os, sys; os.execv(sys.executable, [sys.executable, '-m', 'dragoman', 'serve', *sys.argv[1:]])"
-    flags = ["--models", str(models), "--host", "127.0.0.1", "--port", "0", "--metrics-port", "0"]
+    host, port = address.split(":")
+    flags = ["--models", str(models), "--host", host, "--port", port, "--metrics-port", "0"]
     command = [sys.executable, "-c", code, *flags]
     process = subprocess.Popen(command, cwd=ROOT, start_new_session=True, **streams)
     try:
@@ -57,6 +67,12 @@ def serving(lines: Any) -> dict[str, Any]:
     raise AssertionError("it ended before it served")
 
 
+def is_listening(address: str) -> bool:
+    host, port = address.split(":")
+    with socket.socket() as caller:
+        return caller.connect_ex((host, int(port))) == 0
+
+
 def num_running(event: dict[str, Any]) -> float:
     text = urllib.request.urlopen(f"http://127.0.0.1:{event['metrics_port']}/metrics", timeout=10).read().decode()
     return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith("dragoman_num_requests_running{"))
@@ -73,6 +89,19 @@ def test_hangups_drain_and_a_second_one_does_not_cut_the_drain_short(serve: Any,
         assert answer.result().usage.generated_tokens == 1000
         assert server.wait() == 0
         assert server.events[-1]["event"] == "stopped"
+
+
+def test_an_engine_leaves_hangups_to_the_server(serve: Any, endless: Path) -> None:
+    """Systemd sends them to every process of a service or a session that it stops."""
+    with serve(endless / "alpha") as server, Client(server.address) as client, ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(client.generate, "a dog runs", max_new_tokens=1000)
+        wait_until(lambda: server.metric("dragoman_num_requests_running") == 1)
+        engine = next(event["engine_pid"] for event in server.events if event["event"] == "engine ready")
+        for process in (engine, server.process.pid):
+            os.kill(process, signal.SIGHUP)
+        assert answer.result().usage.generated_tokens == 1000
+        assert server.wait() == 0
+        assert [event["event"] for event in server.events].count("engine ready") == 1
 
 
 def test_closing_the_terminal_loses_the_log_and_no_request(endless: Path) -> None:
@@ -116,4 +145,18 @@ def test_a_log_that_nobody_reads_costs_no_request(endless: Path) -> None:
             for _ in range(3):
                 assert client.generate("a dog runs", max_new_tokens=2).finish_reason == "length"
         process.terminate()
+        assert process.wait(60) == 0
+
+
+@pytest.mark.parametrize("closed", [(2,), (1, 2)], ids=["error", "output-and-error"])
+def test_a_server_without_standard_streams_serves_and_drains(endless: Path, closed: tuple[int, ...]) -> None:
+    """Some starters of daemons leave them out, as `2>&-` does: Python has None then, and no log says which port it is."""
+    with socket.create_server(("127.11.7.5", 0)) as listener:  # an address that nobody else takes ports of
+        address = f"127.11.7.5:{listener.getsockname()[1]}"
+    with started(endless / "alpha", f"import os\nfor number in {closed}: os.close(number)", address) as process:
+        wait_until(lambda: process.poll() is not None or is_listening(address))
+        with Client(address) as client:
+            wait_until(lambda: process.poll() is not None or client.is_ready())
+            assert client.generate("a dog runs", max_new_tokens=2).finish_reason == "length"
+        process.send_signal(signal.SIGHUP)
         assert process.wait(60) == 0
