@@ -1,5 +1,6 @@
 """`dragoman score`, `models` and `health`: what asks a running server."""
 
+import math
 import sys
 import time
 from pathlib import Path
@@ -21,6 +22,7 @@ from dragoman.cli.options import (
     TimeoutOption,
     TokenOption,
 )
+from dragoman.model.errors import InputError
 
 app = typer.Typer()
 
@@ -74,6 +76,8 @@ def models(
     from dragoman.client.health import why_not_serving
     from dragoman.client.models_table import print_models
 
+    if math.isnan(wait):  # would never be over
+        raise InputError("--wait: nan is not a number of 0 or more")
     tls = Tls(ca, certificate, key, server_name)
     with open_client(server, 5.0, token, tls, is_retrying=False) as client:
         end = time.monotonic() + wait

@@ -172,7 +172,9 @@ class OutputFile:
         for flag in sorted({*options, *self._options}):
             was, wanted = options.get(flag), self._options.get(flag)
             if was != wanted:
-                raise InputError(f"{flag}: {_shown(wanted)}, but what is done, in {self._partial}, was made with {_shown(was)}")
+                given = f"{flag}: {_shown(wanted)}" if _is_set(wanted) else f"{flag}: is not given"
+                made = f"with {_shown(was)}" if _is_set(was) else "without it"
+                raise InputError(f"{given}, but what is done, in {self._partial}, was made {made}")
 
     def _check_sources(self, done: list[Done]) -> None:
         if len(done) > len(self._sources):
@@ -226,8 +228,12 @@ def _read_done(lines: list[str], num_bytes: int) -> Iterator[Done]:
         yield Done(digest, end)
 
 
+def _is_set(value: object) -> bool:
+    return value is not None and value is not False and value != ""
+
+
 def _shown(value: object) -> str:
-    return "nothing" if value in (None, "") else str(value).lower() if isinstance(value, bool) else str(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _write(descriptor: int, content: bytes) -> None:

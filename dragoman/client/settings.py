@@ -15,6 +15,8 @@ DEFAULT_TARGET = f"127.0.0.1:{DEFAULT_PORT}"
 ChannelOptions = Mapping[str, str | int]
 
 _MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+# gRPC counts nanoseconds with a sign, in 64 bits, from a beginning of its own: what is longer than 292 years has passed at once.
+MAX_TIMEOUT_SECONDS = 1e9
 
 _CHANNEL_OPTIONS: ChannelOptions = {
     # A name with several addresses is balanced over all of them, a call at a time.
@@ -96,3 +98,5 @@ class Settings:
 def _check_timeout(seconds: float) -> None:
     if not (math.isfinite(seconds) and seconds > 0):
         raise ValueError(f"timeout_seconds: {seconds} is not a number over 0")
+    if seconds > MAX_TIMEOUT_SECONDS:
+        raise ValueError(f"timeout_seconds: {seconds:g} is more than {MAX_TIMEOUT_SECONDS:g}")

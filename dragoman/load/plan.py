@@ -6,6 +6,7 @@ from typing import Literal
 import msgspec
 
 from dragoman.client.certificates import Pem
+from dragoman.client.settings import MAX_TIMEOUT_SECONDS
 from dragoman.load.arrivals import Arrivals
 from dragoman.load.texts import Lengths
 from dragoman.model.errors import InputError
@@ -165,6 +166,8 @@ class Plan(msgspec.Struct, frozen=True):
             raise InputError(f"--warmup: {self.warmup_seconds:g} s leave nothing of {self.seconds:g} s to count")
         if not (math.isfinite(self.timeout_seconds) and self.timeout_seconds > 0):
             raise InputError(f"--timeout: {self.timeout_seconds:g} is not a number over 0")
+        if self.timeout_seconds > MAX_TIMEOUT_SECONDS:
+            raise InputError(f"--timeout: {self.timeout_seconds:g} is more than {MAX_TIMEOUT_SECONDS:g}")
         if self.concurrency and self.concurrency < self.num_processes:
             raise InputError("--concurrency: fewer callers than --processes")
         if self.arrivals is not None:

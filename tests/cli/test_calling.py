@@ -45,6 +45,10 @@ def test_waiting_for_a_server_ends_and_says_why(run, serve) -> None:
     assert code == 1 and is_one_line(err) and f"{target}: readiness is not serving" in err
 
 
+def test_waiting_without_an_end_that_can_come_is_refused(run) -> None:
+    assert run("models", "--server", NOBODY, "--wait", "nan")[::2] == (2, "dragoman: --wait: nan is not a number of 0 or more\n")
+
+
 def test_waiting_for_a_server_that_is_ready_lists_its_models(run, server: str) -> None:
     code, out, err = run("models", "--server", server, "--wait", "60")
     assert (code, err) == (0, "") and "loud" in out

@@ -105,8 +105,10 @@ def test_what_was_left_is_not_overwritten(left: Path, sources: LineFile) -> None
 
 
 def test_other_options_are_named(left: Path, sources: LineFile) -> None:
-    with pytest.raises(InputError, match=r"^--num-beams: 4, but what is done, in .*out\.txt\.partial, was made with nothing$"):
+    with pytest.raises(InputError, match=r"^--num-beams: 4, but what is done, in .*out\.txt\.partial, was made without it$"):
         OutputFile(left, sources, OPTIONS | {"--num-beams": 4}, is_resumed=True).__enter__()
+    with pytest.raises(InputError, match=r"^--model: is not given, but what is done, in .*out\.txt\.partial, was made with en-de$"):
+        OutputFile(left, sources, OPTIONS | {"--model": ""}, is_resumed=True).__enter__()
 
 
 def test_a_changed_line_is_named_but_one_that_is_not_done_may_change(left: Path, tmp_path: Path) -> None:

@@ -164,6 +164,15 @@ def test_strict_caller_finds_every_expression_typed(check_types) -> None:
     assert check_types("program.py", "--disallow-any-expr") == []
 
 
+@pytest.mark.parametrize("document", ["README.md", "docs/client.md"])
+def test_documented_examples_are_typed(check_types, tmp_path: Path, document: str) -> None:
+    examples = re.findall(r"^```python\n(.+?)^```", (ROOT / document).read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    assert examples
+    for number, example in enumerate(examples):
+        (tmp_path / f"example_{number}.py").write_text(example, encoding="utf-8")
+        assert check_types(str(tmp_path / f"example_{number}.py"), "--disallow-any-expr") == []
+
+
 def test_type_checker_tells_a_callers_mistakes(check_types) -> None:
     wanted = set()
     for number, line in enumerate((CALLER / "mistakes.py").read_text(encoding="utf-8").splitlines(), start=1):

@@ -54,6 +54,7 @@ def test_token_is_never_printed(settings) -> None:
         ("target", ""),
         ("timeout_seconds", 0.0),
         ("timeout_seconds", float("nan")),
+        ("timeout_seconds", 1e10),
         ("token", ""),
         ("token", "a b"),
         ("token", "ä\n"),

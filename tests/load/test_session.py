@@ -175,6 +175,7 @@ def test_a_sweep_tries_rates_and_names_the_knee(fake_server, tmp_path: Path) -> 
         (("--rate", 1, "--duration", 0), "--duration"),
         (("--rate", 1, "--timeout", "nan"), "--timeout"),
         (("--rate", 1, "--timeout", "inf"), "--timeout"),
+        (("--rate", 1, "--timeout", "1e10"), "--timeout"),
         (("--rate", 1, "--token", "a b"), "--token: must be"),
         (("--rate", 1, "--slo", "e2e=500"), "write 500ms or 500s"),
         (("--rate", 1, "--fail-on", "p95>1"), "write 1ms or 1s"),
