@@ -25,8 +25,8 @@ from benchmarks.libraries.agreement import TIE, Agreement, Beam, Referee, compar
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.corpus import read_parallel
 from dragoman.model.decode import beam_search
+from dragoman.model.ids import Ids
 from dragoman.model.quality import Scores, score
-from dragoman.model.training.data import Ids
 from dragoman.v1 import generation_pb2, generation_pb2_grpc
 
 ROOT = Path(__file__).parents[1]

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from dragoman.model.attention import merge_heads, scaled_dot_product_attention, split_heads
-from dragoman.model.training.data import Ids, pad
+from dragoman.model.ids import Ids
+from dragoman.model.padding import pad
 from dragoman.model.transformer import Transformer
 
 

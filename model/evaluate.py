@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence
 
 from dragoman.model.decode import beam_search, greedy_search
 from dragoman.model.errors import InputError
+from dragoman.model.ids import Ids
 from dragoman.model.quality import MAX_NEW_TOKENS as MAX_NEW_TOKENS
 from dragoman.model.quality import Scores, score
 from dragoman.model.tokenizer import Tokenizer
-from dragoman.model.training.data import Ids
 from dragoman.model.transformer import Transformer
 
 BATCH_ROWS = 64

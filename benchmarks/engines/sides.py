@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from dragoman.model.checkpoint import Checkpoint
-from dragoman.model.training.data import Ids
+from dragoman.model.ids import Ids
 from dragoman.server.engine.messages import GREEDY, Request, SearchOptions
 from dragoman.server.offline import OfflineTranslator
 

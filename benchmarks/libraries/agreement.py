@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from dragoman.model.decode import length_normalised
-from dragoman.model.training.data import Ids
+from dragoman.model.ids import Ids
 from dragoman.model.transformer import Transformer
 
 Beam = list[tuple[list[int], float]]

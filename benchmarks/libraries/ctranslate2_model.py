@@ -10,7 +10,7 @@ from torch import Tensor
 
 from benchmarks.libraries.agreement import Beam
 from dragoman.model.attention import MultiHeadAttention
-from dragoman.model.training.data import Ids
+from dragoman.model.ids import Ids
 from dragoman.model.transformer import DecoderLayer, EncoderLayer, Transformer
 
 BANNED = -1e9

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, MarianConfig, MarianMTModel, PegasusConfig, PegasusForConditionalGeneration
 
 from benchmarks.libraries.agreement import Beam
-from dragoman.model.training.data import Ids, pad
+from dragoman.model.ids import Ids
+from dragoman.model.padding import pad
 from dragoman.model.transformer import DecoderLayer, EncoderLayer, Transformer
 
 

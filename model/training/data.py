@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from dragoman.model.config import ModelConfig
-from dragoman.model.training.sampler import Ids as Ids
+from dragoman.model.ids import Ids
+from dragoman.model.padding import pad
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +48,6 @@ class Batch:
             labels=self.labels.repeat(count, 1),
             num_target_tokens=self.num_target_tokens * count,
         )
-
-
-def pad(rows: Sequence[Ids], pad_id: int) -> Tensor:
-    """Stack rows of different lengths into `[B, longest]`, filled up on the right."""
-    table = np.full((len(rows), max(map(len, rows))), pad_id, dtype=np.int64)
-    for row, ids in zip(table, rows, strict=True):
-        row[: len(ids)] = ids
-    return torch.from_numpy(table)
 
 
 def collate(sources: Sequence[Ids], targets: Sequence[Ids], config: ModelConfig) -> Batch:

@@ -11,7 +11,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from dragoman.model.training.sampler import Ids, bucket
+from dragoman.model.ids import Ids
+from dragoman.model.training.sampler import bucket
 
 # Target tokens up to which a text counts as tiny, small and medium.
 SIZES = (200_000, 2_000_000, 20_000_000)

@@ -7,9 +7,8 @@ import numpy.typing as npt
 
 from dragoman.model.bpe_dropout import BpeDropout
 from dragoman.model.errors import InputError
+from dragoman.model.ids import Ids
 from dragoman.model.tokenizer import Tokenizer
-
-Ids = Sequence[int]
 
 
 class PairSampler:

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from dragoman.model.ids import Ids
 from dragoman.model.quality import MAX_NEW_TOKENS
 from dragoman.model.training.config import ScheduleConfig, TrainingConfig
-from dragoman.model.training.sampler import Ids
 
 MIN_STEPS_PER_EPOCH = 4
 MAX_SHARE = 0.05  # of lines that may be unsuitable without a word

@@ -4,12 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.model.config import ModelConfig
-from dragoman.model.training.data import collate, pad
+from dragoman.model.training.data import collate
 from dragoman.model.training.sampler import bucket
-
-
-def test_padding_fills_up_on_the_right() -> None:
-    assert pad([[5], [6, 7, 8], []], 9).tolist() == [[5, 9, 9], [6, 7, 8], [9, 9, 9]]
 
 
 def test_batch_has_special_tokens_where_the_model_wants_them() -> None:
