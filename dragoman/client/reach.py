@@ -28,6 +28,18 @@ _HANDSHAKE: Final = "the TLS handshake failed: "
 _CLOSED: Final = r"Socket closed|Connection reset|Broken pipe|closed at once"
 # The first that is found is told.
 _CAUSES: Final = (
+    # Of a name with several addresses gRPC tells one: another may have failed for another reason.
+    Cause(
+        r"nothing answers there \((?P<at>\S+): Connection refused",
+        f"nothing answers at {{at}} (connection refused); {_WHERE}; where it speaks TLS, --ca turns that on",
+        is_tls=False,
+    ),
+    Cause(
+        r"nothing answers there \((?P<at>\S+): Connection refused",
+        f"nothing answers at {{at}} (connection refused); {_WHERE}; where it asks for a certificate, "
+        "--certificate and --key name ours",
+        is_tls=True,
+    ),
     Cause(r"Connection refused", f"nothing answers there (connection refused); {_WHERE}"),
     Cause(r"unix\S*:.*No such file or directory", f"there is no such socket; {_WHERE}"),
     Cause(r"lookup error|lookup failed|looked up|errors resolving|DNS resolution", f"the name is not known; {_WHERE}"),

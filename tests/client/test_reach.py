@@ -67,3 +67,12 @@ def test_silence_is_told_apart_from_a_deadline_that_the_server_tells() -> None:
 )
 def test_what_the_server_says_is_said_in_flags(error: CallError, line: str) -> None:
     assert in_one_line(error, "here:1", False) == line
+
+
+@pytest.mark.parametrize(("is_tls", "advice"), [(False, "where it speaks TLS, --ca"), (True, "--certificate and --key name ours")])
+def test_of_a_name_with_several_addresses_the_one_that_refused_is_told(is_tls: bool, advice: str) -> None:
+    """Behind another one there may be a server that wants TLS, of which gRPC says nothing."""
+    told = in_one_line(
+        Unavailable("localhost:85: nothing answers there ([::1]:85: Connection refused); is"), "localhost:85", is_tls
+    )
+    assert told.startswith("localhost:85: nothing answers at [::1]:85 (connection refused); is") and advice in told

@@ -91,7 +91,7 @@ async def handle(face: toy_face.ToyFace, reader: Any, writer: Any, is_over: asyn
 
 
 async def eventually(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.005)
 

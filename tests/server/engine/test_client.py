@@ -45,7 +45,7 @@ class HandEngine:
         self._origin = b""
 
     async def receive(self) -> Command:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             self._origin, payload = await self._socket.recv_multipart()
         return msgspec.msgpack.decode(payload, type=Command)
 
@@ -274,7 +274,7 @@ def test_nothing_that_arrives_is_overlooked_while_requests_are_sent(play: Callab
                 num_ended += 1
                 if len(tasks) < num_requests:
                     tasks.append(asyncio.create_task(ask(len(tasks))))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             assert await asyncio.gather(*tasks) == list(range(num_requests))
 
     play(scenario)

@@ -37,7 +37,7 @@ def codes(responses: list[GenerateBatchResponse]) -> list[tuple[str, str]]:
 
 
 async def eventually(condition: Any) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.005)
 

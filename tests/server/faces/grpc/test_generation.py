@@ -31,7 +31,7 @@ async def failure(call: Any) -> grpc.aio.AioRpcError:
 
 async def eventually(condition: Any) -> None:
     """Give the server's side of a finished call the time to end."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.005)
 

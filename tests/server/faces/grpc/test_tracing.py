@@ -32,7 +32,7 @@ def run(serve: Any, collector: Any) -> Iterator[Run]:
         async def serving() -> None:
             async with serve(tracer=tracer, **settings) as world:
                 await call(world)
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(60):
                     while world.server.num_running:
                         await asyncio.sleep(0.005)
 
