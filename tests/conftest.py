@@ -2,7 +2,6 @@
 
 import logging
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -11,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from tests.certificates import make_certificates
 
 if TYPE_CHECKING:  # the fixtures load them, so that tests of the server need not wait for torch
     from transformers import MarianMTModel, PegasusForConditionalGeneration
@@ -53,22 +54,8 @@ def multi30k() -> Path:
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of an authority, `ca.pem`, and of what it signed: `server.pem` (server.example) and `client.pem`, with `.key`s."""
-    folder = tmp_path_factory.mktemp("tls")
-
-    def openssl(*arguments: str) -> None:
-        try:
-            subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
-        except FileNotFoundError:
-            pytest.skip("openssl is not installed")
-
-    new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
-    openssl("req", "-x509", *new_key, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=Test CA", "-days", "2")
-    for name in ("server", "client"):
-        (folder / "names").write_text(f"subjectAltName=DNS:{name}.example\n")
-        openssl("req", *new_key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}.example")
-        signing = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "names", "-days", "2")
-        openssl("x509", "-req", "-in", f"{name}.csr", "-out", f"{name}.pem", *signing)
-    return folder
+    names = {name: f"DNS:{name}.example" for name in ("server", "client")}
+    return make_certificates(tmp_path_factory.mktemp("tls"), names)
 
 
 class Collector:

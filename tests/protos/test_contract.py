@@ -82,7 +82,7 @@ def test_packages_for_node_are_pinned_and_may_come_from_any_registry() -> None:
     assert all(re.fullmatch(r"\d+\.\d+\.\d+", version) for version in package["dependencies"].values())
     for name, entry in lock["packages"].items():
         assert not name or entry["integrity"].startswith("sha512-")
-        assert entry.get("resolved", "https://registry.npmjs.org/").startswith("https://registry.npmjs.org/")
+        assert "resolved" not in entry
 
 
 @pytest.fixture

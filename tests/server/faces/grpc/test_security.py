@@ -1,5 +1,4 @@
 import asyncio
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from dragoman.server.config import ConfigError, ServerConfig
 from dragoman.server.faces.grpc.security import tls_credentials
 from dragoman.v1.generation_pb2 import GenerateRequest
 from dragoman.v1.generation_pb2_grpc import GenerationStub
+from tests.certificates import make_certificates, openssl
 
 
 @pytest.fixture
@@ -100,22 +100,9 @@ def test_tokens_in_the_clear_are_warned_about(serve: Any, logged: Any, tokens: P
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make an authority, and a server and a client certificate of it, valid from yesterday on."""
-    folder = tmp_path_factory.mktemp("tls")
-
-    def openssl(*arguments: str) -> None:
-        try:
-            subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
-        except FileNotFoundError:
-            pytest.skip("openssl is not installed")
-
-    new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-    openssl("req", "-x509", *new_key, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=Test CA", "-days", "2")
-    (folder / "names").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
-    for name in ("server", "client"):
-        openssl("req", *new_key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
-        signing = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "names", "-days", "2")
-        openssl("x509", "-req", "-in", f"{name}.csr", "-out", f"{name}.pem", *signing)
-    openssl("ec", "-in", "server.key", "-aes128", "-passout", "pass:word", "-out", "encrypted.key")
+    names = dict.fromkeys(("server", "client"), "DNS:localhost,IP:127.0.0.1")
+    folder = make_certificates(tmp_path_factory.mktemp("tls"), names)
+    openssl(folder, "ec", "-in", "server.key", "-aes128", "-passout", "pass:word", "-out", "encrypted.key")
     return folder
 
 
