@@ -11,11 +11,10 @@ from contextlib import contextmanager
 from structlog.contextvars import bind_contextvars
 
 from dragoman.server.core.calls import Call
+from dragoman.server.core.endings import RETRY_SECONDS
 from dragoman.server.core.ids import choose_request_id
 from dragoman.server.core.records import Records
 from dragoman.server.errors import Cancelled, Draining, ServiceError, Unavailable
-
-RETRY_SECONDS = 1.0
 
 
 def _caller_left(error: BaseException) -> str | None:

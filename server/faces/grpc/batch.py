@@ -13,8 +13,8 @@ from structlog.contextvars import bind_contextvars, unbind_contextvars
 
 from dragoman.server.core.calls import Call
 from dragoman.server.core.core import Core
+from dragoman.server.core.endings import RETRY_SECONDS
 from dragoman.server.core.ids import check_request_id
-from dragoman.server.core.running import RETRY_SECONDS
 from dragoman.server.errors import InvalidRequest, Unavailable
 from dragoman.server.faces.grpc import errors
 from dragoman.server.faces.grpc.interceptors import Context, Unreadable, cancellation_code, current_call
