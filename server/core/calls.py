@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from dragoman.server.engine.messages import ANYBODY, Share
+
 if TYPE_CHECKING:  # it needs OpenTelemetry
     from dragoman.server.telemetry.tracing import CallSpan
 
@@ -20,6 +22,7 @@ class Call:
         task: The asyncio task that serves it.
         is_counted: Whether the metrics know of it: it is there to generate or to score.
         request_id: The caller's or ours; empty until it is known.
+        share: Whose it is, as engines are told.
         arrival: `time.monotonic()` when it came.
         model: Name of the model, once that is known to be loaded.
         source_tokens: Tokens of its source.
@@ -35,6 +38,7 @@ class Call:
     task: Task[Any]
     is_counted: bool = True
     request_id: str = ""
+    share: Share = ANYBODY
     arrival: float = field(default_factory=time.monotonic)
     model: str = ""
     source_tokens: int = 0

@@ -91,7 +91,9 @@ class Generation:
     async def score(self, request: ScoreRequest, call: Call, remaining_seconds: float | None = None) -> PairScores:
         """Return the scores of a pair; arguments and errors as `generate`."""
         model = self._begin(request, call)
-        pair = await prepare_pair(request, model, self._validator, arrival=call.arrival, remaining_seconds=remaining_seconds)
+        pair = await prepare_pair(
+            request, model, self._validator, arrival=call.arrival, remaining_seconds=remaining_seconds, share=call.share
+        )
         call.source_tokens = len(pair.source_ids)
         scored = await model.engine.score(pair)
         if call.span is not None:
@@ -137,7 +139,7 @@ class Generation:
         """Validate and tokenise, unless the queue is full anyway."""
         model.engine.ensure_place()
         prepared = await self._validator.prepare(
-            request, model, arrival=call.arrival, remaining_seconds=remaining_seconds, is_streamed=is_streamed
+            request, model, arrival=call.arrival, remaining_seconds=remaining_seconds, is_streamed=is_streamed, share=call.share
         )
         call.source_tokens = len(prepared.request.source_ids)
         if call.span is not None:

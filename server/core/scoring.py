@@ -69,7 +69,13 @@ class PairScores:
 
 
 async def prepare_pair(
-    request: ScoreRequest, model: Model, validator: Validator, *, arrival: float, remaining_seconds: float | None
+    request: ScoreRequest,
+    model: Model,
+    validator: Validator,
+    *,
+    arrival: float,
+    remaining_seconds: float | None,
+    share: messages.Share = messages.ANYBODY,
 ) -> messages.ScoreRequest:
     """Return the pair for the engine.
 
@@ -79,6 +85,7 @@ async def prepare_pair(
         validator: What tokenises.
         arrival: `time.monotonic()` when it came.
         remaining_seconds: Until its deadline, None if it has none.
+        share: Whose it is.
 
     Raises:
         InvalidRequest: Naming the field and the limit.
@@ -99,6 +106,7 @@ async def prepare_pair(
         priority=priority,
         is_aligned=request.return_alignment or request.return_word_alignment,
         alignment_layer=layer,
+        share=share,
     )
 
 

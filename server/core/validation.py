@@ -49,6 +49,7 @@ class Validator:
         arrival: float,
         remaining_seconds: float | None,
         is_streamed: bool,
+        share: messages.Share = messages.ANYBODY,
     ) -> Prepared:
         """Return the request for the engine.
 
@@ -58,6 +59,7 @@ class Validator:
             arrival: `time.monotonic()` when it came.
             remaining_seconds: Until its deadline, None if it has none.
             is_streamed: Whether tokens are wanted as they come.
+            share: Whose it is.
 
         Raises:
             InvalidRequest: Naming the field and the limit.
@@ -79,6 +81,7 @@ class Validator:
                 is_streamed=is_streamed,
                 priority=priority,
                 search=search,
+                share=share,
             ),
             is_truncated,
             has_log_probs=request.return_log_probs or request.top_log_probs > 0,

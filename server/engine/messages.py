@@ -66,6 +66,25 @@ class SearchOptions(Struct, frozen=True, array_like=True):
 GREEDY = SearchOptions()
 
 
+class Share(Struct, frozen=True, array_like=True):
+    """Whose a request is, and how much of the engine its caller may have.
+
+    Attributes:
+        caller: Name; requests that nobody is known for are all of one caller, the empty name.
+        weight: Among callers who wait, the parts in which the engine's work is divided; above 0.
+        max_slots: Slots that the caller's requests may hold at once; 0 for as many as there are.
+        max_waiting: Requests of the caller that may wait; 0 for as many as the queue takes.
+    """
+
+    caller: str = ""
+    weight: float = 1.0
+    max_slots: int = 0
+    max_waiting: int = 0
+
+
+ANYBODY = Share()
+
+
 class Request(Struct, frozen=True, array_like=True):
     """Validated client input.
 
@@ -78,6 +97,7 @@ class Request(Struct, frozen=True, array_like=True):
         is_streamed: Whether tokens are reported as they come.
         priority: Higher is admitted first.
         search: How tokens are chosen.
+        share: Whose it is.
     """
 
     id: int
@@ -88,6 +108,7 @@ class Request(Struct, frozen=True, array_like=True):
     is_streamed: bool = False
     priority: int = 0
     search: SearchOptions = GREEDY
+    share: Share = ANYBODY
 
 
 class ScoreRequest(Struct, frozen=True, array_like=True):
@@ -102,6 +123,7 @@ class ScoreRequest(Struct, frozen=True, array_like=True):
         priority: Higher is scored first.
         is_aligned: Whether the alignment matrix is wanted.
         alignment_layer: Decoder layer it is taken from; None for the mean of all.
+        share: Whose it is.
     """
 
     id: int
@@ -112,6 +134,7 @@ class ScoreRequest(Struct, frozen=True, array_like=True):
     priority: int = 0
     is_aligned: bool = False
     alignment_layer: int | None = None
+    share: Share = ANYBODY
 
 
 class Hello(Struct, frozen=True, array_like=True, tag="hello"):
@@ -192,6 +215,7 @@ class Finished(Struct, frozen=True, array_like=True):
         incident: Id to quote for `step_failed`, as in the log; empty otherwise.
         retry_after_seconds: For `queue_full`: when a place is likely.
         needed_seconds: For `deadline_unmet`: the time it would have taken from now on.
+        limit: For `queue_full`: name of the limit; empty for the queue's own.
     """
 
     id: int
@@ -205,6 +229,7 @@ class Finished(Struct, frozen=True, array_like=True):
     incident: str = ""
     retry_after_seconds: float = 0.0
     needed_seconds: float = 0.0
+    limit: str = ""
 
 
 class Scored(Struct, frozen=True, array_like=True):
@@ -218,6 +243,7 @@ class Scored(Struct, frozen=True, array_like=True):
         ended: When it ended.
         incident: See `Finished`.
         retry_after_seconds: See `Finished`.
+        limit: See `Finished`.
     """
 
     id: int
@@ -227,6 +253,7 @@ class Scored(Struct, frozen=True, array_like=True):
     ended: float
     incident: str = ""
     retry_after_seconds: float = 0.0
+    limit: str = ""
 
 
 class Tokens(Struct, frozen=True, array_like=True):
