@@ -1,19 +1,21 @@
 """What is asked of an export, checked before anything slow is loaded: this file imports neither torch nor ONNX."""
 
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import get_args
 
-from dragoman.export.bundle import MANIFEST_FILE, Precision
+import msgspec
+
+from dragoman.export import manifest
+from dragoman.export.manifest import MANIFEST_FILE, Dimensions, Precision
 from dragoman.model.config import ModelConfig
 from dragoman.model.errors import InputError
 
 HEAD_DIM_MULTIPLE = 8
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+DEFAULT_MAX_NEW_TOKENS = 256
 
 
 class ExportError(InputError):
@@ -52,8 +54,37 @@ def check_name(name: str) -> None:
     Raises:
         ExportError: If it is one.
     """
-    if NAME.fullmatch(name) is None:
-        raise ExportError(f"name must be letters, digits, '.', '_' and '-', at most 128 of them, not {name!r}")
+    try:
+        manifest.check_name(name)
+    except ValueError as error:
+        raise ExportError(str(error)) from error
+
+
+def check_dimensions(config: ModelConfig) -> Dimensions:
+    """Return a model's dimensions as the manifest has them.
+
+    Raises:
+        ExportError: If no server would take a bundle that has them.
+    """
+    fields = {
+        "d_model": config.d_model,
+        "num_heads": config.num_heads,
+        "head_dim": config.head_dim,
+        "num_encoder_layers": config.num_encoder_layers,
+        "num_decoder_layers": config.num_decoder_layers,
+        "source_vocab_size": config.source_vocab_size,
+        "target_vocab_size": config.target_vocab_size,
+        "pad_id": config.pad_id,
+        "eos_id": config.eos_id,
+        "decoder_start_id": config.decoder_start_id,
+        "max_source_tokens": config.max_source_positions,
+        "max_target_tokens": config.max_target_positions,
+        "default_max_new_tokens": min(DEFAULT_MAX_NEW_TOKENS, config.max_target_positions),
+    }
+    try:
+        return msgspec.convert(fields, Dimensions)
+    except msgspec.ValidationError as error:
+        raise ExportError(f"the model cannot be served: {error}") from error
 
 
 def check_output(output: Path, is_forced: bool) -> None:

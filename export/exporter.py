@@ -9,7 +9,15 @@ from pathlib import Path
 import msgspec
 import onnx_ir
 
-from dragoman.export.arguments import ExportError, QualityTexts, check_heads, check_name, check_output, check_precision
+from dragoman.export.arguments import (
+    ExportError,
+    QualityTexts,
+    check_dimensions,
+    check_heads,
+    check_name,
+    check_output,
+    check_precision,
+)
 from dragoman.export.bundle import (
     DECODER_FILE,
     DECODER_WEIGHTS_FILE,
@@ -43,7 +51,6 @@ from dragoman.export.verify_half import verify_half
 from dragoman.model.card import read_domain
 from dragoman.model.checkpoint import WEIGHTS_FILE, Checkpoint
 
-DEFAULT_MAX_NEW_TOKENS = 256
 # By default: the last of `greedy_sources`, which are sentences, and random ids before them.
 NUM_CALIBRATION_SOURCES = 64
 
@@ -84,6 +91,7 @@ def export_checkpoint(
     name = checkpoint.name if name is None else name
     check_name(name)
     check_heads(checkpoint.model.config)
+    check_dimensions(checkpoint.model.config)
     progress.done("read the checkpoint")
     max_positions = checkpoint.model.config.max_source_positions
     ids = None if calibration is None else calibration_sources(checkpoint.tokenizer, calibration, max_positions)
@@ -175,25 +183,13 @@ def _describe(
     report: ParityReport,
 ) -> Manifest:
     """Describe the files in a directory."""
-    config = checkpoint.model.config
+    dimensions = check_dimensions(checkpoint.model.config)
     paths = sorted(path for path in directory.rglob("*") if path.is_file())
     manifest = Manifest(
         name=name,
         version="unknown",
         precision=precision,
-        d_model=config.d_model,
-        num_heads=config.num_heads,
-        head_dim=config.head_dim,
-        num_encoder_layers=config.num_encoder_layers,
-        num_decoder_layers=config.num_decoder_layers,
-        source_vocab_size=config.source_vocab_size,
-        target_vocab_size=config.target_vocab_size,
-        pad_id=config.pad_id,
-        eos_id=config.eos_id,
-        decoder_start_id=config.decoder_start_id,
-        max_source_tokens=config.max_source_positions,
-        max_target_tokens=config.max_target_positions,
-        default_max_new_tokens=min(DEFAULT_MAX_NEW_TOKENS, config.max_target_positions),
+        **msgspec.structs.asdict(dimensions),
         tensors=tensors,
         files={path.relative_to(directory).as_posix(): FileEntry(path.stat().st_size, hash_file(path)) for path in paths},
         origin=origin,

@@ -1,9 +1,12 @@
-"""Files that appear whole or not at all, so that a kill at any moment leaves the old one or the new one."""
+"""Files that appear whole or not at all, so that a kill at any moment leaves the old one or the new; files read within bounds."""
 
+import errno
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from dragoman.model.errors import InputError
 
@@ -49,3 +52,38 @@ def refuse_unwritable(path: Path, is_folder: bool = False) -> None:
         raise InputError(f"{path}: {'not' if existing == path else f'{existing} is not'} a directory")
     if not os.access(existing, os.W_OK):
         raise InputError(f"{path}: permission denied")
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file that somebody else has put there; a pipe or a device, which might never end or keep us waiting, is refused.
+
+    Raises:
+        OSError: If it cannot be opened or is no regular file.
+    """
+    # Before it is opened, which has effects on some devices, and after, as it may be another one by then.
+    _refuse_irregular(os.stat(path), path)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        _refuse_irregular(os.fstat(descriptor), path)
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_bounded(path: Path, max_bytes: int) -> bytes:
+    """Return what a regular file holds.
+
+    Raises:
+        OSError: If it cannot be read, is no regular file, or holds more.
+    """
+    with open_regular(path) as file:
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise OSError(errno.EFBIG, f"more than {max_bytes} bytes", str(path))
+    return content
+
+
+def _refuse_irregular(status: os.stat_result, path: Path) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))

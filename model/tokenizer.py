@@ -15,11 +15,14 @@ from tokenizers import Tokenizer as Encoder
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from dragoman.model.errors import InputError
-from dragoman.model.files import write_text
+from dragoman.model.files import read_bounded, write_text
 
 PAD, EOS, START = "<pad>", "</s>", "<s>"
 SPECIAL_TOKENS = (PAD, EOS, START)
 FILE_NAME = "tokenizer.json"
+MAX_FILE_BYTES = 1 << 26
+
+_MAX_REASON_CHARACTERS = 200
 
 
 class TokenizerError(InputError):
@@ -36,6 +39,9 @@ class Tokenizer:
             TokenizerError: If it lacks a special token.
         """
         encoder.encode_special_tokens = True
+        # A file may ask for both; a text is never cut without saying so, and never filled up to a length.
+        encoder.no_truncation()
+        encoder.no_padding()
         self.encoder = encoder
         ids = [encoder.token_to_id(token) for token in SPECIAL_TOKENS]
         if None in ids:
@@ -91,13 +97,20 @@ class Tokenizer:
         """
         path = directory / FILE_NAME
         try:
-            return cls(Encoder.from_str(path.read_text(encoding="utf-8")))
-        except FileNotFoundError as error:
-            raise TokenizerError(f"{path}: no such file") from error
+            content = read_bounded(path, MAX_FILE_BYTES)
+        except OSError as error:
+            reason = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
+            raise TokenizerError(f"{path}: {reason}") from error
+        try:
+            return cls(Encoder.from_str(content.decode("utf-8")))
         except TokenizerError as error:
             raise TokenizerError(f"{path}: {error}") from error
-        except Exception as error:  # the library raises bare Exception for every kind of bad file
-            raise TokenizerError(f"{path}: not a byte-level tokeniser: {error}") from error
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        # The library raises bare Exception for every kind of bad file, and where its native code gives up something beside it.
+        except BaseException as error:
+            reason = " ".join(ascii(str(error))[1:-1].split())[:_MAX_REASON_CHARACTERS]
+            raise TokenizerError(f"{path}: not a byte-level tokeniser: {reason}") from error
 
     def save(self, directory: Path) -> None:
         """Write `tokenizer.json` into an existing directory."""

@@ -28,7 +28,7 @@ def export(
     quality_reference: Annotated[Path | None, typer.Option(help="Its translation, line by line.")] = None,
 ) -> None:
     """Export a checkpoint to an ONNX bundle, and check that it computes the same."""
-    from dragoman.export.arguments import QualityTexts, check_heads, check_name, check_output, check_precision
+    from dragoman.export.arguments import QualityTexts, check_dimensions, check_heads, check_name, check_output, check_precision
     from dragoman.model.checkpoint_folder import CheckpointFolder
     from dragoman.model.corpus import read_lines, read_parallel
 
@@ -38,7 +38,9 @@ def export(
     if name is not None:
         check_name(name)
     check_output(output, force)
-    check_heads(CheckpointFolder.load(checkpoint).config)
+    config = CheckpointFolder.load(checkpoint).config
+    check_heads(config)
+    check_dimensions(config)
     texts = None
     if quality_source is not None and quality_reference is not None:
         texts = QualityTexts(*read_parallel(quality_source, quality_reference))
