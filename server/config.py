@@ -29,6 +29,8 @@ PREFIX = "DRAGOMAN_"
 CONFIG_FILE_VARIABLE = "DRAGOMAN_CONFIG"
 # Variables with our prefix that are not settings: the configuration file, what the client reads, where tests find the corpus.
 OTHER_VARIABLES = frozenset({CONFIG_FILE_VARIABLE, "DRAGOMAN_SERVER", "DRAGOMAN_TOKEN", "DRAGOMAN_DATA"})
+# A pipe is as good as a file, so the size is not asked for beforehand.
+MAX_FILE_BYTES = 1 << 20
 # fmt: off
 LATENCY_BUCKETS = (
     0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75,
@@ -57,8 +59,17 @@ class ServerConfig(BaseSettings):
 
     host: str = Field("0.0.0.0", min_length=1, description="Address the gRPC server listens on.")
     port: Port = Field(8500, description="Its port; 0 for any free one.")
-    metrics_host: str = Field("0.0.0.0", min_length=1, description="Address of /metrics, /healthz and /readyz (plain HTTP).")
+    metrics_host: str = Field(
+        "0.0.0.0", min_length=1, description="Address of /metrics, /healthz and /readyz; 127.0.0.1 for this machine only."
+    )
     metrics_port: Port = Field(8501, description="Its port; 0 for any free one.")
+    metrics_token_file: FilePath | None = Field(
+        None, description="Bearer tokens for /metrics, one a line; /healthz and /readyz never need one."
+    )
+    metrics_tls_certificate: FilePath | None = Field(
+        None, description="PEM file with the metrics port's certificate chain; turns HTTPS on there."
+    )
+    metrics_tls_key: FilePath | None = Field(None, description="PEM file with its private key, not encrypted.")
 
     engine: Literal["process", "inline"] = Field(
         "process", description="Where a model's engine runs: in a process of its own, or on a thread, for debugging."
@@ -183,6 +194,10 @@ class ServerConfig(BaseSettings):
             raise ValueError(f"{given} is set without {missing}")
         if self.tls_client_ca is not None and self.tls_certificate is None:
             raise ValueError("tls_client_ca is set without tls_certificate and tls_key")
+        if (self.metrics_tls_certificate is None) != (self.metrics_tls_key is None):
+            names = ("metrics_tls_certificate", "metrics_tls_key")
+            given, missing = names if self.metrics_tls_key is None else reversed(names)
+            raise ValueError(f"{given} is set without {missing}")
         if self.restart_backoff_max_seconds < self.restart_backoff_initial_seconds:
             raise ValueError(
                 f"restart_backoff_max_seconds ({self.restart_backoff_max_seconds:g}) is less than"
@@ -251,11 +266,18 @@ def _read_file(path: Path) -> dict[str, Any]:
         ConfigError: If it cannot be read or is not TOML.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+        if len(content) > MAX_FILE_BYTES:
+            raise ConfigError(f"{path}: more than {MAX_FILE_BYTES} bytes")
+        return tomllib.loads(content.decode("utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise ConfigError(f"{path}: not a TOML file: {error}") from error
+    except ConfigError:
+        raise
+    except (ValueError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise ConfigError(f"{path}: not a TOML file: {reason}") from error
 
 
 def _explain(detail: ErrorDetails, origins: Mapping[str, str]) -> str:

@@ -30,6 +30,7 @@ from dragoman.server.repository import LoadedModel, Repository, find_bundles
 from dragoman.server.supervisor import EngineCannotStart, RestartPolicy, SupervisedEngine
 from dragoman.server.telemetry import logs
 from dragoman.server.telemetry.admin import AdminServer
+from dragoman.server.telemetry.admin_access import AdminAccess
 from dragoman.server.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:  # it needs OpenTelemetry
@@ -102,7 +103,11 @@ class Service:
             loop.add_signal_handler(number, self._on_signal, number, stopping)
         face = self._face = build_server(self.config, self.core)
         with AdminServer(
-            self.config.metrics_host, self.config.metrics_port, self.metrics.wsgi_app(), lambda: self.core.is_ready
+            self.config.metrics_host,
+            self.config.metrics_port,
+            self.metrics.wsgi_app(),
+            lambda: self.core.is_ready,
+            AdminAccess.of(self.config),
         ) as admin:
             await face.start()
             log.info("listening", host=self.config.host, port=face.port, metrics_port=admin.port, pid=os.getpid())

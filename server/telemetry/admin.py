@@ -1,56 +1,87 @@
-"""The plain HTTP port for operators: /metrics, /healthz and /readyz.
+"""The HTTP port for operators: /metrics, /healthz and /readyz.
 
-It runs on threads of its own, so a scrape never waits for the event loop, and /healthz answers as long as the process lives.
+It runs on a thread and an event loop of its own, so a scrape never waits for the calls that are served, and /healthz answers as
+long as the process lives. Who comes gets one answer and the end of the connection. The probes of Kubernetes bring no token, so none
+is asked for but on /metrics.
+
+There are never more than `MAX_CONNECTIONS`: the next one takes the place of the oldest, whatever that does. Who holds connections
+so holds up nobody: each newcomer has the time in which as many others come, and those are taken one a millisecond.
 """
 
+import asyncio
+import contextlib
 import socket
-import sys
-from collections.abc import Callable, Iterable
-from socketserver import ThreadingMixIn
+from collections.abc import Callable
+from functools import partial
+from http import HTTPStatus
 from threading import Thread
-from typing import TYPE_CHECKING, Any
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+from typing import TYPE_CHECKING
+
+import structlog
 
 from dragoman.server.config import ConfigError
+from dragoman.server.telemetry.admin_access import AdminAccess
+from dragoman.server.telemetry.admin_request import MAX_HEAD_BYTES, AdminAnswer, AdminRequest, BadRequest
+from dragoman.server.telemetry.scrapes import Scrapes
 
 if TYPE_CHECKING:
-    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+    from wsgiref.types import WSGIApplication
 
+MAX_CONNECTIONS = 256
+BACKLOG = 512
+# What is read, and thrown away, of a request whose answer does not wait for it.
+MAX_LEFT_BYTES = 1 << 20
+# For a handshake and a request, and again for taking the answer.
 CLIENT_TIMEOUT_SECONDS = 10.0
+LINGER_SECONDS = 1.0
+# Between two that each take another's place.
+CROWDED_PAUSE_SECONDS = 0.001
+# While descriptors are short, which the calls that are served need more.
+ACCEPT_PAUSE_SECONDS = 0.1
+
+log = structlog.get_logger("dragoman.admin")
 
 
 class AdminServer:
     """Answers until it is closed; a context manager."""
 
-    def __init__(self, host: str, port: int, metrics_app: "WSGIApplication", is_ready: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        metrics_app: "WSGIApplication",
+        is_ready: Callable[[], bool],
+        access: AdminAccess | None = None,
+    ) -> None:
         """Listen and start answering.
 
         Args:
             host: Address to listen on.
             port: Port, 0 for any free one; `self.port` says which.
-            metrics_app: Answers /metrics.
+            metrics_app: Answers /metrics; called on a thread of its own.
             is_ready: Whether /readyz says so; called from another thread.
+            access: Certificate and tokens; by default there are none.
 
         Raises:
             ConfigError: If the address cannot be listened on.
         """
-        self._metrics_app = metrics_app
+        self.access = access or AdminAccess()
         self._is_ready = is_ready
-        try:
-            family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-            self._server = _server_class(family)((str(address[0]), port), _Handler)
-        except OSError as error:
-            raise ConfigError(f"metrics_port: cannot listen on {host}:{port}: {error.strerror}") from error
-        self._server.set_app(self._answer)
-        self.port: int = self._server.server_address[1]
-        self._thread = Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, name="admin", daemon=True)
+        self._socket = _listen(host, port)
+        self.port: int = self._socket.getsockname()[1]
+        self._connections: dict[asyncio.Task[None], None] = {}
+        self._loop = asyncio.new_event_loop()
+        self._scrapes = Scrapes(metrics_app)
+        self._accepting = self._loop.create_task(self._accept())
+        self._thread = Thread(target=self._run, name="admin", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Stop answering and free the port; closing again does nothing."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        if self._thread.is_alive():
+            with contextlib.suppress(RuntimeError):  # the loop has closed meanwhile
+                self._loop.call_soon_threadsafe(self._accepting.cancel)
+            self._thread.join()
 
     def __enter__(self) -> "AdminServer":
         """Return the server, which already answers."""
@@ -60,49 +91,152 @@ class AdminServer:
         """Close."""
         self.close()
 
-    def _answer(self, environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
-        match environ["PATH_INFO"]:
+    def reload(self) -> None:
+        """Read certificate and tokens again, from any thread; connections that come from now on meet the new ones.
+
+        Raises:
+            ConfigError: Naming the setting whose file cannot be used; then everything stays as it was.
+        """
+        self.access.reload()
+
+    def _run(self) -> None:
+        """Answer until `_accepting` is cancelled, and tidy up."""
+        try:
+            with contextlib.suppress(asyncio.CancelledError):
+                self._loop.run_until_complete(self._accepting)
+            self._loop.run_until_complete(self._end_all())
+        finally:
+            self._scrapes.close()
+            self._socket.close()
+            self._loop.close()
+
+    async def _accept(self) -> None:
+        """Take connections one by one, each time the loop has been through everything else."""
+        while True:
+            try:
+                connection, _ = await self._loop.sock_accept(self._socket)
+            except OSError:
+                await asyncio.sleep(ACCEPT_PAUSE_SECONDS)
+                continue
+            if len(self._connections) >= MAX_CONNECTIONS:
+                await self._make_room()
+            task = self._loop.create_task(self._serve(connection))
+            self._connections[task] = None
+            task.add_done_callback(partial(self._forget, connection))
+            await asyncio.sleep(0)
+
+    def _forget(self, connection: socket.socket, task: "asyncio.Task[None]") -> None:
+        self._connections.pop(task, None)
+        connection.close()  # where the task was ended before it began
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a request to the metrics port failed", exc_info=error)
+
+    async def _make_room(self) -> None:
+        """End the oldest connection."""
+        oldest = next(iter(self._connections))
+        oldest.cancel()
+        await asyncio.wait([oldest])
+        await asyncio.sleep(CROWDED_PAUSE_SECONDS)
+
+    async def _end_all(self) -> None:
+        tasks = list(self._connections)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0)  # in which their sockets are closed
+
+    async def _serve(self, connection: socket.socket) -> None:
+        """Answer one request and end the connection; a client that is too slow, or goes away, is let go."""
+        writer: asyncio.StreamWriter | None = None
+        try:
+            async with asyncio.timeout(CLIENT_TIMEOUT_SECONDS):
+                reader, writer = await self._open(connection)
+                request = await _read(reader)
+            answer = await self._answer(request)
+            async with asyncio.timeout(CLIENT_TIMEOUT_SECONDS):
+                writer.write(answer.to_bytes(has_body=not isinstance(request, AdminRequest) or request.method != "HEAD"))
+                await _finish(reader, writer)
+        except (OSError, TimeoutError, EOFError):
+            pass  # it went away, or takes too long
+        finally:
+            if writer is not None:
+                writer.transport.abort()
+
+    async def _open(self, connection: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Return both ends of a connection, after the handshake if there is to be one."""
+        reader = asyncio.StreamReader(MAX_HEAD_BYTES)
+        protocol = asyncio.StreamReaderProtocol(reader)
+        context = self.access.context
+        seconds = None if context is None else CLIENT_TIMEOUT_SECONDS
+        transport, _ = await self._loop.connect_accepted_socket(
+            lambda: protocol, connection, ssl=context, ssl_handshake_timeout=seconds, ssl_shutdown_timeout=seconds
+        )
+        transport.set_write_buffer_limits(high=1, low=0)  # so that draining means that everything has been taken
+        return reader, asyncio.StreamWriter(transport, protocol, reader, self._loop)
+
+    async def _answer(self, request: AdminRequest | BadRequest) -> AdminAnswer:
+        if isinstance(request, BadRequest):
+            return AdminAnswer.text(request.status, request.status.phrase)
+        if request.method not in ("GET", "HEAD"):
+            return AdminAnswer.text(HTTPStatus.METHOD_NOT_ALLOWED, "use GET", ("Allow", "GET, HEAD"))
+        match request.path:
             case "/metrics":
-                return self._metrics_app(environ, start_response)
+                if not self.access.admits(request.headers.get("authorization", "")):
+                    challenge = ("WWW-Authenticate", "Bearer")
+                    return AdminAnswer.text(HTTPStatus.UNAUTHORIZED, "a bearer token is needed", challenge)
+                return await self._scrapes.answer(request)
             case "/healthz":
-                status, body = "200 OK", b"ok\n"
+                return AdminAnswer.text(HTTPStatus.OK, "ok")
             case "/readyz":
-                status, body = ("200 OK", b"ready\n") if self._is_ready() else ("503 Service Unavailable", b"not ready\n")
+                if self._is_ready():
+                    return AdminAnswer.text(HTTPStatus.OK, "ready")
+                return AdminAnswer.text(HTTPStatus.SERVICE_UNAVAILABLE, "not ready")
             case _:
-                status, body = "404 Not Found", b"try /metrics, /healthz or /readyz\n"
-        start_response(status, [("Content-Type", "text/plain; charset=utf-8"), ("Content-Length", str(len(body)))])
-        return [body]
+                return AdminAnswer.text(HTTPStatus.NOT_FOUND, "try /metrics, /healthz or /readyz")
 
 
-class _Server(ThreadingMixIn, WSGIServer):
-    daemon_threads = True
-    # Two servers on one port would share its connections silently; the second must fail instead.
-    allow_reuse_port = False
-
-    def server_bind(self) -> None:
-        """Bind without the reverse name look-up of the base class, which can take seconds."""
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.socket.bind(self.server_address)
-        self.server_address = self.socket.getsockname()
-        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
-        self.setup_environ()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore a client that went away; anything else is printed as usual."""
-        if not isinstance(sys.exception(), OSError):
-            super().handle_error(request, client_address)
+async def _read(reader: asyncio.StreamReader) -> AdminRequest | BadRequest:
+    """Return the request that comes first, or what is wrong with it."""
+    try:
+        return AdminRequest.parse(await reader.readuntil(b"\r\n\r\n"))
+    except asyncio.LimitOverrunError:
+        return BadRequest(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+    except BadRequest as error:
+        return error
 
 
-class _Server6(_Server):
-    address_family = socket.AF_INET6
+async def _finish(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Wait until an answer has been taken, and a moment for the client's end: what it still sends would undo the answer."""
+    await writer.drain()
+    async with asyncio.timeout(LINGER_SECONDS):
+        if not writer.can_write_eof():  # TLS says so by itself
+            writer.close()
+            await writer.wait_closed()
+            return
+        writer.write_eof()
+        num_left = MAX_LEFT_BYTES
+        while num_left > 0 and (left := await reader.read(num_left)):
+            num_left -= len(left)
 
 
-class _Handler(WSGIRequestHandler):
-    timeout = CLIENT_TIMEOUT_SECONDS
+def _listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens.
 
-    def log_message(self, format: str, *args: Any) -> None:
-        """Stay silent: probes come every few seconds."""
-
-
-def _server_class(family: socket.AddressFamily) -> type[_Server]:
-    return _Server6 if family == socket.AF_INET6 else _Server
+    Raises:
+        ConfigError: If the address cannot be listened on.
+    """
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        # Not with SO_REUSEPORT: two servers on one port would share its connections silently; the second must fail instead.
+        listener = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:
+        raise ConfigError(f"metrics_port: cannot listen on {host}:{port}: {error.strerror}") from error
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"metrics_port: cannot listen on {host}:{port}: {error.strerror}") from error
+    listener.setblocking(False)
+    return listener

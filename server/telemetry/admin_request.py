@@ -1,0 +1,69 @@
+"""One request to the metrics port, as far as that port speaks HTTP/1: a head of bounded size in, a whole answer out, the end."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+
+MAX_HEAD_BYTES = 8192
+
+
+class BadRequest(Exception):
+    """What came is not HTTP that is answered here."""
+
+    def __init__(self, status: HTTPStatus) -> None:
+        """Answer with this."""
+        super().__init__(status.phrase)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class AdminRequest:
+    """What was asked for; names of headers are in lower case."""
+
+    method: str
+    path: str
+    query: str
+    headers: Mapping[str, str]
+
+    @classmethod
+    def parse(cls, head: bytes) -> "AdminRequest":
+        """Read a head, the empty line at its end included.
+
+        Raises:
+            BadRequest: If it is none.
+        """
+        first, *lines = head.decode("latin-1").rstrip("\r\n").split("\r\n")
+        parts = first.split(" ")
+        if len(parts) != 3 or not parts[0].isalpha() or not parts[1].startswith("/"):
+            raise BadRequest(HTTPStatus.BAD_REQUEST)
+        method, target, version = parts
+        if version not in ("HTTP/1.0", "HTTP/1.1"):
+            raise BadRequest(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED)
+        headers: dict[str, str] = {}
+        for line in lines:
+            name, colon, value = line.partition(":")
+            if not colon or not name or name != name.strip() or name.lower() in headers:
+                raise BadRequest(HTTPStatus.BAD_REQUEST)
+            headers[name.lower()] = value.strip()
+        path, _, query = target.partition("?")
+        return cls(method, path, query, headers)
+
+
+@dataclass(frozen=True, slots=True)
+class AdminAnswer:
+    """A status and what comes with it."""
+
+    status: HTTPStatus
+    body: bytes
+    headers: tuple[tuple[str, str], ...] = field(default=())
+
+    @classmethod
+    def text(cls, status: HTTPStatus, text: str, *headers: tuple[str, str]) -> "AdminAnswer":
+        """Answer with a line of text."""
+        return cls(status, f"{text}\n".encode(), (("Content-Type", "text/plain; charset=utf-8"), *headers))
+
+    def to_bytes(self, *, has_body: bool) -> bytes:
+        """Return what goes over the wire; an answer to HEAD has no body."""
+        lines = [f"HTTP/1.1 {self.status.value} {self.status.phrase}", *(f"{name}: {value}" for name, value in self.headers)]
+        lines += [f"Content-Length: {len(self.body)}", "Connection: close", "", ""]
+        return "\r\n".join(lines).encode("latin-1") + (self.body if has_body else b"")
