@@ -114,16 +114,33 @@ class AdminServer:
         """Take connections one by one, each time the loop has been through everything else."""
         while True:
             try:
-                connection, _ = await self._loop.sock_accept(self._socket)
+                connection, _ = self._socket.accept()
+            except BlockingIOError:
+                await self._until_somebody_comes()
+                continue
             except OSError:
                 await asyncio.sleep(ACCEPT_PAUSE_SECONDS)
                 continue
+            connection.setblocking(False)
             if len(self._connections) >= MAX_CONNECTIONS:
-                await self._make_room()
+                try:
+                    await self._make_room()
+                except asyncio.CancelledError:
+                    connection.close()
+                    raise
             task = self._loop.create_task(self._serve(connection))
             self._connections[task] = None
             task.add_done_callback(partial(self._forget, connection))
             await asyncio.sleep(0)
+
+    async def _until_somebody_comes(self) -> None:
+        """Wait; `loop.sock_accept` would lose the connection that comes just when it is cancelled."""
+        coming = self._loop.create_future()
+        self._loop.add_reader(self._socket, _settle, coming)
+        try:
+            await coming
+        finally:
+            self._loop.remove_reader(self._socket)
 
     def _forget(self, connection: socket.socket, task: "asyncio.Task[None]") -> None:
         self._connections.pop(task, None)
@@ -193,6 +210,11 @@ class AdminServer:
                 return AdminAnswer.text(HTTPStatus.SERVICE_UNAVAILABLE, "not ready")
             case _:
                 return AdminAnswer.text(HTTPStatus.NOT_FOUND, "try /metrics, /healthz or /readyz")
+
+
+def _settle(coming: asyncio.Future[None]) -> None:
+    if not coming.done():
+        coming.set_result(None)
 
 
 async def _read(reader: asyncio.StreamReader) -> AdminRequest | BadRequest:
