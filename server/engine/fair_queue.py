@@ -29,12 +29,14 @@ class FairQueue(Generic[T]):
     Attributes:
         num_tokens: Sizes of all that waits.
         num_slots: Slots that all that waits will hold.
+        num_held_back: Those of them that limits of callers do not let them have now.
         parts_of_weight: The sum of the weights of those who wait, see `Line`.
     """
 
     def __init__(self) -> None:
         self.num_tokens = 0
         self.num_slots = 0
+        self.num_held_back = 0
         self.parts_of_weight = 0
         self._num_waiting = 0
         self._lines: dict[str, Line[T]] = {}
@@ -67,7 +69,9 @@ class FairQueue(Generic[T]):
             size: Its tokens, which its caller is charged when it is taken.
             num_slots: Slots that it will then hold.
         """
-        line = self._lines.get(share.caller) or self._new_line(share)
+        line = self._lines.get(share.caller)
+        if line is None:
+            line = self._new_line(share)
         has_new_share = share != line.share
         if has_new_share:
             self._exchange(line, share)
@@ -81,6 +85,7 @@ class FairQueue(Generic[T]):
         self.num_slots += num_slots
         if is_first or has_new_share or line.turn is None:
             self._update_turn(line)
+        self._reckon(line)
 
     def first(self) -> T | None:
         """Return the item whose turn it is; None if none waits but such as their callers' limits hold back."""
@@ -97,12 +102,14 @@ class FairQueue(Generic[T]):
         self._num_held += place.num_slots
         self._floor = max(self._floor, line.served)
         self._update_turn(line)
+        self._reckon(line)
 
     def remove(self, item: T, caller: str) -> None:
         """Let an item of a caller's wait no longer."""
         line = self._lines[caller]
         if self._leave(item, line)[1]:
             self._update_turn(line)
+        self._reckon(line)
 
     def give_back(self, caller: str, num_slots: int) -> None:
         """Note that a caller holds so many slots less."""
@@ -112,6 +119,7 @@ class FairQueue(Generic[T]):
         line.num_slots -= num_slots
         self._num_held -= num_slots
         self._update_turn(line)
+        self._reckon(line)
 
     def tick(self) -> None:
         """Charge every caller a token for each slot that it holds."""
@@ -121,6 +129,14 @@ class FairQueue(Generic[T]):
         """Return what those have had who have had least, of those who wait; if nobody does, those who were served last."""
         turn = self._first_turn()
         return self._floor if turn is None else min(turn[0], turn[-1].served)
+
+    def served(self, caller: str) -> int:
+        """Return what a caller has had, as a new item of its own will be judged by."""
+        line = self._lines.get(caller)
+        if line is None:
+            return self.least_served()
+        line.settle(self._num_ticks)
+        return line.served if line.turn is not None else max(line.served, self.least_served())
 
     def turn(self, line: Line[T]) -> Turn[T]:
         """Return what a line in which something waits is compared by now."""
@@ -154,6 +170,12 @@ class FairQueue(Generic[T]):
             del self._crowd[line]
             self.parts_of_weight -= line.parts_of_weight
         return place, was_first
+
+    def _reckon(self, line: Line[T]) -> None:
+        """Reckon anew what a caller's own limit holds back."""
+        if line.share.max_slots or line.num_held_back:
+            before, line.num_held_back = line.num_held_back, line.held_back()
+            self.num_held_back += line.num_held_back - before
 
     def _update_turn(self, line: Line[T]) -> None:
         """Give a line a turn if its first item may go, and take it away if not.

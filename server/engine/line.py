@@ -1,4 +1,4 @@
-"""One caller's line in a queue: what waits in it, in which order, and what its caller has had. Whose turn it is: `fair_queue.py`."""
+"""One caller's line in a queue: what waits, in which order, and what its caller has had. Whose turn it is: `fair_queue.py`."""
 
 import heapq
 import math
@@ -54,6 +54,7 @@ class Line(Generic[T]):
         num_slots: Slots that the caller holds.
         num_tokens: Sizes of the items that wait.
         num_waiting_slots: Slots that they will hold.
+        num_held_back: Those of them that the caller's own limit does not let it have now, as was reckoned last.
         turn: What it is compared by, as was noted last; None while it has no turn.
     """
 
@@ -63,6 +64,7 @@ class Line(Generic[T]):
         "_priorities",
         "_since",
         "_waiting",
+        "num_held_back",
         "num_slots",
         "num_tokens",
         "num_waiting_slots",
@@ -79,8 +81,8 @@ class Line(Generic[T]):
         self._backwards: list[tuple[float, int, Place[T]]] | None = None
         self._priorities: Counter[int] = Counter()
         self._since = tick
-        self.served = self.num_slots = self.num_tokens = self.num_waiting_slots = 0
-        self.turn: "Turn[T] | None" = None
+        self.served = self.num_slots = self.num_tokens = self.num_waiting_slots = self.num_held_back = 0
+        self.turn: Turn[T] | None = None
         self.share = share
         self._weigh(share.weight)
 
@@ -103,6 +105,11 @@ class Line(Generic[T]):
         """Whether the caller's own limit keeps its first item waiting; one that exceeds it alone goes when nothing else runs."""
         limit = self.share.max_slots
         return limit > 0 and self.num_slots > 0 and self.num_slots + self._places[0].num_slots > limit
+
+    def held_back(self) -> int:
+        """Return the slots that what waits needs and the caller's own limit does not let it have now."""
+        limit = self.share.max_slots
+        return max(self.num_waiting_slots - max(limit - self.num_slots, 0), 0) if limit else 0
 
     def exchange(self, share: Share, tick: int) -> None:
         """Take another share for the caller's."""
