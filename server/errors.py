@@ -79,10 +79,18 @@ class Cancelled(ClientFault):
 
 
 class QueueFull(ClientFault):
-    """Too much is waiting; nothing was done for this request."""
+    """Too much is waiting; nothing was done for this request.
+
+    Attributes:
+        limit: Name of the caller's own limit that is behind it; empty for the queue's.
+    """
 
     code = "RESOURCE_EXHAUSTED"
     refusal = "queue_full"
+
+    def __init__(self, message: str, retry_after_seconds: float | None = None, *, limit: str = "") -> None:
+        super().__init__(f"{limit}: {message}" if limit else message, retry_after_seconds)
+        self.limit = limit
 
 
 class ServerFault(ServiceError):

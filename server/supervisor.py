@@ -12,7 +12,7 @@ import msgspec
 import structlog
 
 from dragoman.server.engine.client import EngineClient
-from dragoman.server.engine.messages import Finished, Ready, Request, Scored, ScoreRequest, Statistics, Tokens
+from dragoman.server.engine.messages import Finished, Ready, Request, Scored, ScoreRequest, Share, Statistics, Tokens
 from dragoman.server.engine.settings import EngineSettings
 from dragoman.server.errors import NotReady, Unavailable
 from dragoman.server.hosts import Host, ProcessHost, ThreadHost
@@ -109,13 +109,13 @@ class SupervisedEngine:
         """Return a request id that this engine has not seen."""
         return next(self._ids)
 
-    def ensure_place(self) -> None:
+    def ensure_place(self, share: Share) -> None:
         """See `EngineClient.ensure_place`.
 
         Raises:
             Unavailable: If the engine is down.
         """
-        self._ready_client().ensure_place()
+        self._ready_client().ensure_place(share)
 
     async def generate(self, request: Request) -> Finished:
         """See `EngineClient.generate`."""

@@ -17,7 +17,7 @@ def raise_ending(finished: messages.Finished) -> NoReturn:
             needed = f"about {finished.needed_seconds:.3g} s are needed"
             raise DeadlineUnmet(f"refused before any work: {needed}, more than the deadline leaves")
         case "queue_full":
-            raise QueueFull("too many requests are waiting", retry_after_seconds=finished.retry_after_seconds)
+            raise QueueFull("too many requests are waiting", finished.retry_after_seconds, limit=finished.limit)
         case "step_failed":
             raise StepFailed(f"generation failed; quote incident {finished.incident}")
         case reason:
@@ -30,7 +30,7 @@ def raise_pair_ending(scored: messages.Scored) -> NoReturn:
         case "deadline" | "deadline_unmet":
             raise DeadlineExceeded("the deadline passed before the pair was scored")
         case "queue_full":
-            raise QueueFull("too many pairs are waiting to be scored", retry_after_seconds=scored.retry_after_seconds)
+            raise QueueFull("too many pairs are waiting to be scored", scored.retry_after_seconds, limit=scored.limit)
         case "step_failed":
             raise StepFailed(f"scoring failed; quote incident {scored.incident}")
         case reason:

@@ -137,7 +137,7 @@ class Generation:
         self, request: GenerateRequest, call: Call, model: Model, remaining_seconds: float | None, *, is_streamed: bool
     ) -> Prepared:
         """Validate and tokenise, unless the queue is full anyway."""
-        model.engine.ensure_place()
+        model.engine.ensure_place(call.share)
         prepared = await self._validator.prepare(
             request, model, arrival=call.arrival, remaining_seconds=remaining_seconds, is_streamed=is_streamed, share=call.share
         )

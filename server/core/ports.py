@@ -13,8 +13,11 @@ if TYPE_CHECKING:
 class Engine(Protocol):
     """One model's engine, seen from the event loop."""
 
-    def ensure_place(self) -> None:
+    def ensure_place(self, share: messages.Share) -> None:
         """Do nothing if the engine's queue probably has a place for a request.
+
+        Args:
+            share: Whose it is.
 
         Raises:
             QueueFull: If it has none.

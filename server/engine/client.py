@@ -24,6 +24,7 @@ from dragoman.server.engine.messages import (
     Score,
     Scored,
     ScoreRequest,
+    Share,
     Statistics,
     Stop,
     Submit,
@@ -74,7 +75,8 @@ class EngineClient:
         self._error: Unavailable | None = None
         self._num_submitted = 0
         self._num_places: int | None = None
-        self._retry_after_seconds = 0.0
+        self._statistics = Statistics()
+        self._callers_on_their_way: set[str] = set()
         self.ready: asyncio.Future[Ready] = self._loop.create_future()
         self.last_heard = time.monotonic()
         self.fatal: str | None = None
@@ -94,16 +96,23 @@ class EngineClient:
         """Requests that have not ended."""
         return len(self._waiters) + len(self._score_waiters)
 
-    def ensure_place(self) -> None:
-        """Do nothing if the engine's queue probably has a place; what it knows for sure is said when a request gets there.
+    def ensure_place(self, share: Share) -> None:
+        """Do nothing if the engine's queue probably has a place for a caller; it says for sure when a request gets there.
 
-        A caller can so be refused before anything is done for it, and need not wait for the engine's step to end.
+        A caller can so be refused before anything is done for it, and need not wait for the engine's step to end. Where the queue
+        is full but the caller may push somebody out of it, the engine is asked.
+
+        Args:
+            share: Whose request it is.
 
         Raises:
-            QueueFull: If there were no more places after the last step than have been taken since.
+            QueueFull: If there were no more places after the last step than have been taken since, or none for this caller.
         """
+        seconds = self._statistics.at_their_limit.get(share.caller)
+        if seconds is not None:
+            raise QueueFull("too many requests are waiting", seconds, limit="max_waiting")
         if self._num_places is not None and self._num_places <= 0:
-            raise QueueFull("too many requests are waiting", retry_after_seconds=self._retry_after_seconds)
+            self._refuse(share.caller)
 
     async def generate(self, request: Request) -> Finished:
         """Submit a request and wait for its end; cancelling the waiting task cancels the request.
@@ -177,12 +186,21 @@ class EngineClient:
         self._socket.close()
         self._context.term()
 
+    def _refuse(self, caller: str) -> None:
+        """Raise that the queue is full, unless there may be somebody in it who has more than a caller."""
+        waiting = self._statistics.without_claim
+        if waiting is not None and caller in waiting:
+            raise QueueFull("too many requests are waiting", waiting[caller])
+        if waiting == {} and self._callers_on_their_way <= {caller}:
+            raise QueueFull("too many requests are waiting", self._statistics.retry_after_seconds)
+
     def _submit(self, request: Request, waiter: Waiter) -> None:
         self._check()
         self._waiters[request.id] = waiter
         self._schedule_submissions()
         self._to_submit.append(request)
         self._num_submitted += 1
+        self._callers_on_their_way.add(request.share.caller)
         if self._num_places is not None:
             self._num_places -= 1
 
@@ -269,8 +287,11 @@ class EngineClient:
             future = self._score_waiters.pop(scored.id, None)
             if future is not None and not future.done():
                 future.set_result(scored)
+        num_on_their_way = self._num_submitted - report.num_received
+        if not num_on_their_way:
+            self._callers_on_their_way.clear()
         if (num_places := report.statistics.num_places) is not None:
-            num_places -= self._num_submitted - report.num_received  # those are on their way
+            num_places -= num_on_their_way
         self._num_places = num_places
-        self._retry_after_seconds = report.statistics.retry_after_seconds
+        self._statistics = report.statistics
         self._on_statistics(report.statistics)

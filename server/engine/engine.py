@@ -10,7 +10,7 @@ from collections.abc import Callable
 import structlog
 
 from dragoman.server.engine.forecast import Forecast
-from dragoman.server.engine.messages import FinishReason, Prefill, Report, Request, Statistics, Step
+from dragoman.server.engine.messages import FinishReason, Prefill, Report, Request, Share, Statistics, Step
 from dragoman.server.engine.outbox import Outbox
 from dragoman.server.engine.prefill import group_by_length
 from dragoman.server.engine.rows import Rows
@@ -71,7 +71,10 @@ class Engine:
         return self._outbox.has_news or bool(self._prefills)
 
     def submit(self, origin: bytes, request: Request) -> None:
-        """Queue a request, or report at once that the queue is full or that its deadline cannot be met."""
+        """Queue a request, or report at once that the queue is full or that its deadline cannot be met.
+
+        Where the queue is full a request may push out others, of a caller who has more in it; these end as if they were refused.
+        """
         sequence, now = Sequence(origin, request), self._clock()
         if not self.has_work:
             self._forecast.start(now)
@@ -81,9 +84,12 @@ class Engine:
                 self._report(sequence, "deadline_unmet", needed_seconds=needed)
                 return
         try:
-            self.scheduler.submit(sequence)
-        except QueueIsFull:
-            self._report(sequence, "queue_full")
+            pushed_out = self.scheduler.submit(sequence)
+        except QueueIsFull as full:
+            self._report(sequence, "queue_full", limit=full.limit)
+            return
+        for other in pushed_out:
+            self._release(other, "queue_full")
 
     def cancel(self, origin: bytes, request_id: int) -> None:
         """End a request that nobody waits for; its rows are free from the next step on."""
@@ -122,6 +128,7 @@ class Engine:
     def statistics(self) -> Statistics:
         """Describe the engine after its last step, and what it did since the last report."""
         scheduler = self.scheduler
+        without_claim = scheduler.without_claim()
         return Statistics(
             num_waiting=scheduler.num_waiting,
             num_waiting_tokens=scheduler.num_waiting_tokens,
@@ -134,6 +141,8 @@ class Engine:
             cache_bytes_used=self._cache_bytes[1] if scheduler.num_used_slots else 0,
             steps=self._steps,
             prefills=self._prefills,
+            without_claim=None if without_claim is None else self._seconds_until_places(without_claim),
+            at_their_limit=self._seconds_until_places(scheduler.at_their_limit()),
         )
 
     def _admit(self) -> None:
@@ -319,12 +328,20 @@ class Engine:
                 self._waiting_for_first_token.remove(sequence)
         self._report(sequence, reason, incident)
 
-    def _report(self, sequence: Sequence, reason: FinishReason, incident: str = "", *, needed_seconds: float = 0.0) -> None:
-        seconds = self._forecast.seconds_until_a_place(self.scheduler.num_waiting) if reason == "queue_full" else 0.0
+    def _report(
+        self, sequence: Sequence, reason: FinishReason, incident: str = "", *, needed_seconds: float = 0.0, limit: str = ""
+    ) -> None:
+        seconds = self._seconds_until_a_place(sequence.request.share) if reason == "queue_full" else 0.0
         finished = sequence.finished(
-            reason, self._clock(), incident=incident, retry_after_seconds=seconds, needed_seconds=needed_seconds
+            reason, self._clock(), incident=incident, retry_after_seconds=seconds, needed_seconds=needed_seconds, limit=limit
         )
         self._outbox.add_finished(sequence, finished)
+
+    def _seconds_until_a_place(self, share: Share) -> float:
+        return self._forecast.seconds_until_a_place(*self.scheduler.crowd_of(share))
+
+    def _seconds_until_places(self, shares: list[Share]) -> dict[str, float]:
+        return {share.caller: self._seconds_until_a_place(share) for share in shares}
 
     def _fail(self, sequences: list[Sequence], event: str) -> None:
         """End the sequences of a step that raised; call it while the exception is being handled."""

@@ -300,12 +300,15 @@ class Statistics(Struct, frozen=True, array_like=True):
         num_running: Requests in slots.
         num_slots: Slots in use.
         num_places: Requests that can still be submitted before the queue is full; None where nobody counts.
-        retry_after_seconds: When the queue is likely to have a place again, once it has none.
+        retry_after_seconds: When the queue is likely to have a place again, once it has none; for a caller who is alone in it.
         queue_seconds: How long a request that needs one slot is likely to wait for it if it comes now.
         cache_bytes_reserved: Memory that the caches have.
         cache_bytes_used: What rows in use take of it, as it was a few steps ago.
         steps: Decode steps since the last report.
         prefills: The encoder's work since the last report.
+        without_claim: Callers who wait and for whom nobody would be pushed out if the queue were full, and when each is likely to
+            have a place again; None if too many wait to tell.
+        at_their_limit: Callers of whom no more may wait, as far as that is known, and when each is likely to have a place again.
     """
 
     num_waiting: int = 0
@@ -319,6 +322,8 @@ class Statistics(Struct, frozen=True, array_like=True):
     cache_bytes_used: int = 0
     steps: list[Step] = []
     prefills: list[Prefill] = []
+    without_claim: dict[str, float] | None = {}
+    at_their_limit: dict[str, float] = {}
 
 
 class Report(Struct, frozen=True, array_like=True, tag="report"):

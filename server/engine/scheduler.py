@@ -1,18 +1,27 @@
 """Who waits, who runs, who is next: policy over plain objects. No tensors, no clock of its own, no I/O."""
 
 import heapq
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dragoman.server.engine.messages import Request, ScoreRequest
+from dragoman.server.engine import crowding
+from dragoman.server.engine.fair_queue import FairQueue
+from dragoman.server.engine.messages import Request, ScoreRequest, Share
 from dragoman.server.engine.sequence import Key, Sequence
 
 SECONDS_PER_PRIORITY = 1.0
 
 
 class QueueIsFull(Exception):
-    """Admitting one more request to the queue would exceed a limit."""
+    """One more request in the queue would exceed a limit.
+
+    Attributes:
+        limit: Its name in the caller's `Share`; empty for the queue's own.
+    """
+
+    def __init__(self, limit: str = "") -> None:
+        super().__init__(limit)
+        self.limit = limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,20 +45,24 @@ class Limits:
 class Scheduler:
     """The waiting queue and the set of running sequences.
 
-    Order is by arrival, but one step of priority counts as `SECONDS_PER_PRIORITY` of waiting: a request of priority p overtakes
-    what arrived less than p seconds before it, and nothing waits behind later arrivals for longer than that. The first in line is
-    never passed over because it needs more slots than a later one, so wide requests do not starve.
+    Callers are admitted by weighted fair queuing, see `FairQueue`. What a caller is charged is what the machine does for it: its
+    source tokens when a request is admitted, and then a token for each slot and step, for as long as slots are held.
+
+    A caller's own requests are in order of arrival, but one step of priority counts as `SECONDS_PER_PRIORITY` of waiting: a request
+    of priority p overtakes what arrived less than p seconds before it, and nothing waits behind later arrivals for longer than
+    that. Whose turn it is is never passed over because the first in line needs more slots than a later one, so wide requests do not
+    starve; only who has reached its own `max_slots` is.
+
+    The queue's limits are shared: once they are reached, a request of a caller who has less in the queue than another, by weight,
+    pushes out what is last in the line of the caller who has most.
     """
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self.num_waiting_tokens = 0
-        self.num_waiting_slots = 0
         self.num_used_slots = 0
         self._waiting: dict[Key, Sequence] = {}
-        self._num_waiting_by_priority: Counter[int] = Counter()
+        self._queue: FairQueue[Sequence] = FairQueue()
         self._running: dict[Key, Sequence] = {}
-        self._queue: list[tuple[float, int, Sequence]] = []
         self._deadlines: list[tuple[float, int, Sequence]] = []
         self._num_submitted = 0
 
@@ -59,15 +72,34 @@ class Scheduler:
         return len(self._waiting)
 
     @property
+    def num_waiting_tokens(self) -> int:
+        """Their source tokens."""
+        return self._queue.num_tokens
+
+    @property
+    def num_waiting_slots(self) -> int:
+        """Slots that they need."""
+        return self._queue.num_slots
+
+    @property
+    def num_held_back_slots(self) -> int:
+        """Those of them that limits of callers do not let them have now."""
+        return self._queue.num_held_back
+
+    @property
     def num_running(self) -> int:
         """Requests that hold slots."""
         return len(self._running)
 
     @property
+    def num_free_slots(self) -> int:
+        """Slots that nobody holds."""
+        return self.limits.max_slots - self.num_used_slots
+
+    @property
     def num_places(self) -> int:
         """Requests that the queue still takes, those counted that free slots are about to take."""
-        limits = self.limits
-        return limits.max_waiting_requests + limits.max_slots - self.num_used_slots - self.num_waiting
+        return self.limits.max_waiting_requests + self.num_free_slots - len(self._waiting)
 
     @property
     def has_work(self) -> bool:
@@ -79,67 +111,87 @@ class Scheduler:
         yield from self._running.values()
 
     def num_slots_ahead(self, request: Request) -> int:
-        """Return the slots of the waiting requests that would be admitted before a new one."""
-        if request.priority <= min(self._num_waiting_by_priority, default=request.priority):
-            return self.num_waiting_slots  # all of them came earlier and have no less priority
-        place = place_in_line(request)
-        return sum(waiting.num_slots for waiting in self._waiting.values() if place_in_line(waiting.request) <= place)
+        """Return the slots of waiting requests that will be admitted before a new one at the least, see `crowding`."""
+        return crowding.num_slots_ahead(self._queue, request.share, place_in_line(request), request.priority)
 
-    def submit(self, sequence: Sequence) -> None:
+    def num_own_slots(self, request: Request) -> int:
+        """Return the slots that a caller holds, and those that it will before a new request of its own is admitted."""
+        line = self._queue.line(request.share.caller)
+        return 0 if line is None else line.num_slots + crowding.num_own_ahead(line, place_in_line(request), request.priority)[0]
+
+    def crowd_of(self, share: Share) -> tuple[int, float]:
+        """Return how many requests of a caller wait, and the part of the admissions that is its own while everybody waits."""
+        line = self._queue.line(share.caller)
+        return 0 if line is None else len(line), crowding.part_of(self._queue, share)
+
+    def without_claim(self) -> list[Share] | None:
+        """Return the shares of those who wait and could push nobody out of a full queue; None if too many wait to tell."""
+        return crowding.without_claim(self._queue)
+
+    def at_their_limit(self) -> list[Share]:
+        """Return the shares of those of whom no more may wait, as far as that is easy to tell."""
+        return crowding.at_their_limit(self._queue, self.num_free_slots)
+
+    def submit(self, sequence: Sequence) -> list[Sequence]:
         """Put a new sequence into the queue.
 
+        Returns:
+            What it has pushed out of a full queue.
+
         Raises:
-            QueueIsFull: If a limit of the queue would be exceeded.
+            QueueIsFull: If a limit of its caller's, or of the queue, would be exceeded.
         """
-        limits = self.limits
-        assert sequence.key not in self._waiting and sequence.key not in self._running, "a request id is used twice"
-        assert sequence.num_slots <= limits.max_slots, "a request needs more slots than there are"
-        tokens = self.num_waiting_tokens + sequence.num_source_tokens
-        if self.num_places <= 0 or (self._waiting and tokens > limits.max_waiting_tokens):
-            raise QueueIsFull
-        self._waiting[sequence.key] = sequence
-        self.num_waiting_tokens = tokens
-        self.num_waiting_slots += sequence.num_slots
-        self._num_waiting_by_priority[sequence.request.priority] += 1
-        self._num_submitted += 1
         request = sequence.request
-        self._drop_stale_entries()
-        heapq.heappush(self._queue, (place_in_line(request), self._num_submitted, sequence))
+        assert sequence.key not in self._waiting and sequence.key not in self._running, "a request id is used twice"
+        assert sequence.num_slots <= self.limits.max_slots, "a request needs more slots than there are"
+        self._check_share(sequence)
+        pushed_out = self._make_room(sequence)
+        for other in pushed_out:
+            self.remove(other.key)
+        self._waiting[sequence.key] = sequence
+        self._queue.push(
+            sequence,
+            request.share,
+            place_in_line(request),
+            priority=request.priority,
+            size=sequence.num_source_tokens,
+            num_slots=sequence.num_slots,
+        )
         if request.deadline is not None:
+            self._num_submitted += 1
+            self._drop_stale_deadlines()
             heapq.heappush(self._deadlines, (request.deadline, self._num_submitted, sequence))
+        return pushed_out
 
     def admit(self) -> list[Sequence]:
-        """Move the next sequences from waiting to running, as far as free slots and the prefill budget go."""
+        """Move the next sequences from waiting to running, as far as free slots and the prefill budget go; then comes a step."""
         admitted: list[Sequence] = []
         budget = self.limits.prefill_tokens_per_step
-        while self._queue:
-            sequence = self._queue[0][2]
-            if self._waiting.get(sequence.key) is not sequence:
-                heapq.heappop(self._queue)  # cancelled or expired while it waited
-                continue
+        while (num_free := self.num_free_slots) and (sequence := self._queue.first()) is not None:
             is_over_budget = bool(admitted) and sequence.num_source_tokens > budget
-            if is_over_budget or sequence.num_slots > self.limits.max_slots - self.num_used_slots:
+            if is_over_budget or sequence.num_slots > num_free:
                 break
-            heapq.heappop(self._queue)
-            self._leave_queue(sequence)
+            self._queue.take(sequence, sequence.request.share.caller)
+            del self._waiting[sequence.key]
             self._running[sequence.key] = sequence
             self.num_used_slots += sequence.num_slots
             budget -= sequence.num_source_tokens
             admitted.append(sequence)
+        self._queue.tick()
         return admitted
 
     def shrink(self, sequence: Sequence, num_slots: int) -> None:
         """Let others have the slots that a running sequence will not need again."""
         assert self._running.get(sequence.key) is sequence and num_slots <= sequence.num_slots
-        self.num_used_slots -= sequence.num_slots - num_slots
+        self._give_back(sequence, sequence.num_slots - num_slots)
         sequence.num_slots = num_slots
 
     def remove(self, key: Key) -> Sequence | None:
         """Take a sequence out, whether it waits or runs; None if it is neither (it may just have finished)."""
-        if (sequence := self._waiting.get(key)) is not None:
-            self._leave_queue(sequence)
+        if (sequence := self._waiting.pop(key, None)) is not None:
+            self._queue.remove(sequence, sequence.request.share.caller)
         elif (sequence := self._running.pop(key, None)) is not None:
-            self.num_used_slots -= sequence.num_slots
+            self._give_back(sequence, sequence.num_slots)
         return sequence
 
     def expire(self, now: float) -> list[Sequence]:
@@ -157,20 +209,35 @@ class Scheduler:
         keys = [key for key in (*self._running, *self._waiting) if origin is None or key[0] == origin]
         return [sequence for key in keys if (sequence := self.remove(key)) is not None]
 
-    def _leave_queue(self, sequence: Sequence) -> None:
-        del self._waiting[sequence.key]
-        self.num_waiting_tokens -= sequence.num_source_tokens
-        self.num_waiting_slots -= sequence.num_slots
-        priority = sequence.request.priority
-        self._num_waiting_by_priority[priority] -= 1
-        if not self._num_waiting_by_priority[priority]:
-            del self._num_waiting_by_priority[priority]
+    def _check_share(self, sequence: Sequence) -> None:
+        """Raise if a limit of the caller's would be exceeded; what free slots are about to take does not wait."""
+        share = sequence.request.share
+        if share.max_slots and sequence.num_slots > share.max_slots:
+            raise QueueIsFull("max_slots")
+        if share.max_waiting and crowding.is_at_limit(self._queue, share, self.num_free_slots):
+            raise QueueIsFull("max_waiting")
 
-    def _drop_stale_entries(self) -> None:
-        """Forget places in the queue and deadlines of what has left or ended, once they are the larger part."""
-        if len(self._queue) > 2 * self.num_waiting + 64:
-            self._queue = [entry for entry in self._queue if self._waiting.get(entry[2].key) is entry[2]]
-            heapq.heapify(self._queue)
+    def _make_room(self, sequence: Sequence) -> list[Sequence]:
+        """Return what has to leave for a new sequence to have a place.
+
+        Raises:
+            QueueIsFull: If its caller has no less in the queue than anybody else.
+        """
+        tokens_over = self.num_waiting_tokens + sequence.num_source_tokens - self.limits.max_waiting_tokens if self._waiting else 0
+        num_over = int(self.num_places <= 0)  # one for one, also where a wide request has taken more slots than its place was for
+        if not num_over and tokens_over <= 0:
+            return []
+        pushed_out = crowding.pushed_out(self._queue, sequence.request.share, sequence.num_source_tokens, num_over, tokens_over)
+        if not pushed_out:
+            raise QueueIsFull
+        return pushed_out
+
+    def _give_back(self, sequence: Sequence, num_slots: int) -> None:
+        self.num_used_slots -= num_slots
+        self._queue.give_back(sequence.request.share.caller, num_slots)
+
+    def _drop_stale_deadlines(self) -> None:
+        """Forget deadlines of what has ended, once they are the larger part."""
         if len(self._deadlines) > 2 * (self.num_waiting + self.num_running) + 64:
             self._deadlines = [entry for entry in self._deadlines if self._has(entry[2])]
             heapq.heapify(self._deadlines)

@@ -65,6 +65,7 @@ class Sequence:
         incident: str = "",
         retry_after_seconds: float = 0.0,
         needed_seconds: float = 0.0,
+        limit: str = "",
     ) -> Finished:
         """Describe its end."""
         return Finished(
@@ -79,4 +80,5 @@ class Sequence:
             incident=incident,
             retry_after_seconds=retry_after_seconds,
             needed_seconds=needed_seconds,
+            limit=limit,
         )

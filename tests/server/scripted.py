@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dragoman.model.tokenizer import Tokenizer
-from dragoman.server.engine.messages import Answer, Finished, Request, Scored, ScoreRequest, Tokens
+from dragoman.server.engine.messages import Answer, Finished, Request, Scored, ScoreRequest, Share, Tokens
 from dragoman.server.errors import QueueFull, UnknownModel
 
 
@@ -34,11 +34,13 @@ class ScriptedEngine:
         self.gate.set()
         self.num_in_last_message = 0
         self.has_places = True
+        self.shares: list[Share] = []
 
     def next_id(self) -> int:
         return len(self.requests) + 1
 
-    def ensure_place(self) -> None:
+    def ensure_place(self, share: Share) -> None:
+        self.shares.append(share)
         if not self.has_places:
             raise QueueFull("too many requests are waiting", retry_after_seconds=self.retry_after_seconds)
 

@@ -13,6 +13,7 @@ import zmq.asyncio
 
 from dragoman.server.engine.client import EngineClient
 from dragoman.server.engine.messages import (
+    ANYBODY,
     Answer,
     Cancel,
     Command,
@@ -303,22 +304,22 @@ def test_readiness_arrives_once_and_statistics_with_every_report(play: Callable[
 
 def test_a_queue_that_is_full_refuses_without_asking_the_engine(play: Callable[..., None]) -> None:
     async def scenario(client: EngineClient, engine: HandEngine) -> None:
-        client.ensure_place()  # nothing is known yet
+        client.ensure_place(ANYBODY)  # nothing is known yet
         tasks = [asyncio.create_task(client.generate(request(i))) for i in range(3)]
         await engine.receive()
         await engine.send(report(end(0), num_places=3, num_received=2, retry_after_seconds=0.25))  # one is on its way
         await tasks[0]
         for i in (3, 4):
-            client.ensure_place()
+            client.ensure_place(ANYBODY)
             tasks.append(asyncio.create_task(client.generate(request(i))))
             await asyncio.sleep(0)
         with pytest.raises(QueueFull) as refusal:
-            client.ensure_place()
+            client.ensure_place(ANYBODY)
         assert refusal.value.retry_after_seconds == 0.25
         await engine.receive()
         await engine.send(report(end(1), num_places=1, num_received=5))
         await tasks[1]
-        client.ensure_place()
+        client.ensure_place(ANYBODY)
         client.fail(Unavailable("the end"))
         await asyncio.gather(*tasks, return_exceptions=True)
 
