@@ -91,7 +91,7 @@ class TokenSizes(Struct, frozen=True):
     """Bytes of a tokeniser's tokens.
 
     Attributes:
-        longest_text: Bytes of text that a token can add; one that is not whole characters becomes U+FFFD, three bytes, here and there.
+        longest_text: Bytes of text that a token can add; one that is not whole characters becomes U+FFFD here and there.
         together: Bytes of the longest token, of the longest two, and so on, from that of none.
     """
 

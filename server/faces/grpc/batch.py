@@ -1,8 +1,8 @@
 """GenerateBatch: many requests on one stream, each served as Generate serves it, answered when it is done, and failing alone.
 
 A stream has a bounded number of requests and of bytes in hand (`hand.py`): requests read whose answers are not written yet. It is
-not read further meanwhile, so a caller who sends faster than the models answer, or reads slower than they do, is held back by gRPC's
-own flow control. Of an answer that waits to be taken nothing is kept but its bytes.
+not read further meanwhile, so a caller who sends faster than the models answer, or reads slower than they do, is held back by
+gRPC's own flow control. Of an answer that waits to be taken nothing is kept but its bytes.
 
 An id that is unfit is never sent back. Every answer says which message of its stream it answers, from 0.
 """

@@ -66,11 +66,11 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
 
     async def ListModels(self, _: generation_pb2.ListModelsRequest, context: Context) -> generation_pb2.ListModelsResponse:
         """Describe every model."""
-        return generation_pb2.ListModelsResponse(models=[_describe(model) for model in self._core.models.all()])
+        return generation_pb2.ListModelsResponse(models=list(map(self._describe, self._core.models.all())))
 
     async def GetModel(self, request: generation_pb2.GetModelRequest, context: Context) -> generation_pb2.Model:
         """Describe one model."""
-        return _describe(self._core.generation.model(request.model))
+        return self._describe(self._core.generation.model(request.model))
 
     async def _generate(
         self, request: generation_pb2.GenerateRequest, context: Context, response: generation_pb2.GenerateResponse
@@ -80,21 +80,21 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         generated = await self._core.generation.generate(wanted, current_call.get(), context.time_remaining(), self._limit)
         await write_response(generated, self._limit.max_bytes, response)
 
-
-def _describe(model: Model) -> generation_pb2.Model:
-    """Return a model's description."""
-    manifest = model.manifest
-    return generation_pb2.Model(
-        name=model.name,
-        version=model.version,
-        is_ready=model.engine.is_ready,
-        precision=manifest.precision,
-        device=model.device,
-        max_source_tokens=manifest.max_source_tokens,
-        max_target_tokens=manifest.max_target_tokens,
-        default_max_new_tokens=manifest.default_max_new_tokens,
-        max_slots=model.max_slots,
-        source_vocab_size=manifest.source_vocab_size,
-        target_vocab_size=manifest.target_vocab_size,
-        domain=manifest.domain,
-    )
+    def _describe(self, model: Model) -> generation_pb2.Model:
+        """Return a model's description."""
+        manifest = model.manifest
+        return generation_pb2.Model(
+            name=model.name,
+            version=model.version,
+            is_ready=model.engine.is_ready,
+            precision=manifest.precision,
+            device=model.device,
+            max_source_tokens=manifest.max_source_tokens,
+            max_target_tokens=manifest.max_target_tokens,
+            default_max_new_tokens=manifest.default_max_new_tokens,
+            max_slots=model.max_slots,
+            source_vocab_size=manifest.source_vocab_size,
+            target_vocab_size=manifest.target_vocab_size,
+            domain=manifest.domain,
+            max_message_bytes=self._limit.max_bytes,
+        )
