@@ -141,6 +141,7 @@ class AsyncClient:
         """Generate the same answer in pieces; arguments as `generate`."""
         search = with_options(search, **options)
         request = generate_request(Request(text, model, max_new_tokens, truncate, priority, search, request_id))
+        self._settings.check_size(request, request.request_id)
         attempts = self._settings.attempts(timeout_seconds, request.request_id)
         metadata = self._settings.metadata()
 
@@ -218,7 +219,7 @@ class AsyncClient:
             self._calls.check()
             return self._stub.GenerateBatch(messages, timeout=seconds, metadata=metadata)
 
-        batch = Batch(self._settings.retry, deadline, clock)
+        batch = Batch(self._settings.retry, deadline, clock, max_request_bytes=self._settings.max_request_bytes)
         calls = BatchCalls(open_call, self._calls.error, self._calls.cancelled)
         return AsyncBatchRun(batch, as_async(requests), calls, concurrency, deadline, clock, self._sleep).outcomes()
 

@@ -49,8 +49,9 @@ class AsyncCalls:
             request_id: Id of the request, for its errors.
 
         Raises:
-            CallError: As the last attempt failed.
+            CallError: As the last attempt failed; `TooLarge` before the first one.
         """
+        self._settings.check_size(request, request_id)
         while True:
             try:
                 return await self.attempt(method, request, attempts, request_id)

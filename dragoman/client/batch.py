@@ -1,19 +1,23 @@
 """The requests of a batch on their way: which are unanswered, and which are sent again. It sends nothing itself."""
 
+import math
 import random
 import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dragoman.client.errors import CallError, InternalError, InvalidArgument, from_status
+from dragoman.client.errors import CallError, InternalError, InvalidArgument, TooLarge, from_status
 from dragoman.client.request import Request, check_request, generate_request
 from dragoman.client.results import Result, result_from_proto
 from dragoman.client.retry import RetryPolicy
+from dragoman.client.sizes import check_size
 from dragoman.v1 import generation_pb2
 
 # Of an id of the greatest length the server allows, what is left when a uuid is put behind it.
 _KEPT_ID_CHARACTERS = 95
+# What such an id may be longer than the request's own.
+_LONGER_ID_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +52,13 @@ class Sending:
 
 @dataclass(slots=True)
 class _Entry:
-    """An unanswered request, and the attempts begun for it."""
+    """An unanswered request, the attempts begun for it, and its place among what is sent on the stream."""
 
     index: int
     request: Request
     message: generation_pb2.GenerateRequest
     num_attempts: int = 1
+    place: int = 0
 
 
 class Batch:
@@ -66,6 +71,7 @@ class Batch:
         deadline: When the time for all of it is over, on the clock.
         clock: Seconds that only ever grow.
         draw: Random numbers from 0 to 1.
+        max_request_bytes: Largest request that is sent.
     """
 
     def __init__(
@@ -74,13 +80,16 @@ class Batch:
         deadline: float,
         clock: Callable[[], float] = time.monotonic,
         draw: Callable[[], float] = random.random,
+        max_request_bytes: float = math.inf,
     ) -> None:
         self._policy = policy
         self._deadline = deadline
         self._clock = clock
         self._draw = draw
         self._entries: dict[str, _Entry] = {}  # by the id on the wire
+        self._max_request_bytes = max_request_bytes
         self._num_added = 0
+        self._num_sent = 0  # on the stream at hand
         self._num_interruptions = 0
 
     @property
@@ -100,6 +109,7 @@ class Batch:
             message = generate_request(request)
             if message.request_id in self._entries:
                 raise InvalidArgument("request_id: another request of the batch has it", message.request_id)
+            check_size(message, self._max_request_bytes - _LONGER_ID_BYTES, message.request_id)
         except InvalidArgument as error:
             return Outcome(index, request, error=error)
         return self._send(_Entry(index, request, message), message.request_id)
@@ -111,7 +121,7 @@ class Batch:
             InternalError: If it answers nothing that was asked.
         """
         self._num_interruptions = 0
-        entry = self._entries.pop(response.request_id, None)
+        entry = self._entries.pop(response.request_id, None) or self._pop_place(response)
         if entry is None:
             raise InternalError(f"the server answered request {response.request_id!r}, which was not asked", response.request_id)
         request_id = entry.message.request_id
@@ -134,12 +144,46 @@ class Batch:
         Raises:
             CallError: The same error, if the batch fails with it.
         """
+        self._num_sent = 0
+        if isinstance(error, TooLarge) and self._entries:
+            return 0.0, self._part_with(error)
         self._num_interruptions += 1
         wait = self._policy.wait_seconds(self._num_interruptions, error, self._draw())
         if wait is None or self._clock() + wait >= self._deadline:
             raise error
         entries, self._entries = self._entries, {}
         return wait, [self._resume(entry, error) for entry in entries.values()]
+
+    def _pop_place(self, response: generation_pb2.GenerateBatchResponse) -> _Entry | None:
+        """Return the request that an answer without an id is for: a server echoes no id that it refuses."""
+        places = {} if response.request_id else {entry.place: wire_id for wire_id, entry in self._entries.items()}
+        return self._entries.pop(places[response.index]) if response.index in places else None
+
+    def _part_with(self, error: TooLarge) -> list[Sending | Outcome]:
+        """Give up what was too large and broke the stream; the others go on the next one.
+
+        Of requests it is known which. Of answers it is not, unless there is one request only: each may be tried as often as any,
+        and what has its answer before the large one comes is not tried again.
+        """
+        entries, self._entries = self._entries, {}
+        if error.is_answer and len(entries) > 1:
+            return [self._resume(entry, error) for entry in entries.values()]
+        sizes = {wire_id: entry.message.ByteSize() for wire_id, entry in entries.items()}
+        largest = max(sizes.values())
+        limit = largest - 1 if error.max_bytes is None or error.is_answer else min(error.max_bytes, largest - 1)
+        if not error.is_answer:
+            self._max_request_bytes = min(self._max_request_bytes, limit)
+        return [
+            Outcome(entry.index, entry.request, error=self._for(entry, error))
+            if sizes[wire_id] > limit
+            else self._send(entry, wire_id)
+            for wire_id, entry in entries.items()
+        ]
+
+    def _for(self, entry: _Entry, error: TooLarge) -> CallError:
+        """Return an error of the stream as one of a request."""
+        request_id = entry.message.request_id
+        return TooLarge(error.message, request_id, error.code, is_answer=error.is_answer, max_bytes=error.max_bytes)
 
     def _resume(self, entry: _Entry, error: CallError) -> Sending | Outcome:
         """Send a request on the next stream, unless it has been sent as often as any may be: it might be what breaks streams."""
@@ -153,6 +197,7 @@ class Batch:
 
     def _send(self, entry: _Entry, wire_id: str, not_before: float = 0.0) -> Sending:
         self._entries[wire_id] = entry
+        entry.place, self._num_sent = self._num_sent, self._num_sent + 1
         message = entry.message
         if wire_id != message.request_id:
             message = generation_pb2.GenerateRequest()

@@ -32,8 +32,9 @@ class Calls:
             request_id: Id of the request, for its errors.
 
         Raises:
-            CallError: As the last attempt failed.
+            CallError: As the last attempt failed; `TooLarge` before the first one.
         """
+        self._settings.check_size(request, request_id)
         while True:
             try:
                 return self.attempt(method, request, attempts, scope, request_id)

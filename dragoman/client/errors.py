@@ -1,5 +1,6 @@
 """The errors a call can end with: one class for each gRPC status that callers treat differently."""
 
+import re
 from typing import Any, ClassVar, Protocol
 
 import grpc
@@ -11,6 +12,11 @@ from dragoman.v1.generation_pb2 import Error
 
 # What `google.rpc.Status` travels in: https://grpc.io/docs/guides/error/#richer-error-model
 _DETAILS_KEY = "grpc-status-details-bin"
+# gRPC's own words; those of its core, which Python, C++ and others share, say who refused what.
+_SIZE = re.compile(
+    r"(?P<side>CLIENT|SERVER): (?P<what>Received|Sent) message larger than max \((?P<size>\d+) vs\. (?P<limit>\d+)\)"
+)
+_LIKE_SIZE = re.compile(r"message (?:after decompression )?(?:is )?(?:larger than max|exceeds maximum|too large)", re.IGNORECASE)
 
 
 class CallError(Exception):
@@ -41,6 +47,28 @@ class InvalidArgument(CallError):
     default_code = "INVALID_ARGUMENT"
 
 
+class TooLarge(InvalidArgument):
+    """A request or its answer is larger than a message may be; trying again cannot help.
+
+    Attributes:
+        is_answer: Whether it is the answer.
+        max_bytes: Largest message that is sent or taken; None where nobody says.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        request_id: str = "",
+        code: str | None = None,
+        *,
+        is_answer: bool = False,
+        max_bytes: float | None = None,
+    ) -> None:
+        super().__init__(message, request_id, code=code)
+        self.is_answer = is_answer
+        self.max_bytes = max_bytes
+
+
 class ModelNotFound(CallError):
     """The server has no such model."""
 
@@ -48,7 +76,7 @@ class ModelNotFound(CallError):
 
 
 class Overloaded(CallError):
-    """The server's queue is full; nothing was done."""
+    """The server's queue is full, or a limit of the caller's is used up; nothing was done."""
 
     default_code = "RESOURCE_EXHAUSTED"
 
@@ -138,7 +166,29 @@ def from_rpc_error(error: FailedCall, request_id: str = "", target: str = "") ->
     status = _status_of(error)
     if code is grpc.StatusCode.UNAVAILABLE and message and status is None:
         message = explain(message, target) or message
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and message and status is None and (too_large := _too_large(message, request_id)):
+        return too_large
     return _make(code.name, message, request_id, status)
+
+
+def _too_large(details: str, request_id: str) -> TooLarge | None:
+    """Return the error for what gRPC, here or there, says of a message's size; None for anything else.
+
+    gRPC has one status for this, for quotas and for full queues, and a proxy between may send it without any detail: what does not
+    speak of a size may go away, and is tried again.
+    """
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED.name
+    if (found := _SIZE.search(details)) is None:
+        return TooLarge(f"request: {details}", request_id, code) if _LIKE_SIZE.search(details) else None
+    size, limit = int(found["size"]), int(found["limit"])
+    is_here = found["side"] == "CLIENT"
+    is_answer = is_here == (found["what"] == "Received")
+    who = "this client" if is_here else "the server"
+    verb = "takes" if found["what"] == "Received" else "sends"
+    what = f"its answer has {size} bytes" if is_answer else f"{size} bytes"
+    hint = ". Ask for fewer answers, tokens or details" if is_answer else ""
+    message = f"request: {what}; {who} {verb} {limit} at the most{hint}"
+    return TooLarge(message, request_id, code, is_answer=is_answer, max_bytes=limit)
 
 
 def _status_of(error: FailedCall) -> Error | None:

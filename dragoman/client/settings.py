@@ -5,8 +5,11 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from google.protobuf.message import Message
+
 from dragoman.client.errors import CallError, FailedCall, from_rpc_error
 from dragoman.client.retry import Attempts, RetryPolicy
+from dragoman.client.sizes import DEFAULT_MAX_REQUEST_BYTES, SEND_OPTION, check_size
 from dragoman.client.target import DEFAULT_PORT, grpc_target
 from dragoman.client.trace import trace_metadata
 
@@ -14,7 +17,7 @@ DEFAULT_TARGET = f"127.0.0.1:{DEFAULT_PORT}"
 
 ChannelOptions = Mapping[str, str | int]
 
-_MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+_MAX_ANSWER_BYTES = 64 * 1024 * 1024
 # gRPC counts nanoseconds with a sign, in 64 bits, from a beginning of its own: what is longer than 292 years has passed at once.
 MAX_TIMEOUT_SECONDS = 1e9
 
@@ -23,8 +26,9 @@ _CHANNEL_OPTIONS: ChannelOptions = {
     "grpc.service_config": json.dumps({"loadBalancingConfig": [{"round_robin": {}}]}),
     # A client has connections of its own: where they are shared, one that just failed elsewhere in the process fails here too.
     "grpc.use_local_subchannel_pool": 1,
-    "grpc.max_send_message_length": _MAX_MESSAGE_BYTES,
-    "grpc.max_receive_message_length": _MAX_MESSAGE_BYTES,
+    # Larger ones are refused before they are sent: see `check_size`.
+    SEND_OPTION: DEFAULT_MAX_REQUEST_BYTES,
+    "grpc.max_receive_message_length": _MAX_ANSWER_BYTES,
     # A peer that vanished without a word is noticed well within a call's time, and the call can be tried elsewhere. No pings
     # without calls: servers take many of those for abuse.
     "grpc.keepalive_time_ms": 20_000,
@@ -69,6 +73,16 @@ class Settings:
     def channel_options(self) -> list[tuple[str, str | int]]:
         """Return the options for the channel; the caller's win over ours."""
         return list({**_CHANNEL_OPTIONS, **self.options}.items())
+
+    @property
+    def max_request_bytes(self) -> float:
+        """Largest request that is sent."""
+        value = int({**_CHANNEL_OPTIONS, **self.options}[SEND_OPTION])
+        return math.inf if value < 0 else value
+
+    def check_size(self, request: Message, request_id: str = "") -> None:
+        """Do nothing if a request is small enough to be sent; raise `TooLarge` if not."""
+        check_size(request, self.max_request_bytes, request_id)
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """Return the metadata of a call that is made here and now: it names the active span."""

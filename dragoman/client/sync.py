@@ -145,6 +145,7 @@ class Client:
         """Generate the same answer in pieces; arguments as `generate`."""
         search = with_options(search, **options)
         request = generate_request(Request(text, model, max_new_tokens, truncate, priority, search, request_id))
+        self._settings.check_size(request, request.request_id)
         attempts = self._settings.attempts(timeout_seconds, request.request_id)
         metadata = self._settings.metadata()
 
@@ -222,7 +223,7 @@ class Client:
         def open_call(messages: Any, seconds: float | None) -> Any:
             return self._stub.GenerateBatch(messages, timeout=seconds, metadata=metadata)
 
-        batch = Batch(self._settings.retry, deadline, clock)
+        batch = Batch(self._settings.retry, deadline, clock, max_request_bytes=self._settings.max_request_bytes)
         return BatchRun(
             batch, requests, open_call, scope or self._scope, concurrency, deadline, clock, self._settings.error
         ).outcomes()

@@ -1,7 +1,7 @@
 """What callers get, in no protocol's terms, and how it is made of what the engine reports."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from msgspec import Struct
@@ -44,7 +44,7 @@ class Answer(Struct, frozen=True):
     tokens: Sequence[int]
     finish_reason: Literal["eos", "length"]
     score: float
-    log_probs: Sequence[TokenLogProb] = ()
+    log_probs: Collection[TokenLogProb] = ()
 
 
 class Timings(Struct, frozen=True):
@@ -136,6 +136,46 @@ def to_generated(call: Call, model: Model, prepared: Prepared, finished: message
     )
 
 
+class LogProbs(Collection[TokenLogProb]):
+    """The log-probabilities of an answer's generated tokens, with the likeliest ones beside them if they were wanted.
+
+    Each is made when it is looked at: an answer may have hundreds of thousands, which all together would take more time and memory
+    than neighbours can do without.
+    """
+
+    def __init__(self, model: Model, prepared: Prepared, answer: messages.Answer) -> None:
+        """Tell what an answer has of them.
+
+        Args:
+            model: What answered.
+            prepared: The request.
+            answer: What the engine reports.
+        """
+        self._tokenizer = model.tokenizer
+        self._answer = answer
+        generated = answer.token_ids[len(prepared.request.search.forced_prefix) :]
+        self._ids = [*generated, model.manifest.eos_id] if answer.reason == "eos" else generated
+        self._has_top = prepared.request.search.num_top_log_probs > 0
+
+    def __len__(self) -> int:
+        """Return the number of tokens told."""
+        return len(self._ids)
+
+    def __contains__(self, told: object) -> bool:
+        """Say whether this is told of one of the tokens."""
+        return any(told == own for own in self)
+
+    def __iter__(self) -> Iterator[TokenLogProb]:
+        """Tell one after another."""
+        answer = self._answer
+        plain = token_log_probs(self._tokenizer, self._ids, answer.log_probs)
+        if not self._has_top:
+            yield from plain
+            return
+        for (token, piece, log_prob, _), top_ids, top_log_probs in zip(plain, answer.top_ids, answer.top_log_probs, strict=True):
+            yield TokenLogProb(token, piece, log_prob, tuple(token_log_probs(self._tokenizer, top_ids, top_log_probs)))
+
+
 def token_log_probs(tokenizer: Tokenizer, ids: Sequence[int], log_probs: Sequence[float]) -> Iterator[TokenLogProb]:
     """Yield each token with its log-probability."""
     for token, log_prob in zip(ids, log_probs, strict=True):
@@ -144,19 +184,5 @@ def token_log_probs(tokenizer: Tokenizer, ids: Sequence[int], log_probs: Sequenc
 
 def _to_answer(model: Model, prepared: Prepared, answer: messages.Answer, text: str) -> Answer:
     """Return one answer, with log-probabilities if they are wanted."""
-    told = tuple(_told(model, prepared, answer)) if prepared.has_log_probs else ()
+    told = LogProbs(model, prepared, answer) if prepared.has_log_probs else ()
     return Answer(text, answer.token_ids, answer.reason, answer.score, told)
-
-
-def _told(model: Model, prepared: Prepared, answer: messages.Answer) -> Iterator[TokenLogProb]:
-    """Yield the log-probabilities of an answer's generated tokens, with the likeliest ones beside them if they are wanted."""
-    generated = answer.token_ids[len(prepared.request.search.forced_prefix) :]
-    if answer.reason == "eos":
-        generated = [*generated, model.manifest.eos_id]
-    if not prepared.request.search.num_top_log_probs:
-        yield from token_log_probs(model.tokenizer, generated, answer.log_probs)
-        return
-    rows = zip(generated, answer.log_probs, answer.top_ids, answer.top_log_probs, strict=True)
-    for token, log_prob, top_ids, top_log_probs in rows:
-        top = tuple(token_log_probs(model.tokenizer, top_ids, top_log_probs))
-        yield TokenLogProb(token, model.tokenizer.token_bytes(token), log_prob, top)

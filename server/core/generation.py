@@ -12,6 +12,7 @@ from typing import cast
 from structlog.contextvars import bind_contextvars
 
 from dragoman.model.tokenizer import StreamingDetokenizer
+from dragoman.server.core.answer_size import AnswerLimit
 from dragoman.server.core.answers import Generated, Piece, to_generated
 from dragoman.server.core.calls import Call
 from dragoman.server.core.endings import raise_ending, raise_pair_ending
@@ -48,19 +49,26 @@ class Generation:
         """
         return self._models.get(check_model_name(name))
 
-    async def generate(self, request: GenerateRequest, call: Call, remaining_seconds: float | None = None) -> Generated:
+    def max_characters(self) -> int:
+        """Return how many characters of a text some model could use; that there are more is all it needs to know of the rest."""
+        return max(map(self._validator.max_characters, self._models.all()), default=0) + 1
+
+    async def generate(
+        self, request: GenerateRequest, call: Call, remaining_seconds: float | None = None, limit: AnswerLimit | None = None
+    ) -> Generated:
         """Return the whole answer; cancelling the awaiting task frees its slots at the engine's next step.
 
         Args:
             request: What is asked for.
             call: Its record.
             remaining_seconds: Until its deadline, None if it has none.
+            limit: What the face can send; None for anything.
 
         Raises:
             ServiceError: If there is no answer.
         """
         model = self._begin(request, call)
-        prepared = await self._prepare(request, call, model, remaining_seconds, is_streamed=False)
+        prepared = await self._prepare(request, call, model, remaining_seconds, limit, is_streamed=False)
         finished = await model.engine.generate(prepared.request)
         self._check(call, model, prepared, finished)
         text = model.tokenizer.decode(finished.answers[0].token_ids)
@@ -68,7 +76,7 @@ class Generation:
 
     @asynccontextmanager
     async def stream(
-        self, request: GenerateRequest, call: Call, remaining_seconds: float | None = None
+        self, request: GenerateRequest, call: Call, remaining_seconds: float | None = None, limit: AnswerLimit | None = None
     ) -> AsyncIterator[AsyncIterator[Piece]]:
         """Give the answer in pieces to iterate over, the last of which has it whole.
 
@@ -81,18 +89,27 @@ class Generation:
             request: What is asked for.
             call: Its record.
             remaining_seconds: Until its deadline, None if it has none.
+            limit: What the face can send; None for anything.
 
         Raises:
             ServiceError: While iterating, if there is no answer.
         """
-        async with aclosing(self._pieces(request, call, remaining_seconds)) as pieces:
+        async with aclosing(self._pieces(request, call, remaining_seconds, limit)) as pieces:
             yield pieces
 
-    async def score(self, request: ScoreRequest, call: Call, remaining_seconds: float | None = None) -> PairScores:
+    async def score(
+        self, request: ScoreRequest, call: Call, remaining_seconds: float | None = None, limit: AnswerLimit | None = None
+    ) -> PairScores:
         """Return the scores of a pair; arguments and errors as `generate`."""
         model = self._begin(request, call)
         pair = await prepare_pair(
-            request, model, self._validator, arrival=call.arrival, remaining_seconds=remaining_seconds, share=call.share
+            request,
+            model,
+            self._validator,
+            arrival=call.arrival,
+            remaining_seconds=remaining_seconds,
+            share=call.share,
+            limit=limit,
         )
         call.source_tokens = len(pair.source_ids)
         scored = await model.engine.score(pair)
@@ -103,9 +120,11 @@ class Generation:
         call.count_answer = partial(self._metrics.observe_scored, model.name, pair, scored)
         return to_scores(call, model, request, pair, scored)
 
-    async def _pieces(self, request: GenerateRequest, call: Call, remaining_seconds: float | None) -> AsyncGenerator[Piece, None]:
+    async def _pieces(
+        self, request: GenerateRequest, call: Call, remaining_seconds: float | None, limit: AnswerLimit | None
+    ) -> AsyncGenerator[Piece, None]:
         model = self._begin(request, call)
-        prepared = await self._prepare(request, call, model, remaining_seconds, is_streamed=True)
+        prepared = await self._prepare(request, call, model, remaining_seconds, limit, is_streamed=True)
         detokenizer = StreamingDetokenizer(model.tokenizer)
         texts: list[str] = []
         num_sent = 0
@@ -134,12 +153,25 @@ class Generation:
         return model
 
     async def _prepare(
-        self, request: GenerateRequest, call: Call, model: Model, remaining_seconds: float | None, *, is_streamed: bool
+        self,
+        request: GenerateRequest,
+        call: Call,
+        model: Model,
+        remaining_seconds: float | None,
+        limit: AnswerLimit | None,
+        *,
+        is_streamed: bool,
     ) -> Prepared:
         """Validate and tokenise, unless the queue is full anyway."""
         model.engine.ensure_place(call.share)
         prepared = await self._validator.prepare(
-            request, model, arrival=call.arrival, remaining_seconds=remaining_seconds, is_streamed=is_streamed, share=call.share
+            request,
+            model,
+            arrival=call.arrival,
+            remaining_seconds=remaining_seconds,
+            is_streamed=is_streamed,
+            share=call.share,
+            limit=limit,
         )
         call.source_tokens = len(prepared.request.source_ids)
         if call.span is not None:

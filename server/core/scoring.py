@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.server.core.alignment import word_alignment
+from dragoman.server.core.answer_size import AnswerLimit, check_scores
 from dragoman.server.core.answers import TokenLogProb, token_log_probs
 from dragoman.server.core.calls import Call
 from dragoman.server.core.ports import Model
@@ -76,6 +77,7 @@ async def prepare_pair(
     arrival: float,
     remaining_seconds: float | None,
     share: messages.Share = messages.ANYBODY,
+    limit: AnswerLimit | None = None,
 ) -> messages.ScoreRequest:
     """Return the pair for the engine.
 
@@ -86,6 +88,7 @@ async def prepare_pair(
         arrival: `time.monotonic()` when it came.
         remaining_seconds: Until its deadline, None if it has none.
         share: Whose it is.
+        limit: What can be answered; None for anything.
 
     Raises:
         InvalidRequest: Naming the field and the limit.
@@ -95,9 +98,10 @@ async def prepare_pair(
     priority = check_priority(request.priority)
     check_length_penalty(request)
     layer = _check_layer(request, model)
+    validator.check_target_length(request.target, model)
     source_ids, _ = await validator.tokenise_source(request.text, model)
     target_ids = await validator.tokenise_target(request.target, model)
-    return messages.ScoreRequest(
+    pair = messages.ScoreRequest(
         id=model.engine.next_id(),
         source_ids=source_ids,
         target_ids=target_ids,
@@ -108,6 +112,9 @@ async def prepare_pair(
         alignment_layer=layer,
         share=share,
     )
+    if limit is not None:
+        check_scores(pair, request.return_alignment, model.tokenizer, model.manifest.target_vocab_size, limit)
+    return pair
 
 
 def to_scores(call: Call, model: Model, request: ScoreRequest, pair: messages.ScoreRequest, scored: messages.Scored) -> PairScores:

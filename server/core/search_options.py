@@ -58,6 +58,7 @@ def search_options(
     Raises:
         InvalidRequest: Naming the field and the limit.
     """
+    check_num_suppressed(len(request.suppressed_tokens))
     if _options_of(request) == _NO_OPTIONS:
         return messages.GREEDY
     num_beams = _check_num_beams(request, model)
@@ -91,6 +92,16 @@ def check_length_penalty(request: GenerateRequest | ScoreRequest) -> float:
     if not -MAX_LENGTH_PENALTY <= value <= MAX_LENGTH_PENALTY:  # so that NaN is refused too
         raise InvalidRequest("length_penalty", f"{value:g} is not in {-MAX_LENGTH_PENALTY:g} to {MAX_LENGTH_PENALTY:g}")
     return value
+
+
+def check_num_suppressed(count: int) -> None:
+    """Do nothing if so many tokens may be suppressed; a face asks before it makes anything of them.
+
+    Raises:
+        InvalidRequest: If they are too many.
+    """
+    if count > MAX_SUPPRESSED_TOKENS:
+        raise InvalidRequest("suppressed_tokens", f"{count} tokens; at most {MAX_SUPPRESSED_TOKENS} are allowed")
 
 
 def _check_num_beams(request: GenerateRequest, model: Model) -> int:
@@ -181,11 +192,8 @@ def _check_ngram_size(request: GenerateRequest, model: Model) -> int:
 
 def _check_suppressed_tokens(request: GenerateRequest, model: Model) -> list[int]:
     """Return the tokens, rising, each once; something must be left to generate, before end-of-sequence may be too."""
-    count = len(request.suppressed_tokens)
-    if not count:
+    if not request.suppressed_tokens:
         return []
-    if count > MAX_SUPPRESSED_TOKENS:
-        raise InvalidRequest("suppressed_tokens", f"{count} tokens; at most {MAX_SUPPRESSED_TOKENS} are allowed")
     tokens = sorted(set(request.suppressed_tokens))
     vocabulary = model.manifest.target_vocab_size
     for token in (tokens[0], tokens[-1]):

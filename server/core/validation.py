@@ -3,12 +3,12 @@
 import asyncio
 import time
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
 
 from dragoman.model.tokenizer import Tokenizer
+from dragoman.server.core.answer_size import AnswerLimit, SizesOfTokens, check_answer
 from dragoman.server.core.ports import Model
 from dragoman.server.core.requests import GenerateRequest
-from dragoman.server.core.search_options import search_options
+from dragoman.server.core.search_options import check_num_suppressed, search_options
 from dragoman.server.engine import messages
 from dragoman.server.errors import DeadlineExceeded, InvalidRequest
 
@@ -36,10 +36,16 @@ class Prepared:
 
 
 class Validator:
-    """Checks requests; remembers of each tokeniser how many bytes its longest token has."""
+    """Checks requests; remembers of each tokeniser how many bytes its tokens have.
+
+    How much there is of a field is looked at before anything else of it, and of all fields before any text is tokenised.
+
+    Attributes:
+        sizes: Of tokenisers' tokens.
+    """
 
     def __init__(self) -> None:
-        self._longest_tokens: WeakKeyDictionary[Tokenizer, int] = WeakKeyDictionary()
+        self.sizes = SizesOfTokens()
 
     async def prepare(
         self,
@@ -50,6 +56,7 @@ class Validator:
         remaining_seconds: float | None,
         is_streamed: bool,
         share: messages.Share = messages.ANYBODY,
+        limit: AnswerLimit | None = None,
     ) -> Prepared:
         """Return the request for the engine.
 
@@ -60,6 +67,7 @@ class Validator:
             remaining_seconds: Until its deadline, None if it has none.
             is_streamed: Whether tokens are wanted as they come.
             share: Whose it is.
+            limit: What can be answered; None for anything.
 
         Raises:
             InvalidRequest: Naming the field and the limit.
@@ -67,9 +75,15 @@ class Validator:
         """
         deadline = check_deadline(remaining_seconds)
         priority = check_priority(request.priority)
+        if not request.truncate:
+            self._check_source_length(request.text, model)
+        check_num_suppressed(len(request.suppressed_tokens))
         prefix_ids = await self._tokenise_prefix(request.forced_prefix, model) if request.forced_prefix else []
         max_new_tokens = check_max_new_tokens(request, model, len(prefix_ids))
         search = search_options(request, model, max_new_tokens, prefix_ids)
+        has_log_probs = request.return_log_probs or request.top_log_probs > 0
+        if limit is not None and (has_log_probs or search.num_answers > 1):
+            self._check_answer(search, max_new_tokens, has_log_probs, model, limit)
         source_ids, is_truncated = await self.tokenise_source(request.text, model, may_cut=request.truncate)
         return Prepared(
             messages.Request(
@@ -84,7 +98,7 @@ class Validator:
                 share=share,
             ),
             is_truncated,
-            has_log_probs=request.return_log_probs or request.top_log_probs > 0,
+            has_log_probs,
         )
 
     async def tokenise_source(self, text: str, model: Model, *, may_cut: bool = False) -> tuple[list[int], bool]:
@@ -94,15 +108,11 @@ class Validator:
             InvalidRequest: If the text is blank, or is too long and may not be cut.
         """
         limit = model.manifest.max_source_tokens
+        if not may_cut:
+            self._check_source_length(text, model)
         if not text or text.isspace():
             raise InvalidRequest("text", "is blank")
-        # A character is at least a byte: more characters than this are certainly more tokens than fit, whatever they are.
-        max_characters = limit * self._longest_token(model.tokenizer)
-        if len(text) > max_characters:
-            if not may_cut:
-                at_least = f"more than {max_characters} characters, which no {limit} tokens can hold"
-                raise InvalidRequest("text", f"{at_least}; max_source_tokens of model {model.name} is {limit}")
-            text = text[: max_characters + CUT_MARGIN_CHARACTERS]
+        text = text[: self._max_characters(limit, model) + CUT_MARGIN_CHARACTERS]
         ids = await _encode("text", text, model.tokenizer)
         count = len(ids) + 1
         if count > limit and not may_cut:
@@ -125,13 +135,37 @@ class Validator:
             )
         return [*ids, model.manifest.eos_id]
 
-    async def _target_ids(self, field: str, text: str, model: Model) -> list[int]:
-        """Return the ids of a text in the target's language, however many; one that is certainly too long is refused unread."""
+    def max_characters(self, model: Model) -> int:
+        """Return how many characters of a text a model could use at the most."""
+        manifest = model.manifest
+        limit = max(manifest.max_source_tokens, manifest.max_target_tokens)
+        return self._max_characters(limit, model) + CUT_MARGIN_CHARACTERS
+
+    def check_target_length(self, text: str, model: Model, field: str = "target") -> None:
+        """Do nothing if a text in the target's language may fit the model.
+
+        Raises:
+            InvalidRequest: If it has so many characters that it cannot.
+        """
         limit = model.manifest.max_target_tokens
-        max_characters = limit * self._longest_token(model.tokenizer)
-        if len(text) > max_characters:
+        if len(text) > (max_characters := self._max_characters(limit, model)):
             at_least = f"more than {max_characters} characters, which no {limit} tokens can hold"
             raise InvalidRequest(field, f"{at_least}; max_target_tokens of model {model.name} is {limit}")
+
+    def _check_source_length(self, text: str, model: Model) -> None:
+        """Refuse a source that has so many characters that it cannot fit the model."""
+        limit = model.manifest.max_source_tokens
+        if len(text) > (max_characters := self._max_characters(limit, model)):
+            at_least = f"more than {max_characters} characters, which no {limit} tokens can hold"
+            raise InvalidRequest("text", f"{at_least}; max_source_tokens of model {model.name} is {limit}")
+
+    def _max_characters(self, num_tokens: int, model: Model) -> int:
+        """Return how many characters so many tokens can hold: one is at least a byte."""
+        return num_tokens * self.sizes.of(model.tokenizer).longest
+
+    async def _target_ids(self, field: str, text: str, model: Model) -> list[int]:
+        """Return the ids of a text in the target's language, however many; one that is certainly too long is refused unread."""
+        self.check_target_length(text, model, field)
         return await _encode(field, text, model.tokenizer)
 
     async def _tokenise_prefix(self, text: str, model: Model) -> list[int]:
@@ -145,13 +179,12 @@ class Validator:
             )
         return ids
 
-    def _longest_token(self, tokenizer: Tokenizer) -> int:
-        """Return the bytes of the tokeniser's longest token."""
-        longest = self._longest_tokens.get(tokenizer)
-        if longest is None:
-            longest = max(len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size))
-            self._longest_tokens[tokenizer] = longest
-        return longest
+    def _check_answer(
+        self, search: messages.SearchOptions, max_new_tokens: int, has_log_probs: bool, model: Model, limit: AnswerLimit
+    ) -> None:
+        """Refuse what might be answered with more than can be sent."""
+        sizes = self.sizes.of(model.tokenizer)
+        check_answer(search, max_new_tokens, has_log_probs, sizes, model.manifest.target_vocab_size, limit)
 
 
 def check_model_name(name: str) -> str:

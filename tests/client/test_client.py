@@ -488,5 +488,5 @@ def test_stream_without_a_result_is_an_error(call, service) -> None:
 
 def test_callers_channel_options_win(call) -> None:
     options = {"options": {"grpc.max_receive_message_length": 1000}, "retry": RetryPolicy(max_attempts=1)}
-    with pytest.raises(errors.Overloaded, match="1000"):
+    with pytest.raises(errors.TooLarge, match="its answer has 8127 bytes; this client takes 1000 at the most"):
         call("generate", "x" * 2000, options=options)

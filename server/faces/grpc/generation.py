@@ -7,15 +7,18 @@ from collections.abc import AsyncIterator
 
 from dragoman.server.core.core import Core
 from dragoman.server.core.ports import Model
-from dragoman.server.faces.grpc.batch import Batch
+from dragoman.server.faces.grpc.batch import Batch, requests_per_stream
 from dragoman.server.faces.grpc.conversion import (
     to_generate_request,
-    to_response,
     to_score_request,
     to_score_response,
     to_stream_response,
+    write_response,
 )
+from dragoman.server.faces.grpc.hand import Allowance
 from dragoman.server.faces.grpc.interceptors import Context, current_call
+from dragoman.server.faces.grpc.reading import TurnsOfConnections
+from dragoman.server.faces.grpc.sizes import MessageLimit
 from dragoman.v1 import generation_pb2, generation_pb2_grpc
 
 
@@ -30,52 +33,68 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
             max_message_bytes: Largest message that gRPC sends.
         """
         self._core = core
-        self._max_message_bytes = max_message_bytes
+        self._limit = MessageLimit(max_message_bytes)
+        self._allowance = Allowance()
+        self._turns = TurnsOfConnections()
 
     async def Generate(self, request: generation_pb2.GenerateRequest, context: Context) -> generation_pb2.GenerateResponse:
         """Return the whole answer."""
-        generated = await self._core.generation.generate(to_generate_request(request), current_call.get(), context.time_remaining())
-        return to_response(generated, self._max_message_bytes)
+        response = generation_pb2.GenerateResponse()
+        await self._generate(request, context, response)
+        return response
 
     async def GenerateStream(self, request: generation_pb2.GenerateRequest, context: Context) -> None:
         """Write the answer in pieces, then whole."""
         wanted = to_generate_request(request)
-        async with self._core.generation.stream(wanted, current_call.get(), context.time_remaining()) as pieces:
+        async with self._core.generation.stream(wanted, current_call.get(), context.time_remaining(), self._limit) as pieces:
             async for piece in pieces:
-                await context.write(to_stream_response(piece, self._max_message_bytes))
+                await context.write(await to_stream_response(piece, self._limit.max_bytes))
 
     async def GenerateBatch(self, requests: AsyncIterator[generation_pb2.GenerateRequest], context: Context) -> None:
         """Write the answer to each request of a stream when it is there."""
-        await Batch(self.Generate, self._core, context).serve(requests)
+        hand = self._allowance.open(requests_per_stream(self._core))
+        try:
+            await Batch(self._generate, self._core, context, hand, self._turns.of(context.peer())).serve(requests)
+        finally:
+            hand.close()
 
     async def Score(self, request: generation_pb2.ScoreRequest, context: Context) -> generation_pb2.ScoreResponse:
         """Return the scores of a pair."""
-        scores = await self._core.generation.score(to_score_request(request), current_call.get(), context.time_remaining())
-        return to_score_response(scores, self._max_message_bytes)
+        wanted = to_score_request(request)
+        scores = await self._core.generation.score(wanted, current_call.get(), context.time_remaining(), self._limit)
+        return await to_score_response(scores, self._limit.max_bytes)
 
     async def ListModels(self, _: generation_pb2.ListModelsRequest, context: Context) -> generation_pb2.ListModelsResponse:
         """Describe every model."""
-        return generation_pb2.ListModelsResponse(models=[_describe(model) for model in self._core.models.all()])
+        return generation_pb2.ListModelsResponse(models=list(map(self._describe, self._core.models.all())))
 
     async def GetModel(self, request: generation_pb2.GetModelRequest, context: Context) -> generation_pb2.Model:
         """Describe one model."""
-        return _describe(self._core.generation.model(request.model))
+        return self._describe(self._core.generation.model(request.model))
 
+    async def _generate(
+        self, request: generation_pb2.GenerateRequest, context: Context, response: generation_pb2.GenerateResponse
+    ) -> None:
+        """Write the whole answer into a message."""
+        wanted = to_generate_request(request)
+        generated = await self._core.generation.generate(wanted, current_call.get(), context.time_remaining(), self._limit)
+        await write_response(generated, self._limit.max_bytes, response)
 
-def _describe(model: Model) -> generation_pb2.Model:
-    """Return a model's description."""
-    manifest = model.manifest
-    return generation_pb2.Model(
-        name=model.name,
-        version=model.version,
-        is_ready=model.engine.is_ready,
-        precision=manifest.precision,
-        device=model.device,
-        max_source_tokens=manifest.max_source_tokens,
-        max_target_tokens=manifest.max_target_tokens,
-        default_max_new_tokens=manifest.default_max_new_tokens,
-        max_slots=model.max_slots,
-        source_vocab_size=manifest.source_vocab_size,
-        target_vocab_size=manifest.target_vocab_size,
-        domain=manifest.domain,
-    )
+    def _describe(self, model: Model) -> generation_pb2.Model:
+        """Return a model's description."""
+        manifest = model.manifest
+        return generation_pb2.Model(
+            name=model.name,
+            version=model.version,
+            is_ready=model.engine.is_ready,
+            precision=manifest.precision,
+            device=model.device,
+            max_source_tokens=manifest.max_source_tokens,
+            max_target_tokens=manifest.max_target_tokens,
+            default_max_new_tokens=manifest.default_max_new_tokens,
+            max_slots=model.max_slots,
+            source_vocab_size=manifest.source_vocab_size,
+            target_vocab_size=manifest.target_vocab_size,
+            domain=manifest.domain,
+            max_message_bytes=self._limit.max_bytes,
+        )

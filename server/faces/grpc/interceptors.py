@@ -6,6 +6,7 @@ Health RPCs pass untouched: probes must be answered while the server drains, and
 """
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from contextvars import ContextVar
@@ -14,12 +15,12 @@ from inspect import isasyncgenfunction
 from typing import Any, TypeAlias
 
 import grpc
-from google.protobuf.message import DecodeError
 
 from dragoman.server.core.calls import Call
 from dragoman.server.core.running import RunningCalls
-from dragoman.server.errors import Cancelled, DeadlineExceeded, InvalidRequest, ServiceError
+from dragoman.server.errors import Cancelled, DeadlineExceeded, ServiceError
 from dragoman.server.faces.grpc import errors
+from dragoman.server.faces.grpc.reading import Refused, reader
 
 HEALTH_PREFIX = "/grpc.health.v1.Health/"
 # RPCs that generate or score; what becomes of the others is no matter for the metrics.
@@ -41,16 +42,18 @@ current_call: ContextVar[Call] = ContextVar("current_call")
 _metadata: ContextVar[Any] = ContextVar("metadata")
 
 
-class Unreadable:
-    """Stands for a request message that cannot be parsed."""
-
-
 class CallInterceptor(grpc.aio.ServerInterceptor):
     """Accompanies every RPC but health from its arrival to its end."""
 
-    def __init__(self, calls: RunningCalls) -> None:
-        """Put every RPC among these calls."""
+    def __init__(self, calls: RunningCalls, max_characters: Callable[[], int] = lambda: sys.maxsize) -> None:
+        """Put every RPC among these calls.
+
+        Args:
+            calls: Those that run.
+            max_characters: Says how many characters of a text a model could use; of a large request no more are kept.
+        """
         self._calls = calls
+        self._max_characters = max_characters
         self._accompany = lru_cache(MAX_KEPT_HANDLERS)(self._make_handler)
 
     async def intercept_service(
@@ -65,7 +68,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     def _make_handler(self, method: str, handler: Handler) -> Handler:
         """Return a handler with everything around it, for every RPC of this method."""
-        return _wrap(handler, partial(self._run, method))
+        return _wrap(handler, partial(self._run, method), self._max_characters)
 
     async def _run(self, method: str, inner: Behaviour, request: Any, context: Context) -> Any:
         """Serve one RPC; gRPC still has to send what this returns."""
@@ -76,8 +79,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             with self._calls.serving(
                 call, _metadata.get(), getattr(request, "request_id", ""), own_ending=ending, is_sent_later=True
             ):
-                if isinstance(request, Unreadable):
-                    raise InvalidRequest("request", "cannot be parsed; is every string UTF-8?")
+                if isinstance(request, Refused):
+                    raise request.error
                 return await inner(request, context)
         except ServiceError as error:
             await context.abort_with_status(errors.to_status(error, call.request_id))
@@ -109,7 +112,9 @@ def _code_name(context: Context) -> str:
     return next((code.name for code in grpc.StatusCode if code is number or code.value[0] == number), "UNKNOWN")
 
 
-def _wrap(handler: Handler, around: Callable[[Behaviour, Any, Context], Awaitable[Any]]) -> Handler:
+def _wrap(
+    handler: Handler, around: Callable[[Behaviour, Any, Context], Awaitable[Any]], max_characters: Callable[[], int]
+) -> Handler:
     """Return a handler of the same kind that runs `around` the given one; streams are written by it, never yielded."""
     if handler.request_streaming:
         inner: Any = handler.stream_stream if handler.response_streaming else handler.stream_unary
@@ -122,7 +127,16 @@ def _wrap(handler: Handler, around: Callable[[Behaviour, Any, Context], Awaitabl
     async def wrapped(request: Any, context: Context) -> Any:
         return await around(behaviour, request, context)
 
-    return make(wrapped, _forgiving(handler.request_deserializer), handler.response_serializer)
+    deserialise = handler.request_deserializer
+    reads = None if deserialise is None else reader(deserialise, max_characters)
+    return make(wrapped, reads, _passing_bytes(handler.response_serializer))
+
+
+def _passing_bytes(serialise: Callable[[Any], bytes] | None) -> Callable[[Any], bytes] | None:
+    """Let through what is serialised already."""
+    if serialise is None:
+        return None
+    return lambda response: response if isinstance(response, bytes) else serialise(response)
 
 
 def _as_writer(generate: Callable[[Any, Context], Any]) -> Behaviour:
@@ -134,17 +148,3 @@ def _as_writer(generate: Callable[[Any, Context], Any]) -> Behaviour:
                 await context.write(response)
 
     return write
-
-
-def _forgiving(deserialise: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
-    """Let a message that cannot be parsed through as `Unreadable`: gRPC itself would answer `UNKNOWN` to it, without a reason."""
-    if deserialise is None:
-        return None
-
-    def read(data: bytes) -> Any:
-        try:
-            return deserialise(data)
-        except DecodeError:
-            return Unreadable()
-
-    return read

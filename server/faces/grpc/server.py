@@ -53,7 +53,7 @@ def build_server(config: ServerConfig, core: Core) -> GrpcServer:
     Raises:
         ConfigError: If the port is taken or credentials cannot be used.
     """
-    interceptors: list[grpc.aio.ServerInterceptor] = [CallInterceptor(core.calls)]
+    interceptors: list[grpc.aio.ServerInterceptor] = [CallInterceptor(core.calls, core.generation.max_characters)]
     credentials = tls_credentials(config)
     if config.auth_tokens_file is not None:
         interceptors.append(AuthInterceptor(Callers(read_tokens(config.auth_tokens_file))))

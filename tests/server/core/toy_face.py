@@ -83,5 +83,5 @@ def _convert(fields: dict[str, Any], kind: Any) -> Any:
 
 
 async def _write(writer: StreamWriter, content: Any) -> None:
-    writer.write(msgspec.json.encode(content) + b"\n")
+    writer.write(msgspec.json.encode(content, enc_hook=list) + b"\n")
     await writer.drain()

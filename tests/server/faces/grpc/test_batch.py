@@ -10,9 +10,10 @@ from prometheus_client import CollectorRegistry
 from dragoman.server.core.calls import Call
 from dragoman.server.core.core import Core
 from dragoman.server.errors import Unavailable
-from dragoman.server.faces.grpc import batch
-from dragoman.server.faces.grpc.batch import REQUESTS_PER_SLOT, Batch
+from dragoman.server.faces.grpc.batch import REQUESTS_PER_SLOT, Batch, requests_per_stream
+from dragoman.server.faces.grpc.hand import Allowance
 from dragoman.server.faces.grpc.interceptors import current_call
+from dragoman.server.faces.grpc.reading import Turns
 from dragoman.server.telemetry.metrics import Metrics
 from dragoman.v1.generation_pb2 import GenerateBatchResponse, GenerateRequest, GenerateResponse, GetModelRequest
 
@@ -106,7 +107,7 @@ def test_bad_request_fails_alone(serve: Any) -> None:
             )
             assert codes(responses) == [
                 ("", "INVALID_ARGUMENT"),
-                ("bad\nid", "INVALID_ARGUMENT"),
+                ("", "INVALID_ARGUMENT"),
                 ("blank", "INVALID_ARGUMENT"),
                 ("good", "OK"),
                 ("last", "OK"),
@@ -115,14 +116,15 @@ def test_bad_request_fails_alone(serve: Any) -> None:
                 ("twice", "INVALID_ARGUMENT"),
                 ("twice", "OK"),
             ]
-            messages = {response.request_id: response.error.message for response in responses if response.HasField("error")}
+            assert sorted(response.index for response in responses) == list(range(9))
+            messages = {response.index: response.error.message for response in responses if response.HasField("error")}
             assert messages == {
-                "": "request_id: is missing; each request of a batch needs one",
-                "bad\nid": "request_id: only printable ASCII characters are allowed",
-                "blank": "text: is blank",
-                "lost": "model: 'nobody' is not loaded; loaded: en-de",
-                "option": "num_beams: 99 is not in 1 to 8, max_slots of model en-de",
-                "twice": "request_id: was used on this stream before",
+                1: "text: is blank",
+                2: "model: 'nobody' is not loaded; loaded: en-de",
+                3: "request_id: is missing; each request of a batch needs one",
+                4: "request_id: only printable ASCII characters are allowed",
+                6: "num_beams: 99 is not in 1 to 8, max_slots of model en-de",
+                7: "request_id: was used on this stream before",
             }
             assert world.records() == {
                 ("en-de", "eos"): 3,
@@ -292,25 +294,26 @@ class Reader:
     def time_remaining(self) -> None:
         return None
 
-    async def write(self, response: GenerateBatchResponse) -> None:
+    async def write(self, response: bytes) -> None:
         self.num_writing += 1
         assert self.num_writing == 1, "gRPC takes one message at a time"
         await self.may_take.acquire()
-        self.taken.append(response)
+        self.taken.append(GenerateBatchResponse.FromString(response))
         self.num_writing -= 1
 
 
 def make_batch(reader: Any, max_slots: int, calls: list[str] | None = None) -> Batch:
     """Make a batch, within a running task, whose requests are answered at once."""
 
-    async def generate(request: GenerateRequest, context: Any) -> GenerateResponse:
+    async def generate(request: GenerateRequest, context: Any, response: GenerateResponse) -> None:
         if calls is not None:
             calls.append(current_call.get().request_id)
-        return GenerateResponse(request_id=request.request_id)
+        response.request_id = request.request_id
 
     current_call.set(Call.begin("/dragoman.v1.Generation/GenerateBatch"))
     models: Any = SimpleNamespace(all=lambda: [SimpleNamespace(max_slots=1), SimpleNamespace(max_slots=max_slots)])
-    return Batch(generate, Core(models, Metrics(CollectorRegistry(), [1.0])), reader)
+    core = Core(models, Metrics(CollectorRegistry(), [1.0]))
+    return Batch(generate, core, reader, Allowance().open(requests_per_stream(core)), Turns())
 
 
 async def settle() -> None:
@@ -343,27 +346,10 @@ def test_slow_reader_holds_the_sender_back(logged: Any) -> None:
     asyncio.run(run())
 
 
-def test_number_of_requests_of_a_stream_is_limited(logged: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def run() -> None:
-        monkeypatch.setattr(batch, "MAX_REQUESTS", 3)
-        reader = Reader()
-        reader.may_take = asyncio.Semaphore(100)
-
-        async def requests() -> Any:
-            for i in range(4):
-                yield ask(f"r{i}")
-
-        await make_batch(reader, 1).serve(requests())
-        assert codes(reader.taken) == [("r0", "OK"), ("r1", "OK"), ("r2", "OK"), ("r3", "INVALID_ARGUMENT")]
-        assert "a stream takes 3" in reader.taken[-1].error.message
-
-    asyncio.run(run())
-
-
 def test_answer_that_cannot_be_written_ends_the_stream(logged: Any) -> None:
     async def run() -> None:
         class Gone(Reader):
-            async def write(self, response: GenerateBatchResponse) -> None:
+            async def write(self, response: bytes) -> None:
                 raise grpc.aio.InternalError("gone")
 
         async def requests() -> Any:

@@ -1,3 +1,4 @@
+import asyncio
 from typing import Any
 
 import msgspec
@@ -5,8 +6,8 @@ import pytest
 
 from dragoman.server.core import requests
 from dragoman.server.core.answers import Answer, Generated, Timings
-from dragoman.server.faces.grpc.conversion import to_generate_request, to_response, to_score_request
-from dragoman.v1.generation_pb2 import GenerateRequest, ScoreRequest
+from dragoman.server.faces.grpc.conversion import to_generate_request, to_score_request, write_response
+from dragoman.v1.generation_pb2 import GenerateRequest, GenerateResponse, ScoreRequest
 
 VALUES: dict[str, Any] = {"text": "a", "suppressed_tokens": (3, 1)}
 
@@ -46,5 +47,6 @@ def test_only_samples_have_a_seed_and_zero_is_one() -> None:
     answers = [Answer("a", [1], "eos", -1.0)]
     timings = Timings(0.0, 0.0, 0.0, 0.0, 0.0)
     for seed in (None, 0, 2**64 - 1):
-        response = to_response(Generated("r", "m", "v", answers, False, 1, 2, timings, seed), 2**20)
+        response = GenerateResponse()
+        asyncio.run(write_response(Generated("r", "m", "v", answers, False, 1, 2, timings, seed), 2**20, response))
         assert (response.seed if response.HasField("seed") else None) == seed

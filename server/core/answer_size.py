@@ -1,0 +1,211 @@
+"""How much an answer can weigh at most, known before any work is done for it.
+
+The core counts answers, tokens, and bytes of text; what a protocol makes of them, and how much of that it can send, its face knows.
+"""
+
+from collections.abc import Sequence
+from heapq import nlargest
+from itertools import accumulate
+from typing import Protocol
+from weakref import WeakKeyDictionary
+
+from msgspec import Struct
+
+from dragoman.model.tokenizer import Tokenizer
+from dragoman.server.engine import messages
+from dragoman.server.errors import InvalidRequest
+
+# More of them than can be told of a position.
+MAX_COUNTED = 64
+
+
+class AnswerShape(Struct, frozen=True):
+    """The most that a request can be answered with.
+
+    Attributes:
+        num_answers: Answers.
+        num_tokens: Tokens of each, the forced prefix included.
+        text_bytes: Of each, in UTF-8.
+        max_token: Largest token id.
+        num_told: Tokens of each that are told with their log-probabilities.
+        piece_bytes: Of each of those.
+        num_top: Likeliest tokens told beside each.
+        top_piece_bytes: Of all those of a position, which are all different.
+    """
+
+    num_answers: int
+    num_tokens: int
+    text_bytes: int
+    max_token: int
+    num_told: int = 0
+    piece_bytes: int = 0
+    num_top: int = 0
+    top_piece_bytes: int = 0
+
+
+class ScoresShape(Struct, frozen=True):
+    """What a pair is answered with.
+
+    Attributes:
+        num_source: Tokens of the source.
+        num_target: Tokens of the target.
+        source_bytes: Bytes of the source's tokens; 0 where they are not told.
+        target_bytes: Bytes of the target's tokens.
+        max_token: Largest token id.
+        is_aligned: Whether all weights of the alignment are told.
+        num_links: Links between words at the most.
+    """
+
+    num_source: int
+    num_target: int
+    source_bytes: int
+    target_bytes: int
+    max_token: int
+    is_aligned: bool = False
+    num_links: int = 0
+
+
+class AnswerLimit(Protocol):
+    """What a face can send."""
+
+    @property
+    def max_bytes(self) -> int:
+        """Bytes of an answer."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """Name of the setting that says so."""
+        ...
+
+    def answer_bytes(self, shape: AnswerShape) -> int:
+        """Return how much an answer of this shape takes at the most."""
+        ...
+
+    def scores_bytes(self, shape: ScoresShape) -> int:
+        """Return how much scores of this shape take at the most."""
+        ...
+
+
+class TokenSizes(Struct, frozen=True):
+    """Bytes of a tokeniser's tokens.
+
+    Attributes:
+        longest_text: Bytes of text that a token can add; one that is not whole characters becomes U+FFFD here and there.
+        together: Bytes of the longest token, of the longest two, and so on, from that of none.
+    """
+
+    longest_text: int
+    together: Sequence[int]
+
+    @classmethod
+    def measured(cls, tokenizer: Tokenizer) -> "TokenSizes":
+        """Look at every token."""
+        pieces = [tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)]
+        texts = (len(piece) if piece.isascii() else len(piece.decode(errors="replace").encode()) for piece in pieces)
+        longest = nlargest(MAX_COUNTED, map(len, pieces))
+        return cls(max(texts), (0, *accumulate(longest)))
+
+    @property
+    def longest(self) -> int:
+        """Bytes of the longest token."""
+        return self.together[1]
+
+    def longest_together(self, count: int) -> int:
+        """Return the bytes of so many different tokens at the most."""
+        return (
+            self.together[count]
+            if count < len(self.together)
+            else self.together[-1] + (count + 1 - len(self.together)) * self.longest
+        )
+
+
+class SizesOfTokens:
+    """Remembers them for each tokeniser."""
+
+    def __init__(self) -> None:
+        self._sizes: WeakKeyDictionary[Tokenizer, TokenSizes] = WeakKeyDictionary()
+
+    def of(self, tokenizer: Tokenizer) -> TokenSizes:
+        """Return the sizes of a tokeniser's tokens."""
+        sizes = self._sizes.get(tokenizer)
+        if sizes is None:
+            sizes = self._sizes[tokenizer] = TokenSizes.measured(tokenizer)
+        return sizes
+
+
+def check_answer(
+    search: messages.SearchOptions, max_new_tokens: int, has_log_probs: bool, sizes: TokenSizes, vocabulary: int, limit: AnswerLimit
+) -> None:
+    """Do nothing if whatever a request is answered with can be sent.
+
+    It is for requests that ask for details or for several answers. One answer without details is small, there is nothing of it to
+    do without, and a server with a low limit still gives the short ones.
+
+    Args:
+        search: How it is searched for.
+        max_new_tokens: Tokens of an answer at the most, the forced prefix not counted.
+        has_log_probs: Whether each token's log-probability is told.
+        sizes: Of the tokeniser.
+        vocabulary: Tokens that the model can say.
+        limit: What can be sent.
+
+    Raises:
+        InvalidRequest: If it might not, naming the fields and the limit.
+    """
+    num_tokens = len(search.forced_prefix) + max_new_tokens
+    num_told, num_top = (max_new_tokens, search.num_top_log_probs) if has_log_probs else (0, 0)
+    shape = AnswerShape(
+        num_answers=search.num_answers,
+        num_tokens=num_tokens,
+        text_bytes=num_tokens * sizes.longest_text,
+        max_token=max(0, vocabulary - 1),
+        num_told=num_told,
+        piece_bytes=sizes.longest,
+        num_top=num_top,
+        top_piece_bytes=sizes.longest_together(num_top),
+    )
+    size = limit.answer_bytes(shape)
+    if size <= limit.max_bytes:
+        return
+    asked = f"num_return_sequences of {search.num_answers} with max_new_tokens of {max_new_tokens}"
+    field = "num_return_sequences"
+    if num_top:
+        field, asked = "top_log_probs", f"{num_top} with {asked}"
+    elif has_log_probs:
+        field, asked = "return_log_probs", f"with {asked}"
+    raise InvalidRequest(field, f"{asked} may take {size} bytes; {limit.name} of the server is {limit.max_bytes}")
+
+
+def check_scores(request: messages.ScoreRequest, is_told: bool, tokenizer: Tokenizer, vocabulary: int, limit: AnswerLimit) -> None:
+    """Do nothing if the scores of a pair can be sent.
+
+    Args:
+        request: For the engine.
+        is_told: Whether the weights of the alignment are told.
+        tokenizer: What says how long their texts are.
+        vocabulary: Tokens that a target can have.
+        limit: What can be sent.
+
+    Raises:
+        InvalidRequest: If they might not, naming the limit.
+    """
+    num_source, num_target = len(request.source_ids), len(request.target_ids)
+    shape = ScoresShape(
+        num_source=num_source,
+        num_target=num_target,
+        source_bytes=_total_bytes(tokenizer, request.source_ids) if is_told else 0,
+        target_bytes=_total_bytes(tokenizer, request.target_ids),
+        max_token=max(0, vocabulary - 1),
+        is_aligned=is_told,
+        num_links=num_target if request.is_aligned else 0,
+    )
+    size = limit.scores_bytes(shape)
+    if size > limit.max_bytes:
+        field = "return_alignment" if is_told else "target"
+        asked = f"the scores of {num_target} target and {num_source} source tokens may take {size} bytes"
+        raise InvalidRequest(field, f"{asked}; {limit.name} of the server is {limit.max_bytes}")
+
+
+def _total_bytes(tokenizer: Tokenizer, ids: Sequence[int]) -> int:
+    return sum(map(len, map(tokenizer.token_bytes, ids)))
