@@ -54,12 +54,14 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         return to_score_response(scores, self._max_message_bytes)
 
     async def ListModels(self, _: generation_pb2.ListModelsRequest, context: Context) -> generation_pb2.ListModelsResponse:
-        """Describe every model."""
-        return generation_pb2.ListModelsResponse(models=[_describe(model) for model in self._core.models.all()])
+        """Describe every model that the caller may use."""
+        return generation_pb2.ListModelsResponse(
+            models=[_describe(model) for model in self._core.generation.models(current_call.get().caller)]
+        )
 
     async def GetModel(self, request: generation_pb2.GetModelRequest, context: Context) -> generation_pb2.Model:
         """Describe one model."""
-        return _describe(self._core.generation.model(request.model))
+        return _describe(self._core.generation.model(request.model, current_call.get().caller))
 
 
 def _describe(model: Model) -> generation_pb2.Model:
