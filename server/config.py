@@ -125,8 +125,13 @@ class ServerConfig(BaseSettings):
     tls_key: FilePath | None = Field(None, description="PEM file with its private key, not encrypted.")
     tls_client_ca: FilePath | None = Field(None, description="PEM file with the authorities of client certificates; asks for them.")
     auth_tokens_file: FilePath | None = Field(
-        None, description="Bearer tokens, one `name:token` or `token` a line; every RPC but health then needs one."
+        None,
+        description="Callers, their tokens and limits: TOML, or `name:token` or `token` a line; every RPC but health needs one.",
     )
+    default_deadline_seconds: Seconds = Field(
+        0.0, description="How long a request may take whose caller sets no deadline; 0 for any time."
+    )
+    max_deadline_seconds: Seconds = Field(0.0, description="Longest time that any request may take; 0 for any time.")
 
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe level that is logged.")
     log_format: Literal["json", "console"] = Field("json", description="One JSON object a line, or text for a terminal.")
@@ -198,6 +203,11 @@ class ServerConfig(BaseSettings):
             names = ("metrics_tls_certificate", "metrics_tls_key")
             given, missing = names if self.metrics_tls_key is None else reversed(names)
             raise ValueError(f"{given} is set without {missing}")
+        if 0 < self.max_deadline_seconds < self.default_deadline_seconds:
+            raise ValueError(
+                f"default_deadline_seconds ({self.default_deadline_seconds:g}) is more than"
+                f" max_deadline_seconds ({self.max_deadline_seconds:g})"
+            )
         if self.restart_backoff_max_seconds < self.restart_backoff_initial_seconds:
             raise ValueError(
                 f"restart_backoff_max_seconds ({self.restart_backoff_max_seconds:g}) is less than"

@@ -93,6 +93,17 @@ class QueueFull(ClientFault):
         self.limit = limit
 
 
+class LimitReached(ClientFault):
+    """A limit of the caller's own does not allow it now; nothing was done for this request."""
+
+    code = "RESOURCE_EXHAUSTED"
+    refusal = "limit"
+
+    def __init__(self, limit: str, reason: str, retry_after_seconds: float) -> None:
+        super().__init__(f"{limit}: {reason}", retry_after_seconds)
+        self.limit = limit
+
+
 class ServerFault(ServiceError):
     """The request was fine."""
 

@@ -22,7 +22,9 @@ from dragoman.export.bundle import Bundle
 from dragoman.extras import install_command
 from dragoman.server import config as settings
 from dragoman.server.config import ConfigError, ServerConfig
+from dragoman.server.core.access import read_callers
 from dragoman.server.core.core import Core
+from dragoman.server.core.deadlines import Deadlines
 from dragoman.server.cores import TooFewCores, available_cores, divide_cores
 from dragoman.server.engine.settings import DeviceSettings, EngineSettings
 from dragoman.server.faces.grpc.server import GrpcServer, build_server
@@ -91,7 +93,9 @@ class Service:
         self.repository = Repository(bundles, self._make_engine)
         for model in self.repository.all():
             self._describe(model)
-        self.core = Core(self.repository, self.metrics, self._tracer)
+        deadlines = Deadlines(config.default_deadline_seconds, config.max_deadline_seconds)
+        self._callers = read_callers(config, self.metrics, deadlines)
+        self.core = Core(self.repository, self.metrics, self._tracer, self._callers, deadlines)
         self._face: GrpcServer | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 

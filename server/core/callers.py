@@ -1,73 +1,292 @@
-"""Who may call: bearer tokens, read once, at the start; what is wrong with them stops it."""
+"""Who may call, and how much: callers by their tokens and certificates, their limits, and what they have used of them.
 
-import hashlib
-import hmac
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+It knows no protocol: a face brings what came beside a request, and the names in the certificate that its connection has verified.
+Everything here belongs to the event loop's thread.
+"""
 
-from dragoman.server.config import ConfigError
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+
+from dragoman.server.buckets import Bucket
+from dragoman.server.core.callers_file import Book, Entry, digest_of
+from dragoman.server.core.deadlines import NO_DEADLINES, Deadlines
+from dragoman.server.engine.messages import Share
+from dragoman.server.errors import ClientFault, InvalidRequest, LimitReached, Unauthenticated
+from dragoman.server.telemetry.caller_metrics import CallerMeter, CallerMetrics
+
+# When to come back where nobody can know: a request under way has to end first.
+RETRY_SECONDS = 1.0
+# A bucket has it again when this little is missing: sums of floating-point numbers are not exact.
+ALMOST = 1e-6
+
+Metadata = Iterable[tuple[str, str | bytes]]
+
+
+class Caller:
+    """One caller: its limits and what it has used of them; outlives changes of the file that keep its name.
+
+    Attributes:
+        name: As the file has it.
+        limits: What it may have.
+        share: What engines are told.
+        models: Names of the models it may use; None for all.
+        deadlines: How long its requests may take.
+        num_running: Requests under way.
+        num_streams: Streams of requests that are open.
+        is_known: Whether the file still has it.
+    """
+
+    def __init__(
+        self,
+        entry: Entry,
+        meter: CallerMeter,
+        deadlines: Deadlines,
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float],
+    ) -> None:
+        """Start with nothing used.
+
+        Args:
+            entry: What the file says.
+            meter: What counts.
+            deadlines: The server's own.
+            clock: Seconds that only rise, for rates.
+            wall_clock: Seconds since 1970, for the expiry.
+        """
+        self.name = entry.name
+        self.num_running = 0
+        self.num_streams = 0
+        self.is_known = True
+        self._meter = meter
+        self._server_deadlines = deadlines
+        self._clock, self._wall_clock = clock, wall_clock
+        self._requests: Bucket | None = None
+        self._tokens: Bucket | None = None
+        self.change(entry)
+
+    def change(self, entry: Entry) -> None:
+        """Have other limits from now on; levels and counts stay as they are."""
+        limits = entry.limits
+        self.limits = limits
+        self.models = None if limits.models is None else frozenset(limits.models)
+        self.deadlines = self._server_deadlines.of(limits)
+        self.share = Share(
+            self.name,
+            1.0 if limits.weight is None else limits.weight,
+            limits.max_slots or 0,
+            limits.max_waiting or 0,
+        )
+        self._max_requests = math.inf if limits.max_requests is None else limits.max_requests
+        self._expiry = math.inf if entry.expires is None else entry.expires.timestamp()
+        self._requests = self._bucket(self._requests, limits.requests_per_second, limits.requests_burst)
+        self._tokens = self._bucket(self._tokens, limits.tokens_per_second, limits.tokens_burst)
+
+    def forget(self) -> None:
+        """Know it no more: what it has under way goes on, and nothing new is taken of it."""
+        self.is_known = False
+        self._meter.close()
+
+    def check(self) -> None:
+        """Do nothing if it may call at all.
+
+        Raises:
+            Unauthenticated: If it is expired, or not in the file any more.
+        """
+        if not self.is_known:
+            raise Unauthenticated(f"authorization: caller {self.name!r} is not known any more")
+        if self._expiry <= self._wall_clock():
+            self._meter.refused("expires")
+            when = datetime.fromtimestamp(self._expiry, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+            raise Unauthenticated(f"authorization: caller {self.name!r} expired at {when}")
+
+    def enter(self) -> None:
+        """Take one request in; `leave` when it has ended.
+
+        Raises:
+            LimitReached: If a limit does not allow it now; nothing was taken then.
+            Unauthenticated: See `check`.
+        """
+        self.check()
+        if self.num_running >= self._max_requests:
+            raise self.limit_reached("max_requests", f"{self.num_running} are under way", RETRY_SECONDS)
+        if self._tokens is not None and (seconds := self._tokens.seconds_until(ALMOST)) > 0:
+            raise self.limit_reached("tokens_per_second", f"{self._tokens.rate:g} are allowed", seconds)
+        self._take_request()
+        self.num_running += 1
+        self._meter.num_running.inc()
+
+    def leave(self, generated_tokens: int) -> None:
+        """Let a request go that `enter` took in.
+
+        Args:
+            generated_tokens: Tokens generated for it.
+        """
+        self.num_running -= 1
+        self._meter.num_running.dec()
+        if generated_tokens:
+            self._meter.generated_tokens.inc(generated_tokens)
+            if self._tokens is not None:
+                self._tokens.take(generated_tokens)
+
+    def enter_stream(self) -> None:
+        """Open a stream of requests, which counts as a request, but not as one under way; `leave_stream` when it is closed.
+
+        Raises:
+            LimitReached: If a limit does not allow it now; there are as many streams as requests under way at the most.
+            Unauthenticated: See `check`.
+        """
+        self.check()
+        if self.num_streams >= self._max_requests:
+            raise self.limit_reached("max_requests", f"{self.num_streams} streams are open", RETRY_SECONDS)
+        self._take_request()
+        self.num_streams += 1
+
+    def leave_stream(self) -> None:
+        """Close a stream that `enter_stream` opened."""
+        self.num_streams -= 1
+
+    def read(self, tokens: int) -> None:
+        """Take the tokens of a source, or of a pair, that is going to its engine."""
+        self._meter.source_tokens.inc(tokens)
+        if self._tokens is not None:
+            self._tokens.take(tokens)
+
+    def check_priority(self, priority: int) -> None:
+        """Do nothing if a request may have this priority.
+
+        Raises:
+            InvalidRequest: If it may not.
+        """
+        highest = self.limits.max_priority
+        if highest is not None and priority > highest:
+            self._meter.refused("max_priority")
+            raise InvalidRequest("priority", f"{priority} is above {highest}, max_priority of caller {self.name}")
+
+    def check_slots(self, num_slots: int, field: str) -> None:
+        """Do nothing if a request may take so many slots at once: more than the caller may have it would never get.
+
+        Args:
+            num_slots: Of the request.
+            field: What makes them so many.
+
+        Raises:
+            InvalidRequest: If they are too many.
+        """
+        most = self.limits.max_slots
+        if most is not None and num_slots > most:
+            self._meter.refused("max_slots")
+            raise InvalidRequest(field, f"{num_slots} slots are needed; max_slots of caller {self.name} is {most}")
+
+    def limit_reached(self, limit: str, reason: str, retry_after_seconds: float) -> ClientFault:
+        """Count a refusal; return the error that tells it."""
+        self._meter.refused(limit)
+        return LimitReached(limit, f"{reason}; it is a limit of caller {self.name}", retry_after_seconds)
+
+    def _take_request(self) -> None:
+        if self._requests is not None:
+            if (seconds := self._requests.seconds_until(1.0 - ALMOST)) > 0:
+                raise self.limit_reached("requests_per_second", f"{self._requests.rate:g} are allowed", seconds)
+            self._requests.take(1.0)
+        self._meter.requests.inc()
+
+    def _bucket(self, bucket: Bucket | None, rate: float | None, burst: int | None) -> Bucket | None:
+        if rate is None:
+            return None
+        size = float(burst) if burst is not None else max(1.0, rate)
+        if bucket is None:
+            return Bucket(rate, size, self._clock)
+        bucket.change(rate, size)
+        return bucket
 
 
 class Callers:
-    """Knows callers by their tokens."""
+    """Knows callers by their credentials.
 
-    def __init__(self, names: Mapping[str, str]) -> None:
-        """Know these.
+    Attributes:
+        has_tokens: Whether there are tokens at all.
+        has_certificates: Whether a certificate alone makes a caller known.
+    """
+
+    def __init__(
+        self,
+        book: Book,
+        metrics: CallerMetrics,
+        deadlines: Deadlines = NO_DEADLINES,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Know those of a file.
 
         Args:
-            names: Names of callers by token; a name goes into the log.
+            book: What the file says.
+            metrics: Where they are counted.
+            deadlines: The server's own, for those that have none of theirs.
+            clock: Seconds that only rise, for rates.
+            wall_clock: Seconds since 1970, for expiries.
         """
-        self._callers = [(_digest(token), name) for token, name in names.items()]
+        self._metrics = metrics
+        self._deadlines = deadlines
+        self._clock, self._wall_clock = clock, wall_clock
+        self._callers: dict[str, Caller] = {}
+        self.replace(book)
 
-    def identify(self, metadata: Iterable[tuple[str, str | bytes]] | None) -> str | None:
-        """Return the name of who shows a token; None for none that is known. It takes the same time whichever token it is.
+    def replace(self, book: Book) -> None:
+        """Know those of another file from now on; a caller that stays keeps what it has used and what it has under way."""
+        for name in self._callers.keys() - book.entries.keys():
+            self._callers.pop(name).forget()
+        for name, entry in book.entries.items():
+            if (caller := self._callers.get(name)) is not None:
+                caller.change(entry)
+            else:
+                self._callers[name] = Caller(entry, self._metrics.open(name), self._deadlines, self._clock, self._wall_clock)
+        self._by_token: Mapping[bytes, str] = book.tokens
+        self._by_certificate: Mapping[str, str] = book.certificates
+        self.has_tokens, self.has_certificates = bool(book.tokens), bool(book.certificates)
+
+    def all(self) -> Sequence[Caller]:
+        """Return every caller of the file."""
+        return list(self._callers.values())
+
+    def identify(self, metadata: Metadata | None, names: Iterable[str] = ()) -> Caller:
+        """Return who calls: whose token is shown, or, where none is shown, whom the certificate names.
+
+        What is looked up of a token is its SHA-256 digest, so the time that takes says nothing of tokens there are.
 
         Args:
             metadata: What came beside the request: pairs of a key in lower case and a value.
+            names: Names in the certificate that the caller has shown and the connection has verified.
+
+        Raises:
+            Unauthenticated: If that is nobody, or somebody whose time is over.
         """
-        values = [value for key, value in metadata or () if key == "authorization"]
-        value = values[0] if len(values) == 1 else ""
+        caller = self.by_token(metadata)
+        if caller is None and not _shows_token(metadata):
+            found = (self._by_certificate.get(name) for name in names)
+            caller = next((self._callers[name] for name in found if name is not None), None)
+        if caller is None:
+            raise Unauthenticated(self._what_is_needed())
+        caller.check()
+        return caller
+
+    def by_token(self, metadata: Metadata | None) -> Caller | None:
+        """Return whose token is shown, expired or not; None if none that is known is, or more than one."""
+        shown = [value for key, value in metadata or () if key == "authorization"]
+        value = shown[0] if len(shown) == 1 else ""
         scheme, _, token = value.partition(" ") if isinstance(value, str) else ("", "", "")
-        digest = _digest(token)
-        found: str | None = None
-        for known, name in self._callers:
-            if hmac.compare_digest(known, digest):
-                found = name
-        return found if scheme.lower() == "bearer" else None
+        if scheme.lower() != "bearer":
+            return None
+        name = self._by_token.get(digest_of(token))
+        return None if name is None else self._callers[name]
+
+    def _what_is_needed(self) -> str:
+        if not self.has_certificates:
+            return "authorization: a bearer token that this server knows is needed"
+        if not self.has_tokens:
+            return "authorization: a client certificate with a name that this server knows is needed"
+        return "authorization: a bearer token or a client certificate that this server knows is needed"
 
 
-def read_tokens(path: Path) -> dict[str, str]:
-    """Read the file of tokens: one `name:token` or `token` a line; blank lines and lines that start with `#` do not count.
-
-    Returns:
-        Names by token; a token without a name is called after its line.
-
-    Raises:
-        ConfigError: Naming file and line, never the token.
-    """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise ConfigError(f"auth_tokens_file: {path} cannot be read: {reason}") from None
-    callers: dict[str, str] = {}
-    for number, line in enumerate(lines, 1):
-        content = line.strip()
-        if not content or content.startswith("#"):
-            continue
-        name, separator, token = content.rpartition(":")
-        name, token = name.strip(), token.strip()
-        if separator and not name:
-            raise ConfigError(f"auth_tokens_file: {path}, line {number}: no name before the colon")
-        if not token or not token.isascii() or not token.isprintable() or " " in token:
-            raise ConfigError(f"auth_tokens_file: {path}, line {number}: a token is printable ASCII without spaces")
-        if token in callers:
-            raise ConfigError(f"auth_tokens_file: {path}, line {number}: the same token as before")
-        callers[token] = name or f"line {number}"
-    if not callers:
-        raise ConfigError(f"auth_tokens_file: {path} holds no token")
-    return callers
-
-
-def _digest(token: str) -> bytes:
-    return hashlib.sha256(token.encode(errors="surrogatepass")).digest()
+def _shows_token(metadata: Metadata | None) -> bool:
+    return any(key == "authorization" for key, _ in metadata or ())

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from dragoman.server.core.callers import Caller
 from dragoman.server.engine.messages import ANYBODY, Share
+from dragoman.server.errors import ServiceError
 
 if TYPE_CHECKING:  # it needs OpenTelemetry
     from dragoman.server.telemetry.tracing import CallSpan
@@ -21,9 +23,14 @@ class Call:
         method: Full name, `/package.Service/Method`.
         task: The asyncio task that serves it.
         is_counted: Whether the metrics know of it: it is there to generate or to score.
+        has_items: Whether it is a stream of requests, each of which has a record of its own.
         request_id: The caller's or ours; empty until it is known.
+        caller: Whose it is; None while nobody is known, or nobody asks.
         share: Whose it is, as engines are told.
         arrival: `time.monotonic()` when it came.
+        is_entered: Whether its caller's limits have let it in, and are to be told when it ends.
+        not_entered: Why they have not; for a request of a batch, which is told so when it is looked at.
+        deadline_limit: Name and seconds of the server's limit that its deadline comes from; empty if the caller set it.
         model: Name of the model, once that is known to be loaded.
         source_tokens: Tokens of its source.
         generated_tokens: Tokens generated for it.
@@ -37,9 +44,14 @@ class Call:
     method: str
     task: Task[Any]
     is_counted: bool = True
+    has_items: bool = False
     request_id: str = ""
+    caller: Caller | None = None
     share: Share = ANYBODY
     arrival: float = field(default_factory=time.monotonic)
+    is_entered: bool = False
+    not_entered: ServiceError | None = None
+    deadline_limit: str = ""
     model: str = ""
     source_tokens: int = 0
     generated_tokens: int = 0
@@ -50,8 +62,32 @@ class Call:
     span: "CallSpan | None" = None
 
     @classmethod
-    def begin(cls, method: str, *, is_counted: bool = True) -> "Call":
+    def begin(cls, method: str, *, is_counted: bool = True, has_items: bool = False) -> "Call":
         """Return the record of a call that comes now and is served by the task that runs."""
         task = asyncio.current_task()
         assert task is not None
-        return cls(method, task, is_counted)
+        return cls(method, task, is_counted, has_items)
+
+    def enter(self, caller: Caller) -> None:
+        """Have its caller's limits let it in.
+
+        Raises:
+            LimitReached: If one does not.
+            Unauthenticated: If the caller may not call any more.
+        """
+        self.caller = caller
+        if self.has_items:
+            caller.enter_stream()
+        else:
+            caller.enter()
+        self.is_entered = True
+        self.share = caller.share
+
+    def leave(self) -> None:
+        """Tell its caller's limits, which have let it in, that it has ended."""
+        assert self.caller is not None and self.is_entered
+        self.is_entered = False
+        if self.has_items:
+            self.caller.leave_stream()
+        else:
+            self.caller.leave(self.generated_tokens)

@@ -3,6 +3,8 @@
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
+from dragoman.server.core.callers import Callers
+from dragoman.server.core.deadlines import NO_DEADLINES, Deadlines
 from dragoman.server.core.generation import Generation
 from dragoman.server.core.ports import Models
 from dragoman.server.core.records import Records
@@ -23,19 +25,30 @@ class Core:
         models: What is loaded; may change while the server runs.
         generation: What generates and scores.
         calls: What runs.
+        callers: Who may call; None if anybody may, without limits.
     """
 
-    def __init__(self, models: Models, metrics: Metrics, tracer: "Tracer | None" = None) -> None:
+    def __init__(
+        self,
+        models: Models,
+        metrics: Metrics,
+        tracer: "Tracer | None" = None,
+        callers: Callers | None = None,
+        deadlines: Deadlines = NO_DEADLINES,
+    ) -> None:
         """Start with nothing running.
 
         Args:
             models: What is loaded.
             metrics: Where requests are counted.
             tracer: What makes spans; None for none.
+            callers: Who may call; None if anybody may.
+            deadlines: The server's own, for callers that have none of theirs.
         """
         self.models = models
-        self.generation = Generation(models, metrics)
-        self.calls = RunningCalls(Records(metrics, tracer))
+        self.callers = callers
+        self.generation = Generation(models, metrics, deadlines)
+        self.calls = RunningCalls(Records(metrics, tracer), callers)
 
     @property
     def is_draining(self) -> bool:

@@ -2,20 +2,32 @@
 
 from typing import NoReturn
 
+from dragoman.server.core.callers import Caller
+from dragoman.server.core.calls import Call
 from dragoman.server.engine import messages
-from dragoman.server.errors import Cancelled, DeadlineExceeded, DeadlineUnmet, QueueFull, StepFailed, Unavailable
+from dragoman.server.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    DeadlineUnmet,
+    QueueFull,
+    ServiceError,
+    StepFailed,
+    Unavailable,
+)
 
 RETRY_SECONDS = 1.0
 
 
-def raise_ending(finished: messages.Finished) -> NoReturn:
+def raise_ending(finished: messages.Finished, call: Call) -> NoReturn:
     """Raise what the ending of a request means."""
     match finished.reason:
         case "deadline":
-            raise DeadlineExceeded(f"the deadline passed after {finished.num_generated} tokens")
+            raise DeadlineExceeded(f"{_deadline(call)} passed after {finished.num_generated} tokens")
         case "deadline_unmet":
             needed = f"about {finished.needed_seconds:.3g} s are needed"
-            raise DeadlineUnmet(f"refused before any work: {needed}, more than the deadline leaves")
+            raise DeadlineUnmet(f"refused before any work: {needed}, more than {_deadline(call)} leaves")
+        case "queue_full" if finished.limit and call.caller is not None:
+            raise _limit_reached(call.caller, finished)
         case "queue_full":
             raise QueueFull("too many requests are waiting", finished.retry_after_seconds, limit=finished.limit)
         case "step_failed":
@@ -24,17 +36,28 @@ def raise_ending(finished: messages.Finished) -> NoReturn:
             _raise_common(reason)
 
 
-def raise_pair_ending(scored: messages.Scored) -> NoReturn:
+def raise_pair_ending(scored: messages.Scored, call: Call) -> NoReturn:
     """Raise what the ending of a pair means."""
     match scored.reason:
         case "deadline" | "deadline_unmet":
-            raise DeadlineExceeded("the deadline passed before the pair was scored")
+            raise DeadlineExceeded(f"{_deadline(call)} passed before the pair was scored")
+        case "queue_full" if scored.limit and call.caller is not None:
+            raise _limit_reached(call.caller, scored)
         case "queue_full":
             raise QueueFull("too many pairs are waiting to be scored", scored.retry_after_seconds, limit=scored.limit)
         case "step_failed":
             raise StepFailed(f"scoring failed; quote incident {scored.incident}")
         case reason:
             _raise_common(reason)
+
+
+def _deadline(call: Call) -> str:
+    """Name the deadline, and whose it was if it was the server's."""
+    return f"the server's deadline ({call.deadline_limit} seconds)" if call.deadline_limit else "the deadline"
+
+
+def _limit_reached(caller: Caller, ending: messages.Finished | messages.Scored) -> ServiceError:
+    return caller.limit_reached(ending.limit, "too many requests are waiting", ending.retry_after_seconds)
 
 
 def _raise_common(reason: messages.FinishReason) -> NoReturn:

@@ -4,7 +4,7 @@ What cannot be answered is raised as `server.errors`. An answer is counted with 
 it: one that turns out not to fit a message, or to have nobody to take it, is no success.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from typing import cast
@@ -14,13 +14,16 @@ from structlog.contextvars import bind_contextvars
 from dragoman.model.tokenizer import StreamingDetokenizer
 from dragoman.server.core.answer_size import AnswerLimit
 from dragoman.server.core.answers import Generated, Piece, to_generated
+from dragoman.server.core.callers import Caller
 from dragoman.server.core.calls import Call
+from dragoman.server.core.deadlines import NO_DEADLINES, Deadlines
 from dragoman.server.core.endings import raise_ending, raise_pair_ending
 from dragoman.server.core.ports import Model, Models
 from dragoman.server.core.requests import GenerateRequest, ScoreRequest
 from dragoman.server.core.scoring import PairScores, prepare_pair, to_scores
 from dragoman.server.core.validation import Prepared, Validator, check_model_name
 from dragoman.server.engine import messages
+from dragoman.server.errors import UnknownModel
 from dragoman.server.telemetry.metrics import Metrics
 
 ANSWERS = ("eos", "length")
@@ -29,25 +32,42 @@ ANSWERS = ("eos", "length")
 class Generation:
     """Generates and scores with the models there are."""
 
-    def __init__(self, models: Models, metrics: Metrics) -> None:
+    def __init__(self, models: Models, metrics: Metrics, deadlines: Deadlines = NO_DEADLINES) -> None:
         """Serve these models.
 
         Args:
             models: What is loaded; may change.
             metrics: Where requests are counted.
+            deadlines: The server's own.
         """
         self._models = models
         self._metrics = metrics
+        self._deadlines = deadlines
         self._validator = Validator()
 
-    def model(self, name: str) -> Model:
-        """Return a model, for a description; the empty name means the only one.
+    def models(self, caller: Caller | None = None) -> Sequence[Model]:
+        """Return the models that a caller may use, sorted by name; all of them for nobody in particular."""
+        models = self._models.all()
+        if caller is None or caller.models is None:
+            return models
+        return [model for model in models if model.name in caller.models]
+
+    def model(self, name: str, caller: Caller | None = None) -> Model:
+        """Return a model; the empty name means the only one. Of models that a caller may not use it is not told that they are there.
 
         Raises:
             InvalidRequest: If no model can have this name.
-            UnknownModel: If none has it.
+            UnknownModel: If none has it that the caller may use.
         """
-        return self._models.get(check_model_name(name))
+        name = check_model_name(name)
+        if caller is None or caller.models is None:
+            return self._models.get(name)
+        models = {model.name: model for model in self.models(caller)}
+        if not name and len(models) == 1:
+            return next(iter(models.values()))
+        if name not in models:
+            raise UnknownModel(name, list(models))
+        return models[name]
 
     def max_characters(self) -> int:
         """Return how many characters of a text some model could use; that there are more is all it needs to know of the rest."""
@@ -102,6 +122,7 @@ class Generation:
     ) -> PairScores:
         """Return the scores of a pair; arguments and errors as `generate`."""
         model = self._begin(request, call)
+        remaining_seconds = self._time_left(call, remaining_seconds)
         pair = await prepare_pair(
             request,
             model,
@@ -112,11 +133,13 @@ class Generation:
             limit=limit,
         )
         call.source_tokens = len(pair.source_ids)
+        if call.caller is not None:
+            call.caller.read(len(pair.source_ids) + len(pair.target_ids))
         scored = await model.engine.score(pair)
         if call.span is not None:
             call.span.add_scoring(model.version, scored)
         if scored.reason != "eos":
-            raise_pair_ending(scored)
+            raise_pair_ending(scored, call)
         call.count_answer = partial(self._metrics.observe_scored, model.name, pair, scored)
         return to_scores(call, model, request, pair, scored)
 
@@ -137,6 +160,7 @@ class Generation:
                     break
                 texts.append(detokenizer.push(event.token_ids))
                 num_sent += len(event.token_ids)
+                call.generated_tokens = num_sent  # what a caller has had that does not wait for the end
                 yield Piece(texts[-1], event.token_ids)
         if finished is None:
             raise RuntimeError("the engine's stream ended without saying how")
@@ -146,11 +170,28 @@ class Generation:
         yield Piece(texts[-1], rest, to_generated(call, model, prepared, finished, "".join(texts)))
 
     def _begin(self, request: GenerateRequest | ScoreRequest, call: Call) -> Model:
-        """Return the model; the call's record now knows it."""
-        model = self._models.get(check_model_name(request.model))
+        """Return the model, which the call's record now knows, if the caller's limits let the request in.
+
+        Raises:
+            ServiceError: If they do not, or the caller may use no such model.
+        """
+        if call.not_entered is not None:
+            raise call.not_entered
+        caller = call.caller
+        model = self._models.get(check_model_name(request.model)) if caller is None else self.model(request.model, caller)
         call.model = model.name
         bind_contextvars(model=model.name)
+        if caller is not None:
+            caller.check_priority(request.priority)
         return model
+
+    def _time_left(self, call: Call, remaining_seconds: float | None) -> float | None:
+        """Return the time until a request's deadline, the caller's or ours."""
+        deadlines = self._deadlines if call.caller is None else call.caller.deadlines
+        if deadlines == NO_DEADLINES:
+            return remaining_seconds
+        seconds, call.deadline_limit = deadlines.time_left(call.arrival, remaining_seconds)
+        return seconds
 
     async def _prepare(
         self,
@@ -164,6 +205,7 @@ class Generation:
     ) -> Prepared:
         """Validate and tokenise, unless the queue is full anyway."""
         model.engine.ensure_place(call.share)
+        remaining_seconds = self._time_left(call, remaining_seconds)
         prepared = await self._validator.prepare(
             request,
             model,
@@ -174,6 +216,10 @@ class Generation:
             limit=limit,
         )
         call.source_tokens = len(prepared.request.source_ids)
+        if call.caller is not None:
+            search = prepared.request.search
+            call.caller.check_slots(search.num_slots, "num_beams" if search.num_beams > 1 else "num_return_sequences")
+            call.caller.read(call.source_tokens)
         if call.span is not None:
             call.span.describe(model.version, prepared.request)
         return prepared
@@ -186,5 +232,5 @@ class Generation:
         count = partial(self._metrics.observe_finished, model.name, prepared.request, finished)
         if finished.reason not in ANSWERS:
             count()
-            raise_ending(finished)
+            raise_ending(finished, call)
         call.count_answer = count

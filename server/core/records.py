@@ -11,6 +11,7 @@ from dragoman.server.core.calls import Call
 from dragoman.server.core.ids import new_incident
 from dragoman.server.errors import ServiceError, UnexpectedFault
 from dragoman.server.telemetry.metrics import Metrics
+from dragoman.server.telemetry.sampling import Sampler
 from dragoman.server.telemetry.trace_context import read_trace_context
 
 if TYPE_CHECKING:  # it needs OpenTelemetry
@@ -30,6 +31,7 @@ class Records:
         self._metrics = metrics
         self._tracer = tracer
         self._log = structlog.get_logger("access").bind()
+        self._sampler = Sampler(self._tell_suppressed)
 
     def begin(self, call: Call, metadata: Iterable[tuple[str, str | bytes]] | None) -> None:
         """Start the span of a call that is to be traced; put its trace, or else its caller's, on its log lines."""
@@ -40,24 +42,38 @@ class Records:
             bind_contextvars(trace_id=trace.trace_id, span_id=trace.span_id)
 
     def begin_item(self, call: Call, rpc: Call) -> None:
-        """Start the span of one request of a batch, if the whole call has one."""
+        """Start the span of one request of a batch, if the whole call has one; have its caller's limits let it in.
+
+        What they say against it is kept for when the request is looked at.
+        """
         if rpc.span is not None:
             call.span = rpc.span.start_item(call.arrival)
         if call.span is not None:
             bind_contextvars(span_id=call.span.span_id)
+        if rpc.caller is not None:
+            try:
+                call.enter(rpc.caller)
+            except ServiceError as error:
+                call.not_entered = error
 
     def finish(self, call: Call, code: str, event: str = "call") -> None:
-        """Write the access line of a call that ended with this status; count its answer or its failure; end its span."""
+        """Write the access line of a call that ended with this status; count its answer or its failure; end its span.
+
+        Of those that failed some lines of each kind are written; how many were not, `tell_suppressed` says.
+        """
         call.code = code
         ended = time.monotonic()
-        self._log.info(
-            event,
-            method=call.method,
-            code=code,
-            seconds=round(ended - call.arrival, 6),
-            source_tokens=call.source_tokens,
-            generated_tokens=call.generated_tokens,
-        )
+        if call.is_entered:
+            call.leave()
+        if code == "OK" or self._sampler.allows(call.refusal or code):
+            self._log.info(
+                event,
+                method=call.method,
+                code=code,
+                seconds=round(ended - call.arrival, 6),
+                source_tokens=call.source_tokens,
+                generated_tokens=call.generated_tokens,
+            )
         if code != "OK" and call.is_counted:
             self._metrics.observe_failure(call.model, code, call.refusal)
         elif code == "OK" and call.count_answer is not None:
@@ -74,9 +90,20 @@ class Records:
             )
 
     def fault(self, error: Exception) -> ServiceError:
-        """Return what the caller may know of an exception; one nobody foresaw goes into the log under an incident id."""
+        """Return what the caller may know of an exception; one nobody foresaw goes into the log under an incident id.
+
+        Of very many, only some do: then an id that is quoted may not be there.
+        """
         if isinstance(error, ServiceError):
             return error
         incident = new_incident()
-        self._log.error("unexpected exception", incident=incident, exc_info=error)
+        if self._sampler.allows("unexpected exception"):
+            self._log.error("unexpected exception", incident=incident, exc_info=error)
         return UnexpectedFault(incident)
+
+    def tell_suppressed(self) -> None:
+        """Write how many lines of failed calls were not written since this was called last, a line for each kind."""
+        self._sampler.tell()
+
+    def _tell_suppressed(self, kind: str, count: int) -> None:
+        self._log.warning("lines of failed calls not written", kind=kind, suppressed=count)

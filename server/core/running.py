@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 from structlog.contextvars import bind_contextvars
 
+from dragoman.server.core.callers import Callers
 from dragoman.server.core.calls import Call
 from dragoman.server.core.endings import RETRY_SECONDS
 from dragoman.server.core.ids import choose_request_id
@@ -27,12 +28,14 @@ class RunningCalls:
 
     Attributes:
         records: What writes the record of each call.
+        callers: Who may call; None if anybody may.
         draining: Set once no new call is to be served.
     """
 
-    def __init__(self, records: Records) -> None:
+    def __init__(self, records: Records, callers: Callers | None = None) -> None:
         """Start with nothing running."""
         self.records = records
+        self.callers = callers
         self.draining = asyncio.Event()
         self._calls: set[Call] = set()
         self._idle = asyncio.Event()
@@ -66,15 +69,17 @@ class RunningCalls:
         metadata: Iterable[tuple[str, str | bytes]] | None = None,
         request_id: str = "",
         *,
+        names: Callable[[], Iterable[str]] = tuple,
         own_ending: Callable[[BaseException], str | None] = _caller_left,
         is_sent_later: bool = False,
     ) -> Iterator[None]:
         """Serve a call within the `with`, in its task.
 
         Args:
-            call: Its record.
-            metadata: What came beside the request, for its id and its trace: pairs of a key in lower case and a value.
+            call: Its record; whose it is may be known already.
+            metadata: What came beside the request, for its caller, its id and its trace: pairs of a key in lower case and a value.
             request_id: What the request itself says its id is; empty for nothing.
+            names: Asks for the names in the certificate that the connection has verified, if they are needed.
             own_ending: Names the status that an exception of the face's own stands for, such as that the caller is gone; such an
                 exception is recorded and goes through as it is. None for every other.
             is_sent_later: Whether the answer is sent after the `with`: the call then runs until its task ends.
@@ -92,6 +97,8 @@ class RunningCalls:
             bind_contextvars(request_id=call.request_id)
             if self.draining.is_set():
                 raise Draining("the server is shutting down", retry_after_seconds=RETRY_SECONDS)
+            if self.callers is not None:
+                self._enter(call, self.callers, metadata, names)
             yield
         except asyncio.CancelledError as error:
             if call.is_ended_by_server:
@@ -111,6 +118,15 @@ class RunningCalls:
         finally:
             if not is_sent_later:
                 self._forget(call)
+
+    def _enter(
+        self, call: Call, callers: Callers, metadata: Iterable[tuple[str, str | bytes]] | None, names: Callable[[], Iterable[str]]
+    ) -> None:
+        """Find out whose a call is; have the caller's limits let it in."""
+        if call.caller is None:
+            call.caller = callers.identify(metadata, names())
+        bind_contextvars(caller=call.caller.name)
+        call.enter(call.caller)
 
     def _fail(self, call: Call, error: ServiceError) -> ServiceError:
         """Log and count; return what the caller is to be told."""

@@ -9,6 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from dragoman.server.engine import messages
+from dragoman.server.telemetry.caller_metrics import CallerMetrics
 from dragoman.server.telemetry.declarations import Declarations
 from dragoman.server.telemetry.gpu import open_gpu_source
 from dragoman.server.telemetry.model_metrics import ModelMetrics
@@ -23,6 +24,7 @@ class Metrics:
 
     Attributes:
         labels: Names of each metric's labels, by its full name.
+        callers: What counts for each caller.
     """
 
     def __init__(self, registry: CollectorRegistry, latency_buckets: Sequence[float], version: str = "unknown") -> None:
@@ -39,9 +41,10 @@ class Metrics:
         self._models: dict[str, ModelMetrics] = {}
         self._declared = Declarations(registry, latency_buckets)
         Info("dragoman_build", "What runs.", registry=registry).info({"version": version})
+        self.callers = CallerMetrics(registry)
         self._processes = _ProcessMetrics(registry)
         self._gpus = _GpuMetrics(registry)
-        self.labels = self._declared.labels | {"dragoman_build_info": ("version",)}
+        self.labels = self._declared.labels | {"dragoman_build_info": ("version",)} | self.callers.labels
         self.labels |= dict.fromkeys(self._processes.names, ("model",)) | dict.fromkeys(self._gpus.names, ("device",))
 
     def add_model(self, name: str, version: str, precision: str, device: str, num_slots: int) -> None:

@@ -65,12 +65,13 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         return await to_score_response(scores, self._limit.max_bytes)
 
     async def ListModels(self, _: generation_pb2.ListModelsRequest, context: Context) -> generation_pb2.ListModelsResponse:
-        """Describe every model."""
-        return generation_pb2.ListModelsResponse(models=list(map(self._describe, self._core.models.all())))
+        """Describe every model that the caller may use."""
+        models = self._core.generation.models(current_call.get().caller)
+        return generation_pb2.ListModelsResponse(models=list(map(self._describe, models)))
 
     async def GetModel(self, request: generation_pb2.GetModelRequest, context: Context) -> generation_pb2.Model:
         """Describe one model."""
-        return self._describe(self._core.generation.model(request.model))
+        return self._describe(self._core.generation.model(request.model, current_call.get().caller))
 
     async def _generate(
         self, request: generation_pb2.GenerateRequest, context: Context, response: generation_pb2.GenerateResponse

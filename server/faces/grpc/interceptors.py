@@ -7,7 +7,7 @@ Health RPCs pass untouched: probes must be answered while the server drains, and
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from contextvars import ContextVar
 from functools import lru_cache, partial
@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 import grpc
 
+from dragoman.server.core.callers import Caller
 from dragoman.server.core.calls import Call
 from dragoman.server.core.running import RunningCalls
 from dragoman.server.errors import Cancelled, DeadlineExceeded, ServiceError
@@ -38,22 +39,35 @@ Behaviour: TypeAlias = "Callable[[Any, Context], Awaitable[Any]]"
 
 # Set for each RPC in its own task, so it is as private as an argument; gRPC leaves no other way from interceptor to servicer.
 current_call: ContextVar[Call] = ContextVar("current_call")
+# Whose it is, where that was found out before its message was read.
+current_caller: ContextVar[Caller | None] = ContextVar("current_caller", default=None)
 # What the RPC at hand came with.
 _metadata: ContextVar[Any] = ContextVar("metadata")
+
+
+def _no_names(_: Context) -> Sequence[str]:
+    return ()
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
     """Accompanies every RPC but health from its arrival to its end."""
 
-    def __init__(self, calls: RunningCalls, max_characters: Callable[[], int] = lambda: sys.maxsize) -> None:
+    def __init__(
+        self,
+        calls: RunningCalls,
+        max_characters: Callable[[], int] = lambda: sys.maxsize,
+        peer_names: "Callable[[Context], Sequence[str]]" = _no_names,
+    ) -> None:
         """Put every RPC among these calls.
 
         Args:
             calls: Those that run.
             max_characters: Says how many characters of a text a model could use; of a large request no more are kept.
+            peer_names: Returns the names in the client's certificate.
         """
         self._calls = calls
         self._max_characters = max_characters
+        self._peer_names = peer_names
         self._accompany = lru_cache(MAX_KEPT_HANDLERS)(self._make_handler)
 
     async def intercept_service(
@@ -68,16 +82,23 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     def _make_handler(self, method: str, handler: Handler) -> Handler:
         """Return a handler with everything around it, for every RPC of this method."""
-        return _wrap(handler, partial(self._run, method), self._max_characters)
+        has_items = bool(handler.request_streaming and handler.response_streaming)
+        return _wrap(handler, partial(self._run, method, has_items), self._max_characters)
 
-    async def _run(self, method: str, inner: Behaviour, request: Any, context: Context) -> Any:
+    async def _run(self, method: str, has_items: bool, inner: Behaviour, request: Any, context: Context) -> Any:
         """Serve one RPC; gRPC still has to send what this returns."""
-        call = Call.begin(method, is_counted=method in COUNTED_METHODS)
+        call = Call.begin(method, is_counted=method in COUNTED_METHODS, has_items=has_items)
+        call.caller = current_caller.get()
         current_call.set(call)
         ending = partial(_own_ending, context)
         try:
             with self._calls.serving(
-                call, _metadata.get(), getattr(request, "request_id", ""), own_ending=ending, is_sent_later=True
+                call,
+                _metadata.get(),
+                getattr(request, "request_id", ""),
+                names=partial(self._peer_names, context),
+                own_ending=ending,
+                is_sent_later=True,
             ):
                 if isinstance(request, Refused):
                     raise request.error

@@ -1,22 +1,24 @@
-"""Who may call over gRPC: an interceptor that asks for tokens, and TLS, whose files are read once, at the start."""
+"""Who may call over gRPC: an interceptor that looks at tokens before messages, and TLS, whose files are read at the start."""
 
 import ssl
 from typing import Any, NoReturn
 
 import grpc
-from structlog.contextvars import bind_contextvars
 
 from dragoman.server.config import ConfigError, ServerConfig
 from dragoman.server.core.callers import Callers
 from dragoman.server.errors import Unauthenticated
-from dragoman.server.faces.grpc.interceptors import HEALTH_PREFIX, Context, Continuation, Handler
+from dragoman.server.faces.grpc.interceptors import HEALTH_PREFIX, Context, Continuation, Handler, current_caller
 
 
 class AuthInterceptor(grpc.aio.ServerInterceptor):
-    """Refuses every RPC without a known bearer token, unknown methods too, before its message is read; health needs none."""
+    """Refuses every RPC of nobody who is known, unknown methods too, before its message is read; health needs no caller.
+
+    A certificate is known only with the message: where one would do, an RPC without a token is let through this far.
+    """
 
     def __init__(self, callers: Callers) -> None:
-        """Let these call."""
+        """Let these call; may change."""
         self._callers = callers
         # A stream on both sides fits every kind of RPC: it takes no message before it answers.
         self._refusal: Handler = grpc.stream_stream_rpc_method_handler(_refuse)
@@ -27,10 +29,10 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         """Return the RPC's handler, or one that refuses."""
         if handler_call_details.method.startswith(HEALTH_PREFIX):
             return await continuation(handler_call_details)
-        caller = self._callers.identify(handler_call_details.invocation_metadata)
-        if caller is None:
+        caller = self._callers.by_token(handler_call_details.invocation_metadata)
+        if caller is None and not self._callers.has_certificates:
             return self._refusal
-        bind_contextvars(caller=caller)
+        current_caller.set(caller)
         return await continuation(handler_call_details)
 
 

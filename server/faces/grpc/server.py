@@ -8,12 +8,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from dragoman.server.config import ConfigError, ServerConfig
-from dragoman.server.core.callers import Callers, read_tokens
 from dragoman.server.core.core import CLOSE_SECONDS, Core
 from dragoman.server.faces.grpc.generation import GenerationServicer
 from dragoman.server.faces.grpc.health import GENERATION, Health
 from dragoman.server.faces.grpc.interceptors import CallInterceptor
 from dragoman.server.faces.grpc.security import AuthInterceptor, tls_credentials
+from dragoman.server.faces.grpc.tls import peer_names
 from dragoman.v1 import generation_pb2_grpc
 
 MAX_PENDING_CALLS = 2**31 - 1
@@ -53,11 +53,11 @@ def build_server(config: ServerConfig, core: Core) -> GrpcServer:
     Raises:
         ConfigError: If the port is taken or credentials cannot be used.
     """
-    interceptors: list[grpc.aio.ServerInterceptor] = [CallInterceptor(core.calls, core.generation.max_characters)]
+    interceptors: list[grpc.aio.ServerInterceptor] = [CallInterceptor(core.calls, core.generation.max_characters, peer_names)]
     credentials = tls_credentials(config)
-    if config.auth_tokens_file is not None:
-        interceptors.append(AuthInterceptor(Callers(read_tokens(config.auth_tokens_file))))
-        if credentials is None:
+    if core.callers is not None:
+        interceptors.append(AuthInterceptor(core.callers))
+        if core.callers.has_tokens and credentials is None:
             structlog.get_logger().warning(
                 "bearer tokens travel unencrypted: set tls_certificate and tls_key, or end TLS before us"
             )

@@ -10,7 +10,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from dragoman.server.config import ServerConfig
+from dragoman.server.core.access import read_callers
 from dragoman.server.core.core import Core
+from dragoman.server.core.deadlines import Deadlines
 from dragoman.server.faces.grpc.server import GrpcServer, build_server
 from dragoman.server.telemetry.metrics import Metrics
 from dragoman.v1.generation_pb2_grpc import GenerationStub
@@ -90,7 +92,8 @@ def serve(make_model: Callable[..., Any], tmp_path: Any, logged: Any) -> Serve:
         metrics = Metrics(registry, config.latency_buckets)
         for model in loaded.all():
             metrics.add_model(model.name, model.version, "fp32", "cpu", 8)
-        core = Core(loaded, metrics, tracer)
+        deadlines = Deadlines(config.default_deadline_seconds, config.max_deadline_seconds)
+        core = Core(loaded, metrics, tracer, read_callers(config, metrics, deadlines), deadlines)
         face = build_server(config, core)
         await face.start()
         server = Served(face, core)

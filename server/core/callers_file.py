@@ -1,0 +1,311 @@
+"""The file of callers (`auth_tokens_file`): what it may say, and what is wrong with it. Nobody's token is ever quoted.
+
+There are two forms. Lines, `name:token` or `token` each, name callers without limits. TOML gives each caller its credentials and its
+limits; docs/operations.md has an example. A file is TOML if its name ends in `.toml`, or if it is TOML with a table `callers`.
+"""
+
+import errno
+import hashlib
+import os
+import re
+import stat
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
+
+from dragoman.server.config import ConfigError
+
+SETTING = "auth_tokens_file"
+MAX_FILE_BYTES = 16 * 2**20
+MAX_TOKEN_CHARACTERS = 4096
+MAX_NAME_CHARACTERS = 64
+# Names stand in log lines and are metrics' labels.
+NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_NAME_CHARACTERS - 1}}}")
+# What only TOML begins a line with: as a line of the other form it would be a token.
+TABLE = re.compile(r"\[\[?\s*[\"']?(callers|defaults)\b")
+
+
+def _check_token(token: str) -> str:
+    if not is_token(token):
+        raise ValueError(f"a token is 1 to {MAX_TOKEN_CHARACTERS} printable ASCII characters without spaces")
+    return token
+
+
+def _check_digest(digest: str) -> str:
+    if re.fullmatch(r"[0-9a-fA-F]{64}", digest) is None:
+        raise ValueError("a SHA-256 digest is 64 hexadecimal digits")
+    return digest.lower()
+
+
+Token = Annotated[str, AfterValidator(_check_token)]
+Digest = Annotated[str, AfterValidator(_check_digest)]
+Certificate = Annotated[str, Field(min_length=1, max_length=512)]
+Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Rate = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
+
+
+class Limits(BaseModel):
+    """What a caller may have; what is None is not limited, but by the server's own settings.
+
+    Attributes:
+        models: Names of the models it may use, and sees.
+        requests_per_second: Rate of its requests, over any longer time.
+        requests_burst: Requests that may come at once; by default what comes in a second, at least one.
+        tokens_per_second: Rate of its tokens, those of sources, of pairs' targets, and generated ones.
+        tokens_burst: Tokens that may be used at once; by default those of a second, at least one.
+        max_requests: Requests under way, waiting ones among them.
+        max_slots: Slots of a model that its requests may hold at once.
+        max_waiting: Requests that may wait for a model.
+        weight: Among callers who wait, the parts in which a model's work is divided.
+        max_priority: Highest priority that a request may have.
+        default_deadline_seconds: Time that a request has which brings no deadline; 0 for any. It goes before the server's setting.
+        max_deadline_seconds: Longest time that a request has; 0 for any. It goes before the server's setting.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    models: list[Annotated[str, Field(min_length=1, max_length=128)]] | None = None
+    requests_per_second: Rate | None = None
+    requests_burst: Count | None = None
+    tokens_per_second: Rate | None = None
+    tokens_burst: Count | None = None
+    max_requests: Count | None = None
+    max_slots: Count | None = None
+    max_waiting: Count | None = None
+    weight: Annotated[float, Field(ge=0.001, le=1000, allow_inf_nan=False)] | None = None
+    max_priority: Annotated[int, Field(ge=-10, le=10)] | None = None
+    default_deadline_seconds: Seconds | None = None
+    max_deadline_seconds: Seconds | None = None
+
+    def within(self, defaults: "Limits") -> "Limits":
+        """Return these, with the defaults' where there are none.
+
+        Raises:
+            ValueError: If a burst is left without its rate.
+        """
+        names = Limits.model_fields
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        for rate, burst in (("requests_per_second", "requests_burst"), ("tokens_per_second", "tokens_burst")):
+            if burst in given and rate not in given and getattr(defaults, rate) is None:
+                raise ValueError(f"{burst} is set without {rate}")
+        return Limits.model_construct(**{name: given.get(name, getattr(defaults, name)) for name in names})
+
+
+class _Entry(Limits):
+    """One caller's table."""
+
+    token: Token | None = None
+    tokens: list[Token] = []
+    token_sha256: Digest | None = None
+    tokens_sha256: list[Digest] = []
+    certificates: list[Certificate] = []
+    expires: AwareDatetime | None = None
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        if not any(True for _ in self.digests()) and not self.certificates:
+            raise ValueError("has neither a token nor a certificate")
+        return self
+
+    def digests(self) -> Iterator[bytes]:
+        """Yield the digests of its tokens."""
+        yield from (digest_of(token) for token in (self.token, *self.tokens) if token is not None)
+        yield from (bytes.fromhex(digest) for digest in (self.token_sha256, *self.tokens_sha256) if digest is not None)
+
+
+class _File(BaseModel):
+    """The whole file."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    defaults: Limits = Limits()
+    callers: dict[str, _Entry] = Field(min_length=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What the file says of one caller.
+
+    Attributes:
+        name: Of the caller.
+        limits: What it may have.
+        expires: From when on it is not known any more; None for never.
+    """
+
+    name: str
+    limits: Limits = Limits()
+    expires: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Book:
+    """All callers of a file.
+
+    Attributes:
+        entries: By name.
+        tokens: Names by the SHA-256 digest of a token.
+        certificates: Names by a name in a client's certificate.
+        warnings: What should be looked at, a sentence each.
+    """
+
+    entries: Mapping[str, Entry]
+    tokens: Mapping[bytes, str]
+    certificates: Mapping[str, str]
+    warnings: tuple[str, ...] = ()
+
+
+def is_token(text: str) -> bool:
+    """Say whether a text can be a token."""
+    return 0 < len(text) <= MAX_TOKEN_CHARACTERS and text.isascii() and text.isprintable() and " " not in text
+
+
+def digest_of(token: str) -> bytes:
+    """Return the SHA-256 digest of a token; of whatever text a caller shows as one, too."""
+    return hashlib.sha256(token.encode(errors="surrogatepass")).digest()
+
+
+def read_book(path: Path, *, has_client_certificates: bool = False) -> Book:
+    """Read a file of callers.
+
+    Args:
+        path: The file.
+        has_client_certificates: Whether connections ask clients for certificates (`tls_client_ca`).
+
+    Raises:
+        ConfigError: Naming the file and every key or line that is wrong, and never a token.
+    """
+    text = _read(path)
+    try:
+        tables: dict[str, Any] | None = tomllib.loads(text)
+    except ValueError as error:  # TOML's own, and numbers or dates that cannot be
+        if path.suffix == ".toml":
+            raise ConfigError(f"{SETTING}: {path}: not a TOML file: {error}") from None
+        tables = None
+    except RecursionError:
+        raise ConfigError(f"{SETTING}: {path}: nested too deeply") from None
+    if tables is not None and (path.suffix == ".toml" or isinstance(tables.get("callers"), dict)):
+        book = _read_tables(path, tables)
+    else:
+        book = _read_lines(path, text)
+    if book.certificates and not has_client_certificates:
+        name = next(iter(book.certificates.values()))
+        raise ConfigError(f"{SETTING}: {path}: callers.{name}.certificates is set, and tls_client_ca is not")
+    return book
+
+
+def _read(path: Path) -> str:
+    try:
+        with open(path, "rb", opener=_open) as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+        if len(content) > MAX_FILE_BYTES:
+            raise ConfigError(f"{SETTING}: {path} is larger than {MAX_FILE_BYTES} bytes")
+        return content.decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise ConfigError(f"{SETTING}: {path} cannot be read: {reason}") from None
+
+
+def _open(path: str, flags: int) -> int:
+    """Open a regular file only: anything else, put in its place, may have no end, or wait for ever for somebody to write."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "Not a regular file")
+    return descriptor
+
+
+def _read_tables(path: Path, tables: dict[str, Any]) -> Book:
+    try:
+        file = _File.model_validate(tables)
+    except ValidationError as error:
+        details = error.errors(include_url=False, include_input=False)
+        raise ConfigError("\n".join(f"{SETTING}: {path}: {_explain(detail)}" for detail in details)) from None
+    credentials = _Credentials(path)
+    entries: dict[str, Entry] = {}
+    for name, entry in file.callers.items():
+        where = f"callers.{name}"
+        if NAME.fullmatch(name) is None:
+            allowed = f"1 to {MAX_NAME_CHARACTERS} letters, digits, dots, hyphens and underscores, a letter or a digit first"
+            raise ConfigError(f"{SETTING}: {path}: callers.{name[:MAX_NAME_CHARACTERS]!r}: a name is {allowed}")
+        try:
+            entries[name] = Entry(name, entry.within(file.defaults), entry.expires)
+        except ValueError as error:
+            raise ConfigError(f"{SETTING}: {path}: {where}: {error}") from None
+        credentials.add(where, name, entry.digests(), entry.certificates)
+    return Book(entries, credentials.tokens, credentials.certificates)
+
+
+def _read_lines(path: Path, text: str) -> Book:
+    """Read `name:token` or `token` a line; blank lines and those that start with `#` do not count.
+
+    The first colon separates. A token without a name is called after its line; several lines of one name are one caller.
+    """
+    credentials = _Credentials(path)
+    entries: dict[str, Entry] = {}
+    warnings: list[str] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        content = line.strip()
+        if not content or content.startswith("#"):
+            continue
+        where = f"line {number}"
+        if TABLE.match(content) is not None:
+            raise ConfigError(f"{SETTING}: {path}, {where}: looks like TOML, which the file is not; let its name end in .toml")
+        before, separator, after = content.partition(":")
+        name, token = (before.strip(), after.strip()) if separator else ("", content)
+        if separator and not name:
+            raise ConfigError(f"{SETTING}: {path}, {where}: no name before the colon")
+        if len(name) > MAX_NAME_CHARACTERS or not name.isprintable():
+            allowed = f"a name is at most {MAX_NAME_CHARACTERS} printable characters"
+            raise ConfigError(f"{SETTING}: {path}, {where}: {allowed}, and ends at the first colon")
+        if not is_token(token):
+            raise ConfigError(f"{SETTING}: {path}, {where}: a token is printable ASCII without spaces")
+        if ":" in token:
+            warnings.append(f"{path}, {where}: of several colons the first one ends the name; the token is all that follows it")
+        credentials.add(where, name or where, [digest_of(token)], ())
+        entries.setdefault(name or where, Entry(name or where))
+    if not entries:
+        raise ConfigError(f"{SETTING}: {path} holds no token")
+    return Book(entries, credentials.tokens, credentials.certificates, tuple(warnings))
+
+
+class _Credentials:
+    """Gathers whose a token or a certificate is, which must be one caller's."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.tokens: dict[bytes, str] = {}
+        self.certificates: dict[str, str] = {}
+
+    def add(self, where: str, name: str, digests: Iterable[bytes], certificates: Iterable[str]) -> None:
+        for digest in digests:
+            if digest in self.tokens:
+                raise ConfigError(f"{SETTING}: {self._path}, {where}: the same token as before, of {self.tokens[digest]}")
+            self.tokens[digest] = name
+        for certificate in certificates:
+            if certificate in self.certificates:
+                both = f"the same certificate as before, of {self.certificates[certificate]}"
+                raise ConfigError(f"{SETTING}: {self._path}, {where}: {both}: {certificate!r}")
+            self.certificates[certificate] = name
+
+
+def _explain(detail: ErrorDetails) -> str:
+    """Return one line about one wrong key; what it was set to may be a token and is not told."""
+    key = ".".join(str(part) for part in detail["loc"]) or "file"
+    match detail["type"]:
+        case "extra_forbidden":
+            return f"{key}: unknown key"
+        case "missing":
+            return f"{key}: is missing"
+        case "value_error":
+            return f"{key}: {detail['ctx']['error']}"
+        case "timezone_aware":
+            return f"{key}: needs an offset, as in 2030-01-31T00:00:00Z"
+        case _:
+            return f"{key}: {detail['msg'][:1].lower()}{detail['msg'][1:]}"
