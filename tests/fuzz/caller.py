@@ -1,6 +1,6 @@
 """Sends cases as bytes, several at once, and tells how each ended.
 
-Calls are made from threads: gRPC's asyncio client invents a status of its own for a stream that the server ends while it is written to.
+Calls are made from threads: gRPC's asyncio client invents a status of its own for a stream that ends while it is written to.
 """
 
 import threading

@@ -22,7 +22,8 @@ from tests.fuzz.wire import Mutator
 REQUEST_ID_KEY = "x-request-id"
 UNKNOWN_METHODS = (
     "/dragoman.v1.Generation/Nothing", "/dragoman.v2.Generation/Generate", "/", "/a", "//", "/dragoman.v1.Generation/",
-    "/dragoman.v1.Generation/generate", "/grpc.health.v1.Health/Nothing", "/" + "x" * 3000, "/grpc.reflection.v1.ServerReflection/Nothing",
+    "/dragoman.v1.Generation/generate", "/grpc.health.v1.Health/Nothing", "/" + "x" * 3000,
+    "/grpc.reflection.v1.ServerReflection/Nothing",
 )  # fmt: skip
 TEXT = "a dog runs over the grass"
 GENERATE = (
@@ -65,7 +66,8 @@ SEEDS: Mapping[type[Message], tuple[Message, ...]] = {
 # How often a method is chosen; the rest have 1.
 WEIGHTS = {"Generate": 8, "GenerateStream": 4, "GenerateBatch": 4, "Score": 5, "Check": 2}
 METADATA_VALUES = (
-    "", "x", "a" * 128, "a" * 129, "a" * 3000, "00-" + "a" * 32 + "-" + "b" * 16 + "-01", "00-" + "0" * 32 + "-" + "0" * 16 + "-00", "ff-x-y-z",
+    "", "x", "a" * 128, "a" * 129, "a" * 3000, "00-" + "a" * 32 + "-" + "b" * 16 + "-01", "00-" + "0" * 32 + "-" + "0" * 16 + "-00",
+    "ff-x-y-z",
     "Bearer", "Bearer  ", "Bearer a b", "Basic !", "bearer " + "x" * 500, "gzip", "9" * 20, "-1", "1e309", "\\xff", "%00",
 )  # fmt: skip
 METADATA_KEYS = (

@@ -29,7 +29,7 @@ CODES = {
 }
 # What Python calls its exceptions, where its files lie and what its objects are.
 INTERNAL_TEXT = re.compile(
-    r"\b[A-Z]\w*(Error|Exception|Warning)\b|Traceback|\bFile \"|\.py\b|site-packages|/(usr|home|root|tmp|opt|work)/|\bat 0x|<class|<_"
+    r"\b[A-Z]\w*(Error|Exception|Warning)\b|Traceback|\bFile \"|\.py\b|site-packages|/(usr|home|root|tmp|opt)/|\bat 0x|<class|<_"
 )
 
 
