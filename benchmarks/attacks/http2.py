@@ -1,5 +1,6 @@
 """HTTP/2 written by hand, as a client that keeps to no rule needs it: frames, and headers that are never compressed."""
 
+import contextlib
 import socket
 import struct
 import threading
@@ -80,10 +81,8 @@ class Connection:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None) -> None:
-        try:
+        with contextlib.suppress(OSError):  # the server was first
             self.socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass  # the server was first
         self._reader.join(TIMEOUT_SECONDS)
         self.socket.close()
 

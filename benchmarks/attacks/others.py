@@ -65,7 +65,7 @@ class Prober:
             try:
                 status = self._call()
             except grpc.RpcError as error:
-                status = error.code().name  # type: ignore[attr-defined]
+                status = error.code().name
             took = time.monotonic() - began
             self._looks.append(Look(began, took, status))
             self._is_over.wait(max(0.0, self._period - took))
@@ -105,7 +105,7 @@ class Reader:
                     last = now
             except grpc.RpcError as error:
                 gaps.append(time.monotonic() - last)
-                code = error.code()  # type: ignore[attr-defined]
+                code = error.code()
                 if code is not grpc.StatusCode.DEADLINE_EXCEEDED:
                     time.sleep(0.05)  # refused: it comes back soon
         return Pace(num_tokens / (time.monotonic() - began), gaps)
@@ -152,7 +152,7 @@ class Crowd:
         self._is_over = threading.Event()
         self._pause = pause
         self._channel = grpc.insecure_channel(address, OPTIONS)
-        self._call = self._channel.unary_unary(f"/dragoman.v1.Generation/{method}")
+        self._call: Any = self._channel.unary_unary(f"/dragoman.v1.Generation/{method}")
         self._request = request
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
         self._lock = threading.Lock()
@@ -176,7 +176,7 @@ class Crowd:
             except ValueError:  # the channel is closed
                 return
             except grpc.RpcError as error:
-                code = error.code().name  # type: ignore[attr-defined]
+                code = error.code().name
                 self._is_over.wait(self._pause)
             with self._lock:
                 self.codes[code] = self.codes.get(code, 0) + 1
