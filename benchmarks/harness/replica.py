@@ -30,9 +30,9 @@ class Replica:
         engine_pid: Of the model's engine.
     """
 
-    def __init__(self, bundle: Path, *flags: str) -> None:
-        """Choose its ports; flags are `dragoman serve`'s."""
-        self._bundle, self._flags = bundle.resolve(), flags
+    def __init__(self, bundle: Path, *flags: str, source: Path = ROOT) -> None:
+        """Choose its ports; flags are `dragoman serve`'s, `source` is the checkout whose server it is."""
+        self._bundle, self._flags, self._source = bundle.resolve(), flags, source.resolve()
         self._ports = free_ports(2)
         self.address, self.metrics_address = (f"127.0.0.1:{port}" for port in self._ports)
         self.front_pid = self.engine_pid = 0
@@ -72,18 +72,32 @@ class Replica:
         port, metrics_port = self._ports
         ports = ["--host=127.0.0.1", f"--port={port}", "--metrics-host=127.0.0.1", f"--metrics-port={metrics_port}"]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("DRAGOMAN_")}
+        environment["PYTHONPATH"] = str(self._source)
         with self._log.open("wb") as log:
-            self._process = subprocess.Popen([*command, *ports, *self._flags], stderr=log, cwd=ROOT, env=environment)
+            self._process = subprocess.Popen([*command, *ports, *self._flags], stderr=log, cwd=self._source, env=environment)
         self.engine_pid = int(wait_for_event(self._process, self._log, "engine ready", START_SECONDS)["engine_pid"])
         wait_for_event(self._process, self._log, "serving", START_SECONDS)
         self.front_pid = self._process.pid
         return time.monotonic() - begun
 
-    def terminate(self) -> int:
-        """Send SIGTERM, wait until it has drained and ended, and return the exit code."""
+    def terminate(self, seconds: float = STOP_SECONDS) -> int:
+        """Send SIGTERM, wait until it has drained and ended, and return the exit code.
+
+        Raises:
+            subprocess.TimeoutExpired: If that takes longer than so many seconds.
+        """
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
-        return self._process.wait(STOP_SECONDS)
+        return self._process.wait(seconds)
+
+    def wait_for(self, name: str, seconds: float = START_SECONDS) -> None:
+        """Wait for the first event of that name in its log.
+
+        Raises:
+            RuntimeError: If it ends first, or does not get there in time.
+        """
+        assert self._process is not None
+        wait_for_event(self._process, self._log, name, seconds)
 
     def kill(self) -> None:
         """End the front end with SIGKILL; its engine ends when it notices."""

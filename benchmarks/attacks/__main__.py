@@ -1,0 +1,5 @@
+"""`python -m benchmarks.attacks`."""
+
+from benchmarks.attacks.main import main
+
+main()

@@ -1,0 +1,45 @@
+"""The largest answer that the limits of each field allow, and who waits while it is made."""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+
+from benchmarks.attacks.attack import Attack, Figure, Scene
+from benchmarks.attacks.others import OPTIONS, Look, Prober
+from benchmarks.harness.apart import Apart
+from dragoman.v1 import generation_pb2, generation_pb2_grpc
+
+LIMIT_SECONDS = 200.0
+REQUEST = generation_pb2.GenerateRequest(
+    text="A dog runs.", do_sample=True, seed=1, num_return_sequences=60, max_new_tokens=512, top_log_probs=20
+)
+
+
+def run(scene: Scene) -> Iterator[Figure]:
+    """Ask for it while health is asked."""
+    with (
+        scene.serve() as server,
+        grpc.insecure_channel(server.address, OPTIONS) as channel,
+        Apart(Prober, server.address, 0.01) as honest,
+    ):
+        stub: Any = generation_pb2_grpc.GenerationStub(channel)  # type: ignore[no-untyped-call]
+        began = time.monotonic()
+        try:
+            became = f"OK, {stub.Generate(REQUEST, timeout=LIMIT_SECONDS).ByteSize()} bytes"
+        except grpc.RpcError as error:
+            became = f"{error.code().name}: {(error.details() or '')[:90]}"
+        took = time.monotonic() - began
+        time.sleep(1.0)
+        yield Figure("became of the call", became)
+        yield Figure("seconds that took", f"{took:.2f}")
+        yield Figure("longest silence of health, ms", silence(honest.call("stop")))
+
+
+def silence(looks: list[Look]) -> str:
+    """Return the longest time that a call took, in milliseconds."""
+    return f"{max(look.took for look in looks) * 1000:.0f}"
+
+
+ATTACK = Attack("answers", "60 samples × 512 tokens × 20 top log-probabilities", run)
