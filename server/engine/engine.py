@@ -6,10 +6,12 @@ One iteration is one call of `Engine.step`. The engine has no thread and no sock
 import time
 import uuid
 from collections.abc import Callable
+from functools import partial
 
 import structlog
 
 from dragoman.server.engine.forecast import Forecast
+from dragoman.server.engine.looks import Looks
 from dragoman.server.engine.messages import FinishReason, Prefill, Report, Request, Share, Statistics, Step
 from dragoman.server.engine.outbox import Outbox
 from dragoman.server.engine.prefill import group_by_length
@@ -28,8 +30,6 @@ log = structlog.get_logger("dragoman.engine")
 MAX_CONSECUTIVE_FAILURES = 3
 # How many steps apart the caches are asked what they hold.
 STEPS_PER_CACHE_READING = 16
-# How many times as many candidates a search gets to see that could not choose.
-WIDENING = 16
 
 Choice = tuple[Sequence, Search, list[Hypothesis], list[int]]
 """A sequence, its search, the hypotheses it had before a step, and the parents among them of those it has after it."""
@@ -50,6 +50,7 @@ class Engine:
         self._forecast = Forecast()
         self._target, self._clock = target, clock
         self._searching: dict[Sequence, Search] = {}
+        self._looks = Looks(lambda: self.runner, self._rows, clock)
         self._streamed: dict[Sequence, None] = {}
         self._waiting_for_first_token: list[Sequence] = []
         self._outbox = Outbox()
@@ -204,13 +205,15 @@ class Engine:
         started = self._clock()
         num_rows = self.slots.num_rows
         try:
-            candidates = self._step(max((search.num_candidates for search in self._searching.values()), default=1))
+            candidates = self._step(self._num_candidates())
             choices = self._search(candidates)
         except Exception:
             self._fail(list(self.scheduler.running()), "decode step failed")
             return
-        self._num_failures = 0
         ended = [(self.slots.owner(row), row) for row in self._rows.take_likeliest(candidates)]
+        if self._looks:
+            self._look(self._clock() - started, choices)
+        self._num_failures = 0
         now = self._clock()
         self._forecast.observe_step(now - started)
         for choice in choices:
@@ -236,33 +239,40 @@ class Engine:
         k = min(1 << (num_candidates - 1).bit_length(), self._target.vocab_size)
         return self.runner.step(rows.tokens[:num_rows], rows.positions[:num_rows], k)
 
+    def _num_candidates(self) -> int:
+        """Return the K of the next step: those that wait for a look ask for nothing."""
+        return max((search.num_candidates for sequence, search in self._searching.items() if sequence not in self._looks), default=1)
+
     def _search(self, candidates: Candidates) -> list[Choice]:
-        """Let every search choose; those that cannot yet see more and more of the same step; one that raises fails alone."""
+        """Let every search choose that does not wait for a look; those that cannot choose yet will; one that raises fails alone."""
         choices: list[Choice] = []
-        waiting = {sequence: search.num_candidates for sequence, search in self._searching.items()}
-        while True:
-            undecided: list[Sequence] = []
-            for sequence, count in waiting.items():
-                self._advance(sequence, self._searching[sequence], candidates.of(sequence.rows, count), choices, undecided)
-            if not undecided:
-                return choices
-            assert any(waiting[sequence] < self._target.vocab_size for sequence in undecided), "the whole vocabulary was not enough"
-            # How much a search sees depends on itself alone, not on what else is in the batch.
-            waiting = {sequence: min(waiting[sequence] * WIDENING, self._target.vocab_size) for sequence in undecided}
-            candidates = self._step(max(waiting.values()))
+        for sequence, search in list(self._searching.items()):
+            if sequence not in self._looks:
+                own = candidates.of(sequence.rows, search.num_candidates)
+                self._advance(sequence, search, partial(search.advance, own), choices)
+        return choices
+
+    def _look(self, step_seconds: float, choices: list[Choice]) -> None:
+        """Take the looks there is time for, and let those choose that can now."""
+        self._looks.hold()
+        is_anyone_else = len(self._looks) < self.scheduler.num_running
+        able = self._looks.take(step_seconds, is_anyone_else=is_anyone_else, fail=partial(self._fail, event="look failed"))
+        for sequence in able:
+            search = self._searching[sequence]
+            self._advance(sequence, search, search.resume, choices)
 
     def _advance(
-        self, sequence: Sequence, search: Search, candidates: Candidates, choices: list[Choice], undecided: list[Sequence]
+        self, sequence: Sequence, search: Search, advance: Callable[[], list[int] | None], choices: list[Choice]
     ) -> None:
-        """Let one search choose; note the outcome in one of the lists."""
+        """Let one search choose and note what it chose, or let it wait for a look."""
         before = search.live
         try:
-            parents = search.advance(candidates)
+            parents = advance()
         except Exception:
             self._fail([sequence], "search failed")
             return
         if parents is None:
-            undecided.append(sequence)
+            self._looks.add(sequence, search)
         else:
             choices.append((sequence, search, before, parents))
 
@@ -324,6 +334,7 @@ class Engine:
             self.slots.release(sequence)
             self._streamed.pop(sequence, None)
             self._searching.pop(sequence, None)
+            self._looks.discard(sequence)
             if sequence in self._waiting_for_first_token:
                 self._waiting_for_first_token.remove(sequence)
         self._report(sequence, reason, incident)

@@ -36,6 +36,10 @@ class Rows:
         self.tokens[row] = token
         self.positions[row] = position
 
+    def feed_again(self, row: int, token_ids: list[int]) -> None:
+        """Say that a row is fed what it was fed last: the last of the tokens that it has, or the start token."""
+        self.feed(row, token_ids[-1] if token_ids else self._target.decoder_start_id, len(token_ids))
+
     def move(self, source: int, target: int) -> None:
         """Take over what is kept of another row."""
         for array in (self.tokens, self.positions, self.is_plain, self._limits):

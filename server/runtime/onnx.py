@@ -64,6 +64,17 @@ class OnnxRunner:
         self._decoder.run_with_iobinding(binding)
         return candidates
 
+    def look(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int, first_row: int) -> Candidates:
+        """See `Runner`."""
+        num_rows = len(tokens)
+        self._tokens[first_row : first_row + num_rows] = tokens
+        self._positions[first_row : first_row + num_rows] = positions
+        self._num_candidates[0] = num_candidates
+        shape = num_rows, num_candidates
+        candidates = Candidates(np.empty(shape, np.int64), np.empty(shape, np.float32))
+        self._decoder.run_with_iobinding(self._bind(first_row, candidates))
+        return candidates
+
     def copy_row(self, source: int, target: int, length: int) -> None:
         """See `Runner`."""
         self.cache.copy_row(source, target, length)
@@ -83,30 +94,31 @@ class OnnxRunner:
             self._num_moves_bound = self.cache.num_moves
         key = num_rows, num_candidates
         if (bound := self._bindings.get(key)) is None:
-            bound = self._bind(*key)
+            kept = self._candidates(num_candidates)
+            kept = Candidates(kept.ids[:num_rows], kept.log_probs[:num_rows])
+            bound = self._bind(0, kept), kept
             if num_candidates <= MAX_KEPT_CANDIDATES:
                 if len(self._bindings) == MAX_KEPT_BINDINGS:
                     del self._bindings[next(iter(self._bindings))]
                 self._bindings[key] = bound
         return bound
 
-    def _bind(self, num_rows: int, num_candidates: int) -> tuple[onnxruntime.IOBinding, Candidates]:
-        """Bind the first `num_rows` rows of every buffer."""
+    def _bind(self, first_row: int, candidates: Candidates) -> onnxruntime.IOBinding:
+        """Bind as many rows of every buffer as there is room for candidates of."""
         binding = self._decoder.io_binding()
+        rows = slice(first_row, first_row + len(candidates.ids))
         inputs = {"prev_ids": self._tokens, "positions": self._positions, "src_lens": self.cache.source_lengths}
         for name, vector in inputs.items():
-            _bind_input(binding, name, vector[:num_rows])
+            _bind_input(binding, name, vector[rows])
         _bind_input(binding, "num_candidates", self._num_candidates)
         for name, cache in self.cache.cross_kv.items():
-            _bind_input(binding, name, cache[:num_rows])
+            _bind_input(binding, name, cache[rows])
         for name, cache in self.cache.self_kv.items():
-            _bind_input(binding, name, cache[:num_rows])
-            _bind_output(binding, f"{name}_out", cache[:num_rows])
-        candidates = self._candidates(num_candidates)
-        candidates = Candidates(candidates.ids[:num_rows], candidates.log_probs[:num_rows])
+            _bind_input(binding, name, cache[rows])
+            _bind_output(binding, f"{name}_out", cache[rows])
         _bind_output(binding, "candidate_ids", candidates.ids)
         _bind_output(binding, "candidate_log_probs", candidates.log_probs)
-        return binding, candidates
+        return binding
 
     def _candidates(self, num_candidates: int) -> Candidates:
         """Return buffers for K candidates of every row, the same ones each time where K is small."""

@@ -33,6 +33,14 @@ class Runner(Protocol):
         """
         ...
 
+    def look(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int, first_row: int) -> Candidates:
+        """Do a part of the last step again with more candidates: rows `[first_row, first_row + N)`, which were fed the same then.
+
+        Returns:
+            Candidates `[N, K]`, in memory of their own.
+        """
+        ...
+
     def copy_row(self, source: int, target: int, length: int) -> None:
         """Copy a row's source and the first `length` positions of its self-attention cache to another row."""
         ...

@@ -1,7 +1,14 @@
 """Beam search: the likeliest prefixes side by side, as Transformers' `generate` does it."""
 
+import heapq
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
 from dragoman.server.engine.messages import Answer, Request
 from dragoman.server.engine.search.candidates import Candidates
+from dragoman.server.engine.search.constraints import Option
 from dragoman.server.engine.search.hypothesis import Hypothesis, num_common_tokens
 from dragoman.server.engine.search.search import Search, TargetSide
 
@@ -17,6 +24,7 @@ class BeamSearch(Search):
 
     def __init__(self, request: Request, target: TargetSide) -> None:
         self._finished: list[Hypothesis] = []
+        self._best: dict[int, list[Option]] = {}
         super().__init__(request, target)
 
     @property
@@ -35,10 +43,12 @@ class BeamSearch(Search):
     def certain_tokens(self) -> list[int]:
         """See `Search`: what all hypotheses that can still win have in common."""
         hypotheses = self.live + self._finished
-        first = hypotheses[0].token_ids
         if not self.live:
-            return first
-        return first[: min(num_common_tokens(first, other.token_ids) for other in hypotheses)]
+            return hypotheses[0].token_ids
+        # What the first and the last in alphabetical order have in common, all between them have too.
+        sequences = [hypothesis.token_ids for hypothesis in hypotheses]
+        first = min(sequences)
+        return first[: num_common_tokens(first, max(sequences))]
 
     def answers(self) -> list[Answer]:
         """See `Search`: by falling score."""
@@ -48,20 +58,50 @@ class BeamSearch(Search):
     def _num_wanted(self) -> int:
         return 2 * self.options.num_beams
 
-    def _choose(self, candidates: Candidates) -> list[int] | None:
-        width, eos_id = self.options.num_beams, self._target.eos_id
-        best = [self._best(candidates, row, 2 * width) for row in range(len(self.live))]
+    def _decide_all(self, candidates: Candidates) -> None:
+        self._best = {}
+        if not self._constraints.is_idle or candidates.log_probs[:, -1].min() == -math.inf:
+            super()._decide_all(candidates)
+
+    def _decide(self, row: int, ids: NDArray[np.int64], log_probs: NDArray[np.float32]) -> None:
+        best = self._constraints.certain(self.live[row], ids, log_probs, min(self._num_wanted, len(ids)))
+        if best is None:
+            self._want_more(row, len(ids))
+        else:
+            self._best[row] = best
+
+    def _extensions(self, candidates: Candidates) -> list[tuple[int, Option]]:
+        """Return the best `_num_wanted` of all hypotheses, best first; of equals the better hypothesis and the lower id first."""
+        if not self._best:
+            return self._unruled_extensions(candidates)
         extensions = [
-            (-(hypothesis.total + value), row, place)
-            for row, hypothesis in enumerate(self.live)
-            for place, (_, _, value) in enumerate(best[row])
+            (-(self.live[row].total + option[2]), row, place, option)
+            for row, best in self._best.items()
+            for place, option in enumerate(best)
         ]
-        extensions.sort()  # of equals the better hypothesis and the lower token id first
+        return [(row, option) for _, row, _, option in heapq.nsmallest(self._num_wanted, extensions)]
+
+    def _unruled_extensions(self, candidates: Candidates) -> list[tuple[int, Option]]:
+        """Do the same where there are no rules, on arrays."""
+        num_wanted, ids = self._num_wanted, candidates.ids[:, : self._num_wanted]
+        log_probs = candidates.log_probs[:, :num_wanted].astype(np.float64)
+        totals = np.array([hypothesis.total for hypothesis in self.live])
+        costs = -(totals[:, None] + log_probs).ravel()
+        places = np.arange(len(costs))
+        if len(costs) > num_wanted:
+            places = np.flatnonzero(costs <= np.partition(costs, num_wanted - 1)[num_wanted - 1])
+        places = places[np.argsort(costs[places], kind="stable")[:num_wanted]]
+        rows = (places // ids.shape[1]).tolist()
+        values = log_probs.ravel()[places].tolist()
+        tokens = ids[rows, places % ids.shape[1]].tolist()
+        return [(row, (token, value, value)) for row, token, value in zip(rows, tokens, values, strict=True)]
+
+    def _choose(self, candidates: Candidates) -> list[int]:
+        width, eos_id = self.options.num_beams, self._target.eos_id
         live: list[Hypothesis] = []
         parents: list[int] = []
         finished: list[Hypothesis] = []
-        for rank, (_, row, place) in enumerate(extensions[: 2 * width]):
-            option = best[row][place]
+        for rank, (row, option) in enumerate(self._extensions(candidates)):
             is_eos = option[0] == eos_id
             if is_eos and rank < width:
                 finished.append(self._extend(row, option, candidates))
@@ -91,6 +131,8 @@ class BeamSearch(Search):
 
     def _keep_best(self, hypotheses: list[Hypothesis]) -> None:
         """Let hypotheses compete for the places of finished ones; those that were there first win a tie."""
+        if not hypotheses:
+            return
         penalty = self.options.length_penalty
         ranked = sorted(self._finished + hypotheses, key=lambda hypothesis: -hypothesis.score(penalty))
         self._finished = ranked[: self.options.num_beams]

@@ -24,3 +24,7 @@ class Candidates(Struct, frozen=True, eq=False):
         """Return the first `num_candidates` of some rows, in the order given; they may share memory with what is here."""
         chosen = slice(rows[0], rows[0] + 1) if len(rows) == 1 else list(rows)
         return Candidates(self.ids[chosen, :num_candidates], self.log_probs[chosen, :num_candidates])
+
+    def kept(self, num_candidates: int) -> "Candidates":
+        """Return a copy of the first `num_candidates`, in memory of its own."""
+        return Candidates(self.ids[:, :num_candidates].copy(), self.log_probs[:, :num_candidates].copy())

@@ -1,7 +1,7 @@
-"""Rules that change what a search sees of a hypothesis's candidates: tokens ruled out, and tokens made less likely.
+"""Rules that change what a search sees of a hypothesis's candidates: tokens ruled out, and tokens made more or less likely.
 
-Each rule says beforehand how many candidates it can spoil. A search that needs the best n asks for n more than that, and what it
-gets is what it would have got from the whole vocabulary.
+A search that needs the best n asks for a few more than n, for rules seldom spoil many. Whether what it got is what it would have
+got from the whole vocabulary is known from the least likely token seen; where it is not certain, it has to see more.
 """
 
 import math
@@ -16,6 +16,12 @@ from dragoman.server.engine.search.hypothesis import Hypothesis
 MAX_LISTED = 1024
 """Candidates up to which a loop that stops early is faster than arrays."""
 
+MAX_SORTED = 256
+"""Options up to which sorting all of them is faster than putting those that moved into their places."""
+
+NUM_SPARE = 15
+"""Candidates that are asked for beyond twice what is wanted, at the most; rules could spoil many more, but hardly ever do."""
+
 
 Option = tuple[int, float, float]
 """A token that a hypothesis may go on with, its log-probability by the model, and the value that the search goes by."""
@@ -29,16 +35,28 @@ class Options(Struct, frozen=True, eq=False):
         log_probs: `[K']` float64, the model's.
         values: `[K']` float64, what the search goes by.
         is_untouched: Whether there are no rules, so that the candidates not seen have the model's values too.
+        num_lifted: How many tokens at the most a penalty has lifted that are not among the candidates seen.
+        lift: What it has multiplied their log-probabilities by.
     """
 
     ids: NDArray[np.int64]
     log_probs: NDArray[np.float64]
     values: NDArray[np.float64]
     is_untouched: bool = False
+    num_lifted: int = 0
+    lift: float = 1.0
+
+    def ceiling(self, smallest: float) -> float:
+        """Return the value that no token exceeds which was not seen, given the log-probability that none of them exceeds."""
+        return smallest * self.lift if self.num_lifted else smallest
 
 
 class Constraints:
-    """The rules of one request."""
+    """The rules of one request.
+
+    Attributes:
+        is_idle: Whether there are none.
+    """
 
     def __init__(self, options: SearchOptions, eos_id: int, vocab_size: int) -> None:
         self._eos_id, self._vocab_size = eos_id, vocab_size
@@ -46,24 +64,53 @@ class Constraints:
         self._min_new_tokens = options.min_new_tokens
         self._ngram_size = options.no_repeat_ngram_size
         self._penalty = options.repetition_penalty
-        self._is_idle = not (self._suppressed or self._min_new_tokens or self._ngram_size or self._penalty != 1)
-        self._marks = np.zeros(0 if self._is_idle else vocab_size, np.bool_)
+        self.is_idle = not (self._suppressed or self._min_new_tokens or self._ngram_size or self._penalty != 1)
+        self._marks = np.zeros(0 if self.is_idle else vocab_size, np.bool_)
 
     def num_needed(self, hypothesis: Hypothesis, num_wanted: int) -> int:
-        """Return how many of the model's candidates hold the `num_wanted` best after the rules.
+        """Return how many of the model's candidates are likely to hold the `num_wanted` best after the rules.
 
-        A penalty above 1 can only push tokens down, and only those the hypothesis has; one below 1 can lift a token from anywhere.
+        They are sure to, where the rules can spoil only a few; `certain` tells of the others.
         """
-        if self._is_idle:
+        if self.is_idle:
             return min(num_wanted, self._vocab_size)
-        if self._penalty < 1:
-            return self._vocab_size
-        num_lowered = len(set(hypothesis.token_ids)) if self._penalty > 1 else 0
-        return min(num_wanted + len(self._banned(hypothesis)) + num_lowered, self._vocab_size)
+        most = num_wanted + NUM_SPARE
+        num_spoilt = len(self._suppressed)
+        if hypothesis.num_generated < self._min_new_tokens:
+            num_spoilt += self._eos_id not in self._suppressed
+        if (self._ngram_size or self._penalty != 1) and num_spoilt < most:
+            num_spoilt += len(set(hypothesis.token_ids[-most:])) if len(hypothesis.token_ids) <= most else most
+        return min(num_wanted + min(num_spoilt, most), self._vocab_size)
+
+    def certain(
+        self, hypothesis: Hypothesis, ids: NDArray[np.int64], log_probs: NDArray[np.float32], num_wanted: int
+    ) -> list[Option] | None:
+        """Return the `num_wanted` best of the whole vocabulary, or all that the rules leave; None where not seen ones may be among them.
+
+        Args:
+            hypothesis: Whose candidates they are.
+            ids: `[K]`.
+            log_probs: `[K]`.
+            num_wanted: At most K.
+        """
+        found = self.best(hypothesis, ids, log_probs, num_wanted)
+        if self.is_idle or len(ids) == self._vocab_size:
+            return found
+        smallest = log_probs.item(-1)
+        if smallest == -math.inf:
+            return found
+        if len(found) < num_wanted:
+            return None
+        _, log_prob, value = found[-1]
+        if self._penalty < 1 and value <= smallest * self._penalty:
+            if int(self._are_among(hypothesis.token_ids, ids).sum()) < len(set(hypothesis.token_ids)):
+                return None
+        # Of equals the lower id is first, which was seen; but a token that was pushed down may have a higher one.
+        return found if value > smallest or value == smallest == log_prob else None
 
     def best(self, hypothesis: Hypothesis, ids: NDArray[np.int64], log_probs: NDArray[np.float32], num_wanted: int) -> list[Option]:
         """Return the first `num_wanted` of what `apply` returns, or all if they are fewer."""
-        if self._is_idle:
+        if self.is_idle:
             ids, log_probs = ids[:num_wanted], log_probs[:num_wanted]
             if log_probs[-1] > -math.inf:
                 values = log_probs.tolist()
@@ -93,18 +140,22 @@ class Constraints:
     def apply(self, hypothesis: Hypothesis, ids: NDArray[np.int64], log_probs: NDArray[np.float32]) -> Options:
         """Apply the rules to a hypothesis's candidates, `[K]` each, likeliest first."""
         raw = log_probs.astype(np.float64)
-        if self._is_idle and raw[-1] > -np.inf:
+        if self.is_idle and raw[-1] > -np.inf:
             return Options(ids, raw, raw, is_untouched=True)
+        tokens, num_lifted = hypothesis.token_ids, 0
+        if self._penalty < 1 and len(ids) < self._vocab_size:
+            num_lifted = len(set(tokens)) - int(self._are_among(tokens, ids).sum())
         keep = raw > -np.inf
         if banned := self._banned(hypothesis):
             keep &= ~self._are_among(list(banned), ids)
         if not keep.all():
             ids, raw = ids[keep], raw[keep]
-        if self._penalty == 1 or not hypothesis.token_ids:
-            return Options(ids, raw, raw, is_untouched=self._is_idle)
-        values = np.where(self._are_among(hypothesis.token_ids, ids), raw * self._penalty, raw)
-        order = np.lexsort((ids, -values))
-        return Options(ids[order], raw[order], values[order])
+        if self._penalty == 1 or not tokens:
+            return Options(ids, raw, raw, is_untouched=self.is_idle)
+        have_moved = self._are_among(tokens, ids)
+        values = np.where(have_moved, raw * self._penalty, raw)
+        order = np.lexsort((ids, -values)) if len(ids) <= MAX_SORTED else _order(ids, values, have_moved)
+        return Options(ids[order], raw[order], values[order], num_lifted=num_lifted, lift=self._penalty)
 
     def _are_among(self, tokens: list[int], ids: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Tell of each id whether it is one of the tokens, by marking those in an array over the vocabulary for a moment."""
@@ -125,6 +176,17 @@ class Constraints:
         return banned
 
 
+def _order(ids: NDArray[np.int64], values: NDArray[np.float64], have_moved: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Return the order by falling value, the lower id first in a tie, of options that are in order but for a few."""
+    stayed, moved = np.flatnonzero(~have_moved), np.flatnonzero(have_moved)
+    moved = moved[np.lexsort((ids[moved], -values[moved]))]
+    rest = -values[stayed]
+    first, last = rest.searchsorted(-values[moved]), rest.searchsorted(-values[moved], side="right")
+    for i in np.flatnonzero(first < last).tolist():
+        first[i] += int((ids[stayed[first[i] : last[i]]] < ids[moved[i]]).sum())
+    return np.insert(stayed, first, moved)
+
+
 def _rank(option: Option) -> tuple[float, int]:
     """Order options: best first, the lower id first in a tie."""
     token, _, value = option
@@ -139,5 +201,12 @@ def _repeating(tokens: list[int], size: int) -> set[int]:
     if size == 1:
         return set(tokens)
     beginning = tokens[last:]
-    first = beginning[0]
-    return {tokens[i + size - 1] for i in range(last) if tokens[i] == first and tokens[i : i + size - 1] == beginning}
+    first, found, start = beginning[0], set[int](), 0
+    while True:
+        try:
+            start = tokens.index(first, start, last)
+        except ValueError:
+            return found
+        if tokens[start : start + size - 1] == beginning:
+            found.add(tokens[start + size - 1])
+        start += 1

@@ -15,6 +15,9 @@ from dragoman.server.engine.search.constraints import Options
 NUM_CANDIDATES = 64
 """Candidates asked for where `top_k` does not say how many can be drawn."""
 
+FAR = 16
+"""How many times as many candidates must be thought to decide a draw for it not to be far."""
+
 _ROUNDING, _ROUNDING_PER_TOKEN = 5e-6, 2e-10
 """More than the sum of a row's float32 probabilities is off 1: 1e-6 of 5,000 and 1e-5 of 250,000 are usual."""
 
@@ -26,17 +29,23 @@ class Sampler:
     """Draws the tokens of one answer, one random number a token.
 
     Numbers come from Philox (Salmon et al., 2011) keyed by the seed and the answer's index, so they depend on nothing else.
+
+    Attributes:
+        is_far: Of a draw that was not decided: whether seeing a little more would hardly decide it.
     """
 
     def __init__(self, sampling: Sampling, index: int) -> None:
         self._sampling = sampling
         self._random = np.random.Generator(np.random.Philox(key=np.array([sampling.seed, index], np.uint64)))
         self._number: float | None = None
+        self.is_far = False
 
     def weighs_unseen(self, options: Options, num_unseen: int) -> bool:
         """Tell whether `draw` goes by the unseen tokens' probability."""
-        top_k = self._sampling.top_k
-        return bool(num_unseen) and not (0 < top_k <= len(options.ids)) and not self._is_model_itself(options)
+        if not num_unseen or self._is_model_itself(options):
+            return False
+        are_all_in_place = options.values is options.log_probs
+        return not (are_all_in_place and 0 < self._sampling.top_k <= len(options.ids))
 
     def draw(self, options: Options, smallest: float, unseen_probability: float, num_unseen: int) -> int | None:
         """Draw one of the options.
@@ -52,32 +61,33 @@ class Sampler:
             until `accept`.
         """
         sampling = self._sampling
+        self.is_far = False
         top_k = sampling.top_k or len(options.ids) + num_unseen
-        if top_k <= len(options.ids):
-            num_unseen = 0
-        count = _num_in_place(options, smallest) if num_unseen else min(top_k, len(options.ids))
-        if not count:
-            return None
+        count = len(options.ids)
+        if num_unseen:
+            count = _num_in_place(options, smallest)
+            if not count:
+                return None
+        if top_k <= count:
+            count, num_unseen = top_k, 0
         highest = float(options.values[0])
         weights = options.values[:top_k] - highest
         weights = np.exp(weights / sampling.temperature if sampling.temperature != 1 else weights)
         if self._number is None:
             self._number = self._random.random()
-        if self._is_model_itself(options):
-            total = math.exp(-highest)  # all together weigh 1
-            return _find(weights.cumsum(), (total, total), sampling.top_p, self._number, num_unseen)
-        least = most = 0.0
-        if num_unseen:
-            least = most = float(weights[count:].sum())
-            bounds = self._unseen_weight(smallest - highest, unseen_probability, num_unseen, highest)
-            can_draw_all = options.is_untouched and not sampling.top_k  # only then do all unseen tokens weigh what the model says
-            least += bounds[0] if can_draw_all else 0.0
-            most += bounds[1]
         cumulative = weights[:count].cumsum()
-        low = high = float(cumulative[-1])
-        if num_unseen:
-            low, high = (low + least) * (1 - _SUM_ROUNDING), (high + most) * (1 + _SUM_ROUNDING)
-        return _find(cumulative, (low, high), sampling.top_p, self._number, num_unseen)
+        if self._is_model_itself(options):
+            low = high = math.exp(-highest)  # all together weigh 1
+        else:
+            low = high = float(cumulative[-1])
+            if num_unseen:
+                least, most = self._weight_beyond(options, weights[count:], smallest, unseen_probability, num_unseen)
+                low, high = (low + least) * (1 - _SUM_ROUNDING), (high + most) * (1 + _SUM_ROUNDING)
+        place = _find(cumulative, (low, high), sampling.top_p, self._number, num_unseen)
+        if place is None:
+            within_reach = float(cumulative[-1]) + FAR * count * float(weights[count - 1])
+            self.is_far = self._number * sampling.top_p * high > within_reach
+        return place
 
     def accept(self) -> None:
         """Go on to the next random number."""
@@ -86,6 +96,20 @@ class Sampler:
     def _is_model_itself(self, options: Options) -> bool:
         """Tell whether draws are from the model's own distribution."""
         return options.is_untouched and not self._sampling.top_k and self._sampling.temperature == 1
+
+    def _weight_beyond(
+        self, options: Options, out_of_place: NDArray[np.float64], smallest: float, unseen_probability: float, num_unseen: int
+    ) -> tuple[float, float]:
+        """Return bounds of what weighs beyond the options in place: the weights of those out of place, and the unseen tokens'."""
+        temperature, highest = self._sampling.temperature, float(options.values[0])
+        least = most = float(out_of_place.sum())
+        bounds = self._unseen_weight(smallest - highest, unseen_probability, num_unseen, highest)
+        if options.is_untouched and not self._sampling.top_k:  # only then do all unseen tokens weigh what the model says
+            least += bounds[0]
+        most += bounds[1]
+        if options.num_lifted:
+            most += options.num_lifted * math.exp((options.ceiling(smallest) - highest) / temperature)
+        return least, most
 
     def _unseen_weight(self, smallest: float, probability: float, count: int, highest: float) -> tuple[float, float]:
         """Return bounds of the unseen tokens' weight, in units of the likeliest option's.
@@ -114,8 +138,13 @@ class Sampler:
 
 
 def _num_in_place(options: Options, smallest: float) -> int:
-    """Return how many of the options no unseen token can come before: a penalty can push one down among those."""
-    is_out_of_place = (options.values <= smallest) & (options.values < options.log_probs)
+    """Return how many of the options no unseen token can come before: a penalty can push one down among those, or lift one of them."""
+    if options.values is options.log_probs:
+        return len(options.ids)
+    if options.num_lifted:
+        is_out_of_place = options.values <= options.ceiling(smallest)
+    else:
+        is_out_of_place = (options.values <= smallest) & (options.values < options.log_probs)
     return int(np.argmax(is_out_of_place)) if is_out_of_place.any() else len(options.ids)
 
 

@@ -6,10 +6,17 @@ It knows no rows and no caches. The engine gives each live hypothesis a row and 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dragoman.server.engine.messages import Answer, Request, SearchOptions
 from dragoman.server.engine.search.candidates import Candidates
 from dragoman.server.engine.search.constraints import Constraints, Option
 from dragoman.server.engine.search.hypothesis import Hypothesis
+
+
+WIDENING = 16
+"""How many times as many candidates a search sees of a hypothesis for which those it saw were not enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +42,7 @@ class Search(ABC):
     Attributes:
         live: Hypotheses that grow; the engine feeds each one's last token.
         num_candidates: K that the next `advance` needs.
+        wanted: Live hypotheses of which more has to be seen before the search can go on: their indices, and the K of each.
     """
 
     def __init__(self, request: Request, target: TargetSide) -> None:
@@ -42,6 +50,7 @@ class Search(ABC):
         self.options: SearchOptions = request.search
         self.live = [Hypothesis([])]
         self.num_candidates = 1
+        self.wanted: dict[int, int] = {}
         self._target = target
         self._max_new_tokens = request.max_new_tokens
         self._constraints = Constraints(request.search, target.eos_id, target.vocab_size)
@@ -53,16 +62,33 @@ class Search(ABC):
 
         Returns:
             For each hypothesis that is live now the index of the one it continues, among those that were live; none when the search
-            is over. None where the step has to be seen again with the whole vocabulary; nothing has changed then.
+            is over. None where more has to be seen, which `wanted` tells: `look` takes it, then `resume` goes on. Nothing has changed
+            until then.
         """
         prefix = self.options.forced_prefix
         num_fed = len(self.live[0].token_ids)
         if num_fed < len(prefix):
             self.live = [Hypothesis(prefix[: num_fed + 1])]
-            parents: list[int] | None = [0]
-        else:
-            parents = self._choose(candidates)
-        if parents and len(self.live[0].token_ids) >= len(prefix):
+            if num_fed + 1 == len(prefix):
+                self._set_num_candidates()
+            return [0]
+        self._seen = candidates
+        self._decide_all(candidates)
+        if self.wanted:
+            self._seen = candidates.kept(self.options.num_top_log_probs)
+        return self.resume()
+
+    def look(self, hypothesis: int, candidates: Candidates) -> None:
+        """Take more candidates of a hypothesis in `wanted`: `[1, K]` of the same step, with the K told there."""
+        del self.wanted[hypothesis]
+        self._decide(hypothesis, candidates.ids[0], candidates.log_probs[0])
+
+    def resume(self) -> list[int] | None:
+        """Go on if enough has been seen; see `advance`."""
+        if self.wanted:
+            return None
+        parents = self._choose(self._seen)
+        if parents:
             self._set_num_candidates()
         return parents
 
@@ -91,17 +117,28 @@ class Search(ABC):
         """Best options that the next choice looks at, for each hypothesis."""
 
     @abstractmethod
-    def _choose(self, candidates: Candidates) -> list[int] | None:
-        """Take one generated token; see `advance`."""
+    def _decide(self, row: int, ids: NDArray[np.int64], log_probs: NDArray[np.float32]) -> None:
+        """Keep what a hypothesis may go on with, or ask for more (`_want_more`); it sees candidates `[K]`."""
+
+    @abstractmethod
+    def _choose(self, candidates: Candidates) -> list[int]:
+        """Take one generated token, by what was decided of each hypothesis; see `advance`."""
+
+    def _decide_all(self, candidates: Candidates) -> None:
+        for row in range(len(self.live)):
+            self._decide(row, candidates.ids[row], candidates.log_probs[row])
+
+    def _want_more(self, row: int, num_seen: int, *, is_far: bool = False) -> None:
+        """Ask to see more of a hypothesis: everything, if most of it would have to be seen anyhow."""
+        vocab_size = self._target.vocab_size
+        assert num_seen < vocab_size, "the whole vocabulary was not enough"
+        wider = num_seen * WIDENING
+        self.wanted[row] = vocab_size if is_far or wider * WIDENING // 2 >= vocab_size else wider
 
     def _set_num_candidates(self) -> None:
         """Ask for what the next choice needs, whatever the rules take away."""
         needed = max(self._constraints.num_needed(hypothesis, self._num_wanted) for hypothesis in self.live)
         self.num_candidates = min(max(needed, self.options.num_top_log_probs), self._target.vocab_size)
-
-    def _best(self, candidates: Candidates, row: int, num_wanted: int) -> list[Option]:
-        """Return the best of what a hypothesis may go on with."""
-        return self._constraints.best(self.live[row], candidates.ids[row], candidates.log_probs[row], num_wanted)
 
     def _extend(self, row: int, option: Option, candidates: Candidates, index: int = 0) -> Hypothesis:
         """Return a hypothesis made longer by one of its options."""

@@ -147,6 +147,21 @@ class DeviceDecoder:
         self._last = step
         return step.ticket.likeliest
 
+    def decode_part(
+        self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int, first_row: int
+    ) -> Likeliest:
+        """Do rows of the last step again, with more candidates; see `runner.Runner.look`.
+
+        Raises:
+            OutOfDeviceMemory: If a row does not fit even alone.
+        """
+        self._forget()
+        if first_row == 0 and len(tokens) == self._num_rows:
+            ticket = self._start(tokens, positions, num_candidates)  # padded and computed as it was
+            self._device.wait(ticket.mark)
+            return Likeliest(ticket.likeliest.ids.copy(), ticket.likeliest.log_probs.copy())
+        return self._in_parts(tokens, positions, num_candidates, first_row)
+
     def cache_bytes(self) -> tuple[int, int]:
         """See `runner.Runner`."""
         live = self.cache.source_lengths[: self._num_rows]
@@ -194,20 +209,26 @@ class DeviceDecoder:
                 return self._steps.start(tokens, positions, num_candidates)
             except OutOfDeviceMemory:
                 self._halve(len(tokens), is_wide)
+        return Ticket(self._device.mark(), self._in_parts(tokens, positions, num_candidates, 0))
+
+    def _in_parts(
+        self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int, first_row: int
+    ) -> Likeliest:
+        """Do a part of the rows, as many at once as there is memory for."""
+        is_wide = num_candidates > self.buckets.candidates[-1]
         parts: list[Likeliest] = []
         start = 0
         while start < len(tokens):
             part = slice(start, min(start + self._rows_at_once[is_wide], len(tokens)))
             try:
-                ticket = self._steps.start(tokens[part], positions[part], num_candidates, start)
+                ticket = self._steps.start(tokens[part], positions[part], num_candidates, first_row + start)
             except OutOfDeviceMemory:
                 self._halve(part.stop - start, is_wide)
                 continue
             self._device.wait(ticket.mark)
             parts.append(Likeliest(ticket.likeliest.ids.copy(), ticket.likeliest.log_probs.copy()))
             start = part.stop
-        joined = Likeliest(np.concatenate([part.ids for part in parts]), np.concatenate([part.log_probs for part in parts]))
-        return Ticket(self._device.mark(), joined)
+        return Likeliest(np.concatenate([part.ids for part in parts]), np.concatenate([part.log_probs for part in parts]))
 
     def _halve(self, num_rows: int, is_wide: bool) -> None:
         """Do fewer rows at once from now on; call it while the failure of so many is being handled, which it raises for one row."""

@@ -17,6 +17,10 @@ class DeviceRunner(DeviceDecoder):
         """See `Runner`."""
         return Candidates(*self.decode(tokens, positions, num_candidates))
 
+    def look(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int, first_row: int) -> Candidates:
+        """See `Runner`."""
+        return Candidates(*self.decode_part(tokens, positions, num_candidates, first_row))
+
     def open_session(self, path: Path) -> onnxruntime.InferenceSession:
         """Load another graph on the same device, in the same order of work; it takes memory as it needs it."""
         return self._device.open_session(path, max_arena_bytes=0, is_captured=False)

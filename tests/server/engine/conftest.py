@@ -186,7 +186,10 @@ class FakeRunner:
         self.step_candidates: list[int] = []
         self.prefill_batches: list[int] = []
         self.copies: list[tuple[str, int, int]] = []
+        self.looks: list[tuple[int, int, int]] = []
+        self.last_step: dict[int, tuple[int, int]] = {}
         self.on_step: Callable[[], None] = lambda: None
+        self.on_look: Callable[[], None] = lambda: None
         self._num_prefilled = 0
         self._buffers: dict[tuple[int, int], Candidates] = {}
 
@@ -211,8 +214,6 @@ class FakeRunner:
 
     def step(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int) -> Candidates:
         self._maybe_fail("step")
-        if num_candidates == VOCAB:
-            self._maybe_fail("whole step")
         self._demand(0 < len(tokens) == len(positions) <= self.max_rows, "rows")
         self._demand(1 <= num_candidates <= VOCAB, "candidates")
         self.on_step()
@@ -220,13 +221,27 @@ class FakeRunner:
         self.step_candidates.append(num_candidates)
         shape = len(tokens), num_candidates
         buffer = self._buffers.setdefault(shape, Candidates(np.empty(shape, np.int64), np.empty(shape, np.float32)))
-        for row, (token, position) in enumerate(zip(tokens.tolist(), positions.tolist(), strict=True)):
+        self.last_step = dict(enumerate(zip(tokens.tolist(), positions.tolist(), strict=True)))
+        for row, (token, position) in self.last_step.items():
             self.caches[row][position] = token
             history = tuple(self.caches[row][: position + 1])
             self._demand(POISON not in history, "a row reads what was never written")
             everything = likeliest(self.sources[row], history)
             buffer.ids[row], buffer.log_probs[row] = everything.ids[:num_candidates], everything.log_probs[:num_candidates]
         return buffer
+
+    def look(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int, first_row: int) -> Candidates:
+        self._maybe_fail("look")
+        shape = len(tokens), num_candidates
+        self.looks.append((first_row, *shape))
+        seen = Candidates(np.empty(shape, np.int64), np.empty(shape, np.float32))
+        self.on_look()
+        for i, (token, position) in enumerate(zip(tokens.tolist(), positions.tolist(), strict=True)):
+            row = first_row + i
+            self._demand(self.last_step.get(row) == (token, position), "a look at what was not in the last step")
+            everything = likeliest(self.sources[row], tuple(self.caches[row][: position + 1]))
+            seen.ids[i], seen.log_probs[i] = everything.ids[:num_candidates], everything.log_probs[:num_candidates]
+        return seen
 
     def copy_row(self, source: int, target: int, length: int) -> None:
         self._demand(source != target and POISON not in self.caches[source][:length], "a row to copy")

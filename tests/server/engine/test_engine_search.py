@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from dragoman.server.engine.engine import MAX_CONSECUTIVE_FAILURES
+from dragoman.server.engine.looks import ROWS_AT_ONCE, SHARE
 from dragoman.server.engine.messages import Answer, Request, Sampling, SearchOptions
 
 VOCAB, START = 80, 2
@@ -85,7 +86,7 @@ def test_the_first_token_is_the_first_that_is_generated(bench: Any) -> None:
     assert (end.admitted, end.first_token, end.num_generated) == (100, 104, 5)
 
 
-def test_a_step_that_is_undecided_is_done_again_with_the_whole_vocabulary(
+def test_a_search_that_is_undecided_sees_more_of_its_own_rows(
     make_bench: Any, reference: Callable[[Request], list[Answer]]
 ) -> None:
     """Only the search that needs it sees it, and the others are what they would have been."""
@@ -96,25 +97,97 @@ def test_a_step_that_is_undecided_is_done_again_with_the_whole_vocabulary(
     assert bench.runner.step_candidates == [4]
     hot = bench.submit(3, [10, 3], 10, search=SearchOptions(sampling=HOT))
     bench.run()
-    again = [i for i, count in enumerate(bench.runner.step_candidates) if count == VOCAB]
-    assert again and all(bench.runner.step_candidates[i - 1] == 64 for i in again)
-    assert all(bench.runner.step_rows[i - 1] == bench.runner.step_rows[i] for i in again)
+    assert bench.runner.looks and all(look[1:] == (1, VOCAB) for look in bench.runner.looks)
+    assert max(bench.runner.step_candidates) == 64
     for request in (beside, plain, hot):
         assert bench.finished[request.id].answers == reference(request)
 
 
-def test_a_second_try_that_fails_ends_what_was_in_the_step(make_bench: Any, answer_of: Any) -> None:
+def test_a_look_that_fails_ends_only_who_it_was_for(make_bench: Any, reference: Callable[[Request], list[Answer]]) -> None:
     bench = make_bench()
-    bench.submit(1, [10, 1], 10, search=SearchOptions(num_beams=2))
-    bench.submit(2, [10, 3], 10, search=SearchOptions(sampling=HOT))
-    bench.runner.fail_next = "whole step"
-    bench.step()
-    while bench.runner.fail_next:
-        bench.step()
-    assert [bench.finished[i].reason for i in (1, 2)] == ["step_failed"] * 2
-    bench.submit(3, [4, 4])
+    beside = bench.submit(1, [20, 1], 20, search=SearchOptions(num_beams=2))
+    plain = bench.submit(2, [20, 2], 20)
+    for i in range(3, MAX_CONSECUTIVE_FAILURES + 4):
+        bench.submit(i, [10, 3], 10, search=SearchOptions(sampling=HOT))
+        bench.runner.fail_next = "look"
+        while bench.runner.fail_next:
+            bench.step()
+        assert bench.finished[i].reason == "step_failed" and bench.finished[i].incident
     bench.run()
-    assert bench.finished[3].answers[0].token_ids == answer_of([4, 4], 40)[0]
+    for request in (beside, plain):
+        assert bench.finished[request.id].answers == reference(request)
+
+
+class Slow:
+    """Looks that take their time, as a clock tells it that stands still otherwise but for steps."""
+
+    def __init__(self, bench: Any, step_seconds: float, look_seconds: float) -> None:
+        self._bench = bench
+        bench.runner.on_step = lambda: self._pass(step_seconds)
+        bench.runner.on_look = lambda: self._pass(look_seconds)
+
+    def _pass(self, seconds: float) -> None:
+        self._bench.clock.now += seconds
+
+
+def test_looks_take_no_more_than_their_share_while_others_run(make_bench: Any, reference: Callable[[Request], list[Answer]]) -> None:
+    for look_seconds in (0.001, 0.01, 0.1):
+        bench = make_bench(max_slots=16)
+        Slow(bench, 0.01, look_seconds)
+        plain = bench.submit(0, [40, 1], 40, is_streamed=True)
+        hot = [bench.submit(i, [9, i], 9, search=SearchOptions(num_answers=4, sampling=HOT)) for i in (1, 2, 3)]
+        while 0 not in bench.finished:
+            num_looks = len(bench.runner.looks)
+            bench.step()
+            took = (len(bench.runner.looks) - num_looks) * look_seconds
+            assert took <= 0.01 * SHARE / (1 - SHARE) + look_seconds + 1e-9, "a step waits for one look more than its share"
+        num_steps = len(bench.runner.step_rows)
+        assert num_steps == 40, "a plain stream has a token a step"
+        assert 0 < len(bench.runner.looks) * look_seconds <= num_steps * 0.01 * SHARE / (1 - SHARE) + look_seconds + 1e-9
+        assert all(count <= ROWS_AT_ONCE for _, count, _ in bench.runner.looks)
+        bench.run()
+        for request in (plain, *hot):
+            assert bench.finished[request.id].answers == reference(request)
+
+
+def test_looks_are_taken_at_once_where_nobody_else_runs(make_bench: Any) -> None:
+    bench = make_bench(max_slots=16)
+    Slow(bench, 0.01, 5.0)
+    for i in (1, 2):
+        bench.submit(i, [10, i], 10, search=SearchOptions(num_answers=6, sampling=Sampling(7, temperature=100.0, top_p=0.99)))
+    bench.run()
+    assert len(bench.runner.step_rows) == 10, "a step a token: nobody was paused"
+    assert max(count for _, count, _ in bench.runner.looks) > ROWS_AT_ONCE
+
+
+def test_everybody_who_waits_for_a_look_gets_it_in_turn(make_bench: Any, reference: Callable[[Request], list[Answer]]) -> None:
+    """A request of many rows does not keep one of one row waiting for all of them."""
+    bench = make_bench(max_slots=16)
+    Slow(bench, 0.01, 0.05)
+    bench.submit(0, [40, 1], 40)
+    wide = bench.submit(1, [40, 2], 20, search=SearchOptions(num_answers=12, sampling=HOT))
+    narrow = bench.submit(2, [40, 3], 6, search=SearchOptions(sampling=HOT))
+    bench.run()
+    assert bench.order.index(2) < bench.order.index(1)
+    for request in (wide, narrow):
+        assert bench.finished[request.id].answers == reference(request)
+
+
+def test_who_waits_for_a_look_can_be_cancelled_and_has_a_deadline(make_bench: Any, answer_of: Any) -> None:
+    bench = make_bench(max_slots=8)
+    Slow(bench, 0.01, 0.5)
+    bench.submit(1, [40, 1], 40)
+    bench.submit(2, [40, 2], 40, search=SearchOptions(num_answers=3, sampling=HOT), is_streamed=True)
+    bench.submit(3, [40, 3], 40, search=SearchOptions(num_answers=3, sampling=HOT), deadline=bench.clock.now + 2)
+    while not (bench.runner.looks and len(bench.engine._looks) == 2):
+        bench.step()
+    bench.engine.cancel(b"front", 2)
+    bench.clock.now += 2
+    bench.step()
+    assert (bench.finished[2].reason, bench.finished[3].reason) == ("cancelled", "deadline")
+    assert len(bench.engine._looks) == 0
+    bench.run()
+    assert bench.finished[1].answers[0].token_ids == answer_of([40, 1], 40)[0]
 
 
 def test_a_search_that_raises_fails_alone(make_bench: Any, reference: Callable[[Request], list[Answer]]) -> None:

@@ -30,7 +30,7 @@ class Driven:
     Attributes:
         certain: Its certain tokens after each step.
         widths: K of each step.
-        num_again: Steps that had to be seen again with the whole vocabulary.
+        num_again: How often more of a step had to be seen.
         max_live: Most hypotheses that were live at once.
     """
 
@@ -67,11 +67,13 @@ class TableModel:
             width = self.target.vocab_size if sees_all else search.num_candidates
             driven.widths.append(width)
             parents = search.advance(top_candidates(rows, width))
-            if parents is None:
+            while parents is None:
                 assert width < self.target.vocab_size, "everything was not enough"
                 assert search.live is before, "a search that has to see more must not have changed"
                 driven.num_again += 1
-                parents = search.advance(top_candidates(rows, self.target.vocab_size))
+                for row, wider in list(search.wanted.items()):
+                    search.look(row, top_candidates(rows[row : row + 1], wider))
+                parents = search.resume()
             assert parents is not None
             driven.certain.append(search.certain_tokens)
             driven.max_live = max(driven.max_live, len(search.live))
