@@ -70,4 +70,4 @@ def test_nobody_else_can_reach_replace_or_even_see_the_socket(anything_goes: Non
         assert seen[0].startswith(f"{folder}/dragoman-")
         assert os.listdir(folder) == [], "and nothing is left of it"
     if os.getuid() == 0:
-        assert seen[1:] == ["tried"]
+        assert set(seen[1:]) == {"tried"}
