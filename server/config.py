@@ -30,7 +30,7 @@ CONFIG_FILE_VARIABLE = "DRAGOMAN_CONFIG"
 # Variables with our prefix that are not settings: the configuration file, what the client reads, where tests find the corpus.
 OTHER_VARIABLES = frozenset({CONFIG_FILE_VARIABLE, "DRAGOMAN_SERVER", "DRAGOMAN_TOKEN", "DRAGOMAN_DATA"})
 # A pipe is as good as a file, so the size is not asked for beforehand.
-MAX_FILE_BYTES = 1 << 20
+MAX_FILE_BYTES = 1 << 16
 # fmt: off
 LATENCY_BUCKETS = (
     0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75,

@@ -22,6 +22,7 @@ MANAGED = frozenset(
     {
         *("models", "port", "metrics_port", "drain_seconds"),
         *("tls_certificate", "tls_key", "tls_client_ca", "auth_tokens_file"),
+        *("metrics_token_file", "metrics_tls_certificate", "metrics_tls_key"),
     }
 )
 KEYWORDS = ("type", "enum", "const", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "pattern")

@@ -103,7 +103,8 @@ def test_the_server_takes_every_variable_as_it_was_meant(render: Render, monkeyp
 
 
 def test_files_that_variables_name_are_mounted(render: Render) -> None:
-    rendered = render(TLS | {"auth": {"secretName": "tokens", "key": "callers"}})
+    metrics = {"auth": {"secretName": "scraper"}, "tls": {"enabled": True}}
+    rendered = render(TLS | {"auth": {"secretName": "tokens", "key": "callers"}, "metrics": metrics})
     mounts = {mount["mountPath"] for mount in rendered.container["volumeMounts"]}
     paths = {name: value for name, value in rendered.environment.items() if value.startswith("/etc/")}
     assert paths == {
@@ -111,8 +112,75 @@ def test_files_that_variables_name_are_mounted(render: Render) -> None:
         "DRAGOMAN_TLS_KEY": "/etc/dragoman/tls/tls.key",
         "DRAGOMAN_TLS_CLIENT_CA": "/etc/dragoman/client-ca/ca.crt",
         "DRAGOMAN_AUTH_TOKENS_FILE": "/etc/dragoman/auth/callers",
+        "DRAGOMAN_METRICS_TOKEN_FILE": "/etc/dragoman/metrics-auth/token",
+        "DRAGOMAN_METRICS_TLS_CERTIFICATE": "/etc/dragoman/metrics-tls/tls.crt",
+        "DRAGOMAN_METRICS_TLS_KEY": "/etc/dragoman/metrics-tls/tls.key",
     }
     assert {str(Path(path).parent) for path in paths.values()} <= mounts
+
+
+def test_a_secret_is_mounted_whole_so_that_its_changes_arrive(render: Render) -> None:
+    metrics = {"auth": {"secretName": "scraper"}, "tls": {"enabled": True}}
+    rendered = render(TLS | {"auth": {"secretName": "tokens"}, "metrics": metrics})
+    secrets = {volume["name"]: volume["secret"]["secretName"] for volume in rendered.pod["volumes"] if "secret" in volume}
+    assert secrets == {
+        "tls": "certificate",
+        "client-ca": "clients",
+        "auth": "tokens",
+        "metrics-auth": "scraper",
+        "metrics-tls": "certificate",
+    }
+    mounts = {mount["name"]: mount for mount in rendered.container["volumeMounts"]}
+    assert all(mounts[name]["readOnly"] and "subPath" not in mounts[name] for name in secrets)
+
+
+def test_probes_speak_https_where_the_metrics_port_does_and_show_no_token(render: Render) -> None:
+    metrics = {"auth": {"secretName": "scraper"}, "tls": {"enabled": True, "secretName": "own"}}
+    container = render({"metrics": metrics, "probes": {"type": "http"}}).container
+    assert container["readinessProbe"]["httpGet"] == {"port": "metrics", "path": "/readyz", "scheme": "HTTPS"}
+    assert container["livenessProbe"]["httpGet"] == {"port": "metrics", "path": "/healthz", "scheme": "HTTPS"}
+    assert "grpc" in render({"metrics": metrics}).container["readinessProbe"]
+
+
+@pytest.mark.parametrize("kind", ["ServiceMonitor", "PodMonitor"])
+def test_monitors_show_the_token_and_trust_the_authority(render: Render, kind: str) -> None:
+    monitor = {f"{kind[0].lower()}{kind[1:]}": {"enabled": True}}
+
+    def endpoint(**metrics: Any) -> dict[str, Any]:
+        spec = render({"metrics": monitor | metrics}).one(kind)["spec"]
+        (found,) = spec["endpoints" if kind == "ServiceMonitor" else "podMetricsEndpoints"]
+        return {name: found.get(name) for name in ("scheme", "tlsConfig", "authorization")}
+
+    assert endpoint() == {"scheme": None, "tlsConfig": None, "authorization": None}
+    found = endpoint(auth={"secretName": "scraper"}, tls={"enabled": True, "secretName": "own"})
+    assert found["authorization"] == {"type": "Bearer", "credentials": {"name": "scraper", "key": "token"}}
+    assert found["scheme"] == "https"
+    assert found["tlsConfig"]["serverName"].endswith(".translation.svc")
+    assert found["tlsConfig"]["ca"] == {"secret": {"name": "own", "key": "ca.crt"}}
+    found = endpoint(
+        auth={"secretName": "scraper", "scrapeKey": "newest"},
+        tls={"enabled": True, "secretName": "own", "serverName": "metrics.example", "ca": {"secretName": "authority", "key": "ca"}},
+    )
+    assert found["authorization"]["credentials"]["key"] == "newest"
+    assert found["tlsConfig"] == {"serverName": "metrics.example", "ca": {"secret": {"name": "authority", "key": "ca"}}}
+
+
+def test_service_says_what_the_metrics_port_speaks(render: Render) -> None:
+    def protocol(values: dict[str, Any]) -> str:
+        ports = {port["name"]: port for port in render(values).one("Service", "dragoman")["spec"]["ports"]}
+        return str(ports["metrics"]["appProtocol"])
+
+    assert protocol({}) == "http"
+    assert protocol({"metrics": {"tls": {"enabled": True, "secretName": "own"}}}) == "https"
+
+
+def test_notes_name_what_lies_open(render: Render) -> None:
+    assert "may read the metrics" in render({"networkPolicy": {"enabled": True}}).notes
+    peers = {"networkPolicy": {"enabled": True, "monitoring": [{"podSelector": {}}]}}
+    assert "may read the metrics" not in render(peers).notes
+    assert "tokens travel unencrypted" in render({"auth": {"secretName": "tokens"}}).notes
+    assert "token for the metrics travels unencrypted" in render({"metrics": {"auth": {"secretName": "scraper"}}}).notes
+    assert "unencrypted" not in render(TLS | {"auth": {"secretName": "tokens"}}).notes
 
 
 def test_every_setting_of_the_values_is_the_servers_and_no_other_is_taken(root: Path) -> None:
@@ -120,6 +188,7 @@ def test_every_setting_of_the_values_is_the_servers_and_no_other_is_taken(root: 
     taken = schema["properties"]["config"]["properties"]
     set_by_the_chart = {"models", "port", "metrics_port", "drain_seconds"}
     set_by_the_chart |= {"tls_certificate", "tls_key", "tls_client_ca", "auth_tokens_file"}
+    set_by_the_chart |= {"metrics_token_file", "metrics_tls_certificate", "metrics_tls_key"}
     assert taken.keys() == settings.ServerConfig.model_fields.keys() - set_by_the_chart, "run make chart"
 
 

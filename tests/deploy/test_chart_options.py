@@ -99,6 +99,11 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     ],
     "tmp": [{}, {"tmp": {"medium": "Memory", "sizeLimit": "64Mi"}}],
     "metrics": [{}, {"metrics": {"serviceMonitor": MONITOR}}, {"metrics": {"podMonitor": MONITOR}}],
+    "metrics-port": [
+        {},
+        {"metrics": {"auth": {"secretName": "scraper", "scrapeKey": "newest"}}},
+        {"metrics": {"auth": {"secretName": "scraper"}, "tls": {"enabled": True, "secretName": "metrics-tls"}}},
+    ],
     "rules": [{}, {"metrics": {"prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}}}}],
     "dashboards": [{}, {"metrics": {"dashboards": {"enabled": True, "annotations": {"folder": "Dragoman"}}}}],
     "placement": [

@@ -227,10 +227,29 @@ def test_the_manuals_example_is_a_configuration(tmp_path: Path, monkeypatch: pyt
     (example,) = re.findall(r"```toml\n(.*?)```", manual, re.DOTALL)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tls").mkdir()
-    for name in ("tls/server.pem", "tls/server.key", "tls/clients.pem", "tokens"):
+    for name in ("tls/server.pem", "tls/server.key", "tls/clients.pem", "tokens", "scrape-token"):
         write(tmp_path / name, "")
     config = load({}, write(tmp_path / "dragoman.toml", example))
     assert (config.models, config.tls_key, config.tls_client_ca) == (Path("bundles"), Path("tls/server.key"), None)
     whole = load({}, write(tmp_path / "dragoman.toml", re.sub(r"^# ", "", example, flags=re.MULTILINE)))
     assert (whole.tls_client_ca, whole.tracing_sample_ratio) == (Path("tls/clients.pem"), 0.01)
     assert whole.model_fields_set >= {"tracing_endpoint", "latency_buckets", "auth_tokens_file"}
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("models = " + "[" * 10_000, "not a TOML file: nested too deeply"),
+        ("# " + "x" * 2**16, "more than 65536 bytes"),
+    ],
+)
+def test_hostile_configuration_file_is_refused_in_one_line(tmp_path: Path, content: str, reason: str) -> None:
+    path = write(tmp_path / "dragoman.toml", content)
+    assert refusal(config_file=path) == f"{path}: {reason}"
+
+
+@pytest.mark.parametrize("given", ["metrics_tls_certificate", "metrics_tls_key"])
+def test_metrics_certificate_and_key_go_together(tmp_path: Path, given: str) -> None:
+    missing = ({"metrics_tls_certificate", "metrics_tls_key"} - {given}).pop()
+    path = write(tmp_path / "file.pem", "")
+    assert refusal({given: str(path)}) == f"{given} is set without {missing}"

@@ -74,10 +74,39 @@ grpc:
 httpGet:
   port: metrics
   path: {{ .path }}
+  {{- if .root.Values.metrics.tls.enabled }}
+  scheme: HTTPS
+  {{- end }}
 {{- end }}
 periodSeconds: {{ .probe.periodSeconds }}
 timeoutSeconds: {{ .probe.timeoutSeconds }}
 failureThreshold: {{ .probe.failureThreshold }}
+{{- end -}}
+
+{{/* Secret with the certificate of the metrics port. */}}
+{{- define "dragoman.metricsTlsSecret" -}}
+{{- default (ternary .Values.tls.secretName "" .Values.tls.enabled) .Values.metrics.tls.secretName -}}
+{{- end -}}
+
+{{/* What an endpoint of a ServiceMonitor or PodMonitor needs beside its port: how to speak, and the token to show. */}}
+{{- define "dragoman.scrape" -}}
+{{- $metrics := .Values.metrics -}}
+{{- if $metrics.tls.enabled }}
+scheme: https
+tlsConfig:
+  serverName: {{ default (printf "%s.%s.svc" (include "dragoman.fullname" .) .Release.Namespace) $metrics.tls.serverName }}
+  ca:
+    secret:
+      name: {{ default (include "dragoman.metricsTlsSecret" .) $metrics.tls.ca.secretName }}
+      key: {{ $metrics.tls.ca.key }}
+{{- end }}
+{{- if $metrics.auth.secretName }}
+authorization:
+  type: Bearer
+  credentials:
+    name: {{ $metrics.auth.secretName }}
+    key: {{ default $metrics.auth.key $metrics.auth.scrapeKey }}
+{{- end }}
 {{- end -}}
 
 {{/* Seconds from the deletion of a pod to its SIGKILL: preStop, drain and margin, or more where the values say so. */}}
@@ -112,6 +141,11 @@ failureThreshold: {{ .probe.failureThreshold }}
 {{- end -}}
 {{- if and $v.tls.enabled (not $v.tls.secretName) -}}{{- fail "tls.secretName: needed with tls.enabled" -}}{{- end -}}
 {{- if and $v.tls.clientCA.secretName (not $v.tls.enabled) -}}{{- fail "tls.clientCA.secretName: needs tls.enabled" -}}{{- end -}}
+{{- if and $v.metrics.tls.enabled (not (include "dragoman.metricsTlsSecret" .)) -}}{{- fail "metrics.tls.secretName: needed with metrics.tls.enabled, where gRPC has no certificate" -}}{{- end -}}
+{{- if has (get $v.config "metrics_host") (list "127.0.0.1" "::1" "localhost") -}}
+{{- if eq (include "dragoman.probeType" .) "http" -}}{{- fail "config.metrics_host: the kubelet cannot probe a port that only the pod itself reaches" -}}{{- end -}}
+{{- if or $v.metrics.serviceMonitor.enabled $v.metrics.podMonitor.enabled -}}{{- fail "config.metrics_host: nobody can scrape a port that only the pod itself reaches" -}}{{- end -}}
+{{- end -}}
 {{- if and $v.tls.enabled (eq $v.probes.type "grpc") -}}{{- fail "probes.type: gRPC probes speak no TLS; use auto or http with tls.enabled" -}}{{- end -}}
 {{- if and $v.metrics.serviceMonitor.enabled $v.metrics.podMonitor.enabled -}}{{- fail "metrics: enable serviceMonitor or podMonitor, not both, or everything is counted twice" -}}{{- end -}}
 {{- if and $v.metrics.serviceMonitor.enabled (ne $v.service.type "ClusterIP") -}}{{- fail "metrics.serviceMonitor: a Service that is reached from outside has no metrics port; use podMonitor" -}}{{- end -}}

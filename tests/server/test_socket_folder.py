@@ -1,0 +1,73 @@
+"""Where an engine's socket lies: nobody but the server's own user may reach it, whatever rights new files usually get."""
+
+import asyncio
+import os
+import stat
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dragoman.server import supervisor
+from dragoman.server.engine.client import EngineClient
+from dragoman.server.engine.settings import EngineSettings
+from dragoman.server.supervisor import EngineCannotStart, RestartPolicy, SupervisedEngine
+
+NOBODY = 65534
+# What another user of the machine would try: to reach the socket, to see what there is, to put his own in its place.
+INTRUDER = """
+for attempt in 'test -e "$1"' 'test -w "$1"' 'ls "$2"' 'rm -f "$1"' 'touch "$2/engine2"' 'mv "$2" "$2.old"' 'chmod 777 "$2"'
+do
+  if eval "$attempt" >/dev/null 2>&1; then echo "$attempt"; fi
+done
+echo tried
+"""
+
+
+@pytest.fixture
+def anything_goes() -> Iterator[None]:
+    """New files may be used by everybody."""
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+async def start_without_a_bundle(seen: list[str]) -> None:
+    """Start an engine as the server does, and have the intruder try when it listens."""
+
+    class Attacked(EngineClient):
+        def __init__(self, endpoint: str, *arguments: Any) -> None:
+            super().__init__(endpoint, *arguments)
+            self.path = Path(endpoint.removeprefix("ipc://"))
+            folder = self.path.parent.stat()
+            assert (stat.S_IMODE(folder.st_mode), folder.st_uid) == (0o700, os.getuid())
+            seen.append(str(self.path))
+
+        def fail(self, *arguments: Any) -> None:
+            super().fail(*arguments)
+            if os.getuid() == 0:
+                user = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
+                command = ["/bin/sh", "-c", INTRUDER, "sh", str(self.path), str(self.path.parent)]
+                seen.append(subprocess.run(command, **user, cwd="/", capture_output=True, text=True, timeout=60).stdout.strip())
+
+    settings = EngineSettings("", "/nowhere", 1, 1, 1, 1, 1, False, "critical", "json")
+    nothing = {"on_statistics": lambda _: None, "on_change": lambda: None, "on_restart": lambda: None}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(supervisor, "EngineClient", Attacked)
+        with pytest.raises(EngineCannotStart, match="/nowhere"):
+            await SupervisedEngine("x", settings, RestartPolicy(), is_inline=True, **nothing).start()
+
+
+def test_nobody_else_can_reach_replace_or_even_see_the_socket(anything_goes: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="d", dir="/tmp") as folder:
+        os.chmod(folder, 0o1777)  # as /tmp is
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        asyncio.run(start_without_a_bundle(seen))
+        assert seen[0].startswith(f"{folder}/dragoman-")
+        assert os.listdir(folder) == [], "and nothing is left of it"
+    if os.getuid() == 0:
+        assert set(seen[1:]) == {"tried"}
