@@ -62,14 +62,13 @@ def pushed_out(queue: FairQueue[T], share: Share, size: int, num: int, num_token
         As few as are needed; none where that caller does not have more than the new item's, up to the last item that has to go.
     """
 
-    def part(line: Line[T]) -> float:
-        return (line.num_tokens if num_tokens > 0 else len(line)) / line.share.weight
+    def amount(line: Line[T]) -> int:
+        return line.num_tokens if num_tokens > 0 else len(line)
 
     own = queue.line(share.caller)
-    more = size if num_tokens > 0 else 1
-    part_with_it = more / share.weight + (part(own) if own is not None else 0.0)
-    most = max((line for line in queue.crowd if len(line) > 1), key=part, default=None)
-    if most is None or most is own or part(most) <= part_with_it:
+    part_with_it = ((amount(own) if own is not None else 0) + (size if num_tokens > 0 else 1)) / share.weight
+    most = max((line for line in queue.crowd if len(line) > 1), key=lambda line: amount(line) / line.share.weight, default=None)
+    if most is None or most is own:
         return []
     places = most.last(num, num_tokens)
     tokens = sum(place.size for place in places)
