@@ -40,8 +40,9 @@ def num_slots_ahead(queue: FairQueue[T], share: Share, at: float, priority: int)
     end = queue.served(share.caller) + own_parts - priority * TOKENS_PER_PRIORITY * PARTS_PER_TOKEN
     for other in islice(queue.crowd, MAX_LINES):
         if other is not line and not other.share.max_slots:
-            due = (end - queue.turn(other)[0]) / other.parts_per_token
-            num_slots += int(other.num_waiting_slots * min(max(due, 0.0) / max(other.num_tokens, 1), 1.0))
+            due = max(end - queue.turn(other)[0], 0)
+            num_due_slots = other.num_waiting_slots * due // max(other.num_tokens * other.parts_per_token, 1)
+            num_slots += min(num_due_slots, other.num_waiting_slots)
     return num_slots
 
 
