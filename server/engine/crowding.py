@@ -40,8 +40,9 @@ def num_slots_ahead(queue: FairQueue[T], share: Share, at: float, priority: int)
     end = queue.served(share.caller) + own_parts - priority * TOKENS_PER_PRIORITY * PARTS_PER_TOKEN
     for other in islice(queue.crowd, MAX_LINES):
         if other is not line and not other.share.max_slots:
-            due = (end - queue.turn(other)[0]) / other.parts_per_token
-            num_slots += int(other.num_waiting_slots * min(max(due, 0.0) / max(other.num_tokens, 1), 1.0))
+            due = max(end - queue.turn(other)[0], 0)
+            num_due_slots = other.num_waiting_slots * due // max(other.num_tokens * other.parts_per_token, 1)
+            num_slots += min(num_due_slots, other.num_waiting_slots)
     return num_slots
 
 
@@ -62,14 +63,13 @@ def pushed_out(queue: FairQueue[T], share: Share, size: int, num: int, num_token
         As few as are needed; none where that caller does not have more than the new item's, up to the last item that has to go.
     """
 
-    def part(line: Line[T]) -> float:
-        return (line.num_tokens if num_tokens > 0 else len(line)) / line.share.weight
+    def amount(line: Line[T]) -> int:
+        return line.num_tokens if num_tokens > 0 else len(line)
 
     own = queue.line(share.caller)
-    more = size if num_tokens > 0 else 1
-    part_with_it = more / share.weight + (part(own) if own is not None else 0.0)
-    most = max((line for line in queue.crowd if len(line) > 1), key=part, default=None)
-    if most is None or most is own or part(most) <= part_with_it:
+    part_with_it = ((amount(own) if own is not None else 0) + (size if num_tokens > 0 else 1)) / share.weight
+    most = max((line for line in queue.crowd if len(line) > 1), key=lambda line: amount(line) / line.share.weight, default=None)
+    if most is None or most is own:
         return []
     places = most.last(num, num_tokens)
     tokens = sum(place.size for place in places)

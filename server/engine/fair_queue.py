@@ -118,7 +118,8 @@ class FairQueue(Generic[T]):
         line.settle(self._num_ticks)
         line.num_slots -= num_slots
         self._num_held -= num_slots
-        self._update_turn(line)
+        if line.turn is None:
+            self._update_turn(line)
         self._reckon(line)
 
     def tick(self) -> None:
@@ -192,10 +193,14 @@ class FairQueue(Generic[T]):
         if line.turn is None:
             line.settle(self._num_ticks)
             line.served = max(line.served, self.least_served())
-        line.turn = self.turn(line)
-        heapq.heappush(self._turns, line.turn)
-        if len(self._turns) > 2 * len(self._crowd) + NUM_KEPT:
-            self._turns = [turn for turn in self._turns if turn[-1].turn is turn]
+        turns, before = self._turns, line.turn
+        line.turn = line.turn_at(self._num_ticks)
+        if before is not None and turns[0] is before:
+            heapq.heapreplace(turns, line.turn)
+            return
+        heapq.heappush(turns, line.turn)
+        if len(turns) > 2 * len(self._crowd) + NUM_KEPT:
+            self._turns = [turn for turn in turns if turn[-1].turn is turn]
             heapq.heapify(self._turns)
 
     def _first_turn(self) -> Turn[T] | None:
@@ -207,7 +212,7 @@ class FairQueue(Generic[T]):
             if line.turn is not turn:
                 heapq.heappop(turns)
                 continue
-            if not line.num_slots or (now := self.turn(line))[0] == turn[0]:
+            if not line.num_slots or (now := line.turn_at(self._num_ticks))[0] == turn[0]:
                 return turn
             line.turn = now
             heapq.heapreplace(turns, now)

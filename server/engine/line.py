@@ -2,7 +2,6 @@
 
 import heapq
 import math
-from collections import Counter
 from collections.abc import Collection, Hashable
 from typing import Generic, NamedTuple, TypeVar
 
@@ -79,7 +78,7 @@ class Line(Generic[T]):
         self._waiting: dict[T, Place[T]] = {}
         self._places: list[Place[T]] = []
         self._backwards: list[tuple[float, int, Place[T]]] | None = None
-        self._priorities: Counter[int] = Counter()
+        self._priorities: dict[int, int] = {}
         self._since = tick
         self.served = self.num_slots = self.num_tokens = self.num_waiting_slots = self.num_held_back = 0
         self.turn: Turn[T] | None = None
@@ -186,8 +185,8 @@ class Line(Generic[T]):
     def _count(self, place: Place[T], sign: int) -> None:
         self.num_tokens += sign * place.size
         self.num_waiting_slots += sign * place.num_slots
-        self._priorities[place.priority] += sign
-        if not self._priorities[place.priority]:
+        count = self._priorities[place.priority] = self._priorities.get(place.priority, 0) + sign
+        if not count:
             del self._priorities[place.priority]
 
 

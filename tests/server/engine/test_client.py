@@ -27,6 +27,7 @@ from dragoman.server.engine.messages import (
     Score,
     Scored,
     ScoreRequest,
+    Share,
     Statistics,
     Stop,
     Submit,
@@ -64,8 +65,8 @@ class HandEngine:
         self._context.term()
 
 
-def request(number: int, is_streamed: bool = False) -> Request:
-    return Request(number, [5, 1], 9, 0.0, is_streamed=is_streamed)
+def request(number: int, is_streamed: bool = False, share: Share = ANYBODY) -> Request:
+    return Request(number, [5, 1], 9, 0.0, is_streamed=is_streamed, share=share)
 
 
 def end(number: int, token_ids: list[int] | None = None) -> Finished:
@@ -322,6 +323,61 @@ def test_a_queue_that_is_full_refuses_without_asking_the_engine(play: Callable[.
         client.ensure_place(ANYBODY)
         client.fail(Unavailable("the end"))
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    play(scenario)
+
+
+def test_who_may_push_somebody_out_of_a_full_queue_is_not_refused_early(play: Callable[..., None]) -> None:
+    many, few = Share("many"), Share("few")
+
+    async def scenario(client: EngineClient, engine: HandEngine) -> None:
+        tasks = [asyncio.create_task(client.generate(request(1, share=many)))]
+        await engine.receive()
+        await engine.send(report(num_places=0, num_received=1, retry_after_seconds=0.25, without_claim={"many": 2.5}))
+        await engine.send(report(end(1), num_places=0, num_received=1, retry_after_seconds=0.25, without_claim={"many": 2.5}))
+        await tasks[0]
+        client.ensure_place(few)
+        with pytest.raises(QueueFull) as refusal:
+            client.ensure_place(many)
+        assert (refusal.value.retry_after_seconds, refusal.value.limit) == (2.5, "")
+
+    play(scenario)
+
+
+def test_places_that_callers_have_taken_since_the_last_step_may_be_anybodys(play: Callable[..., None]) -> None:
+    many, few = Share("many"), Share("few")
+
+    async def scenario(client: EngineClient, engine: HandEngine) -> None:
+        tasks = [asyncio.create_task(client.generate(request(0)))]
+        await engine.receive()
+        await engine.send(report(end(0), num_places=2, num_received=1, retry_after_seconds=0.25))
+        await tasks[0]
+        tasks += [asyncio.create_task(client.generate(request(i, share=many))) for i in (1, 2)]
+        await engine.receive()
+        with pytest.raises(QueueFull) as refusal:
+            client.ensure_place(many)
+        assert refusal.value.retry_after_seconds == 0.25
+        client.ensure_place(few)
+        await engine.send(report(end(1), num_places=0, num_received=3, without_claim=None))
+        await tasks[1]
+        client.ensure_place(many)  # too many wait to tell
+        client.fail(Unavailable("the end"))
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    play(scenario)
+
+
+def test_a_caller_at_its_own_limit_is_refused_early_by_its_name(play: Callable[..., None]) -> None:
+    async def scenario(client: EngineClient, engine: HandEngine) -> None:
+        task = asyncio.create_task(client.generate(request(1)))
+        await engine.receive()
+        await engine.send(report(end(1), num_places=500, num_received=1, at_their_limit={"few": 1.5}))
+        await task
+        client.ensure_place(Share("other"))
+        with pytest.raises(QueueFull) as refusal:
+            client.ensure_place(Share("few"))
+        assert (refusal.value.limit, refusal.value.retry_after_seconds) == ("max_waiting", 1.5)
+        assert refusal.value.message.startswith("max_waiting: ")
 
     play(scenario)
 

@@ -3,6 +3,7 @@
 import pytest
 
 from dragoman.server.engine.engine import MAX_CONSECUTIVE_FAILURES, EngineIsBroken
+from dragoman.server.engine.messages import SearchOptions, Share
 
 # A source is [answer length, ...]: see the conftest's fake model.
 
@@ -90,6 +91,55 @@ def test_full_queue_is_refused_before_any_work(make_bench) -> None:
     assert bench.runner.prefill_batches == []
     bench.run()
     assert [bench.finished[i].reason for i in range(3)] == ["eos"] * 3
+
+
+def test_what_is_pushed_out_of_a_full_queue_ends_once_before_any_work(make_bench) -> None:
+    bench = make_bench(max_slots=1, max_waiting_requests=2)
+    for i in range(3):
+        bench.submit(i, [5, i], share=Share("many"))
+    bench.submit(3, [5, 3], share=Share("few"))
+    bench.collect()
+    end = bench.finished[2]
+    assert (end.reason, end.limit, end.admitted, end.num_generated) == ("queue_full", "", None, 0)
+    assert end.retry_after_seconds > 0 and bench.runner.prefill_batches == []
+    bench.run()
+    assert {i: end.reason for i, end in bench.finished.items()} == {0: "eos", 1: "eos", 2: "queue_full", 3: "eos"}
+    assert bench.order.index(3) < bench.order.index(1), "both callers had their turn"
+
+
+def test_a_callers_own_limit_is_named(make_bench) -> None:
+    bench = make_bench(max_slots=2)
+    for i in range(4):
+        bench.submit(i, [5, i], share=Share("few", max_waiting=1, max_slots=1))
+    bench.submit(4, [5, 4], share=Share("narrow", max_slots=1), search=SearchOptions(num_beams=2))
+    bench.collect()
+    limits = {i: (end.reason, end.limit) for i, end in bench.finished.items()}
+    assert limits == {2: ("queue_full", "max_waiting"), 3: ("queue_full", "max_waiting"), 4: ("queue_full", "max_slots")}
+    told = bench.engine.statistics()
+    assert list(told.at_their_limit) == ["few"] and told.at_their_limit["few"] > 0
+    bench.step()
+    assert bench.engine.statistics().at_their_limit.keys() == {"few"}, "one waits, and its slot is taken"
+    bench.run()
+    assert bench.engine.statistics().at_their_limit == {}
+
+
+def test_a_retry_hint_is_about_the_callers_own_part(make_bench) -> None:
+    bench = make_bench(max_slots=1, max_waiting_requests=40)
+    bench.runner.on_step = lambda: setattr(bench.clock, "now", bench.clock.now + 0.1)
+    bench.submit(0, [1, 0])
+    bench.run()
+    for i in range(1, 22):
+        bench.submit(i, [1, i], share=Share("a"))
+    for i in range(22, 42):
+        bench.submit(i, [1, i], share=Share("b", 3.0))
+    told = bench.engine.statistics()
+    assert told.without_claim == pytest.approx({"a": 2.1 * 0.1 * 4})
+    bench.submit(42, [1, 42], share=Share("a"))
+    bench.collect()
+    assert bench.finished[42].retry_after_seconds == pytest.approx(2.1 * 0.1 * 4)
+    bench.submit(43, [1, 43], share=Share("b", 3.0))
+    bench.collect()
+    assert bench.finished[21].reason == "queue_full", "by weight it was the other one's turn to leave"
 
 
 def test_retry_hint_follows_the_rate_of_completions(make_bench) -> None:

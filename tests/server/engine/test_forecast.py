@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from dragoman.server.engine.forecast import MIN_STEPS, NUM_AVERAGED, Average, Forecast
-from dragoman.server.engine.messages import Request, SearchOptions
+from dragoman.server.engine.messages import Request, SearchOptions, Share
 from dragoman.server.engine.scheduler import Limits, Scheduler
 from dragoman.server.engine.sequence import Sequence
 
@@ -74,6 +74,27 @@ def test_priority_does_not_wait_for_what_waits(forecast: Forecast) -> None:
     busy = scheduler(4, 100)
     assert forecast.needed_seconds(sequence(priority=1), busy) == pytest.approx(0.2 + 0.5 * 4 / 4)
     assert forecast.needed_seconds(sequence(priority=-1), busy) == forecast.needed_seconds(sequence(), busy)
+
+
+def test_it_waits_for_its_callers_own_queue_and_for_the_share_of_others(forecast: Forecast) -> None:
+    busy = scheduler(4, 900)
+    single = Sequence(b"", Request(9000, [7] * 10, 10, 0.0, share=Share("single")))
+    assert forecast.needed_seconds(single, busy) == pytest.approx(0.2 + 0.5 * 4 / 4)
+    assert forecast.needed_seconds(sequence(), busy) == pytest.approx(0.2 + 900.5 * 4 / 4)
+    for i in range(4):
+        busy.submit(Sequence(b"", Request(9001 + i, [7], 10, 0.0, share=Share("single"))))
+    assert forecast.needed_seconds(single, busy) == pytest.approx(0.2 + 8.5 * 4 / 4), "four of its own, and as many of the other's"
+
+
+def test_it_waits_for_its_callers_own_limit_of_slots(forecast: Forecast) -> None:
+    busy, share = scheduler(0, 0), Share("few", max_slots=2)
+    for i in range(5):
+        busy.submit(Sequence(b"", Request(i, [7], 10, 0.0, share=share)))
+    busy.admit()
+    new = Sequence(b"", Request(9, [7] * 10, 10, 0.0, share=share))
+    assert forecast.needed_seconds(new, busy) == pytest.approx(0.2 + 3.5 * 4 / 2)
+    assert forecast.needed_seconds(sequence(), busy) == pytest.approx(0.2), "two slots are free for anybody else"
+    assert forecast.queue_seconds(busy) == 0, "nobody could be served sooner"
 
 
 def test_before_enough_is_known_nothing_is_said() -> None:
