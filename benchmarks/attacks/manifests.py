@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,10 +23,7 @@ def run(scene: Scene) -> Iterator[Figure]:
     for name, text in _texts(good):
         with tempfile.TemporaryDirectory() as folder:
             bundle = Path(folder) / "bundle"
-            bundle.mkdir()
-            for path in scene.bundle.iterdir():
-                if path.name != MANIFEST_FILE:
-                    (bundle / path.name).symlink_to(path)
+            shutil.copytree(scene.bundle, bundle)
             (bundle / MANIFEST_FILE).write_text(text)
             yield Figure(name, _serve(scene.source, folder))
 
@@ -41,7 +39,10 @@ def _texts(good: dict[str, Any]) -> Iterator[tuple[str, str]]:
     )
     for name, change in changes:
         yield name, json.dumps(good | change)
-    yield "JSON of 100,000 brackets", "[" * 100_000 + "]" * 100_000
+    for depth in (900, 100_000):
+        nested = "[" * depth + "]" * depth
+        yield f"JSON of {depth:,} brackets", nested
+        yield f"tensors of {depth:,} brackets", json.dumps(good | {"tensors": "here"}).replace('"here"', nested)
 
 
 def _serve(source: Path, models: str) -> str:

@@ -21,9 +21,11 @@ def run(scene: Scene) -> Iterator[Figure]:
         is_over.wait()
 
     with scene.serve(f"--drain-seconds={DRAIN_SECONDS}") as server, grpc.insecure_channel(server.address, OPTIONS) as channel:
-        next(ServerReflectionStub(channel).ServerReflectionInfo(questions()))
+        stream = ServerReflectionStub(channel).ServerReflectionInfo(questions())
+        next(stream)
         took = end(server)
         is_over.set()
+        stream.cancel()
     yield Figure(f"SIGTERM (drain of {DRAIN_SECONDS} s) until the end, s", seconds(took, END_LIMIT_SECONDS))
 
 
