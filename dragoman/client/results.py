@@ -146,6 +146,7 @@ class ModelInfo:
         source_vocab_size: Tokens a source can hold.
         target_vocab_size: Tokens an answer can hold.
         domain: What text it knows, in a few words; empty where its card does not say.
+        max_slots_per_request: Of `max_slots`, that one request may take: its beams or answers; 0 where the server does not say.
     """
 
     name: str
@@ -160,6 +161,7 @@ class ModelInfo:
     source_vocab_size: int
     target_vocab_size: int
     domain: str = ""
+    max_slots_per_request: int = 0
 
 
 def blank_result(model: str) -> Result:
@@ -252,4 +254,5 @@ def model_from_proto(message: generation_pb2.Model) -> ModelInfo:
         source_vocab_size=message.source_vocab_size,
         target_vocab_size=message.target_vocab_size,
         domain=message.domain,
+        max_slots_per_request=message.max_slots_per_request,
     )

@@ -99,9 +99,7 @@ class Looks:
         sequences = list(dict.fromkeys(place.sequence for place in places))
         part = slice(first, first + len(places))
         try:
-            candidates = self._runner().look(
-                self._rows.tokens[part], self._rows.positions[part], places[0].num_candidates, first
-            )
+            candidates = self._runner().look(self._rows.tokens[part], self._rows.positions[part], places[0].num_candidates, first)
         except Exception:
             fail(sequences)  # which takes them out of here
             return []

@@ -14,7 +14,6 @@ from dragoman.server.engine.search.candidates import Candidates
 from dragoman.server.engine.search.constraints import Constraints, Option
 from dragoman.server.engine.search.hypothesis import Hypothesis
 
-
 WIDENING = 16
 """How many times as many candidates a search sees of a hypothesis for which those it saw were not enough."""
 

@@ -78,4 +78,5 @@ def _describe(model: Model) -> generation_pb2.Model:
         source_vocab_size=manifest.source_vocab_size,
         target_vocab_size=manifest.target_vocab_size,
         domain=manifest.domain,
+        max_slots_per_request=model.max_slots_per_request,
     )

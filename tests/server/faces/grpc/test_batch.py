@@ -121,7 +121,7 @@ def test_bad_request_fails_alone(serve: Any) -> None:
                 "bad\nid": "request_id: only printable ASCII characters are allowed",
                 "blank": "text: is blank",
                 "lost": "model: 'nobody' is not loaded; loaded: en-de",
-                "option": "num_beams: 99 is not in 1 to 8, max_slots of model en-de",
+                "option": "num_beams: 99 is not in 1 to 8, max_slots_per_request of model en-de",
                 "twice": "request_id: was used on this stream before",
             }
             assert world.records() == {
