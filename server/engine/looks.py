@@ -122,7 +122,7 @@ class Looks:
             search.look(place.hypothesis, candidates)
 
     def _next_run(self, max_rows: int) -> tuple[int, list[Place]]:
-        """Return neighbouring rows that want as many candidates, the first of them of the sequence whose turn it is, and their first."""
+        """Return rows side by side that want as many candidates, from the one whose turn it is on: its number, and all."""
         places = {
             sequence.rows[hypothesis]: Place(sequence, hypothesis, count)
             for sequence, search in self._waiting.items()
