@@ -87,6 +87,12 @@ class RecordingRunner:
         self._calls.append(lambda: self._runner.step(*kept, num_candidates))
         return self._runner.step(tokens, positions, num_candidates)
 
+    def look(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int, first_row: int) -> Candidates:
+        """See `Runner`."""
+        kept = tokens.copy(), positions.copy()
+        self._calls.append(lambda: self._runner.look(*kept, num_candidates, first_row))
+        return self._runner.look(tokens, positions, num_candidates, first_row)
+
     def copy_row(self, source: int, target: int, length: int) -> None:
         """See `Runner`."""
         self._calls.append(lambda: self._runner.copy_row(source, target, length))

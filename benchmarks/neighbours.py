@@ -7,6 +7,7 @@ as many ordinary requests do. End-of-sequence is ruled out in both models. The e
 """
 
 import argparse
+import itertools
 import statistics
 import tempfile
 import time
@@ -84,7 +85,7 @@ class Bench:
         engine.step() if engine.has_work else engine.take_reports()
         engine.take_reports()
         times = times[WARM_UP_TOKENS:]
-        gaps = [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+        gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
         return {
             "median gap ms": f"{statistics.median(gaps) * 1000:.2f}",
             "p95 gap ms": f"{np.quantile(gaps, 0.95) * 1000:.2f}",

@@ -92,6 +92,9 @@ class ServerConfig(BaseSettings):
         (), description="Lengths that caches on CUDA are laid out for, rising; none for the usual ones."
     )
     max_slots: Count = Field(64, description="Sequences a model decodes at once.")
+    max_slots_per_request: int = Field(
+        0, ge=0, description="Of those, that one request may take: its beams or answers; 0 for a quarter, but at least 16."
+    )
     prefill_tokens_per_step: Count = Field(
         512, description="Source tokens the encoder reads between two decode steps, at the most."
     )
@@ -217,6 +220,8 @@ class ServerConfig(BaseSettings):
             raise ValueError("pin_engines is for engines in processes of their own, and engine is inline")
         if self.pin_engines and not self.num_threads:
             raise ValueError("pin_engines is set without num_threads, which says how many cores an engine gets")
+        if self.max_slots_per_request > self.max_slots:
+            raise ValueError(f"max_slots_per_request ({self.max_slots_per_request}) is more than max_slots ({self.max_slots})")
         if self.port == self.metrics_port != 0 and self.host == self.metrics_host:
             raise ValueError(f"port and metrics_port are both {self.port}")
         return self

@@ -171,6 +171,7 @@ class Service:
             bundle=str(bundle.directory),
             num_threads=self._num_threads,
             max_slots=config.max_slots,
+            max_slots_per_request=config.max_slots_per_request,
             max_waiting_requests=config.max_waiting_requests,
             max_waiting_tokens=config.max_waiting_tokens,
             prefill_tokens_per_step=config.prefill_tokens_per_step,

@@ -68,6 +68,11 @@ class LoadedModel:
         """Rows of the decode batch."""
         return self.engine.settings.max_slots
 
+    @property
+    def max_slots_per_request(self) -> int:
+        """Rows of it that one request may take."""
+        return self.engine.settings.slots_per_request
+
 
 class Repository:
     """The models of one server, by name."""

@@ -14,9 +14,9 @@ class StopwatchRunner:
     """See `runner.Runner`.
 
     Attributes:
-        step_seconds: Time in `step` since the last `reset`.
+        step_seconds: Time in `step` and `look` since the last `reset`.
         copy_seconds: Time in copies of rows and positions since then.
-        num_steps: Calls of `step` since then.
+        num_steps: Calls of both since then.
     """
 
     def __init__(self, runner: Runner, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -37,6 +37,14 @@ class StopwatchRunner:
         """See `Runner`."""
         started = self._clock()
         candidates = self._runner.step(tokens, positions, num_candidates)
+        self.step_seconds += self._clock() - started
+        self.num_steps += 1
+        return candidates
+
+    def look(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int, first_row: int) -> Candidates:
+        """See `Runner`."""
+        started = self._clock()
+        candidates = self._runner.look(tokens, positions, num_candidates, first_row)
         self.step_seconds += self._clock() - started
         self.num_steps += 1
         return candidates

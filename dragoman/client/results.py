@@ -147,6 +147,7 @@ class ModelInfo:
         target_vocab_size: Tokens an answer can hold.
         domain: What text it knows, in a few words; empty where its card does not say.
         max_message_bytes: Largest message that the server takes or sends; 0 where it does not say.
+        max_slots_per_request: Of `max_slots`, that one request may take: its beams or answers; 0 where the server does not say.
     """
 
     name: str
@@ -162,6 +163,7 @@ class ModelInfo:
     target_vocab_size: int
     domain: str = ""
     max_message_bytes: int = 0
+    max_slots_per_request: int = 0
 
 
 def blank_result(model: str) -> Result:
@@ -255,4 +257,5 @@ def model_from_proto(message: generation_pb2.Model) -> ModelInfo:
         target_vocab_size=message.target_vocab_size,
         domain=message.domain,
         max_message_bytes=message.max_message_bytes,
+        max_slots_per_request=message.max_slots_per_request,
     )

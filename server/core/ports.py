@@ -97,6 +97,11 @@ class Model(Protocol):
         """Sequences decoded at once."""
         ...
 
+    @property
+    def max_slots_per_request(self) -> int:
+        """Of those, that one request may take: its beams or answers."""
+        ...
+
 
 class Models(Protocol):
     """The models that are loaded now."""

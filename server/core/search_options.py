@@ -107,8 +107,11 @@ def check_num_suppressed(count: int) -> None:
 def _check_num_beams(request: GenerateRequest, model: Model) -> int:
     if request.num_beams is None:
         return 1
-    if not 1 <= request.num_beams <= model.max_slots:
-        raise InvalidRequest("num_beams", f"{request.num_beams} is not in 1 to {model.max_slots}, max_slots of model {model.name}")
+    limit = model.max_slots_per_request
+    if not 1 <= request.num_beams <= limit:
+        raise InvalidRequest(
+            "num_beams", f"{request.num_beams} is not in 1 to {limit}, max_slots_per_request of model {model.name}"
+        )
     return request.num_beams
 
 
@@ -133,7 +136,7 @@ def _check_num_answers(request: GenerateRequest, model: Model, num_beams: int) -
     if num_beams > 1:
         limit, name = num_beams, "num_beams"
     elif request.do_sample or request.return_alternatives:
-        limit, name = model.max_slots, f"max_slots of model {model.name}"
+        limit, name = model.max_slots_per_request, f"max_slots_per_request of model {model.name}"
     else:
         limit, name = 1, "unless num_beams is at least as many, or do_sample or return_alternatives is set"
     if not 1 <= count <= limit:

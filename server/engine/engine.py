@@ -241,7 +241,9 @@ class Engine:
 
     def _num_candidates(self) -> int:
         """Return the K of the next step: those that wait for a look ask for nothing."""
-        return max((search.num_candidates for sequence, search in self._searching.items() if sequence not in self._looks), default=1)
+        return max(
+            (search.num_candidates for sequence, search in self._searching.items() if sequence not in self._looks), default=1
+        )
 
     def _search(self, candidates: Candidates) -> list[Choice]:
         """Let every search choose that does not wait for a look; those that cannot choose yet will; one that raises fails alone."""
@@ -261,9 +263,7 @@ class Engine:
             search = self._searching[sequence]
             self._advance(sequence, search, search.resume, choices)
 
-    def _advance(
-        self, sequence: Sequence, search: Search, advance: Callable[[], list[int] | None], choices: list[Choice]
-    ) -> None:
+    def _advance(self, sequence: Sequence, search: Search, advance: Callable[[], list[int] | None], choices: list[Choice]) -> None:
         """Let one search choose and note what it chose, or let it wait for a look."""
         before = search.live
         try:

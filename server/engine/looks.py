@@ -99,9 +99,7 @@ class Looks:
         sequences = list(dict.fromkeys(place.sequence for place in places))
         part = slice(first, first + len(places))
         try:
-            candidates = self._runner().look(
-                self._rows.tokens[part], self._rows.positions[part], places[0].num_candidates, first
-            )
+            candidates = self._runner().look(self._rows.tokens[part], self._rows.positions[part], places[0].num_candidates, first)
         except Exception:
             fail(sequences)  # which takes them out of here
             return []
@@ -124,7 +122,7 @@ class Looks:
             search.look(place.hypothesis, candidates)
 
     def _next_run(self, max_rows: int) -> tuple[int, list[Place]]:
-        """Return neighbouring rows that want as many candidates, the first of them of the sequence whose turn it is, and their first."""
+        """Return rows side by side that want as many candidates, from the one whose turn it is on: its number, and all."""
         places = {
             sequence.rows[hypothesis]: Place(sequence, hypothesis, count)
             for sequence, search in self._waiting.items()

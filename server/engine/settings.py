@@ -5,6 +5,9 @@ import msgspec
 from dragoman.server.engine.scheduler import Limits
 from dragoman.server.telemetry.logs import LogFormat
 
+USUAL_SLOTS_PER_REQUEST = 16
+"""Rows that a request may take at least, where there are so many and no setting says otherwise."""
+
 
 class DeviceSettings(msgspec.Struct, frozen=True):
     """Where a model runs.
@@ -39,6 +42,7 @@ class EngineSettings(msgspec.Struct, frozen=True):
         version: The bundle's, which the front end has read too; the engine refuses any other. Empty for whichever is there.
         device: Where the model runs.
         cores: That its process keeps to; none for all.
+        max_slots_per_request: See `slots_per_request`; 0 for the usual ones.
     """
 
     endpoint: str
@@ -54,6 +58,12 @@ class EngineSettings(msgspec.Struct, frozen=True):
     version: str = ""
     device: DeviceSettings = DeviceSettings()
     cores: tuple[int, ...] = ()
+    max_slots_per_request: int = 0
+
+    @property
+    def slots_per_request(self) -> int:
+        """Return how many rows one request may take, so that a few wide ones do not take them all; the front end refuses more."""
+        return min(self.max_slots_per_request or max(self.max_slots // 4, USUAL_SLOTS_PER_REQUEST), self.max_slots)
 
     @property
     def limits(self) -> Limits:

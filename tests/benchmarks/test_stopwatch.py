@@ -23,6 +23,10 @@ class Calls:
         self.made.append(("step", *arguments))
         return "candidates"
 
+    def look(self, *arguments: Any) -> str:
+        self.made.append(("look", *arguments))
+        return "more candidates"
+
     def copy_row(self, *arguments: int) -> None:
         self.made.append(("copy_row", *arguments))
 
@@ -36,11 +40,11 @@ def test_calls_are_passed_on_and_timed_by_kind() -> None:
     tokens, positions = np.zeros(2, np.int64), np.ones(2, np.int64)
     runner.prefill([[5, 1]], [0])
     assert runner.step(tokens, positions, 3) == "candidates"
-    runner.step(tokens, positions, 9)
+    assert runner.look(tokens, positions, 9, 1) == "more candidates"
     runner.copy_row(0, 1, 7)
     runner.copy_positions(1, 0, 2, 5)
     assert (runner.step_seconds, runner.copy_seconds, runner.num_steps) == (2.0, 2.0, 2)
-    assert [name for name, *_ in inner.made] == ["prefill", "step", "step", "copy_row", "copy_positions"]
+    assert [name for name, *_ in inner.made] == ["prefill", "step", "look", "copy_row", "copy_positions"]
     assert inner.made[1][1] is tokens and inner.made[1][3] == 3
     assert inner.made[3:] == [("copy_row", 0, 1, 7), ("copy_positions", 1, 0, 2, 5)]
     assert (runner.device, runner.max_rows) == ("cpu", 4)

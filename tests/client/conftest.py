@@ -107,6 +107,7 @@ class Service(generation_pb2_grpc.GenerationServicer):
                 max_target_tokens=200,
                 default_max_new_tokens=128,
                 max_slots=64,
+                max_slots_per_request=16,
                 source_vocab_size=6000,
                 target_vocab_size=7000,
                 domain="captions of photographs",

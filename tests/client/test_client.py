@@ -400,6 +400,7 @@ def test_models_are_listed_with_all_they_say(call) -> None:
         max_target_tokens=200,
         default_max_new_tokens=128,
         max_slots=64,
+        max_slots_per_request=16,
         source_vocab_size=6000,
         target_vocab_size=7000,
         domain="captions of photographs",

@@ -170,4 +170,5 @@ def scripted_model(tokenizer: Tokenizer, name: str = "en-de", **limits: int) -> 
         engine=ScriptedEngine(tokenizer.encode("Fußball 🐕 日本")),
         device="cpu",
         max_slots=8,
+        max_slots_per_request=8,
     )

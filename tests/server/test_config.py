@@ -123,6 +123,7 @@ def test_kubernetes_service_link_is_explained(monkeypatch: pytest.MonkeyPatch, n
         ("metrics_port", "70000"),
         ("host", ""),
         ("max_slots", "0"),
+        ("max_slots_per_request", "-1"),
         ("max_waiting_requests", "0"),
         ("max_waiting_tokens", "-5"),
         ("prefill_tokens_per_step", "0"),
@@ -202,6 +203,11 @@ def test_engines_are_pinned_only_where_they_are_processes_of_a_known_number_of_t
 def test_backoff_must_not_end_before_it_begins() -> None:
     message = refusal({"restart_backoff_initial_seconds": 5, "restart_backoff_max_seconds": 1})
     assert message == "restart_backoff_max_seconds (1) is less than restart_backoff_initial_seconds (5)"
+
+
+def test_a_request_cannot_take_more_slots_than_there_are() -> None:
+    assert refusal({"max_slots": 8, "max_slots_per_request": 9}) == "max_slots_per_request (9) is more than max_slots (8)"
+    assert load({"models": "bundles", "max_slots": 8, "max_slots_per_request": 8}).max_slots_per_request == 8
 
 
 def test_one_port_cannot_serve_both() -> None:

@@ -85,7 +85,7 @@ class Constraints:
     def certain(
         self, hypothesis: Hypothesis, ids: NDArray[np.int64], log_probs: NDArray[np.float32], num_wanted: int
     ) -> list[Option] | None:
-        """Return the `num_wanted` best of the whole vocabulary, or all that the rules leave; None where not seen ones may be among them.
+        """Return the `num_wanted` best of the whole vocabulary, or all that the rules leave; None where one not seen may be better.
 
         Args:
             hypothesis: Whose candidates they are.
@@ -103,7 +103,8 @@ class Constraints:
             return None
         _, log_prob, value = found[-1]
         if self._penalty < 1 and value <= smallest * self._penalty:
-            if int(self._are_among(hypothesis.token_ids, ids).sum()) < len(set(hypothesis.token_ids)):
+            num_seen = int(self._are_among(hypothesis.token_ids, ids).sum())
+            if num_seen < len(set(hypothesis.token_ids)):  # one that is not seen may have been lifted as far
                 return None
         # Of equals the lower id is first, which was seen; but a token that was pushed down may have a higher one.
         return found if value > smallest or value == smallest == log_prob else None

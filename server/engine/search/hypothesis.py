@@ -6,7 +6,6 @@ from msgspec import Struct
 
 from dragoman.server.engine.messages import Answer
 
-
 BLOCK = 64
 """Tokens that two sequences are compared by."""
 

@@ -138,7 +138,7 @@ class Sampler:
 
 
 def _num_in_place(options: Options, smallest: float) -> int:
-    """Return how many of the options no unseen token can come before: a penalty can push one down among those, or lift one of them."""
+    """Return how many of the options no unseen token can come before: a penalty pushes some down among those, or lifts some."""
     if options.values is options.log_probs:
         return len(options.ids)
     if options.num_lifted:

@@ -14,7 +14,6 @@ from dragoman.server.engine.search.candidates import Candidates
 from dragoman.server.engine.search.constraints import Constraints, Option
 from dragoman.server.engine.search.hypothesis import Hypothesis
 
-
 WIDENING = 16
 """How many times as many candidates a search sees of a hypothesis for which those it saw were not enough."""
 
@@ -62,8 +61,8 @@ class Search(ABC):
 
         Returns:
             For each hypothesis that is live now the index of the one it continues, among those that were live; none when the search
-            is over. None where more has to be seen, which `wanted` tells: `look` takes it, then `resume` goes on. Nothing has changed
-            until then.
+            is over. None where more has to be seen, as `wanted` says: `look` takes it, then `resume` goes on. Nothing changes
+            before.
         """
         prefix = self.options.forced_prefix
         num_fed = len(self.live[0].token_ids)

@@ -98,4 +98,5 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
             target_vocab_size=manifest.target_vocab_size,
             domain=manifest.domain,
             max_message_bytes=self._limit.max_bytes,
+            max_slots_per_request=model.max_slots_per_request,
         )

@@ -211,9 +211,7 @@ class DeviceDecoder:
                 self._halve(len(tokens), is_wide)
         return Ticket(self._device.mark(), self._in_parts(tokens, positions, num_candidates, 0))
 
-    def _in_parts(
-        self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int, first_row: int
-    ) -> Likeliest:
+    def _in_parts(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int, first_row: int) -> Likeliest:
         """Do a part of the rows, as many at once as there is memory for."""
         is_wide = num_candidates > self.buckets.candidates[-1]
         parts: list[Likeliest] = []

@@ -103,6 +103,16 @@ def test_limits_themselves_are_allowed(make_model: Any, fields: Any) -> None:
     assert options(make_model(), **fields) is not GREEDY
 
 
+def test_a_request_may_take_a_part_of_the_slots(make_model: Any) -> None:
+    model = make_model()
+    model.max_slots, model.max_slots_per_request = 64, 4
+    assert options(model, num_beams=4, num_return_sequences=4).num_slots == 4
+    assert options(model, do_sample=True, num_return_sequences=4).num_slots == 4
+    for fields in ({"num_beams": 5}, {"do_sample": True, "num_return_sequences": 5}):
+        with pytest.raises(InvalidRequest, match="5 is not in 1 to 4, max_slots_per_request of model en-de"):
+            options(model, **fields)
+
+
 def test_end_of_sequence_may_be_suppressed(make_model: Any) -> None:
     model = make_model()
     assert options(model, suppressed_tokens=[model.manifest.eos_id]).suppressed_tokens == [model.manifest.eos_id]
@@ -111,14 +121,20 @@ def test_end_of_sequence_may_be_suppressed(make_model: Any) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"num_beams": 0}, "num_beams: 0 is not in 1 to 8, max_slots of model en-de"),
-        ({"num_beams": 9}, "num_beams: 9 is not in 1 to 8, max_slots of model en-de"),
+        ({"num_beams": 0}, "num_beams: 0 is not in 1 to 8, max_slots_per_request of model en-de"),
+        ({"num_beams": 9}, "num_beams: 9 is not in 1 to 8, max_slots_per_request of model en-de"),
         ({"num_return_sequences": 0}, "num_return_sequences: 0 is not in 1 to 1"),
         ({"num_return_sequences": 2}, "num_return_sequences: 2 is not in 1 to 1, unless num_beams is at least as many"),
         ({"num_beams": 3, "num_return_sequences": 4}, "num_return_sequences: 4 is not in 1 to 3, num_beams"),
         ({"num_beams": 3, "num_return_sequences": 0}, "num_return_sequences: 0 is not in 1 to 3, num_beams"),
-        ({"do_sample": True, "num_return_sequences": 9}, "num_return_sequences: 9 is not in 1 to 8, max_slots of model en-de"),
-        ({"return_alternatives": True, "num_return_sequences": 9}, "num_return_sequences: 9 is not in 1 to 8, max_slots"),
+        (
+            {"do_sample": True, "num_return_sequences": 9},
+            "num_return_sequences: 9 is not in 1 to 8, max_slots_per_request of model en-de",
+        ),
+        (
+            {"return_alternatives": True, "num_return_sequences": 9},
+            "num_return_sequences: 9 is not in 1 to 8, max_slots_per_request",
+        ),
         ({"num_beams": 2, "do_sample": True}, "do_sample: does not go with num_beams above 1, which is 2"),
         ({"num_beams": 2, "return_alternatives": True}, "return_alternatives: does not go with num_beams above 1"),
         ({"do_sample": True, "return_alternatives": True}, "return_alternatives: does not go with do_sample"),
@@ -157,7 +173,7 @@ def test_end_of_sequence_may_be_suppressed(make_model: Any) -> None:
         ({"min_new_tokens": -1}, "min_new_tokens: -1 is negative"),
         ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size: -1 is not in 0 to 48, max_target_tokens of model en-de"),
         ({"suppressed_tokens": [-1, 4]}, "suppressed_tokens: -1 is not in 0 to 329, the target vocabulary of model en-de"),
-        ({"num_beams": -1}, "num_beams: -1 is not in 1 to 8, max_slots of model en-de"),
+        ({"num_beams": -1}, "num_beams: -1 is not in 1 to 8, max_slots_per_request of model en-de"),
     ],
     ids=str,
 )

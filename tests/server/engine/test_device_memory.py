@@ -22,6 +22,9 @@ class SmallRunner:
     def step(self, tokens: np.ndarray, positions: np.ndarray, num_candidates: int) -> Candidates:
         return Candidates(np.ones((len(tokens), 1), np.int64), np.zeros((len(tokens), 1), np.float32))
 
+    def look(self, tokens: np.ndarray, positions: np.ndarray, num_candidates: int, first_row: int) -> Candidates:
+        raise AssertionError("plain requests look at nothing")
+
     def copy_row(self, source: int, target: int, length: int) -> None: ...
 
     def copy_positions(self, source: int, target: int, start: int, stop: int) -> None: ...

@@ -130,7 +130,9 @@ class Slow:
         self._bench.clock.now += seconds
 
 
-def test_looks_take_no_more_than_their_share_while_others_run(make_bench: Any, reference: Callable[[Request], list[Answer]]) -> None:
+def test_looks_take_no_more_than_their_share_while_others_run(
+    make_bench: Any, reference: Callable[[Request], list[Answer]]
+) -> None:
     for look_seconds in (0.001, 0.01, 0.1):
         bench = make_bench(max_slots=16)
         Slow(bench, 0.01, look_seconds)

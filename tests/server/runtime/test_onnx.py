@@ -152,6 +152,28 @@ def test_the_same_step_may_be_done_again_with_any_number_of_candidates(runner: O
             assert again.log_probs.tobytes() == log_probs[:, :count].tobytes()
 
 
+def test_a_look_at_some_rows_sees_what_the_step_did_and_leaves_the_others_alone(
+    make_runner: Callable[..., OnnxRunner], bundle: Bundle
+) -> None:
+    """The rows go on as if nothing had been looked at, whatever the caches hold beyond them."""
+    which, vocab_size = [3, 0, 4, 1], bundle.manifest.target_vocab_size
+    fed = [[START, *forced(source, 5)] for source in which]
+    plain, looked = make_runner(), make_runner()
+    for runner in (plain, looked):
+        runner.prefill(sources_of(bundle, which), [0, 1, 2, 3])
+    for position in range(6):
+        tokens, positions = np.array([row[position] for row in fed]), np.full(4, position)
+        expected = plain.step(tokens, positions, vocab_size)
+        found = looked.step(tokens, positions, NUM_CANDIDATES)
+        ids, used = found.ids.copy(), looked.cache_bytes()
+        for first, last in ((1, 3), (3, 4), (0, 4)):
+            seen = looked.look(tokens[first:last], positions[first:last], vocab_size, first)
+            np.testing.assert_array_equal(seen.ids, expected.ids[first:last])
+            assert seen.log_probs.tobytes() == expected.log_probs[first:last].tobytes()
+        assert looked.cache_bytes() == used
+        np.testing.assert_array_equal(found.ids, ids)  # a look has memory of its own
+
+
 def test_wide_bindings_are_not_kept(runner: OnnxRunner, bundle: Bundle) -> None:
     runner.prefill(sources_of(bundle, [3]), [0])
     for count in (1, 1, 4, bundle.manifest.target_vocab_size):

@@ -41,7 +41,6 @@ class Witness:
         self.records: dict[Key, Record] = {}
         self._expected: set[str] = set()
         self._first_in_line: tuple[Sequence | None, int] = (None, 0)
-        self._is_first_step = True
         self._num_submitted = 0
         self._start()
 
@@ -52,7 +51,7 @@ class Witness:
         self.engine, self.runner, self.clock = bench.engine, bench.runner, bench.clock
         self.scheduler, self.slots = self.engine.scheduler, self.engine.slots
         self._admit, self.scheduler.admit = self.scheduler.admit, self._admit_and_check
-        self.runner.on_step = self._check_rows_of_step
+        self.runner.on_step, self.runner.on_look = self._check_rows_of_step, self._check_look
 
     @property
     def outstanding(self) -> list[Key]:
@@ -113,7 +112,6 @@ class Witness:
         """Do one iteration; `runner.fail_next` may make it fail."""
         self._expected, now = {"eos", "length", "deadline", "step_failed"}, self.clock.now
         running, failing = list(self.scheduler.running()), self.runner.fail_next
-        self._is_first_step = True
         try:
             self.engine.step()
         except EngineIsBroken:
@@ -126,7 +124,7 @@ class Witness:
             return
         has_failed = failing is not None and self.runner.fail_next is None
         self.collect(may_fail=has_failed)
-        if has_failed and failing != "prefill":
+        if has_failed and failing == "step":
             assert not self.scheduler.num_running and not any(self.is_outstanding(s.key) for s in running)
         deadlines = [self.records[key].request.deadline for key in self.outstanding]
         assert all(deadline is None or deadline > now for deadline in deadlines)
@@ -145,7 +143,7 @@ class Witness:
         self.step()
         engine = self.engine
         assert self.slots.num_rows == self.scheduler.num_used_slots == 0
-        assert not engine._searching and not engine._streamed and not engine._waiting_for_first_token
+        assert not engine._searching and not len(engine._looks) and not engine._streamed and not engine._waiting_for_first_token
         assert not self.scheduler._queue and not engine.take_reports()
 
     # What comes of it.
@@ -219,12 +217,14 @@ class Witness:
     def _check_rows_of_step(self) -> None:
         """See, whenever the decoder runs, that all rows belong to somebody, and none to two; holes are for what just failed."""
         rows = sorted(row for sequence in self.scheduler.running() for row in sequence.rows)
-        if self._is_first_step:
-            assert rows == list(range(self.slots.num_rows))
-        else:
-            self.seen["whole step"] += 1
-        self._is_first_step = False
+        assert rows == list(range(self.slots.num_rows))
         self.clock.now += 0.01
+
+    def _check_look(self) -> None:
+        """Count a look, and those that others run beside; let it take time, so that searches are paused."""
+        self.seen["look"] += 1
+        self.seen["look beside others"] += len(self.engine._looks) < self.scheduler.num_running
+        self.clock.now += 0.004
 
     def check_books(self) -> None:
         """See that scheduler, slots, sequences and searches agree, and have what is outstanding and nothing else."""
@@ -245,6 +245,8 @@ class Witness:
             assert all(engine._rows.is_plain[row] == (sequence.search is None) for row in sequence.rows)
         assert not any(s.rows or s.search or s.admitted for s in waiting)
         assert set(engine._searching) == {s for s in running if s.search is not None}
+        assert set(engine._looks._waiting) == {s for s in running if s.search is not None and s.search.wanted}
+        self.seen["pause"] += len(engine._looks) > 0
         assert set(engine._streamed) == {s for s in running if s.request.is_streamed}
         assert set(engine._waiting_for_first_token) == {s for s in running if s.first_token is None}
         inside = {s.key: s.request for s in (*running, *waiting)}

@@ -27,7 +27,7 @@ NUM_RUNS, OPERATIONS_A_RUN, MAX_ROUNDS = num_examples(80, of=260), 60, 4
 MIN_OPERATIONS = 40 * NUM_RUNS
 ENDS = ("eos", "length", "cancelled", "deadline", "deadline_unmet", "queue_full", "step_failed", "draining")
 KINDS = ("beams", "samples", "alternatives", "greedy")
-MUST_BE_SEEN = (*ENDS, *KINDS, "whole step")
+MUST_BE_SEEN = (*ENDS, *KINDS, "look", "look beside others", "pause")
 EOS, VOCAB = 1, 80
 ORIGINS = b"one", b"two", b"three"
 
@@ -161,10 +161,10 @@ class EngineMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.num_since_trouble > 4)
     @rule()
-    def fail_whole_step(self) -> None:
-        """Let the model raise where a step has to be done again, if one has to be in the next few."""
-        self.trouble("fail whole step")
-        self.witness.runner.fail_next = "whole step"
+    def fail_look(self) -> None:
+        """Let the model raise where somebody has to see more of a step, if anybody has to in the next few."""
+        self.trouble("fail look")
+        self.witness.runner.fail_next = "look"
         for _ in range(5):
             self.witness.step()
         self.witness.runner.fail_next = None

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dragoman.server.engine.messages import SearchOptions
-from dragoman.server.engine.search.constraints import Constraints, Options
+from dragoman.server.engine.search.constraints import NUM_SPARE, Constraints, Options
 from dragoman.server.engine.search.hypothesis import Hypothesis
 
 EOS, VOCAB_SIZE = 1, 8
@@ -110,8 +110,11 @@ def test_each_rule_needs_as_many_more_as_it_can_spoil() -> None:
     assert constraints(repetition_penalty=1.5).num_needed(grown(3, 5, 3), 3) == 5
 
 
-def test_a_penalty_below_one_needs_everything() -> None:
-    assert constraints(repetition_penalty=0.5).num_needed(grown(3), 1) == VOCAB_SIZE
+def test_rules_that_could_spoil_many_ask_for_a_few_more_only() -> None:
+    """What they spoil is hardly ever among the likeliest; where it is, the search sees more."""
+    rules = SearchOptions(suppressed_tokens=list(range(300, 556)), repetition_penalty=0.5, no_repeat_ngram_size=1)
+    assert Constraints(rules, EOS, 5000).num_needed(grown(*range(2, 100)), 1) == 2 + NUM_SPARE
+    assert Constraints(rules, EOS, 5000).num_needed(grown(*range(2, 100)), 32) == 64 + NUM_SPARE
 
 
 def test_never_more_is_needed_than_there_is() -> None:
@@ -135,3 +138,51 @@ def test_the_best_are_the_first_of_all(penalty: float, options: dict[str, object
         expected = list(zip(everything.ids.tolist(), everything.log_probs.tolist(), everything.values.tolist(), strict=True))
         for num_wanted in (1, 2, 5, 40):
             assert rules.best(hypothesis, ids, log_probs[ids], num_wanted) == expected[:num_wanted]
+
+
+@pytest.mark.parametrize("penalty", [0.1, 0.5, 0.9, 1.0, 1.1, 1.3, 4.0])
+@pytest.mark.parametrize("options", [{}, {"suppressed_tokens": [3, 5, 9]}, {"no_repeat_ngram_size": 2}, {"min_new_tokens": 9}])
+def test_the_best_of_a_part_are_certain_or_there_are_none(penalty: float, options: dict[str, object]) -> None:
+    """With ties between what is seen and what is not, and tokens that a penalty lifts from where nothing is seen."""
+    random, size = np.random.default_rng(1), 30
+    num_certain = num_uncertain = 0
+    for case in range(150):
+        logits = np.round(random.normal(0, 2, size) * 2) / 2
+        logits[random.random(size) < 0.2 * (case % 3)] = -np.inf
+        log_probs = (logits - np.log(np.exp(logits).sum())).astype(np.float32)
+        ids = np.argsort(-log_probs, kind="stable")
+        hypothesis = grown(*random.integers(2, size, random.integers(0, 12)).tolist())
+        rules = Constraints(SearchOptions(repetition_penalty=penalty, **options), EOS, size)  # type: ignore[arg-type]
+        for num_seen in (1, 3, 8, 20, size):
+            for num_wanted in range(1, min(num_seen, 6) + 1):
+                seen = ids[:num_seen]
+                found = rules.certain(hypothesis, seen, log_probs[seen], num_wanted)
+                expected = rules.best(hypothesis, ids, log_probs[ids], num_wanted)
+                assert found in (expected, None)
+                assert found is not None or num_seen < size, "everything is enough"
+                num_certain += found is not None
+                num_uncertain += found is None
+    assert num_certain > 500
+    assert bool(num_uncertain) == (penalty != 1 or bool(options)), "without rules what was asked for is enough"
+
+
+def test_what_a_penalty_cannot_have_lifted_so_far_need_not_be_seen() -> None:
+    """A token of the answer that is not seen would be worth 0.9 times the least that is, at the most."""
+    rules, hypothesis = Constraints(SearchOptions(repetition_penalty=0.9), EOS, 5000), grown(77, 78)
+    log_probs = np.array([-0.5, -3.0, -8.0], np.float32)
+    assert rules.certain(hypothesis, np.array([3, 4, 5]), log_probs, 2) == [(3, -0.5, -0.5), (4, -3.0, -3.0)]
+    assert rules.certain(hypothesis, np.array([3, 4, 5]), log_probs, 3) is None
+    assert rules.certain(hypothesis, np.array([77, 4, 78]), log_probs, 3) is not None, "they are all seen"
+
+
+def test_many_options_are_put_in_order_as_sorting_would() -> None:
+    random, size = np.random.default_rng(2), 2000
+    for penalty in (0.3, 0.9, 1.2, 5.0):
+        log_probs = np.sort(np.round(random.normal(-8, 2, size)).astype(np.float32))[::-1]
+        ids = np.concatenate([np.sort(part) for part in np.split(random.permutation(size), np.flatnonzero(np.diff(log_probs)) + 1)])
+        tokens = random.choice(size, 200, replace=False).tolist()
+        options = Constraints(SearchOptions(repetition_penalty=penalty), EOS, size).apply(grown(*tokens), ids, log_probs)
+        values = np.where(np.isin(ids, tokens), log_probs.astype(np.float64) * penalty, log_probs)
+        order = np.lexsort((ids, -values))
+        assert options.ids.tolist() == ids[order].tolist()
+        assert options.values.tolist() == values[order].tolist()

@@ -45,7 +45,7 @@ def searches(draw: st.DrawFn) -> dict[str, Any]:
     if kind == "sampled":
         sampling = Sampling(
             seed=draw(st.integers(0, 2**64 - 1)),
-            temperature=draw(st.sampled_from([0.1, 0.5, 1.0, 1.3, 5.0])),
+            temperature=draw(st.sampled_from([0.1, 0.5, 1.0, 1.3, 5.0, 100.0])),
             top_k=draw(st.sampled_from([0, 0, 1, 2, 5, 60, 300])),
             top_p=draw(st.sampled_from([1.0, 1.0, 0.99, 0.9, 0.5, 0.01])),
         )
@@ -61,7 +61,7 @@ def requests(draw: st.DrawFn, vocab_size: int) -> Request:
     prefix = draw(st.lists(st.integers(2, vocab_size - 1), max_size=5))
     options = SearchOptions(
         min_new_tokens=draw(st.integers(0, max_new_tokens - 1)),
-        repetition_penalty=draw(st.sampled_from([0.01, 0.7, 1.0, 1.0, 1.2, 3.0])),
+        repetition_penalty=draw(st.sampled_from([0.01, 0.7, 0.9, 1.0, 1.0, 1.2, 3.0])),
         no_repeat_ngram_size=draw(st.integers(0, 4)),
         suppressed_tokens=draw(st.lists(tokens, max_size=vocab_size)),
         forced_prefix=prefix,
@@ -129,7 +129,13 @@ def test_answers_keep_to_the_rules(table_model: Callable[..., Any], data: st.Dat
 def test_the_property_is_tried_with_less_than_everything(table_model: Callable[..., Any]) -> None:
     """Otherwise the comparison would compare the whole vocabulary with itself."""
     model = table_model(1, 200, 1.0)
-    for options in (GREEDY, SearchOptions(num_beams=8), SearchOptions(sampling=Sampling(1)), SearchOptions(repetition_penalty=2.0)):
+    for options in (
+        GREEDY,
+        SearchOptions(num_beams=8),
+        SearchOptions(sampling=Sampling(1)),
+        SearchOptions(repetition_penalty=2.0),
+        SearchOptions(repetition_penalty=0.9),
+    ):
         assert max(model.drive(search_of, Request(0, [1], 5, 0.0, search=options)).widths) < 100
     flat = table_model(1, 200, 0.0).drive(search_of, Request(0, [1], 10, 0.0, search=SearchOptions(sampling=Sampling(1))))
     assert flat.num_again, "a flat distribution must need the whole vocabulary at times"

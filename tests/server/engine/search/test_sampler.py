@@ -8,8 +8,9 @@ import torch
 from numpy.typing import NDArray
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from dragoman.server.engine.messages import Sampling
-from dragoman.server.engine.search.constraints import Options
+from dragoman.server.engine.messages import Sampling, SearchOptions
+from dragoman.server.engine.search.constraints import Constraints, Options
+from dragoman.server.engine.search.hypothesis import Hypothesis
 from dragoman.server.engine.search.sampler import Sampler
 
 TEMPERATURES = [0.1, 0.3, 0.7, 1.0, 1.2, 2.0, 5.0]
@@ -104,6 +105,46 @@ def test_a_token_pushed_down_among_unseen_ones_does_not_change_a_draw(temperatur
             num_decided += 1
             assert seen.ids[place] == everything.ids[draw_of_all(Sampler(sampling, 0), everything)]
     assert num_decided > 5, "hardly anything was compared"
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 2.0, 100.0])
+@pytest.mark.parametrize("scale", [0.5, 3.0, 8.0])
+def test_a_token_lifted_from_among_unseen_ones_does_not_change_a_draw(temperature: float, scale: float) -> None:
+    """With a penalty below 1 what is not seen may come before what is."""
+    rng = np.random.default_rng(int(100 * temperature + scale))
+    num_decided = num_lifted = 0
+    for case in range(400):
+        vocab_size = int(rng.integers(8, 40))
+        count = int(rng.integers(3, vocab_size))
+        log_probs = log_probs_of(rng, vocab_size, scale)
+        tokens = rng.choice(vocab_size, int(rng.integers(1, 5)), replace=False)
+        top_k, top_p = int(rng.choice([0, 0, 2, 6])), float(rng.choice([1.0, 0.95, 0.3]))
+        sampling = Sampling(case, temperature, top_k, top_p)
+        rules = Constraints(SearchOptions(repetition_penalty=float(rng.choice([0.3, 0.8, 0.95]))), 0, vocab_size)
+        hypothesis = Hypothesis(tokens.tolist(), [-1.0] * len(tokens))
+        seen, everything = (rules.apply(hypothesis, np.arange(n), log_probs[:n].astype(np.float32)) for n in (count, vocab_size))
+        unseen = 1 - float(np.exp(log_probs[:count]).sum())
+        place = Sampler(sampling, 0).draw(seen, float(log_probs[count - 1]), unseen, vocab_size - count)
+        if place is not None:
+            num_decided += 1
+            num_lifted += seen.num_lifted
+            assert seen.ids[place] == everything.ids[draw_of_all(Sampler(sampling, 0), everything)]
+    assert num_decided > 30 and num_lifted, "hardly anything was compared"
+
+
+def test_a_draw_that_is_far_down_says_so() -> None:
+    """Then the search asks for everything at once, not for a little more in vain."""
+    log_probs = log_probs_of(np.random.default_rng(7), 30_000, 3.0)
+    undecided = {100.0: 0, 1.0: 0}
+    far = dict(undecided)
+    for temperature in undecided:
+        for seed in range(300):
+            sampler = Sampler(Sampling(seed, temperature), 0)
+            if draw_of_first(sampler, log_probs, 64) is None:
+                undecided[temperature] += 1
+                far[temperature] += sampler.is_far
+    assert far[100.0] > 0.9 * undecided[100.0] > 200
+    assert far[1.0] == 0 < undecided[1.0]
 
 
 def test_a_draw_close_to_a_token_that_a_penalty_put_last_waits_for_what_may_come_before_it() -> None:

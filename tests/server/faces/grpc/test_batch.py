@@ -123,7 +123,7 @@ def test_bad_request_fails_alone(serve: Any) -> None:
                 2: "model: 'nobody' is not loaded; loaded: en-de",
                 3: "request_id: is missing; each request of a batch needs one",
                 4: "request_id: only printable ASCII characters are allowed",
-                6: "num_beams: 99 is not in 1 to 8, max_slots of model en-de",
+                6: "num_beams: 99 is not in 1 to 8, max_slots_per_request of model en-de",
                 7: "request_id: was used on this stream before",
             }
             assert world.records() == {

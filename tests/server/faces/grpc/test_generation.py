@@ -146,7 +146,7 @@ def test_bad_option_is_an_invalid_argument(serve: Any, method: str) -> None:
         async with serve() as world:
             error = await failure(getattr(world.stub, method)(GenerateRequest(text=TEXT, num_beams=9)))
             assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-            assert error.details() == "num_beams: 9 is not in 1 to 8, max_slots of model en-de"
+            assert error.details() == "num_beams: 9 is not in 1 to 8, max_slots_per_request of model en-de"
             assert world.engine.requests == []
 
     asyncio.run(run())
@@ -423,7 +423,7 @@ def test_models_are_described_sorted_by_name(serve: Any, make_model: Any) -> Non
             ]
             one = await world.stub.GetModel(GetModelRequest(model="en-fr"))
             assert one == listed[1]
-            assert (one.version, one.precision, one.device, one.max_slots) == ("v7", "fp32", "cpu", 8)
+            assert (one.version, one.precision, one.device, one.max_slots, one.max_slots_per_request) == ("v7", "fp32", "cpu", 8, 8)
             assert (one.max_target_tokens, one.default_max_new_tokens) == (48, 32)
             assert (one.domain, listed[0].domain) == ("captions of photographs", "")
             assert one.source_vocab_size == one.target_vocab_size == french.tokenizer.vocab_size

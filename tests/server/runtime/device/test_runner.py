@@ -49,8 +49,21 @@ class Pair:
         found, expected = (runner.step(tokens, positions, num_candidates) for runner in self.runners)
         np.testing.assert_array_equal(found.ids, expected.ids)
         assert found.log_probs.tobytes() == expected.log_probs.tobytes()
+        if num_candidates > 1:
+            self.look(expected.ids.copy(), expected.log_probs.copy())
         self.tokens[: self.num_rows] = expected.ids[:, choice % num_candidates]
         self.positions[: self.num_rows] += 1
+
+    def look(self, ids: Any, log_probs: Any) -> None:
+        """Look at all rows of the last step, and at some, with more candidates; the first of them are those of the step."""
+        for first in {0, self.num_rows // 2}:
+            part = slice(first, self.num_rows)
+            for count in (ids.shape[1], 280):
+                looks = [runner.look(self.tokens[part], self.positions[part], count, first) for runner in self.runners]
+                for seen in looks:
+                    np.testing.assert_array_equal(seen.ids[:, : ids.shape[1]], ids[part])
+                    assert seen.log_probs[:, : ids.shape[1]].tobytes() == log_probs[part].tobytes()
+                assert looks[0].log_probs.tobytes() == looks[1].log_probs.tobytes()
 
     def end(self, row: int) -> None:
         self.num_rows -= 1
