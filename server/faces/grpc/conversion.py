@@ -60,12 +60,13 @@ async def write_response(generated: Generated, max_message_bytes: int, response:
     times.time_to_first_token_seconds = timings.time_to_first_token_seconds
     if generated.seed is not None:
         response.seed = generated.seed
+    num_written = 0
     for answer in generated.answers:
         written = response.answers.add(
             text=answer.text, tokens=answer.tokens, finish_reason=FINISH_REASONS[answer.finish_reason], score=answer.score
         )
         if answer.log_probs:
-            await _write_log_probs(written.log_probs, answer.log_probs)
+            num_written = await _write_log_probs(written.log_probs, answer.log_probs, num_written)
     check_size(response, max_message_bytes)
 
 
@@ -121,9 +122,9 @@ def check_size(message: Message, max_message_bytes: int) -> None:
         raise InvalidRequest("request", f"its answer takes {size} bytes; {limit}. Ask for fewer answers, tokens or details")
 
 
-async def _write_log_probs(messages: Any, told: Iterable[TokenLogProb]) -> None:
-    """Add a message for each token; neighbours have their turn after every so many."""
-    add, num_added = messages.add, 0
+async def _write_log_probs(messages: Any, told: Iterable[TokenLogProb], num_added: int = 0) -> int:
+    """Add a message for each token; neighbours have their turn after every so many. Return how many there were since the last."""
+    add = messages.add
     for token, piece, log_prob, top in told:
         add_top = add(token=token, piece=piece, log_prob=log_prob).top.add
         for top_token, top_piece, top_log_prob, _ in top:
@@ -132,3 +133,4 @@ async def _write_log_probs(messages: Any, told: Iterable[TokenLogProb]) -> None:
         if num_added >= TOKENS_PER_SLICE:
             num_added = 0
             await asyncio.sleep(0)
+    return num_added

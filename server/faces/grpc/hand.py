@@ -110,6 +110,7 @@ class Hand:
         """Count an answer in place of its request."""
         self._num_untaken_bytes += answer_bytes
         self._add(answer_bytes - request_bytes)
+        self.wake()
 
     def taken(self, num_bytes: int) -> None:
         """Count an answer no more."""

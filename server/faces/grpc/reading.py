@@ -18,9 +18,9 @@ from dragoman.server.errors import InvalidRequest, ServiceError
 
 # No request of this size is looked at; hardly one that a model can answer is larger.
 LARGE_BYTES = 64 * 2**10
-# Large messages that are put together at once for one connection, and how long one is waited for before another may come, too.
-READS_AT_ONCE = 4
-READ_SECONDS = 0.05
+# Large messages that are put together at once for one connection, and how long one is waited for before another may come too.
+READS_AT_ONCE = 2
+READ_SECONDS = 1.0
 
 Value = TypeVar("Value")
 # Whether a large message has come in the task at hand.
@@ -83,7 +83,7 @@ def _slimmed(message: Message, max_characters: int) -> Message | Refused:
                 check(values[name])
                 request_id = values.get("request_id", "")
     except InvalidRequest as error:
-        return Refused(error, request_id)
+        return Refused(error.with_traceback(None), request_id)  # whose frames have all of the message
     cut = {name: value[:max_characters] if isinstance(value, str) else value for name, value in values.items()}
     return type(message)(**cut)
 

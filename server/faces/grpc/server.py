@@ -91,6 +91,9 @@ def _options(config: ServerConfig) -> list[tuple[str, Any]]:
         # and all from 3,000 on; refusing is ours to do, with a status that says why and when to come back.
         ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
         ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
+        # What a stream may send before it is read stays at 64 KiB. gRPC would let it grow to megabytes on a fast network, for each
+        # of a connection's streams; a message that is being read has as much as it needs.
+        ("grpc.http2.bdp_probe", 0),
         ("grpc.max_receive_message_length", config.max_message_bytes),
         ("grpc.max_send_message_length", config.max_message_bytes),
         # Notice clients that vanished within a minute, and allow clients to do the same.

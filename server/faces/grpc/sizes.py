@@ -27,8 +27,9 @@ class MessageLimit:
     def answer_bytes(self, shape: AnswerShape) -> int:
         """Return the bytes of a `GenerateResponse` at the most, and of what it travels in."""
         plain = _field(shape.text_bytes) + _field(shape.num_tokens * _varint(shape.max_token))
-        tops = shape.num_top * (_told(0, shape.max_token) + _varint(shape.piece_bytes)) + shape.top_piece_bytes
-        told = _field(_told(shape.piece_bytes, shape.max_token) + tops) if shape.num_told else 0
+        largest = _told(shape.piece_bytes, shape.max_token)
+        tops = shape.num_top * (_field(largest) - shape.piece_bytes) + shape.top_piece_bytes
+        told = _field(largest + tops) if shape.num_told else 0
         answer = _field(plain + DOUBLE_BYTES + 2 + shape.num_told * told)  # 2: why it ended
         return ENVELOPE_BYTES + plain + shape.num_answers * answer
 

@@ -1,0 +1,163 @@
+"""What is kept of a request, and what is refused as it is read; every field of the contract has its turn."""
+
+import asyncio
+import gc
+from typing import Any
+
+import grpc
+import pytest
+
+from dragoman.server.faces.grpc.reading import LARGE_BYTES, READS_AT_ONCE, Refused, Turns, reader
+from dragoman.v1 import generation_pb2
+from dragoman.v1.generation_pb2 import GenerateRequest, ScoreRequest
+
+MEGABYTE = 2**20
+SERVICE = generation_pb2.DESCRIPTOR.services_by_name["Generation"]
+# What can be of any size, in every message that a caller can send.
+SIZED = sorted(
+    {
+        (method.input_type.name, field.name)
+        for method in SERVICE.methods
+        for field in method.input_type.fields
+        if field.is_repeated or field.type in (field.TYPE_STRING, field.TYPE_BYTES, field.TYPE_MESSAGE)
+    }
+)
+VALID: dict[str, dict[str, Any]] = {
+    "GenerateRequest": {"text": "a"},
+    "ScoreRequest": {"text": "a", "target": "b"},
+    "GetModelRequest": {},
+}
+METHODS = {
+    "GenerateRequest": ("Generate", "GenerateStream", "GenerateBatch"),
+    "ScoreRequest": ("Score",),
+    "GetModelRequest": ("GetModel",),
+}
+REFUSALS = {
+    "model": "characters; at most 128 are allowed",
+    "request_id": "characters; at most 128 are allowed",
+    "suppressed_tokens": "tokens; at most 256 are allowed",
+    "text": "characters, which no 64 tokens can hold",
+    "target": "characters, which no 48 tokens can hold",
+    "forced_prefix": "characters, which no 48 tokens can hold",
+}
+
+
+async def outcome(stub: Any, method: str, message: Any) -> tuple[int, str]:
+    """Return the code and the message that a request is answered with."""
+    try:
+        if method == "GenerateBatch":
+            message.request_id = message.request_id or "r"
+            [answer] = [answer async for answer in stub.GenerateBatch(iter([message]))]
+            return answer.error.code, answer.error.message
+        call = getattr(stub, method)(message)
+        if method == "GenerateStream":
+            async for _ in call:
+                pass
+        else:
+            await call
+    except grpc.aio.AioRpcError as error:
+        return error.code().value[0], error.details() or ""
+    return 0, ""
+
+
+@pytest.mark.parametrize(("kind", "name"), SIZED)
+@pytest.mark.parametrize("size", [LARGE_BYTES // 4, 3 * MEGABYTE])
+def test_every_field_of_any_size_is_refused_by_its_size(
+    serve: Any, monkeypatch: pytest.MonkeyPatch, kind: str, name: str, size: int
+) -> None:
+    """A field that is new in the contract fails here until it has a limit that is looked at before anything is made of it."""
+    assert kind in VALID and name in REFUSALS, "say what its limit is, and how it is refused"
+    message = getattr(generation_pb2, kind)(**VALID[kind])
+    if message.DESCRIPTOR.fields_by_name[name].is_repeated:
+        getattr(message, name).extend([1] * size)
+    else:
+        setattr(message, name, "x" * size)
+
+    async def run() -> None:
+        async with serve() as world:
+            await world.stub.Generate(GenerateRequest(text="a"))
+            num_asked = len(world.engine.requests)
+
+            def refuse_to_tokenise(*_: Any) -> None:
+                raise AssertionError("tokenised")
+
+            monkeypatch.setattr(world.model.tokenizer, "encode", refuse_to_tokenise)
+            for method in METHODS[kind]:
+                code, reason = await outcome(world.stub, method, message)
+                assert (code, reason.partition(":")[0]) == (grpc.StatusCode.INVALID_ARGUMENT.value[0], name), reason
+                assert REFUSALS[name] in reason
+            assert len(world.engine.requests) == num_asked and not world.engine.pairs
+
+    asyncio.run(run())
+
+
+def read(message: Any, max_characters: int = 100) -> Any:
+    return reader(type(message).FromString, lambda: max_characters)(message.SerializeToString())
+
+
+def test_a_message_of_the_usual_size_is_left_as_it_is() -> None:
+    message = GenerateRequest(text="x" * 1000, suppressed_tokens=[1] * 300, request_id="y" * 200)
+    assert read(message) == message
+
+
+def test_of_a_large_one_only_what_a_model_could_use_is_kept() -> None:
+    message = ScoreRequest(text="é" * MEGABYTE, target="x" * MEGABYTE, request_id="r", priority=3, length_penalty=0.0)
+    unknown = message.SerializeToString() + b"\xf2\x7f" + b"\x80\x80\x40" + b"z" * MEGABYTE
+    kept = reader(ScoreRequest.FromString, lambda: 100)(unknown)
+    assert kept == ScoreRequest(text="é" * 100, target="x" * 100, request_id="r", priority=3, length_penalty=0.0)
+    assert kept.ByteSize() < 400
+
+
+@pytest.mark.parametrize("field", ["request_id", "model", "suppressed_tokens"])
+def test_what_is_refused_keeps_nothing_of_its_message(field: str) -> None:
+    """A traceback would: its frames have the message and its fields."""
+    message = GenerateRequest(text="a")
+    if field == "suppressed_tokens":
+        message.suppressed_tokens.extend([1] * MEGABYTE)
+    else:
+        setattr(message, field, "x" * MEGABYTE)
+    refused = read(message)
+    assert isinstance(refused, Refused) and refused.error.message.startswith(f"{field}: ")
+    assert refused.error.__traceback__ is None and refused.error.__context__ is None
+    assert refused.request_id == "" and refused.ByteSize() == 0
+
+
+def test_what_is_refused_for_another_field_has_its_id() -> None:
+    assert read(GenerateRequest(request_id="mine", suppressed_tokens=[1] * MEGABYTE)).request_id == "mine"
+    assert read(GenerateRequest(request_id="a\nb", text="x" * MEGABYTE)).request_id == ""
+
+
+def test_large_messages_of_a_connection_are_read_one_after_another_while_they_come() -> None:
+    async def run() -> None:
+        turns, gates = Turns(), [asyncio.Event() for _ in range(3 * READS_AT_ONCE)]
+        began: list[int] = []
+
+        async def reading(i: int) -> int:
+            began.append(i)
+            await gates[i].wait()
+            return i
+
+        tasks = [asyncio.create_task(turns.take(reading(i))) for i in range(len(gates))]
+        for i, gate in enumerate(gates):
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert began == list(range(min(len(gates), READS_AT_ONCE + i)))
+            gate.set()
+        assert await asyncio.gather(*tasks) == list(range(len(gates)))
+
+    asyncio.run(run())
+
+
+def test_a_stream_with_nothing_to_read_holds_no_turn_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        monkeypatch.setattr("dragoman.server.faces.grpc.reading.READ_SECONDS", 0.01)
+        turns, never = Turns(), asyncio.Event()
+        idle = [asyncio.create_task(turns.take(never.wait())) for _ in range(5 * READS_AT_ONCE)]
+        async with asyncio.timeout(60):
+            assert await turns.take(asyncio.sleep(0, "read")) == "read"
+        never.set()
+        await asyncio.gather(*idle)
+        assert turns._free._value == READS_AT_ONCE
+
+    asyncio.run(run())
+    gc.collect()
