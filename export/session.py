@@ -17,7 +17,7 @@ SPIN_MICROSECONDS = "200"
 PRECISION_OPTION = "session.x64quantprecision"
 
 
-def open_session(path: str | Path, num_threads: int, *, is_precise: bool | None = None) -> Session:
+def open_session(path: str | Path, num_threads: int, *, is_precise: bool | None = None, is_spinning: bool = True) -> Session:
     """Load a graph, and make sure that it runs where it was meant to.
 
     Args:
@@ -25,6 +25,7 @@ def open_session(path: str | Path, num_threads: int, *, is_precise: bool | None 
         num_threads: Threads of the session's pool, the calling one included.
         is_precise: Whether products of 8-bit numbers are computed the way that cannot overflow on x86 without VNNI. It costs
             processors with VNNI half of their speed, so by default only processors that may overflow compute so.
+        is_spinning: Whether the pool's threads stay awake for a moment when they have nothing to do.
     """
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = num_threads
@@ -34,7 +35,10 @@ def open_session(path: str | Path, num_threads: int, *, is_precise: bool | None 
     # Shapes differ from run to run: an arena and memory patterns keep something for each of them and never give it back.
     options.enable_cpu_mem_arena = False
     options.enable_mem_pattern = False
-    options.add_session_config_entry("session.intra_op.spin_duration_us", SPIN_MICROSECONDS)
+    if is_spinning:
+        options.add_session_config_entry("session.intra_op.spin_duration_us", SPIN_MICROSECONDS)
+    else:
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     if overflows_in_8_bits() if is_precise is None else is_precise:
         options.add_session_config_entry(PRECISION_OPTION, "1")
     session = Session(path, options, providers=[PROVIDER])

@@ -47,6 +47,8 @@ def raise_pair_ending(scored: messages.Scored, call: Call) -> NoReturn:
             raise QueueFull("too many pairs are waiting to be scored", scored.retry_after_seconds, limit=scored.limit)
         case "step_failed":
             raise StepFailed(f"scoring failed; quote incident {scored.incident}")
+        case "not_loaded":
+            raise Unavailable("the model cannot score at the moment", retry_after_seconds=scored.retry_after_seconds)
         case reason:
             _raise_common(reason)
 

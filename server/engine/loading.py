@@ -5,7 +5,7 @@ import structlog
 from dragoman.export.bundle import Bundle
 from dragoman.server.engine.engine import Engine
 from dragoman.server.engine.scheduler import Limits
-from dragoman.server.engine.scoring import Scorer
+from dragoman.server.engine.scorer import Scorer
 from dragoman.server.engine.search.search import TargetSide
 from dragoman.server.engine.settings import DeviceSettings
 from dragoman.server.engine.warmup import warm_up
@@ -76,8 +76,19 @@ def load_runner(bundle: Bundle, limits: Limits, num_threads: int, device: Device
 
 
 def load_scorer(bundle: Bundle, num_threads: int, runner: Runner) -> Scorer:
-    """Return the scorer of a bundle, which loads its graph when it is first used, on the device of its runner."""
+    """Return the scorer of a bundle, on the device of its runner.
+
+    On the CPU its graph is still to be opened, which takes as long as opening the other two did. On a device it is opened here, of
+    the files that the runner has just read; if that fails, for there may be no memory left, it is still to be opened, too.
+    """
     from dragoman.server.runtime.device.runner import DeviceRunner
     from dragoman.server.runtime.scorer import OnnxScorer
 
-    return OnnxScorer(bundle, num_threads, runner.open_session if isinstance(runner, DeviceRunner) else None)
+    if not isinstance(runner, DeviceRunner):
+        return OnnxScorer(bundle, num_threads)
+    scorer = OnnxScorer(bundle, num_threads, runner.open_session)
+    try:
+        scorer.open()
+    except Exception as error:  # what it is is known when it has failed again
+        log.warning("the scorer cannot be loaded yet", model=bundle.manifest.name, reason=str(error))
+    return scorer

@@ -7,7 +7,9 @@ from typing import Literal
 
 from msgspec import Struct
 
-FinishReason = Literal["eos", "length", "cancelled", "deadline", "deadline_unmet", "queue_full", "step_failed", "draining"]
+FinishReason = Literal[
+    "eos", "length", "cancelled", "deadline", "deadline_unmet", "queue_full", "step_failed", "draining", "not_loaded"
+]
 
 
 class Sampling(Struct, frozen=True, array_like=True):
@@ -242,7 +244,7 @@ class Scored(Struct, frozen=True, array_like=True):
         alignment: `[T, S]` float32 in row-major order, if asked for.
         ended: When it ended.
         incident: See `Finished`.
-        retry_after_seconds: See `Finished`.
+        retry_after_seconds: See `Finished`; for `not_loaded`: when loading is tried again.
         limit: See `Finished`.
     """
 

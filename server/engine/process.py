@@ -21,6 +21,7 @@ import zmq
 from dragoman.export.bundle import Bundle, BundleError
 from dragoman.extras import install_command
 from dragoman.model.errors import InputError
+from dragoman.server.engine.bell import Bell
 from dragoman.server.engine.engine import Engine
 from dragoman.server.engine.loading import load_engine, load_scorer
 from dragoman.server.engine.messages import Cancel, Command, Event, Fatal, Hello, Ready, Report, Score, Stop, Submit
@@ -48,6 +49,10 @@ class EngineLoop:
         self._socket.set_hwm(0)
         self._socket.setsockopt(zmq.LINGER, 1000)
         self._socket.bind(settings.endpoint)
+        self._bell = Bell()
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._bell, zmq.POLLIN)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(Command)
         self._origins: set[bytes] = set()
@@ -55,6 +60,7 @@ class EngineLoop:
         self._has_received = False
         self._last_report = 0.0
         self._is_stopped = False
+        self._is_computing = False
 
     def run(self) -> int:
         """Load, serve until stopped, and return the exit code."""
@@ -69,6 +75,7 @@ class EngineLoop:
         else:
             return self._serve(engine, scoring, ready)
         finally:
+            self._bell.close()
             self._socket.close()
             self._context.term()
 
@@ -76,8 +83,13 @@ class EngineLoop:
         """Let `run` end after its current step; for another thread, which may not use the socket."""
         self._is_stopped = True
 
+    @property
+    def is_computing(self) -> bool:
+        """Whether a thread was still at work when `run` ended, on what nobody waits for any more."""
+        return self._is_computing
+
     def _load(self) -> tuple[Engine, Scoring, Ready]:
-        """Load the bundle, all but the scorer, and run it once in every shape that matters."""
+        """Load the bundle, on the CPU all but the scorer, and run it once in every shape that matters."""
         started = time.monotonic()
         settings = self.settings
         bundle = Bundle.open(Path(settings.bundle))
@@ -93,26 +105,41 @@ class EngineLoop:
         return engine, scoring, Ready(engine.runner.device, settings.max_slots, time.monotonic() - started)
 
     def _serve(self, engine: Engine, scoring: Scoring, ready: Ready) -> int:
-        """Alternate between messages and steps; sleep on the socket when there is nothing to do."""
-        while not self._is_stopped:
-            try:
-                if engine.has_work or scoring.has_work or self._socket.poll(HEARTBEAT_MILLISECONDS):
+        """Alternate between messages and steps; sleep when there is nothing to do."""
+        scoring.on_done = self._bell.ring
+        try:
+            while not self._is_stopped:
+                is_generating = engine.has_work
+                if is_generating or self._wait(scoring.seconds_until_work()):
                     self._receive(engine, scoring, ready)
                 if engine.has_work:
                     engine.step()
                 if scoring.has_work:
-                    scoring.step()
-            except Exception:
-                log.exception("engine is broken")
-                scoring.remove_all("draining")
-                self._send_reports(engine, scoring)
-                return EXIT_BROKEN
-            if self._is_report_due(engine, scoring):
-                self._send_reports(engine, scoring)
-        engine.remove_all("draining")
-        scoring.remove_all("draining")
-        self._send_reports(engine, scoring)
-        return 0
+                    scoring.step(is_generating)
+                if self._is_report_due(engine, scoring):
+                    self._send_reports(engine, scoring)
+        except Exception:
+            log.exception("engine is broken")
+            return EXIT_BROKEN
+        else:
+            engine.remove_all("draining")
+            return 0
+        finally:
+            scoring.remove_all("draining")
+            scoring.close()
+            self._is_computing = scoring.is_computing
+            self._send_reports(engine, scoring)
+
+    def _wait(self, seconds: float) -> bool:
+        """Sleep until a message comes, the bell rings or that time is over; return whether there may be messages."""
+        if seconds <= 0:
+            return True
+        # Rounded up: what is due in a moment is not due yet.
+        milliseconds = min(HEARTBEAT_MILLISECONDS, seconds * 1000 + 1)
+        ready = dict(self._poller.poll(int(milliseconds)))
+        if self._bell.fileno() in ready:
+            self._bell.silence()
+        return self._socket in ready
 
     def _receive(self, engine: Engine, scoring: Scoring, ready: Ready) -> None:
         """Take in everything that has arrived."""
@@ -203,7 +230,11 @@ def main() -> int:
     exit_with_parent(settings.endpoint)
     if settings.cores:
         os.sched_setaffinity(0, settings.cores)
-    return EngineLoop(settings).run()
+    loop = EngineLoop(settings)
+    code = loop.run()
+    if loop.is_computing:
+        os._exit(code)  # the interpreter would wait for the thread; all has been said
+    return code
 
 
 if __name__ == "__main__":

@@ -105,15 +105,29 @@ def attach(tmp_path: Path) -> Iterator[Callable[[Callable[[], Any]], Attached]]:
 
 
 class FakeScorer:
-    """Scores by length, as long as it may."""
+    """Scores by length, as soon as it may."""
+
+    is_loaded = True
+    is_on_device = False
 
     def __init__(self) -> None:
         self.gate = threading.Event()
+        self.gate.set()
+        self.has_begun = threading.Event()
+
+    def check(self) -> None:
+        pass
+
+    def open(self) -> None:
+        pass
+
+    def interrupt(self) -> None:
         self.gate.set()
 
     def score(
         self, source_ids: Sequence[int], target_ids: Sequence[int], layer: int | None = None
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        self.has_begun.set()
         assert self.gate.wait(10)
         if source_ids[0] == 666:
             raise StrangeError("made to fail")

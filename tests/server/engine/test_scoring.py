@@ -1,6 +1,7 @@
 """The queue of pairs, with a scorer that computes nothing."""
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dragoman.server.engine.messages import Scored, ScoreRequest
+from dragoman.export.bundle import BundleError
+from dragoman.server.engine.executors import Here
+from dragoman.server.engine.messages import Scored, ScoreRequest, Share
 from dragoman.server.engine.scheduler import Limits
 from dragoman.server.engine.scoring import Scoring
 
@@ -20,10 +23,30 @@ ORIGIN = b"front"
 class FakeScorer:
     """Answers with what it was asked: source ids as log-probabilities, target ids times the layer as attention."""
 
-    def __init__(self) -> None:
+    is_on_device = False
+
+    def __init__(self, is_loaded: bool = True) -> None:
+        self.is_loaded = is_loaded
+        self.faults: dict[str, Exception] = {}
+        self.calls: list[str] = []
         self.asked: list[list[int]] = []
         self.failing: set[int] = set()
         self.on_score: Callable[[], None] = lambda: None
+
+    def check(self) -> None:
+        self._do("check")
+
+    def open(self) -> None:
+        self._do("open")
+        self.is_loaded = True
+
+    def interrupt(self) -> None:
+        self._do("interrupt")
+
+    def _do(self, name: str) -> None:
+        self.calls.append(name)
+        if name in self.faults:
+            raise self.faults[name]
 
     def score(
         self, source_ids: Sequence[int], target_ids: Sequence[int], layer: int | None = None
@@ -36,13 +59,48 @@ class FakeScorer:
         return np.full(len(target_ids), source_ids[0], np.float32), attention
 
 
-class Bench:
-    """The queue, its clock, and how its pairs ended."""
+class Later(Executor):
+    """A thread that does nothing until it is told to."""
 
-    def __init__(self, max_waiting_requests: int = 1000, max_waiting_tokens: int = 10_000, budget: int = 1000) -> None:
+    def __init__(self) -> None:
+        self.is_shut_down = False
+        self._jobs: list[tuple[Future[Any], Callable[[], Any]]] = []
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        assert not self._jobs, "one job at a time"
+        self._jobs.append((Future(), lambda: function(*args, **kwargs)))
+        return self._jobs[0][0]
+
+    def work(self) -> None:
+        """Do the job there is."""
+        ((future, job),) = self._jobs
+        self._jobs.clear()
+        try:
+            future.set_result(job())
+        except Exception as error:
+            future.set_exception(error)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        assert not wait, "nobody may wait for a pair"
+        self.is_shut_down = True
+
+
+class Bench:
+    """The queue, its clock, and how its pairs ended; by default what a step begins is done at once."""
+
+    def __init__(
+        self,
+        max_waiting_requests: int = 1000,
+        max_waiting_tokens: int = 10_000,
+        budget: int = 1000,
+        *,
+        scorer: FakeScorer | None = None,
+        executor: Executor | None = None,
+    ) -> None:
         self.now = 100.0
-        self.scorer = FakeScorer()
-        self.scoring = Scoring(self.scorer, Limits(4, max_waiting_requests, max_waiting_tokens, budget), lambda: self.now)
+        self.scorer = scorer or FakeScorer()
+        limits = Limits(4, max_waiting_requests, max_waiting_tokens, budget)
+        self.scoring = Scoring(self.scorer, limits, lambda: self.now, executor or Here())
         self.ended: dict[int, Scored] = {}
         self.order: list[int] = []
 
@@ -51,8 +109,8 @@ class Bench:
         self.scoring.submit(ORIGIN, ScoreRequest(number, [number] * num_source, [7] * num_target, **fields))
         self.collect()
 
-    def step(self) -> None:
-        self.scoring.step()
+    def step(self, is_generating: bool = False) -> None:
+        self.scoring.step(is_generating)
         self.collect()
 
     def collect(self) -> None:
@@ -246,14 +304,261 @@ def test_front_ends_hear_of_their_own_pairs_only(bench: Bench) -> None:
     assert {origin: [end.reason for end in ends] for origin, ends in reports.items()} == {b"one": ["eos"], b"two": ["cancelled"]}
 
 
-def test_places_of_cancelled_pairs_do_not_pile_up(bench: Bench) -> None:
+def test_deadlines_of_cancelled_pairs_do_not_pile_up(bench: Bench) -> None:
     bench.submit(0, priority=10)
     for number in range(1, 1000):
-        bench.submit(number)
+        bench.submit(number, deadline=1e9 - number)
         bench.scoring.cancel(ORIGIN, number)
-    assert len(bench.scoring._queue) < 200
+    assert len(bench.scoring._pairs._deadlines) < 200
     bench.run()
     assert bench.reasons[0] == "eos"
+
+
+def beside(budget: int = 1000, **fields: Any) -> tuple[Bench, Later]:
+    """A queue whose jobs are done when the test says so."""
+    thread = Later()
+    return Bench(budget=budget, executor=thread, **fields), thread
+
+
+def test_a_step_does_not_wait_for_a_pair() -> None:
+    bench, thread = beside(budget=1)
+    for number in (1, 2):
+        bench.submit(number)
+    for _ in range(3):
+        bench.step(is_generating=True)
+    assert bench.order == [] and bench.scorer.asked == [] and bench.scoring.num_waiting == 2
+    thread.work()
+    bench.step()
+    assert bench.order == [1] and bench.scorer.asked == [[1, 1]]
+
+
+def test_the_engine_is_woken_when_a_pair_is_scored() -> None:
+    bench, thread = beside()
+    woken: list[bool] = []
+    bench.scoring.on_done = lambda: woken.append(bench.scoring.seconds_until_work() == 0)
+    bench.submit(1)
+    bench.step()
+    assert woken == [] and bench.scoring.seconds_until_work() == float("inf")
+    thread.work()
+    assert woken == [True]
+    bench.step()
+    assert bench.reasons == {1: "eos"} and not bench.scoring.has_work and bench.scoring.seconds_until_work() == float("inf")
+
+
+def test_scoring_rests_as_long_as_its_turn_took_beside_generation() -> None:
+    bench, thread = beside(budget=1)
+    for number in (1, 2, 3):
+        bench.submit(number)
+    bench.step(is_generating=True)
+    for _ in range(6):  # decode steps of 50 ms, during which the pair is scored
+        bench.now += 0.05
+        bench.step(is_generating=True)
+    thread.work()
+    bench.now += 0.05
+    bench.step(is_generating=True)
+    assert bench.order == [1] and bench.scoring.seconds_until_work() == pytest.approx(0.35)
+    for _ in range(6):
+        bench.now += 0.05
+        bench.step(is_generating=True)
+        assert not bench.scoring.is_computing
+    bench.now += 0.051
+    bench.step(is_generating=True)
+    assert bench.scoring.is_computing
+
+
+def test_nobody_rests_where_nothing_is_generated() -> None:
+    bench, thread = beside(budget=1)
+    for number in (1, 2, 3):
+        bench.submit(number)
+    bench.step()
+    for _ in range(3):
+        bench.now += 5
+        thread.work()
+        bench.step(is_generating=False)
+    assert bench.order == [1, 2, 3]
+
+
+def test_half_of_the_time_is_generations_alone_whatever_the_pairs_take() -> None:
+    """Where priorities have no effect at all: no step is done while a pair is scored."""
+    bench, thread = beside(budget=1)
+    alone = 0.0
+    for number, seconds in enumerate((0.01, 3.0, 0.5, 0.02, 1.0, 0.3, 0.001, 2.0) * 3):
+        bench.submit(number)
+        while not bench.scoring.is_computing:
+            bench.now += 0.002
+            alone += 0.002
+            bench.step(is_generating=True)
+        bench.now += seconds
+        thread.work()
+        bench.step(is_generating=True)
+    bench.run()
+    assert alone >= 0.9 * (bench.now - 100.0 - 2.0) / 2
+
+
+def test_what_ends_while_it_is_scored_ends_at_once_and_only_so() -> None:
+    bench, thread = beside()
+    bench.submit(1)
+    bench.submit(2, deadline=101.0)
+    bench.submit(3)
+    bench.step()
+    bench.scoring.cancel(ORIGIN, 1)
+    assert bench.scoring.seconds_until_work() == 1.0, "somebody is to be told then"
+    bench.now = 101.0
+    bench.step()
+    assert bench.reasons == {1: "cancelled", 2: "deadline"}
+    thread.work()
+    bench.step()
+    assert bench.reasons == {1: "cancelled", 2: "deadline", 3: "eos"}
+    assert bench.scorer.asked == [[3, 3]], "nobody waits for the others any more"
+    assert (bench.scoring.num_waiting, bench.scoring.num_waiting_tokens) == (0, 0)
+
+
+def test_a_closed_queue_lets_what_is_scored_fail() -> None:
+    bench, thread = beside()
+    bench.submit(1)
+    bench.submit(2)
+    bench.step()
+    bench.scorer.on_score = lambda: bench.scoring.close()
+    bench.scoring.remove_all("draining")
+    bench.scoring.close()
+    assert bench.scoring.is_computing and thread.is_shut_down and bench.scorer.calls == ["interrupt"]
+    thread.work()
+    assert bench.scorer.asked == [] and not bench.scoring.is_computing
+
+
+def test_a_turn_that_is_under_way_takes_no_place_in_the_queue() -> None:
+    bench, _ = beside(budget=1, max_waiting_requests=2)
+    bench.submit(0)
+    bench.step()
+    for number in range(1, 5):
+        bench.submit(number)
+    assert bench.reasons == {3: "queue_full", 4: "queue_full"}
+
+
+LOUD, QUIET = Share("loud"), Share("quiet")
+
+
+def test_callers_take_turns_by_tokens() -> None:
+    bench = Bench(budget=1)
+    for number in range(100):
+        bench.submit(number, share=LOUD)
+    bench.step()
+    for number in range(100, 104):
+        bench.submit(number, num_source=7, share=QUIET)  # twice the tokens of the others
+    bench.run()
+    places = [bench.order.index(number) for number in range(100, 104)]
+    assert places == sorted(places) and places[0] <= 2 and places[-1] <= 12
+
+
+def test_weights_divide_the_work() -> None:
+    bench = Bench(budget=1)
+    for number in range(60):
+        bench.submit(number, share=Share("light", weight=1.0))
+        bench.submit(100 + number, share=Share("heavy", weight=3.0))
+    for _ in range(40):
+        bench.step()
+    assert sum(number >= 100 for number in bench.order) == pytest.approx(30, abs=2)
+
+
+def test_a_caller_has_no_more_than_its_pairs_waiting() -> None:
+    bench = Bench()
+    for number in range(5):
+        bench.submit(number, share=Share("loud", max_waiting=2))
+    bench.submit(9, share=QUIET)
+    assert {number: (end.reason, end.limit) for number, end in bench.ended.items()} == {
+        3: ("queue_full", "max_waiting"),
+        4: ("queue_full", "max_waiting"),
+    }
+    assert bench.ended[3].retry_after_seconds > 0
+
+
+def test_who_has_most_makes_room_in_a_full_queue() -> None:
+    bench = Bench(max_waiting_requests=4)
+    for number in range(5):
+        bench.submit(number, share=LOUD)
+    bench.submit(10, share=QUIET)
+    assert {number: (end.reason, end.limit) for number, end in bench.ended.items()} == {4: ("queue_full", "")}, "its newest"
+    for number in (5, 6):
+        bench.submit(number, share=LOUD)
+    assert bench.reasons == dict.fromkeys((4, 5, 6), "queue_full")
+    bench.run()
+    assert [bench.ended[number].reason for number in (0, 1, 2, 3, 10)] == ["eos"] * 5
+
+
+def unloaded(**faults: Exception) -> Bench:
+    scorer = FakeScorer(is_loaded=False)
+    scorer.faults = faults
+    return Bench(scorer=scorer)
+
+
+def test_the_scorer_is_loaded_before_anybody_asks() -> None:
+    bench, thread = beside(scorer=FakeScorer(is_loaded=False))
+    assert bench.scoring.has_work and bench.scoring.seconds_until_work() == 0
+    bench.step()
+    bench.submit(1)
+    thread.work()
+    bench.step()
+    assert bench.scorer.calls == ["check"] and bench.order == [], "a pair that comes meanwhile waits"
+    thread.work()
+    bench.step()
+    assert bench.scorer.calls == ["check", "open"]
+    thread.work()
+    bench.step()
+    assert bench.reasons == {1: "eos"} and not bench.scoring.has_work
+
+
+@pytest.mark.parametrize("stage", ["check", "open"])
+def test_a_scorer_that_cannot_be_loaded_is_tried_again_and_again(stage: str) -> None:
+    bench = unloaded(**{stage: BundleError("the bundle is away")})
+    bench.submit(1)
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(4):
+            bench.step()
+        assert (bench.ended[1].reason, bench.ended[1].retry_after_seconds) == ("not_loaded", 1.0)
+        assert bench.scoring.seconds_until_work() == 1.0
+        bench.now += 0.25
+        bench.submit(2)
+        assert (bench.ended[2].reason, bench.ended[2].retry_after_seconds) == ("not_loaded", 0.75), "at once"
+        waits = []
+        for _ in range(9):
+            bench.now += bench.scoring.seconds_until_work()
+            for _ in range(4):
+                bench.step()
+            waits.append(bench.scoring.seconds_until_work())
+    assert waits == [2, 4, 8, 16, 32, 60, 60, 60, 60]
+    assert [(entry["event"], entry["reason"]) for entry in logs] == [("the scorer cannot be loaded", "the bundle is away")]
+
+
+def test_a_bundle_that_comes_back_is_scored_with() -> None:
+    bench = unloaded(check=BundleError("the bundle is away"))
+    with structlog.testing.capture_logs() as logs:
+        bench.step()
+        bench.step()
+        bench.scorer.faults.clear()
+        bench.now += 1
+        for _ in range(4):
+            bench.step()
+        bench.submit(1)
+        bench.run()
+    assert bench.reasons == {1: "eos"}
+    assert [entry["event"] for entry in logs] == ["the scorer cannot be loaded", "the scorer is loaded after all"]
+
+
+def test_a_scorer_on_the_engines_device_works_between_its_steps() -> None:
+    """Files are still read in the background: that takes long."""
+    scorer = FakeScorer(is_loaded=False)
+    scorer.is_on_device = True
+    bench, thread = beside(budget=1, scorer=scorer)
+    bench.step()
+    thread.work()
+    bench.step()
+    assert scorer.calls == ["check", "open"]
+    bench.submit(1)
+    bench.submit(2)
+    scorer.on_score = lambda: setattr(bench, "now", bench.now + 0.5)
+    for _ in range(3):
+        bench.step(is_generating=True)
+    assert bench.order == [1] and bench.scoring.seconds_until_work() == 0.5, "for its time they rest as well"
 
 
 OPERATIONS = st.lists(
@@ -292,8 +597,7 @@ def play(operations: list[tuple[Any, ...]]) -> None:
             bench.step()
             tokens = [len(source) + 3 for source in bench.scorer.asked[before:]]
             assert sum(tokens) <= 20 or len(tokens) == 1
-        waiting = bench.scoring._waiting.values()
-        assert bench.scoring.num_waiting_tokens == sum(pair.num_tokens for pair in waiting)
+        assert bench.scoring.num_waiting_tokens == sum(pair.num_tokens for pair in bench.scoring._pairs.all())
     bench.run()
     bench.collect()
     assert sorted(bench.ended) == list(range(num_submitted))

@@ -1,7 +1,8 @@
-"""The scorer on a real bundle: PyTorch's numbers, the same bits every time, loaded when first used."""
+"""The scorer on a real bundle: PyTorch's numbers, the same bits every time, and never of other files than the engine's."""
 
 import json
 import shutil
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,14 @@ PAIRS = [([7, 8, 9, 1], [10, 11, 1]), ([1], [20] * 19 + [1]), ([5] * 23 + [1], [
 
 @pytest.fixture
 def scorer(tiny_bundle: Path) -> OnnxScorer:
-    return OnnxScorer(Bundle.open(tiny_bundle), 1)
+    return opened(tiny_bundle)
+
+
+def opened(bundle: Path) -> OnnxScorer:
+    scorer = OnnxScorer(Bundle.open(bundle), 1)
+    scorer.check()
+    scorer.open()
+    return scorer
 
 
 @pytest.mark.parametrize(("source", "target"), PAIRS)
@@ -45,14 +53,47 @@ def test_the_bits_of_a_pair_never_change(scorer: OnnxScorer, tiny_bundle: Path) 
 
     first = [bits(scorer, pair) for pair in PAIRS]
     assert [bits(scorer, pair) for pair in reversed(PAIRS)] == first[::-1]
-    other = OnnxScorer(Bundle.open(tiny_bundle), 1)
+    other = opened(tiny_bundle)
     assert [bits(other, pair) for pair in PAIRS] == first
 
 
-def test_nothing_is_loaded_before_the_first_pair(scorer: OnnxScorer) -> None:
+def test_nothing_is_loaded_before_it_is_opened(tiny_bundle: Path) -> None:
+    scorer = OnnxScorer(Bundle.open(tiny_bundle), 1)
+    scorer.check()
     assert not scorer.is_loaded
-    scorer.score(*PAIRS[0])
+    scorer.open()
     assert scorer.is_loaded
+
+
+def test_a_pair_that_is_interrupted_fails_and_the_next_does_not(scorer: OnnxScorer) -> None:
+    """Interrupted until it fails: a small pair may be done, or not yet begun."""
+    expected = scorer.score(*PAIRS[2])[0].tobytes()
+    has_failed = threading.Event()
+
+    def interrupt() -> None:
+        while not has_failed.is_set():
+            scorer.interrupt()
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        with pytest.raises(Exception, match="terminate"):
+            while True:
+                scorer.score(*PAIRS[2])
+    finally:
+        has_failed.set()
+        thread.join()
+    assert scorer.score(*PAIRS[2])[0].tobytes() == expected
+
+
+def test_a_bundle_that_is_away_is_not_there_until_it_is_back(bundle_copy: Path) -> None:
+    scorer = OnnxScorer(Bundle.open(bundle_copy), 1)
+    away = bundle_copy.with_name("away")
+    bundle_copy.rename(away)
+    with pytest.raises(BundleError, match="No such file"):
+        scorer.check()
+    away.rename(bundle_copy)
+    scorer.check()
 
 
 def test_a_bundle_that_was_replaced_is_not_mixed_with_the_one_being_served(bundle_copy: Path) -> None:
@@ -63,7 +104,7 @@ def test_a_bundle_that_was_replaced_is_not_mixed_with_the_one_being_served(bundl
     manifest["version"] = "another"
     (bundle_copy / "bundle.json").write_text(json.dumps(manifest))
     with pytest.raises(BundleError, match=r"is now version another, but .* is being served"):
-        scorer.score(*PAIRS[0])
+        scorer.check()
     assert not scorer.is_loaded
 
 
@@ -74,4 +115,4 @@ def test_a_weight_that_changed_on_disk_is_found_before_it_is_used(bundle_copy: P
     content[100] ^= 1
     path.write_bytes(content)
     with pytest.raises(BundleError, match=r"decoder\.weights: SHA-256"):
-        scorer.score(*PAIRS[0])
+        scorer.check()
