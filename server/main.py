@@ -130,7 +130,8 @@ class Service:
         ) as admin:
             await face.start()
             self._watch()
-            tending = asyncio.gather(self._watcher.run(), self._tell_suppressed())
+            self._spawn(self._watcher.run())
+            self._spawn(self._tell_suppressed())
             log.info("listening", host=self.config.host, port=face.port, metrics_port=admin.port, pid=os.getpid())
             try:
                 if await self._start_engines(stopping):
@@ -145,7 +146,8 @@ class Service:
                 log.error("cannot serve", reason=str(error))
                 return 1
             finally:
-                tending.cancel()
+                for task in self._tasks:
+                    task.cancel()
                 await self.core.end_calls()
                 self._sampler.tell()
                 self.core.calls.records.tell_suppressed()
