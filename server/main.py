@@ -9,7 +9,8 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -22,7 +23,7 @@ from dragoman.export.bundle import Bundle
 from dragoman.extras import install_command
 from dragoman.server import config as settings
 from dragoman.server.config import ConfigError, ServerConfig
-from dragoman.server.core.access import read_callers
+from dragoman.server.core.access import read_callers, read_callers_book
 from dragoman.server.core.core import Core
 from dragoman.server.core.deadlines import Deadlines
 from dragoman.server.cores import TooFewCores, available_cores, divide_cores
@@ -34,18 +35,23 @@ from dragoman.server.telemetry import logs
 from dragoman.server.telemetry.admin import AdminServer
 from dragoman.server.telemetry.admin_access import AdminAccess
 from dragoman.server.telemetry.metrics import Metrics
+from dragoman.server.telemetry.sampling import TELL_SECONDS, Sampler
+from dragoman.server.terminal import Terminal
+from dragoman.server.watching import Source, Watcher
 
 if TYPE_CHECKING:  # it needs OpenTelemetry
     from dragoman.server.telemetry.tracing import Tracer
 
 # How long the last spans may take to leave, after the drain and while the engines stop.
 FLUSH_SECONDS = 2.0
+# How long after a hangup the terminal may still be there that is going.
+HANGUP_SECONDS = 1.0
 
 log = structlog.get_logger("dragoman")
 
 
 def serve(overrides: Mapping[str, Any], config_file: Path | None) -> NoReturn:
-    """Serve until SIGTERM, SIGINT or SIGHUP, and end the process.
+    """Serve until SIGTERM or SIGINT, or until the terminal is gone, and end the process.
 
     Args:
         overrides: Settings given as flags, by name.
@@ -55,13 +61,14 @@ def serve(overrides: Mapping[str, Any], config_file: Path | None) -> NoReturn:
         InputError: If a setting or a bundle cannot be used.
     """
     config = settings.load(overrides, config_file)
-    logs.configure_logging(config.log_level, config.log_format)
-    for number in _drain_signals():
+    sampler = logs.configure_logging(config.log_level, config.log_format)
+    terminal = Terminal()
+    for number in _signals():
         if number != signal.SIGINT:
-            signal.signal(number, _end_before_start)
+            signal.signal(number, partial(_before_start, terminal))
     bundles = find_bundles(config.models)
     with asyncio.Runner() as runner:
-        code = runner.run(Service(config, bundles).run())
+        code = runner.run(Service(config, bundles, terminal, sampler).run())
         # Not through the server's own shutdown: gRPC core would end calls that it has not handed over yet as CANCELLED, which
         # nobody retries. A connection that breaks ends them as UNAVAILABLE.
         for stream in (sys.stdout, sys.stderr):
@@ -71,8 +78,11 @@ def serve(overrides: Mapping[str, Any], config_file: Path | None) -> NoReturn:
         os._exit(code)
 
 
-def _end_before_start(number: int, _: object) -> NoReturn:
+def _before_start(terminal: Terminal, number: int, _: object) -> None:
     """End while bundles are still being checked: the first process of a container would not end by itself."""
+    if number == signal.SIGHUP and not terminal.is_gone:
+        log.info("nothing is in use yet that could be read again")
+        return
     log.info("stopped before the start", signal=signal.Signals(number).name)
     sys.exit(0)
 
@@ -80,9 +90,18 @@ def _end_before_start(number: int, _: object) -> NoReturn:
 class Service:
     """One server process."""
 
-    def __init__(self, config: ServerConfig, bundles: list[Bundle]) -> None:
-        """Make everything that can fail on a bad setting; nothing runs yet."""
+    def __init__(self, config: ServerConfig, bundles: list[Bundle], terminal: Terminal, sampler: Sampler) -> None:
+        """Make everything that can fail on a bad setting; nothing runs yet.
+
+        Args:
+            config: The settings.
+            bundles: What to serve.
+            terminal: The one that the process was started in.
+            sampler: What leaves out other libraries' log lines.
+        """
         self.config = config
+        self._terminal = terminal
+        self._sampler = sampler
         self._engine_cores = _pin(config, bundles) if config.pin_engines else {}
         self._tracer = _make_tracer(config)
         registry = CollectorRegistry()
@@ -97,13 +116,14 @@ class Service:
         self._callers = read_callers(config, self.metrics, deadlines)
         self.core = Core(self.repository, self.metrics, self._tracer, self._callers, deadlines)
         self._face: GrpcServer | None = None
+        self._watcher = Watcher(self.metrics.reloads)
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> int:
         """Serve until a signal; return the exit code."""
         stopping = asyncio.Event()
         loop = asyncio.get_running_loop()
-        for number in _drain_signals():
+        for number in _signals():
             loop.add_signal_handler(number, self._on_signal, number, stopping)
         face = self._face = build_server(self.config, self.core)
         with AdminServer(
@@ -114,6 +134,9 @@ class Service:
             AdminAccess.of(self.config),
         ) as admin:
             await face.start()
+            self._watch()
+            self._spawn(self._watcher.run())
+            self._spawn(self._tell_suppressed())
             log.info("listening", host=self.config.host, port=face.port, metrics_port=admin.port, pid=os.getpid())
             try:
                 if await self._start_engines(stopping):
@@ -128,7 +151,11 @@ class Service:
                 log.error("cannot serve", reason=str(error))
                 return 1
             finally:
+                for task in self._tasks:
+                    task.cancel()
                 await self.core.end_calls()
+                self._sampler.tell()
+                self.core.calls.records.tell_suppressed()
                 await asyncio.gather(self._flush_spans(), *(model.engine.stop() for model in self.repository.all()))
         log.info("stopped")
         return 0
@@ -158,11 +185,46 @@ class Service:
             log.warning("the collector takes no spans, the last ones are lost", endpoint=self.config.tracing_endpoint)
 
     def _on_signal(self, number: int, stopping: asyncio.Event) -> None:
-        """Begin to drain; a second signal ends the process at once, but a terminal that closes may send more than one SIGHUP."""
-        if stopping.is_set() and number != signal.SIGHUP:
+        """Begin to drain, or with SIGHUP read files again, unless it says that the terminal is gone.
+
+        A second signal ends the process at once, but a terminal that closes may send more than one SIGHUP.
+        """
+        if number == signal.SIGHUP:
+            if not stopping.is_set():
+                self._spawn(self._hang_up(stopping))
+            return
+        if stopping.is_set():
             log.warning("second signal, ending at once", signal=signal.Signals(number).name)
             os._exit(130)
         stopping.set()
+
+    async def _hang_up(self, stopping: asyncio.Event) -> None:
+        """Drain if the terminal is gone; read files again, if not. A shell that ends may tell its jobs a moment before it goes."""
+        if not self._terminal.is_gone:
+            log.info("reading again what has changed")
+            await self._watcher.check()
+            await asyncio.sleep(HANGUP_SECONDS)
+        if self._terminal.is_gone:
+            stopping.set()
+
+    def _watch(self) -> None:
+        """Watch the files that may change while the server runs."""
+        if (path := self.config.auth_tokens_file) is not None and self._callers is not None:
+            read = partial(read_callers_book, self.config)
+            self._watcher.add(Source("callers", (path,), read, self._callers.replace))
+
+    async def _tell_suppressed(self) -> None:
+        """Tell now and then how many lines were left out of the log."""
+        while True:
+            await asyncio.sleep(TELL_SECONDS)
+            self._sampler.tell()
+            self.core.calls.records.tell_suppressed()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Have something done beside everything else."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _make_engine(self, bundle: Bundle) -> SupervisedEngine:
         config, name = self.config, bundle.manifest.name
@@ -204,16 +266,14 @@ class Service:
         self.metrics.set_process(name, model.engine.process_id)
         self.metrics.set_ready(name, model.engine.is_ready)
         if self._face is not None:
-            task = asyncio.get_running_loop().create_task(self._face.update_health())
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._spawn(self._face.update_health())
 
     def _describe(self, model: LoadedModel) -> None:
         self.metrics.add_model(model.name, model.version, model.manifest.precision, model.device, model.max_slots)
 
 
-def _drain_signals() -> list[signal.Signals]:
-    """Return the signals that ask for a drain: SIGHUP, which a closing terminal sends, unless nohup has it ignored."""
+def _signals() -> list[signal.Signals]:
+    """Return the signals that we hear: SIGHUP among them, unless nohup has it ignored."""
     is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [signal.SIGTERM, signal.SIGINT, *([] if is_ignored else [signal.SIGHUP])]
 

@@ -1,7 +1,7 @@
 """The file of callers (`auth_tokens_file`): what it may say, and what is wrong with it. Nobody's token is ever quoted.
 
-There are two forms. Lines, `name:token` or `token` each, name callers without limits. TOML gives each caller its credentials and its
-limits; docs/operations.md has an example. A file is TOML if its name ends in `.toml`, or if it is TOML with a table `callers`.
+There are two forms. Lines, `name:token` or `token` each, name callers without limits. TOML gives each caller its credentials and
+its limits; docs/operations.md has an example. A file is TOML if its name ends in `.toml`, or if it is TOML with a table `callers`.
 """
 
 import errno
@@ -98,6 +98,9 @@ class Limits(BaseModel):
         return Limits.model_construct(**{name: given.get(name, getattr(defaults, name)) for name in names})
 
 
+NO_LIMITS = Limits()
+
+
 class _Entry(Limits):
     """One caller's table."""
 
@@ -125,7 +128,7 @@ class _File(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    defaults: Limits = Limits()
+    defaults: Limits = NO_LIMITS
     callers: dict[str, _Entry] = Field(min_length=1)
 
 
@@ -140,7 +143,7 @@ class Entry:
     """
 
     name: str
-    limits: Limits = Limits()
+    limits: Limits = NO_LIMITS
     expires: datetime | None = None
 
 

@@ -53,7 +53,7 @@ class Generation:
         return [model for model in models if model.name in caller.models]
 
     def model(self, name: str, caller: Caller | None = None) -> Model:
-        """Return a model; the empty name means the only one. Of models that a caller may not use it is not told that they are there.
+        """Return a model; the empty name means the only one. A caller is not told of models that it may not use.
 
         Raises:
             InvalidRequest: If no model can have this name.

@@ -102,7 +102,7 @@ class Records:
         return UnexpectedFault(incident)
 
     def tell_suppressed(self) -> None:
-        """Write how many lines of failed calls were not written since this was called last, a line for each kind."""
+        """Write how many lines of failed calls were not written and not told yet, a line for each kind."""
         self._sampler.tell()
 
     def _tell_suppressed(self, kind: str, count: int) -> None:

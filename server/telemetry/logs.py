@@ -4,6 +4,8 @@ A line that nobody takes any more, because the terminal was closed or the pipe's
 
 What is bound with `structlog.contextvars` (the request id, the model) is on every line of that request. A user's text is never
 logged: callers do not pass it, and tracebacks are written without the values of variables.
+
+Of other libraries' lines, which callers may be able to cause at will, some of each logger are written and the others counted.
 """
 
 import contextlib
@@ -16,11 +18,13 @@ import msgspec
 import structlog
 from structlog.types import Processor
 
+from dragoman.server.telemetry.sampling import Sampler
+
 LogFormat = Literal["json", "console"]
 
 
-def configure_logging(level: str, log_format: LogFormat, stream: TextIO | None = None) -> None:
-    """Send structlog and the standard library's logging to one stream.
+def configure_logging(level: str, log_format: LogFormat, stream: TextIO | None = None) -> Sampler:
+    """Send structlog and the standard library's logging to one stream; return what leaves out other libraries' lines.
 
     Args:
         level: Least severe level that is written: `debug`, `info`, `warning` or `error`.
@@ -44,6 +48,8 @@ def configure_logging(level: str, log_format: LogFormat, stream: TextIO | None =
         cache_logger_on_first_use=False,
     )
     handler = logging.StreamHandler(target)
+    sampler = Sampler(_tell_suppressed)
+    handler.addFilter(lambda record: sampler.allows(record.name))
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name],
@@ -56,6 +62,11 @@ def configure_logging(level: str, log_format: LogFormat, stream: TextIO | None =
     root.addHandler(handler)
     root.setLevel(threshold)
     logging.captureWarnings(True)
+    return sampler
+
+
+def _tell_suppressed(kind: str, count: int) -> None:
+    structlog.get_logger("dragoman").warning("lines of a library not written", logger=kind, suppressed=count)
 
 
 class _Lossy:

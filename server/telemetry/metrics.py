@@ -14,6 +14,7 @@ from dragoman.server.telemetry.declarations import Declarations
 from dragoman.server.telemetry.gpu import open_gpu_source
 from dragoman.server.telemetry.model_metrics import ModelMetrics
 from dragoman.server.telemetry.processes import read_process
+from dragoman.server.telemetry.reload_metrics import ReloadMetrics
 
 if TYPE_CHECKING:
     from wsgiref.types import WSGIApplication
@@ -25,6 +26,7 @@ class Metrics:
     Attributes:
         labels: Names of each metric's labels, by its full name.
         callers: What counts for each caller.
+        reloads: What counts files that change while the server runs.
     """
 
     def __init__(self, registry: CollectorRegistry, latency_buckets: Sequence[float], version: str = "unknown") -> None:
@@ -42,9 +44,10 @@ class Metrics:
         self._declared = Declarations(registry, latency_buckets)
         Info("dragoman_build", "What runs.", registry=registry).info({"version": version})
         self.callers = CallerMetrics(registry)
+        self.reloads = ReloadMetrics(registry)
         self._processes = _ProcessMetrics(registry)
         self._gpus = _GpuMetrics(registry)
-        self.labels = self._declared.labels | {"dragoman_build_info": ("version",)} | self.callers.labels
+        self.labels = self._declared.labels | {"dragoman_build_info": ("version",)} | self.callers.labels | self.reloads.labels
         self.labels |= dict.fromkeys(self._processes.names, ("model",)) | dict.fromkeys(self._gpus.names, ("device",))
 
     def add_model(self, name: str, version: str, precision: str, device: str, num_slots: int) -> None:

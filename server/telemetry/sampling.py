@@ -27,10 +27,11 @@ class Sampler:
         self._clock = clock
         self._buckets: dict[str, Bucket] = {}
         self._suppressed: dict[str, int] = {}
+        self._last_told = clock()
         self._lock = threading.Lock()
 
     def allows(self, kind: str) -> bool:
-        """Say whether to write a line of this kind; one that is not to be written is counted."""
+        """Say whether to write a line of this kind; one that is not is counted, and told when it is time for that."""
         with self._lock:
             bucket = self._buckets.get(kind)
             if bucket is None:
@@ -39,11 +40,15 @@ class Sampler:
                 bucket.take(1.0)
                 return True
             self._suppressed[kind] = self._suppressed.get(kind, 0) + 1
-            return False
+            is_due = self._clock() - self._last_told >= TELL_SECONDS
+        if is_due:
+            self.tell()
+        return False
 
     def tell(self) -> None:
-        """Tell how many lines of each kind were not written since this was called last."""
+        """Tell how many lines of each kind were not written and not told yet."""
         with self._lock:
             suppressed, self._suppressed = self._suppressed, {}
+            self._last_told = self._clock()
         for kind, count in suppressed.items():
             self._tell(kind, count)

@@ -1,4 +1,7 @@
-"""SIGHUP, which comes when a terminal is closed: the server drains as on SIGTERM, also where nobody reads its log any more."""
+"""SIGHUP: files that have changed are read again, unless the server's terminal is gone: then it drains as on SIGTERM.
+
+It does so also where nobody reads its log any more.
+"""
 
 import json
 import os
@@ -17,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from dragoman.client.errors import Unauthenticated
 from dragoman.client.sync import Client
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -78,17 +82,46 @@ def num_running(event: dict[str, Any]) -> float:
     return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith("dragoman_num_requests_running{"))
 
 
-def test_hangups_drain_and_a_second_one_does_not_cut_the_drain_short(serve: Any, endless: Path) -> None:
-    """The shell sends it on to its jobs, and the kernel to the terminal's foreground: two are nothing special."""
+def test_a_hangup_does_not_cut_a_drain_short(serve: Any, endless: Path) -> None:
+    """Systemd may send one after the SIGTERM, and a terminal that closes may send more than one."""
     with serve(endless / "alpha") as server, Client(server.address) as client, ThreadPoolExecutor(1) as pool:
         answer = pool.submit(client.generate, "a dog runs", max_new_tokens=1000)
         wait_until(lambda: server.metric("dragoman_num_requests_running") == 1)
-        server.process.send_signal(signal.SIGHUP)
+        server.process.send_signal(signal.SIGTERM)
         assert server.wait_for("draining")["num_running"] == 1
-        server.process.send_signal(signal.SIGHUP)
+        for _ in range(2):
+            server.process.send_signal(signal.SIGHUP)
         assert answer.result().usage.generated_tokens == 1000
         assert server.wait() == 0
         assert server.events[-1]["event"] == "stopped"
+
+
+def test_a_hangup_reads_the_file_of_callers_again(serve: Any, endless: Path, tmp_path: Path) -> None:
+    """Who is in it calls, who was is refused, calls under way live on, and a file that cannot be used changes nothing."""
+    tokens = tmp_path / "tokens.toml"
+    tokens.write_text('[callers.web]\ntoken = "old"\nmax_requests = 1\n')
+    with (
+        serve(endless / "alpha", "--auth-tokens-file", str(tokens)) as server,
+        Client(server.address, token="old") as old,
+        Client(server.address, token="new") as new,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        answer = pool.submit(old.generate, "a dog runs", max_new_tokens=1000)
+        wait_until(lambda: server.metric("dragoman_num_requests_running") == 1)
+        tokens.write_text("[callers.web")
+        server.process.send_signal(signal.SIGHUP)
+        assert "not a TOML file" in server.wait_for("cannot be used, what was read before stays in use")["reason"]
+        assert server.metric("dragoman_reload_stale", source="callers") == 1
+        tokens.write_text('[callers.web]\ntoken = "new"\nmax_requests = 1\n')
+        server.process.send_signal(signal.SIGHUP)
+        server.wait_for("reloaded", source="callers")
+        assert server.metric("dragoman_reload_stale", source="callers") == 0
+        with pytest.raises(Unauthenticated, match="a bearer token that this server knows"):
+            old.generate("a dog runs")
+        assert server.metric("dragoman_caller_requests_running", caller="web") == 1
+        assert answer.result().usage.generated_tokens == 1000
+        assert new.generate("a dog runs", max_new_tokens=2).finish_reason == "length"
+        assert server.terminate() == 0
 
 
 def test_an_engine_leaves_hangups_to_the_server(serve: Any, endless: Path) -> None:
@@ -100,7 +133,7 @@ def test_an_engine_leaves_hangups_to_the_server(serve: Any, endless: Path) -> No
         for process in (engine, server.process.pid):
             os.kill(process, signal.SIGHUP)
         assert answer.result().usage.generated_tokens == 1000
-        assert server.wait() == 0
+        assert server.terminate() == 0
         assert [event["event"] for event in server.events].count("engine ready") == 1
 
 
@@ -158,5 +191,5 @@ def test_a_server_without_standard_streams_serves_and_drains(endless: Path, clos
         with Client(address) as client:
             wait_until(lambda: process.poll() is not None or client.is_ready())
             assert client.generate("a dog runs", max_new_tokens=2).finish_reason == "length"
-        process.send_signal(signal.SIGHUP)
+        process.terminate()
         assert process.wait(60) == 0

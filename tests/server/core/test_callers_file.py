@@ -134,7 +134,10 @@ def test_every_wrong_key_is_named(tmp_path: Path) -> None:
 
 
 def test_defaults_are_every_callers_that_says_nothing_else(tmp_path: Path) -> None:
-    text = '[defaults]\nmax_slots = 4\nrequests_per_second = 2\n[callers.a]\ntoken="x"\nmax_slots = 8\n[callers.b]\ntoken="y"\nrequests_burst=9'
+    text = (
+        '[defaults]\nmax_slots = 4\nrequests_per_second = 2\n[callers.a]\ntoken="x"\nmax_slots = 8\n'
+        '[callers.b]\ntoken="y"\nrequests_burst=9'
+    )
     entries = read_book(write(tmp_path, text, "callers.toml")).entries
     assert (entries["a"].limits.max_slots, entries["a"].limits.requests_per_second) == (8, 2)
     assert (entries["b"].limits.max_slots, entries["b"].limits.requests_burst) == (4, 9)

@@ -1,0 +1,145 @@
+"""Files that may change while the server runs: seen to have changed, read again, and put to use if they are good.
+
+What is looked at is their content: Kubernetes swaps a link above the files of a secret, which nothing of a file itself tells.
+A file that cannot be used changes nothing: what was read before stays in use, the log says so once, and a metric for as long.
+"""
+
+import asyncio
+import errno
+import hashlib
+import os
+import stat
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from dragoman.model.errors import InputError
+from dragoman.server.telemetry.reload_metrics import ReloadMetrics
+
+POLL_SECONDS = 1.0
+MAX_FILE_BYTES = 64 * 2**20
+
+log = structlog.get_logger("dragoman.watching")
+
+
+@dataclass(slots=True, eq=False)
+class Source:
+    """Files that belong together, such as a certificate and its key.
+
+    Attributes:
+        name: What the log and the metrics call it.
+        paths: The files.
+        load: Reads them, on a thread of its own; raises `InputError` (`ConfigError`) for what cannot be used.
+        use: Gets what `load` returned, on the event loop's thread.
+        used: Fingerprint of the content in use.
+        seen: Fingerprint of the content that was there the last time.
+        refused: Fingerprint of the content that could not be used; None while what is there is in use.
+    """
+
+    name: str
+    paths: Sequence[Path]
+    load: Callable[[], Any]
+    use: Callable[[Any], None] = lambda _: None
+    used: bytes = b""
+    seen: bytes = b""
+    refused: bytes | None = field(default=None)
+
+
+class Watcher:
+    """Looks at sources now and then (`run`), and at once when it is told to (`check`)."""
+
+    def __init__(self, metrics: ReloadMetrics, poll_seconds: float = POLL_SECONDS) -> None:
+        """Start with nothing to look at.
+
+        Args:
+            metrics: What counts.
+            poll_seconds: Pause between two looks.
+        """
+        self._metrics = metrics
+        self._poll_seconds = poll_seconds
+        self._sources: list[Source] = []
+        self._checking = asyncio.Lock()
+
+    def add(self, source: Source) -> None:
+        """Look at a source whose content, as it is now, is in use."""
+        source.used = source.seen = fingerprint(source.paths)
+        self._sources.append(source)
+        self._metrics.add(source.name)
+
+    async def run(self) -> None:
+        """Look for ever. Content is used when two looks have found the same: a file may be half written at the first."""
+        while True:
+            await asyncio.sleep(self._poll_seconds)
+            await self.look()
+
+    async def look(self) -> None:
+        """Look once, as `run` does."""
+        async with self._checking:
+            for source in self._sources:
+                found = await asyncio.to_thread(fingerprint, source.paths)
+                is_settled, source.seen = found == source.seen, found
+                if found == source.used:
+                    self._settle(source)
+                elif is_settled and found != source.refused:
+                    await self._load(source, found)
+
+    async def check(self) -> None:
+        """Read at once what has changed, and what could not be used, again; for somebody who asks for it."""
+        async with self._checking:
+            for source in self._sources:
+                source.seen = await asyncio.to_thread(fingerprint, source.paths)
+                if source.seen == source.used:
+                    self._settle(source)
+                    log.info("unchanged", source=source.name)
+                else:
+                    await self._load(source, source.seen)
+
+    def _settle(self, source: Source) -> None:
+        """Note that what is there is in use, which it may be again after something that was not."""
+        if source.refused is not None:
+            source.refused = None
+            self._metrics.set_stale(source.name, False)
+            log.info("what is in use is there again", source=source.name)
+
+    async def _load(self, source: Source, found: bytes) -> None:
+        try:
+            source.use(await asyncio.to_thread(source.load))
+        except Exception as error:
+            source.refused = found
+            self._metrics.failed(source.name)
+            reason = str(error) if isinstance(error, InputError) else None
+            log.error(
+                "cannot be used, what was read before stays in use",
+                source=source.name,
+                reason=reason,
+                exc_info=None if reason is not None else error,
+            )
+        else:
+            source.used, source.refused = found, None
+            self._metrics.reloaded(source.name)
+            log.info("reloaded", source=source.name)
+
+
+def fingerprint(paths: Sequence[Path]) -> bytes:
+    """Return what tells the content of files from any other; what cannot be read has one, too."""
+    total = hashlib.sha256()
+    for path in paths:
+        try:
+            with open(path, "rb", opener=_open) as file:
+                content = hashlib.sha256(file.read(MAX_FILE_BYTES)).digest()
+        except (OSError, ValueError) as error:
+            content = f"{type(error).__name__} {getattr(error, 'errno', '')}".encode()
+        total.update(len(content).to_bytes(4, "big") + content)
+    return total.digest()
+
+
+def _open(path: str, flags: int) -> int:
+    """Open a regular file only: anything else may have no end, or wait for ever for somebody to write."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "Not a regular file")
+    return descriptor
