@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # it needs OpenTelemetry
     from dragoman.server.telemetry.tracing import Tracer
 
 # How long the last spans may take to leave, after the drain and while the engines stop.
-FLUSH_SECONDS = 2.0
+FLUSH_SECONDS = 1.0
 
 log = structlog.get_logger("dragoman")
 
@@ -92,7 +92,6 @@ class Service:
             self._describe(model)
         self.core = Core(self.repository, self.metrics, self._tracer)
         self._face: GrpcServer | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> int:
         """Serve until a signal; return the exit code."""
@@ -140,7 +139,7 @@ class Service:
 
     async def _drain(self, face: GrpcServer) -> None:
         log.info("draining", num_running=self.core.num_running, seconds=self.config.drain_seconds)
-        if not await self.core.drain(self.config.drain_seconds, face.update_health):
+        if not await self.core.drain(self.config.drain_seconds, face.tell_health):
             log.warning("drain time is over", num_running=self.core.num_running)
 
     async def _flush_spans(self) -> None:
@@ -194,9 +193,7 @@ class Service:
         self.metrics.set_process(name, model.engine.process_id)
         self.metrics.set_ready(name, model.engine.is_ready)
         if self._face is not None:
-            task = asyncio.get_running_loop().create_task(self._face.update_health())
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._face.update_health()
 
     def _describe(self, model: LoadedModel) -> None:
         self.metrics.add_model(model.name, model.version, model.manifest.precision, model.device, model.max_slots)

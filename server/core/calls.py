@@ -21,6 +21,7 @@ class Call:
         method: Full name, `/package.Service/Method`.
         task: The asyncio task that serves it.
         is_counted: Whether the metrics know of it: it is there to generate or to score.
+        is_awaited: Whether a drain waits for it.
         request_id: The caller's or ours; empty until it is known.
         share: Whose it is, as engines are told.
         arrival: `time.monotonic()` when it came.
@@ -37,6 +38,7 @@ class Call:
     method: str
     task: Task[Any]
     is_counted: bool = True
+    is_awaited: bool = True
     request_id: str = ""
     share: Share = ANYBODY
     arrival: float = field(default_factory=time.monotonic)
@@ -50,8 +52,8 @@ class Call:
     span: "CallSpan | None" = None
 
     @classmethod
-    def begin(cls, method: str, *, is_counted: bool = True) -> "Call":
+    def begin(cls, method: str, *, is_counted: bool = True, is_awaited: bool = True) -> "Call":
         """Return the record of a call that comes now and is served by the task that runs."""
         task = asyncio.current_task()
         assert task is not None
-        return cls(method, task, is_counted)
+        return cls(method, task, is_counted, is_awaited)

@@ -2,7 +2,7 @@
 
 A stream of requests (GenerateBatch) is one RPC here; what becomes of each request on it is the business of `batch.py`.
 
-Health RPCs pass untouched: probes must be answered while the server drains, and would fill the log.
+Health RPCs are neither recorded nor refused: probes must be answered while the server drains, and would fill the log.
 """
 
 import asyncio
@@ -20,7 +20,10 @@ from dragoman.server.core.calls import Call
 from dragoman.server.core.running import RunningCalls
 from dragoman.server.errors import Cancelled, DeadlineExceeded, InvalidRequest, ServiceError
 from dragoman.server.faces.grpc import errors
+from dragoman.server.faces.grpc.pace import Pace
 
+# What a drain waits for: requests, and what is asked about models. Whatever else is open is no work of anybody's.
+AWAITED_PREFIX = "/dragoman.v1.Generation/"
 HEALTH_PREFIX = "/grpc.health.v1.Health/"
 # RPCs that generate or score; what becomes of the others is no matter for the metrics.
 COUNTED_METHODS = frozenset(f"/dragoman.v1.Generation/{name}" for name in ("Generate", "GenerateStream", "GenerateBatch", "Score"))
@@ -46,11 +49,17 @@ class Unreadable:
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
-    """Accompanies every RPC but health from its arrival to its end."""
+    """Accompanies every RPC from its arrival to its end; health is spared what `_run_health` leaves out."""
 
-    def __init__(self, calls: RunningCalls) -> None:
-        """Put every RPC among these calls."""
+    def __init__(self, calls: RunningCalls, pace: Pace | None = None) -> None:
+        """Put every RPC among these calls.
+
+        Args:
+            calls: What runs.
+            pace: How fast messages of a connection are taken up; None for as fast as they come.
+        """
         self._calls = calls
+        self._pace = pace
         self._accompany = lru_cache(MAX_KEPT_HANDLERS)(self._make_handler)
 
     async def intercept_service(
@@ -58,29 +67,55 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     ) -> "Handler | None":
         """Return the RPC's handler with everything around it."""
         handler = await continuation(handler_call_details)
-        if handler is None or handler_call_details.method.startswith(HEALTH_PREFIX):
-            return handler
+        if handler is None:
+            return None
         _metadata.set(handler_call_details.invocation_metadata)
         return self._accompany(handler_call_details.method, handler)
 
     def _make_handler(self, method: str, handler: Handler) -> Handler:
         """Return a handler with everything around it, for every RPC of this method."""
-        return _wrap(handler, partial(self._run, method))
+        run = self._run_health if method.startswith(HEALTH_PREFIX) else partial(self._run, method, bool(handler.request_streaming))
+        return _wrap(handler, run)
 
-    async def _run(self, method: str, inner: Behaviour, request: Any, context: Context) -> Any:
+    async def _run_health(self, inner: Behaviour, request: Any, context: Context) -> Any:
+        """Serve one RPC without a record of it."""
+        try:
+            if self._pace is not None:
+                await self._pace.wait(context.peer())
+            _check_readable(request)
+            return await inner(request, context)
+        except Exception as error:
+            if _own_ending(context, error) is not None:
+                raise
+            await context.abort_with_status(errors.to_status(self._calls.records.fault(error)))
+
+    async def _run(self, method: str, is_stream: bool, inner: Behaviour, request: Any, context: Context) -> Any:
         """Serve one RPC; gRPC still has to send what this returns."""
-        call = Call.begin(method, is_counted=method in COUNTED_METHODS)
+        call = Call.begin(method, is_counted=method in COUNTED_METHODS, is_awaited=method.startswith(AWAITED_PREFIX))
         current_call.set(call)
         ending = partial(_own_ending, context)
         try:
             with self._calls.serving(
                 call, _metadata.get(), getattr(request, "request_id", ""), own_ending=ending, is_sent_later=True
             ):
-                if isinstance(request, Unreadable):
-                    raise InvalidRequest("request", "cannot be parsed; is every string UTF-8?")
+                if self._pace is not None:
+                    peer = context.peer()
+                    await self._pace.wait(peer)
+                    request = self._pace.read(request, peer) if is_stream else request
+                _check_readable(request)
                 return await inner(request, context)
         except ServiceError as error:
             await context.abort_with_status(errors.to_status(error, call.request_id))
+
+
+def _check_readable(request: Any) -> None:
+    """Refuse a message that cannot be parsed.
+
+    Raises:
+        InvalidRequest: If it is one.
+    """
+    if isinstance(request, Unreadable):
+        raise InvalidRequest("request", "cannot be parsed; is every string UTF-8?")
 
 
 def _own_ending(context: Context, error: BaseException) -> str | None:

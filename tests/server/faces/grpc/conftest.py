@@ -32,10 +32,10 @@ class Served:
         return self.core.num_running
 
     async def update_health(self) -> None:
-        await self.face.update_health()
+        self.face.update_health()
 
     async def drain(self, seconds: float) -> bool:
-        return await self.core.drain(seconds, self.face.update_health)
+        return await self.core.drain(seconds, self.face.tell_health)
 
     async def stop(self) -> None:
         await self.core.end_calls()

@@ -46,7 +46,8 @@ def test_server_without_models_is_not_ready(serve: Any) -> None:
             world.models.by_name.clear()
             await world.server.update_health()
             assert await statuses(world, *OVERALL) == [NOT_SERVING] * 3
-            assert await statuses(world, "en-de") == [UNKNOWN]
+            with pytest.raises(grpc.aio.AioRpcError, match="NOT_FOUND"):
+                await statuses(world, "en-de")
 
     asyncio.run(run())
 
