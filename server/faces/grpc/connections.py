@@ -17,11 +17,14 @@ def connection_options(config: ServerConfig) -> list[tuple[str, Any]]:
     """Return gRPC's options for connections; names are gRPC core's."""
     options: list[tuple[str, Any]] = [
         ("grpc.max_concurrent_streams", config.max_concurrent_streams),
-        # From the connection's arrival to the client's first SETTINGS; gRPC's own default is two minutes.
+        # Until the client has sent its SETTINGS, and then until it has acknowledged ours; gRPC's own defaults are minutes.
         ("grpc.server_handshake_timeout_ms", _milliseconds(config.handshake_seconds)),
+        ("grpc.http2.settings_timeout", _milliseconds(config.handshake_seconds)),
         # Notice clients that vanished within a minute, and allow clients to do the same.
         ("grpc.keepalive_time_ms", _milliseconds(config.keepalive_seconds)),
         ("grpc.keepalive_timeout_ms", _milliseconds(config.keepalive_timeout_seconds)),
+        # gRPC core pings for reasons of its own, too, and waits a minute for the answer to those, whatever the option above says.
+        ("grpc.http2.ping_timeout_ms", _milliseconds(config.keepalive_timeout_seconds)),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", _milliseconds(config.min_ping_interval_seconds)),
         ("grpc.http2.max_ping_strikes", MAX_PING_STRIKES),

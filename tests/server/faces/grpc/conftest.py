@@ -1,5 +1,6 @@
 """A real gRPC server on a free port, with a scripted engine behind it."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
@@ -75,6 +76,13 @@ class World:
             for sample in metric.samples
             if sample.name in ("dragoman_request_success_total", "dragoman_requests_failed_total") and sample.value
         }
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    """Return once a condition holds."""
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.005)
 
 
 Serve = Callable[..., AbstractAsyncContextManager[World]]
