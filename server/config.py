@@ -43,6 +43,7 @@ Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 # What gRPC counts in 32-bit milliseconds.
 ConnectionSeconds = Annotated[float, Field(ge=0, le=2_147_483)]
+PositiveConnectionSeconds = Annotated[float, Field(ge=0.001, le=2_147_483)]
 PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -121,6 +122,32 @@ class ServerConfig(BaseSettings):
     )
     max_connection_age_grace_seconds: ConnectionSeconds = Field(
         0.0, description="How long calls may go on after that before their connection is closed; 0 for as long as they take."
+    )
+    max_connection_idle_seconds: ConnectionSeconds = Field(
+        300.0, description="How long a connection may have no call under way before it is closed; 0 for as long as it likes."
+    )
+    max_connections: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(
+        1024, description="Connections at once to each address listened on; more are closed at once; 0 for any number."
+    )
+    max_concurrent_streams: Annotated[int, Field(ge=1, le=2**31 - 1)] = Field(
+        2048, description="Calls under way on one connection; a client keeps further ones until there is room."
+    )
+    max_messages_per_second: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+        5000.0, description="Messages that are taken up from one connection; more wait; 0 for any number."
+    )
+    max_watches: Count = Field(1024, description="Streams of health's `Watch` at once.")
+    max_watches_per_connection: Count = Field(16, description="Of them on one connection.")
+    handshake_seconds: PositiveConnectionSeconds = Field(
+        10.0, description="How long a new connection may take until it is one, TLS included."
+    )
+    keepalive_seconds: PositiveConnectionSeconds = Field(
+        40.0, description="How long a connection may be silent before the client is asked whether it is still there."
+    )
+    keepalive_timeout_seconds: PositiveConnectionSeconds = Field(
+        20.0, description="How long it may take to answer that before the connection is closed."
+    )
+    min_ping_interval_seconds: ConnectionSeconds = Field(
+        10.0, description="Clients that ask whether the server is still there more often than this are sent away."
     )
     reflection: bool = Field(True, description="Answer gRPC reflection, so that tools can list the API.")
 

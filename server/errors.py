@@ -53,6 +53,15 @@ class UnknownModel(ClientFault):
             super().__init__(f"model: is missing; choose one of {names}" if names else "model: is missing, and none is loaded")
 
 
+class UnknownService(ClientFault):
+    """Health was asked of something that is not served."""
+
+    code = "NOT_FOUND"
+
+    def __init__(self) -> None:
+        super().__init__("service: nothing of that name is served")
+
+
 class Unauthenticated(ClientFault):
     """The caller did not show a token we know."""
 
@@ -64,6 +73,13 @@ class DeadlineExceeded(ClientFault):
     """The deadline passed before the answer was complete."""
 
     code = "DEADLINE_EXCEEDED"
+
+
+class IdleStream(DeadlineExceeded):
+    """The caller has sent nothing for too long on a stream that waits for nothing else."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"nothing was asked for {seconds:g} s; open another stream")
 
 
 class DeadlineUnmet(DeadlineExceeded):
@@ -102,6 +118,13 @@ class LimitReached(ClientFault):
     def __init__(self, limit: str, reason: str, retry_after_seconds: float) -> None:
         super().__init__(f"{limit}: {reason}", retry_after_seconds)
         self.limit = limit
+
+
+class ConnectionLimit(ClientFault):
+    """There is too much of something on one connection, or on all; the message begins with the limit's name."""
+
+    code = "RESOURCE_EXHAUSTED"
+    refusal = "connection_limit"
 
 
 class ServerFault(ServiceError):

@@ -43,7 +43,7 @@ if TYPE_CHECKING:  # it needs OpenTelemetry
     from dragoman.server.telemetry.tracing import Tracer
 
 # How long the last spans may take to leave, after the drain and while the engines stop.
-FLUSH_SECONDS = 2.0
+FLUSH_SECONDS = 1.0
 # How long after a hangup the terminal may still be there that is going.
 HANGUP_SECONDS = 1.0
 
@@ -116,6 +116,7 @@ class Service:
         self._callers = read_callers(config, self.metrics, deadlines)
         self.core = Core(self.repository, self.metrics, self._tracer, self._callers, deadlines)
         self._face: GrpcServer | None = None
+        self._metrics_access = AdminAccess.of(config)
         self._watcher = Watcher(self.metrics.reloads)
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -131,10 +132,10 @@ class Service:
             self.config.metrics_port,
             self.metrics.wsgi_app(),
             lambda: self.core.is_ready,
-            AdminAccess.of(self.config),
+            self._metrics_access,
         ) as admin:
             await face.start()
-            self._watch()
+            self._watch(face)
             self._spawn(self._watcher.run())
             self._spawn(self._tell_suppressed())
             log.info("listening", host=self.config.host, port=face.port, metrics_port=admin.port, pid=os.getpid())
@@ -176,7 +177,7 @@ class Service:
 
     async def _drain(self, face: GrpcServer) -> None:
         log.info("draining", num_running=self.core.num_running, seconds=self.config.drain_seconds)
-        if not await self.core.drain(self.config.drain_seconds, face.update_health):
+        if not await self.core.drain(self.config.drain_seconds, face.tell_health):
             log.warning("drain time is over", num_running=self.core.num_running)
 
     async def _flush_spans(self) -> None:
@@ -207,8 +208,17 @@ class Service:
         if self._terminal.is_gone:
             stopping.set()
 
-    def _watch(self) -> None:
+    def _watch(self, face: GrpcServer) -> None:
         """Watch the files that may change while the server runs."""
+        if (tls := face.tls) is not None:
+
+            def tell_expiry(_: object = None) -> None:
+                self.metrics.reloads.set_expiry("server", tls.expires)
+
+            tell_expiry()
+            self._watcher.add(Source("tls", tls.paths, tls.reload, tell_expiry))
+        if (access := self._metrics_access).paths:
+            self._watcher.add(Source("metrics_access", access.paths, access.reload))
         if (path := self.config.auth_tokens_file) is not None and self._callers is not None:
             read = partial(read_callers_book, self.config)
             self._watcher.add(Source("callers", (path,), read, self._callers.replace))
@@ -266,7 +276,7 @@ class Service:
         self.metrics.set_process(name, model.engine.process_id)
         self.metrics.set_ready(name, model.engine.is_ready)
         if self._face is not None:
-            self._spawn(self._face.update_health())
+            self._face.update_health()
 
     def _describe(self, model: LoadedModel) -> None:
         self.metrics.add_model(model.name, model.version, model.manifest.precision, model.device, model.max_slots)

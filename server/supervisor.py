@@ -19,7 +19,7 @@ from dragoman.server.hosts import Host, ProcessHost, ThreadHost
 
 log = structlog.get_logger("dragoman.supervisor")
 
-STOP_SECONDS = 5.0
+STOP_SECONDS = 1.0
 STABLE_SECONDS = 60.0
 WATCH_SECONDS = 1.0
 LAST_WORDS_SECONDS = 0.5

@@ -24,6 +24,7 @@ class Call:
         task: The asyncio task that serves it.
         is_counted: Whether the metrics know of it: it is there to generate or to score.
         has_items: Whether it is a stream of requests, each of which has a record of its own.
+        is_awaited: Whether a drain waits for it.
         request_id: The caller's or ours; empty until it is known.
         caller: Whose it is; None while nobody is known, or nobody asks.
         share: Whose it is, as engines are told.
@@ -45,6 +46,7 @@ class Call:
     task: Task[Any]
     is_counted: bool = True
     has_items: bool = False
+    is_awaited: bool = True
     request_id: str = ""
     caller: Caller | None = None
     share: Share = ANYBODY
@@ -62,11 +64,11 @@ class Call:
     span: "CallSpan | None" = None
 
     @classmethod
-    def begin(cls, method: str, *, is_counted: bool = True, has_items: bool = False) -> "Call":
+    def begin(cls, method: str, *, is_counted: bool = True, has_items: bool = False, is_awaited: bool = True) -> "Call":
         """Return the record of a call that comes now and is served by the task that runs."""
         task = asyncio.current_task()
         assert task is not None
-        return cls(method, task, is_counted, has_items)
+        return cls(method, task, is_counted, has_items, is_awaited)
 
     def enter(self, caller: Caller) -> None:
         """Have its caller's limits let it in.

@@ -1,5 +1,7 @@
 """What every face of the server works with: the models, the way through the house, the calls that run, and the drain."""
 
+import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
@@ -14,8 +16,10 @@ from dragoman.server.telemetry.metrics import Metrics
 if TYPE_CHECKING:  # it needs OpenTelemetry
     from dragoman.server.telemetry.tracing import Tracer
 
-# How long the last bytes may take to leave, and watchers of the health to be told, once nothing runs any more.
+# How long the last bytes may take to leave, once nothing runs any more.
 CLOSE_SECONDS = 0.5
+# How long it may take to tell whoever watches the health that nothing is served any more. Who does not listen is not waited for.
+TELL_SECONDS = 0.25
 
 
 class Core:
@@ -63,7 +67,7 @@ class Core:
 
     @property
     def num_running(self) -> int:
-        """Calls that have come and not ended."""
+        """Calls that have come and not ended, of those that a drain waits for."""
         return self.calls.num_running
 
     async def drain(self, seconds: float, tell: Callable[[], Awaitable[None]]) -> bool:
@@ -71,13 +75,15 @@ class Core:
 
         Args:
             seconds: How long they may take.
-            tell: Tells whoever asks faces for the health that nothing is served any more.
+            tell: Tells whoever asks faces for the health that nothing is served any more; given up after `TELL_SECONDS`.
 
         Returns:
             Whether all have finished.
         """
         self.calls.draining.set()
-        await tell()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(TELL_SECONDS):
+                await tell()
         return await self.calls.wait_idle(seconds)
 
     async def end_calls(self) -> None:

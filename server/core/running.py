@@ -38,16 +38,17 @@ class RunningCalls:
         self.callers = callers
         self.draining = asyncio.Event()
         self._calls: set[Call] = set()
+        self._others: set[Call] = set()  # nobody waits for these
         self._idle = asyncio.Event()
         self._idle.set()
 
     @property
     def num_running(self) -> int:
-        """Calls that have come and not ended."""
+        """Calls that have come and not ended, of those that a drain waits for."""
         return len(self._calls)
 
     async def wait_idle(self, seconds: float) -> bool:
-        """Wait until nothing runs, at most so long; return whether that was so."""
+        """Wait until no call runs that a drain waits for, at most so long; return whether that was so."""
         try:
             async with asyncio.timeout(seconds):
                 await self._idle.wait()
@@ -57,7 +58,7 @@ class RunningCalls:
 
     def end_all(self) -> None:
         """End what still runs with `UNAVAILABLE`; what has its answer and is sending it is left alone."""
-        for call in self._calls:
+        for call in self._calls | self._others:
             if not call.code:
                 call.is_ended_by_server = True
                 call.task.cancel()
@@ -87,8 +88,11 @@ class RunningCalls:
         Raises:
             ServiceError: What the caller is to be told, whatever was raised inside; it is recorded already.
         """
-        self._calls.add(call)
-        self._idle.clear()
+        if call.is_awaited:
+            self._calls.add(call)
+            self._idle.clear()
+        else:
+            self._others.add(call)
         if is_sent_later:
             call.task.add_done_callback(lambda _: self._forget(call))
         self.records.begin(call, metadata)
@@ -136,5 +140,6 @@ class RunningCalls:
 
     def _forget(self, call: Call) -> None:
         self._calls.discard(call)
+        self._others.discard(call)
         if not self._calls:
             self._idle.set()

@@ -2,45 +2,140 @@
 
 `liveness` says that the process answers. The empty name, `readiness` and `dragoman.v1.Generation` say that every model takes
 requests. A model's own name speaks for that model alone.
+
+Nobody waits for a watcher: an update only notes the states and wakes those who watch, and each is told the latest state by itself,
+not those that it missed. One that takes nothing, because its HTTP/2 window is closed, delays nobody else.
 """
 
 import asyncio
 from collections.abc import Iterable
 
-from grpc_health.v1.health import aio
-from grpc_health.v1.health_pb2 import HealthCheckResponse
+from grpc_health.v1 import health_pb2_grpc
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
 from dragoman.server.core.ports import Model
+from dragoman.server.errors import InvalidRequest, UnknownService
+from dragoman.server.faces.grpc.interceptors import Context
+from dragoman.server.faces.grpc.places import Places
 from dragoman.v1 import generation_pb2
 
 LIVENESS = "liveness"
 GENERATION = generation_pb2.DESCRIPTOR.services_by_name["Generation"].full_name
 OVERALL = ("", "readiness", GENERATION)
+# A watcher's name is kept for as long as it watches; no model has a longer one.
+MAX_NAME_LENGTH = 1024
 
 
-class Health:
-    """Holds the answers; `servicer` gives them."""
+class Watcher:
+    """One stream: the service it asks about, and what it was told last."""
 
-    def __init__(self) -> None:
-        """Start alive and not ready."""
-        self.servicer = aio.HealthServicer()
-        self._models: set[str] = set()
-        # Telling a watcher takes a while; without the lock an older state could be published after a newer one.
-        self._lock = asyncio.Lock()
+    def __init__(self, service: str) -> None:
+        """Start with nothing told."""
+        self.service = service
+        self.told: int | None = None
+        self.wake = asyncio.Event()
 
-    async def update(self, models: Iterable[Model], is_draining: bool) -> None:
-        """Say how the models are now; who watches is told.
+
+class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # it brings no types
+    """Holds the answers and gives them. Method names are the protocol's."""
+
+    def __init__(self, max_watches: int, max_watches_per_connection: int) -> None:
+        """Start alive and not ready.
+
+        Args:
+            max_watches: Streams of `Watch` in all.
+            max_watches_per_connection: Of them on one connection.
+        """
+        self._statuses: dict[str, int] = {}
+        self._watchers: set[Watcher] = set()
+        self._behind: set[Watcher] = set()
+        self._places = Places("max_watches", max_watches, max_watches_per_connection)
+        self._all_told = asyncio.Event()
+        self._all_told.set()
+        self.update((), is_draining=False)
+
+    @property
+    def num_watchers(self) -> int:
+        """Streams of `Watch` that are open."""
+        return len(self._watchers)
+
+    def update(self, models: Iterable[Model], is_draining: bool) -> None:
+        """Say how the models are now. It is so at once for who asks; who watches is told as soon as it takes what it is told.
 
         Args:
             models: What is loaded.
             is_draining: Whether the server takes no new work, whatever the models are.
         """
-        async with self._lock:
-            ready = {model.name: model.engine.is_ready and not is_draining for model in models}
-            is_all_ready = bool(ready) and all(ready.values())
-            for name in self._models - ready.keys():
-                await self.servicer.set(name, HealthCheckResponse.SERVICE_UNKNOWN)
-            self._models = set(ready)
-            statuses = ready | dict.fromkeys(OVERALL, is_all_ready) | {LIVENESS: True}
-            for name, is_serving in statuses.items():
-                await self.servicer.set(name, HealthCheckResponse.SERVING if is_serving else HealthCheckResponse.NOT_SERVING)
+        ready = {model.name: model.engine.is_ready and not is_draining for model in models}
+        is_all_ready = bool(ready) and all(ready.values())
+        statuses = ready | dict.fromkeys(OVERALL, is_all_ready) | {LIVENESS: True}
+        self._statuses = {
+            name: HealthCheckResponse.SERVING if is_serving else HealthCheckResponse.NOT_SERVING
+            for name, is_serving in statuses.items()
+        }
+        for watcher in self._watchers:
+            self._note(watcher)
+            watcher.wake.set()
+
+    async def all_told(self, seconds: float) -> bool:
+        """Wait until every watcher has been told the latest state, at most so long; return whether that was so."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._all_told.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def Check(self, request: HealthCheckRequest, context: Context) -> HealthCheckResponse:
+        """Return the state of a service.
+
+        Raises:
+            UnknownService: If there is none of that name.
+        """
+        status = self._statuses.get(request.service)
+        if status is None:
+            raise UnknownService
+        return HealthCheckResponse(status=status)
+
+    async def Watch(self, request: HealthCheckRequest, context: Context) -> None:
+        """Write the state of a service, and again whenever it has changed; `SERVICE_UNKNOWN` while there is none of that name.
+
+        Raises:
+            InvalidRequest: If the name is too long to be anybody's.
+            ConnectionLimit: If there are too many watchers, in all or on this connection.
+        """
+        if len(request.service) > MAX_NAME_LENGTH:
+            raise InvalidRequest("service", f"{len(request.service)} characters; at most {MAX_NAME_LENGTH} are allowed")
+        watcher = Watcher(request.service)
+        with self._places.take(context.peer()):
+            self._watchers.add(watcher)
+            self._note(watcher)
+            try:
+                await self._tell(watcher, context)
+            finally:
+                self._watchers.discard(watcher)
+                self._note(watcher)
+
+    async def _tell(self, watcher: Watcher, context: Context) -> None:
+        """Tell a watcher until it leaves. What changes while it is being told it learns next, the last change alone."""
+        while True:
+            watcher.wake.clear()
+            status = self._status(watcher)
+            if status != watcher.told:
+                await context.write(HealthCheckResponse(status=status))
+                watcher.told = status
+                self._note(watcher)
+            await watcher.wake.wait()
+
+    def _status(self, watcher: Watcher) -> int:
+        return self._statuses.get(watcher.service, int(HealthCheckResponse.SERVICE_UNKNOWN))
+
+    def _note(self, watcher: Watcher) -> None:
+        """Note whether a watcher, and whether every watcher, knows the latest state."""
+        if watcher in self._watchers and watcher.told != self._status(watcher):
+            self._behind.add(watcher)
+            self._all_told.clear()
+        else:
+            self._behind.discard(watcher)
+            if not self._behind:
+                self._all_told.set()

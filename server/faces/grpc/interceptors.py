@@ -2,7 +2,7 @@
 
 A stream of requests (GenerateBatch) is one RPC here; what becomes of each request on it is the business of `batch.py`.
 
-Health RPCs pass untouched: probes must be answered while the server drains, and would fill the log.
+Health RPCs are neither recorded nor refused: probes must be answered while the server drains, and would fill the log.
 """
 
 import asyncio
@@ -21,8 +21,11 @@ from dragoman.server.core.calls import Call
 from dragoman.server.core.running import RunningCalls
 from dragoman.server.errors import Cancelled, DeadlineExceeded, ServiceError
 from dragoman.server.faces.grpc import errors
+from dragoman.server.faces.grpc.pace import Pace
 from dragoman.server.faces.grpc.reading import Refused, reader
 
+# What a drain waits for: requests, and what is asked about models. Whatever else is open is no work of anybody's.
+AWAITED_PREFIX = "/dragoman.v1.Generation/"
 HEALTH_PREFIX = "/grpc.health.v1.Health/"
 # RPCs that generate or score; what becomes of the others is no matter for the metrics.
 COUNTED_METHODS = frozenset(f"/dragoman.v1.Generation/{name}" for name in ("Generate", "GenerateStream", "GenerateBatch", "Score"))
@@ -50,13 +53,14 @@ def _no_names(_: Context) -> Sequence[str]:
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
-    """Accompanies every RPC but health from its arrival to its end."""
+    """Accompanies every RPC from its arrival to its end; health is spared what `_run_health` leaves out."""
 
     def __init__(
         self,
         calls: RunningCalls,
         max_characters: Callable[[], int] = lambda: sys.maxsize,
         peer_names: "Callable[[Context], Sequence[str]]" = _no_names,
+        pace: Pace | None = None,
     ) -> None:
         """Put every RPC among these calls.
 
@@ -64,10 +68,12 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             calls: Those that run.
             max_characters: Says how many characters of a text a model could use; of a large request no more are kept.
             peer_names: Returns the names in the client's certificate.
+            pace: How fast messages of a connection are taken up; None for as fast as they come.
         """
         self._calls = calls
         self._max_characters = max_characters
         self._peer_names = peer_names
+        self._pace = pace
         self._accompany = lru_cache(MAX_KEPT_HANDLERS)(self._make_handler)
 
     async def intercept_service(
@@ -75,19 +81,33 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     ) -> "Handler | None":
         """Return the RPC's handler with everything around it."""
         handler = await continuation(handler_call_details)
-        if handler is None or handler_call_details.method.startswith(HEALTH_PREFIX):
-            return handler
+        if handler is None:
+            return None
         _metadata.set(handler_call_details.invocation_metadata)
         return self._accompany(handler_call_details.method, handler)
 
     def _make_handler(self, method: str, handler: Handler) -> Handler:
         """Return a handler with everything around it, for every RPC of this method."""
         has_items = bool(handler.request_streaming and handler.response_streaming)
-        return _wrap(handler, partial(self._run, method, has_items), self._max_characters)
+        run = self._run_health if method.startswith(HEALTH_PREFIX) else partial(self._run, method, has_items)
+        return _wrap(handler, run, self._max_characters)
+
+    async def _run_health(self, inner: Behaviour, request: Any, context: Context) -> Any:
+        """Serve one RPC without a record of it."""
+        try:
+            if self._pace is not None:
+                await self._pace.wait(context.peer())
+            _check_readable(request)
+            return await inner(request, context)
+        except Exception as error:
+            if _own_ending(context, error) is not None:
+                raise
+            await context.abort_with_status(errors.to_status(self._calls.records.fault(error)))
 
     async def _run(self, method: str, has_items: bool, inner: Behaviour, request: Any, context: Context) -> Any:
         """Serve one RPC; gRPC still has to send what this returns."""
-        call = Call.begin(method, is_counted=method in COUNTED_METHODS, has_items=has_items)
+        is_awaited = method.startswith(AWAITED_PREFIX)
+        call = Call.begin(method, is_counted=method in COUNTED_METHODS, has_items=has_items, is_awaited=is_awaited)
         call.caller = current_caller.get()
         current_call.set(call)
         ending = partial(_own_ending, context)
@@ -100,11 +120,24 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 own_ending=ending,
                 is_sent_later=True,
             ):
-                if isinstance(request, Refused):
-                    raise request.error
+                if self._pace is not None:
+                    peer = context.peer()
+                    await self._pace.wait(peer)
+                    request = self._pace.read(request, peer) if has_items else request
+                _check_readable(request)
                 return await inner(request, context)
         except ServiceError as error:
             await context.abort_with_status(errors.to_status(error, call.request_id))
+
+
+def _check_readable(request: Any) -> None:
+    """Refuse a message that was refused as it was read.
+
+    Raises:
+        ServiceError: If it is one.
+    """
+    if isinstance(request, Refused):
+        raise request.error
 
 
 def _own_ending(context: Context, error: BaseException) -> str | None:

@@ -4,39 +4,54 @@ from typing import Any
 
 import grpc
 import structlog
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_health.v1 import health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2_grpc
 
 from dragoman.server.config import ConfigError, ServerConfig
-from dragoman.server.core.core import CLOSE_SECONDS, Core
+from dragoman.server.core.core import CLOSE_SECONDS, TELL_SECONDS, Core
+from dragoman.server.faces.grpc.connections import connection_options
 from dragoman.server.faces.grpc.generation import GenerationServicer
-from dragoman.server.faces.grpc.health import GENERATION, Health
+from dragoman.server.faces.grpc.health import Health
 from dragoman.server.faces.grpc.interceptors import CallInterceptor
-from dragoman.server.faces.grpc.security import AuthInterceptor, tls_credentials
-from dragoman.server.faces.grpc.tls import peer_names
+from dragoman.server.faces.grpc.pace import Pace
+from dragoman.server.faces.grpc.reflection import Reflection
+from dragoman.server.faces.grpc.security import AuthInterceptor
+from dragoman.server.faces.grpc.tls import TlsFiles, peer_names
 from dragoman.v1 import generation_pb2_grpc
 
-MAX_PENDING_CALLS = 2**31 - 1
+MAX_PENDING_CALLS = 16_384
 
 
 class GrpcServer:
-    """The gRPC face of the server. Make it with `build_server`, inside the event loop."""
+    """The gRPC face of the server. Make it with `build_server`, inside the event loop.
 
-    def __init__(self, server: grpc.aio.Server, port: int, core: Core, health: Health) -> None:
+    Attributes:
+        port: Where it listens.
+        health: What is answered to those who ask for it.
+        tls: The files that it shows; None where nothing is encrypted.
+    """
+
+    def __init__(self, server: grpc.aio.Server, port: int, core: Core, health: Health, tls: TlsFiles | None) -> None:
         self._server = server
         self._core = core
-        self._health = health
         self.port = port
+        self.health = health
+        self.tls = tls
 
     async def start(self) -> int:
         """Start answering; return the port."""
-        await self.update_health()
+        self.update_health()
         await self._server.start()
         return self.port
 
-    async def update_health(self) -> None:
+    def update_health(self) -> None:
         """Publish how the models are now; call it whenever one becomes ready, stops being so, comes or goes."""
-        await self._health.update(self._core.models.all(), self._core.is_draining)
+        self.health.update(self._core.models.all(), self._core.is_draining)
+
+    async def tell_health(self) -> None:
+        """Publish how the models are now, and wait a moment until those who watch have been told."""
+        self.update_health()
+        await self.health.all_told(TELL_SECONDS)
 
     async def stop(self) -> None:
         """Close the port, for a process that goes on: calls that come at this moment end as `CANCELLED`."""
@@ -53,23 +68,24 @@ def build_server(config: ServerConfig, core: Core) -> GrpcServer:
     Raises:
         ConfigError: If the port is taken or credentials cannot be used.
     """
-    interceptors: list[grpc.aio.ServerInterceptor] = [CallInterceptor(core.calls, core.generation.max_characters, peer_names)]
-    credentials = tls_credentials(config)
+    pace = Pace(config.max_messages_per_second) if config.max_messages_per_second else None
+    around = CallInterceptor(core.calls, core.generation.max_characters, peer_names, pace)
+    interceptors: list[grpc.aio.ServerInterceptor] = [around]
+    tls = TlsFiles.of(config)
     if core.callers is not None:
         interceptors.append(AuthInterceptor(core.callers))
-        if core.callers.has_tokens and credentials is None:
+        if core.callers.has_tokens and tls is None:
             structlog.get_logger().warning(
                 "bearer tokens travel unencrypted: set tls_certificate and tls_key, or end TLS before us"
             )
     server = grpc.aio.server(interceptors=interceptors, options=_options(config))
-    health = Health()
+    health = Health(config.max_watches, config.max_watches_per_connection)
     servicer = GenerationServicer(core, config.max_message_bytes)
     generation_pb2_grpc.add_GenerationServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
-    health_pb2_grpc.add_HealthServicer_to_server(health.servicer, server)
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
     if config.reflection:
-        names = [GENERATION, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME]
-        reflection.enable_server_reflection(names, server)
-    return GrpcServer(server, _listen(server, config, credentials), core, health)
+        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(Reflection(), server)
+    return GrpcServer(server, _listen(server, config, None if tls is None else tls.credentials()), core, health, tls)
 
 
 def _listen(server: grpc.aio.Server, config: ServerConfig, credentials: grpc.ServerCredentials | None) -> int:
@@ -88,7 +104,8 @@ def _options(config: ServerConfig) -> list[tuple[str, Any]]:
         # Without this, two servers could share a port without knowing, each getting half of the connections.
         ("grpc.so_reuseport", 0),
         # Calls that arrive while the event loop is busy wait to be taken up. gRPC core would end some as CANCELLED from 1,000 on
-        # and all from 3,000 on; refusing is ours to do, with a status that says why and when to come back.
+        # and all from 3,000 on; refusing is ours to do, with a status that says why and when to come back. But each takes some
+        # 20 KB, and seconds pass before the last of so many is taken up: there has to be an end.
         ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
         ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
         # What a stream may send before it is read stays at 64 KiB. gRPC would let it grow to megabytes on a fast network, for each
@@ -96,15 +113,5 @@ def _options(config: ServerConfig) -> list[tuple[str, Any]]:
         ("grpc.http2.bdp_probe", 0),
         ("grpc.max_receive_message_length", config.max_message_bytes),
         ("grpc.max_send_message_length", config.max_message_bytes),
-        # Notice clients that vanished within a minute, and allow clients to do the same.
-        ("grpc.keepalive_time_ms", 40_000),
-        ("grpc.keepalive_timeout_ms", 20_000),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
     ]
-    if config.max_connection_age_seconds:
-        # gRPC lengthens or shortens each connection's age by up to a tenth, so that clients do not all come back at once.
-        options.append(("grpc.max_connection_age_ms", max(1, round(config.max_connection_age_seconds * 1000))))
-        if config.max_connection_age_grace_seconds:  # gRPC's own default is for ever
-            options.append(("grpc.max_connection_age_grace_ms", max(1, round(config.max_connection_age_grace_seconds * 1000))))
-    return options
+    return options + connection_options(config)

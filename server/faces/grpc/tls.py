@@ -1,11 +1,142 @@
-"""TLS over gRPC: whose certificate a client has shown."""
+"""TLS over gRPC: the server's files, which may be exchanged while it serves, and whose certificate a client has shown."""
 
+import ssl
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn, Self
+
+import grpc
+import structlog
+
+from dragoman.server.config import ConfigError, ServerConfig
 from dragoman.server.faces.grpc.interceptors import Context
 
 # Kinds of names that say who a client is, by gRPC's keys; an address says only where somebody was.
 _NAMES = ("peer_dns", "peer_uri", "peer_email")
 _ALL_ALTERNATIVES = "x509_subject_alternative_name"
 _COMMON_NAME = "x509_common_name"
+# OpenSSL's X509_V_FLAG_NO_CHECK_TIME, for which Python has no name: a date is to be read whatever it is.
+_NO_CHECK_TIME = 0x200000
+
+log = structlog.get_logger("dragoman")
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What the files hold: PEM, as gRPC takes it."""
+
+    certificate: bytes
+    key: bytes
+    client_ca: bytes | None
+
+
+class TlsFiles:
+    """The server's certificate and key, and the authorities of its clients' certificates, as they are in files.
+
+    New connections are met with what was read last; those there are keep what they have agreed upon.
+
+    Attributes:
+        paths: The files; reload when one changes.
+    """
+
+    def __init__(self, certificate: Path, key: Path, client_ca: Path | None = None) -> None:
+        """Read the files for the first time. Of a certificate out of its dates there is a warning: another may come soon.
+
+        Args:
+            certificate: PEM, with its chain.
+            key: PEM, not encrypted.
+            client_ca: PEM, authorities of client certificates, which are then required.
+
+        Raises:
+            ConfigError: Naming the setting whose file cannot be used.
+        """
+        self._certificate, self._key, self._client_ca = certificate, key, client_ca
+        self.paths = tuple(path for path in (certificate, key, client_ca) if path is not None)
+        self._contents = self._read()
+        self._dates = self._check(self._contents)
+        if (reason := _out_of_date(self._dates)) is not None:
+            log.warning(f"the certificate {reason}", file=str(certificate))
+
+    @classmethod
+    def of(cls, config: ServerConfig) -> Self | None:
+        """Return those of the settings; None without TLS.
+
+        Raises:
+            ConfigError: As the constructor does.
+        """
+        if config.tls_certificate is None or config.tls_key is None:
+            return None
+        return cls(config.tls_certificate, config.tls_key, config.tls_client_ca)
+
+    @property
+    def expires(self) -> float:
+        """When the server's certificate, not its authorities', expires, in seconds since 1970."""
+        return self._dates[1]
+
+    def reload(self) -> bool:
+        """Read the files again; return whether they hold anything new. What is wrong with them leaves everything as it was.
+
+        Raises:
+            ConfigError: Naming the setting and the file: it cannot be read or is half written, the key is another certificate's,
+                or the certificate is not valid now.
+        """
+        contents = self._read()
+        if contents == self._contents:
+            return False
+        dates = self._check(contents)
+        if (reason := _out_of_date(dates)) is not None:
+            raise ConfigError(f"tls_certificate: {self._certificate}: {reason}")
+        self._contents, self._dates = contents, dates
+        return True
+
+    def credentials(self) -> grpc.ServerCredentials:
+        """Return credentials for a port, which follow every later `reload`."""
+        seen = self._contents
+
+        def fetch() -> grpc.ServerCertificateConfiguration | None:
+            """Return what is new since the last time, if anything is; gRPC asks at each handshake, on a thread of its own."""
+            nonlocal seen
+            if seen is self._contents:
+                return None
+            seen = self._contents
+            return _configuration(seen)
+
+        return grpc.dynamic_ssl_server_credentials(
+            _configuration(seen),
+            fetch,  # type: ignore[arg-type]  # its stub does not know that None stands for nothing new
+            require_client_authentication=self._client_ca is not None,
+        )
+
+    def _read(self) -> Contents:
+        settings = ("tls_certificate", self._certificate), ("tls_key", self._key), ("tls_client_ca", self._client_ca)
+        certificate, key, client_ca = (_read(setting, path) for setting, path in settings)
+        assert certificate is not None and key is not None
+        return Contents(certificate, key, client_ca)
+
+    def _check(self, contents: Contents) -> tuple[float, float]:
+        """Return from when to when the certificate is valid, in seconds since 1970.
+
+        gRPC only logs what is wrong with a file and then fails to bind, or to shake hands, so the files are tried here first.
+
+        Raises:
+            ConfigError: Naming the setting whose file cannot be used.
+        """
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        pair = f"tls_certificate, tls_key: {self._certificate}, {self._key}"
+        try:
+            context.load_cert_chain(self._certificate, self._key, password=_no_password)
+            dates = _read_dates(context, contents.certificate)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{pair}: {error}") from error
+        if contents.client_ca is not None:
+            try:
+                context.load_verify_locations(cadata=_text(contents.client_ca))
+            except (OSError, ValueError) as error:
+                raise ConfigError(f"tls_client_ca: {self._client_ca}: {error}") from error
+        if self._read() != contents:
+            raise ConfigError(f"{pair}: changed while they were read")
+        return dates
 
 
 def peer_names(context: Context) -> tuple[str, ...]:
@@ -22,3 +153,69 @@ def peer_names(context: Context) -> tuple[str, ...]:
     keys = _NAMES if _ALL_ALTERNATIVES in shown else (_COMMON_NAME,)
     names = (value.decode(errors="replace") for key in keys for value in shown.get(key, ()))
     return tuple(name for name in names if name and name.isprintable() and "\N{REPLACEMENT CHARACTER}" not in name)
+
+
+def _read(setting: str, path: Path | None) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{setting}: {path} cannot be read: {error.strerror}") from None
+
+
+def _configuration(contents: Contents) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(contents.key, contents.certificate)], contents.client_ca)
+
+
+def _read_dates(context: ssl.SSLContext, certificate: bytes) -> tuple[float, float]:
+    """Return from when to when a certificate is valid, in seconds since 1970, as a client that meets it sees it.
+
+    Args:
+        context: A server's that shows the certificate.
+        certificate: PEM.
+
+    Raises:
+        ssl.SSLError: If no client could accept the certificate, whomever it trusts.
+    """
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | _NO_CHECK_TIME
+    client.load_verify_locations(cadata=_text(certificate))
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    asking = client.wrap_bio(to_client, to_server)
+    answering = context.wrap_bio(to_server, to_client, server_side=True)
+    while not _is_done(asking):
+        _is_done(answering)
+    shown = asking.getpeercert()
+    assert shown
+    return ssl.cert_time_to_seconds(str(shown["notBefore"])), ssl.cert_time_to_seconds(str(shown["notAfter"]))
+
+
+def _is_done(end: ssl.SSLObject) -> bool:
+    """Go on with a handshake; return whether this end has finished, or waits for the other."""
+    try:
+        end.do_handshake()
+    except ssl.SSLWantReadError:
+        return False
+    return True
+
+
+def _text(certificates: bytes) -> str:
+    """Return certificates as text, without what others have written between them in letters of their own."""
+    return certificates.decode("ascii", errors="ignore")
+
+
+def _out_of_date(dates: tuple[float, float]) -> str | None:
+    """Say what is wrong with the dates of a certificate, if anything is."""
+    begin, end = dates
+    now = time.time()
+    if begin <= now < end:
+        return None
+    verb, moment = ("is not valid before", begin) if now < begin else ("expired on", end)
+    return f"{verb} {time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(moment))} UTC"
+
+
+def _no_password() -> NoReturn:
+    """Refuse to ask for a password: nobody is there to type it."""
+    raise ValueError("the key is encrypted")

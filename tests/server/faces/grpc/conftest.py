@@ -1,5 +1,6 @@
 """A real gRPC server on a free port, with a scripted engine behind it."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
@@ -34,10 +35,10 @@ class Served:
         return self.core.num_running
 
     async def update_health(self) -> None:
-        await self.face.update_health()
+        self.face.update_health()
 
     async def drain(self, seconds: float) -> bool:
-        return await self.core.drain(seconds, self.face.update_health)
+        return await self.core.drain(seconds, self.face.tell_health)
 
     async def stop(self) -> None:
         await self.core.end_calls()
@@ -77,6 +78,13 @@ class World:
             for sample in metric.samples
             if sample.name in ("dragoman_request_success_total", "dragoman_requests_failed_total") and sample.value
         }
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    """Return once a condition holds."""
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.005)
 
 
 Serve = Callable[..., AbstractAsyncContextManager[World]]

@@ -233,7 +233,7 @@ def test_answer_on_its_way_is_not_cut_off_by_the_shutdown(logged: Any) -> None:
             return grpc.unary_unary_rpc_method_handler(answer)
 
         async def serve_as_grpc_does() -> Any:
-            details = SimpleNamespace(method="/a.B/C", invocation_metadata=())
+            details = SimpleNamespace(method="/dragoman.v1.Generation/Generate", invocation_metadata=())
             handler = await CallInterceptor(calls).intercept_service(find, details)
             response = await handler.unary_unary(object(), None)
             is_answered.set()

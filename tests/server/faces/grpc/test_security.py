@@ -10,7 +10,7 @@ from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
 from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 
 from dragoman.server.config import ConfigError, ServerConfig
-from dragoman.server.faces.grpc.security import tls_credentials
+from dragoman.server.faces.grpc.tls import TlsFiles
 from dragoman.v1.generation_pb2 import GenerateRequest
 from dragoman.v1.generation_pb2_grpc import GenerationStub
 from tests.certificates import make_certificates, openssl
@@ -156,9 +156,9 @@ def test_client_certificate_is_required_where_an_authority_is_set(serve: Any, ce
 def test_unusable_tls_files_are_named(certificates: Path, tmp_path: Path, setting: str, file: str, reason: str) -> None:
     settings = tls_settings(certificates) | {setting: certificates / file}
     with pytest.raises(ConfigError, match=reason) as caught:
-        tls_credentials(ServerConfig(models=tmp_path, **settings))
+        TlsFiles.of(ServerConfig(models=tmp_path, **settings))
     assert str(certificates / file) in str(caught.value)
 
 
 def test_no_certificate_means_no_credentials(tmp_path: Path) -> None:
-    assert tls_credentials(ServerConfig(models=tmp_path)) is None
+    assert TlsFiles.of(ServerConfig(models=tmp_path)) is None

@@ -175,7 +175,7 @@ def test_calls_that_come_while_the_event_loop_is_held_up_are_all_answered(serve:
             return Counter(call.code() for call in calls)
 
     async def run() -> None:
-        async with serve() as world:
+        async with serve(max_concurrent_streams=2 * num_calls) as world:
             is_connected, is_blocked = threading.Event(), threading.Event()
             codes = asyncio.create_task(asyncio.to_thread(send, world.server.port, is_connected, is_blocked))
             while not is_connected.is_set():

@@ -1,0 +1,82 @@
+"""How fast the messages of one connection are taken up.
+
+Whoever is too fast waits: a call before it is served, a stream before its next message is read. No more calls of a connection wait
+than it may have streams, and what a stream sends meanwhile is held back by gRPC's flow control. Only what would wait too long is
+refused, and that at the end of its wait, so that refusals come no faster than answers.
+"""
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from dragoman.server.errors import ConnectionLimit
+
+# Of a second's messages, so many may come at once.
+BURST_SECONDS = 1.0
+MAX_WAIT_SECONDS = 5.0
+# More than there may be connections by default; of more the ones quiet for longest are forgotten.
+MAX_PEERS = 4096
+
+
+class Pace:
+    """A token bucket for each connection, kept as the time at which it would be full again."""
+
+    def __init__(self, messages_per_second: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """Start without connections.
+
+        Args:
+            messages_per_second: How many messages of one connection are taken up in the long run.
+            clock: Gives the time in seconds.
+        """
+        self._rate = messages_per_second
+        self._clock = clock
+        self._full: OrderedDict[str, float] = OrderedDict()
+
+    def take(self, peer: str) -> float:
+        """Count a message of a connection; return for how many seconds it has to wait. One that is not to come is not counted.
+
+        Raises:
+            ConnectionLimit: If that were longer than `MAX_WAIT_SECONDS`; it says when it would not.
+        """
+        now = self._clock()
+        full = max(self._full.get(peer, 0.0), now) + 1 / self._rate
+        seconds = full - now - BURST_SECONDS
+        if seconds > MAX_WAIT_SECONDS:
+            raise ConnectionLimit(
+                f"max_messages_per_second: {self._rate:g} on one connection", retry_after_seconds=seconds - MAX_WAIT_SECONDS
+            )
+        self._full[peer] = full
+        self._full.move_to_end(peer)
+        if len(self._full) > MAX_PEERS:
+            self._full.popitem(last=False)
+        return max(0.0, seconds)
+
+    async def wait(self, peer: str) -> None:
+        """Wait until a message of this connection may be taken up.
+
+        Raises:
+            ConnectionLimit: If even that did not help.
+        """
+        try:
+            seconds = self.take(peer)
+        except ConnectionLimit:
+            await asyncio.sleep(MAX_WAIT_SECONDS)
+            raise
+        if seconds:
+            await asyncio.sleep(seconds)
+
+    async def read(self, messages: AsyncIterator[Any], peer: str) -> AsyncIterator[Any]:
+        """Yield the messages of a stream of this connection, each when it may be taken up, however long that is."""
+        async for message in messages:
+            yield message
+            while True:
+                try:
+                    seconds = self.take(peer)
+                except ConnectionLimit:
+                    await asyncio.sleep(MAX_WAIT_SECONDS)
+                else:
+                    break
+            if seconds:
+                await asyncio.sleep(seconds)
