@@ -6,10 +6,16 @@ import ssl
 from pathlib import Path
 from typing import NoReturn
 
+import structlog
+
 from dragoman.model.files import read_bounded
 from dragoman.server.config import ConfigError, ServerConfig
 
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
 _MAX_FILE_BYTES = 1 << 16
+
+log = structlog.get_logger("dragoman.admin")
 
 
 class AdminAccess:
@@ -44,7 +50,10 @@ class AdminAccess:
         Raises:
             ConfigError: Naming the setting whose file cannot be used.
         """
-        return cls(config.metrics_tls_certificate, config.metrics_tls_key, config.metrics_token_file)
+        access = cls(config.metrics_tls_certificate, config.metrics_tls_key, config.metrics_token_file)
+        if access.needs_token and access.context is None and config.metrics_host not in LOOPBACK:
+            log.warning("the token for the metrics travels unencrypted: set metrics_tls_certificate and metrics_tls_key")
+        return access
 
     def reload(self) -> None:
         """Read all files again, from any thread; connections that there are stay as they are.

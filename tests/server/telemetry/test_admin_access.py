@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import structlog.testing
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
-from dragoman.server.config import ConfigError
+from dragoman.server.config import ConfigError, load
 from dragoman.server.telemetry import admin as module
 from dragoman.server.telemetry.admin import AdminServer
 from dragoman.server.telemetry.admin_access import AdminAccess
@@ -196,3 +197,19 @@ def test_threads_end_with_the_server(certificates: Path) -> None:
     with socket.create_connection(("127.0.0.1", server.port)):
         server.close()
     assert not [thread for thread in threading.enumerate() if thread.name == "admin"]
+
+
+@pytest.mark.parametrize(("host", "is_warned"), [("0.0.0.0", True), ("127.0.0.1", False), ("::1", False)])
+def test_settings_are_put_to_use_and_a_token_in_plain_text_is_warned_about(tokens: Path, host: str, is_warned: bool) -> None:
+    config = load({"models": "bundles", "metrics_token_file": tokens, "metrics_host": host})
+    with structlog.testing.capture_logs() as lines:
+        access = AdminAccess.of(config)
+    assert access.admits("Bearer second") and not access.admits("") and access.paths == (tokens,)
+    assert any("unencrypted" in line["event"] for line in lines) is is_warned
+
+
+def test_certificate_of_the_settings_is_used_and_nothing_is_warned_about(tokens: Path, certificates: Path) -> None:
+    names = {"metrics_tls_certificate": certificates / "old.pem", "metrics_tls_key": certificates / "old.key"}
+    with structlog.testing.capture_logs() as lines:
+        access = AdminAccess.of(load({"models": "bundles", "metrics_token_file": tokens} | names))
+    assert access.context is not None and access.needs_token and lines == []
