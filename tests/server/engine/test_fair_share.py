@@ -127,7 +127,7 @@ def test_weights_are_the_parts_in_which_service_is_divided() -> None:
     assert service.served == {"a": 1000, "b": 2000, "c": 5000}
 
 
-@pytest.mark.parametrize("weight", [1e-9, 1e9])
+@pytest.mark.parametrize("weight", [1e-9, 5e8])
 def test_extreme_weights_lose_no_count(weight: float) -> None:
     """Counted in floating point, a large count would swallow what a large weight leaves of a request."""
     service = Service(scheduler(1))
