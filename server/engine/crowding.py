@@ -107,5 +107,5 @@ def part_of(queue: FairQueue[T], share: Share) -> float:
     line = queue.line(share.caller)
     if line is not None and len(line):
         return line.parts_of_weight / queue.parts_of_weight
-    parts = max(1, round(PARTS_PER_WEIGHT * share.weight))
+    parts = round(PARTS_PER_WEIGHT * share.weight)
     return parts / (queue.parts_of_weight + parts)

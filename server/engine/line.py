@@ -1,7 +1,6 @@
 """One caller's line in a queue: what waits, in which order, and what its caller has had. Whose turn it is: `fair_queue.py`."""
 
 import heapq
-import math
 from collections.abc import Collection, Hashable
 from typing import Generic, NamedTuple, TypeVar
 
@@ -178,9 +177,9 @@ class Line(Generic[T]):
         return [place for _, _, place in found]
 
     def _weigh(self, weight: float) -> None:
-        assert 0 < weight < math.inf, "a weight is above 0"
-        self.parts_per_token = max(1, round(PARTS_PER_TOKEN / weight))
-        self.parts_of_weight = max(1, round(PARTS_PER_WEIGHT * weight))
+        assert 1e-9 <= weight <= 1e9, "a weight that can be counted with"
+        self.parts_per_token = round(PARTS_PER_TOKEN / weight)
+        self.parts_of_weight = round(PARTS_PER_WEIGHT * weight)
 
     def _count(self, place: Place[T], sign: int) -> None:
         self.num_tokens += sign * place.size

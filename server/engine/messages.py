@@ -73,7 +73,7 @@ class Share(Struct, frozen=True, array_like=True):
 
     Attributes:
         caller: Name; requests that nobody is known for are all of one caller, the empty name.
-        weight: Among callers who wait, the parts in which the engine's work is divided; above 0.
+        weight: Among callers who wait, the parts in which the engine's work is divided; 10^-9 to 10^9.
         max_slots: Slots that the caller's requests may hold at once; 0 for as many as there are.
         max_waiting: Requests of the caller that may wait; 0 for as many as the queue takes.
     """

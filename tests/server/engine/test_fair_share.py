@@ -1,5 +1,6 @@
 """Several callers in the scheduler: what each is served, what it may hold, and that none of it depends on how much waits."""
 
+import math
 from collections import Counter
 from itertools import count
 
@@ -126,7 +127,7 @@ def test_weights_are_the_parts_in_which_service_is_divided() -> None:
     assert service.served == {"a": 1000, "b": 2000, "c": 5000}
 
 
-@pytest.mark.parametrize("weight", [1e-9, 1e9])
+@pytest.mark.parametrize("weight", [1e-9, 5e8])
 def test_extreme_weights_lose_no_count(weight: float) -> None:
     """Counted in floating point, a large count would swallow what a large weight leaves of a request."""
     service = Service(scheduler(1))
@@ -142,6 +143,12 @@ def test_extreme_weights_lose_no_count(weight: float) -> None:
     for _ in range(3000):
         service.step()
     assert not service.policy.has_work and service.served == {"a": 12000, "b": 12000, "z": 12000}
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, 1e-10, 1e10, math.inf, math.nan])
+def test_what_is_no_weight_is_nobodys(weight: float) -> None:
+    with pytest.raises(AssertionError):
+        scheduler().submit(sequence(0, Share("a", weight)))
 
 
 def test_beams_and_steps_are_charged_as_slots_are_held() -> None:

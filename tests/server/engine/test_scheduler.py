@@ -266,6 +266,7 @@ def test_requests_that_come_and_go_behind_a_waiting_one_leave_nothing() -> None:
     for i in range(2, 2000):
         policy.submit(sequence(i, arrival=i, deadline=1e9))
         policy.remove((b"front", i))
-    assert len(policy._queue) < 100 and len(policy._deadlines) < 100
+    line = policy._queue.line("")
+    assert line is not None and len(line._places) < 100 and len(policy._deadlines) < 100
     policy.remove((b"front", 0))
     assert ids(policy.admit()) == [1]

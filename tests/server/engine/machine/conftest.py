@@ -1,6 +1,6 @@
 """A witness of everything that goes into an engine and comes out of it, who after each operation knows what must be true."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,6 +52,8 @@ class Witness:
         self.scheduler, self.slots = self.engine.scheduler, self.engine.slots
         self._admit, self.scheduler.admit = self.scheduler.admit, self._admit_and_check
         self.runner.on_step, self.runner.on_look = self._check_rows_of_step, self._check_look
+        queue = self.scheduler._queue
+        self._tick, queue.tick = queue.tick, self._note_first_and_tick  # type: ignore[method-assign]
 
     @property
     def outstanding(self) -> list[Key]:
@@ -63,21 +65,30 @@ class Witness:
     # What can be done.
 
     def submit(self, origin: bytes, request: Request) -> None:
-        """Submit; it is refused if the queue is full, and only if it is or if there is a deadline and work before it."""
+        """Submit; refused is only what meets a limit of the queue or its caller's, or has a deadline and work before it.
+
+        Of a full queue others may be pushed out instead, who have more in it.
+        """
         self._num_submitted += 1
         record = self.records[origin, request.id] = Record(request, self._num_submitted)
         waiting, scheduler, limits = self._waiting(), self.scheduler, self.scheduler.limits
         tokens = sum(sequence.num_source_tokens for sequence in waiting) + len(request.source_ids)
         num_left = len(waiting) - (limits.max_slots - scheduler.num_used_slots)
         is_full = num_left >= limits.max_waiting_requests or (bool(waiting) and tokens > limits.max_waiting_tokens)
-        self._expected = {"queue_full"} if is_full else set()
+        share, num_ended = request.share, len(self.records) - len(self.outstanding)
+        may_be_refused = is_full or share.max_waiting or 0 < share.max_slots < request.search.num_slots
+        self._expected = {"queue_full"} if may_be_refused else set()
         if request.deadline is not None and (waiting or scheduler.num_running):
             self._expected.add("deadline_unmet")
         self.engine.submit(origin, request)
         self.collect()
         end = record.finished
-        assert end is not None or not is_full
+        num_pushed_out = len(self.records) - len(self.outstanding) - num_ended - (end is not None)
+        assert end is not None or bool(num_pushed_out) == is_full
+        self.seen["pushed out"] += num_pushed_out
         if end is not None:
+            assert not num_pushed_out
+            self.seen[end.limit] += 1
             assert end.admitted is None and end.num_generated == 0
             if end.reason == "deadline_unmet":
                 assert self.clock.now + end.needed_seconds > request.deadline
@@ -128,7 +139,7 @@ class Witness:
             assert not self.scheduler.num_running and not any(self.is_outstanding(s.key) for s in running)
         deadlines = [self.records[key].request.deadline for key in self.outstanding]
         assert all(deadline is None or deadline > now for deadline in deadlines)
-        head = next(iter(self._in_line()), None)
+        head = self.scheduler._queue.first()
         count = self._first_in_line[1] + 1 if head is not None and head is self._first_in_line[0] else 0
         assert count <= MAX_TARGET, "the first in line starves"
         self._first_in_line = head, count
@@ -192,27 +203,47 @@ class Witness:
     def _waiting(self) -> list[Sequence]:
         return list(self.scheduler._waiting.values())
 
-    def _in_line(self) -> list[Sequence]:
-        """Return those that wait, in the order they must be admitted in."""
-        return sorted(self._waiting(), key=lambda s: (s.request.arrival - s.request.priority * 1.0, self.records[s.key].number))
+    def _lines(self) -> dict[str, list[Sequence]]:
+        """Return what each caller waits for, in the order in which it must be admitted."""
+        lines: defaultdict[str, list[Sequence]] = defaultdict(list)
+        for waiting in self._waiting():
+            lines[waiting.request.share.caller].append(waiting)
+        for line in lines.values():
+            line.sort(key=lambda s: (s.request.arrival - s.request.priority * 1.0, self.records[s.key].number))
+        return lines
 
     def _admit_and_check(self) -> list[Sequence]:
         """Stand in for the scheduler's `admit`, and see that it does what the policy says."""
-        line, free = self._in_line(), self.scheduler.limits.max_slots - self.scheduler.num_used_slots
-        admitted = self._admit()
-        budget, expected = self.scheduler.limits.prefill_tokens_per_step, list[Sequence]()
-        for sequence in line:
-            if sequence.num_slots > free or (expected and sequence.num_source_tokens > budget):
-                break
-            expected.append(sequence)
-            free -= sequence.num_slots
-            budget -= sequence.num_source_tokens
-        assert admitted == expected
-        for later in admitted:
-            for earlier in line[len(admitted) :]:
-                difference = later.request.priority - earlier.request.priority
-                assert later.request.arrival - earlier.request.arrival <= difference + 1e-9
+        scheduler, lines = self.scheduler, self._lines()
+        free, budget = scheduler.limits.max_slots - scheduler.num_used_slots, scheduler.limits.prefill_tokens_per_step
+        held = Counter[str]()
+        for running in scheduler.running():
+            held[running.request.share.caller] += running.num_slots
+        admitted, first = self._admit(), self._first_then
+        for sequence in admitted:
+            caller = sequence.request.share.caller
+            earlier = lines[caller]
+            assert earlier.pop(0) is sequence, "a caller's own order"
+            for other in earlier:
+                assert sequence.request.arrival - other.request.arrival <= sequence.request.priority - other.request.priority + 1e-9
+            assert sequence.num_slots <= free
+            assert sequence is admitted[0] or sequence.num_source_tokens <= budget
+            free, budget = free - sequence.num_slots, budget - sequence.num_source_tokens
+            held[caller] += sequence.num_slots
+        if first is not None:
+            assert first is lines[first.request.share.caller][0]
+            assert first.num_slots > free or (admitted and first.num_source_tokens > budget), "whose turn it is could go"
+        for caller, line in lines.items():
+            if line and first is None:
+                limit = scheduler._queue.line(caller).share.max_slots
+                assert 0 < limit < held[caller] + line[0].num_slots and held[caller], "nobody's turn, but one could go"
+                self.seen["held back"] += 1
         return admitted
+
+    def _note_first_and_tick(self) -> None:
+        """Stand in for the queue's `tick`, after which it may be another's turn."""
+        self._first_then = self.scheduler._queue.first()
+        self._tick()
 
     def _check_rows_of_step(self) -> None:
         """See, whenever the decoder runs, that all rows belong to somebody, and none to two; holes are for what just failed."""

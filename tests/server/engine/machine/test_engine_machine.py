@@ -2,10 +2,11 @@
 
 No starvation means here:
 
-- a request is overtaken only by such as came less than (their priority - its own) seconds after it, so that it is admitted before
-  everything that comes more than 20 seconds later, whatever the priorities;
-- the first in line is never passed over, and is admitted at the next step when its slots are free;
-- it is first in line for no more steps than the longest target has tokens.
+- among the requests of one caller, each is overtaken only by such as came less than (their priority - its own) seconds
+  after it, so that it is admitted before all of that caller's that comes more than 20 seconds later, whatever the priorities;
+- whose turn it is is never passed over, and is admitted at the next step when its slots are free; it is always somebody's turn, but
+  where limits of callers hold back all who wait;
+- it is one's turn for no more steps than the longest target has tokens.
 """
 
 from collections import Counter
@@ -20,15 +21,18 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from structlog.testing import capture_logs
 
 from dragoman.server.engine.engine import MAX_CONSECUTIVE_FAILURES
-from dragoman.server.engine.messages import GREEDY, Request, Sampling, SearchOptions
+from dragoman.server.engine.messages import ANYBODY, GREEDY, Request, Sampling, SearchOptions, Share
 from tests.examples import num_examples
 
 NUM_RUNS, OPERATIONS_A_RUN, MAX_ROUNDS = num_examples(80, of=260), 60, 4
 MIN_OPERATIONS = 40 * NUM_RUNS
 ENDS = ("eos", "length", "cancelled", "deadline", "deadline_unmet", "queue_full", "step_failed", "draining")
 KINDS = ("beams", "samples", "alternatives", "greedy")
-MUST_BE_SEEN = (*ENDS, *KINDS, "look", "look beside others", "pause")
+LIMITS = ("max_slots", "max_waiting")
+LOOKS = ("look", "look beside others", "pause")
+MUST_BE_SEEN = (*ENDS, *KINDS, *LOOKS, *LIMITS, "pushed out", "held back")
 EOS, VOCAB = 1, 80
+SHARES = ANYBODY, Share("a"), Share("a", 3.0), Share("b", 0.5, max_slots=2), Share("c", max_waiting=3), Share("d", 1e-9)
 ORIGINS = b"one", b"two", b"three"
 
 
@@ -74,6 +78,7 @@ FIELDS = st.fixed_dictionaries(
         "lag": st.sampled_from([0.0, 0.0, 0.0, 0.1, 2.0]),
         "patience": st.sampled_from([None] * 7 + [0.2, 5.0, 30.0]),
         "is_streamed": st.booleans(),
+        "share": st.sampled_from([ANYBODY, ANYBODY, *SHARES]),
         "priority": st.sampled_from([0, 0, 0, -10, -1, 1, 2, 10]),
     }
 )

@@ -7,6 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
+from dragoman.server.engine.messages import ANYBODY
 from dragoman.server.errors import NotReady, Unavailable
 from dragoman.v1.generation_pb2 import GenerateRequest, ScoreRequest
 
@@ -45,6 +46,19 @@ def test_a_full_queue_that_the_front_end_knows_of_counts_as_one_that_the_engine_
             await refused(world.stub.Generate(GenerateRequest(text="a")))
             await refused(world.stub.GenerateStream(GenerateRequest(text="a")).read())
             assert rejections(world) == {("en-de", "queue_full"): 2}
+            assert world.engine.shares == [ANYBODY, ANYBODY], "whose it is has been told"
+
+    asyncio.run(run())
+
+
+def test_the_limit_behind_a_refusal_is_named(serve: Any) -> None:
+    async def run() -> None:
+        async with serve() as world:
+            world.engine.reason, world.engine.limit = "queue_full", "max_waiting"
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await world.stub.Generate(GenerateRequest(text="a"))
+            assert caught.value.code().name == "RESOURCE_EXHAUSTED"
+            assert "max_waiting: " in caught.value.details()
 
     asyncio.run(run())
 
