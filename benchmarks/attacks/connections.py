@@ -117,11 +117,13 @@ def run(scene: Scene) -> Iterator[Figure]:
     """Measure the neighbour alone, then beside each."""
     with scene.serve() as server:
         yield Figure("a neighbour alone: median, p99 ms", _times(_neighbour(server.address)))
-        idlers = Idlers(server.address, NUM_IDLE)
-        looks = _neighbour(server.address)
-        yield Figure(f"{NUM_IDLE} idle connections: left open", str(idlers.num_open()))
-        idlers.close()
-        yield Figure("beside them: median, p99 ms", _times(looks))
+        with Apart(Prober, server.address, 0.02, "generate") as older:
+            idlers = Idlers(server.address, NUM_IDLE)
+            newer = _neighbour(server.address)
+            yield Figure(f"{NUM_IDLE} idle connections: left open", str(idlers.num_open()))
+            idlers.close()
+            yield Figure("beside them, who was there before: median, p99 ms", _times(older.call("stop")))
+        yield Figure("beside them, who came after: median, p99 ms", _times(newer))
     for kind, title in (("resets", "calls that are reset at once"), ("pings", "pings"), ("refused", "calls that are refused")):
         with scene.serve() as server:
             yield from _flooded(server, kind, title)

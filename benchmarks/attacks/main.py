@@ -108,7 +108,9 @@ def _keep(side: str, source: Path, attack: Attack, figures: Sequence[Figure]) ->
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=source, capture_output=True, text=True, check=False)
     sides = old["environment"].get("sides", {}) | {side: {"commit": commit.stdout.strip(), "date": about["date"]}}
     told = [f"{name}: commit {sides[name]['commit']}, {sides[name]['date']}." for name in SIDES if name in sides]
-    write(NAME, "Attacks", about | {"sides": sides}, merge(old["rows"], side, attack, figures), [*NOTES, "", *told])
+    known = {each.title for each in ATTACKS}
+    rows = [row for row in old["rows"] if row["attack"] in known]
+    write(NAME, "Attacks", about | {"sides": sides}, merge(rows, side, attack, figures), [*NOTES, "", *told])
 
 
 if __name__ == "__main__":

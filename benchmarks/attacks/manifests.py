@@ -66,15 +66,11 @@ def _serve(source: Path, models: str) -> str:
 
 
 def describe(code: int | None, took: float, text: str) -> str:
-    """Return an ending in words."""
-    kind = (
-        "a traceback"
-        if "Traceback" in text
-        else "serves"
-        if '"serving"' in text
-        else f"{len(text.splitlines())} lines, {len(text)} characters"
-    )
-    return f"{'still running' if code is None else f'exit {code}'} after {took:.1f} s, {kind}"
+    """Return an ending in words; a command without a code was ended here."""
+    if code is None:
+        return f"serves after {took:.1f} s" if '"serving"' in text else f"no end in {took:.1f} s"
+    said = "a traceback" if "Traceback" in text else f"{len(text.splitlines())} lines, {len(text)} characters"
+    return f"exit {code} after {took:.1f} s, {said}"
 
 
 def _read(descriptor: int) -> str:

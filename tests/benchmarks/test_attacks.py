@@ -93,7 +93,8 @@ dragoman_requests_failed_created{code="CANCELLED",model="a"} 1.7e9
     [
         (2, "bundle.json: name: bad\n", "exit 2 after 1.2 s, 1 lines, 23 characters"),
         (1, "Traceback (most recent call last):\n", "exit 1 after 1.2 s, a traceback"),
-        (None, '{"event":"serving"}', "still running after 1.2 s, serves"),
+        (None, '{"event":"serving"}', "serves after 1.2 s"),
+        (None, "", "no end in 1.2 s"),
     ],
 )
 def test_how_a_command_ended_is_told_in_words(code: int | None, text: str, words: str) -> None:

@@ -13,15 +13,22 @@ from typing import Any
 
 import grpc
 import pytest
+import torch
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
 from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 
 from dragoman.client.sync import Client
+from dragoman.export.exporter import export_checkpoint
+from dragoman.model.checkpoint import Checkpoint
+from dragoman.model.config import ModelConfig
+from dragoman.model.tokenizer import Tokenizer
+from dragoman.model.transformer import Transformer
 from dragoman.v1.generation_pb2 import GenerateBatchResponse, GenerateRequest, GenerateResponse
 from dragoman.v1.generation_pb2_grpc import GenerationStub
 from tests.fuzz.caller import send
 from tests.fuzz.cases import Case, cases, make_case, methods
 from tests.fuzz.oracle import Ending, complaints
+from tests.shelf import Shelf
 
 pytestmark = pytest.mark.e2e
 
@@ -47,9 +54,38 @@ KNOWN = GenerateRequest(
 )
 
 
-def test_no_message_does_any_harm(serve: Any, endless: Path) -> None:
+@pytest.fixture(scope="session")
+def short(shelf: Shelf) -> Path:
+    """Bundle of a random model, `alpha`, that never ends an answer but has none longer than 64 tokens, as nobody waits for them."""
+    return shelf.get("short", make_short) / "bundles" / "alpha"
+
+
+def make_short(folder: Path) -> None:
+    torch.manual_seed(0)
+    config = ModelConfig(
+        source_vocab_size=280,
+        target_vocab_size=280,
+        d_model=64,
+        num_heads=4,
+        num_encoder_layers=2,
+        num_decoder_layers=2,
+        encoder_ffn_dim=128,
+        decoder_ffn_dim=128,
+        max_source_positions=64,
+        max_target_positions=64,
+        has_output_bias=True,
+    )
+    model = Transformer(config).eval()
+    assert model.decoder.output_bias is not None
+    model.decoder.output_bias.data[config.eos_id] = -60
+    tokenizer = Tokenizer.train(["a dog runs over the grass"], 280)
+    Checkpoint("alpha", model, tokenizer).save(folder / "checkpoints" / "alpha")
+    export_checkpoint(folder / "checkpoints" / "alpha", folder / "bundles" / "alpha")
+
+
+def test_no_message_does_any_harm(serve: Any, short: Path) -> None:
     problems: list[str] = []
-    with serve(endless / "alpha", "--max-slots", "16") as server, Client(server.address) as client:
+    with serve(short, "--max-slots", "16") as server, Client(server.address) as client:
         known = methods(services(server.address))
         assert {method.name for method in known.values()} >= {*COUNTED, *UNCOUNTED}
         right = answer(server.address)
