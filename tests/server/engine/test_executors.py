@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from dragoman.server.engine.executors import NICENESS, Here, background
+from dragoman.server.engine.executors import Here, background
 
 
 def niceness() -> int:
@@ -24,7 +24,7 @@ def test_the_background_gives_way_and_so_does_what_it_starts() -> None:
 
     with background() as executor:
         executor.submit(look).result(10)
-    assert found == [min(before + NICENESS, 19)] * 2
+    assert found == [min(before + 10, 19)] * 2
     assert niceness() == before, "and nobody else"
 
 

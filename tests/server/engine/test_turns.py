@@ -25,21 +25,21 @@ def test_only_what_is_beside_generation_is_rested() -> None:
     assert turns.rest_seconds == 1.0
 
 
-@given(st.lists(st.tuples(st.integers(1, 1000), st.booleans(), st.booleans()), max_size=100))
-def test_whoever_waits_for_the_end_of_rest_leaves_generation_half_of_its_time(steps: list[tuple[int, bool, bool]]) -> None:
-    """Milliseconds, whether a turn would like to go on or begin, and whether anything is generated meanwhile."""
-    turns, now, longest, turn = Turns(), 0.0, 0.0, 0.0
-    beside = alone = 0.0
-    is_turn = False
-    for milliseconds, wants_turn, is_generating in steps:
-        is_turn = wants_turn and (is_turn or not turns.rest_seconds)
-        seconds = milliseconds / 1000
-        now += seconds
-        turns.pass_time(now, is_turn=is_turn, is_generating=is_generating)
-        turn = turn + seconds if is_turn and is_generating else (turn if is_turn else 0.0)
-        longest = max(longest, turn)
-        if is_turn and is_generating:
-            beside += seconds
-        elif not is_turn:
-            alone += seconds
+@given(st.lists(st.tuples(st.integers(1, 5000), st.booleans(), st.integers(1, 300)), max_size=30))
+def test_half_of_the_time_is_generations_whatever_turns_take(turns_taken: list[tuple[int, bool, int]]) -> None:
+    """Turns of so many milliseconds, whether anything is generated beside each, and how long a decode step takes after it."""
+    turns, now = Turns(), 0.0
+    beside = alone = longest = 0.0
+    for milliseconds, is_generating, step in turns_taken:
+        while turns.rest_seconds:
+            now += step / 1000
+            alone += step / 1000
+            turns.pass_time(now, is_turn=False, is_generating=True)
+        now += milliseconds / 1000
+        turns.pass_time(now, is_turn=True, is_generating=is_generating)
+        if is_generating:
+            beside += milliseconds / 1000
+            longest = max(longest, milliseconds / 1000)
+        else:
+            assert not turns.rest_seconds
     assert beside <= alone + longest + 1e-6
