@@ -82,6 +82,7 @@ class EngineLoop:
     def stop(self) -> None:
         """Let `run` end after its current step; for another thread, which may not use the socket."""
         self._is_stopped = True
+        self._bell.ring()
 
     @property
     def is_computing(self) -> bool:

@@ -33,10 +33,9 @@ class ScorerLoading:
         self.has_failed = True
 
     def succeed(self) -> None:
-        """Note that it is loaded; log it where the log says that it is not."""
-        if self.has_failed:
-            log.info("the scorer is loaded after all")
+        """Note and log that it is loaded."""
         self.has_failed = False
+        log.info("scorer loaded")
 
     def seconds_until_try(self, now: float) -> float:
         """Return what to tell a caller who has to come again."""

@@ -1,5 +1,6 @@
 """Scores of the real server are those of PyTorch and of generation, whatever else is being served."""
 
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -97,3 +98,14 @@ def test_scored_pairs_are_counted(shared_server: Any) -> None:
     with Client(shared_server.address) as client:
         client.score("A dog.", "Un chien.", model="en-fr")
     assert shared_server.metric("dragoman_request_success_total", **labels) == before + 1
+
+
+def test_a_model_scores_when_its_bundle_has_gone(serve: Any, endless: Path, tmp_path: Path) -> None:
+    """Like it generates: all that it needs is loaded at the start, and the first pair reads nothing."""
+    bundle = tmp_path / "alpha"
+    shutil.copytree(endless / "alpha", bundle)
+    with serve(bundle) as server, Client(server.address) as client:
+        server.wait_for("scorer loaded")
+        bundle.rename(tmp_path / "away")
+        assert client.score("a dog runs", "over the grass").log_prob < 0
+        assert server.terminate() == 0

@@ -107,22 +107,24 @@ def attach(tmp_path: Path) -> Iterator[Callable[[Callable[[], Any]], Attached]]:
 class FakeScorer:
     """Scores by length, as soon as it may."""
 
-    is_loaded = True
     is_on_device = False
 
-    def __init__(self) -> None:
+    def __init__(self, is_loaded: bool = True) -> None:
+        self.is_loaded = is_loaded
         self.gate = threading.Event()
         self.gate.set()
         self.has_begun = threading.Event()
+        self.was_interrupted = threading.Event()
 
     def check(self) -> None:
-        pass
+        self.has_begun.set()
+        assert self.gate.wait(10)
 
     def open(self) -> None:
-        pass
+        self.is_loaded = True
 
     def interrupt(self) -> None:
-        self.gate.set()
+        self.was_interrupted.set()
 
     def score(
         self, source_ids: Sequence[int], target_ids: Sequence[int], layer: int | None = None
@@ -329,3 +331,67 @@ def test_pairs_of_an_engine_that_breaks_are_told(make_bench: Any, attach: Any) -
     scorer.gate.set()
     assert "draining" in front.ends(4).values()
     assert front.end() == EXIT_BROKEN
+
+
+@pytest.fixture
+def held() -> Iterator[FakeScorer]:
+    """A scorer that is at its first pair until the test lets it go on."""
+    scorer = FakeScorer()
+    scorer.gate.clear()
+    yield scorer
+    scorer.gate.set()
+
+
+def test_a_pair_holds_up_neither_requests_nor_signs_of_life(
+    make_bench: Any, attach: Any, held: FakeScorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "HEARTBEAT_MILLISECONDS", 10)
+    front = attach(lambda: (make_bench().engine, scoring(held), READY))
+    front.send(Hello())
+    assert front.receive() == READY
+    front.send(Score([pair(1), pair(2)]))
+    assert held.has_begun.wait(10)
+    front.send(Submit([request(3), request(4)]))
+    assert front.ends(2) == {3: "eos", 4: "eos"}
+    for _ in range(3):
+        report = front.receive()
+        assert isinstance(report, Report) and not report.scored and report.statistics.num_waiting == 2
+    held.gate.set()
+    assert front.ends(2) == {1: "eos", 2: "eos"}
+
+
+def test_a_pair_that_is_being_scored_can_be_cancelled(make_bench: Any, attach: Any, held: FakeScorer) -> None:
+    front = attach(lambda: (make_bench().engine, scoring(held), READY))
+    front.send(Score([pair(1)]))
+    assert held.has_begun.wait(10)
+    front.send(Cancel([1]))
+    assert front.ends(1) == {1: "cancelled"}
+    held.gate.set()
+    front.send(Score([pair(2)]))
+    assert front.ends(1) == {2: "eos"}
+
+
+@pytest.mark.parametrize(("last", "code"), [((msgspec.msgpack.encode(Stop()),), 0), ((b"\xc1",), EXIT_BROKEN)])
+def test_an_engine_does_not_end_later_for_a_pair(
+    make_bench: Any, attach: Any, held: FakeScorer, last: tuple[bytes, ...], code: int
+) -> None:
+    front = attach(lambda: (make_bench().engine, scoring(held), READY))
+    front.send(Score([pair(1), pair(2)]))
+    assert held.has_begun.wait(10)
+    front.send_bytes(*last)
+    assert front.ends(2) == {1: "draining", 2: "draining"}
+    assert front.end() == code
+    assert held.was_interrupted.is_set() and front.loop.is_computing
+
+
+def test_requests_are_answered_while_the_scorer_is_loaded(make_bench: Any, attach: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "HEARTBEAT_MILLISECONDS", 1_000_000)
+    scorer = FakeScorer(is_loaded=False)
+    scorer.gate.clear()
+    front = attach(lambda: (make_bench().engine, scoring(scorer), READY))
+    assert scorer.has_begun.wait(10), "before anything has come"
+    front.send(Score([pair(1)]))
+    front.send(Submit([request(2)]))
+    assert front.ends(1) == {2: "eos"}
+    scorer.gate.set()
+    assert front.ends(1) == {1: "eos"}

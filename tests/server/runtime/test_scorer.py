@@ -7,10 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import structlog
 
 from dragoman.export.bundle import Bundle, BundleError
 from dragoman.export.eager_pass import EagerPass
 from dragoman.model.checkpoint import Checkpoint
+from dragoman.server.engine.executors import Here
+from dragoman.server.engine.messages import Scored, ScoreRequest
+from dragoman.server.engine.scheduler import Limits
+from dragoman.server.engine.scoring import Scoring
 from dragoman.server.runtime.scorer import OnnxScorer
 
 PAIRS = [([7, 8, 9, 1], [10, 11, 1]), ([1], [20] * 19 + [1]), ([5] * 23 + [1], [1])]
@@ -116,3 +121,26 @@ def test_a_weight_that_changed_on_disk_is_found_before_it_is_used(bundle_copy: P
     path.write_bytes(content)
     with pytest.raises(BundleError, match=r"decoder\.weights: SHA-256"):
         scorer.check()
+
+
+def test_pairs_are_scored_again_once_a_bundle_is_back(bundle_copy: Path) -> None:
+    now = 100.0
+    scoring = Scoring(OnnxScorer(Bundle.open(bundle_copy), 1), Limits(4, 10, 1000, 1000), lambda: now, Here())
+    away = bundle_copy.with_name("away")
+    bundle_copy.rename(away)
+
+    def score() -> Scored:
+        scoring.submit(b"front", ScoreRequest(1, *PAIRS[0], arrival=now))
+        while scoring.num_waiting:
+            scoring.step()
+        ((scored,),) = scoring.take_scored().values()
+        return scored
+
+    with structlog.testing.capture_logs() as logs:
+        first, second = score(), score()
+    assert (first.reason, second.reason, len(logs)) == ("not_loaded", "not_loaded", 1)
+    away.rename(bundle_copy)
+    assert score().reason == "not_loaded", "not before it is tried again"
+    now += second.retry_after_seconds
+    scoring.step()
+    assert score().log_probs == opened(bundle_copy).score(*PAIRS[0])[0].tolist()
