@@ -80,7 +80,7 @@ def test_what_does_not_speak_of_a_size_is_tried_again_even_without_a_time(call, 
 )
 def test_other_words_for_a_size_are_understood(call, service, failing, clock, message: str) -> None:
     service.script.append(lambda context: context.abort(errors.grpc.StatusCode.RESOURCE_EXHAUSTED, message))
-    with pytest.raises(errors.TooLarge, match="^request: "):
+    with pytest.raises(errors.TooLarge, match=r"^request: "):
         call("generate", "a")
     assert clock.waits == []
 
