@@ -22,6 +22,7 @@ from prometheus_client.registry import CollectorRegistry
 from dragoman.export.bundle import Bundle
 from dragoman.extras import install_command
 from dragoman.server import config as settings
+from dragoman.server.allocator import give_back_large_blocks
 from dragoman.server.config import ConfigError, ServerConfig
 from dragoman.server.core.access import read_callers, read_callers_book
 from dragoman.server.core.core import Core
@@ -146,6 +147,7 @@ class Service:
                     gc.collect()
                     gc.freeze()  # what is there now stays: the collector need not look at it while requests wait
                     gc.set_threshold(10_000, 20, 100)
+                    give_back_large_blocks()
                     await stopping.wait()
                     await self._drain(face)
             except EngineCannotStart as error:

@@ -44,15 +44,14 @@ class AnswerShape(Struct, frozen=True):
 
 
 class ScoresShape(Struct, frozen=True):
-    """What a pair is answered with.
+    """What a pair is answered with if the weights of its alignment are told.
 
     Attributes:
         num_source: Tokens of the source.
         num_target: Tokens of the target.
-        source_bytes: Bytes of the source's tokens; 0 where they are not told.
+        source_bytes: Bytes of the source's tokens.
         target_bytes: Bytes of the target's tokens.
         max_token: Largest token id.
-        is_aligned: Whether all weights of the alignment are told.
         num_links: Links between words at the most.
     """
 
@@ -61,8 +60,7 @@ class ScoresShape(Struct, frozen=True):
     source_bytes: int
     target_bytes: int
     max_token: int
-    is_aligned: bool = False
-    num_links: int = 0
+    num_links: int
 
 
 class AnswerLimit(Protocol):
@@ -168,21 +166,21 @@ def check_answer(
     size = limit.answer_bytes(shape)
     if size <= limit.max_bytes:
         return
-    asked = f"num_return_sequences of {search.num_answers} with max_new_tokens of {max_new_tokens}"
-    field = "num_return_sequences"
+    asked = f"num_return_sequences of {search.num_answers} and max_new_tokens of {max_new_tokens}"
     if num_top:
         field, asked = "top_log_probs", f"{num_top} with {asked}"
     elif has_log_probs:
         field, asked = "return_log_probs", f"with {asked}"
+    else:
+        field, asked = "num_return_sequences", f"{search.num_answers} with max_new_tokens of {max_new_tokens}"
     raise InvalidRequest(field, f"{asked} may take {size} bytes; {limit.name} of the server is {limit.max_bytes}")
 
 
-def check_scores(request: messages.ScoreRequest, is_told: bool, tokenizer: Tokenizer, vocabulary: int, limit: AnswerLimit) -> None:
-    """Do nothing if the scores of a pair can be sent.
+def check_scores(request: messages.ScoreRequest, tokenizer: Tokenizer, vocabulary: int, limit: AnswerLimit) -> None:
+    """Do nothing if the scores of a pair can be sent, the weights of its alignment among them.
 
     Args:
         request: For the engine.
-        is_told: Whether the weights of the alignment are told.
         tokenizer: What says how long their texts are.
         vocabulary: Tokens that a target can have.
         limit: What can be sent.
@@ -194,17 +192,15 @@ def check_scores(request: messages.ScoreRequest, is_told: bool, tokenizer: Token
     shape = ScoresShape(
         num_source=num_source,
         num_target=num_target,
-        source_bytes=_total_bytes(tokenizer, request.source_ids) if is_told else 0,
+        source_bytes=_total_bytes(tokenizer, request.source_ids),
         target_bytes=_total_bytes(tokenizer, request.target_ids),
         max_token=max(0, vocabulary - 1),
-        is_aligned=is_told,
-        num_links=num_target if request.is_aligned else 0,
+        num_links=num_target,
     )
     size = limit.scores_bytes(shape)
     if size > limit.max_bytes:
-        field = "return_alignment" if is_told else "target"
         asked = f"the scores of {num_target} target and {num_source} source tokens may take {size} bytes"
-        raise InvalidRequest(field, f"{asked}; {limit.name} of the server is {limit.max_bytes}")
+        raise InvalidRequest("return_alignment", f"{asked}; {limit.name} of the server is {limit.max_bytes}")
 
 
 def _total_bytes(tokenizer: Tokenizer, ids: Sequence[int]) -> int:

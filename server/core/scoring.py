@@ -112,8 +112,8 @@ async def prepare_pair(
         alignment_layer=layer,
         share=share,
     )
-    if limit is not None:
-        check_scores(pair, request.return_alignment, model.tokenizer, model.manifest.target_vocab_size, limit)
+    if limit is not None and request.return_alignment:
+        check_scores(pair, model.tokenizer, model.manifest.target_vocab_size, limit)
     return pair
 
 

@@ -156,3 +156,24 @@ def test_failure_that_is_final_or_too_late_to_mend_ends_the_batch(clock, deadlin
     with pytest.raises(type(error)) as caught:
         batch.interrupt(error)
     assert caught.value is error
+
+
+def test_answer_without_an_id_is_for_the_request_in_its_place(batch, refusing) -> None:
+    """A server sends back no id that it refuses, and says which message of the stream it speaks of."""
+    first, second = (batch.add(Request(text, request_id=name)) for text, name in (("a", "good"), ("b", "y" * 200)))
+    error = refusing("INVALID_ARGUMENT", "request_id: 200 characters; at most 128 are allowed")
+    outcome = batch.take(generation_pb2.GenerateBatchResponse(index=1, error=error))
+    assert (outcome.index, outcome.error.request_id) == (1, "y" * 200)
+    assert batch.take(answer(first)).index == 0
+    with pytest.raises(InternalError, match="not asked"):
+        batch.take(generation_pb2.GenerateBatchResponse(index=1, error=error))
+    assert isinstance(second, Sending)
+
+
+def test_places_are_counted_anew_on_each_stream(batch, refusing) -> None:
+    sendings = [batch.add(Request(text, request_id=text)) for text in "abc"]
+    batch.take(answer(sendings[0]))
+    _, steps = batch.interrupt(Unavailable("gone"))
+    assert [step.message.request_id for step in steps] == ["b", "c"]
+    outcome = batch.take(generation_pb2.GenerateBatchResponse(index=0, error=refusing("INVALID_ARGUMENT", "no")))
+    assert outcome.request.request_id == "b"

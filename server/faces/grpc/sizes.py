@@ -37,8 +37,6 @@ class MessageLimit:
         """Return the bytes of a `ScoreResponse` at the most."""
         told = shape.num_target * _field(_told(0, shape.max_token)) + 3 * shape.num_target + shape.target_bytes
         links = shape.num_links * LINK_BYTES
-        if not shape.is_aligned:
-            return ENVELOPE_BYTES + told + links
         weights = _field(4 * shape.num_target * shape.num_source)
         return ENVELOPE_BYTES + told + links + _field(weights + shape.source_bytes + shape.num_source * _field(0) * 2 + 16)
 

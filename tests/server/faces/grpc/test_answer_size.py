@@ -62,3 +62,29 @@ def test_whatever_passes_can_be_sent(serve: Any) -> None:
         assert codes == {0, grpc.StatusCode.INVALID_ARGUMENT.value[0]}
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        (LARGE, "top_log_probs: 20 with num_return_sequences of 4 and max_new_tokens of 32 may take"),
+        (
+            {"return_log_probs": True, "max_new_tokens": 48},
+            "return_log_probs: with num_return_sequences of 1 and max_new_tokens of 48 may take",
+        ),
+        ({"num_beams": 8, "num_return_sequences": 8}, "num_return_sequences: 8 with max_new_tokens of 32 may"),
+    ],
+)
+def test_what_may_be_too_large_is_refused_before_any_work(serve: Any, fields: dict[str, Any], reason: str) -> None:
+    async def run() -> None:
+        async with serve(max_message_bytes=2048) as world:
+            for method in (world.stub.Generate, world.stub.GenerateStream):
+                error = await failure(method(GenerateRequest(text=TEXT, **fields)))
+                assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+                assert (error.details() or "").startswith(reason)
+            error = await failure(world.stub.Score(ScoreRequest(text=TEXT * 4, target=TEXT * 3, return_alignment=True)))
+            assert (error.details() or "").startswith("return_alignment: the scores of ")
+            assert world.engine.requests == [] and world.engine.pairs == []
+            assert (await world.stub.Score(ScoreRequest(text=TEXT, target=TEXT))).tokens
+
+    asyncio.run(run())

@@ -453,3 +453,66 @@ def test_stream_needs_a_token_like_any_call(serve: Any, tmp_path: Any) -> None:
             assert world.records() == {("en-de", "eos"): 1, ("", "UNAUTHENTICATED"): 1}
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("request_id", ["x" * 4_194_244, "x" * 129, "é" * 100, "a\nb", "\x1b[2J"])
+def test_unfit_id_is_refused_and_never_sent_back(serve: Any, logged: Any, request_id: str) -> None:
+    """One of 4 MB, sent back, was an answer that gRPC does not send: it ended the stream, and three good requests with it."""
+
+    async def run() -> None:
+        async with serve() as world:
+            responses = await answers(world, ask("a"), ask("b"), ask(request_id), ask("c"))
+            assert codes(responses) == [("", "INVALID_ARGUMENT"), ("a", "OK"), ("b", "OK"), ("c", "OK")]
+            [refused] = [response for response in responses if response.HasField("error")]
+            assert refused.index == 2 and refused.error.message.startswith("request_id: ")
+            assert refused.ByteSize() < 200
+            assert "x" * 129 not in str(logged()) and "\x1b" not in str(logged())
+
+    asyncio.run(run())
+
+
+def test_large_answers_that_nobody_takes_hold_the_stream_back(logged: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        reader, num_begun = Reader(), 0
+
+        async def generate(request: GenerateRequest, context: Any, response: GenerateResponse) -> None:
+            nonlocal num_begun
+            num_begun += 1
+            response.text = "x" * 100_000
+
+        async def requests() -> Any:
+            for i in range(40):
+                yield ask(f"r{i}")
+                await settle()  # each is answered before the next comes
+
+        batch = make_batch(reader, 64)
+        monkeypatch.setattr(batch, "_generate", generate)
+        serving = asyncio.create_task(batch.serve(requests()))
+        for num_taken in range(5):
+            for _ in range(20):
+                await settle()
+            assert num_begun == 3 + num_taken
+            reader.may_take.release()
+        for _ in range(40):
+            reader.may_take.release()
+        await serving
+        assert len(reader.taken) == 40
+
+    asyncio.run(run())
+
+
+def test_streams_share_what_they_have_in_hand(serve: Any) -> None:
+    async def run() -> None:
+        async with serve() as world:
+            world.engine.hold()
+            calls = [world.stub.GenerateBatch(iter([ask(f"r{i}") for i in range(2 * LIMIT)])) for _ in range(2)]
+            await eventually(lambda: len(world.engine.requests) == 2 * LIMIT)
+            for call in calls:
+                call.cancel()
+            await eventually(lambda: world.server.num_running == 0)
+            again = world.stub.GenerateBatch(iter([ask(f"r{i}") for i in range(2 * LIMIT)]))
+            await eventually(lambda: len(world.engine.requests) == 3 * LIMIT)
+            world.engine.gate.set()
+            assert len([response async for response in again]) == 2 * LIMIT
+
+    asyncio.run(run())

@@ -82,9 +82,9 @@ def test_scores_weigh_no_more_than_was_reckoned(tokenizer: Tokenizer) -> None:
         links = " ".join(f"{num_source}-{i}" for i in range(num_target))
         scores = PairScores("r" * 128, "m" * 128, "v" * 128, -1.5, -1.5, told, num_source, alignment, links)
         size = asyncio.run(to_score_response(scores, 2**31 - 1)).ByteSize()
-        check_scores(pair, True, tokenizer, VOCABULARY, MessageLimit(round(1.05 * size) + 2 * ENVELOPE_BYTES + 14 * num_target))
+        check_scores(pair, tokenizer, VOCABULARY, MessageLimit(round(1.05 * size) + 2 * ENVELOPE_BYTES + 14 * num_target))
         with pytest.raises(InvalidRequest, match=r"^return_alignment: the scores of .*; max_message_bytes of the server is"):
-            check_scores(pair, True, tokenizer, VOCABULARY, MessageLimit(size - 1))
+            check_scores(pair, tokenizer, VOCABULARY, MessageLimit(size - 1))
 
 
 def test_so_many_different_tokens_are_never_longer_than_the_longest(tokenizer: Tokenizer) -> None:

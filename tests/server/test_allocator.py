@@ -1,0 +1,33 @@
+import platform
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import sys
+from dragoman.server.allocator import give_back_large_blocks
+
+def resident():
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmRSS")) // 1024
+
+if sys.argv[1] == "yes":
+    give_back_large_blocks()
+del_first = bytes(b"x" * 20_000_000)
+del del_first
+before, kept = resident(), []
+blocks = []
+for _ in range(20):
+    blocks.append(b"y" * 4_000_000)
+    kept.append(bytearray(100_000))  # lies behind the block
+blocks.clear()
+print(resident() - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries keep memory in other ways")
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_large_blocks_are_given_back_where_glibc_would_keep_them(is_asked: bool) -> None:
+    command = [sys.executable, "-c", PROGRAM, "yes" if is_asked else "no"]
+    megabytes = int(subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout)
+    assert (megabytes < 10) is is_asked
