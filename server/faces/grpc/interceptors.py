@@ -6,6 +6,7 @@ Health RPCs pass untouched: probes must be answered while the server drains, and
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from contextvars import ContextVar
@@ -27,8 +28,10 @@ HEALTH_PREFIX = "/grpc.health.v1.Health/"
 COUNTED_METHODS = frozenset(f"/dragoman.v1.Generation/{name}" for name in ("Generate", "GenerateStream", "GenerateBatch", "Score"))
 # More than there are methods; names that callers make up push each other out.
 MAX_KEPT_HANDLERS = 64
-# A deadline and the cancellation it causes are seen through two clocks.
-CLOCK_TOLERANCE_SECONDS = 0.005
+# A caller gives up when its time is over, and that is before ours is: our clock starts when the call has come, and gRPC writes
+# timeouts of more than a second with two or three digits, rounded up.
+TRANSPORT_SECONDS = 0.05
+TIMEOUT_ROUNDING = 0.01
 
 # As strings: these classes take parameters in their stubs only.
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -86,7 +89,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         call = Call.begin(method, is_counted=method in COUNTED_METHODS, has_items=has_items)
         call.caller = current_caller.get()
         current_call.set(call)
-        ending = partial(_own_ending, context)
+        ending = partial(_own_ending, context, call.arrival)
+        if request is None:
+            request = await self._read(call, context)
         try:
             with self._calls.serving(
                 call,
@@ -102,12 +107,23 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         except ServiceError as error:
             await context.abort_with_status(errors.to_status(error, call.request_id))
 
+    async def _read(self, call: Call, context: Context) -> Any:
+        """Return the message of an RPC that has one; record the end of an RPC whose caller is gone before it came."""
+        try:
+            message = await context.read()
+            if message is not grpc.aio.EOF:
+                return message
+            raise asyncio.CancelledError
+        except asyncio.CancelledError:
+            self._calls.records.finish(call, cancellation_code(context, call.arrival))
+            raise
 
-def _own_ending(context: Context, error: BaseException) -> str | None:
+
+def _own_ending(context: Context, arrival: float, error: BaseException) -> str | None:
     """Return the name of the status that an exception of gRPC's stands for."""
     match error:
         case asyncio.CancelledError():
-            return cancellation_code(context)
+            return cancellation_code(context, arrival)
         case grpc.aio.AbortError():
             return _code_name(context)
         case grpc.aio.InternalError():  # gRPC could not write: the caller is gone, and gRPC knows
@@ -116,11 +132,19 @@ def _own_ending(context: Context, error: BaseException) -> str | None:
             return None
 
 
-def cancellation_code(context: Context) -> str:
-    """Return the name of the status that an RPC cancelled by gRPC ends with: that of its deadline, if that has passed."""
+def cancellation_code(context: Context, arrival: float) -> str:
+    """Return the name of the status that an RPC cancelled by gRPC ends with for its caller: that of its deadline, if that is over.
+
+    Args:
+        context: Of the RPC.
+        arrival: When it came, by `time.monotonic()`.
+    """
     remaining: float | None = context.time_remaining()
-    is_late = remaining is not None and remaining <= CLOCK_TOLERANCE_SECONDS
-    return DeadlineExceeded.code if is_late else Cancelled.code
+    if remaining is None:
+        return Cancelled.code
+    timeout = time.monotonic() - arrival + remaining
+    tolerance = min(TRANSPORT_SECONDS + TIMEOUT_ROUNDING * timeout, timeout / 2)
+    return DeadlineExceeded.code if remaining <= tolerance else Cancelled.code
 
 
 def _code_name(context: Context) -> str:
@@ -131,16 +155,18 @@ def _code_name(context: Context) -> str:
 
 def _wrap(handler: Handler, around: Callable[[Behaviour, Any, Context], Awaitable[Any]]) -> Handler:
     """Return a handler of the same kind that runs `around` the given one; streams are written by it, never yielded."""
+    # For gRPC each takes a stream of messages, of which one is read where there is one: gRPC calls the handler of a message when
+    # that is there, and where the caller is gone by then not at all, so that nobody would count the call.
+    make = grpc.stream_stream_rpc_method_handler if handler.response_streaming else grpc.stream_unary_rpc_method_handler
     if handler.request_streaming:
         inner: Any = handler.stream_stream if handler.response_streaming else handler.stream_unary
-        make = grpc.stream_stream_rpc_method_handler if handler.response_streaming else grpc.stream_unary_rpc_method_handler
     else:
         inner = handler.unary_stream if handler.response_streaming else handler.unary_unary
-        make = grpc.unary_stream_rpc_method_handler if handler.response_streaming else grpc.unary_unary_rpc_method_handler
     behaviour = _as_writer(inner) if isasyncgenfunction(inner) else inner
+    has_one = not handler.request_streaming
 
-    async def wrapped(request: Any, context: Context) -> Any:
-        return await around(behaviour, request, context)
+    async def wrapped(requests: Any, context: Context) -> Any:
+        return await around(behaviour, None if has_one else requests, context)
 
     return make(wrapped, _forgiving(handler.request_deserializer), handler.response_serializer)
 
