@@ -19,6 +19,7 @@ class ScriptedEngine:
         self.answer = answer
         self.reason: Any = "eos"
         self.incident = ""
+        self.limit = ""
         self.retry_after_seconds = 0.0
         self.needed_seconds = 0.0
         self.num_running = 0
@@ -116,6 +117,7 @@ class ScriptedEngine:
             incident=self.incident,
             retry_after_seconds=self.retry_after_seconds,
             needed_seconds=self.needed_seconds,
+            limit=self.limit,
         )
 
     def _answer(self, request: Request, index: int) -> Answer:
