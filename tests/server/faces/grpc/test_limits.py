@@ -263,15 +263,16 @@ def test_a_certificates_name_is_a_caller(serve: Any, tmp_path: Path) -> None:
         return grpc.aio.secure_channel(f"127.0.0.1:{port}", grpc.ssl_channel_credentials(*files))
 
     async def run() -> None:
-        async with serve(**settings, auth_tokens_file=callers) as world:
-            async with channel(world.server.port, "web") as ours, channel(world.server.port, "other") as theirs:
-                assert (await GenerationStub(ours).Generate(GenerateRequest(text=TEXT), timeout=20)).text
-                assert world.engine.requests[0].share.caller == "web"
-                refusal = await refused(GenerationStub(theirs).Generate(GenerateRequest(text=TEXT), timeout=20))
-                assert refusal[:2] == (
-                    "UNAUTHENTICATED",
-                    "authorization: a client certificate with a name that this server knows is needed",
-                )
+        async with (
+            serve(**settings, auth_tokens_file=callers) as world,
+            channel(world.server.port, "web") as ours,
+            channel(world.server.port, "other") as theirs,
+        ):
+            assert (await GenerationStub(ours).Generate(GenerateRequest(text=TEXT), timeout=20)).text
+            assert world.engine.requests[0].share.caller == "web"
+            code, message, _ = await refused(GenerationStub(theirs).Generate(GenerateRequest(text=TEXT), timeout=20))
+            assert code == "UNAUTHENTICATED"
+            assert message == "authorization: a client certificate with a name that this server knows is needed"
 
     asyncio.run(run())
 
