@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from deploy.grafana import machine, service
+from deploy.grafana import callers, machine, service
 from deploy.grafana.panels import Row
 
 
@@ -15,6 +15,7 @@ def rows() -> list[Row]:
         service.batching(),
         service.queue(),
         service.errors(),
+        callers.callers(),
         machine.models(),
         machine.process(),
         machine.gpu(),

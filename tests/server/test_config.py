@@ -7,6 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from dragoman.server.config import LATENCY_BUCKETS, ConfigError, ServerConfig, load
+from dragoman.server.core.callers_file import read_book
 
 
 @pytest.fixture(autouse=True)
@@ -230,16 +231,18 @@ def test_broken_file_is_named(tmp_path: Path, content: bytes) -> None:
 def test_the_manuals_example_is_a_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As it stands, and with the settings that it shows as comments."""
     manual = (Path(__file__).resolve().parents[2] / "docs/operations.md").read_text(encoding="utf-8")
-    (example,) = re.findall(r"```toml\n(.*?)```", manual, re.DOTALL)
+    example, callers = re.findall(r"```toml\n(.*?)```", manual, re.DOTALL)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tls").mkdir()
-    for name in ("tls/server.pem", "tls/server.key", "tls/clients.pem", "tokens", "scrape-token"):
+    for name in ("tls/server.pem", "tls/server.key", "tls/clients.pem", "callers.toml", "scrape-token"):
         write(tmp_path / name, "")
     config = load({}, write(tmp_path / "dragoman.toml", example))
     assert (config.models, config.tls_key, config.tls_client_ca) == (Path("bundles"), Path("tls/server.key"), None)
     whole = load({}, write(tmp_path / "dragoman.toml", re.sub(r"^# ", "", example, flags=re.MULTILINE)))
     assert (whole.tls_client_ca, whole.tracing_sample_ratio) == (Path("tls/clients.pem"), 0.01)
     assert whole.model_fields_set >= {"tracing_endpoint", "latency_buckets", "auth_tokens_file"}
+    book = read_book(write(tmp_path / "callers.toml", callers), has_client_certificates=True)
+    assert book.entries["web"].limits.max_requests == 100 and book.entries["nightly"].limits.requests_burst == 20
 
 
 @pytest.mark.parametrize(

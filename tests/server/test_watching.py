@@ -144,6 +144,18 @@ def test_what_is_no_file_has_a_fingerprint_too(tmp_path: Path) -> None:
     assert len(found) >= 3
 
 
+def test_a_certificates_days_are_counted_when_somebody_asks() -> None:
+    registry, now = CollectorRegistry(), [1_000_000.0]
+    metrics = ReloadMetrics(registry, lambda: now[0])
+    metrics.set_expiry("server", 1_000_000.0 + 86_400)
+    name, labels = "dragoman_tls_certificate_days_left", {"certificate": "server"}
+    assert registry.get_sample_value(name, labels) == 1
+    now[0] += 3 * 86_400
+    assert registry.get_sample_value(name, labels) == -2
+    metrics.set_expiry("server", 1_000_000.0 + 13 * 86_400)
+    assert registry.get_sample_value(name, labels) == 10
+
+
 def test_parts_are_told_apart_by_where_they_end(tmp_path: Path) -> None:
     for name, text in (("a", "xy"), ("b", "z"), ("c", "x"), ("d", "yz")):
         (tmp_path / name).write_text(text)

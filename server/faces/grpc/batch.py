@@ -108,7 +108,7 @@ class Batch:
             await self._serve(request, call, response)
         except asyncio.CancelledError:
             is_ours = self._rpc.is_ended_by_server
-            self._finish(call, Unavailable.code if is_ours else cancellation_code(self._context))
+            self._finish(call, Unavailable.code if is_ours else cancellation_code(self._context, self._rpc.arrival))
             raise
         except Exception as error:
             fault = self._records.fault(error)

@@ -7,6 +7,7 @@ Health RPCs are neither recorded nor refused: probes must be answered while the 
 
 import asyncio
 import sys
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from contextvars import ContextVar
@@ -19,7 +20,7 @@ import grpc
 from dragoman.server.core.callers import Caller
 from dragoman.server.core.calls import Call
 from dragoman.server.core.running import RunningCalls
-from dragoman.server.errors import Cancelled, DeadlineExceeded, ServiceError
+from dragoman.server.errors import Cancelled, DeadlineExceeded, InvalidRequest, ServiceError
 from dragoman.server.faces.grpc import errors
 from dragoman.server.faces.grpc.pace import Pace
 from dragoman.server.faces.grpc.reading import Refused, reader
@@ -29,10 +30,14 @@ AWAITED_PREFIX = "/dragoman.v1.Generation/"
 HEALTH_PREFIX = "/grpc.health.v1.Health/"
 # RPCs that generate or score; what becomes of the others is no matter for the metrics.
 COUNTED_METHODS = frozenset(f"/dragoman.v1.Generation/{name}" for name in ("Generate", "GenerateStream", "GenerateBatch", "Score"))
+# A caller that is gone has no message to come either; if that is why, gRPC cancels the RPC within this time.
+GONE_SECONDS = 0.1
 # More than there are methods; names that callers make up push each other out.
 MAX_KEPT_HANDLERS = 64
-# A deadline and the cancellation it causes are seen through two clocks.
-CLOCK_TOLERANCE_SECONDS = 0.005
+# A caller gives up when its time is over, and that is before ours is: our clock starts when the call has come, and gRPC writes
+# timeouts of more than a second with two or three digits, rounded up.
+TRANSPORT_SECONDS = 0.05
+TIMEOUT_ROUNDING = 0.01
 
 # As strings: these classes take parameters in their stubs only.
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -94,13 +99,15 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     async def _run_health(self, inner: Behaviour, request: Any, context: Context) -> Any:
         """Serve one RPC without a record of it."""
+        arrival = time.monotonic()
         try:
+            message = await _read(context) if request is None else request
             if self._pace is not None:
                 await self._pace.wait(context.peer())
-            _check_readable(request)
-            return await inner(request, context)
+            _check_readable(message)
+            return await inner(message, context)
         except Exception as error:
-            if _own_ending(context, error) is not None:
+            if _own_ending(context, arrival, error) is not None:
                 raise
             await context.abort_with_status(errors.to_status(self._calls.records.fault(error)))
 
@@ -110,7 +117,13 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         call = Call.begin(method, is_counted=method in COUNTED_METHODS, has_items=has_items, is_awaited=is_awaited)
         call.caller = current_caller.get()
         current_call.set(call)
-        ending = partial(_own_ending, context)
+        ending = partial(_own_ending, context, call.arrival)
+        if request is None:
+            try:
+                request = await _read(context)
+            except asyncio.CancelledError:  # gone before its message came
+                self._calls.records.finish(call, cancellation_code(context, call.arrival))
+                raise
         try:
             with self._calls.serving(
                 call,
@@ -130,6 +143,15 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             await context.abort_with_status(errors.to_status(error, call.request_id))
 
 
+async def _read(context: Context) -> Any:
+    """Return the message of an RPC that has one; `Refused` if its caller has said that there is none to come."""
+    message = await context.read()
+    if message is not grpc.aio.EOF:
+        return message
+    await asyncio.sleep(GONE_SECONDS)
+    return Refused(InvalidRequest("request", "is missing"))
+
+
 def _check_readable(request: Any) -> None:
     """Refuse a message that was refused as it was read.
 
@@ -140,11 +162,11 @@ def _check_readable(request: Any) -> None:
         raise request.error
 
 
-def _own_ending(context: Context, error: BaseException) -> str | None:
+def _own_ending(context: Context, arrival: float, error: BaseException) -> str | None:
     """Return the name of the status that an exception of gRPC's stands for."""
     match error:
         case asyncio.CancelledError():
-            return cancellation_code(context)
+            return cancellation_code(context, arrival)
         case grpc.aio.AbortError():
             return _code_name(context)
         case grpc.aio.InternalError():  # gRPC could not write: the caller is gone, and gRPC knows
@@ -153,11 +175,19 @@ def _own_ending(context: Context, error: BaseException) -> str | None:
             return None
 
 
-def cancellation_code(context: Context) -> str:
-    """Return the name of the status that an RPC cancelled by gRPC ends with: that of its deadline, if that has passed."""
+def cancellation_code(context: Context, arrival: float) -> str:
+    """Return the name of the status that an RPC cancelled by gRPC ends with for its caller: that of its deadline, if that is over.
+
+    Args:
+        context: Of the RPC.
+        arrival: When it came, by `time.monotonic()`.
+    """
     remaining: float | None = context.time_remaining()
-    is_late = remaining is not None and remaining <= CLOCK_TOLERANCE_SECONDS
-    return DeadlineExceeded.code if is_late else Cancelled.code
+    if remaining is None:
+        return Cancelled.code
+    timeout = time.monotonic() - arrival + remaining
+    tolerance = min(TRANSPORT_SECONDS + TIMEOUT_ROUNDING * timeout, timeout / 2)
+    return DeadlineExceeded.code if remaining <= tolerance else Cancelled.code
 
 
 def _code_name(context: Context) -> str:
@@ -170,16 +200,18 @@ def _wrap(
     handler: Handler, around: Callable[[Behaviour, Any, Context], Awaitable[Any]], max_characters: Callable[[], int]
 ) -> Handler:
     """Return a handler of the same kind that runs `around` the given one; streams are written by it, never yielded."""
+    # For gRPC each takes a stream of messages, of which one is read where there is one: gRPC calls the handler of a message when
+    # that is there, and where the caller is gone by then not at all, so that nobody would count the call.
+    make = grpc.stream_stream_rpc_method_handler if handler.response_streaming else grpc.stream_unary_rpc_method_handler
     if handler.request_streaming:
         inner: Any = handler.stream_stream if handler.response_streaming else handler.stream_unary
-        make = grpc.stream_stream_rpc_method_handler if handler.response_streaming else grpc.stream_unary_rpc_method_handler
     else:
         inner = handler.unary_stream if handler.response_streaming else handler.unary_unary
-        make = grpc.unary_stream_rpc_method_handler if handler.response_streaming else grpc.unary_unary_rpc_method_handler
     behaviour = _as_writer(inner) if isasyncgenfunction(inner) else inner
+    has_one = not handler.request_streaming
 
-    async def wrapped(request: Any, context: Context) -> Any:
-        return await around(behaviour, request, context)
+    async def wrapped(requests: Any, context: Context) -> Any:
+        return await around(behaviour, None if has_one else requests, context)
 
     deserialise = handler.request_deserializer
     reads = None if deserialise is None else reader(deserialise, max_characters)

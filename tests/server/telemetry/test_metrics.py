@@ -47,6 +47,7 @@ def test_names_are_the_ones_that_dashboards_query(registry: CollectorRegistry, m
     gauges = {"num_requests_running", "num_requests_waiting", "num_tokens_waiting", "slots_in_use", "slots", "model_ready"}
     gauges |= {"estimated_queue_seconds", "kv_cache_usage_ratio", "cache_reserved_bytes", "cache_used_bytes"}
     gauges |= {"engine_silence_seconds", "engine_resident_memory_bytes", "engine_open_fds"}
+    gauges |= {"caller_requests_running", "reload_stale", "tls_certificate_days_left"}
     counters = {
         "request_success",
         "requests_failed",
@@ -59,6 +60,10 @@ def test_names_are_the_ones_that_dashboards_query(registry: CollectorRegistry, m
         "engine_restarts",
         "encoder_padded_tokens",
         "score_tokens",
+        "caller_requests",
+        "caller_refusals",
+        "caller_tokens",
+        "reloads",
     }
     histograms = {
         "time_to_first_token_seconds",

@@ -1,6 +1,7 @@
 import asyncio
 import gc
 import json
+import time
 import weakref
 from types import SimpleNamespace
 from typing import Any
@@ -13,14 +14,22 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from grpc_status import rpc_status
 from prometheus_client import CollectorRegistry
 
+from dragoman.server.core.calls import Call
 from dragoman.server.core.records import Records
 from dragoman.server.core.running import RunningCalls
-from dragoman.server.faces.grpc.interceptors import MAX_KEPT_HANDLERS, CallInterceptor
+from dragoman.server.faces.grpc.interceptors import MAX_KEPT_HANDLERS, CallInterceptor, cancellation_code
 from dragoman.server.telemetry.metrics import Metrics
 from dragoman.v1.generation_pb2 import GenerateRequest, ListModelsRequest
 from dragoman.v1.generation_pb2_grpc import GenerationStub
 
 SECRET = "Das bleibt unter uns."
+
+
+class OneMessage:
+    """A context of gRPC's from which a message can be read."""
+
+    async def read(self) -> Any:
+        return object()
 
 
 def access_lines(logged: Any) -> list[dict[str, Any]]:
@@ -208,12 +217,12 @@ def test_method_names_that_callers_make_up_are_not_kept(logged: Any) -> None:
         first = await handler("/a.B/0")
         assert await handler("/a.B/0") is first, "one handler serves all RPCs of a method"
         others = [await handler(f"/a.B/{i}") for i in range(1, MAX_KEPT_HANDLERS + 1)]
-        forgotten = weakref.ref(first.unary_unary)
+        forgotten = weakref.ref(first.stream_unary)
         del first
         gc.collect()
         assert forgotten() is None
         for other in others:
-            await other.unary_unary(object(), None)
+            await other.stream_unary(None, OneMessage())
         await asyncio.sleep(0)
         methods = [line["method"] for line in access_lines(logged)]
         assert methods == [f"/a.B/{i}" for i in range(1, MAX_KEPT_HANDLERS + 1)]
@@ -235,7 +244,7 @@ def test_answer_on_its_way_is_not_cut_off_by_the_shutdown(logged: Any) -> None:
         async def serve_as_grpc_does() -> Any:
             details = SimpleNamespace(method="/dragoman.v1.Generation/Generate", invocation_metadata=())
             handler = await CallInterceptor(calls).intercept_service(find, details)
-            response = await handler.unary_unary(object(), None)
+            response = await handler.stream_unary(None, OneMessage())
             is_answered.set()
             await may_send.wait()
             return response
@@ -247,5 +256,72 @@ def test_answer_on_its_way_is_not_cut_off_by_the_shutdown(logged: Any) -> None:
         may_send.set()
         assert await task == "answer"
         assert await calls.wait_idle(10)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("name", ["Generate", "GenerateStream", "Score"])
+@pytest.mark.parametrize("end", ["CANCELLED", "DEADLINE_EXCEEDED"])
+def test_a_call_that_ends_before_its_message_has_come_is_counted(
+    serve: Any, logged: Any, name: str, end: str, monkeypatch: Any
+) -> None:
+    """A busy server gets to a message when its caller has given up: gRPC then calls no handler that is made for one message."""
+
+    async def run() -> None:
+        async with serve() as world:
+            is_late, has_come, begin = end == "DEADLINE_EXCEEDED", asyncio.Event(), Call.begin
+
+            def begin_and_tell(*arguments: Any, **keywords: Any) -> Call:
+                has_come.set()
+                return begin(*arguments, **keywords)
+
+            monkeypatch.setattr(Call, "begin", begin_and_tell)
+            call = world.channel.stream_stream(f"/dragoman.v1.Generation/{name}")(timeout=0.1 if is_late else None)
+            if not is_late:
+                await asyncio.wait_for(has_come.wait(), 60)
+                call.cancel()
+            assert (await call.code()).name == end
+            async with asyncio.timeout(60):
+                while not world.records():
+                    await asyncio.sleep(0.005)
+            assert world.records() == {("", end): 1}
+            assert [line["code"] for line in access_lines(logged)] == [end]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("timeout", "remaining", "code"),
+    [
+        (None, None, "CANCELLED"),
+        (0.2, 0.0, "DEADLINE_EXCEEDED"),
+        (0.2, 0.04, "DEADLINE_EXCEEDED"),
+        (0.2, 0.1, "CANCELLED"),
+        (0.02, 0.015, "CANCELLED"),
+        (61.0, 0.6, "DEADLINE_EXCEEDED"),
+        (61.0, 5.0, "CANCELLED"),
+    ],
+)
+def test_a_caller_gives_up_a_little_before_its_deadline_is_over_here(
+    timeout: float | None, remaining: float | None, code: str
+) -> None:
+    """A timeout of 60.1 seconds is written as 61: the caller's end of the call comes before ours."""
+    context: Any = SimpleNamespace(time_remaining=lambda: remaining)
+    elapsed = 0.0 if timeout is None or remaining is None else timeout - remaining
+    assert cancellation_code(context, time.monotonic() - elapsed) == code
+
+
+@pytest.mark.parametrize(
+    "method", ["dragoman.v1.Generation/Generate", "dragoman.v1.Generation/GenerateStream", "grpc.health.v1.Health/Check"]
+)
+def test_a_call_that_closes_its_side_without_a_message_is_refused(serve: Any, method: str) -> None:
+    """It had never ended: gRPC waits for a message and tells nobody."""
+
+    async def run() -> None:
+        async with serve() as world:
+            call = world.channel.stream_stream(f"/{method}")(iter(()))
+            with pytest.raises(grpc.aio.AioRpcError, match="request: is missing") as caught:
+                await call.read()
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
     asyncio.run(run())

@@ -1,0 +1,47 @@
+"""The dashboard's row about callers and about files that change: who uses how much, who is refused, what is not in use."""
+
+from deploy.grafana.panels import RED, Row, tile, timeseries
+from deploy.grafana.queries import PLACE, metric, rate
+
+
+def callers() -> Row:
+    """Who calls, and which limits hold?"""
+    stale = f"max(max_over_time({metric('reload_stale', PLACE)}[$__rate_interval]))"
+    panels = [
+        timeseries(
+            "Requests by caller", "A second, let in.", "reqps", {"{{caller}}": rate("caller_requests_total", "caller", PLACE)}
+        ),
+        timeseries(
+            "Refusals by limit",
+            "A second, by the caller's own limits.",
+            "reqps",
+            {"{{caller}} {{limit}}": rate("caller_refusals_total", "caller, limit", PLACE)},
+        ),
+        timeseries(
+            "Tokens by caller",
+            "A second, read and generated.",
+            "none",
+            {"{{caller}} {{kind}}": rate("caller_tokens_total", "caller, kind", PLACE)},
+        ),
+        timeseries(
+            "Under way by caller",
+            "Requests, waiting ones among them.",
+            "none",
+            {"{{caller}}": f"sum by (caller) ({metric('caller_requests_running', PLACE)})"},
+        ),
+        timeseries(
+            "Files read again",
+            "In the last quarter of an hour, by whether they could be used.",
+            "none",
+            {"{{source}} {{result}}": f"sum by (source, result) (increase({metric('reloads_total', PLACE)}[15m]))"},
+        ),
+        tile("Files not in use", "1 if a file cannot be used as it is on some replica.", "none", stale, (RED, 1)),
+        tile(
+            "Certificate",
+            "Days until the first one expires.",
+            "none",
+            f"min({metric('tls_certificate_days_left', PLACE)})",
+            decimals=0,
+        ),
+    ]
+    return "Callers", 4, panels
