@@ -103,6 +103,14 @@ def test_the_only_request_of_a_caller_stays_however_large_it_is(policy: Schedule
     assert policy.num_waiting == 1
 
 
+def test_not_all_requests_of_a_caller_leave_for_one_whatever_the_weights(policy: Scheduler) -> None:
+    for i in range(2):
+        policy.submit(sequence(i, A, 30))
+    with pytest.raises(QueueIsFull):
+        policy.submit(sequence(10, Share("heavy", 100.0), 45))
+    assert numbers(policy.submit(sequence(11, Share("heavy", 100.0), 25))) == [1]
+
+
 def test_one_leaves_for_one_where_a_wide_request_has_taken_several_slots() -> None:
     policy = Scheduler(Limits(4, 2, 1000, 1000))
     for i in range(6):
