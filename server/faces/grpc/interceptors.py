@@ -20,7 +20,7 @@ from dragoman.server.core.calls import Call
 from dragoman.server.core.running import RunningCalls
 from dragoman.server.errors import Cancelled, DeadlineExceeded, ServiceError
 from dragoman.server.faces.grpc import errors
-from dragoman.server.faces.grpc.reading import Refused, reader
+from dragoman.server.faces.grpc.reading import LargeRequests, Refused, large_bytes_read, reader
 
 HEALTH_PREFIX = "/grpc.health.v1.Health/"
 # RPCs that generate or score; what becomes of the others is no matter for the metrics.
@@ -54,6 +54,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         """
         self._calls = calls
         self._max_characters = max_characters
+        self._large = LargeRequests()
         self._accompany = lru_cache(MAX_KEPT_HANDLERS)(self._make_handler)
 
     async def intercept_service(
@@ -81,7 +82,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             ):
                 if isinstance(request, Refused):
                     raise request.error
-                return await inner(request, context)
+                if not (num_bytes := large_bytes_read.get()):
+                    return await inner(request, context)
+                with self._large.one_more(num_bytes):
+                    return await inner(request, context)
         except ServiceError as error:
             await context.abort_with_status(errors.to_status(error, call.request_id))
 
