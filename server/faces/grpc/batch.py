@@ -21,7 +21,7 @@ from dragoman.server.errors import InvalidRequest, Unavailable
 from dragoman.server.faces.grpc import errors
 from dragoman.server.faces.grpc.hand import Hand, RecentIds
 from dragoman.server.faces.grpc.interceptors import Context, cancellation_code, current_call
-from dragoman.server.faces.grpc.reading import Refused, Turns, has_read_large
+from dragoman.server.faces.grpc.reading import Refused, Turns, large_bytes_read
 from dragoman.v1 import generation_pb2
 
 # Requests in hand for each slot of the largest model: one that decodes and one that is ready to take its place.
@@ -86,7 +86,7 @@ class Batch:
             await self._hand.room()
             try:
                 # The first one may be large for all we know.
-                is_in_turn = has_read_large.get() or not self._num_read
+                is_in_turn = large_bytes_read.get() or not self._num_read
                 request = await (self._turns.take(anext(arrivals)) if is_in_turn else anext(arrivals))
             except StopAsyncIteration:
                 return

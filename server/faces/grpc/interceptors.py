@@ -23,7 +23,7 @@ from dragoman.server.core.running import RunningCalls
 from dragoman.server.errors import Cancelled, DeadlineExceeded, InvalidRequest, ServiceError
 from dragoman.server.faces.grpc import errors
 from dragoman.server.faces.grpc.pace import Pace
-from dragoman.server.faces.grpc.reading import Refused, reader
+from dragoman.server.faces.grpc.reading import LargeRequests, Refused, large_bytes_read, reader
 
 # What a drain waits for: requests, and what is asked about models. Whatever else is open is no work of anybody's.
 AWAITED_PREFIX = "/dragoman.v1.Generation/"
@@ -79,6 +79,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._max_characters = max_characters
         self._peer_names = peer_names
         self._pace = pace
+        self._large = LargeRequests()
         self._accompany = lru_cache(MAX_KEPT_HANDLERS)(self._make_handler)
 
     async def intercept_service(
@@ -138,7 +139,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                     await self._pace.wait(peer)
                     request = self._pace.read(request, peer) if has_items else request
                 _check_readable(request)
-                return await inner(request, context)
+                if not (num_bytes := large_bytes_read.get()):
+                    return await inner(request, context)
+                with self._large.one_more(num_bytes):
+                    return await inner(request, context)
         except ServiceError as error:
             await context.abort_with_status(errors.to_status(error, call.request_id))
 

@@ -4,17 +4,19 @@ gRPC puts a message together before it gives it to us, and for as long as a call
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from google.protobuf.message import DecodeError, Message
 
+from dragoman.server.core.endings import RETRY_SECONDS
 from dragoman.server.core.ids import check_request_id
 from dragoman.server.core.search_options import check_num_suppressed
 from dragoman.server.core.validation import check_model_name
-from dragoman.server.errors import InvalidRequest, ServiceError
+from dragoman.server.errors import InvalidRequest, QueueFull, ServiceError
 
 # No request of this size is looked at; hardly one that a model can answer is larger.
 LARGE_BYTES = 64 * 2**10
@@ -23,8 +25,10 @@ READS_AT_ONCE = 2
 READ_SECONDS = 1.0
 
 Value = TypeVar("Value")
-# Whether a large message has come in the task at hand.
-has_read_large: ContextVar[bool] = ContextVar("has_read_large", default=False)
+# Of large unary requests under way: gRPC keeps the bytes of each until its call ends.
+MAX_LARGE_BYTES = 32 * 2**20
+# Bytes of the last large message that came in the task at hand; 0 for none.
+large_bytes_read: ContextVar[int] = ContextVar("large_bytes_read", default=0)
 # What is checked of a field before its value is kept, the id first; every other text is cut to what a model could use.
 CHECKS: dict[str, Callable[[Any], object]] = {
     "request_id": lambda value: check_request_id("request_id", value),
@@ -63,7 +67,7 @@ def reader(deserialise: Callable[[bytes], Any], max_characters: Callable[[], int
     def read(data: bytes) -> Any:
         is_large = len(data) > LARGE_BYTES
         if is_large:
-            has_read_large.set(True)
+            large_bytes_read.set(len(data))
         try:
             message = deserialise(data)
         except DecodeError:
@@ -86,6 +90,28 @@ def _slimmed(message: Message, max_characters: int) -> Message | Refused:
         return Refused(error.with_traceback(None), request_id)  # whose frames have all of the message
     cut = {name: value[:max_characters] if isinstance(value, str) else value for name, value in values.items()}
     return type(message)(**cut)
+
+
+class LargeRequests:
+    """The large requests that are under way, each of a call of its own."""
+
+    def __init__(self) -> None:
+        self._num_bytes = 0
+
+    @contextmanager
+    def one_more(self, num_bytes: int) -> Iterator[None]:
+        """Count one within the `with`.
+
+        Raises:
+            QueueFull: If there are too many already; one alone may be of any size.
+        """
+        if self._num_bytes and self._num_bytes + num_bytes > MAX_LARGE_BYTES:
+            raise QueueFull("request: too many large ones are under way", retry_after_seconds=RETRY_SECONDS)
+        self._num_bytes += num_bytes
+        try:
+            yield
+        finally:
+            self._num_bytes -= num_bytes
 
 
 class Turns:

@@ -205,3 +205,16 @@ def test_length_penalty_of_a_score_is_checked_alike() -> None:
     assert check_length_penalty(ScoreRequest(length_penalty=0.0)) == 0.0
     with pytest.raises(InvalidRequest, match=r"^length_penalty: 11 is"):
         check_length_penalty(ScoreRequest(length_penalty=11))
+
+
+def test_tokens_to_suppress_are_counted_before_anything_is_made_of_them(make_model: Any) -> None:
+    class Endless(list[int]):
+        def __len__(self) -> int:
+            return 4_100_000
+
+        def __iter__(self) -> Any:
+            raise AssertionError("looked at")
+
+    for fields in ({}, {"return_alternatives": True, "num_return_sequences": 2}):
+        with pytest.raises(InvalidRequest, match=r"^suppressed_tokens: 4100000 tokens; at most 256 are allowed$"):
+            search_options(GenerateRequest(text="a", suppressed_tokens=Endless(), **fields), make_model(), 8, [])

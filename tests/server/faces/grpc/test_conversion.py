@@ -1,4 +1,5 @@
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -6,6 +7,7 @@ import pytest
 
 from dragoman.server.core import requests
 from dragoman.server.core.answers import Answer, Generated, Timings
+from dragoman.server.errors import InvalidRequest
 from dragoman.server.faces.grpc.conversion import to_generate_request, to_score_request, write_response
 from dragoman.v1.generation_pb2 import GenerateRequest, GenerateResponse, ScoreRequest
 
@@ -50,3 +52,19 @@ def test_only_samples_have_a_seed_and_zero_is_one() -> None:
         response = GenerateResponse()
         asyncio.run(write_response(Generated("r", "m", "v", answers, False, 1, 2, timings, seed), 2**20, response))
         assert (response.seed if response.HasField("seed") else None) == seed
+
+
+class Endless(list[int]):
+    """Four million tokens, of which nothing but their number may be asked."""
+
+    def __len__(self) -> int:
+        return 4_100_000
+
+    def __iter__(self) -> Any:
+        raise AssertionError("looked at")
+
+
+def test_tokens_to_suppress_are_counted_before_anything_is_made_of_them() -> None:
+    message: Any = SimpleNamespace(ListFields=lambda: [(SimpleNamespace(name="suppressed_tokens"), Endless())])
+    with pytest.raises(InvalidRequest, match=r"^suppressed_tokens: 4100000 tokens; at most 256 are allowed$"):
+        to_generate_request(message)

@@ -161,3 +161,26 @@ def test_a_stream_with_nothing_to_read_holds_no_turn_for_long(monkeypatch: pytes
 
     asyncio.run(run())
     gc.collect()
+
+
+def test_large_requests_under_way_are_bounded(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GRPC keeps the bytes of each until its call ends, whatever we keep."""
+
+    async def run() -> None:
+        monkeypatch.setattr("dragoman.server.faces.grpc.reading.MAX_LARGE_BYTES", 3 * MEGABYTE)
+        async with serve() as world:
+            world.engine.hold()
+            large = GenerateRequest(text="a " * (MEGABYTE // 2), truncate=True)
+            calls = [asyncio.ensure_future(outcome(world.stub, "Generate", large)) for _ in range(5)]
+            done, waiting = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+            while len(done) < 3:
+                more, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                done |= more
+            reason = "request: too many large ones are under way"
+            assert {task.result() for task in done} == {(grpc.StatusCode.RESOURCE_EXHAUSTED.value[0], reason)}
+            small = asyncio.ensure_future(outcome(world.stub, "Generate", GenerateRequest(text="a")))
+            world.engine.gate.set()
+            assert [await call for call in (*waiting, small)] == [(0, "")] * 3
+            assert await outcome(world.stub, "Generate", large) == (0, "")
+
+    asyncio.run(run())
