@@ -11,6 +11,7 @@ import itertools
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +49,13 @@ COUNTS = 1, 4, 16
 class Bench:
     """One bundle and its engine."""
 
-    def __init__(self, bundle: Path, num_threads: int) -> None:
+    def __init__(self, bundle: Path, num_threads: int, clock: Callable[[], float]) -> None:
         translator = OfflineTranslator(bundle, NUM_SLOTS, num_threads)
         self.engine, self.manifest = translator.engine, translator.bundle.manifest
         random = np.random.default_rng(0)
         self._source = [*random.integers(3, self.manifest.source_vocab_size, SOURCE_TOKENS).tolist(), self.manifest.eos_id]
         self._num_submitted = 0
+        self._clock = clock
 
     def measure(self, search: SearchOptions, count: int, num_tokens: int) -> dict[str, Any]:
         """Stream a plain answer beside `count` requests of one kind, each replaced when it ends; return the gaps' figures."""
@@ -70,7 +72,7 @@ class Bench:
         while not is_over and num_steps < 200 * num_tokens:
             engine.step()
             num_steps += 1
-            now = time.perf_counter()
+            now = self._clock()
             for report in engine.take_reports().values():
                 times += [now for tokens in report.tokens if tokens.id == NEIGHBOUR]
                 for end in report.finished:
@@ -112,12 +114,17 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=list(OFFENDERS), help="Kinds of offenders.")
     parser.add_argument("--counts", nargs="+", type=int, default=list(COUNTS))
     parser.add_argument("--tokens", type=int, default=NUM_TOKENS, help="That the neighbour streams.")
+    parser.add_argument(
+        "--cpu-time", action="store_true", help="Measure this process's time, for machines that others use; 1 thread."
+    )
     parser.add_argument("--quick", action="store_true", help="Print only.")
     arguments = parser.parse_args()
     rows: list[dict[str, Any]] = []
+    clock = time.process_time if arguments.cpu_time else time.perf_counter
+    num_threads = 1 if arguments.cpu_time else arguments.threads
     for name in arguments.models:
         cache = arguments.bundle_cache
-        bench = Bench(endless_bundle(SHIPPED, cache) if name == "en-de" else base_bundle(cache), arguments.threads)
+        bench = Bench(endless_bundle(SHIPPED, cache) if name == "en-de" else base_bundle(cache), num_threads, clock)
         for kind, count in [("nobody", 0)] + [(kind, count) for kind in arguments.only for count in arguments.counts]:
             row = {"model": name, "beside": kind, "requests": count} | bench.measure(
                 OFFENDERS.get(kind, GREEDY), count, arguments.tokens
@@ -125,7 +132,7 @@ def main() -> None:
             print(row, flush=True)
             rows.append(row)
     if not arguments.quick:
-        about = environment("onnxruntime", "numpy") | {"threads": arguments.threads, "slots": NUM_SLOTS}
+        about = environment("onnxruntime", "numpy") | {"threads": num_threads, "slots": NUM_SLOTS}
         write("neighbours", "What costly searches do to a neighbour", about, rows, [])
 
 

@@ -16,8 +16,8 @@ from dragoman.server.engine.search.search import Search
 from dragoman.server.engine.sequence import Sequence
 from dragoman.server.runtime.runner import Runner
 
-SHARE = 1 / 3
-"""Of the engine's time, that looks may take while others run: half as long as the steps themselves."""
+SHARE = 1 / 2
+"""Of the engine's time, that looks may take while others run: as long as the steps themselves."""
 
 ROWS_AT_ONCE = 4
 """Rows of a look while others run, at the most."""
