@@ -1,12 +1,11 @@
 """The dashboard's row about callers and about files that change: who uses how much, who is refused, what is not in use."""
 
-from deploy.grafana.panels import RED, Row, tile, timeseries
+from deploy.grafana.panels import Row, timeseries
 from deploy.grafana.queries import PLACE, metric, rate
 
 
 def callers() -> Row:
     """Who calls, and which limits hold?"""
-    stale = f"max(max_over_time({metric('reload_stale', PLACE)}[$__rate_interval]))"
     panels = [
         timeseries(
             "Requests by caller", "A second, let in.", "reqps", {"{{caller}}": rate("caller_requests_total", "caller", PLACE)}
@@ -30,18 +29,19 @@ def callers() -> Row:
             {"{{caller}}": f"sum by (caller) ({metric('caller_requests_running', PLACE)})"},
         ),
         timeseries(
-            "Files read again",
-            "In the last quarter of an hour, by whether they could be used.",
+            "Files that change",
+            "Times they were read again in the last quarter of an hour; 1 while one cannot be used.",
             "none",
-            {"{{source}} {{result}}": f"sum by (source, result) (increase({metric('reloads_total', PLACE)}[15m]))"},
+            {
+                "{{source}} {{result}}": f"sum by (source, result) (increase({metric('reloads_total', PLACE)}[15m]))",
+                "{{source}} not in use": f"max by (source) ({metric('reload_stale', PLACE)})",
+            },
         ),
-        tile("Files not in use", "1 if a file cannot be used as it is on some replica.", "none", stale, (RED, 1)),
-        tile(
+        timeseries(
             "Certificate",
             "Days until the first one expires.",
             "none",
-            f"min({metric('tls_certificate_days_left', PLACE)})",
-            decimals=0,
+            {"days left": f"min({metric('tls_certificate_days_left', PLACE)})"},
         ),
     ]
-    return "Callers", 4, panels
+    return "Callers", 3, panels
