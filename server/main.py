@@ -63,6 +63,7 @@ def serve(overrides: Mapping[str, Any], config_file: Path | None) -> NoReturn:
     """
     config = settings.load(overrides, config_file)
     sampler = logs.configure_logging(config.log_level, config.log_format)
+    give_back_large_blocks()
     terminal = Terminal()
     for number in _signals():
         if number != signal.SIGINT:
