@@ -155,9 +155,7 @@ def make_case(seed: int, number: int, known: Mapping[str, MethodDescriptor]) -> 
         )
     is_watch = method is not None and method.name == "Watch"
     is_half_closed = is_as_meant or chance.random() < 0.95
-    # gRPC's library never ends a call that has to have a message and gets none; it lasts as long as its caller wants.
-    is_empty = method is not None and not is_streamed and not messages
-    timeout, cancel = _treatment(chance, must_end=is_watch or is_empty or not is_half_closed, may_end=not is_as_meant)
+    timeout, cancel = _treatment(chance, must_end=is_watch or not is_half_closed, may_end=not is_as_meant)
     reads = 2**31 if cancel is None else chance.choice((0, 1, 2**31))
     return Case(number, path, method, messages, is_as_meant and not is_watch, is_half_closed, metadata, timeout, cancel, reads)
 

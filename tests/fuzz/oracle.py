@@ -66,8 +66,10 @@ def _allowed(case: Case) -> set[Code]:
     too_large = any(len(message) > MAX_MESSAGE_BYTES for message in case.messages)
     if too_large or sum(len(key) + len(value) + 32 for key, value in case.metadata) > MAX_METADATA_BYTES:
         codes.add(Code.RESOURCE_EXHAUSTED)
-    if case.method is None or not (case.messages or case.method.client_streaming):
+    if case.method is None:
         return codes | {Code.UNIMPLEMENTED}
+    if not (case.messages or case.method.client_streaming):
+        return codes | {Code.INVALID_ARGUMENT}
     if len(case.messages) > 1 and not case.method.client_streaming:
         codes.add(Code.UNIMPLEMENTED)
     codes |= {Code.OK} | CODES.get(case.method.name, set())

@@ -93,6 +93,8 @@ def test_endings_that_are_documented_are_let_through() -> None:
         (case("Generate"), Code.INVALID_ARGUMENT, "text: in /usr/lib/x"),
         (case("Generate"), Code.INVALID_ARGUMENT, "text: Unexpected <class 'x'>"),
         (case("Generate"), Code.OK, ""),
+        (case("Generate", messages=0), Code.OK, ""),
+        (case("Generate", messages=0), Code.UNIMPLEMENTED, "Method not found!"),
         (case("GenerateStream"), Code.OK, ""),
         (case("GenerateBatch", messages=2), Code.OK, ""),
     ],
