@@ -62,6 +62,12 @@ class UnknownService(ClientFault):
         super().__init__("service: nothing of that name is served")
 
 
+class NotOffered(ClientFault):
+    """The protocol has a method that this server does not offer."""
+
+    code = "UNIMPLEMENTED"
+
+
 class Unauthenticated(ClientFault):
     """The caller did not show a token we know."""
 

@@ -21,6 +21,8 @@ from structlog.types import Processor
 from dragoman.server.telemetry.sampling import Sampler
 
 LogFormat = Literal["json", "console"]
+# What gRPC logs, as an error and with a traceback, where a caller is gone before its answer has been sent.
+CALLER_LEFT = "ExecuteBatchError raised in core by servicer method"
 
 
 def configure_logging(level: str, log_format: LogFormat, stream: TextIO | None = None) -> Sampler:
@@ -49,7 +51,7 @@ def configure_logging(level: str, log_format: LogFormat, stream: TextIO | None =
     )
     handler = logging.StreamHandler(target)
     sampler = Sampler(_tell_suppressed)
-    handler.addFilter(lambda record: sampler.allows(record.name))
+    handler.addFilter(lambda record: not str(record.msg).startswith(CALLER_LEFT) and sampler.allows(record.name))
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name],

@@ -9,12 +9,13 @@ not those that it missed. One that takes nothing, because its HTTP/2 window is c
 
 import asyncio
 from collections.abc import Iterable
+from typing import NoReturn
 
 from grpc_health.v1 import health_pb2_grpc
-from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse, HealthListRequest
 
 from dragoman.server.core.ports import Model
-from dragoman.server.errors import InvalidRequest, UnknownService
+from dragoman.server.errors import InvalidRequest, NotOffered, UnknownService
 from dragoman.server.faces.grpc.interceptors import Context
 from dragoman.server.faces.grpc.places import Places
 from dragoman.v1 import generation_pb2
@@ -96,6 +97,14 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # it brings
         if status is None:
             raise UnknownService
         return HealthCheckResponse(status=status)
+
+    async def List(self, request: HealthListRequest, context: Context) -> NoReturn:
+        """Refuse: who has no credentials is not told what is served.
+
+        Raises:
+            NotOffered: Always.
+        """
+        raise NotOffered("names are not listed; ask about one with Check, or for the models with ListModels")
 
     async def Watch(self, request: HealthCheckRequest, context: Context) -> None:
         """Write the state of a service, and again whenever it has changed; `SERVICE_UNKNOWN` while there is none of that name.

@@ -17,7 +17,7 @@ from dragoman.server.errors import ConnectionLimit
 BURST_SECONDS = 1.0
 MAX_WAIT_SECONDS = 5.0
 # More than there may be connections by default; of more the ones quiet for longest are forgotten.
-MAX_PEERS = 4096
+MAX_PEERS = 8192
 
 
 class Pace:

@@ -112,3 +112,12 @@ def test_console_is_plain_text(configure: Configure) -> None:
     assert "listening" in line
     assert "port=8500" in line
     assert "\x1b" not in line
+
+
+def test_a_caller_that_is_gone_when_its_answer_comes_is_nobodys_error(configure: Configure) -> None:
+    """It had been an error with a traceback, as many as a caller liked."""
+    lines = configure()
+    logger = logging.getLogger("grpc._cython.cygrpc")
+    logger.error("ExecuteBatchError raised in core by servicer method [%s]", "/a.B/C")
+    logger.error("something else")
+    assert [line["event"] for line in map(json.loads, lines())] == ["something else"]

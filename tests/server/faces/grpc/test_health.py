@@ -3,7 +3,7 @@ from typing import Any
 
 import grpc
 import pytest
-from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse, HealthListRequest
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from tests.http2 import DATA, HEADERS, Http2
@@ -223,5 +223,15 @@ def test_what_nobody_foresaw_is_an_incident_that_tells_nothing(serve: Any, logge
                 await statuses(world, "")
             assert caught.value.code() is grpc.StatusCode.INTERNAL
             assert "AttributeError" in str(logged())
+
+    asyncio.run(run())
+
+
+def test_names_are_not_listed(serve: Any) -> None:
+    async def run() -> None:
+        async with serve() as world:
+            with pytest.raises(grpc.aio.AioRpcError, match="names are not listed") as caught:
+                await HealthStub(world.channel).List(HealthListRequest())
+            assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
     asyncio.run(run())
