@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.export.bundle import Line
+from dragoman.export.manifest import Line
 from dragoman.model.card import CARD_FILE, MAX_DOMAIN_CHARACTERS, CardError, plain, read_domain
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,6 +14,8 @@ import pytest
 from dragoman.server import main
 from dragoman.server.config import load
 from dragoman.server.telemetry.admin import AdminServer
+from dragoman.server.telemetry.sampling import Sampler
+from dragoman.server.terminal import Terminal
 
 
 def status(port: int, path: str, **headers: str) -> int:
@@ -37,7 +39,7 @@ def test_metrics_of_a_server_need_the_token_of_its_settings(tmp_path: Path, monk
     config = load({"models": "bundles", "metrics_token_file": tmp_path / "token"} | local)
 
     async def scenario() -> None:
-        service = main.Service(config, [])
+        service = main.Service(config, [], Terminal(), Sampler(lambda *_: None))
         running = asyncio.create_task(service.run())
         server = await started.get()
         assert await asyncio.to_thread(status, server.port, "/metrics") == 401

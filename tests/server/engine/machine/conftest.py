@@ -255,7 +255,7 @@ class Witness:
         """Count a look, and those that others run beside; let it take time, so that searches are paused."""
         self.seen["look"] += 1
         self.seen["look beside others"] += len(self.engine._looks) < self.scheduler.num_running
-        self.clock.now += 0.004
+        self.clock.now += 0.02
 
     def check_books(self) -> None:
         """See that scheduler, slots, sequences and searches agree, and have what is outstanding and nothing else."""
