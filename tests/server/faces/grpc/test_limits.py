@@ -164,6 +164,31 @@ def test_a_place_that_the_engine_refuses_has_the_name_of_its_limit(serve: Any, l
     asyncio.run(run())
 
 
+def test_a_place_that_is_refused_before_the_engine_is_asked_is_counted_for_its_caller_too(serve: Any, limited: Any) -> None:
+    async def run() -> None:
+        async with serve(**limited("max_waiting = 5")) as world:
+            world.engine.has_places, world.engine.limit, world.engine.retry_after_seconds = False, "max_waiting", 2.5
+            assert await refused(generate(world)) == (
+                "RESOURCE_EXHAUSTED",
+                "max_waiting: too many requests are waiting; it is a limit of caller web",
+                2.5,
+            )
+            assert world.count("caller_refusals_total", caller="web", limit="max_waiting") == 1
+            assert world.count("requests_rejected_total", model="en-de", reason="limit") == 1
+
+    asyncio.run(run())
+
+
+def test_a_request_that_needs_more_slots_than_its_caller_may_have_by_now_is_told_so(serve: Any, limited: Any) -> None:
+    async def run() -> None:
+        async with serve(**limited("max_slots = 4")) as world:
+            world.engine.reason, world.engine.limit = "queue_full", "max_slots"
+            message = "max_slots: the request needs more slots; it is a limit of caller web"
+            assert (await refused(generate(world)))[:2] == ("RESOURCE_EXHAUSTED", message)
+
+    asyncio.run(run())
+
+
 def test_a_priority_above_a_callers_highest_is_refused(serve: Any, limited: Any) -> None:
     async def run() -> None:
         async with serve(**limited("max_priority = 0")) as world:
