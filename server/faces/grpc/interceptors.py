@@ -119,7 +119,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         call.caller = current_caller.get()
         current_call.set(call)
         ending = partial(_own_ending, context, call.arrival)
-        if request is None:
+        names = partial(self._peer_names, context)
+        if request is None and self._calls.is_known(call, _metadata.get(), names):
             try:
                 request = await _read(context)
             except asyncio.CancelledError:  # gone before its message came
@@ -130,7 +131,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 call,
                 _metadata.get(),
                 getattr(request, "request_id", ""),
-                names=partial(self._peer_names, context),
+                names=names,
                 own_ending=ending,
                 is_sent_later=True,
             ):

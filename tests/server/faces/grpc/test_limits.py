@@ -302,6 +302,44 @@ def test_a_certificates_name_is_a_caller(serve: Any, tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+def test_who_has_no_certificate_that_is_known_is_refused_before_a_message_is_read(serve: Any, tmp_path: Path) -> None:
+    """Its message never comes, and it is refused all the same, by unknown methods too; who is known is told what they are."""
+    folder = make_certificates(tmp_path, {"server": "DNS:localhost,IP:127.0.0.1", "web": "DNS:web", "other": "DNS:other"})
+    callers = tmp_path / "callers.toml"
+    callers.write_text('[callers.web]\ncertificates = ["web"]\n')
+    settings = {"tls_certificate": folder / "server.pem", "tls_key": folder / "server.key", "tls_client_ca": folder / "ca.pem"}
+
+    def channel(port: int, name: str) -> grpc.aio.Channel:
+        files = [(folder / file).read_bytes() for file in ("ca.pem", f"{name}.key", f"{name}.pem")]
+        return grpc.aio.secure_channel(f"127.0.0.1:{port}", grpc.ssl_channel_credentials(*files))
+
+    async def run() -> None:
+        async with (
+            serve(**settings, auth_tokens_file=callers) as world,
+            channel(world.server.port, "web") as ours,
+            channel(world.server.port, "other") as theirs,
+        ):
+            for method in ("/dragoman.v1.Generation/Generate", "/dragoman.v1.Generation/GenerateStream"):
+                call = theirs.stream_stream(method)()  # of which nothing is sent
+                assert await asyncio.wait_for(call.code(), 20) is grpc.StatusCode.UNAUTHENTICATED
+            unknown = "/no.such.Service/Method"
+            assert await theirs.unary_unary(unknown)(b"", timeout=20).code() is grpc.StatusCode.UNAUTHENTICATED
+            assert await ours.unary_unary(unknown)(b"", timeout=20).code() is grpc.StatusCode.UNIMPLEMENTED
+
+    asyncio.run(run())
+
+
+def test_an_expired_caller_is_refused_before_its_message_is_read_and_counted_once(serve: Any, limited: Any) -> None:
+    async def run() -> None:
+        async with serve(**limited("expires = 2001-01-01T00:00:00Z")) as world:
+            call = world.channel.stream_stream("/dragoman.v1.Generation/Generate")(metadata=BEARER)
+            assert await asyncio.wait_for(call.code(), 20) is grpc.StatusCode.UNAUTHENTICATED
+            assert world.count("caller_refusals_total", caller="web", limit="expires") == 1
+            assert world.records() == {("", "UNAUTHENTICATED"): 1}
+
+    asyncio.run(run())
+
+
 def test_a_storm_of_refusals_writes_some_lines_and_tells_how_many_it_did_not(serve: Any, limited: Any, logged: Any) -> None:
     async def run() -> None:
         async with serve(**limited()) as world:
