@@ -276,23 +276,28 @@ def test_requests_of_a_stream_have_the_servers_deadline_each(serve: Any) -> None
     asyncio.run(run())
 
 
-def test_a_certificates_name_is_a_caller(serve: Any, tmp_path: Path) -> None:
-    names = {"server": "DNS:localhost,IP:127.0.0.1", "web": "DNS:web.example.org", "other": "DNS:other.example.org"}
-    folder = make_certificates(tmp_path, names)
+@pytest.fixture
+def by_certificate(tmp_path: Path) -> tuple[dict[str, Path], Any]:
+    """Know one caller by its certificate; return the settings, and what opens a channel with a certificate."""
+    folder = make_certificates(
+        tmp_path, {"server": "DNS:localhost,IP:127.0.0.1", "web": "DNS:web.example.org", "other": "DNS:other"}
+    )
     callers = tmp_path / "callers.toml"
     callers.write_text('[callers.web]\ncertificates = ["web.example.org"]\n')
-    settings = {"tls_certificate": folder / "server.pem", "tls_key": folder / "server.key", "tls_client_ca": folder / "ca.pem"}
+    files = {"tls_certificate": "server.pem", "tls_key": "server.key", "tls_client_ca": "ca.pem", "auth_tokens_file": callers.name}
 
-    def channel(port: int, name: str) -> grpc.aio.Channel:
-        files = [(folder / file).read_bytes() for file in ("ca.pem", f"{name}.key", f"{name}.pem")]
-        return grpc.aio.secure_channel(f"127.0.0.1:{port}", grpc.ssl_channel_credentials(*files))
+    def channel(world: Any, name: str) -> grpc.aio.Channel:
+        contents = [(folder / file).read_bytes() for file in ("ca.pem", f"{name}.key", f"{name}.pem")]
+        return grpc.aio.secure_channel(f"127.0.0.1:{world.server.port}", grpc.ssl_channel_credentials(*contents))
+
+    return {setting: folder / file for setting, file in files.items()}, channel
+
+
+def test_a_certificates_name_is_a_caller(serve: Any, by_certificate: Any) -> None:
+    settings, channel = by_certificate
 
     async def run() -> None:
-        async with (
-            serve(**settings, auth_tokens_file=callers) as world,
-            channel(world.server.port, "web") as ours,
-            channel(world.server.port, "other") as theirs,
-        ):
+        async with serve(**settings) as world, channel(world, "web") as ours, channel(world, "other") as theirs:
             assert (await GenerationStub(ours).Generate(GenerateRequest(text=TEXT), timeout=20)).text
             assert world.engine.requests[0].share.caller == "web"
             code, message, _ = await refused(GenerationStub(theirs).Generate(GenerateRequest(text=TEXT), timeout=20))
@@ -302,23 +307,12 @@ def test_a_certificates_name_is_a_caller(serve: Any, tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_who_has_no_certificate_that_is_known_is_refused_before_a_message_is_read(serve: Any, tmp_path: Path) -> None:
+def test_who_has_no_certificate_that_is_known_is_refused_before_a_message_is_read(serve: Any, by_certificate: Any) -> None:
     """Its message never comes, and it is refused all the same, by unknown methods too; who is known is told what they are."""
-    folder = make_certificates(tmp_path, {"server": "DNS:localhost,IP:127.0.0.1", "web": "DNS:web", "other": "DNS:other"})
-    callers = tmp_path / "callers.toml"
-    callers.write_text('[callers.web]\ncertificates = ["web"]\n')
-    settings = {"tls_certificate": folder / "server.pem", "tls_key": folder / "server.key", "tls_client_ca": folder / "ca.pem"}
-
-    def channel(port: int, name: str) -> grpc.aio.Channel:
-        files = [(folder / file).read_bytes() for file in ("ca.pem", f"{name}.key", f"{name}.pem")]
-        return grpc.aio.secure_channel(f"127.0.0.1:{port}", grpc.ssl_channel_credentials(*files))
+    settings, channel = by_certificate
 
     async def run() -> None:
-        async with (
-            serve(**settings, auth_tokens_file=callers) as world,
-            channel(world.server.port, "web") as ours,
-            channel(world.server.port, "other") as theirs,
-        ):
+        async with serve(**settings) as world, channel(world, "web") as ours, channel(world, "other") as theirs:
             for method in ("/dragoman.v1.Generation/Generate", "/dragoman.v1.Generation/GenerateStream"):
                 call = theirs.stream_stream(method)()  # of which nothing is sent
                 assert await asyncio.wait_for(call.code(), 20) is grpc.StatusCode.UNAUTHENTICATED
