@@ -5,10 +5,7 @@ A file that cannot be used changes nothing: what was read before stays in use, t
 """
 
 import asyncio
-import errno
 import hashlib
-import os
-import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +14,7 @@ from typing import Any
 import structlog
 
 from dragoman.model.errors import InputError
+from dragoman.model.files import open_regular
 from dragoman.server.telemetry.reload_metrics import ReloadMetrics
 
 POLL_SECONDS = 1.0
@@ -73,7 +71,10 @@ class Watcher:
         """Look for ever. Content is used when two looks have found the same: a file may be half written at the first."""
         while True:
             await asyncio.sleep(self._poll_seconds)
-            await self.look()
+            try:
+                await self.look()
+            except Exception:  # such as that there is no room for a thread; the next look may be luckier
+                log.exception("cannot look whether files have changed")
 
     async def look(self) -> None:
         """Look once, as `run` does."""
@@ -128,18 +129,9 @@ def fingerprint(paths: Sequence[Path]) -> bytes:
     total = hashlib.sha256()
     for path in paths:
         try:
-            with open(path, "rb", opener=_open) as file:
+            with open_regular(path) as file:
                 content = hashlib.sha256(file.read(MAX_FILE_BYTES)).digest()
         except (OSError, ValueError) as error:
             content = f"{type(error).__name__} {getattr(error, 'errno', '')}".encode()
         total.update(len(content).to_bytes(4, "big") + content)
     return total.digest()
-
-
-def _open(path: str, flags: int) -> int:
-    """Open a regular file only: anything else may have no end, or wait for ever for somebody to write."""
-    descriptor = os.open(path, flags | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "Not a regular file")
-    return descriptor

@@ -88,8 +88,13 @@ class Caller:
         self.is_known = False
         self._meter.close()
 
+    @property
+    def may_call(self) -> bool:
+        """Whether it may call at all: it is in the file, and its time is not over."""
+        return self.is_known and self._wall_clock() < self._expiry
+
     def check(self) -> None:
-        """Do nothing if it may call at all.
+        """Do nothing if it may call at all; who is refused is counted.
 
         Raises:
             Unauthenticated: If it is expired, or not in the file any more.
@@ -261,13 +266,18 @@ class Callers:
         Raises:
             Unauthenticated: If that is nobody, or somebody whose time is over.
         """
+        caller = self.find(metadata, names)
+        if caller is None:
+            raise Unauthenticated(self._what_is_needed())
+        caller.check()
+        return caller
+
+    def find(self, metadata: Metadata | None, names: Iterable[str] = ()) -> Caller | None:
+        """Return who calls, also if their time is over; None for nobody. See `identify`."""
         caller = self.by_token(metadata)
         if caller is None and not _shows_token(metadata):
             found = (self._by_certificate.get(name) for name in names)
             caller = next((self._callers[name] for name in found if name is not None), None)
-        if caller is None:
-            raise Unauthenticated(self._what_is_needed())
-        caller.check()
         return caller
 
     def by_token(self, metadata: Metadata | None) -> Caller | None:

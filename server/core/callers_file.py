@@ -4,11 +4,8 @@ There are two forms. Lines, `name:token` or `token` each, name callers without l
 its limits; docs/operations.md has an example. A file is TOML if its name ends in `.toml`, or if it is TOML with a table `callers`.
 """
 
-import errno
 import hashlib
-import os
 import re
-import stat
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,6 +16,7 @@ from typing import Annotated, Any, Self
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
+from dragoman.model.files import read_bounded
 from dragoman.server.config import ConfigError
 
 SETTING = "auth_tokens_file"
@@ -205,23 +203,10 @@ def read_book(path: Path, *, has_client_certificates: bool = False) -> Book:
 
 def _read(path: Path) -> str:
     try:
-        with open(path, "rb", opener=_open) as file:
-            content = file.read(MAX_FILE_BYTES + 1)
-        if len(content) > MAX_FILE_BYTES:
-            raise ConfigError(f"{SETTING}: {path} is larger than {MAX_FILE_BYTES} bytes")
-        return content.decode("utf-8")
+        return read_bounded(path, MAX_FILE_BYTES).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise ConfigError(f"{SETTING}: {path} cannot be read: {reason}") from None
-
-
-def _open(path: str, flags: int) -> int:
-    """Open a regular file only: anything else, put in its place, may have no end, or wait for ever for somebody to write."""
-    descriptor = os.open(path, flags | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "Not a regular file")
-    return descriptor
 
 
 def _read_tables(path: Path, tables: dict[str, Any]) -> Book:

@@ -27,7 +27,7 @@ def raise_ending(finished: messages.Finished, call: Call) -> NoReturn:
             needed = f"about {finished.needed_seconds:.3g} s are needed"
             raise DeadlineUnmet(f"refused before any work: {needed}, more than {_deadline(call)} leaves")
         case "queue_full" if finished.limit and call.caller is not None:
-            raise _limit_reached(call.caller, finished)
+            raise place_refused(call.caller, finished.limit, finished.retry_after_seconds)
         case "queue_full":
             raise QueueFull("too many requests are waiting", finished.retry_after_seconds, limit=finished.limit)
         case "step_failed":
@@ -42,7 +42,7 @@ def raise_pair_ending(scored: messages.Scored, call: Call) -> NoReturn:
         case "deadline" | "deadline_unmet":
             raise DeadlineExceeded(f"{_deadline(call)} passed before the pair was scored")
         case "queue_full" if scored.limit and call.caller is not None:
-            raise _limit_reached(call.caller, scored)
+            raise place_refused(call.caller, scored.limit, scored.retry_after_seconds)
         case "queue_full":
             raise QueueFull("too many pairs are waiting to be scored", scored.retry_after_seconds, limit=scored.limit)
         case "step_failed":
@@ -53,13 +53,21 @@ def raise_pair_ending(scored: messages.Scored, call: Call) -> NoReturn:
             _raise_common(reason)
 
 
+def place_refused(caller: Caller, limit: str, retry_after_seconds: float | None) -> ServiceError:
+    """Count for a caller that a limit of its own kept it out of a queue; return the error that tells it.
+
+    Args:
+        caller: Whose request it was.
+        limit: `max_waiting` or `max_slots`.
+        retry_after_seconds: When there is likely to be a place; None where nobody knows.
+    """
+    reason = "the request needs more slots" if limit == "max_slots" else "too many requests are waiting"
+    return caller.limit_reached(limit, reason, RETRY_SECONDS if retry_after_seconds is None else retry_after_seconds)
+
+
 def _deadline(call: Call) -> str:
     """Name the deadline, and whose it was if it was the server's."""
     return f"the server's deadline ({call.deadline_limit} seconds)" if call.deadline_limit else "the deadline"
-
-
-def _limit_reached(caller: Caller, ending: messages.Finished | messages.Scored) -> ServiceError:
-    return caller.limit_reached(ending.limit, "too many requests are waiting", ending.retry_after_seconds)
 
 
 def _raise_common(reason: messages.FinishReason) -> NoReturn:

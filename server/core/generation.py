@@ -17,13 +17,13 @@ from dragoman.server.core.answers import Generated, Piece, to_generated
 from dragoman.server.core.callers import Caller
 from dragoman.server.core.calls import Call
 from dragoman.server.core.deadlines import NO_DEADLINES, Deadlines
-from dragoman.server.core.endings import raise_ending, raise_pair_ending
+from dragoman.server.core.endings import place_refused, raise_ending, raise_pair_ending
 from dragoman.server.core.ports import Model, Models
 from dragoman.server.core.requests import GenerateRequest, ScoreRequest
 from dragoman.server.core.scoring import PairScores, prepare_pair, to_scores
 from dragoman.server.core.validation import Prepared, Validator, check_model_name
 from dragoman.server.engine import messages
-from dragoman.server.errors import UnknownModel
+from dragoman.server.errors import QueueFull, UnknownModel
 from dragoman.server.telemetry.metrics import Metrics
 
 ANSWERS = ("eos", "length")
@@ -204,7 +204,7 @@ class Generation:
         is_streamed: bool,
     ) -> Prepared:
         """Validate and tokenise, unless the queue is full anyway."""
-        model.engine.ensure_place(call.share)
+        self._ensure_place(model, call)
         remaining_seconds = self._time_left(call, remaining_seconds)
         prepared = await self._validator.prepare(
             request,
@@ -223,6 +223,15 @@ class Generation:
         if call.span is not None:
             call.span.describe(model.version, prepared.request)
         return prepared
+
+    def _ensure_place(self, model: Model, call: Call) -> None:
+        """Do nothing if the queue probably has a place for a request; a limit that leaves none is its caller's, or the queue's."""
+        try:
+            model.engine.ensure_place(call.share)
+        except QueueFull as full:
+            if not full.limit or call.caller is None:
+                raise
+            raise place_refused(call.caller, full.limit, full.retry_after_seconds) from None
 
     def _check(self, call: Call, model: Model, prepared: Prepared, finished: messages.Finished) -> None:
         """Note what was generated; for an ending that is no answer, record its tokens and raise."""

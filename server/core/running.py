@@ -63,6 +63,22 @@ class RunningCalls:
                 call.is_ended_by_server = True
                 call.task.cancel()
 
+    def is_known(
+        self, call: Call, metadata: Iterable[tuple[str, str | bytes]] | None, names: Callable[[], Iterable[str]] = tuple
+    ) -> bool:
+        """Find out whose a call is, before anything of it is read; return whether it is worth reading. `serving` says why not.
+
+        Args:
+            call: Its record.
+            metadata: As `serving` has it.
+            names: As `serving` has it.
+        """
+        if self.callers is None:
+            return True
+        if call.caller is None:
+            call.caller = self.callers.find(metadata, names())
+        return call.caller is not None and call.caller.may_call
+
     @contextmanager
     def serving(
         self,

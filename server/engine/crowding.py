@@ -81,6 +81,8 @@ def pushed_out(queue: FairQueue[T], share: Share, size: int, num: int, num_token
 
 def without_claim(queue: FairQueue[T]) -> list[Share] | None:
     """Return the shares of those who wait and could push nobody out if the queue had no place; None if too many wait to tell."""
+    if not queue.crowd:
+        return []
     if len(queue.crowd) > MAX_LINES:
         return None
     most = max((len(line) / line.share.weight for line in queue.crowd if len(line) > 1), default=0.0)
@@ -98,6 +100,8 @@ def is_at_limit(queue: FairQueue[T], share: Share, num_free: int) -> bool:
 
 def at_their_limit(queue: FairQueue[T], num_free: int) -> list[Share]:
     """Return the shares of those who are at their limit, of the first `MAX_LINES` who wait."""
+    if not queue.crowd:
+        return []
     shares = (line.share for line in islice(queue.crowd, MAX_LINES))
     return [share for share in shares if share.max_waiting and is_at_limit(queue, share, num_free)]
 

@@ -309,7 +309,7 @@ class Statistics(Struct, frozen=True, array_like=True):
         steps: Decode steps since the last report.
         prefills: The encoder's work since the last report.
         without_claim: Callers who wait and for whom nobody would be pushed out if the queue were full, and when each is likely to
-            have a place again; None if too many wait to tell.
+            have a place again; None if that is not told, because too many wait or because there are plenty of places.
         at_their_limit: Callers of whom no more may wait, as far as that is known, and when each is likely to have a place again.
     """
 

@@ -178,9 +178,10 @@ class EngineLoop:
         """Send what has happened since the last time; to a front end without news, a sign of life."""
         self._has_received, self._last_report = False, time.monotonic()
         reports, scored = engine.take_reports(), scoring.take_scored()
-        idle = engine.statistics()
+        idle: Report | None = None
         for origin in self._origins | reports.keys() | scored.keys():
-            report = reports.get(origin) or Report([], [], idle)
+            if (report := reports.get(origin)) is None:
+                report = idle = idle or Report([], [], engine.statistics())
             statistics = msgspec.structs.replace(
                 report.statistics,
                 num_waiting=report.statistics.num_waiting + scoring.num_waiting,

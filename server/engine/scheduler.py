@@ -125,7 +125,12 @@ class Scheduler:
         return 0 if line is None else len(line), crowding.part_of(self._queue, share)
 
     def without_claim(self) -> list[Share] | None:
-        """Return the shares of those who wait and could push nobody out of a full queue; None if too many wait to tell."""
+        """Return the shares of those who wait and could push nobody out of a full queue; None if that takes too long to tell.
+
+        It does where too many wait. It is also not told of several while the queue is not half full: nobody has to know yet.
+        """
+        if len(self._queue.crowd) > 1 and self.num_places > self.limits.max_waiting_requests // 2:
+            return None
         return crowding.without_claim(self._queue)
 
     def at_their_limit(self) -> list[Share]:

@@ -2,10 +2,10 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-# Callers with series of their own, each of which is about ten; the others share a name that no file can give.
+# Callers with series of their own, each of which is about fifteen; the others share a name that no file can give.
 MAX_CALLERS = 100
 OTHERS = "(others)"
-LIMITS = ("requests_per_second", "tokens_per_second", "max_requests")
+LIMITS = ("requests_per_second", "tokens_per_second", "max_requests", "max_waiting", "max_slots", "max_priority", "expires")
 
 
 class CallerMeter:

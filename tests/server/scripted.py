@@ -43,7 +43,7 @@ class ScriptedEngine:
     def ensure_place(self, share: Share) -> None:
         self.shares.append(share)
         if not self.has_places:
-            raise QueueFull("too many requests are waiting", retry_after_seconds=self.retry_after_seconds)
+            raise QueueFull("too many requests are waiting", self.retry_after_seconds, limit=self.limit)
 
     def hold(self) -> None:
         """Let requests wait until `gate` is set."""

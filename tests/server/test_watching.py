@@ -66,6 +66,28 @@ def test_a_change_is_used_when_two_looks_have_found_the_same(tmp_path: Path, log
     run(test, tmp_path)
 
 
+def test_a_look_that_fails_is_not_the_last_one(tmp_path: Path, logged: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def running() -> None:
+        watcher = Watcher(ReloadMetrics(CollectorRegistry()), poll_seconds=0)
+        num_looks, is_seen = 0, asyncio.Event()
+
+        async def look() -> None:
+            nonlocal num_looks
+            num_looks += 1
+            if num_looks == 1:
+                raise RuntimeError("can't start new thread")
+            is_seen.set()
+
+        monkeypatch.setattr(watcher, "look", look)
+        task = asyncio.create_task(watcher.run())
+        await asyncio.wait([task, asyncio.create_task(is_seen.wait())], return_when=asyncio.FIRST_COMPLETED, timeout=60)
+        assert is_seen.is_set()
+        task.cancel()
+
+    asyncio.run(running())
+    assert [line["event"] for line in logged()] == ["cannot look whether files have changed"]
+
+
 def test_nothing_is_read_where_nothing_changes(tmp_path: Path, logged: Any) -> None:
     async def test(watched: Watched) -> None:
         for _ in range(3):

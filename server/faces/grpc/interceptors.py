@@ -9,7 +9,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from contextvars import ContextVar
 from functools import lru_cache, partial
 from inspect import isasyncgenfunction
@@ -20,7 +20,7 @@ import grpc
 from dragoman.server.core.callers import Caller
 from dragoman.server.core.calls import Call
 from dragoman.server.core.running import RunningCalls
-from dragoman.server.errors import Cancelled, DeadlineExceeded, InvalidRequest, ServiceError
+from dragoman.server.errors import Cancelled, ConnectionLimit, DeadlineExceeded, InvalidRequest, ServiceError
 from dragoman.server.faces.grpc import errors
 from dragoman.server.faces.grpc.pace import Pace
 from dragoman.server.faces.grpc.reading import LargeRequests, Refused, large_bytes_read, reader
@@ -119,7 +119,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         call.caller = current_caller.get()
         current_call.set(call)
         ending = partial(_own_ending, context, call.arrival)
-        if request is None:
+        names = partial(self._peer_names, context)
+        is_paced = False
+        if request is None and self._calls.is_known(call, _metadata.get(), names):
             try:
                 request = await _read(context)
             except asyncio.CancelledError:  # gone before its message came
@@ -130,12 +132,12 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 call,
                 _metadata.get(),
                 getattr(request, "request_id", ""),
-                names=partial(self._peer_names, context),
+                names=names,
                 own_ending=ending,
                 is_sent_later=True,
             ):
                 if self._pace is not None:
-                    peer = context.peer()
+                    peer, is_paced = context.peer(), True
                     await self._pace.wait(peer)
                     request = self._pace.read(request, peer) if has_items else request
                 _check_readable(request)
@@ -144,6 +146,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 with self._large.one_more(num_bytes):
                     return await inner(request, context)
         except ServiceError as error:
+            # Refused before it was counted: so that refusals of a connection come no faster than answers. Not during the end.
+            if self._pace is not None and not is_paced and not self._calls.draining.is_set():
+                with suppress(ConnectionLimit):
+                    await self._pace.wait(context.peer())
             await context.abort_with_status(errors.to_status(error, call.request_id))
 
 

@@ -12,7 +12,8 @@ from dragoman.server.faces.grpc.interceptors import HEALTH_PREFIX, Context, Cont
 class AuthInterceptor(grpc.aio.ServerInterceptor):
     """Refuses every RPC of nobody who is known, unknown methods too, before its message is read; health needs no caller.
 
-    A certificate is known only with the message: where one would do, an RPC without a token is let through this far.
+    Certificates are not told here: where one would do, an RPC without a token is let through to where they are, which is still
+    before its message is read.
     """
 
     def __init__(self, callers: Callers) -> None:
@@ -20,6 +21,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         self._callers = callers
         # A stream on both sides fits every kind of RPC: it takes no message before it answers.
         self._refusal: Handler = grpc.stream_stream_rpc_method_handler(_refuse)
+        self._unknown: Handler = grpc.stream_stream_rpc_method_handler(_say_unknown)
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
@@ -31,8 +33,14 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         if caller is None and not self._callers.has_certificates:
             return self._refusal
         current_caller.set(caller)
-        return await continuation(handler_call_details)
+        handler = await continuation(handler_call_details)
+        return self._unknown if handler is None and caller is None else handler
 
 
 async def _refuse(_: Any, context: Context) -> NoReturn:
     raise Unauthenticated("authorization: a bearer token that this server knows is needed")
+
+
+async def _say_unknown(_: Any, context: Context) -> NoReturn:
+    """Say what gRPC itself would of a method that is not there, to somebody who turned out to be known."""
+    await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")

@@ -9,6 +9,7 @@ from typing import NoReturn, Self
 import grpc
 import structlog
 
+from dragoman.model.files import read_bounded
 from dragoman.server.config import ConfigError, ServerConfig
 from dragoman.server.faces.grpc.interceptors import Context
 
@@ -18,6 +19,7 @@ _ALL_ALTERNATIVES = "x509_subject_alternative_name"
 _COMMON_NAME = "x509_common_name"
 # OpenSSL's X509_V_FLAG_NO_CHECK_TIME, for which Python has no name: a date is to be read whatever it is.
 _NO_CHECK_TIME = 0x200000
+MAX_FILE_BYTES = 16 * 2**20
 
 log = structlog.get_logger("dragoman")
 
@@ -159,7 +161,7 @@ def _read(setting: str, path: Path | None) -> bytes | None:
     if path is None:
         return None
     try:
-        return path.read_bytes()
+        return read_bounded(path, MAX_FILE_BYTES)
     except OSError as error:
         raise ConfigError(f"{setting}: {path} cannot be read: {error.strerror}") from None
 

@@ -158,13 +158,25 @@ def test_those_without_a_claim_are_just_those_who_would_be_refused(callers: list
 
 
 def test_of_many_callers_nobody_is_said_to_have_no_claim() -> None:
-    policy = Scheduler(Limits(1, 1000, 10**6, 1000))
+    policy = Scheduler(Limits(1, MAX_LINES, 10**6, 1000))
     for i in range(MAX_LINES):
         policy.submit(sequence(i, Share(f"caller {i}")))
     without_claim = policy.without_claim()
     assert without_claim is not None and len(without_claim) == MAX_LINES
     policy.submit(sequence(1000, A))
     assert policy.without_claim() is None
+
+
+def test_who_has_no_claim_is_not_told_of_several_callers_while_there_are_plenty_of_places() -> None:
+    policy = Scheduler(Limits(1, 10, 10**6, 1000))
+    assert policy.without_claim() == []
+    policy.submit(sequence(0, A))
+    assert policy.without_claim() == [A], "of one alone it costs nothing"
+    for i in range(1, 5):
+        policy.submit(sequence(i, (A, B)[i % 2]))
+        assert policy.without_claim() is None
+    policy.submit(sequence(5, A))
+    assert policy.without_claim() == [A], "half of the places are taken"
 
 
 def test_a_callers_part_is_its_weight_among_those_who_wait() -> None:

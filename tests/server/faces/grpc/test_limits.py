@@ -164,6 +164,31 @@ def test_a_place_that_the_engine_refuses_has_the_name_of_its_limit(serve: Any, l
     asyncio.run(run())
 
 
+def test_a_place_that_is_refused_before_the_engine_is_asked_is_counted_for_its_caller_too(serve: Any, limited: Any) -> None:
+    async def run() -> None:
+        async with serve(**limited("max_waiting = 5")) as world:
+            world.engine.has_places, world.engine.limit, world.engine.retry_after_seconds = False, "max_waiting", 2.5
+            assert await refused(generate(world)) == (
+                "RESOURCE_EXHAUSTED",
+                "max_waiting: too many requests are waiting; it is a limit of caller web",
+                2.5,
+            )
+            assert world.count("caller_refusals_total", caller="web", limit="max_waiting") == 1
+            assert world.count("requests_rejected_total", model="en-de", reason="limit") == 1
+
+    asyncio.run(run())
+
+
+def test_a_request_that_needs_more_slots_than_its_caller_may_have_by_now_is_told_so(serve: Any, limited: Any) -> None:
+    async def run() -> None:
+        async with serve(**limited("max_slots = 4")) as world:
+            world.engine.reason, world.engine.limit = "queue_full", "max_slots"
+            message = "max_slots: the request needs more slots; it is a limit of caller web"
+            assert (await refused(generate(world)))[:2] == ("RESOURCE_EXHAUSTED", message)
+
+    asyncio.run(run())
+
+
 def test_a_priority_above_a_callers_highest_is_refused(serve: Any, limited: Any) -> None:
     async def run() -> None:
         async with serve(**limited("max_priority = 0")) as world:
@@ -251,28 +276,60 @@ def test_requests_of_a_stream_have_the_servers_deadline_each(serve: Any) -> None
     asyncio.run(run())
 
 
-def test_a_certificates_name_is_a_caller(serve: Any, tmp_path: Path) -> None:
-    names = {"server": "DNS:localhost,IP:127.0.0.1", "web": "DNS:web.example.org", "other": "DNS:other.example.org"}
-    folder = make_certificates(tmp_path, names)
+@pytest.fixture
+def by_certificate(tmp_path: Path) -> tuple[dict[str, Path], Any]:
+    """Know one caller by its certificate; return the settings, and what opens a channel with a certificate."""
+    folder = make_certificates(
+        tmp_path, {"server": "DNS:localhost,IP:127.0.0.1", "web": "DNS:web.example.org", "other": "DNS:other"}
+    )
     callers = tmp_path / "callers.toml"
     callers.write_text('[callers.web]\ncertificates = ["web.example.org"]\n')
-    settings = {"tls_certificate": folder / "server.pem", "tls_key": folder / "server.key", "tls_client_ca": folder / "ca.pem"}
+    files = {"tls_certificate": "server.pem", "tls_key": "server.key", "tls_client_ca": "ca.pem", "auth_tokens_file": callers.name}
 
-    def channel(port: int, name: str) -> grpc.aio.Channel:
-        files = [(folder / file).read_bytes() for file in ("ca.pem", f"{name}.key", f"{name}.pem")]
-        return grpc.aio.secure_channel(f"127.0.0.1:{port}", grpc.ssl_channel_credentials(*files))
+    def channel(world: Any, name: str) -> grpc.aio.Channel:
+        contents = [(folder / file).read_bytes() for file in ("ca.pem", f"{name}.key", f"{name}.pem")]
+        return grpc.aio.secure_channel(f"127.0.0.1:{world.server.port}", grpc.ssl_channel_credentials(*contents))
+
+    return {setting: folder / file for setting, file in files.items()}, channel
+
+
+def test_a_certificates_name_is_a_caller(serve: Any, by_certificate: Any) -> None:
+    settings, channel = by_certificate
 
     async def run() -> None:
-        async with (
-            serve(**settings, auth_tokens_file=callers) as world,
-            channel(world.server.port, "web") as ours,
-            channel(world.server.port, "other") as theirs,
-        ):
+        async with serve(**settings) as world, channel(world, "web") as ours, channel(world, "other") as theirs:
             assert (await GenerationStub(ours).Generate(GenerateRequest(text=TEXT), timeout=20)).text
             assert world.engine.requests[0].share.caller == "web"
             code, message, _ = await refused(GenerationStub(theirs).Generate(GenerateRequest(text=TEXT), timeout=20))
             assert code == "UNAUTHENTICATED"
             assert message == "authorization: a client certificate with a name that this server knows is needed"
+
+    asyncio.run(run())
+
+
+def test_who_has_no_certificate_that_is_known_is_refused_before_a_message_is_read(serve: Any, by_certificate: Any) -> None:
+    """Its message never comes, and it is refused all the same, by unknown methods too; who is known is told what they are."""
+    settings, channel = by_certificate
+
+    async def run() -> None:
+        async with serve(**settings) as world, channel(world, "web") as ours, channel(world, "other") as theirs:
+            for method in ("/dragoman.v1.Generation/Generate", "/dragoman.v1.Generation/GenerateStream"):
+                call = theirs.stream_stream(method)()  # of which nothing is sent
+                assert await asyncio.wait_for(call.code(), 20) is grpc.StatusCode.UNAUTHENTICATED
+            unknown = "/no.such.Service/Method"
+            assert await theirs.unary_unary(unknown)(b"", timeout=20).code() is grpc.StatusCode.UNAUTHENTICATED
+            assert await ours.unary_unary(unknown)(b"", timeout=20).code() is grpc.StatusCode.UNIMPLEMENTED
+
+    asyncio.run(run())
+
+
+def test_an_expired_caller_is_refused_before_its_message_is_read_and_counted_once(serve: Any, limited: Any) -> None:
+    async def run() -> None:
+        async with serve(**limited("expires = 2001-01-01T00:00:00Z")) as world:
+            call = world.channel.stream_stream("/dragoman.v1.Generation/Generate")(metadata=BEARER)
+            assert await asyncio.wait_for(call.code(), 20) is grpc.StatusCode.UNAUTHENTICATED
+            assert world.count("caller_refusals_total", caller="web", limit="expires") == 1
+            assert world.records() == {("", "UNAUTHENTICATED"): 1}
 
     asyncio.run(run())
 

@@ -1,5 +1,6 @@
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -105,6 +106,34 @@ def test_calls_of_a_connection_that_is_too_fast_wait_and_then_are_refused(serve:
             assert world.records() == {("", "RESOURCE_EXHAUSTED"): 2}
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("authorization", ["Bearer wrong", "Bearer s3cret"])
+def test_calls_that_are_refused_come_no_faster_than_others(
+    serve: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, authorization: str
+) -> None:
+    """Whether they are refused for want of a token or for a limit of their caller's, each waits for its place."""
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    async def run() -> None:
+        callers = tmp_path / "callers.toml"
+        callers.write_text('[callers.web]\ntoken = "s3cret"\nrequests_per_second = 0.001\n')
+        async with serve(max_messages_per_second=0.001, auth_tokens_file=callers) as world:
+            metadata = (("authorization", authorization),)
+            await asyncio.gather(*(refused(world.stub.Generate(GenerateRequest(), metadata=metadata)) for _ in range(4)))
+            await world.server.drain(0)
+            await refused(world.stub.Generate(GenerateRequest(), metadata=metadata))
+
+    async def refused(call: Any) -> None:
+        with pytest.raises(grpc.aio.AioRpcError):
+            await call
+
+    monkeypatch.setattr(pace_module.asyncio, "sleep", sleep)
+    asyncio.run(run())
+    assert waits == [MAX_WAIT_SECONDS] * 4, "but not while the server ends"
 
 
 def test_without_a_limit_nobody_is_counted(serve: Any) -> None:

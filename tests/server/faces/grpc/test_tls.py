@@ -1,4 +1,5 @@
 import asyncio
+import os
 import re
 import shutil
 import ssl
@@ -223,10 +224,26 @@ def test_files_that_have_not_changed_are_not_taken_again(certificates: Path) -> 
         (lambda folder, other: (folder / "ca.pem").unlink(), "tls_client_ca: .*ca.pem cannot be read: No such file"),
         (
             lambda folder, other: ((folder / "server.key").unlink(), (folder / "server.key").mkdir()),
-            "tls_key: .*server.key cannot be read: Is a directory",
+            "tls_key: .*server.key cannot be read: not a regular file",
+        ),
+        (
+            lambda folder, other: ((folder / "ca.pem").unlink(), os.mkfifo(folder / "ca.pem")),
+            "tls_client_ca: .*ca.pem cannot be read: not a regular file",
         ),
     ],
-    ids=["key", "certificate", "half-certificate", "half-key", "no-pem", "no-authority", "rubbish", "gone", "no-ca", "folder"],
+    ids=[
+        "key",
+        "certificate",
+        "half-certificate",
+        "half-key",
+        "no-pem",
+        "no-authority",
+        "rubbish",
+        "gone",
+        "no-ca",
+        "folder",
+        "pipe",
+    ],
 )
 def test_bad_files_are_named_and_leave_the_old_ones_in_use(
     serve: Any, certificates: Path, others: Path, mounted: Path, change: Any, reason: str
