@@ -17,7 +17,7 @@ from dragoman.server.faces.grpc.conversion import (
 )
 from dragoman.server.faces.grpc.hand import Allowance
 from dragoman.server.faces.grpc.interceptors import Context, current_call
-from dragoman.server.faces.grpc.reading import TurnsOfConnections
+from dragoman.server.faces.grpc.reading import OfConnections, Turns
 from dragoman.server.faces.grpc.sizes import MessageLimit
 from dragoman.v1 import generation_pb2, generation_pb2_grpc
 
@@ -35,7 +35,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         self._core = core
         self._limit = MessageLimit(max_message_bytes)
         self._allowance = Allowance()
-        self._turns = TurnsOfConnections()
+        self._turns = OfConnections(Turns)
 
     async def Generate(self, request: generation_pb2.GenerateRequest, context: Context) -> generation_pb2.GenerateResponse:
         """Return the whole answer."""

@@ -23,7 +23,7 @@ from dragoman.server.core.running import RunningCalls
 from dragoman.server.errors import Cancelled, ConnectionLimit, DeadlineExceeded, InvalidRequest, ServiceError
 from dragoman.server.faces.grpc import errors
 from dragoman.server.faces.grpc.pace import Pace
-from dragoman.server.faces.grpc.reading import LargeRequests, Refused, large_bytes_read, reader
+from dragoman.server.faces.grpc.reading import Arrivals, LargeRequests, OfConnections, Refused, large_bytes_read, reader
 
 # What a drain waits for: requests, and what is asked about models. Whatever else is open is no work of anybody's.
 AWAITED_PREFIX = "/dragoman.v1.Generation/"
@@ -80,6 +80,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._peer_names = peer_names
         self._pace = pace
         self._large = LargeRequests()
+        self._arrivals = OfConnections(Arrivals)
         self._accompany = lru_cache(MAX_KEPT_HANDLERS)(self._make_handler)
 
     async def intercept_service(
@@ -98,11 +99,19 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         run = self._run_health if method.startswith(HEALTH_PREFIX) else partial(self._run, method, has_items)
         return _wrap(handler, run, self._max_characters)
 
+    async def _read(self, context: Context) -> Any:
+        """Return the message of an RPC that has one; `Refused` if there is none to come, or it takes too long."""
+        message = await self._arrivals.of(context.peer()).take(context.read)
+        if message is not grpc.aio.EOF:
+            return message
+        await asyncio.sleep(GONE_SECONDS)
+        return Refused(InvalidRequest("request", "is missing"))
+
     async def _run_health(self, inner: Behaviour, request: Any, context: Context) -> Any:
         """Serve one RPC without a record of it."""
         arrival = time.monotonic()
         try:
-            message = await _read(context) if request is None else request
+            message = await self._read(context) if request is None else request
             if self._pace is not None:
                 await self._pace.wait(context.peer())
             _check_readable(message)
@@ -123,7 +132,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         is_paced = False
         if request is None and self._calls.is_known(call, _metadata.get(), names):
             try:
-                request = await _read(context)
+                request = await self._read(context)
             except asyncio.CancelledError:  # gone before its message came
                 self._calls.records.finish(call, cancellation_code(context, call.arrival))
                 raise
@@ -151,15 +160,6 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 with suppress(ConnectionLimit):
                     await self._pace.wait(context.peer())
             await context.abort_with_status(errors.to_status(error, call.request_id))
-
-
-async def _read(context: Context) -> Any:
-    """Return the message of an RPC that has one; `Refused` if its caller has said that there is none to come."""
-    message = await context.read()
-    if message is not grpc.aio.EOF:
-        return message
-    await asyncio.sleep(GONE_SECONDS)
-    return Refused(InvalidRequest("request", "is missing"))
 
 
 def _check_readable(request: Any) -> None:

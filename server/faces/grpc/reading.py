@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 from weakref import WeakValueDictionary
 
 from google.protobuf.message import DecodeError, Message
@@ -23,6 +23,10 @@ LARGE_BYTES = 64 * 2**10
 # Large messages that are put together at once for one connection, and how long one is waited for before another may come too.
 READS_AT_ONCE = 2
 READ_SECONDS = 1.0
+
+# Messages of unary calls that come at once on one connection, and how long one may take while another waits for its place.
+ARRIVALS_AT_ONCE = 16
+ARRIVAL_SECONDS = 5.0
 
 Value = TypeVar("Value")
 # Of large unary requests under way: gRPC keeps the bytes of each until its call ends.
@@ -139,15 +143,96 @@ class Turns:
             give()
 
 
-class TurnsOfConnections:
-    """One `Turns` for each connection that has a stream."""
+class OfConnections(Generic[Value]):
+    """One object for each connection, as long as somebody has it."""
+
+    def __init__(self, make: Callable[[], Value]) -> None:
+        """Make them so."""
+        self._make = make
+        self._made: WeakValueDictionary[str, Value] = WeakValueDictionary()
+
+    def of(self, peer: str) -> Value:
+        """Return that of a connection, by its address."""
+        found = self._made.get(peer)
+        if found is None:
+            found = self._made[peer] = self._make()
+        return found
+
+
+class Arrivals:
+    """The messages of one connection's unary calls that have not come whole.
+
+    gRPC keeps what has come of each, which may be all but a byte, so there is a bound to how many it asks for. A small one is there
+    with its call and takes no time; the others wait for a place, and who takes too long meanwhile loses his.
+    """
+
+    # Most calls make one, as no other is under way on their connection.
+    __slots__ = ("__weakref__", "_coming", "_ended", "_timer", "_waiting")
 
     def __init__(self) -> None:
-        self._turns: WeakValueDictionary[str, Turns] = WeakValueDictionary()
+        self._coming: dict[asyncio.Task[Any], float] = {}  # since when, the oldest first
+        self._ended: list[asyncio.Task[Any]] = []
+        self._waiting: list[asyncio.Future[None]] = []
+        self._timer: asyncio.TimerHandle | None = None
 
-    def of(self, peer: str) -> Turns:
-        """Return the turns of a connection, by its address."""
-        turns = self._turns.get(peer)
-        if turns is None:
-            turns = self._turns[peer] = Turns()
-        return turns
+    async def take(self, reading: Callable[[], Awaitable[Value]]) -> Value | Refused:
+        """Return what is read, in the task at hand; `Refused` if it takes too long while others wait."""
+        if len(self._coming) >= ARRIVALS_AT_ONCE:
+            await self._place()
+        task = asyncio.current_task()
+        assert task is not None
+        self._coming[task] = asyncio.get_running_loop().time()
+        try:
+            return await reading()
+        except asyncio.CancelledError:
+            if task not in self._ended or task.uncancel():
+                raise
+            reason = f"request: it did not come within {ARRIVAL_SECONDS:g} s, and others wait"
+            return Refused(QueueFull(reason, retry_after_seconds=RETRY_SECONDS))
+        finally:
+            del self._coming[task]
+            if task in self._ended:
+                self._ended.remove(task)
+            if self._waiting:
+                self._wake()
+
+    async def _place(self) -> None:
+        """Wait for a place, behind those who wait already."""
+        while len(self._coming) >= ARRIVALS_AT_ONCE:
+            turn = asyncio.get_running_loop().create_future()
+            self._waiting.append(turn)
+            self._watch()
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if turn.done() and not turn.cancelled():
+                    self._wake()  # another may have the place
+                raise
+            finally:
+                if turn in self._waiting:
+                    self._waiting.remove(turn)
+
+    def _wake(self) -> None:
+        while self._waiting:
+            turn = self._waiting.pop(0)
+            if not turn.done():
+                turn.set_result(None)
+                return
+
+    def _watch(self) -> None:
+        """End the oldest when its time is over, as long as somebody waits."""
+        if self._timer is None:
+            began = next((since for task, since in self._coming.items() if task not in self._ended), None)
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_at((loop.time() if began is None else began) + ARRIVAL_SECONDS, self._end_late)
+
+    def _end_late(self) -> None:
+        self._timer = None
+        if not self._waiting:
+            return
+        latest = asyncio.get_running_loop().time() - ARRIVAL_SECONDS
+        late = [task for task, since in self._coming.items() if since <= latest and task not in self._ended]
+        for task in late[: len(self._waiting)]:
+            self._ended.append(task)
+            task.cancel()
+        self._watch()

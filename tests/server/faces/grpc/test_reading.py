@@ -7,9 +7,10 @@ from typing import Any
 import grpc
 import pytest
 
-from dragoman.server.faces.grpc.reading import LARGE_BYTES, READS_AT_ONCE, Refused, Turns, reader
+from dragoman.server.faces.grpc.reading import ARRIVALS_AT_ONCE, LARGE_BYTES, READS_AT_ONCE, Arrivals, Refused, Turns, reader
 from dragoman.v1 import generation_pb2
 from dragoman.v1.generation_pb2 import GenerateRequest, ScoreRequest
+from tests.http2 import DATA, END_STREAM, Http2, frame, prefixed
 
 MEGABYTE = 2**20
 SERVICE = generation_pb2.DESCRIPTOR.services_by_name["Generation"]
@@ -182,5 +183,68 @@ def test_large_requests_under_way_are_bounded(serve: Any, monkeypatch: pytest.Mo
             world.engine.gate.set()
             assert [await call for call in (*waiting, small)] == [(0, "")] * 3
             assert await outcome(world.stub, "Generate", large) == (0, "")
+
+    asyncio.run(run())
+
+
+def test_messages_that_are_coming_have_places_and_the_late_ones_lose_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        monkeypatch.setattr("dragoman.server.faces.grpc.reading.ARRIVAL_SECONDS", 0.01)
+        arrivals, never, began = Arrivals(), asyncio.Event(), []
+
+        async def reading() -> bool:
+            began.append(1)
+            return await never.wait()
+
+        first = [asyncio.create_task(arrivals.take(reading)) for _ in range(ARRIVALS_AT_ONCE)]
+        await asyncio.sleep(0)
+        gone, second = [asyncio.create_task(arrivals.take(reading)) for _ in range(2)]
+        await asyncio.sleep(0)
+        assert len(began) == ARRIVALS_AT_ONCE
+        gone.cancel()
+        [late], kept = await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+        assert late is first[0]
+        refused = late.result()
+        assert isinstance(refused, Refused) and refused.error.code == "RESOURCE_EXHAUSTED" and refused.error.retry_after_seconds
+        never.set()
+        assert await asyncio.gather(second, *kept) == [True] * ARRIVALS_AT_ONCE
+        assert gone.cancelled() and len(began) == ARRIVALS_AT_ONCE + 1
+        assert not arrivals._coming and not arrivals._waiting and not arrivals._ended
+
+    asyncio.run(run())
+
+
+def test_a_caller_that_goes_away_with_its_message_half_sent_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        arrivals, never = Arrivals(), asyncio.Event()
+        tasks = [asyncio.create_task(arrivals.take(never.wait)) for _ in range(2 * ARRIVALS_AT_ONCE)]
+        await asyncio.sleep(0)
+        for task in tasks:
+            task.cancel()
+        assert all(isinstance(end, asyncio.CancelledError) for end in await asyncio.gather(*tasks, return_exceptions=True))
+        assert await arrivals.take(lambda: asyncio.sleep(0, "read")) == "read"
+
+    asyncio.run(run())
+
+
+def test_unary_calls_whose_messages_do_not_come_whole_are_bounded(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dragoman.server.faces.grpc.reading.ARRIVALS_AT_ONCE", 2)
+    monkeypatch.setattr("dragoman.server.faces.grpc.reading.ARRIVAL_SECONDS", 0.1)
+    message = prefixed(GenerateRequest(text="A dog runs.").SerializeToString())
+
+    def attack(port: int) -> list[int]:
+        with Http2(port) as connection:
+            streams = [connection.call("/dragoman.v1.Generation/Generate", None, is_last=False) for _ in range(3)]
+            for stream in streams:
+                connection.socket.sendall(frame(DATA, 0, stream, message[:-1]))
+            statuses = [connection.wait_for_status(streams[0])]
+            for stream in streams[1:]:
+                connection.socket.sendall(frame(DATA, END_STREAM, stream, message[-1:]))
+                statuses.append(connection.wait_for_status(stream))
+            return statuses
+
+    async def run() -> None:
+        async with serve() as world:
+            assert await asyncio.to_thread(attack, world.server.port) == [grpc.StatusCode.RESOURCE_EXHAUSTED.value[0], 0, 0]
 
     asyncio.run(run())
