@@ -69,6 +69,10 @@ class Generation:
             raise UnknownModel(name, list(models))
         return models[name]
 
+    def deadlines(self, call: Call) -> Deadlines:
+        """Return how long a call may take, whatever its caller says: the caller's own limits, or the server's."""
+        return self._deadlines if call.caller is None else call.caller.deadlines
+
     def max_characters(self) -> int:
         """Return how many characters of a text some model could use; that there are more is all it needs to know of the rest."""
         return max(map(self._validator.max_characters, self._models.all()), default=0) + 1
@@ -187,7 +191,7 @@ class Generation:
 
     def _time_left(self, call: Call, remaining_seconds: float | None) -> float | None:
         """Return the time until a request's deadline, the caller's or ours."""
-        deadlines = self._deadlines if call.caller is None else call.caller.deadlines
+        deadlines = self.deadlines(call)
         if deadlines == NO_DEADLINES:
             return remaining_seconds
         seconds, call.deadline_limit = deadlines.time_left(call.arrival, remaining_seconds)

@@ -19,6 +19,7 @@ import grpc
 
 from dragoman.server.core.callers import Caller
 from dragoman.server.core.calls import Call
+from dragoman.server.core.deadlines import NO_DEADLINES, Deadlines
 from dragoman.server.core.running import RunningCalls
 from dragoman.server.errors import Cancelled, ConnectionLimit, DeadlineExceeded, InvalidRequest, ServiceError
 from dragoman.server.faces.grpc import errors
@@ -66,6 +67,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         max_characters: Callable[[], int] = lambda: sys.maxsize,
         peer_names: "Callable[[Context], Sequence[str]]" = _no_names,
         pace: Pace | None = None,
+        deadlines: Callable[[Call], Deadlines] = lambda _: NO_DEADLINES,
     ) -> None:
         """Put every RPC among these calls.
 
@@ -74,11 +76,13 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             max_characters: Says how many characters of a text a model could use; of a large request no more are kept.
             peer_names: Returns the names in the client's certificate.
             pace: How fast messages of a connection are taken up; None for as fast as they come.
+            deadlines: Says how long a call may take, whose message may never come.
         """
         self._calls = calls
         self._max_characters = max_characters
         self._peer_names = peer_names
         self._pace = pace
+        self._deadlines = deadlines
         self._large = LargeRequests()
         self._arrivals = OfConnections(Arrivals)
         self._accompany = lru_cache(MAX_KEPT_HANDLERS)(self._make_handler)
@@ -132,7 +136,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         is_paced = False
         if request is None and self._calls.is_known(call, _metadata.get(), names):
             try:
-                request = await self._read(context)
+                request = await self._read_in_time(call, context)
             except asyncio.CancelledError:  # gone before its message came
                 self._calls.records.finish(call, cancellation_code(context, call.arrival))
                 raise
@@ -160,6 +164,18 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 with suppress(ConnectionLimit):
                     await self._pace.wait(context.peer())
             await context.abort_with_status(errors.to_status(error, call.request_id))
+
+    async def _read_in_time(self, call: Call, context: Context) -> Any:
+        """Return the message of an RPC that has one, or `Refused` if it has not come when the server's deadline has passed."""
+        deadlines = self._deadlines(call)
+        if deadlines == NO_DEADLINES:
+            return await self._read(context)
+        seconds, limit = deadlines.time_left(call.arrival, context.time_remaining())
+        try:
+            async with asyncio.timeout(seconds if limit else None):  # of a deadline of the caller's gRPC itself takes care
+                return await self._read(context)
+        except TimeoutError:
+            return Refused(DeadlineExceeded(f"the server's deadline ({limit} seconds) passed before the request came"))
 
 
 def _check_readable(request: Any) -> None:

@@ -69,7 +69,7 @@ def build_server(config: ServerConfig, core: Core) -> GrpcServer:
         ConfigError: If the port is taken or credentials cannot be used.
     """
     pace = Pace(config.max_messages_per_second) if config.max_messages_per_second else None
-    around = CallInterceptor(core.calls, core.generation.max_characters, peer_names, pace)
+    around = CallInterceptor(core.calls, core.generation.max_characters, peer_names, pace, core.generation.deadlines)
     interceptors: list[grpc.aio.ServerInterceptor] = [around]
     tls = TlsFiles.of(config)
     if core.callers is not None:

@@ -14,6 +14,7 @@ from dragoman.server.telemetry.sampling import BURST
 from dragoman.v1.generation_pb2 import GenerateRequest, GetModelRequest, ListModelsRequest, ScoreRequest
 from dragoman.v1.generation_pb2_grpc import GenerationStub
 from tests.certificates import make_certificates
+from tests.server.faces.grpc.conftest import eventually
 
 BEARER = (("authorization", "Bearer s3cret"),)
 TEXT = "A dog runs."
@@ -261,6 +262,20 @@ def test_the_servers_deadlines_are_the_engines_and_are_told_by_name(
                     assert request.deadline is None
                 else:
                     assert request.deadline - time.monotonic() == pytest.approx(seconds, abs=3)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("method", ["Generate", "GenerateStream", "Score"])
+def test_the_servers_deadline_holds_for_a_request_that_never_comes(serve: Any, method: str) -> None:
+    async def run() -> None:
+        async with serve(default_deadline_seconds=0.05) as world:
+            call = world.channel.stream_stream(f"/dragoman.v1.Generation/{method}")()  # of which nothing is sent
+            assert await asyncio.wait_for(call.code(), 20) is grpc.StatusCode.DEADLINE_EXCEEDED
+            limit = "default_deadline_seconds of 0.05 seconds"
+            assert await call.details() == f"the server's deadline ({limit}) passed before the request came"
+            await eventually(lambda: not world.server.num_running)
+            assert world.records() == {("", "DEADLINE_EXCEEDED"): 1}
 
     asyncio.run(run())
 
