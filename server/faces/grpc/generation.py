@@ -52,9 +52,11 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
 
     async def GenerateBatch(self, requests: AsyncIterator[generation_pb2.GenerateRequest], context: Context) -> None:
         """Write the answer to each request of a stream when it is there."""
-        hand = self._allowance.open(requests_per_stream(self._core))
+        caller, peer = current_call.get().caller, context.peer()
+        owner = peer.rpartition(":")[0] if caller is None else caller.name
+        hand = self._allowance.open(requests_per_stream(self._core), owner)
         try:
-            await Batch(self._generate, self._core, context, hand, self._turns.of(context.peer())).serve(requests)
+            await Batch(self._generate, self._core, context, hand, self._turns.of(peer)).serve(requests)
         finally:
             hand.close()
 

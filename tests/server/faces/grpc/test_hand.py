@@ -45,6 +45,8 @@ def test_many_streams_have_equal_parts_and_at_least_one_request_each() -> None:
         allowance = Allowance(max_requests=20, max_bytes=1000)
         hands = [allowance.open(8) for _ in range(10)]
         for hand in hands:
+            fill(hand, 1, 10)
+        for hand in hands:
             while not await is_waiting(hand.room()):
                 fill(hand, 1, 10)
         assert [hand.num_requests for hand in hands] == [2] * 10
@@ -53,6 +55,39 @@ def test_many_streams_have_equal_parts_and_at_least_one_request_each() -> None:
             assert not await is_waiting(hand.room())
             fill(hand, 1, 10)
             assert await is_waiting(hand.room())
+
+    asyncio.run(run())
+
+
+def test_streams_with_nothing_in_hand_take_nothing_from_the_others() -> None:
+    async def run() -> None:
+        allowance = Allowance(max_requests=20, max_bytes=1000)
+        hand = allowance.open(8)
+        idle = [allowance.open(8) for _ in range(1000)]
+        fill(hand, 7, 10)
+        assert not await is_waiting(hand.room())
+        assert len(idle) == 1000
+
+    asyncio.run(run())
+
+
+def test_an_owner_of_many_streams_takes_no_more_than_its_part_from_another() -> None:
+    async def run() -> None:
+        allowance = Allowance(max_requests=20, max_bytes=1000)
+        many = [allowance.open(8, "many") for _ in range(100)]
+        for hand in many:
+            fill(hand, 1, 100)
+        one = allowance.open(100, "one")
+        while not await is_waiting(one.room()):
+            fill(one, 1, 10)
+        assert one.num_requests == 10
+        assert all([await is_waiting(hand.room()) for hand in many])
+        waiting = asyncio.create_task(one.room())
+        await settle()
+        for hand in many:
+            hand.close()
+        async with asyncio.timeout(60):
+            await waiting
 
     asyncio.run(run())
 
