@@ -251,8 +251,9 @@ def _listen(host: str, port: int) -> socket.socket:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         # Not with SO_REUSEPORT: two servers on one port would share its connections silently; the second must fail instead.
         listener = socket.socket(family, socket.SOCK_STREAM)
-    except OSError as error:
-        raise ConfigError(f"metrics_port: cannot listen on {host}:{port}: {error.strerror}") from error
+    except (OSError, UnicodeError) as error:  # the second for a name that IDNA cannot encode
+        reason = error.strerror if isinstance(error, OSError) else "no such host"
+        raise ConfigError(f"metrics_port: cannot listen on {host}:{port}: {reason}") from error
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 
 MAX_HEAD_BYTES = 8192
+# Headers that may not come twice; others may, and mean the same as one line with commas.
+SINGLE = frozenset({"authorization", "content-length", "host"})
 
 
 class BadRequest(Exception):
@@ -34,17 +36,22 @@ class AdminRequest:
         """
         first, *lines = head.decode("latin-1").rstrip("\r\n").split("\r\n")
         parts = first.split(" ")
-        if len(parts) != 3 or not parts[0].isalpha() or not parts[1].startswith("/"):
+        if len(parts) != 3 or not parts[0].isalpha():
             raise BadRequest(HTTPStatus.BAD_REQUEST)
         method, target, version = parts
+        if target.startswith(("http://", "https://")):  # as a proxy is asked
+            target = "/" + target.split("/", 3)[3] if target.count("/") > 2 else "/"
+        if not target.startswith("/"):
+            raise BadRequest(HTTPStatus.BAD_REQUEST)
         if version not in ("HTTP/1.0", "HTTP/1.1"):
             raise BadRequest(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED)
         headers: dict[str, str] = {}
         for line in lines:
             name, colon, value = line.partition(":")
-            if not colon or not name or name != name.strip() or name.lower() in headers:
+            key = name.lower()
+            if not colon or not name or name != name.strip() or (key in SINGLE and key in headers):
                 raise BadRequest(HTTPStatus.BAD_REQUEST)
-            headers[name.lower()] = value.strip()
+            headers[key] = f"{headers[key]}, {value.strip()}" if key in headers else value.strip()
         path, _, query = target.partition("?")
         return cls(method, path, query, headers)
 

@@ -3,6 +3,7 @@
 Errors are raised as `server.errors` and become statuses where they are counted: in the interceptor, or in a batch's stream.
 """
 
+import sys
 from collections.abc import AsyncIterator
 
 from dragoman.server.core.core import Core
@@ -17,6 +18,7 @@ from dragoman.server.faces.grpc.conversion import (
 )
 from dragoman.server.faces.grpc.hand import Allowance
 from dragoman.server.faces.grpc.interceptors import Context, current_call
+from dragoman.server.faces.grpc.places import Places, owner_of
 from dragoman.server.faces.grpc.reading import OfConnections, Turns
 from dragoman.server.faces.grpc.sizes import MessageLimit
 from dragoman.v1 import generation_pb2, generation_pb2_grpc
@@ -25,17 +27,19 @@ from dragoman.v1 import generation_pb2, generation_pb2_grpc
 class GenerationServicer(generation_pb2_grpc.GenerationServicer):
     """Serves every RPC of the service. Method names are the protocol's."""
 
-    def __init__(self, core: Core, max_message_bytes: int) -> None:
+    def __init__(self, core: Core, max_message_bytes: int, max_batch_streams_per_connection: int = 2**31) -> None:
         """Serve what the core does.
 
         Args:
             core: What answers.
             max_message_bytes: Largest message that gRPC sends.
+            max_batch_streams_per_connection: Each may have a large message half sent.
         """
         self._core = core
         self._limit = MessageLimit(max_message_bytes)
         self._allowance = Allowance()
         self._turns = OfConnections(Turns)
+        self._places = Places("max_batch_streams_per_connection", sys.maxsize, max_batch_streams_per_connection)
 
     async def Generate(self, request: generation_pb2.GenerateRequest, context: Context) -> generation_pb2.GenerateResponse:
         """Return the whole answer."""
@@ -52,13 +56,13 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
 
     async def GenerateBatch(self, requests: AsyncIterator[generation_pb2.GenerateRequest], context: Context) -> None:
         """Write the answer to each request of a stream when it is there."""
-        caller, peer = current_call.get().caller, context.peer()
-        owner = peer.rpartition(":")[0] if caller is None else caller.name
-        hand = self._allowance.open(requests_per_stream(self._core), owner)
-        try:
-            await Batch(self._generate, self._core, context, hand, self._turns.of(peer)).serve(requests)
-        finally:
-            hand.close()
+        peer = context.peer()
+        with self._places.take(peer):
+            hand = self._allowance.open(requests_per_stream(self._core), owner_of(current_call.get(), peer))
+            try:
+                await Batch(self._generate, self._core, context, hand, self._turns.of(peer)).serve(requests)
+            finally:
+                hand.close()
 
     async def Score(self, request: generation_pb2.ScoreRequest, context: Context) -> generation_pb2.ScoreResponse:
         """Return the scores of a pair."""

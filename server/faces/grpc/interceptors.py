@@ -24,6 +24,7 @@ from dragoman.server.core.running import RunningCalls
 from dragoman.server.errors import Cancelled, ConnectionLimit, DeadlineExceeded, InvalidRequest, ServiceError
 from dragoman.server.faces.grpc import errors
 from dragoman.server.faces.grpc.pace import Pace
+from dragoman.server.faces.grpc.places import owner_of
 from dragoman.server.faces.grpc.reading import Arrivals, LargeRequests, OfConnections, Refused, large_bytes_read, reader
 
 # What a drain waits for: requests, and what is asked about models. Whatever else is open is no work of anybody's.
@@ -156,7 +157,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 _check_readable(request)
                 if not (num_bytes := large_bytes_read.get()):
                     return await inner(request, context)
-                with self._large.one_more(num_bytes):
+                with self._large.one_more(num_bytes, owner_of(call, context.peer())):
                     return await inner(request, context)
         except ServiceError as error:
             # Refused before it was counted: so that refusals of a connection come no faster than answers. Not during the end.

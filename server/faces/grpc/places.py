@@ -1,11 +1,17 @@
-"""Places for streams that may stay open for ever: so many in all, and so many on one connection."""
+"""Places for streams that may stay open for ever: so many in all, and so many on one connection; and whose a call is."""
 
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from dragoman.server.core.calls import Call
 from dragoman.server.core.endings import RETRY_SECONDS
 from dragoman.server.errors import ConnectionLimit
+
+
+def owner_of(call: Call, peer: str) -> str:
+    """Return whose a call is, for what is shared out: its caller or, where callers are not known, its address without the port."""
+    return peer.rpartition(":")[0] if call.caller is None else call.caller.name
 
 
 class Places:

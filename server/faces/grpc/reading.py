@@ -4,6 +4,7 @@ gRPC puts a message together before it gives it to us, and for as long as a call
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -21,8 +22,8 @@ from dragoman.server.errors import InvalidRequest, QueueFull, ServiceError
 # No request of this size is looked at; hardly one that a model can answer is larger.
 LARGE_BYTES = 64 * 2**10
 # Large messages that are put together at once for one connection, and how long one is waited for before another may come too.
-READS_AT_ONCE = 2
-READ_SECONDS = 1.0
+READS_AT_ONCE = 8
+READ_SECONDS = 0.25
 
 # Messages of unary calls that come at once on one connection, and how long one may take while another waits for its place.
 ARRIVALS_AT_ONCE = 16
@@ -97,25 +98,28 @@ def _slimmed(message: Message, max_characters: int) -> Message | Refused:
 
 
 class LargeRequests:
-    """The large requests that are under way, each of a call of its own."""
+    """The large requests that are under way, each of a call of its own, in equal parts for those who have some."""
 
     def __init__(self) -> None:
-        self._num_bytes = 0
+        self._num_bytes: Counter[str] = Counter()
 
     @contextmanager
-    def one_more(self, num_bytes: int) -> Iterator[None]:
-        """Count one within the `with`.
+    def one_more(self, num_bytes: int, owner: str) -> Iterator[None]:
+        """Count one of somebody's within the `with`.
 
         Raises:
-            QueueFull: If there are too many already; one alone may be of any size.
+            QueueFull: If it is more than the owner's part; one alone may be of any size.
         """
-        if self._num_bytes and self._num_bytes + num_bytes > MAX_LARGE_BYTES:
+        num_owners = len(self._num_bytes.keys() | {owner})
+        if (have := self._num_bytes[owner]) and have + num_bytes > MAX_LARGE_BYTES // num_owners:
             raise QueueFull("request: too many large ones are under way", retry_after_seconds=RETRY_SECONDS)
-        self._num_bytes += num_bytes
+        self._num_bytes[owner] += num_bytes
         try:
             yield
         finally:
-            self._num_bytes -= num_bytes
+            self._num_bytes[owner] -= num_bytes
+            if not self._num_bytes[owner]:
+                del self._num_bytes[owner]
 
 
 class Turns:

@@ -80,7 +80,7 @@ def build_server(config: ServerConfig, core: Core) -> GrpcServer:
             )
     server = grpc.aio.server(interceptors=interceptors, options=_options(config))
     health = Health(config.max_watches, config.max_watches_per_connection)
-    servicer = GenerationServicer(core, config.max_message_bytes)
+    servicer = GenerationServicer(core, config.max_message_bytes, config.max_batch_streams_per_connection)
     generation_pb2_grpc.add_GenerationServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     if config.reflection:

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from dragoman.server.config import ConfigError
 from dragoman.server.telemetry.admin import AdminServer
+from dragoman.server.telemetry.admin_request import AdminRequest, BadRequest
 from dragoman.server.telemetry.metrics import Metrics
 
 
@@ -104,3 +105,13 @@ def test_ipv6_address_is_listened_on() -> None:
     ):
         connection.request("GET", "/readyz")
         assert connection.getresponse().status == 200
+
+
+def test_heads_that_proxies_and_tools_make_are_read() -> None:
+    twice = b"GET /metrics HTTP/1.1\r\nHost: a\r\nAccept: text/plain\r\nAccept: */*\r\n\r\n"
+    assert AdminRequest.parse(twice).headers["accept"] == "text/plain, */*"
+    for target, path in ((b"http://a:8501/metrics?x=1", "/metrics"), (b"http://a", "/"), (b"https://a/", "/")):
+        assert AdminRequest.parse(b"GET " + target + b" HTTP/1.1\r\n\r\n").path == path
+    for head in (b"GET metrics HTTP/1.1\r\n\r\n", twice.replace(b"Accept", b"Authorization"), twice.replace(b"Accept", b"Host")):
+        with pytest.raises(BadRequest):
+            AdminRequest.parse(head)

@@ -71,7 +71,7 @@ def status(server: AdminServer, path: str = "/healthz") -> bytes:
         (b"OPTIONS /metrics HTTP/1.1\r\n\r\n", b"405"),
         (b"GET /healthz HTTP/2.0\r\n\r\n", b"505"),
         (b"GET healthz HTTP/1.1\r\n\r\n", b"400"),
-        (b"GET http://x/healthz HTTP/1.1\r\n\r\n", b"400"),
+        (b"GET http://x/healthz HTTP/1.1\r\n\r\n", b"200"),
         (b"GET /healthz\r\n\r\n", b"400"),
         (b"\r\n\r\n", b"400"),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", b"400"),

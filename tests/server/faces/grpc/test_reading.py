@@ -7,7 +7,17 @@ from typing import Any
 import grpc
 import pytest
 
-from dragoman.server.faces.grpc.reading import ARRIVALS_AT_ONCE, LARGE_BYTES, READS_AT_ONCE, Arrivals, Refused, Turns, reader
+from dragoman.server.errors import QueueFull
+from dragoman.server.faces.grpc.reading import (
+    ARRIVALS_AT_ONCE,
+    LARGE_BYTES,
+    READS_AT_ONCE,
+    Arrivals,
+    LargeRequests,
+    Refused,
+    Turns,
+    reader,
+)
 from dragoman.v1 import generation_pb2
 from dragoman.v1.generation_pb2 import GenerateRequest, ScoreRequest
 from tests.http2 import DATA, END_STREAM, Http2, frame, prefixed
@@ -246,5 +256,40 @@ def test_unary_calls_whose_messages_do_not_come_whole_are_bounded(serve: Any, mo
     async def run() -> None:
         async with serve() as world:
             assert await asyncio.to_thread(attack, world.server.port) == [grpc.StatusCode.RESOURCE_EXHAUSTED.value[0], 0, 0]
+
+    asyncio.run(run())
+
+
+def test_whose_large_requests_are_under_way_leaves_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One pool for all had let eight large requests of one caller keep out everybody's."""
+    monkeypatch.setattr("dragoman.server.faces.grpc.reading.MAX_LARGE_BYTES", 100)
+    large = LargeRequests()
+    with large.one_more(90, "a"):
+        with pytest.raises(QueueFull), large.one_more(20, "a"):
+            pass
+        with large.one_more(30, "b"), large.one_more(20, "b"), pytest.raises(QueueFull), large.one_more(1, "b"):
+            pass
+        with large.one_more(1000, "c"):
+            pass
+    with large.one_more(60, "a"), large.one_more(40, "a"):
+        pass
+
+
+def test_a_connection_has_so_many_streams_and_each_may_have_one_message_half_sent(serve: Any) -> None:
+    async def run() -> None:
+        async with serve(max_batch_streams_per_connection=2) as world:
+            calls = [world.stub.GenerateBatch() for _ in range(2)]
+            for call in calls:
+                await call.write(GenerateRequest(text="a", request_id="1"))
+                assert (await call.read()).request_id == "1"
+            refused = world.stub.GenerateBatch()
+            with pytest.raises(grpc.aio.AioRpcError, match="max_batch_streams_per_connection: 2 on one connection") as caught:
+                await refused.read()
+            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            await calls[0].done_writing()
+            assert await calls[0].read() is grpc.aio.EOF
+            again = world.stub.GenerateBatch()
+            await again.write(GenerateRequest(text="a", request_id="2"))
+            assert (await again.read()).request_id == "2"
 
     asyncio.run(run())
