@@ -1,7 +1,7 @@
 """The file of callers (`auth_tokens_file`): what it may say, and what is wrong with it. Nobody's token is ever quoted.
 
 There are two forms. Lines, `name:token` or `token` each, name callers without limits. TOML gives each caller its credentials and
-its limits; docs/operations.md has an example. A file is TOML if its name ends in `.toml`, or if it is TOML with a table `callers`.
+its limits; docs/limits.md has an example. A file is TOML if its name ends in `.toml`, or if it is TOML with a table `callers`.
 """
 
 import hashlib

@@ -230,8 +230,11 @@ def test_broken_file_is_named(tmp_path: Path, content: bytes) -> None:
 
 def test_the_manuals_example_is_a_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As it stands, and with the settings that it shows as comments."""
-    manual = (Path(__file__).resolve().parents[2] / "docs/operations.md").read_text(encoding="utf-8")
-    example, callers = re.findall(r"```toml\n(.*?)```", manual, re.DOTALL)
+    manual, limits = (
+        (Path(__file__).resolve().parents[2] / "docs" / name).read_text(encoding="utf-8") for name in ("operations.md", "limits.md")
+    )
+    (example,) = re.findall(r"```toml\n(.*?)```", manual, re.DOTALL)
+    (callers,) = re.findall(r"```toml\n(.*?)```", limits, re.DOTALL)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tls").mkdir()
     for name in ("tls/server.pem", "tls/server.key", "tls/clients.pem", "callers.toml", "scrape-token"):
