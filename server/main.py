@@ -148,7 +148,6 @@ class Service:
                     gc.collect()
                     gc.freeze()  # what is there now stays: the collector need not look at it while requests wait
                     gc.set_threshold(10_000, 20, 100)
-                    give_back_large_blocks()
                     await stopping.wait()
                     await self._drain(face)
             except EngineCannotStart as error:

@@ -182,7 +182,7 @@ class Generation:
         if call.not_entered is not None:
             raise call.not_entered
         caller = call.caller
-        model = self._models.get(check_model_name(request.model)) if caller is None else self.model(request.model, caller)
+        model = self.model(request.model, caller)
         call.model = model.name
         bind_contextvars(model=model.name)
         if caller is not None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from dragoman.server.engine import crowding
 from dragoman.server.engine.fair_queue import FairQueue
 from dragoman.server.engine.messages import ScoreRequest
-from dragoman.server.engine.scheduler import Limits, place_in_line
+from dragoman.server.engine.scheduler import Limits, QueueIsFull, place_in_line
 
 Key = tuple[bytes, int]
 
@@ -38,18 +38,6 @@ class Pair:
     def num_tokens(self) -> int:
         """Tokens of both sides."""
         return len(self.request.source_ids) + len(self.request.target_ids)
-
-
-class NoRoom(Exception):
-    """A pair cannot wait.
-
-    Attributes:
-        limit: Name of the limit of its caller's that it would exceed; empty for the queue's own.
-    """
-
-    def __init__(self, limit: str = "") -> None:
-        super().__init__(limit)
-        self.limit = limit
 
 
 class Pairs:
@@ -100,7 +88,7 @@ class Pairs:
             What had to leave for it.
 
         Raises:
-            NoRoom: If it would exceed a limit.
+            QueueIsFull: If it would exceed a limit.
         """
         assert pair.key not in self._pairs, "a request id is used twice"
         pushed_out = self._make_room(pair)
@@ -149,14 +137,14 @@ class Pairs:
         queue, limits, share = self._queue, self._limits, pair.request.share
         num_next = int(len(self._pairs) == len(queue))  # no turn is under way: the first does not really wait
         if share.max_waiting and crowding.is_at_limit(queue, share, num_next):
-            raise NoRoom("max_waiting")
+            raise QueueIsFull("max_waiting")
         num_over = len(queue) + 1 - num_next - limits.max_waiting_requests
         tokens_over = queue.num_tokens + pair.num_tokens - limits.max_waiting_tokens if len(queue) else 0
         if num_over <= 0 and tokens_over <= 0:
             return []
         pushed_out = crowding.pushed_out(queue, share, pair.num_tokens, max(num_over, 0), max(tokens_over, 0))
         if not pushed_out:
-            raise NoRoom
+            raise QueueIsFull
         return pushed_out
 
     def _drop_stale_deadlines(self) -> None:

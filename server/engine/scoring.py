@@ -18,8 +18,8 @@ import structlog
 from dragoman.server.engine.executors import Here, background
 from dragoman.server.engine.forecast import Average
 from dragoman.server.engine.messages import FinishReason, Scored, ScoreRequest
-from dragoman.server.engine.pairs import NoRoom, Pair, Pairs
-from dragoman.server.engine.scheduler import Limits
+from dragoman.server.engine.pairs import Pair, Pairs
+from dragoman.server.engine.scheduler import Limits, QueueIsFull
 from dragoman.server.engine.scorer import Scorer
 from dragoman.server.engine.scorer_loading import ScorerLoading
 from dragoman.server.engine.turns import Turns
@@ -122,7 +122,7 @@ class Scoring:
             self._last_end = now  # an idle hour says nothing about how fast pairs are scored
         try:
             pushed_out = self._pairs.submit(pair)
-        except NoRoom as error:
+        except QueueIsFull as error:
             self._report(pair, "queue_full", retry_after_seconds=self._seconds_until_a_place(), limit=error.limit)
             return
         for other in pushed_out:
