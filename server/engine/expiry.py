@@ -25,6 +25,10 @@ class Expiry(Generic[Item]):
         self._heap: list[tuple[float, int, Item]] = []
         self._num_added = 0
 
+    def __len__(self) -> int:
+        """Return how many deadlines are kept, those of what has ended among them."""
+        return len(self._heap)
+
     @property
     def next(self) -> float:
         """When `take` may find something; infinity for never."""
