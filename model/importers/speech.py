@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from dragoman.model.generation import Languages, Template
 from dragoman.model.importers.errors import ForeignError
@@ -35,9 +35,8 @@ class Folder:
         generation: What Transformers' `generate` takes from it; see `generation_fields`.
         tokenizer: Its `tokenizer_config.json`; empty where it has none.
         token_ids: Ids of its tokens by their names, at least of the special ones.
-        pad_id: Of the model.
-        eos_id: Of the model.
-        vocab_size: Ids of both sides are below it.
+        source_vocab_size: Ids of sources are below it.
+        target_vocab_size: Ids of answers are below it.
         wishes: The user's.
     """
 
@@ -47,9 +46,8 @@ class Folder:
     generation: Mapping[str, Any]
     tokenizer: Mapping[str, Any]
     token_ids: Mapping[str, int]
-    pad_id: int
-    eos_id: int
-    vocab_size: int
+    source_vocab_size: int
+    target_vocab_size: int
     wishes: Wishes = field(default_factory=Wishes)
 
     @property
@@ -74,8 +72,8 @@ class Folder:
         Raises:
             ForeignError: If it has none.
         """
-        if not 0 <= token_id < self.vocab_size:
-            raise ForeignError(f"{self.path}: token {name!r} has the id {token_id}, the model room for {self.vocab_size}")
+        if not 0 <= token_id < self.source_vocab_size:
+            raise ForeignError(f"{self.path}: token {name!r} has the id {token_id}, the model room for {self.source_vocab_size}")
         return token_id
 
     def forced_first(self) -> int | None:
@@ -87,10 +85,8 @@ class Folder:
         value = self.generation.get("forced_bos_token_id")
         if value is None:
             return None
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < self.vocab_size:
-            raise ForeignError(
-                f"{self.path}: forced_bos_token_id {value!r:.40} is not a token of the {self.vocab_size} that it has"
-            )
+        if not is_token(value, self.target_vocab_size):
+            raise ForeignError(f"{self.path}: forced_bos_token_id {value!r:.40} is no token of the {self.target_vocab_size}")
         return value
 
 
@@ -113,3 +109,8 @@ class Speech:
         """Tokens that every answer is forced to begin with, whatever its language."""
         targets = () if self.languages is None else self.languages.target
         return len(self.template.target_prefix) + max((len(language.target_prefix) for language in targets), default=0)
+
+
+def is_token(value: Any, vocab_size: int) -> TypeGuard[int]:
+    """Whether a value of a JSON file is a token of a vocabulary."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < vocab_size
