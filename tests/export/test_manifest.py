@@ -13,7 +13,10 @@ import pytest
 
 from dragoman.export.arguments import ExportError, check_dimensions, check_name
 from dragoman.export.bundle import MANIFEST_FILE, Bundle, BundleError, Manifest, Tensors, hash_file
-from dragoman.export.manifest import MAX_LAYERS, MAX_TOKENS, MAX_VOCABULARY, MAX_WIDTH, Dimensions, Origin, Parity, Quality
+from dragoman.export.caches import attention_caches
+from dragoman.export.evidence import Origin, Parity, Quality
+from dragoman.export.fields import MAX_LAYERS, MAX_TOKENS, MAX_VOCABULARY, MAX_WIDTH
+from dragoman.export.manifest import Dimensions
 from dragoman.export.manifest_file import MAX_MANIFEST_BYTES, read_manifest
 from dragoman.model import tokenizer as tokenizers
 from dragoman.model.config import ModelConfig
@@ -42,15 +45,14 @@ NOT_PATHS = [
     "/".join("x" * 9),
     MANIFEST_FILE,
 ]
+CACHE = {"name": "x", "role": "self", "shape": [4, "T", 8]}
 # For each field: values that it must not have. `*` stands for each item.
 WRONG: dict[str, list[Any]] = {
-    "format_version": [1, 3, 10**30, 2.0, True, None, "2", [], {}],
+    "format_version": [1, 2, 4, 10**30, 3.0, True, None, "3", [], {}],
     "name": NOT_NAMES,
     "version": ["", "a b", "a\n", "x" * 65, "../x", "\x1b", 1, None],
     "precision": ["", "fp12", "FP32", "x" * 100_000, "\ud800", 1, None],
     "d_model": [*NOT_COUNTS, MAX_WIDTH + 1],
-    "num_heads": [*NOT_COUNTS, MAX_WIDTH + 1],
-    "head_dim": [*NOT_COUNTS, MAX_WIDTH + 1],
     "num_encoder_layers": [*NOT_COUNTS, MAX_LAYERS + 1],
     "num_decoder_layers": [*NOT_COUNTS, MAX_LAYERS + 1, 3 * 10**6],
     "source_vocab_size": [*NOT_COUNTS, MAX_VOCABULARY + 1],
@@ -62,6 +64,13 @@ WRONG: dict[str, list[Any]] = {
     "max_target_tokens": [*NOT_COUNTS, MAX_TOKENS + 1],
     "default_max_new_tokens": [*NOT_COUNTS, MAX_TOKENS + 1],
     "domain": NOT_LINES,
+    "caches": [None, [], {}, [CACHE] * 2049, [CACHE, CACHE]],
+    "caches.*": [None, [], {}, {"name": "x"}, CACHE | {"surprise": 1}],
+    "caches.*.name": ["", "a b", "x" * 65, "Ä", "a\n", "candidate_ids", 1, None],
+    "caches.*.role": ["", "Self", "cross", "both", 1, None],
+    "caches.*.shape": [None, {}, [], "T", ["U"], ["t"], ["S"], [None], [1.5], [[4]], ["T", "T"], [0], [-1], [True], [2**16 + 1]]
+    + [[2**10, "T", 2**7], [1] * 7, [2**16] * 6, [10**30]],
+    "num_choices": [*NOT_COUNTS, MAX_VOCABULARY + 1, 301],
     "tensors": [None, [], {}],
     **{f"tensors.{name}": [None, {}, "x", [1], ["x" * 65], ["a\nb"], [""], ["x"] * 3000] for name in Tensors.__struct_fields__},
     "files": [None, [], {}, {str(number): {"size": 0, "sha256": DIGEST} for number in range(1025)}],
@@ -109,13 +118,16 @@ def fields_of(struct: type[msgspec.Struct], prefix: str = "") -> set[str]:
 
 
 def test_every_field_has_values_that_are_refused() -> None:
-    assert WRONG.keys() == fields_of(Manifest) | {"files.*", "files.*.size", "files.*.sha256"}
+    assert WRONG.keys() == fields_of(Manifest) | {"files.*", "files.*.size", "files.*.sha256"} | {
+        f"caches.{name}" for name in ("*", "*.name", "*.role", "*.shape")
+    }
 
 
 @pytest.mark.parametrize("field", WRONG)
 def test_value_out_of_bounds_is_refused_and_its_field_named(bundle_dir: Path, field: str) -> None:
     good = content(bundle_dir)
-    *parents, last = ["decoder.weights" if part == "*" else part for part in field.split(".")]
+    item: Any = 0 if field.startswith("caches") else "decoder.weights"
+    *parents, last = [item if part == "*" else part for part in field.split(".")]
     for value in WRONG[field]:
         changed = json.loads(json.dumps(good))
         holder = changed
@@ -123,7 +135,7 @@ def test_value_out_of_bounds_is_refused_and_its_field_named(bundle_dir: Path, fi
             holder = holder[name]
         holder[last] = value
         message = refusal(bundle_dir, json.dumps(changed)).replace("format version", "format_version")
-        assert last in message, value
+        assert (last if isinstance(last, str) else "caches") in message, value
 
 
 def test_the_manifest_that_the_table_changes_is_a_good_one(bundle_dir: Path) -> None:
@@ -166,7 +178,7 @@ def test_tensor_that_comes_twice_is_refused_and_many_are_not_all_listed(bundle_d
     changed = content(bundle_dir)
     changed["tensors"]["decoder_outputs"] *= 2
     assert "tensors.decoder_outputs has a tensor twice" in refusal(bundle_dir, json.dumps(changed))
-    changed = content(bundle_dir) | {"num_decoder_layers": MAX_LAYERS}
+    changed = content(bundle_dir) | {"caches": msgspec.to_builtins(attention_caches(MAX_LAYERS, 4, 8))}
     assert "tensors.encoder_outputs lacks cross_k_2, cross_v_2, cross_k_3, cross_v_3, cross_k_4 and 1015 more" in refusal(
         bundle_dir, json.dumps(changed)
     )
@@ -269,7 +281,8 @@ def test_export_refuses_the_dimensions_that_a_server_refuses(field: str, value: 
 def test_largest_model_that_is_allowed_is_read_at_once() -> None:
     """Its tensors are named, and the manifest is within the bytes that are read."""
     tensors = msgspec.to_builtins(Tensors.of_layers(MAX_LAYERS))
-    assert len(json.dumps(tensors)) < MAX_MANIFEST_BYTES / 2
+    caches = msgspec.to_builtins(attention_caches(MAX_LAYERS, 64, 128))
+    assert len(json.dumps([tensors, caches], indent=2)) < MAX_MANIFEST_BYTES * 3 / 4
     assert msgspec.convert(tensors, Tensors) == Tensors.of_layers(MAX_LAYERS)
     assert Dimensions.__struct_fields__
 
