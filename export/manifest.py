@@ -1,8 +1,8 @@
 """The manifest of a bundle, `bundle.json`: its fields, and how they fit together.
 
 Export and server both ask here what a manifest may say, so that nothing is exported that a server would refuse. What each field may
-hold is in `fields`, the caches are in `caches`, what was proved is in `evidence`; `bundle.py` compares a manifest with the files that
-it lists.
+hold is in `fields`, the caches are in `caches`, what was proved is in `evidence`, and whether the model can do what is said of
+generation in `generation_checks`. `bundle.py` compares a manifest with the files that it lists.
 """
 
 import hashlib
@@ -35,7 +35,9 @@ from dragoman.export.fields import (
     listed,
     shown,
 )
+from dragoman.export.generation_checks import check_defaults, check_ids, check_room, num_forced
 from dragoman.export.tensor_names import TensorNames
+from dragoman.model.generation import Defaults, Languages, Template
 from dragoman.model.tokenizer import MAX_FILE_BYTES as MAX_TOKENIZER_BYTES
 
 FORMAT_VERSION = 3
@@ -140,7 +142,10 @@ class Manifest(Dimensions, frozen=True, forbid_unknown_fields=True, kw_only=True
         files: Every file of the bundle but the manifest, by its path relative to the bundle, with forward slashes.
         origin: Where it came from.
         parity: How close it is to the checkpoint.
-        domain: What text the model knows, as its card says; empty where it does not, and in bundles older than this field.
+        domain: What text the model knows, as its card says; empty where it does not.
+        template: What is said to the model around every text.
+        languages: Those it reads and writes; None where it is not told them.
+        defaults: What a request means that does not say.
     """
 
     format_version: int = FORMAT_VERSION
@@ -154,6 +159,9 @@ class Manifest(Dimensions, frozen=True, forbid_unknown_fields=True, kw_only=True
     origin: Origin
     parity: Parity
     domain: Line = ""
+    template: Template = Template()
+    languages: Languages | None = None
+    defaults: Defaults = Defaults()
 
     def __post_init__(self) -> None:
         """Refuse a name, paths, sizes and tensors that no bundle can have, and fields that contradict each other.
@@ -169,8 +177,28 @@ class Manifest(Dimensions, frozen=True, forbid_unknown_fields=True, kw_only=True
             raise ValueError(f"files are {total} bytes together; at most {MAX_BUNDLE_BYTES} are allowed")
         if self.num_choices > self.target_vocab_size:
             raise ValueError(f"num_choices {self.num_choices} is over the vocabulary of {self.target_vocab_size}")
+        self._check_generation()
         check_caches(self.caches)
         _check_tensors(self.tensors, Tensors.of_caches(self.caches))
+
+    def _check_generation(self) -> None:
+        """Refuse a template, languages and defaults that the model cannot do."""
+        check_ids(self.template, self.languages, self.source_vocab_size, self.target_vocab_size)
+        check_room(self.template, self.languages, self.max_source_tokens, self.max_target_tokens)
+        forced = num_forced(self.template, self.languages)
+        if self.default_max_new_tokens + forced > self.max_target_tokens:
+            raise ValueError(
+                f"default_max_new_tokens {self.default_max_new_tokens} and {forced} forced tokens are over max_target_tokens "
+                f"{self.max_target_tokens}"
+            )
+        check_defaults(
+            self.defaults,
+            num_forced_tokens=forced,
+            max_target_tokens=self.max_target_tokens,
+            target_vocab_size=self.target_vocab_size,
+            num_choices=self.num_choices,
+            limit=self.default_max_new_tokens,
+        )
 
 
 def check_name(name: str) -> None:

@@ -69,13 +69,14 @@ class CacheBlock:
     def copy_positions(self, source: int, target: int, start: int, stop: int) -> None:
         """Copy positions `[start, stop)` of a row; all of it where there is no axis of positions."""
         part = self._part(start, stop)
-        self.buffer[(slice(None), target, *part)] = self.buffer[(slice(None), source, *part)]
+        to: tuple[slice | int, ...] = (slice(None), target, *part)
+        self.buffer[to] = self.buffer[(slice(None), source, *part)]
 
     def resize(self, lengths: Sequence[int], capacity: int) -> None:
-        """Take another array with room for `capacity` positions, which holds as many of each of the first rows as `lengths` says."""
+        """Take another array, with room for `capacity` positions, that holds as many of the first rows' as `lengths` says."""
         new = self._reserve(capacity)
         for row, length in enumerate(lengths):
-            part = (slice(None), row, *self._part(0, length))
+            part: tuple[slice | int, ...] = (slice(None), row, *self._part(0, length))
             new[part] = self.buffer[part]
         self.buffer = new
 
