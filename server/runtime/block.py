@@ -19,6 +19,7 @@ class CacheBlock:
         names: Of the caches, n of them.
         places: Where each stands among the caches of its role.
         buffer: What they hold.
+        is_indexed: Whether there is an axis of positions.
     """
 
     def __init__(
@@ -33,23 +34,15 @@ class CacheBlock:
             capacity: Positions; it means nothing where the shape has no axis of them.
         """
         self.names, self.places = [cache.name for _, cache in caches], [place for place, _ in caches]
-        self._cache = caches[0][1]
-        self._max_rows, self._element_type = max_rows, element_type
-        axis = self._cache.position_axis
-        self._is_indexed = axis is not None
-        # What comes between a row and its positions: a slice for each axis.
-        self._inner = (slice(None),) * (axis or 0)
-        self.buffer = self._reserve(capacity)
+        self._cache, self._max_rows, self._element_type = caches[0][1], max_rows, element_type
+        self.is_indexed = self._cache.position_axis is not None
+        self._inner = (slice(None),) * (self._cache.position_axis or 0)  # the axes of a row before that of positions
+        self._take(self._reserve(capacity))
 
     @property
     def num_bytes(self) -> int:
         """Size of what is reserved."""
         return self.buffer.nbytes
-
-    @property
-    def is_indexed(self) -> bool:
-        """Whether there is an axis of positions."""
-        return self._is_indexed
 
     @property
     def position_bytes(self) -> int:
@@ -58,7 +51,7 @@ class CacheBlock:
 
     def write(self, where: slice | NDArray[np.int64], longest: int, tensors: Sequence[Buffer]) -> None:
         """Store rows: tensors `[B, *shape]` of these caches, of which the first `longest` positions are taken."""
-        valid = self._part(0, longest)
+        valid = (*self._inner, slice(longest)) if self.is_indexed else ()
         for buffer, tensor in zip(self.buffer, tensors, strict=True):
             buffer[(where, *valid)] = tensor[(slice(None), *valid)]
 
@@ -68,21 +61,24 @@ class CacheBlock:
 
     def copy_positions(self, source: int, target: int, start: int, stop: int) -> None:
         """Copy positions `[start, stop)` of a row; all of it where there is no axis of positions."""
-        part = self._part(start, stop)
-        to: tuple[slice | int, ...] = (slice(None), target, *part)
-        self.buffer[to] = self.buffer[(slice(None), source, *part)]
+        view = self._view
+        if self.is_indexed:
+            view[:, target, start:stop] = view[:, source, start:stop]
+        else:
+            view[:, target] = view[:, source]
 
     def resize(self, lengths: Sequence[int], capacity: int) -> None:
         """Take another array, with room for `capacity` positions, that holds as many of the first rows' as `lengths` says."""
-        new = self._reserve(capacity)
+        assert self.is_indexed
+        old = self._view
+        self._take(self._reserve(capacity))
         for row, length in enumerate(lengths):
-            part: tuple[slice | int, ...] = (slice(None), row, *self._part(0, length))
-            new[part] = self.buffer[part]
-        self.buffer = new
+            self._view[:, row, :length] = old[:, row, :length]
 
-    def _part(self, start: int, stop: int) -> tuple[slice, ...]:
-        """Return the index within a row of positions `[start, stop)`."""
-        return (*self._inner, slice(start, stop)) if self._is_indexed else ()
+    def _take(self, buffer: Buffer) -> None:
+        """Use an array; `_view` is the same with the positions right after the rows."""
+        self.buffer = buffer
+        self._view = np.moveaxis(buffer, 2 + len(self._inner), 2) if self.is_indexed else buffer
 
     def _reserve(self, capacity: int) -> Buffer:
         shape = len(self.names), self._max_rows, *self._cache.row_shape(capacity)

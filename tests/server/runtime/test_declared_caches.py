@@ -1,7 +1,6 @@
 """Caches of other shapes than a Transformer's: states without positions, positions on another axis, shapes of several kinds."""
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -9,6 +8,7 @@ import pytest
 
 from dragoman.export.bundle import Bundle
 from dragoman.export.caches import Cache
+from dragoman.export.manifest import Manifest, Tensors
 from dragoman.server.runtime import cache as cache_module
 from dragoman.server.runtime.cache import SlotCache
 
@@ -28,7 +28,12 @@ POSITIONS = {"keys": 1, "values": 1, "wide": 2, "memory": 0, "projected": 0}
 @pytest.fixture
 def cache(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> SlotCache:
     monkeypatch.setattr(cache_module, "MIN_CAPACITY", 2)
-    return SlotCache(msgspec.structs.replace(Bundle.open(tiny_bundle).manifest, caches=CACHES), 4)
+    return SlotCache(declaring(tiny_bundle, CACHES), 4)
+
+
+def declaring(bundle: Path, caches: list[Cache]) -> Manifest:
+    """Return a bundle's manifest as it would be with other caches."""
+    return msgspec.structs.replace(Bundle.open(bundle).manifest, caches=caches, tensors=Tensors.of_caches(caches))
 
 
 def encoded(num_rows: int, length: int, seed: int = 0) -> list[np.ndarray]:
@@ -124,8 +129,7 @@ def test_bytes_are_those_of_what_is_valid(cache: SlotCache) -> None:
 
 
 def test_model_without_a_cache_from_its_encoder_is_served(tiny_bundle: Path) -> None:
-    manifest: Any = msgspec.structs.replace(Bundle.open(tiny_bundle).manifest, caches=CACHES[:1])
-    cache = SlotCache(manifest, 2)
+    cache = SlotCache(declaring(tiny_bundle, CACHES[:1]), 2)
     cache.write_cross([0], np.array([3]), [])
     cache.make_room(np.array([0]))
     cache.copy_row(0, 1, 1)
