@@ -236,7 +236,7 @@ class Engine:
     def _step(self, num_candidates: int) -> Candidates:
         """Run the decoder on all rows, with K rounded up so that few different ones occur."""
         num_rows, rows = self.slots.num_rows, self._rows
-        k = min(1 << (num_candidates - 1).bit_length(), self._target.vocab_size)
+        k = min(1 << (num_candidates - 1).bit_length(), self._target.num_choices)
         return self.runner.step(rows.tokens[:num_rows], rows.positions[:num_rows], k)
 
     def _num_candidates(self) -> int:

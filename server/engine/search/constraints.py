@@ -58,8 +58,9 @@ class Constraints:
         is_idle: Whether there are none.
     """
 
-    def __init__(self, options: SearchOptions, eos_id: int, vocab_size: int) -> None:
-        self._eos_id, self._vocab_size = eos_id, vocab_size
+    def __init__(self, options: SearchOptions, eos_id: int, vocab_size: int, num_choices: int | None = None) -> None:
+        """Take a request's rules for a model with so many tokens, of which a step chooses from so many: all, where none is said."""
+        self._eos_id, self._num_choices = eos_id, vocab_size if num_choices is None else num_choices
         self._suppressed = frozenset(options.suppressed_tokens)
         self._min_new_tokens = options.min_new_tokens
         self._ngram_size = options.no_repeat_ngram_size
@@ -73,19 +74,19 @@ class Constraints:
         They are sure to, where the rules can spoil only a few; `certain` tells of the others.
         """
         if self.is_idle:
-            return min(num_wanted, self._vocab_size)
+            return min(num_wanted, self._num_choices)
         most = num_wanted + NUM_SPARE
         num_spoilt = len(self._suppressed)
         if hypothesis.num_generated < self._min_new_tokens:
             num_spoilt += self._eos_id not in self._suppressed
         if (self._ngram_size or self._penalty != 1) and num_spoilt < most:
             num_spoilt += len(set(hypothesis.token_ids[-most:])) if len(hypothesis.token_ids) <= most else most
-        return min(num_wanted + min(num_spoilt, most), self._vocab_size)
+        return min(num_wanted + min(num_spoilt, most), self._num_choices)
 
     def certain(
         self, hypothesis: Hypothesis, ids: NDArray[np.int64], log_probs: NDArray[np.float32], num_wanted: int
     ) -> list[Option] | None:
-        """Return the `num_wanted` best of the whole vocabulary, or all that the rules leave; None where one not seen may be better.
+        """Return the `num_wanted` best of all candidates, or all that the rules leave; None where one not seen may be better.
 
         Args:
             hypothesis: Whose candidates they are.
@@ -94,7 +95,7 @@ class Constraints:
             num_wanted: At most K.
         """
         found = self.best(hypothesis, ids, log_probs, num_wanted)
-        if self.is_idle or len(ids) == self._vocab_size:
+        if self.is_idle or len(ids) == self._num_choices:
             return found
         smallest = log_probs.item(-1)
         if smallest == -math.inf:
@@ -144,7 +145,7 @@ class Constraints:
         if self.is_idle and raw[-1] > -np.inf:
             return Options(ids, raw, raw, is_untouched=True)
         tokens, num_lifted = hypothesis.token_ids, 0
-        if self._penalty < 1 and len(ids) < self._vocab_size:
+        if self._penalty < 1 and len(ids) < self._num_choices:
             num_lifted = len(set(tokens)) - int(self._are_among(tokens, ids).sum())
         keep = raw > -np.inf
         if banned := self._banned(hypothesis):

@@ -27,12 +27,19 @@ class TargetSide:
         eos_id: End-of-sequence.
         decoder_start_id: What the decoder is fed first.
         max_tokens: Longest target, end-of-sequence included.
+        shortlist_size: Tokens that a step chooses from, where they are not all of the vocabulary.
     """
 
     vocab_size: int
     eos_id: int
     decoder_start_id: int
     max_tokens: int
+    shortlist_size: int | None = None
+
+    @property
+    def num_choices(self) -> int:
+        """Candidates that there are: no step can be asked for more."""
+        return self.vocab_size if self.shortlist_size is None else self.shortlist_size
 
 
 class Search(ABC):
@@ -52,7 +59,7 @@ class Search(ABC):
         self.wanted: dict[int, int] = {}
         self._target = target
         self._max_new_tokens = request.max_new_tokens
-        self._constraints = Constraints(request.search, target.eos_id, target.vocab_size)
+        self._constraints = Constraints(request.search, target.eos_id, target.vocab_size, target.num_choices)
         if not self.options.forced_prefix:
             self._set_num_candidates()
 
@@ -129,15 +136,15 @@ class Search(ABC):
 
     def _want_more(self, row: int, num_seen: int, *, is_far: bool = False) -> None:
         """Ask to see more of a hypothesis: everything, if most of it would have to be seen anyhow."""
-        vocab_size = self._target.vocab_size
-        assert num_seen < vocab_size, "the whole vocabulary was not enough"
+        num_choices = self._target.num_choices
+        assert num_seen < num_choices, "all candidates were not enough"
         wider = num_seen * WIDENING
-        self.wanted[row] = vocab_size if is_far or wider * WIDENING // 2 >= vocab_size else wider
+        self.wanted[row] = num_choices if is_far or wider * WIDENING // 2 >= num_choices else wider
 
     def _set_num_candidates(self) -> None:
         """Ask for what the next choice needs, whatever the rules take away."""
         needed = max(self._constraints.num_needed(hypothesis, self._num_wanted) for hypothesis in self.live)
-        self.num_candidates = min(max(needed, self.options.num_top_log_probs), self._target.vocab_size)
+        self.num_candidates = min(max(needed, self.options.num_top_log_probs), self._target.num_choices)
 
     def _extend(self, row: int, option: Option, candidates: Candidates, index: int = 0) -> Hypothesis:
         """Return a hypothesis made longer by one of its options."""

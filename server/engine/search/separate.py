@@ -102,7 +102,7 @@ class SeparateSearch(Search):
 
     def _drawn(self, row: int, ids: NDArray[np.int64], log_probs: NDArray[np.float32]) -> list[Option | None] | None:
         """Return what each answer in a row draws, None for one that cannot go on; None for all if more has to be seen."""
-        num_unseen = self._target.vocab_size - len(ids)
+        num_unseen = self._target.num_choices - len(ids)
         indices = [self.live[row].index] if self._has_branched else range(self.options.num_answers)
         options = self._constraints.apply(self.live[row], ids, log_probs)
         if not len(options.ids):
