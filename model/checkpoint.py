@@ -2,19 +2,21 @@
 
 import copy
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, load_model, save_file, save_model
+from safetensors.torch import load_file, save_file, save_model
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from dragoman.model.checkpoint_folder import CONFIG_FILE, FORMAT_VERSION, CheckpointFolder
 from dragoman.model.checkpoint_folder import WEIGHTS_FILE as WEIGHTS_FILE
 from dragoman.model.checkpoint_folder import CheckpointError as CheckpointError
+from dragoman.model.config import ModelConfig
 from dragoman.model.files import replaced, write_text
 from dragoman.model.tokenizer import Tokenizer
 from dragoman.model.transformer import Transformer
@@ -68,14 +70,39 @@ class Checkpoint:
             CheckpointError: Naming the file that is missing, damaged, of another format, or does not fit the others.
         """
         folder = CheckpointFolder.load(directory)
-        with _NoDrawing():
-            model = Transformer(folder.config)
         path = directory / WEIGHTS_FILE
         try:
-            load_model(model, path)
-        except (OSError, SafetensorError, RuntimeError) as error:
+            model = with_weights(folder.config, load_file(path))
+        except (OSError, SafetensorError, ValueError) as error:
             raise CheckpointError(f"{path}: {error}") from error
-        return cls(folder.name, model.to(device).eval(), folder.tokenizer)
+        return cls(folder.name, model.to(device), folder.tokenizer)
+
+
+def with_weights(config: ModelConfig, tensors: Mapping[str, Tensor]) -> Transformer:
+    """Return a model, in evaluation mode, whose parameters *are* these tensors where they are in single precision: none is copied.
+
+    Args:
+        config: Its dimensions.
+        tensors: Each parameter by one of its names at least; one that several parts of the model share has several.
+
+    Raises:
+        ValueError: Naming tensors that are missing, not of the model or of another shape.
+    """
+    with _NoDrawing():
+        model = Transformer(config)
+    given = dict(tensors)
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.state_dict(keep_vars=True).items():
+        names.setdefault(id(parameter), []).append(name)
+    for shared in names.values():
+        found = next((given[name] for name in shared if name in given), None)
+        if found is not None:
+            given.update(dict.fromkeys(shared, found.float()))
+    try:
+        model.load_state_dict(given, assign=True)
+    except RuntimeError as error:
+        raise ValueError(" ".join(str(error).split())) from error
+    return model.eval()
 
 
 # Called with what is to be filled as `self`, or as `tensor`.
