@@ -18,7 +18,7 @@ from dragoman.model.checkpoint_folder import WEIGHTS_FILE as WEIGHTS_FILE
 from dragoman.model.checkpoint_folder import CheckpointError as CheckpointError
 from dragoman.model.config import ModelConfig
 from dragoman.model.files import replaced, write_text
-from dragoman.model.tokenizer import Tokenizer
+from dragoman.model.text.tokenizers import Tokenizers
 from dragoman.model.transformer import Transformer
 
 
@@ -29,12 +29,12 @@ class Checkpoint:
     Attributes:
         name: Of the model, for example `en-de`.
         model: In evaluation mode.
-        tokenizer: Its vocabulary.
+        tokenizers: Its vocabularies.
     """
 
     name: str
     model: Transformer
-    tokenizer: Tokenizer
+    tokenizers: Tokenizers
 
     def save(self, directory: Path, is_half: bool = False) -> None:
         """Write into a directory, made if absent; each file appears whole or not at all.
@@ -50,7 +50,7 @@ class Checkpoint:
         directory.mkdir(parents=True, exist_ok=True)
         description = {"format_version": FORMAT_VERSION, "name": self.name, "model": self.model.config.to_dict()}
         write_text(directory / CONFIG_FILE, json.dumps(description, indent=2) + "\n")
-        self.tokenizer.save(directory)
+        self.tokenizers.save(directory)
         with replaced(directory / WEIGHTS_FILE) as temporary:
             save_model(model, str(temporary))
 
@@ -75,7 +75,7 @@ class Checkpoint:
             model = with_weights(folder.config, load_file(path))
         except (OSError, SafetensorError, ValueError) as error:
             raise CheckpointError(f"{path}: {error}") from error
-        return cls(folder.name, model.to(device), folder.tokenizer)
+        return cls(folder.name, model.to(device), folder.tokenizers)
 
 
 def with_weights(config: ModelConfig, tensors: Mapping[str, Tensor]) -> Transformer:
