@@ -74,7 +74,7 @@ class Settings:
             raise ForeignError(f"{self.path}: {name} must be {_KINDS[kind]}, not {_shown(value)}")
         if kind is float and not _is_finite(value):
             raise ForeignError(f"{self.path}: {name} must be a finite number, not {_shown(value)}")
-        return cast("T", kind(value))
+        return kind(value)
 
     def size(self, name: str) -> int:
         """Return how many there are of something, or how wide it is.

@@ -48,7 +48,7 @@ class _Safetensors:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self._file = safe_open(path, "pt")
+            self._file: Any = safe_open(path, "pt")
         except (OSError, SafetensorError, ValueError) as error:
             raise ForeignError(f"{path}: {_reason(error)}") from error
 
