@@ -25,7 +25,7 @@ class Search:
         min_new_tokens: Tokens before end-of-sequence may be generated. 0.
         repetition_penalty: Log-probabilities of tokens that the answer has already are multiplied by it. 1.
         no_repeat_ngram_size: No sequence of this many tokens occurs twice in an answer; 0 for no such rule. 0.
-        suppressed_tokens: Tokens that are never generated; none leaves them to the model.
+        suppressed_tokens: Tokens that are never generated, beside those of the model's defaults.
         forced_prefix: Text the answer starts with.
         return_alternatives: Answer with the `num_return_sequences` likeliest tokens after the prefix, each continued greedily.
         return_log_probs: Tell each generated token's log-probability.
