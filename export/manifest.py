@@ -16,7 +16,7 @@ from msgspec import Meta, Struct
 from dragoman.export.tensor_names import TensorNames
 from dragoman.model.card import MAX_DOMAIN_CHARACTERS
 from dragoman.model.errors import InputError
-from dragoman.model.tokenizer import MAX_FILE_BYTES as MAX_TOKENIZER_BYTES
+from dragoman.model.text.reading import MAX_FILE_BYTES as MAX_TOKENIZER_BYTES
 
 FORMAT_VERSION = 2
 MANIFEST_FILE = "bundle.json"
