@@ -36,6 +36,7 @@ class ScorerComparison:
         """Compare with the eager model."""
         self.reference = reference
         self.tolerance = tolerance
+        self.largest_allowed = tolerance
         self.max_log_prob_difference = 0.0
         self.max_attention_difference = 0.0
 
@@ -54,6 +55,7 @@ class ScorerComparison:
         if double.is_needed and self.tolerance < max(differences) < np.inf:
             differences = _differences(found, double.of(whole))
             allowed = max(self.tolerance, double.allowance(whole)), max(self.tolerance, double.attention_allowance(whole))
+            self.largest_allowed = max(self.largest_allowed, *allowed)
         for name, difference, limit in zip(("log-probabilities", "attention weights"), differences, allowed, strict=True):
             if not difference <= limit:  # also refuses NaN
                 raise ParityError(

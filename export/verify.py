@@ -203,7 +203,7 @@ def compare(
     check_scorer(runner, pairs, scores, NUM_SLOTS, NUM_ROWS_ALONE * is_exact_alone)
     progress.done("compare scores")
     return ParityReport(
-        tolerance=comparison.largest_allowed,
+        tolerance=max(comparison.largest_allowed, scores.largest_allowed),
         max_log_prob_difference=comparison.max_difference,
         num_rows=len(rows),
         num_positions=comparison.num_positions,

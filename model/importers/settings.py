@@ -69,7 +69,7 @@ class Settings:
         if value is None:
             return None
         is_whole = kind is float and isinstance(value, int) and not isinstance(value, bool)
-        if not isinstance(value, kind) and not is_whole or isinstance(value, bool) and kind is not bool:
+        if (not isinstance(value, kind) and not is_whole) or (isinstance(value, bool) and kind is not bool):
             raise ForeignError(f"{self.path}: {name} must be {_KINDS[kind]}, not {_shown(value)}")
         if kind is float and not _is_finite(value):
             raise ForeignError(f"{self.path}: {name} must be a finite number, not {_shown(value)}")
