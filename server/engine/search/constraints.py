@@ -98,7 +98,7 @@ class Constraints:
     def certain(
         self, hypothesis: Hypothesis, ids: NDArray[np.int64], log_probs: NDArray[np.float32], num_wanted: int
     ) -> list[Option] | None:
-        """Return the `num_wanted` best of the whole vocabulary, or all that the rules leave; None where one not seen may be better.
+        """Return the `num_wanted` best of all candidates, or all that the rules leave; None where one not seen may be better.
 
         Args:
             hypothesis: Whose candidates they are.
