@@ -27,7 +27,8 @@ from dragoman.export.tensor_names import cross_kv_names as cross_kv_names
 from dragoman.export.tensor_names import self_kv_names as self_kv_names
 from dragoman.export.tensor_names import self_kv_output_names as self_kv_output_names
 from dragoman.model.files import open_regular
-from dragoman.model.tokenizer import Tokenizer, TokenizerError
+from dragoman.model.text.tokenizer import TokenizerError
+from dragoman.model.text.tokenizers import Tokenizers
 
 ENCODER_FILE, ENCODER_WEIGHTS_FILE = "encoder.onnx", "encoder.weights"
 DECODER_FILE, DECODER_WEIGHTS_FILE = "decoder.onnx", "decoder.weights"
@@ -83,21 +84,22 @@ class Bundle:
         """The scorer graph; its weights are those of the other two."""
         return self.directory / SCORER_FILE
 
-    def tokenizer(self) -> Tokenizer:
-        """Load the tokeniser.
+    def tokenizers(self) -> Tokenizers:
+        """Load the tokenisers.
 
         Raises:
-            BundleError: If its file is not a tokeniser, or has more tokens than the model.
+            BundleError: If their files are not tokenisers, or have more tokens than the model.
         """
+        directory = self.directory / TOKENIZER_DIRECTORY
         try:
-            tokenizer = Tokenizer.load(self.directory / TOKENIZER_DIRECTORY)
+            tokenizers = Tokenizers.load(directory)
         except TokenizerError as error:
             raise BundleError(str(error)) from error
-        room = min(self.manifest.source_vocab_size, self.manifest.target_vocab_size)
-        if tokenizer.vocab_size > room:
-            directory = self.directory / TOKENIZER_DIRECTORY
-            raise BundleError(f"{directory}: the tokeniser has {tokenizer.vocab_size} tokens, the model room for {room}")
-        return tokenizer
+        try:
+            tokenizers.refuse_other_sizes(self.manifest.source_vocab_size, self.manifest.target_vocab_size)
+        except TokenizerError as error:
+            raise BundleError(f"{directory}: {error}") from error
+        return tokenizers
 
 
 def _check_inside(directory: Path, location: Path) -> None:

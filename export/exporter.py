@@ -96,7 +96,7 @@ def export_checkpoint(
     check_dimensions(checkpoint.model.config)
     progress.done("read the checkpoint")
     max_positions = checkpoint.model.config.max_source_positions
-    ids = None if calibration is None else calibration_sources(checkpoint.tokenizer, calibration, max_positions)
+    ids = None if calibration is None else calibration_sources(checkpoint.tokenizers.source, calibration, max_positions)
     domain = read_domain(checkpoint_dir)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -151,7 +151,7 @@ def _write_files(
         progress.done("write the graphs")
         report = verify(checkpoint, directory, progress=progress)
     (directory / TOKENIZER_DIRECTORY).mkdir()
-    checkpoint.tokenizer.save(directory / TOKENIZER_DIRECTORY)
+    checkpoint.tokenizers.save(directory / TOKENIZER_DIRECTORY)
     (directory / PARITY_FILE).write_bytes(_to_json(report))
     caches = _declared_caches(graphs[1])
     traced = [names for graph in graphs for names in input_output_names(graph)]

@@ -38,7 +38,7 @@ from dragoman.export.fields import (
 from dragoman.export.generation_checks import check_defaults, check_ids, check_room, num_forced
 from dragoman.export.tensor_names import TensorNames
 from dragoman.model.generation import Defaults, Languages, Template
-from dragoman.model.tokenizer import MAX_FILE_BYTES as MAX_TOKENIZER_BYTES
+from dragoman.model.text.reading import MAX_FILE_BYTES as MAX_TOKENIZER_BYTES
 
 FORMAT_VERSION = 3
 MANIFEST_FILE = "bundle.json"

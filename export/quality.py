@@ -178,7 +178,7 @@ def _with_scores(quality: Quality, checkpoint: Checkpoint, runner: OnnxRunner, t
     from dragoman.model.evaluate import translate  # sacreBLEU is slow to load, and optional
     from dragoman.model.quality import score
 
-    before = score(translate(checkpoint.model, checkpoint.tokenizer, texts.sources), texts.references)
+    before = score(translate(checkpoint.model, checkpoint.tokenizers, texts.sources), texts.references)
     after = score(_translate(runner, checkpoint, texts.sources), texts.references)
     bleu, chrf = after.bleu - before.bleu, after.chrf - before.chrf
     for name, change, allowed, was in (("BLEU", bleu, MAX_BLEU_LOSS, before.bleu), ("chrF", chrf, MAX_CHRF_LOSS, before.chrf)):
@@ -191,16 +191,16 @@ def _translate(runner: OnnxRunner, checkpoint: Checkpoint, texts: Sequence[str])
     """Translate texts greedily with the graphs."""
     from dragoman.model.evaluate import MAX_NEW_TOKENS
 
-    config, tokenizer = checkpoint.model.config, checkpoint.tokenizer
+    config, tokenizers = checkpoint.model.config, checkpoint.tokenizers
     limit = min(MAX_NEW_TOKENS, config.max_target_positions)
     rows = []
-    for number, ids in enumerate(tokenizer.encode_batch(texts), start=1):
+    for number, ids in enumerate(tokenizers.source.encode_batch(texts), start=1):
         if len(ids) >= config.max_source_positions:
             raise InputError(f"line {number}: {len(ids) + 1} tokens where the model takes {config.max_source_positions}")
         rows.append(Row([*ids, config.eos_id], [config.decoder_start_id], limit, config.eos_id))
     for start in range(0, len(order := sorted(rows, key=lambda row: len(row.source))), MAX_ROWS):
         drive(runner, order[start : start + MAX_ROWS], 2 * NUM_SLOTS, 1, False)
-    return [tokenizer.decode([token for token in row.inputs[1:] if token != config.eos_id]) for row in rows]
+    return [tokenizers.target.decode([token for token in row.inputs[1:] if token != config.eos_id]) for row in rows]
 
 
 MAX_ROWS = 256

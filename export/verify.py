@@ -244,7 +244,7 @@ def greedy_sources(checkpoint: Checkpoint) -> list[list[int]]:
     lengths = random.integers(0, min(room, MAX_SENTENCE_TOKENS) + 1, NUM_RANDOM_SENTENCES)
     sources = [_random_ids(random, config.source_vocab_size, config.pad_id, int(length)) for length in lengths]
     # Of the random ones the last: these are also what int8 is calibrated with.
-    return sources[-NUM_RANDOM_CHECKED:] + [ids[:room] for ids in checkpoint.tokenizer.encode_batch(SENTENCES)]
+    return sources[-NUM_RANDOM_CHECKED:] + [ids[:room] for ids in checkpoint.tokenizers.source.encode_batch(SENTENCES)]
 
 
 def _random_ids(random: np.random.Generator, vocab_size: int, pad_id: int, length: int) -> list[int]:

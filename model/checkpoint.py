@@ -16,7 +16,7 @@ from dragoman.model.checkpoint_folder import CONFIG_FILE, FORMAT_VERSION, Checkp
 from dragoman.model.checkpoint_folder import WEIGHTS_FILE as WEIGHTS_FILE
 from dragoman.model.checkpoint_folder import CheckpointError as CheckpointError
 from dragoman.model.files import replaced, write_text
-from dragoman.model.tokenizer import Tokenizer
+from dragoman.model.text.tokenizers import Tokenizers
 from dragoman.model.transformer import Transformer
 
 
@@ -27,12 +27,12 @@ class Checkpoint:
     Attributes:
         name: Of the model, for example `en-de`.
         model: In evaluation mode.
-        tokenizer: Its vocabulary.
+        tokenizers: Its vocabularies.
     """
 
     name: str
     model: Transformer
-    tokenizer: Tokenizer
+    tokenizers: Tokenizers
 
     def save(self, directory: Path, is_half: bool = False) -> None:
         """Write into a directory, made if absent; each file appears whole or not at all.
@@ -48,7 +48,7 @@ class Checkpoint:
         directory.mkdir(parents=True, exist_ok=True)
         description = {"format_version": FORMAT_VERSION, "name": self.name, "model": self.model.config.to_dict()}
         write_text(directory / CONFIG_FILE, json.dumps(description, indent=2) + "\n")
-        self.tokenizer.save(directory)
+        self.tokenizers.save(directory)
         with replaced(directory / WEIGHTS_FILE) as temporary:
             save_model(model, str(temporary))
 
@@ -75,7 +75,7 @@ class Checkpoint:
             load_model(model, path)
         except (OSError, SafetensorError, RuntimeError) as error:
             raise CheckpointError(f"{path}: {error}") from error
-        return cls(folder.name, model.to(device).eval(), folder.tokenizer)
+        return cls(folder.name, model.to(device).eval(), folder.tokenizers)
 
 
 # Called with what is to be filled as `self`, or as `tensor`.

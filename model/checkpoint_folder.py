@@ -10,7 +10,8 @@ from safetensors import SafetensorError, safe_open
 
 from dragoman.model.config import ModelConfig, ModelConfigError
 from dragoman.model.errors import InputError
-from dragoman.model.tokenizer import Tokenizer, TokenizerError
+from dragoman.model.text.tokenizer import TokenizerError
+from dragoman.model.text.tokenizers import Tokenizers
 
 FORMAT_VERSION = 1
 CONFIG_FILE = "config.json"
@@ -29,39 +30,41 @@ class CheckpointFolder:
         path: Where it lies.
         name: Of the model.
         config: Its dimensions.
-        tokenizer: Its vocabulary.
+        tokenizers: Its vocabularies.
     """
 
     path: Path
     name: str
     config: ModelConfig
-    tokenizer: Tokenizer
+    tokenizers: Tokenizers
 
     @classmethod
     def load(cls, directory: Path) -> Self:
-        """Read `config.json` and `tokenizer.json`, and of the weights that they are there.
+        """Read `config.json` and the tokenisers, and of the weights that they are there.
 
         Raises:
             CheckpointError: Naming the file that is missing, damaged, of another format, or does not fit the others.
         """
         description = _read_description(directory / CONFIG_FILE)
         try:
-            tokenizer = Tokenizer.load(directory)
+            tokenizers = Tokenizers.load(directory)
         except TokenizerError as error:
             raise CheckpointError(str(error)) from error
         try:
             config = ModelConfig.from_dict(description["model"])
         except ModelConfigError as error:
             raise CheckpointError(f"{directory / CONFIG_FILE}: {error}") from error
-        if tokenizer.vocab_size > min(config.source_vocab_size, config.target_vocab_size):
-            raise CheckpointError(
-                f"{directory}: the tokeniser has {tokenizer.vocab_size} tokens, the model room for "
-                f"{min(config.source_vocab_size, config.target_vocab_size)}"
-            )
-        if tokenizer.eos_id != config.eos_id:  # padding may differ: it is masked, whatever its id
-            raise CheckpointError(f"{directory}: eos_id is {tokenizer.eos_id} in the tokeniser and {config.eos_id} in the model")
+        try:
+            tokenizers.refuse_other_sizes(config.source_vocab_size, config.target_vocab_size)
+        except TokenizerError as error:
+            raise CheckpointError(f"{directory}: {error}") from error
+        for tokenizer in (tokenizers.source, tokenizers.target):
+            if tokenizer.eos_id != config.eos_id:  # padding may differ: it is masked, whatever its id
+                raise CheckpointError(
+                    f"{directory}: eos_id is {tokenizer.eos_id} in the tokeniser and {config.eos_id} in the model"
+                )
         read_metadata(directory / WEIGHTS_FILE)
-        return cls(directory, description["name"], config, tokenizer)
+        return cls(directory, description["name"], config, tokenizers)
 
     def refuse_other_model(self, other: "CheckpointFolder") -> None:
         """Refuse another checkpoint whose parameters would not mean the same as this one's.
@@ -71,7 +74,7 @@ class CheckpointFolder:
         """
         if fields := self.config.differences(other.config):
             raise CheckpointError(f"{other.path}: its {', '.join(fields)} differ from those of {self.path}")
-        if self.tokenizer.encoder.to_str() != other.tokenizer.encoder.to_str():
+        if not self.tokenizers.is_same(other.tokenizers):
             raise CheckpointError(f"{other.path}: its vocabulary differs from that of {self.path}")
 
 

@@ -24,7 +24,7 @@ class OfflineTranslator:
             BundleError: If the bundle cannot be served.
         """
         self.bundle = Bundle.open(directory)
-        self.tokenizer = self.bundle.tokenizer()
+        self.tokenizers = self.bundle.tokenizers()
         limits = Limits(max_slots, max_waiting_requests=2**31, max_waiting_tokens=2**62, prefill_tokens_per_step=4096)
         self.engine = load_engine(self.bundle, limits, num_threads or available_cores(), is_warmed_up=False)
 
@@ -35,8 +35,10 @@ class OfflineTranslator:
             InputError: As `run`.
         """
         eos_id = self.bundle.manifest.eos_id
-        sources = [[*ids, eos_id] for ids in self.tokenizer.encode_batch(texts)]
-        return [self.tokenizer.decode(finished.answers[0].token_ids) for finished in self.run(sources, max_new_tokens, search)]
+        sources = [[*ids, eos_id] for ids in self.tokenizers.source.encode_batch(texts)]
+        return [
+            self.tokenizers.target.decode(finished.answers[0].token_ids) for finished in self.run(sources, max_new_tokens, search)
+        ]
 
     def run(
         self, sources: Sequence[list[int]], max_new_tokens: int | None = None, search: SearchOptions = GREEDY

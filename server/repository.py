@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dragoman.export.bundle import MANIFEST_FILE, Bundle, BundleError, Manifest
-from dragoman.model.tokenizer import Tokenizer
+from dragoman.model.text.tokenizers import Tokenizers
 from dragoman.server.errors import UnknownModel
 from dragoman.server.supervisor import SupervisedEngine
 
@@ -40,7 +40,7 @@ class LoadedModel:
     """A model that requests can name."""
 
     bundle: Bundle
-    tokenizer: Tokenizer
+    tokenizers: Tokenizers
     engine: SupervisedEngine
 
     @property
@@ -79,7 +79,7 @@ class Repository:
 
     def __init__(self, bundles: list[Bundle], make_engine: Callable[[Bundle], SupervisedEngine]) -> None:
         """Load tokenisers and make (but not start) engines."""
-        self._models = {b.manifest.name: LoadedModel(b, b.tokenizer(), make_engine(b)) for b in bundles}
+        self._models = {b.manifest.name: LoadedModel(b, b.tokenizers(), make_engine(b)) for b in bundles}
 
     def get(self, name: str) -> LoadedModel:
         """Return a model; an empty name means the only one.

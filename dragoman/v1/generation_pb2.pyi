@@ -18,7 +18,7 @@ FINISH_REASON_EOS: FinishReason
 FINISH_REASON_LENGTH: FinishReason
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "text", "max_new_tokens", "truncate", "request_id", "priority", "num_beams", "num_return_sequences", "length_penalty", "early_stopping", "do_sample", "temperature", "top_k", "top_p", "seed", "min_new_tokens", "repetition_penalty", "no_repeat_ngram_size", "suppressed_tokens", "forced_prefix", "return_alternatives", "return_log_probs", "top_log_probs")
+    __slots__ = ("model", "text", "max_new_tokens", "truncate", "request_id", "priority", "num_beams", "num_return_sequences", "length_penalty", "early_stopping", "do_sample", "temperature", "top_k", "top_p", "seed", "min_new_tokens", "repetition_penalty", "no_repeat_ngram_size", "suppressed_tokens", "forced_prefix", "return_alternatives", "return_log_probs", "top_log_probs", "source_language", "target_language")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -42,6 +42,8 @@ class GenerateRequest(_message.Message):
     RETURN_ALTERNATIVES_FIELD_NUMBER: _ClassVar[int]
     RETURN_LOG_PROBS_FIELD_NUMBER: _ClassVar[int]
     TOP_LOG_PROBS_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_LANGUAGE_FIELD_NUMBER: _ClassVar[int]
+    TARGET_LANGUAGE_FIELD_NUMBER: _ClassVar[int]
     model: str
     text: str
     max_new_tokens: int
@@ -65,10 +67,12 @@ class GenerateRequest(_message.Message):
     return_alternatives: bool
     return_log_probs: bool
     top_log_probs: int
-    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., max_new_tokens: _Optional[int] = ..., truncate: _Optional[bool] = ..., request_id: _Optional[str] = ..., priority: _Optional[int] = ..., num_beams: _Optional[int] = ..., num_return_sequences: _Optional[int] = ..., length_penalty: _Optional[float] = ..., early_stopping: _Optional[bool] = ..., do_sample: _Optional[bool] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., min_new_tokens: _Optional[int] = ..., repetition_penalty: _Optional[float] = ..., no_repeat_ngram_size: _Optional[int] = ..., suppressed_tokens: _Optional[_Iterable[int]] = ..., forced_prefix: _Optional[str] = ..., return_alternatives: _Optional[bool] = ..., return_log_probs: _Optional[bool] = ..., top_log_probs: _Optional[int] = ...) -> None: ...
+    source_language: str
+    target_language: str
+    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., max_new_tokens: _Optional[int] = ..., truncate: _Optional[bool] = ..., request_id: _Optional[str] = ..., priority: _Optional[int] = ..., num_beams: _Optional[int] = ..., num_return_sequences: _Optional[int] = ..., length_penalty: _Optional[float] = ..., early_stopping: _Optional[bool] = ..., do_sample: _Optional[bool] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., min_new_tokens: _Optional[int] = ..., repetition_penalty: _Optional[float] = ..., no_repeat_ngram_size: _Optional[int] = ..., suppressed_tokens: _Optional[_Iterable[int]] = ..., forced_prefix: _Optional[str] = ..., return_alternatives: _Optional[bool] = ..., return_log_probs: _Optional[bool] = ..., top_log_probs: _Optional[int] = ..., source_language: _Optional[str] = ..., target_language: _Optional[str] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("request_id", "model", "model_version", "text", "tokens", "finish_reason", "is_truncated", "usage", "timings", "answers", "seed")
+    __slots__ = ("request_id", "model", "model_version", "text", "tokens", "finish_reason", "is_truncated", "usage", "timings", "answers", "seed", "shortlist_tokens")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -80,6 +84,7 @@ class GenerateResponse(_message.Message):
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     ANSWERS_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
+    SHORTLIST_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     model_version: str
@@ -91,7 +96,8 @@ class GenerateResponse(_message.Message):
     timings: Timings
     answers: _containers.RepeatedCompositeFieldContainer[Answer]
     seed: int
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., model_version: _Optional[str] = ..., text: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., is_truncated: _Optional[bool] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., answers: _Optional[_Iterable[_Union[Answer, _Mapping]]] = ..., seed: _Optional[int] = ...) -> None: ...
+    shortlist_tokens: int
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., model_version: _Optional[str] = ..., text: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., is_truncated: _Optional[bool] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., answers: _Optional[_Iterable[_Union[Answer, _Mapping]]] = ..., seed: _Optional[int] = ..., shortlist_tokens: _Optional[int] = ...) -> None: ...
 
 class Answer(_message.Message):
     __slots__ = ("text", "tokens", "finish_reason", "score", "log_probs")
@@ -154,7 +160,7 @@ class Error(_message.Message):
     def __init__(self, code: _Optional[int] = ..., message: _Optional[str] = ..., details: _Optional[_Iterable[_Union[_any_pb2.Any, _Mapping]]] = ..., retry_after_seconds: _Optional[float] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
-    __slots__ = ("model", "text", "target", "request_id", "priority", "length_penalty", "return_alignment", "return_word_alignment", "alignment_layer")
+    __slots__ = ("model", "text", "target", "request_id", "priority", "length_penalty", "return_alignment", "return_word_alignment", "alignment_layer", "source_language", "target_language")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
@@ -164,6 +170,8 @@ class ScoreRequest(_message.Message):
     RETURN_ALIGNMENT_FIELD_NUMBER: _ClassVar[int]
     RETURN_WORD_ALIGNMENT_FIELD_NUMBER: _ClassVar[int]
     ALIGNMENT_LAYER_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_LANGUAGE_FIELD_NUMBER: _ClassVar[int]
+    TARGET_LANGUAGE_FIELD_NUMBER: _ClassVar[int]
     model: str
     text: str
     target: str
@@ -173,7 +181,9 @@ class ScoreRequest(_message.Message):
     return_alignment: bool
     return_word_alignment: bool
     alignment_layer: int
-    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., target: _Optional[str] = ..., request_id: _Optional[str] = ..., priority: _Optional[int] = ..., length_penalty: _Optional[float] = ..., return_alignment: _Optional[bool] = ..., return_word_alignment: _Optional[bool] = ..., alignment_layer: _Optional[int] = ...) -> None: ...
+    source_language: str
+    target_language: str
+    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., target: _Optional[str] = ..., request_id: _Optional[str] = ..., priority: _Optional[int] = ..., length_penalty: _Optional[float] = ..., return_alignment: _Optional[bool] = ..., return_word_alignment: _Optional[bool] = ..., alignment_layer: _Optional[int] = ..., source_language: _Optional[str] = ..., target_language: _Optional[str] = ...) -> None: ...
 
 class ScoreResponse(_message.Message):
     __slots__ = ("request_id", "model", "model_version", "log_prob", "score", "tokens", "alignment", "word_alignment", "usage")
@@ -248,7 +258,7 @@ class GetModelRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "version", "is_ready", "precision", "device", "max_source_tokens", "max_target_tokens", "default_max_new_tokens", "max_slots", "source_vocab_size", "target_vocab_size", "domain", "max_message_bytes", "max_slots_per_request")
+    __slots__ = ("name", "version", "is_ready", "precision", "device", "max_source_tokens", "max_target_tokens", "default_max_new_tokens", "max_slots", "source_vocab_size", "target_vocab_size", "domain", "max_message_bytes", "max_slots_per_request", "source_languages", "target_languages", "defaults", "shortlist_tokens", "default_source_language", "default_target_language")
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     IS_READY_FIELD_NUMBER: _ClassVar[int]
@@ -263,6 +273,12 @@ class Model(_message.Message):
     DOMAIN_FIELD_NUMBER: _ClassVar[int]
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_SLOTS_PER_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_LANGUAGES_FIELD_NUMBER: _ClassVar[int]
+    TARGET_LANGUAGES_FIELD_NUMBER: _ClassVar[int]
+    DEFAULTS_FIELD_NUMBER: _ClassVar[int]
+    SHORTLIST_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_SOURCE_LANGUAGE_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_TARGET_LANGUAGE_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: str
     is_ready: bool
@@ -277,4 +293,50 @@ class Model(_message.Message):
     domain: str
     max_message_bytes: int
     max_slots_per_request: int
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., is_ready: _Optional[bool] = ..., precision: _Optional[str] = ..., device: _Optional[str] = ..., max_source_tokens: _Optional[int] = ..., max_target_tokens: _Optional[int] = ..., default_max_new_tokens: _Optional[int] = ..., max_slots: _Optional[int] = ..., source_vocab_size: _Optional[int] = ..., target_vocab_size: _Optional[int] = ..., domain: _Optional[str] = ..., max_message_bytes: _Optional[int] = ..., max_slots_per_request: _Optional[int] = ...) -> None: ...
+    source_languages: _containers.RepeatedCompositeFieldContainer[Language]
+    target_languages: _containers.RepeatedCompositeFieldContainer[Language]
+    defaults: Defaults
+    shortlist_tokens: int
+    default_source_language: str
+    default_target_language: str
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., is_ready: _Optional[bool] = ..., precision: _Optional[str] = ..., device: _Optional[str] = ..., max_source_tokens: _Optional[int] = ..., max_target_tokens: _Optional[int] = ..., default_max_new_tokens: _Optional[int] = ..., max_slots: _Optional[int] = ..., source_vocab_size: _Optional[int] = ..., target_vocab_size: _Optional[int] = ..., domain: _Optional[str] = ..., max_message_bytes: _Optional[int] = ..., max_slots_per_request: _Optional[int] = ..., source_languages: _Optional[_Iterable[_Union[Language, _Mapping]]] = ..., target_languages: _Optional[_Iterable[_Union[Language, _Mapping]]] = ..., defaults: _Optional[_Union[Defaults, _Mapping]] = ..., shortlist_tokens: _Optional[int] = ..., default_source_language: _Optional[str] = ..., default_target_language: _Optional[str] = ...) -> None: ...
+
+class Language(_message.Message):
+    __slots__ = ("code", "names")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    code: str
+    names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, code: _Optional[str] = ..., names: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Defaults(_message.Message):
+    __slots__ = ("num_beams", "num_return_sequences", "length_penalty", "early_stopping", "do_sample", "temperature", "top_k", "top_p", "repetition_penalty", "min_new_tokens", "max_new_tokens", "no_repeat_ngram_size", "suppressed_tokens", "is_end_forced")
+    NUM_BEAMS_FIELD_NUMBER: _ClassVar[int]
+    NUM_RETURN_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    EARLY_STOPPING_FIELD_NUMBER: _ClassVar[int]
+    DO_SAMPLE_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    MIN_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NO_REPEAT_NGRAM_SIZE_FIELD_NUMBER: _ClassVar[int]
+    SUPPRESSED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    IS_END_FORCED_FIELD_NUMBER: _ClassVar[int]
+    num_beams: int
+    num_return_sequences: int
+    length_penalty: float
+    early_stopping: bool
+    do_sample: bool
+    temperature: float
+    top_k: int
+    top_p: float
+    repetition_penalty: float
+    min_new_tokens: int
+    max_new_tokens: int
+    no_repeat_ngram_size: int
+    suppressed_tokens: _containers.RepeatedScalarFieldContainer[int]
+    is_end_forced: bool
+    def __init__(self, num_beams: _Optional[int] = ..., num_return_sequences: _Optional[int] = ..., length_penalty: _Optional[float] = ..., early_stopping: _Optional[bool] = ..., do_sample: _Optional[bool] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., min_new_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., no_repeat_ngram_size: _Optional[int] = ..., suppressed_tokens: _Optional[_Iterable[int]] = ..., is_end_forced: _Optional[bool] = ...) -> None: ...

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
-from dragoman.model.tokenizer import Tokenizer
+from dragoman.model.text.tokenizer import Tokenizer
 from dragoman.server.core.calls import Call
 from dragoman.server.core.ports import Model
 from dragoman.server.core.validation import Prepared
@@ -115,7 +115,7 @@ def to_generated(call: Call, model: Model, prepared: Prepared, finished: message
     request = prepared.request
     admitted = request.arrival if finished.admitted is None else finished.admitted
     first_token = finished.ended if finished.first_token is None else finished.first_token
-    texts = [text, *(model.tokenizer.decode(answer.token_ids) for answer in finished.answers[1:])]
+    texts = [text, *(model.tokenizers.target.decode(answer.token_ids) for answer in finished.answers[1:])]
     sampling = request.search.sampling
     return Generated(
         request_id=call.request_id,
@@ -151,7 +151,7 @@ class LogProbs(Collection[TokenLogProb]):
             prepared: The request.
             answer: What the engine reports.
         """
-        self._tokenizer = model.tokenizer
+        self._tokenizer = model.tokenizers.target
         self._answer = answer
         generated = answer.token_ids[len(prepared.request.search.forced_prefix) :]
         self._ids = [*generated, model.manifest.eos_id] if answer.reason == "eos" else generated

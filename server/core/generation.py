@@ -11,7 +11,6 @@ from typing import cast
 
 from structlog.contextvars import bind_contextvars
 
-from dragoman.model.tokenizer import StreamingDetokenizer
 from dragoman.server.core.answer_size import AnswerLimit
 from dragoman.server.core.answers import Generated, Piece, to_generated
 from dragoman.server.core.callers import Caller
@@ -95,7 +94,7 @@ class Generation:
         prepared = await self._prepare(request, call, model, remaining_seconds, limit, is_streamed=False)
         finished = await model.engine.generate(prepared.request)
         self._check(call, model, prepared, finished)
-        text = model.tokenizer.decode(finished.answers[0].token_ids)
+        text = model.tokenizers.target.decode(finished.answers[0].token_ids)
         return to_generated(call, model, prepared, finished, text)
 
     @asynccontextmanager
@@ -152,7 +151,7 @@ class Generation:
     ) -> AsyncGenerator[Piece, None]:
         model = self._begin(request, call)
         prepared = await self._prepare(request, call, model, remaining_seconds, limit, is_streamed=True)
-        detokenizer = StreamingDetokenizer(model.tokenizer)
+        detokenizer = model.tokenizers.target.detokenizer()
         texts: list[str] = []
         num_sent = 0
         finished: messages.Finished | None = None

@@ -113,7 +113,7 @@ async def prepare_pair(
         share=share,
     )
     if limit is not None and request.return_alignment:
-        check_scores(pair, model.tokenizer, model.manifest.target_vocab_size, limit)
+        check_scores(pair, model.tokenizers, model.manifest.target_vocab_size, limit)
     return pair
 
 
@@ -132,11 +132,11 @@ def to_scores(call: Call, model: Model, request: ScoreRequest, pair: messages.Sc
     alignment, words = None, ""
     if pair.is_aligned:
         weights = np.frombuffer(scored.alignment, np.float32).reshape(num_target, num_source)
-        source_pieces = [model.tokenizer.token_bytes(token) for token in pair.source_ids]
+        source_pieces = [model.tokenizers.source.token_bytes(token) for token in pair.source_ids]
         if request.return_alignment:
             alignment = Alignment(weights, source_pieces)
         if request.return_word_alignment:
-            target_pieces = [model.tokenizer.token_bytes(token) for token in pair.target_ids]
+            target_pieces = [model.tokenizers.target.token_bytes(token) for token in pair.target_ids]
             words = word_alignment(weights, source_pieces, target_pieces)
     return PairScores(
         request_id=call.request_id,
@@ -144,7 +144,7 @@ def to_scores(call: Call, model: Model, request: ScoreRequest, pair: messages.Sc
         model_version=model.version,
         log_prob=log_prob,
         score=log_prob / num_target ** check_length_penalty(request),
-        tokens=tuple(token_log_probs(model.tokenizer, pair.target_ids, scored.log_probs)),
+        tokens=tuple(token_log_probs(model.tokenizers.target, pair.target_ids, scored.log_probs)),
         source_tokens=num_source,
         alignment=alignment,
         word_alignment=words,

@@ -4,7 +4,7 @@ import asyncio
 import time
 from dataclasses import dataclass
 
-from dragoman.model.tokenizer import Tokenizer
+from dragoman.model.text.tokenizer import Tokenizer
 from dragoman.server.core.answer_size import AnswerLimit, SizesOfTokens, check_answer
 from dragoman.server.core.ports import Model
 from dragoman.server.core.requests import GenerateRequest
@@ -112,8 +112,8 @@ class Validator:
             self._check_source_length(text, model)
         if not text or text.isspace():
             raise InvalidRequest("text", "is blank")
-        text = text[: self._max_characters(limit, model) + CUT_MARGIN_CHARACTERS]
-        ids = await _encode("text", text, model.tokenizer)
+        text = text[: self._max_characters(limit, model.tokenizers.source) + CUT_MARGIN_CHARACTERS]
+        ids = await _encode("text", text, model.tokenizers.source)
         count = len(ids) + 1
         if count > limit and not may_cut:
             raise InvalidRequest(
@@ -137,9 +137,9 @@ class Validator:
 
     def max_characters(self, model: Model) -> int:
         """Return how many characters of a text a model could use at the most."""
-        manifest = model.manifest
-        limit = max(manifest.max_source_tokens, manifest.max_target_tokens)
-        return self._max_characters(limit, model) + CUT_MARGIN_CHARACTERS
+        source = self._max_characters(model.manifest.max_source_tokens, model.tokenizers.source)
+        target = self._max_characters(model.manifest.max_target_tokens, model.tokenizers.target)
+        return max(source, target) + CUT_MARGIN_CHARACTERS
 
     def check_target_length(self, text: str, model: Model, field: str = "target") -> None:
         """Do nothing if a text in the target's language may fit the model.
@@ -148,25 +148,25 @@ class Validator:
             InvalidRequest: If it has so many characters that it cannot.
         """
         limit = model.manifest.max_target_tokens
-        if len(text) > (max_characters := self._max_characters(limit, model)):
+        if len(text) > (max_characters := self._max_characters(limit, model.tokenizers.target)):
             at_least = f"more than {max_characters} characters, which no {limit} tokens can hold"
             raise InvalidRequest(field, f"{at_least}; max_target_tokens of model {model.name} is {limit}")
 
     def _check_source_length(self, text: str, model: Model) -> None:
         """Refuse a source that has so many characters that it cannot fit the model."""
         limit = model.manifest.max_source_tokens
-        if len(text) > (max_characters := self._max_characters(limit, model)):
+        if len(text) > (max_characters := self._max_characters(limit, model.tokenizers.source)):
             at_least = f"more than {max_characters} characters, which no {limit} tokens can hold"
             raise InvalidRequest("text", f"{at_least}; max_source_tokens of model {model.name} is {limit}")
 
-    def _max_characters(self, num_tokens: int, model: Model) -> int:
+    def _max_characters(self, num_tokens: int, tokenizer: Tokenizer) -> int:
         """Return how many characters so many tokens can hold: one is at least a byte."""
-        return num_tokens * self.sizes.of(model.tokenizer).longest
+        return num_tokens * self.sizes.of(tokenizer).longest
 
     async def _target_ids(self, field: str, text: str, model: Model) -> list[int]:
         """Return the ids of a text in the target's language, however many; one that is certainly too long is refused unread."""
         self.check_target_length(text, model, field)
-        return await _encode(field, text, model.tokenizer)
+        return await _encode(field, text, model.tokenizers.target)
 
     async def _tokenise_prefix(self, text: str, model: Model) -> list[int]:
         """Return the ids of a forced prefix, as those of a target, without end-of-sequence; they leave room for one token."""
@@ -183,7 +183,7 @@ class Validator:
         self, search: messages.SearchOptions, max_new_tokens: int, has_log_probs: bool, model: Model, limit: AnswerLimit
     ) -> None:
         """Refuse what might be answered with more than can be sent."""
-        sizes = self.sizes.of(model.tokenizer)
+        sizes = self.sizes.of(model.tokenizers.target)
         check_answer(search, max_new_tokens, has_log_probs, sizes, model.manifest.target_vocab_size, limit)
 
 

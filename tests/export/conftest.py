@@ -11,7 +11,8 @@ import torch
 from dragoman.export.exporter import export_checkpoint
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.config import ModelConfig
-from dragoman.model.tokenizer import Tokenizer
+from dragoman.model.text.byte_level import ByteLevelTokenizer
+from dragoman.model.text.tokenizers import Tokenizers
 from dragoman.model.transformer import Transformer
 
 TEXTS = ["two dogs run over the grass", "a dog and a cat run", "the cat sat on the grass", "zwei Hunde laufen"] * 3
@@ -34,7 +35,7 @@ MakeCheckpoint = Callable[..., Checkpoint]
 @pytest.fixture(scope="session")
 def make_checkpoint() -> MakeCheckpoint:
     """Make a checkpoint whose every parameter is random, biases and norms too, so that no mistake hides behind a 0 or a 1."""
-    tokenizer = Tokenizer.train(TEXTS, 280)
+    tokenizer = ByteLevelTokenizer.train(TEXTS, 280)
 
     def make(seed: int = 0, **switches: Any) -> Checkpoint:
         model = Transformer(ModelConfig(**(SMALL | switches))).eval()
@@ -43,7 +44,7 @@ def make_checkpoint() -> MakeCheckpoint:
             for name, parameter in sorted(model.named_parameters()):
                 is_scale = name.endswith("norm.weight")
                 parameter.normal_(float(is_scale), 0.2, generator=generator)
-        return Checkpoint("tiny", model, tokenizer)
+        return Checkpoint("tiny", model, Tokenizers.shared(tokenizer))
 
     return make
 

@@ -108,7 +108,7 @@ def test_opened_bundle_gives_what_the_server_needs(exported: Path) -> None:
     assert bundle.decoder_path == exported / "decoder.onnx"
     assert bundle.scorer_path == exported / "scorer.onnx"
     assert bundle.encoder_path.is_file() and bundle.decoder_path.is_file() and bundle.scorer_path.is_file()
-    tokenizer = bundle.tokenizer()
+    tokenizer = bundle.tokenizers().source
     assert tokenizer.decode(tokenizer.encode("two dogs 犬")) == "two dogs 犬"
     assert bundle.manifest.tensors == Tensors.of_layers(2)
 
@@ -262,14 +262,14 @@ def test_file_that_is_no_tokeniser_is_refused(bundle_dir: Path) -> None:
     bundle = Bundle.open(bundle_dir)
     (bundle_dir / "tokenizer" / "tokenizer.json").write_text("{}")
     with pytest.raises(BundleError, match=r"tokenizer\.json"):
-        bundle.tokenizer()
+        bundle.tokenizers()
 
 
 def test_tokeniser_with_more_tokens_than_the_model_is_refused(exported: Path) -> None:
     bundle = Bundle.open(exported)
     bundle.manifest = msgspec.structs.replace(bundle.manifest, source_vocab_size=279)
     with pytest.raises(BundleError, match="280 tokens, the model room for 279"):
-        bundle.tokenizer()
+        bundle.tokenizers()
 
 
 def test_domain_comes_from_the_checkpoints_card(exported: Path) -> None:

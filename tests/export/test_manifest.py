@@ -18,10 +18,10 @@ from dragoman.export.evidence import Origin, Parity, Quality
 from dragoman.export.fields import MAX_LAYERS, MAX_TOKENS, MAX_VOCABULARY, MAX_WIDTH
 from dragoman.export.manifest import Dimensions
 from dragoman.export.manifest_file import MAX_MANIFEST_BYTES, read_manifest
-from dragoman.model import tokenizer as tokenizers
 from dragoman.model.config import ModelConfig
 from dragoman.model.generation import Defaults, Language, Languages, Template
-from dragoman.model.tokenizer import Tokenizer
+from dragoman.model.text import reading
+from dragoman.model.text.byte_level import ByteLevelTokenizer
 from dragoman.server.faces.grpc.health import LIVENESS, OVERALL
 
 DIGEST = "0" * 64
@@ -389,9 +389,9 @@ def test_not_a_number_in_a_report_is_not_written_as_one(bundle_dir: Path) -> Non
 def test_tokeniser_is_not_parsed_when_it_is_too_large(bundle_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = Bundle.open(bundle_dir)
     path = bundle_dir / "tokenizer/tokenizer.json"
-    monkeypatch.setattr(tokenizers, "MAX_FILE_BYTES", path.stat().st_size - 1)
+    monkeypatch.setattr(reading, "MAX_FILE_BYTES", path.stat().st_size - 1)
     with pytest.raises(BundleError, match=rf"tokenizer\.json: more than {path.stat().st_size - 1} bytes"):
-        bundle.tokenizer()
+        bundle.tokenizers()
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "\ufeff{}", '{"model": "\\ud800"}', "{}\n{}", "null", '{"version": "1.0"}'])
@@ -399,7 +399,7 @@ def test_hostile_tokeniser_is_refused_in_one_line(bundle_dir: Path, text: str) -
     bundle = Bundle.open(bundle_dir)
     (bundle_dir / "tokenizer/tokenizer.json").write_text(text)
     with pytest.raises(BundleError) as caught:
-        bundle.tokenizer()
+        bundle.tokenizers()
     message = str(caught.value)
     assert "tokenizer.json: not a byte-level tokeniser: " in message and message.isprintable() and len(message) < 600
 
@@ -407,7 +407,7 @@ def test_hostile_tokeniser_is_refused_in_one_line(bundle_dir: Path, text: str) -
 def test_tokeniser_neither_cuts_nor_fills_up(bundle_dir: Path) -> None:
     path = bundle_dir / "tokenizer/tokenizer.json"
     fields = json.loads(path.read_text())
-    ids = Tokenizer.load(path.parent).encode("two dogs run over the grass")
+    ids = ByteLevelTokenizer.load(path.parent).encode("two dogs run over the grass")
     fields["truncation"] = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
     fields["padding"] = {
         "strategy": {"Fixed": 10_000_000},
@@ -418,4 +418,4 @@ def test_tokeniser_neither_cuts_nor_fills_up(bundle_dir: Path) -> None:
         "pad_token": "<pad>",
     }
     path.write_text(json.dumps(fields))
-    assert Tokenizer.load(path.parent).encode("two dogs run over the grass") == ids
+    assert ByteLevelTokenizer.load(path.parent).encode("two dogs run over the grass") == ids

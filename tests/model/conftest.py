@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dragoman.model.config import ModelConfig
-from dragoman.model.tokenizer import Tokenizer
+from dragoman.model.text.byte_level import ByteLevelTokenizer
 from dragoman.model.transformer import Transformer
 
 ModelMaker = Callable[..., Transformer]
@@ -88,12 +88,12 @@ def any_model(request: pytest.FixtureRequest, make_model: ModelMaker) -> Transfo
 
 
 @pytest.fixture(scope="session")
-def tokenizer() -> Tokenizer:
+def tokenizer() -> ByteLevelTokenizer:
     """Give a vocabulary of 500 tokens, learnt from made-up sentences with accents and a few words of other scripts."""
     rng = random.Random(0)
     words = ["the", "dog", "runs", "through", "snow", "a", ",", ".", "don't"]
     words += ["über", "Straße", "façade", "coöperate", "собака", "雪", "🙂"]
-    return Tokenizer.train([" ".join(rng.choices(words, k=8)) for _ in range(300)], 500)
+    return ByteLevelTokenizer.train([" ".join(rng.choices(words, k=8)) for _ in range(300)], 500)
 
 
 @pytest.fixture

@@ -9,16 +9,17 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from dragoman.model.checkpoint import Checkpoint, CheckpointError, average_weights, save_tensors
-from dragoman.model.tokenizer import Tokenizer
+from dragoman.model.text.byte_level import ByteLevelTokenizer
+from dragoman.model.text.tokenizers import Tokenizers
 
 
 @pytest.fixture(params=[True, False], ids=["tied", "untied"])
-def checkpoint(request, make_model, tokenizer: Tokenizer) -> Checkpoint:
+def checkpoint(request, make_model, tokenizer: ByteLevelTokenizer) -> Checkpoint:
     size = tokenizer.vocab_size
     model = make_model(
         source_vocab_size=size, target_vocab_size=size, is_projection_tied=request.param, is_embedding_shared=request.param
     )
-    return Checkpoint("toy", model, tokenizer)
+    return Checkpoint("toy", model, Tokenizers.shared(tokenizer))
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def test_round_trip_is_exact(checkpoint: Checkpoint, folder: Path) -> None:
     weights, expected = loaded.model.state_dict(), checkpoint.model.state_dict()
     assert weights.keys() == expected.keys()
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
-    assert loaded.tokenizer.encode("the dog 雪") == checkpoint.tokenizer.encode("the dog 雪")
+    assert loaded.tokenizers.source.encode("the dog 雪") == checkpoint.tokenizers.source.encode("the dog 雪")
     shared = loaded.model.encoder.embedding.tokens is loaded.model.decoder.embedding.tokens
     assert shared == checkpoint.model.config.is_embedding_shared
 
@@ -151,7 +152,7 @@ def test_unknown_model_setting_is_named(folder: Path, checkpoint: Checkpoint) ->
 
 
 def test_vocabulary_larger_than_the_model_is_refused(folder: Path, checkpoint: Checkpoint) -> None:
-    size = checkpoint.tokenizer.vocab_size
+    size = checkpoint.tokenizers.target.vocab_size
     change(folder, model=checkpoint.model.config.to_dict() | {"source_vocab_size": size - 1, "target_vocab_size": size - 1})
     with refuses(folder, f": the tokeniser has {size} tokens, the model room for {size - 1}"):
         Checkpoint.load(folder)
@@ -159,7 +160,7 @@ def test_vocabulary_larger_than_the_model_is_refused(folder: Path, checkpoint: C
 
 def test_ends_of_sequence_that_disagree_are_refused(folder: Path, checkpoint: Checkpoint) -> None:
     change(folder, model=checkpoint.model.config.to_dict() | {"eos_id": 5})
-    with refuses(folder, f": eos_id is {checkpoint.tokenizer.eos_id} in the tokeniser and 5 in the model"):
+    with refuses(folder, f": eos_id is {checkpoint.tokenizers.target.eos_id} in the tokeniser and 5 in the model"):
         Checkpoint.load(folder)
 
 

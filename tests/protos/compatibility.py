@@ -12,7 +12,9 @@ LABELS = {value: name.removeprefix("LABEL_").lower() for name, value in FieldDes
 def breaks(old: FileDescriptorProto, new: FileDescriptorProto) -> list[str]:
     """Return what callers of the old contract lose with the new one, a sentence each; none if it only adds.
 
-    Names of fields and of enum values count as numbers do: they are what JSON, text and generated code go by.
+    Names of fields and of enum values count as numbers do: they are what JSON, text and generated code go by. A field may become
+    `optional`: whoever knows it as always there reads and writes the same bytes. Not the other way round: nobody could then say
+    that it is not there.
     """
     return list(_breaks(old, new))
 
@@ -63,6 +65,8 @@ def _fields(name: str, old: DescriptorProto, new: DescriptorProto) -> Iterator[s
             yield f"{where}: removed"
             continue
         before, after = _aspects(old, field), _aspects(new, successor)
+        if after["optional"] and not before["optional"] and before["label"] == "optional" and before["oneof"] is None:
+            before["optional"] = True
         for aspect, value in before.items():
             yield from _change(where, aspect, value, after[aspect])
     for field in new.field:

@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from google.protobuf import any_pb2
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto, FileDescriptorSet
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message_factory import GetMessageClass
 
 from tests.protos.compatibility import breaks
 
@@ -119,6 +122,26 @@ def test_nothing_released_is_taken_back(released: FileDescriptorProto, contract:
     assert breaks(released, contract) == []
 
 
+def test_callers_with_the_released_contract_say_what_they_did(released: FileDescriptorProto, contract: FileDescriptorProto) -> None:
+    """Fields that became `optional` since are written and read as before; what such a caller leaves out is the model's to say."""
+    old, new = (classes(file)["GenerateRequest"] for file in (released, contract))
+    said = new.FromString(old(text="a", early_stopping=True, top_k=5).SerializeToString())
+    assert (said.early_stopping, said.top_k) == (True, 5)
+    assert not (said.HasField("do_sample") or said.HasField("min_new_tokens"))
+    read = old.FromString(new(text="a", early_stopping=True, top_k=0, source_language="de").SerializeToString())
+    assert (read.text, read.early_stopping, read.top_k, read.do_sample) == ("a", True, 0, False)
+
+
+def classes(file: FileDescriptorProto) -> dict[str, Any]:
+    """Return the classes of a contract's messages by their names."""
+    pool = DescriptorPool()
+    any_pb2.DESCRIPTOR.CopyToProto(imported := FileDescriptorProto())
+    pool.Add(imported)
+    pool.Add(file)
+    names = [message.name for message in file.message_type]
+    return {name: GetMessageClass(pool.FindMessageTypeByName(f"{file.package}.{name}")) for name in names}
+
+
 # What follows tests the comparison itself, on this contract with something changed.
 
 Change = Callable[[FileDescriptorProto], object]
@@ -140,6 +163,15 @@ def method(file: FileDescriptorProto, name: str) -> Any:
 
 def add_field(file: FileDescriptorProto, of: str, number: int, name: str = "added", label: int = 1) -> None:
     message(file, of).field.add(name=name, json_name=name, number=number, type=FieldDescriptorProto.TYPE_STRING, label=label)
+
+
+def make_optional(file: FileDescriptorProto, where: str) -> Any:
+    """Do to a field what the word `optional` before it does, and return it: it gets a oneof of its own."""
+    of = message(file, where.partition(".")[0])
+    made = field(file, where)
+    made.proto3_optional, made.oneof_index = True, len(of.oneof_decl)
+    of.oneof_decl.add(name=f"_{made.name}")
+    return made
 
 
 def changed(contract: FileDescriptorProto, change: Change) -> FileDescriptorProto:
@@ -185,8 +217,16 @@ def changed(contract: FileDescriptorProto, change: Change) -> FileDescriptorProt
             "dragoman.v1.GenerateRequest.seed = 15: optional True became False",
         ),
         (
-            lambda f: setattr(field(f, "GenerateRequest.top_k"), "proto3_optional", True),
-            "dragoman.v1.GenerateRequest.top_k = 13: optional False became True",
+            lambda f: setattr(field(f, "GenerateRequest.suppressed_tokens"), "proto3_optional", True),
+            "dragoman.v1.GenerateRequest.suppressed_tokens = 19: optional False became True",
+        ),
+        (
+            lambda f: setattr(field(f, "GenerateBatchResponse.error"), "proto3_optional", True),
+            "dragoman.v1.GenerateBatchResponse.error = 3: optional False became True",
+        ),
+        (
+            lambda f: setattr(make_optional(f, "Model.max_slots"), "type", FieldDescriptorProto.TYPE_UINT64),
+            "dragoman.v1.Model.max_slots = 9: type uint32 became uint64",
         ),
         (
             lambda f: field(f, "GenerateBatchResponse.error").ClearField("oneof_index"),
@@ -295,6 +335,8 @@ def test_breaks_are_told_of_what_lies_inside_messages(contract: FileDescriptorPr
         lambda f: add_field(f, "Model", 99),
         lambda f: add_field(f, "Model", 99, label=3),
         lambda f: add_field(f, "Error", 17),
+        lambda f: make_optional(f, "Model.max_slots"),
+        lambda f: make_optional(f, "GenerateBatchResponse.index"),
         lambda f: f.message_type.add(name="New"),
         lambda f: f.message_type.insert(0, f.message_type.pop()),
         lambda f: message(f, "Model").reserved_range.add(start=50, end=60),

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from dragoman.model.tokenizer import Tokenizer
+from dragoman.model.text.byte_level import ByteLevelTokenizer
+from dragoman.model.text.tokenizers import Tokenizers
 from dragoman.server.engine.messages import Answer, Finished, Request, Scored, ScoreRequest, Share, Tokens
 from dragoman.server.errors import QueueFull, UnknownModel
 
@@ -151,7 +152,7 @@ class LoadedModels:
         return [self.by_name[name] for name in sorted(self.by_name)]
 
 
-def scripted_model(tokenizer: Tokenizer, name: str = "en-de", **limits: int) -> Any:
+def scripted_model(tokenizer: ByteLevelTokenizer, name: str = "en-de", **limits: int) -> Any:
     """Return a model with such an engine."""
     manifest = {
         "max_source_tokens": 64,
@@ -168,7 +169,7 @@ def scripted_model(tokenizer: Tokenizer, name: str = "en-de", **limits: int) -> 
         name=name,
         version="v7",
         manifest=SimpleNamespace(**manifest | limits),
-        tokenizer=tokenizer,
+        tokenizers=Tokenizers.shared(tokenizer),
         engine=ScriptedEngine(tokenizer.encode("Fußball 🐕 日本")),
         device="cpu",
         max_slots=8,

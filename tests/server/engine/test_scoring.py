@@ -309,7 +309,7 @@ def test_deadlines_of_cancelled_pairs_do_not_pile_up(bench: Bench) -> None:
     for number in range(1, 1000):
         bench.submit(number, deadline=1e9 - number)
         bench.scoring.cancel(ORIGIN, number)
-    assert len(bench.scoring._pairs._deadlines) < 200
+    assert len(bench.scoring._pairs._expiry) < 200
     bench.run()
     assert bench.reasons[0] == "eos"
 

@@ -111,7 +111,7 @@ def pair(shipped_bundle: Callable[[str], Path], as_transformers: Callable[[Trans
     translator = OfflineTranslator(shipped_bundle("en-de"), max_slots=64, num_threads=1)
     theirs = as_transformers(Checkpoint.load(CHECKPOINT).model)
     eos_id = translator.bundle.manifest.eos_id
-    return Pair(translator, theirs, [[*ids, eos_id] for ids in translator.tokenizer.encode_batch(SENTENCES)])
+    return Pair(translator, theirs, [[*ids, eos_id] for ids in translator.tokenizers.source.encode_batch(SENTENCES)])
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +121,7 @@ def chosen(pair: Pair, request: pytest.FixtureRequest) -> Callable[[int], list[l
         return lambda n: [pair.sources[(n * NUM_COMPARED + i) % len(pair.sources)] for i in range(NUM_COMPARED)]
     with gzip.open(request.getfixturevalue("multi30k") / "test_2016_flickr.en.gz", "rt", encoding="utf-8") as file:
         texts = file.read().splitlines()[:100]
-    corpus = [[*ids, pair.config.eos_token_id] for ids in pair.translator.tokenizer.encode_batch(texts)]
+    corpus = [[*ids, pair.config.eos_token_id] for ids in pair.translator.tokenizers.source.encode_batch(texts)]
     return lambda n: pair.sources + corpus
 
 

@@ -1,0 +1,5 @@
+"""`python -m benchmarks.trained`."""
+
+from benchmarks.trained.main import main
+
+main()
