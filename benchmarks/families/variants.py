@@ -1,4 +1,4 @@
-"""Every family and variant: the class of Transformers, its settings at a small and a real size, `generation_config` as it is published.
+"""Every family and variant: the class of Transformers, its settings at a small and a real size, its published `generation_config`.
 
 Lengths are scaled to small models. Languages are pairs as Transformers' tokenisers spell them.
 """
@@ -28,7 +28,7 @@ class Variant:
         generation: `generation_config`, without what the configuration says itself.
         pairs: Source and target languages to try, as Transformers' tokeniser spells them; None where a side has none.
         task: Text put before every source.
-        has_json: Whether the published folder has a `tokenizer.json` beside SentencePiece's file without which it cannot be read as it is.
+        has_json: Whether it has a `tokenizer.json` beside SentencePiece's file, without which Transformers reads it as another.
         mended: Puts right what today's Transformers writes there.
     """
 

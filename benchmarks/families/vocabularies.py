@@ -31,7 +31,7 @@ MBART_LANGUAGES, MBART50_LANGUAGES = 25, 52
 
 
 def marian(folder: Path, filled_to: int | None, languages: Sequence[str] = ()) -> int:
-    """Write `source.spm`, `target.spm` and one `vocab.json` for both, in an order of its own, padding last; some pieces have no id."""
+    """Write `source.spm`, `target.spm` and one `vocab.json` for both, in its own order, padding last; some pieces have no id."""
     pieces = {piece: None for part in (0, 1) for piece in _pieces(_write_spm(folder, part))}
     known = [piece for i, piece in enumerate(pieces) if piece not in ("<s>", "</s>", "<unk>") and i % 97 != 96]
     Random(0).shuffle(known)

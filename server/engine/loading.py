@@ -6,7 +6,7 @@ from dragoman.export.bundle import Bundle
 from dragoman.server.engine.engine import Engine
 from dragoman.server.engine.scheduler import Limits
 from dragoman.server.engine.scorer import Scorer
-from dragoman.server.engine.search.search import TargetSide
+from dragoman.server.engine.search.target import TargetSide
 from dragoman.server.engine.settings import DeviceSettings
 from dragoman.server.engine.warmup import warm_up
 from dragoman.server.runtime.runner import Runner
