@@ -60,8 +60,8 @@ def _choices(model: Transformer, hidden: torch.Tensor, found: torch.Tensor) -> t
     choices, margins = [], []
     for start in range(0, len(found), MAX_PRODUCT_POSITIONS):
         part = slice(start, start + MAX_PRODUCT_POSITIONS)
-        logits = model.decoder.next_token_logits(hidden[part])
-        best, expected = logits.max(-1)
+        log_probs = model.decoder.log_probs(hidden[part])
+        best, expected = log_probs.max(-1)
         choices.append(expected)
-        margins.append(best - logits.gather(1, found[part, None])[:, 0])
+        margins.append(best - log_probs.gather(1, found[part, None])[:, 0])
     return torch.cat(choices), torch.cat(margins)
