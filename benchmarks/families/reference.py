@@ -46,7 +46,7 @@ class Question:
     target: str | None = None
 
 
-class Noise(transformers.LogitsProcessor):  # type: ignore[misc]
+class Noise(transformers.LogitsProcessor):
     """Disturb what a search sees by as much as rounding might: what it then answers otherwise was a tie.
 
     Args:
@@ -149,14 +149,16 @@ class Reference:
 
     @torch.inference_mode()
     def log_probs(self, question: Question, tokens: Sequence[int]) -> Tensor:
-        """Return the log-probabilities [T, V] at each of a target's tokens, given those before it, as the model gives them.
+        """Return the log-probabilities [T, V] at each of a target's tokens, given those before it, as a search sees them.
 
-        That is before any processor: where a checkpoint bans padding, it still has a part of the probability here.
+        Where a checkpoint bans padding, it still has a part of the probability, unless the checkpoint says `renormalize_logits`.
         """
         ids, mask = self._padded([self.source_ids(question)])
         start = self.told(question).get("decoder_start_token_id", self.model.generation_config.decoder_start_token_id)
         target = torch.tensor([[start, *tokens[:-1]]])
         logits: Tensor = self.model(input_ids=ids, attention_mask=mask, decoder_input_ids=target).logits[0]
+        if self.defaults.get("renormalize_logits"):
+            logits[:, [word for [word] in self.defaults.get("bad_words_ids", [])]] = -torch.inf
         return logits.log_softmax(-1)
 
     def _padded(self, rows: list[list[int]]) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""A text that lies in the repository and never changes: what tokenisers of made checkpoints are trained on, and models are asked."""
+"""A text that never changes, the licence: what tokenisers of made checkpoints are trained on, and what models are asked."""
 
 import random
 import re
