@@ -12,6 +12,7 @@ from dragoman.model.importers.errors import ForeignError
 # `config.json` has a few kilobytes, a vocabulary of 256,000 tokens or the index of a thousand shards a few megabytes.
 MAX_JSON_BYTES: Final = 128 * 2**20
 MAX_CONFIG_BYTES: Final = 2**20
+MAX_SIZE: Final = 2**24
 T = TypeVar("T", bool, int, float, str)
 
 
@@ -69,11 +70,22 @@ class Settings:
         if value is None:
             return None
         is_whole = kind is float and isinstance(value, int) and not isinstance(value, bool)
-        if not isinstance(value, kind) and not is_whole or isinstance(value, bool) and kind is not bool:
+        if not (isinstance(value, kind) or is_whole) or (isinstance(value, bool) and kind is not bool):
             raise ForeignError(f"{self.path}: {name} must be {_KINDS[kind]}, not {_shown(value)}")
         if kind is float and not _is_finite(value):
             raise ForeignError(f"{self.path}: {name} must be a finite number, not {_shown(value)}")
-        return cast("T", kind(value))
+        return kind(value)
+
+    def size(self, name: str) -> int:
+        """Return how many there are of something, or how wide it is.
+
+        Raises:
+            ForeignError: If it is missing, no whole number, or none that a model can have.
+        """
+        value = self.get(name, int)
+        if not 0 < value < MAX_SIZE:
+            raise ForeignError(f"{self.path}: {name} is {_shown(value)}, which is not between 1 and {MAX_SIZE - 1}")
+        return value
 
     def take(self, name: str) -> Any:
         """Return a field of any type, or None."""
