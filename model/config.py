@@ -54,7 +54,7 @@ class ModelConfig:
         has_embedding_norm: A layer norm follows the sum of token and position embeddings.
         has_output_bias: The logits get a bias per token (Marian's `final_logits_bias`).
         is_output_scaled: Hidden states are divided by √d_model before the output projection (T5 where that is tied).
-        padding: What becomes of padding among the next token's log-probabilities. `excluded`: -inf before the softmax; `masked`: the
+        padding: What becomes of padding when the next token is predicted. `excluded`: -inf before the softmax; `masked`: the
             softmax is over all tokens, then padding is -inf, so that probabilities sum to less than 1 (what Transformers does with
             `bad_words_ids`); `predicted`: a token like any other.
         dropout: Probability on embeddings and on every sub-layer's output, in training only.

@@ -81,4 +81,5 @@ def silence(layer: EncoderLayer | DecoderLayer) -> None:
         outputs.append(layer.cross_attention.output)
     for output in outputs:
         nn.init.zeros_(output.weight)
-        nn.init.zeros_(output.bias)
+        if output.bias is not None:
+            nn.init.zeros_(output.bias)
