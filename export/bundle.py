@@ -9,17 +9,17 @@ import os
 from pathlib import Path
 from typing import BinaryIO
 
+from dragoman.export.evidence import Origin as Origin
+from dragoman.export.evidence import Parity as Parity
+from dragoman.export.evidence import Quality as Quality
+from dragoman.export.fields import BundleError as BundleError
+from dragoman.export.fields import Precision as Precision
 from dragoman.export.manifest import FORMAT_VERSION as FORMAT_VERSION
 from dragoman.export.manifest import MANIFEST_FILE as MANIFEST_FILE
 from dragoman.export.manifest import PARITY_FILE as PARITY_FILE
 from dragoman.export.manifest import TOKENIZER_DIRECTORY as TOKENIZER_DIRECTORY
-from dragoman.export.manifest import BundleError as BundleError
 from dragoman.export.manifest import FileEntry as FileEntry
 from dragoman.export.manifest import Manifest as Manifest
-from dragoman.export.manifest import Origin as Origin
-from dragoman.export.manifest import Parity as Parity
-from dragoman.export.manifest import Precision as Precision
-from dragoman.export.manifest import Quality as Quality
 from dragoman.export.manifest import Tensors as Tensors
 from dragoman.export.manifest import content_version as content_version
 from dragoman.export.manifest_file import read_manifest as read_manifest

@@ -41,9 +41,19 @@ class OfflineTranslator:
         ]
 
     def run(
-        self, sources: Sequence[list[int]], max_new_tokens: int | None = None, search: SearchOptions = GREEDY
+        self,
+        sources: Sequence[list[int]],
+        max_new_tokens: int | None = None,
+        search: SearchOptions = GREEDY,
+        decoder_start_id: int | None = None,
     ) -> list[Finished]:
         """Decode sources, end-of-sequence included, all submitted at once.
+
+        Args:
+            sources: Their ids.
+            max_new_tokens: Tokens of an answer at the most; None for the model's default.
+            search: How tokens are chosen.
+            decoder_start_id: What the decoder is fed first; None for the model's start token.
 
         Raises:
             InputError: If a source or an answer may be longer than the model takes, or the search needs more slots than there are.
@@ -62,7 +72,7 @@ class OfflineTranslator:
                 raise InputError(f"text {i}: {len(source)} tokens, but model {manifest.name} takes {manifest.max_source_tokens}")
         now = time.monotonic()
         for i, source in enumerate(sources):
-            self.engine.submit(_ORIGIN, Request(i, source, limit, now, search=search))
+            self.engine.submit(_ORIGIN, Request(i, source, limit, now, search=search, decoder_start_id=decoder_start_id))
         finished: dict[int, Finished] = {}
         while self.engine.has_work:
             self.engine.step()

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from dragoman.model.text.tokenizers import Tokenizers
+from dragoman.server.core.frames import Frames
 from dragoman.server.engine import messages
 
 if TYPE_CHECKING:
@@ -80,6 +81,11 @@ class Model(Protocol):
     @property
     def tokenizers(self) -> Tokenizers:
         """The bundle's tokenisers."""
+        ...
+
+    @property
+    def frames(self) -> Frames:
+        """What is said to it around a text."""
         ...
 
     @property
