@@ -35,6 +35,8 @@ class Family:
         learning_rate: The largest, after warming up.
         num_epochs: Passes over the corpus, after which it translates well enough to tell mistakes from noise.
         batch_size: Pairs a step.
+        has_zero_start: Whether the embedding of padding, which the decoder starts from, is held at zero. It is in the models that Marian
+            itself trained, CTranslate2 counts on it, and Transformers' training would move it.
     """
 
     prefix: str
@@ -43,6 +45,7 @@ class Family:
     learning_rate: float
     num_epochs: float
     batch_size: int
+    has_zero_start: bool = False
 
 
 def marian_tokenizer(sources: Sequence[str], targets: Sequence[str], folder: Path) -> Any:
@@ -137,6 +140,6 @@ def _pieces(texts: Sequence[str], size: int, **settings: Any) -> bytes:
 
 T5_PREFIX = "translate English to German: "
 FAMILIES = {
-    "marian": Family("", marian_tokenizer, marian_model, 2e-3, 7, 64),
+    "marian": Family("", marian_tokenizer, marian_model, 2e-3, 7, 64, has_zero_start=True),
     "t5": Family(T5_PREFIX, t5_tokenizer, t5_model, 2e-3, 5, 32),
 }
