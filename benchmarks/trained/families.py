@@ -35,8 +35,9 @@ class Family:
         learning_rate: The largest, after warming up.
         num_epochs: Passes over the corpus, after which it translates well enough to tell mistakes from noise.
         batch_size: Pairs a step.
-        has_zero_start: Whether the embedding of padding, which the decoder starts from, is held at zero. It is in the models that Marian
-            itself trained, CTranslate2 counts on it, and Transformers' training would move it.
+        has_zero_start: Whether the embedding of padding, which the decoder starts from, is held at zero. So it is in models that
+            Marian itself has trained, and CTranslate2 counts on it; Transformers' training would move it.
+        import_flags: What `dragoman import` is told beside the folder.
     """
 
     prefix: str
@@ -46,6 +47,7 @@ class Family:
     num_epochs: float
     batch_size: int
     has_zero_start: bool = False
+    import_flags: tuple[str, ...] = ()
 
 
 def marian_tokenizer(sources: Sequence[str], targets: Sequence[str], folder: Path) -> Any:
@@ -113,7 +115,7 @@ def t5_model(tokenizer: Any) -> Any:
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
         decoder_start_token_id=tokenizer.pad_token_id,
-        task_specific_params={"translation_en_to_de": {"max_length": MAX_LENGTH, "num_beams": 4, "prefix": T5_PREFIX}},
+        task_specific_params={T5_TASK: {"max_length": MAX_LENGTH, "num_beams": 4, "prefix": T5_PREFIX}},
     )
     model: Any = T5ForConditionalGeneration(T5Config(**settings))
     model.generation_config.max_length = MAX_LENGTH
@@ -138,8 +140,9 @@ def _pieces(texts: Sequence[str], size: int, **settings: Any) -> bytes:
     return model.getvalue()
 
 
+T5_TASK = "translation_en_to_de"
 T5_PREFIX = "translate English to German: "
 FAMILIES = {
     "marian": Family("", marian_tokenizer, marian_model, 2e-3, 7, 64, has_zero_start=True),
-    "t5": Family(T5_PREFIX, t5_tokenizer, t5_model, 2e-3, 5, 32),
+    "t5": Family(T5_PREFIX, t5_tokenizer, t5_model, 2e-3, 5, 32, import_flags=("--task", T5_TASK)),
 }
