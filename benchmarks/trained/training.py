@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 from transformers import (
+    Adafactor,
     DataCollatorForSeq2Seq,
     EarlyStoppingCallback,
     Seq2SeqTrainer,
@@ -82,8 +83,12 @@ def train(family: Family, data: Path, folder: Path, minutes: float) -> bool:
     callbacks = [limit, EarlyStoppingCallback(early_stopping_patience=3)]
     if family.has_zero_start:
         callbacks.append(ZeroStart(model.config.decoder_start_token_id))
+    optimizer = None
+    if family.has_relative_steps:
+        optimizer = Adafactor(model.parameters(), lr=family.learning_rate, scale_parameter=True, relative_step=False)
     trainer: Any = Seq2SeqTrainer(
         model=model,
+        optimizers=(optimizer, None),
         args=arguments(family, folder / "checkpoints"),
         train_dataset=Pairs(family, tokenizer, *texts["train"]),
         eval_dataset=Pairs(family, tokenizer, *texts["val"]),
