@@ -101,7 +101,7 @@ def compare_model(name: str, bundles: Path, sources: list[str], references: list
     checkpoint = Checkpoint.load(ROOT / "model/pretrained" / name)
     with ServedModel(bundles / name) as server:
         served = {early: asyncio.run(serve(server.address, sources, is_stopped_early=early)) for early in (False, True)}
-    ids = checkpoint.tokenizer.encode_batch(sources)
+    ids = checkpoint.tokenizers.source.encode_batch(sources)
     by_ctranslate2 = ctranslate2(checkpoint, ids)  # before the weights become double
     checkpoint.model.double()
     referee = Referee(checkpoint.model, ids, MAX_NEW_TOKENS, LENGTH_PENALTY)
@@ -110,7 +110,7 @@ def compare_model(name: str, bundles: Path, sources: list[str], references: list
         others.append((CTRANSLATE2, True, by_ctranslate2))
 
     def quality(beams: list[Beam], is_lowercase: bool) -> Scores:
-        return score([checkpoint.tokenizer.decode(beam[0][0]) for beam in beams], references, is_lowercase)
+        return score([checkpoint.tokenizers.target.decode(beam[0][0]) for beam in beams], references, is_lowercase)
 
     rows = []
     for other, early, theirs in others:
@@ -126,7 +126,7 @@ def compare_model(name: str, bundles: Path, sources: list[str], references: list
 
 def describe(name: str, other: str, agreement: Agreement, checkpoint: Checkpoint) -> list[dict[str, Any]]:
     """Return every difference, ready for JSON and for the report."""
-    decode = checkpoint.tokenizer.decode
+    decode = checkpoint.tokenizers.target.decode
     return [
         {
             "model": name,

@@ -65,7 +65,7 @@ async def measure(directory: Path, num_threads: int) -> dict[str, float]:
     local = OfflineTranslator(directory, NUM_TOGETHER, num_threads)
     counter = Counter()
     remote = remote_engine(local.bundle, num_threads, counter)
-    source = [*local.tokenizer.encode(TEXT), local.bundle.manifest.eos_id]
+    source = [*local.tokenizers.source.encode(TEXT), local.bundle.manifest.eos_id]
 
     def request(is_streamed: bool = False) -> Request:
         return Request(remote.next_id(), source, 64, time.monotonic(), is_streamed=is_streamed)

@@ -47,8 +47,8 @@ def answers(
     """Translate in every way there is."""
     checkpoint = Checkpoint.load(ROOT / "model/pretrained" / name)
     found = {
-        "checkpoint, greedy": translate(checkpoint.model, checkpoint.tokenizer, sources),
-        "checkpoint, beam 5": translate(checkpoint.model, checkpoint.tokenizer, sources, num_beams=5),
+        "checkpoint, greedy": translate(checkpoint.model, checkpoint.tokenizers, sources),
+        "checkpoint, beam 5": translate(checkpoint.model, checkpoint.tokenizers, sources, num_beams=5),
     }
     for folder in folders:
         translator = OfflineTranslator(folder / name)

@@ -95,9 +95,9 @@ class Bench:
     def sources(self, texts: Sequence[str]) -> list[list[int]]:
         """Return source ids: of the texts, two of them a source, or random ones where the model cannot read."""
         eos_id = self.translator.bundle.manifest.eos_id
-        if self.translator.tokenizer.vocab_size == self.translator.bundle.manifest.source_vocab_size:
+        if self.translator.tokenizers.target.vocab_size == self.translator.bundle.manifest.source_vocab_size:
             pairs = [f"{a} {b}" for a, b in zip(texts[::2], texts[1::2], strict=False)][:NUM_ROWS]
-            return [[*ids, eos_id] for ids in self.translator.tokenizer.encode_batch(pairs)]
+            return [[*ids, eos_id] for ids in self.translator.tokenizers.source.encode_batch(pairs)]
         random = np.random.default_rng(0)
         return [[*random.integers(3, self.vocab_size, random.integers(20, 36)).tolist(), eos_id] for _ in range(NUM_ROWS)]
 

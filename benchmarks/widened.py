@@ -189,7 +189,7 @@ def widened_checkpoint(folder: Path = SHIPPED) -> Checkpoint:
     """
     narrow = Checkpoint.load(folder)
     wide = widen(narrow.model, base_shape(narrow.model.config))
-    return Checkpoint(f"{narrow.name}-{NAME_SUFFIX}", wide, narrow.tokenizer)
+    return Checkpoint(f"{narrow.name}-{NAME_SUFFIX}", wide, narrow.tokenizers)
 
 
 def main() -> None:

@@ -22,6 +22,7 @@ EXTRAS: Final = {
         "pydantic",
         "pydantic_settings",
         "zmq",
+        "sentencepiece",
         "structlog",
         "tokenizers",
     ),
@@ -29,7 +30,8 @@ EXTRAS: Final = {
     "tracing": ("opentelemetry",),
     "load": ("msgspec", "numpy"),
     "evaluate": ("sacrebleu",),
-    "train": ("matplotlib", "numpy", "pydantic", "safetensors", "tokenizers", "torch"),
+    "train": ("matplotlib", "msgspec", "numpy", "pydantic", "safetensors", "sentencepiece", "tokenizers", "torch"),
+    "import": ("huggingface_hub", "langcodes", "msgspec", "numpy", "safetensors", "sentencepiece", "tokenizers", "torch"),
     "export": ("onnx", "onnx_ir", "safetensors", "torch"),
 }
 # Extras that bring others.
@@ -37,6 +39,7 @@ _INCLUDED: Final = {"cpu": ("server",), "train": ("evaluate",)}
 _COMMANDS: Final = {
     "serve": ("cpu",),
     "export": ("cpu", "export"),
+    "import": ("import",),
     "train": ("train",),
     "average": ("train",),
     "add-tokens": ("train",),

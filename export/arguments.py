@@ -10,7 +10,9 @@ from typing import get_args
 import msgspec
 
 from dragoman.export import manifest
-from dragoman.export.manifest import MANIFEST_FILE, Dimensions, Precision
+from dragoman.export.caches import attention_caches
+from dragoman.export.fields import Precision
+from dragoman.export.manifest import MANIFEST_FILE, Dimensions
 from dragoman.model.config import ModelConfig
 from dragoman.model.errors import InputError
 
@@ -68,8 +70,6 @@ def check_dimensions(config: ModelConfig) -> Dimensions:
     """
     fields = {
         "d_model": config.d_model,
-        "num_heads": config.num_heads,
-        "head_dim": config.head_dim,
         "num_encoder_layers": config.num_encoder_layers,
         "num_decoder_layers": config.num_decoder_layers,
         "source_vocab_size": config.source_vocab_size,
@@ -82,8 +82,10 @@ def check_dimensions(config: ModelConfig) -> Dimensions:
         "default_max_new_tokens": min(DEFAULT_MAX_NEW_TOKENS, config.max_target_positions),
     }
     try:
-        return msgspec.convert(fields, Dimensions)
-    except msgspec.ValidationError as error:
+        dimensions = msgspec.convert(fields, Dimensions)
+        attention_caches(1, config.num_heads, config.head_dim)
+        return dimensions
+    except ValueError as error:
         raise ExportError(f"the model cannot be served: {error}") from error
 
 

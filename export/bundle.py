@@ -9,17 +9,17 @@ import os
 from pathlib import Path
 from typing import BinaryIO
 
+from dragoman.export.evidence import Origin as Origin
+from dragoman.export.evidence import Parity as Parity
+from dragoman.export.evidence import Quality as Quality
+from dragoman.export.fields import BundleError as BundleError
+from dragoman.export.fields import Precision as Precision
 from dragoman.export.manifest import FORMAT_VERSION as FORMAT_VERSION
 from dragoman.export.manifest import MANIFEST_FILE as MANIFEST_FILE
 from dragoman.export.manifest import PARITY_FILE as PARITY_FILE
 from dragoman.export.manifest import TOKENIZER_DIRECTORY as TOKENIZER_DIRECTORY
-from dragoman.export.manifest import BundleError as BundleError
 from dragoman.export.manifest import FileEntry as FileEntry
 from dragoman.export.manifest import Manifest as Manifest
-from dragoman.export.manifest import Origin as Origin
-from dragoman.export.manifest import Parity as Parity
-from dragoman.export.manifest import Precision as Precision
-from dragoman.export.manifest import Quality as Quality
 from dragoman.export.manifest import Tensors as Tensors
 from dragoman.export.manifest import content_version as content_version
 from dragoman.export.manifest_file import read_manifest as read_manifest
@@ -27,7 +27,8 @@ from dragoman.export.tensor_names import cross_kv_names as cross_kv_names
 from dragoman.export.tensor_names import self_kv_names as self_kv_names
 from dragoman.export.tensor_names import self_kv_output_names as self_kv_output_names
 from dragoman.model.files import open_regular
-from dragoman.model.tokenizer import Tokenizer, TokenizerError
+from dragoman.model.text.tokenizer import TokenizerError
+from dragoman.model.text.tokenizers import Tokenizers
 
 ENCODER_FILE, ENCODER_WEIGHTS_FILE = "encoder.onnx", "encoder.weights"
 DECODER_FILE, DECODER_WEIGHTS_FILE = "decoder.onnx", "decoder.weights"
@@ -83,21 +84,22 @@ class Bundle:
         """The scorer graph; its weights are those of the other two."""
         return self.directory / SCORER_FILE
 
-    def tokenizer(self) -> Tokenizer:
-        """Load the tokeniser.
+    def tokenizers(self) -> Tokenizers:
+        """Load the tokenisers.
 
         Raises:
-            BundleError: If its file is not a tokeniser, or has more tokens than the model.
+            BundleError: If their files are not tokenisers, or have more tokens than the model.
         """
+        directory = self.directory / TOKENIZER_DIRECTORY
         try:
-            tokenizer = Tokenizer.load(self.directory / TOKENIZER_DIRECTORY)
+            tokenizers = Tokenizers.load(directory)
         except TokenizerError as error:
             raise BundleError(str(error)) from error
-        room = min(self.manifest.source_vocab_size, self.manifest.target_vocab_size)
-        if tokenizer.vocab_size > room:
-            directory = self.directory / TOKENIZER_DIRECTORY
-            raise BundleError(f"{directory}: the tokeniser has {tokenizer.vocab_size} tokens, the model room for {room}")
-        return tokenizer
+        try:
+            tokenizers.refuse_other_sizes(self.manifest.source_vocab_size, self.manifest.target_vocab_size)
+        except TokenizerError as error:
+            raise BundleError(f"{directory}: {error}") from error
+        return tokenizers
 
 
 def _check_inside(directory: Path, location: Path) -> None:

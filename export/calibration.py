@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from dragoman.export.quantize import ActivationRange, weight_key
 from dragoman.model.decode import greedy_search
 from dragoman.model.errors import InputError
-from dragoman.model.tokenizer import Tokenizer
+from dragoman.model.text.tokenizer import Tokenizer
 from dragoman.model.transformer import Transformer
 
 BATCH_ROWS = 32

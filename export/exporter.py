@@ -36,6 +36,7 @@ from dragoman.export.bundle import (
     content_version,
     hash_file,
 )
+from dragoman.export.caches import Cache, Role
 from dragoman.export.calibration import calibrate, calibration_sources
 from dragoman.export.cpu import keep_sums_apart, keep_time_axis
 from dragoman.export.graphs import EncoderGraph, StepGraph
@@ -45,6 +46,7 @@ from dragoman.export.progress import STEPS, Progress, Say
 from dragoman.export.quality import verify_quantized
 from dragoman.export.quantize import ScaleCounts, quantize
 from dragoman.export.scorer_graph import ScorerGraph
+from dragoman.export.tensor_names import STEP_INPUTS, output_name
 from dragoman.export.tracing import input_output_names, trace, write, write_sharing
 from dragoman.export.verify import greedy_sources, verify
 from dragoman.export.verify_half import verify_half
@@ -94,7 +96,7 @@ def export_checkpoint(
     check_dimensions(checkpoint.model.config)
     progress.done("read the checkpoint")
     max_positions = checkpoint.model.config.max_source_positions
-    ids = None if calibration is None else calibration_sources(checkpoint.tokenizer, calibration, max_positions)
+    ids = None if calibration is None else calibration_sources(checkpoint.tokenizers.source, calibration, max_positions)
     domain = read_domain(checkpoint_dir)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -103,9 +105,9 @@ def export_checkpoint(
     with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as staging:
         directory = Path(staging) / "bundle"
         directory.mkdir()
-        tensors, report = _write_files(checkpoint, directory, chosen, ids, quality, progress)
+        caches, report = _write_files(checkpoint, directory, chosen, ids, quality, progress)
         origin = Origin(hash_file(checkpoint_dir / WEIGHTS_FILE), version("torch"), version("onnx"))
-        manifest = _describe(checkpoint, name, chosen, directory, tensors, origin, report)
+        manifest = _describe(checkpoint, name, chosen, directory, caches, origin, report)
         (directory / MANIFEST_FILE).write_bytes(_to_json(msgspec.structs.replace(manifest, domain=domain)))
         Bundle.open(directory, is_checked=False)  # its checksums were worked out from these very files a moment ago
         check_output(output, is_forced)
@@ -121,8 +123,8 @@ def _write_files(
     calibration: Sequence[list[int]] | None,
     quality: QualityTexts | None,
     progress: Progress,
-) -> tuple[Tensors, ParityReport]:
-    """Write everything but the manifest, and verify it; return what the graphs have and how close they are."""
+) -> tuple[list[Cache], ParityReport]:
+    """Write everything but the manifest, and verify it; return the caches of the decode step and how close the graphs are."""
     model = halved(checkpoint.model, DTYPES[precision]) if precision in DTYPES else checkpoint.model
     graphs = [trace(graph(model)) for graph in (EncoderGraph, StepGraph, ScorerGraph)]
     for graph in graphs:
@@ -149,9 +151,27 @@ def _write_files(
         progress.done("write the graphs")
         report = verify(checkpoint, directory, progress=progress)
     (directory / TOKENIZER_DIRECTORY).mkdir()
-    checkpoint.tokenizer.save(directory / TOKENIZER_DIRECTORY)
+    checkpoint.tokenizers.save(directory / TOKENIZER_DIRECTORY)
     (directory / PARITY_FILE).write_bytes(_to_json(report))
-    return Tensors(*(names for graph in graphs for names in input_output_names(graph))), report
+    caches = _declared_caches(graphs[1])
+    traced = [names for graph in graphs for names in input_output_names(graph)]
+    assert Tensors(*traced) == Tensors.of_caches(caches), "the graphs have other tensors than the format"
+    return caches, report
+
+
+def _declared_caches(decoder: onnx_ir.Model) -> list[Cache]:
+    """Return the caches of a decode step as its inputs have them: what it also gives out it writes."""
+    written = set(input_output_names(decoder)[1])
+    caches = []
+    for value in decoder.graph.inputs[len(STEP_INPUTS) :]:
+        assert value.name is not None and value.shape is not None
+        _, *row = (size if isinstance(size, int) else str(size.value) for size in value.shape)
+        caches.append(msgspec.convert({"name": value.name, "role": _role(value.name, written), "shape": row}, Cache))
+    return caches
+
+
+def _role(name: str, written: set[str]) -> Role:
+    return "self" if output_name(name) in written else "cross"
 
 
 def _write_graphs(graphs: Sequence[onnx_ir.Model], directory: Path) -> None:
@@ -178,7 +198,7 @@ def _describe(
     name: str,
     precision: Precision,
     directory: Path,
-    tensors: Tensors,
+    caches: list[Cache],
     origin: Origin,
     report: ParityReport,
 ) -> Manifest:
@@ -190,7 +210,9 @@ def _describe(
         version="unknown",
         precision=precision,
         **msgspec.structs.asdict(dimensions),
-        tensors=tensors,
+        caches=caches,
+        num_choices=dimensions.target_vocab_size,
+        tensors=Tensors.of_caches(caches),
         files={path.relative_to(directory).as_posix(): FileEntry(path.stat().st_size, hash_file(path)) for path in paths},
         origin=origin,
         parity=report.headline(),

@@ -70,6 +70,13 @@ def _layer_norm(
     return x.emit("LayerNormalization", [x, weight, bias], x.shape, axis=-1, epsilon=eps)
 
 
+def _rms_norm(x: Recorded, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> Recorded:
+    """Normalise the last axis by its root mean square, with the runtime's own operator, which stands in ONNX's name space."""
+    if len(normalized_shape) != 1 or weight is None or eps is None:
+        raise UnknownOperation("tracing knows an RMS norm of one axis, with weight and epsilon")
+    return x.emit("SimplifiedLayerNormalization", [x, weight], x.shape, axis=-1, epsilon=eps, stash_type=1)
+
+
 def _relu(x: Recorded, inplace: bool = False) -> Recorded:
     return x.emit("Relu", [x], x.shape)
 
@@ -94,6 +101,7 @@ WRITERS: dict[Callable[..., Any], Callable[..., Recorded]] = {
     F.embedding: _embedding,
     F.linear: _linear,
     F.layer_norm: _layer_norm,
+    F.rms_norm: _rms_norm,
     F.relu: _relu,
     F.gelu: _gelu,
     F.silu: _silu,

@@ -8,7 +8,7 @@ row and a cache that is updated in place.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +16,46 @@ from torch import Tensor, nn
 from dragoman.export.recording import Recorder, axis_size, write_node
 from dragoman.export.tensor_names import TensorNames, cross_kv_names, self_kv_names
 from dragoman.model.attention import split_heads
+from dragoman.model.backend import attention_scale
 from dragoman.model.config import ModelConfig
+from dragoman.model.relative import RelativeBias
 from dragoman.model.transformer import Transformer
 
 KeyValue = tuple[Tensor, Tensor]
+
+
+class Heads(NamedTuple):
+    """Attention heads.
+
+    Attributes:
+        num_heads: H.
+        scale: What scores are multiplied by; None for the operator's own 1/√Dh.
+    """
+
+    num_heads: int
+    scale: float | None
+
+    @classmethod
+    def of(cls, config: ModelConfig) -> "Heads":
+        """Return a model's."""
+        return cls(config.num_heads, attention_scale(config))
+
+
+class Biases:
+    """What relative positions add to scores, worked out once for all layers that share a table."""
+
+    def __init__(self, queries: Tensor, keys: Tensor) -> None:
+        """Take the positions of queries `[N, T]` and of keys `[S]`."""
+        self.queries, self.keys = queries, keys
+        self._known: dict[RelativeBias, Tensor] = {}
+
+    def of(self, bias: RelativeBias | None, dtype: torch.dtype) -> Tensor | None:
+        """Return `[N, H, T, S]`, or nothing where positions are of another kind."""
+        if bias is None:
+            return None
+        if bias not in self._known:
+            self._known[bias] = bias(self.queries, self.keys).to(dtype)
+        return self._known[bias]
 
 
 def group_query_attention(
@@ -28,7 +64,8 @@ def group_query_attention(
     past: tuple[Tensor | None, Tensor | None],
     last_positions: Tensor,
     capacity: Tensor,
-    num_heads: int,
+    heads: Heads,
+    bias: Tensor | None = None,
     is_causal: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Emit one attention node.
@@ -39,24 +76,29 @@ def group_query_attention(
         past: The caches `[N, H, S, Dh]`, or absent.
         last_positions: Per row, index of the last key that is attended to, `[N]` int32.
         capacity: Keys there is room for, `[1]` int32.
-        num_heads: H.
+        heads: How many there are and how their scores are scaled.
+        bias: What is added to the scores, `[N, H, T, capacity]`, or with 1 for N.
         is_causal: Whether a query sees only keys up to its own position.
 
     Returns:
         The attended values `[N, T, H·Dh]` and the caches after the step.
     """
-    num_rows, length, width = query.shape
-    d_model = width if key_value[0] is not None else width // 3
-    cache = past[0].shape if past[0] is not None else (num_rows, num_heads, length, d_model // num_heads)
+    num_rows, length, packed = query.shape
+    width = packed if key_value[0] is not None else packed // 3
+    cache = past[0].shape if past[0] is not None else (num_rows, heads.num_heads, length, width // heads.num_heads)
+    inputs = query, *key_value, *past, last_positions, capacity
+    # Between the lengths and what is added to scores the operator takes rotations and positions.
+    biased = () if bias is None else (None, None, None, bias)
     attended, key, value = write_node(
         "GroupQueryAttention",
-        (query, *key_value, *past, last_positions, capacity),
-        ((num_rows, length, d_model), cache, cache),
+        (*inputs, *biased),
+        ((num_rows, length, width), cache, cache),
         (query.dtype,) * 3,
         domain="com.microsoft",
-        num_heads=num_heads,
-        kv_num_heads=num_heads,
+        num_heads=heads.num_heads,
+        kv_num_heads=heads.num_heads,
         causal=int(is_causal),
+        **({} if heads.scale is None else {"scale": heads.scale}),
     )
     return attended, key, value
 
@@ -64,16 +106,19 @@ def group_query_attention(
 class EncoderAttention:
     """Backend of the encoder: every row attends to all of its own first `source_lengths` positions, in both directions."""
 
-    def __init__(self, num_heads: int, source_ids: Tensor, source_lengths: Tensor) -> None:
+    def __init__(self, config: ModelConfig, source_ids: Tensor, source_lengths: Tensor) -> None:
         """Take sources `[B, S]` and their lengths `[B]`."""
-        self.num_heads = num_heads
+        self.heads = Heads.of(config)
         self.last_positions = (source_lengths - 1).to(torch.int32)
         self.capacity = axis_size(source_ids, 1)
+        at = torch.arange(source_ids.shape[1])
+        self.biases = Biases(at[None], at)
 
-    def self_attention(self, layer: int, qkv: Tensor) -> Tensor:
-        """See `dragoman.model.transformer.AttentionBackend`."""
-        absent = None, None
-        return group_query_attention(qkv, absent, absent, self.last_positions, self.capacity, self.num_heads, is_causal=False)[0]
+    def self_attention(self, layer: int, qkv: Tensor, bias: RelativeBias | None) -> Tensor:
+        """See `dragoman.model.backend.AttentionBackend`."""
+        absent, added = (None, None), self.biases.of(bias, qkv.dtype)
+        lengths = self.last_positions, self.capacity
+        return group_query_attention(qkv, absent, absent, *lengths, self.heads, added, is_causal=False)[0]
 
     def cross_attention(self, layer: int, query: Tensor) -> Tensor:
         """Never called: the encoder has no cross-attention."""
@@ -85,14 +130,14 @@ class CachedAttention:
 
     def __init__(
         self,
-        num_heads: int,
+        config: ModelConfig,
         positions: Tensor,
         source_lengths: Tensor,
         self_kv: Sequence[KeyValue],
         cross_kv: Sequence[KeyValue],
     ) -> None:
         """Take each row's position and source length, `[N]`, and per layer the caches `[N, H, T, Dh]` and `[N, H, S, Dh]`."""
-        self.num_heads = num_heads
+        self.heads = Heads.of(config)
         self.self_kv = list(self_kv)
         self.cross_kv = cross_kv
         self.last_positions = positions.to(torch.int32)
@@ -100,11 +145,13 @@ class CachedAttention:
         self.capacity = axis_size(self_kv[0][0], 2)
         self.source_capacity = axis_size(cross_kv[0][0], 2)
         self.nothing: Tensor | None = None
+        self.biases = Biases(positions[:, None], torch.arange(self_kv[0][0].shape[2]))
 
-    def self_attention(self, layer: int, qkv: Tensor) -> Tensor:
+    def self_attention(self, layer: int, qkv: Tensor, bias: RelativeBias | None) -> Tensor:
         """Write the token's keys and values at its position and attend up to it: `[N, 3·H·Dh]` → `[N, H·Dh]`."""
+        lengths, added = (self.last_positions, self.capacity), self.biases.of(bias, qkv.dtype)
         attended, key, value = group_query_attention(
-            qkv.unsqueeze(1), (None, None), self.self_kv[layer], self.last_positions, self.capacity, self.num_heads
+            qkv.unsqueeze(1), (None, None), self.self_kv[layer], *lengths, self.heads, added
         )
         self.self_kv[layer] = key, value
         return attended.squeeze(1)
@@ -115,7 +162,7 @@ class CachedAttention:
         if self.nothing is None:
             self.nothing = query[:, :0]
         added, past = (self.nothing, self.nothing), self.cross_kv[layer]
-        attended = group_query_attention(query, added, past, self.last_source_positions, self.source_capacity, self.num_heads)[0]
+        attended = group_query_attention(query, added, past, self.last_source_positions, self.source_capacity, self.heads)[0]
         return attended.squeeze(1)
 
 
@@ -127,7 +174,7 @@ class EncoderGraph(nn.Module):
         super().__init__()
         self.encoder = model.encoder
         self.decoder = model.decoder
-        self.num_heads = model.config.num_heads
+        self.config: ModelConfig = model.config
         self.tensors = TensorNames.of_layers(model.config.num_decoder_layers)
 
     @property
@@ -142,8 +189,8 @@ class EncoderGraph(nn.Module):
 
     def forward(self, src_ids: Tensor, src_lens: Tensor) -> list[Tensor]:
         """Encode `src_ids` `[B, S]`, right-padded to `src_lens` `[B]` → per layer keys, then values, `[B, H, S, Dh]`."""
-        memory = self.encoder(src_ids, EncoderAttention(self.num_heads, src_ids, src_lens))
-        return [split_heads(part, self.num_heads) for pair in self.decoder.project_memory(memory) for part in pair]
+        memory = self.encoder(src_ids, EncoderAttention(self.config, src_ids, src_lens))
+        return [split_heads(part, self.config.num_heads) for pair in self.decoder.project_memory(memory) for part in pair]
 
     def inputs(self, recorder: Recorder) -> dict[str, Any]:
         """Add the graph's inputs; return them as `forward` takes them."""
@@ -193,9 +240,9 @@ class StepGraph(nn.Module):
             The K likeliest ids `[N, K]`, likeliest first and of equals the lower id; their log-probabilities `[N, K]`; and the
             updated caches, keys then values, layer by layer.
         """
-        backend = CachedAttention(self.config.num_heads, positions, src_lens, self_kv, cross_kv)
+        backend = CachedAttention(self.config, positions, src_lens, self_kv, cross_kv)
         hidden = self.decoder(prev_ids, positions, backend)
-        log_probs = self.decoder.next_token_logits(hidden).log_softmax(-1)
+        log_probs = self.decoder.log_probs(hidden)
         shape = prev_ids.shape[0], "K"
         values, ids = write_node("TopK", (log_probs, num_candidates), (shape, shape), (torch.float32, torch.int64), axis=-1)
         return ids, values, *(part for pair in backend.self_kv for part in pair)

@@ -11,7 +11,7 @@ import numpy as np
 
 from dragoman.export.arguments import QualityTexts
 from dragoman.export.bundle import Quality
-from dragoman.export.parity import EagerReference, Floats, Ints, ParityError, drive, is_ordered, stretches
+from dragoman.export.parity import EagerReference, Floats, Ints, ParityError, drive, is_ordered, refuse_padding, stretches
 from dragoman.export.progress import STEPS, Progress
 from dragoman.export.quantize import ScaleCounts
 from dragoman.export.row import Row
@@ -50,13 +50,16 @@ class Divergence:
         expected = self.reference.log_probs(rows)
         found = np.full_like(expected, np.nan)
         np.put_along_axis(found, ids, log_probs, 1)
-        if not np.isneginf(found[:, self.config.pad_id]).all():
-            raise ParityError("padding has a log-probability above -inf")
         if not is_ordered(ids, log_probs):
             raise ParityError("candidates are not in order of log-probability, the lower id first where they are equal")
-        if not (np.abs(np.exp(found, dtype=np.float64).sum(1) - 1) < MAX_MASS_ERROR).all():  # also refuses NaN
+        masses = np.exp(found, dtype=np.float64).sum(1)
+        if self.config.padding != "masked" and not (np.abs(masses - 1) < MAX_MASS_ERROR).all():  # also refuses NaN
             raise ParityError("probabilities do not sum to 1")
-        found[:, self.config.pad_id] = expected[:, self.config.pad_id] = -np.finfo(np.float32).max
+        if not (masses < 1 + MAX_MASS_ERROR).all():
+            raise ParityError("probabilities sum to more than 1")
+        if self.config.padding != "predicted":
+            refuse_padding(found, self.config.pad_id)
+            found[:, self.config.pad_id] = expected[:, self.config.pad_id] = -np.finfo(np.float32).max
         weights = np.exp(expected, dtype=np.float64)
         self.divergences += (weights * (expected.astype(np.float64) - found)).sum(1).tolist()
         self.num_agreed += int((found.argmax(1) == expected.argmax(1)).sum())
@@ -178,7 +181,7 @@ def _with_scores(quality: Quality, checkpoint: Checkpoint, runner: OnnxRunner, t
     from dragoman.model.evaluate import translate  # sacreBLEU is slow to load, and optional
     from dragoman.model.quality import score
 
-    before = score(translate(checkpoint.model, checkpoint.tokenizer, texts.sources), texts.references)
+    before = score(translate(checkpoint.model, checkpoint.tokenizers, texts.sources), texts.references)
     after = score(_translate(runner, checkpoint, texts.sources), texts.references)
     bleu, chrf = after.bleu - before.bleu, after.chrf - before.chrf
     for name, change, allowed, was in (("BLEU", bleu, MAX_BLEU_LOSS, before.bleu), ("chrF", chrf, MAX_CHRF_LOSS, before.chrf)):
@@ -191,16 +194,16 @@ def _translate(runner: OnnxRunner, checkpoint: Checkpoint, texts: Sequence[str])
     """Translate texts greedily with the graphs."""
     from dragoman.model.evaluate import MAX_NEW_TOKENS
 
-    config, tokenizer = checkpoint.model.config, checkpoint.tokenizer
+    config, tokenizers = checkpoint.model.config, checkpoint.tokenizers
     limit = min(MAX_NEW_TOKENS, config.max_target_positions)
     rows = []
-    for number, ids in enumerate(tokenizer.encode_batch(texts), start=1):
+    for number, ids in enumerate(tokenizers.source.encode_batch(texts), start=1):
         if len(ids) >= config.max_source_positions:
             raise InputError(f"line {number}: {len(ids) + 1} tokens where the model takes {config.max_source_positions}")
         rows.append(Row([*ids, config.eos_id], [config.decoder_start_id], limit, config.eos_id))
     for start in range(0, len(order := sorted(rows, key=lambda row: len(row.source))), MAX_ROWS):
         drive(runner, order[start : start + MAX_ROWS], 2 * NUM_SLOTS, 1, False)
-    return [tokenizer.decode([token for token in row.inputs[1:] if token != config.eos_id]) for row in rows]
+    return [tokenizers.target.decode([token for token in row.inputs[1:] if token != config.eos_id]) for row in rows]
 
 
 MAX_ROWS = 256

@@ -254,6 +254,19 @@ class Recorded:
         filling = torch.tensor(number, dtype=self.dtype)
         return self.emit("Where", [mask, filling, self], _broadcast(self.shape, mask.shape))
 
+    def index_fill(self, dim: int, index: Tensor, number: float) -> "Recorded":
+        """Put a number at one place of the last axis; the runtime does it in the memory of the tensor it is done to."""
+        assert dim == -1 and index.numel() == 1
+        shape = (*self.shape[:-1], 1)
+        constants = index.view(1), torch.tensor([number], dtype=self.dtype)
+        places, numbers = (self.recorder.emit("Expand", [x, self.recorder.shape(shape)])[0] for x in constants)
+        return self.emit("ScatterElements", [self, places, numbers], self.shape, axis=dim)
+
+    def clamp(self, low: int, high: int) -> "Recorded":
+        """Put what is beyond a limit at the limit."""
+        limits = (torch.tensor(number, dtype=self.dtype) for number in (low, high))
+        return self.emit("Clip", [self, *limits], self.shape)
+
     def gather(self, dim: int, index: "Recorded") -> "Recorded":
         """Pick elements along an axis."""
         return self.emit("GatherElements", [self, index], index.shape, axis=dim)
@@ -265,6 +278,10 @@ class Recorded:
         order = list(range(len(self.shape)))
         order[first], order[second] = order[second], order[first]
         return self.emit("Transpose", [self], [self.shape[axis] for axis in order], perm=order)
+
+    def permute(self, *dims: int) -> "Recorded":
+        """Put the axes in another order."""
+        return self.emit("Transpose", [self], [self.shape[axis] for axis in dims], perm=list(dims))
 
     def unsqueeze(self, dim: int) -> "Recorded":
         """Add an axis of size 1."""
@@ -347,7 +364,7 @@ def write_node(
     dtypes: Sequence[torch.dtype],
     *,
     domain: str = "",
-    **attributes: int,
+    **attributes: int | float,
 ) -> list[Any]:
     """Write a node that PyTorch has no function for; return its outputs.
 

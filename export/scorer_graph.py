@@ -7,10 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dragoman.export.graphs import EncoderAttention, KeyValue, group_query_attention
+from dragoman.export.graphs import Biases, EncoderAttention, Heads, KeyValue, group_query_attention
 from dragoman.export.recording import Recorder, axis_size
 from dragoman.export.tensor_names import TensorNames
 from dragoman.model.attention import merge_heads, padding_mask, split_heads
+from dragoman.model.config import ModelConfig
+from dragoman.model.relative import RelativeBias
 from dragoman.model.transformer import Transformer, at_least_single
 
 
@@ -26,7 +28,7 @@ class ScoringAttention:
 
     def __init__(
         self,
-        num_heads: int,
+        config: ModelConfig,
         source_ids: Tensor,
         source_lengths: Tensor,
         target_ids: Tensor,
@@ -34,19 +36,21 @@ class ScoringAttention:
         cross_kv: Sequence[KeyValue],
     ) -> None:
         """Take sources `[B, S]` and targets `[B, T]` with their lengths `[B]`, and per layer keys and values `[B, S, H·Dh]`."""
-        self.num_heads = num_heads
+        self.heads = Heads.of(config)
         self.shape = target_ids.shape
         self.is_source = padding_mask(source_lengths, source_ids.shape[1])[:, None, None, :]
         self.last_positions = (target_lengths - 1).to(torch.int32)
         self.capacity = axis_size(target_ids, 1)
         self.cross_kv = cross_kv
         self.weights: list[Tensor] = []
+        at = torch.arange(target_ids.shape[1])
+        self.biases = Biases(at[None], at)
 
-    def self_attention(self, layer: int, qkv: Tensor) -> Tensor:
+    def self_attention(self, layer: int, qkv: Tensor, bias: RelativeBias | None) -> Tensor:
         """Attend to what came before and to the token itself: `[B·T, 3·H·Dh]` → `[B·T, H·Dh]`."""
-        absent = None, None
+        absent, added = (None, None), self.biases.of(bias, qkv.dtype)
         qkv = qkv.unflatten(0, self.shape)  # type: ignore[no-untyped-call]
-        attended = group_query_attention(qkv, absent, absent, self.last_positions, self.capacity, self.num_heads)[0]
+        attended = group_query_attention(qkv, absent, absent, self.last_positions, self.capacity, self.heads, added)[0]
         return attended.flatten(0, 1)
 
     def cross_attention(self, layer: int, query: Tensor) -> Tensor:
@@ -54,8 +58,9 @@ class ScoringAttention:
         assert layer == len(self.weights), "layers run in order"
         query = query.unflatten(0, self.shape)  # type: ignore[no-untyped-call]
         dtype = query.dtype
-        query, key, value = (at_least_single(split_heads(part, self.num_heads)) for part in (query, *self.cross_kv[layer]))
-        scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-2, -1)
+        query, key, value = (at_least_single(split_heads(part, self.heads.num_heads)) for part in (query, *self.cross_kv[layer]))
+        scale = query.shape[-1] ** -0.5 if self.heads.scale is None else self.heads.scale
+        scores = (query * scale) @ key.transpose(-2, -1)
         weights = scores.masked_fill(~self.is_source, -math.inf).softmax(-1)
         self.weights.append(weights.mean(1))
         return merge_heads(weights @ value).flatten(0, 1).to(dtype)
@@ -73,7 +78,7 @@ class ScorerGraph(nn.Module):
         super().__init__()
         self.encoder = model.encoder
         self.decoder = model.decoder
-        self.num_heads = model.config.num_heads
+        self.config = model.config
         self.tensors = TensorNames.of_layers(model.config.num_decoder_layers)
 
     @property
@@ -102,11 +107,11 @@ class ScorerGraph(nn.Module):
             The labels' log-probabilities `[B, T]`, and the encoder–decoder attention `[B, L, T, S]`, averaged over heads, whose
             rows sum to 1 over the source. Both mean nothing beyond a row's target.
         """
-        memory = self.encoder(src_ids, EncoderAttention(self.num_heads, src_ids, src_lens))
-        backend = ScoringAttention(self.num_heads, src_ids, src_lens, tgt_ids, tgt_lens, self.decoder.project_memory(memory))
+        memory = self.encoder(src_ids, EncoderAttention(self.config, src_ids, src_lens))
+        backend = ScoringAttention(self.config, src_ids, src_lens, tgt_ids, tgt_lens, self.decoder.project_memory(memory))
         positions = torch.arange(tgt_ids.shape[1]).expand(tgt_ids.shape).flatten()
         hidden = self.decoder(tgt_ids.flatten(), positions, backend)
-        log_probs = self.decoder.next_token_logits(hidden).log_softmax(-1).gather(-1, labels.flatten()[:, None])
+        log_probs = self.decoder.log_probs(hidden).gather(-1, labels.flatten()[:, None])
         return log_probs.view(labels.shape), torch.stack(backend.weights, 1)
 
     def inputs(self, recorder: Recorder) -> dict[str, Any]:

@@ -196,14 +196,14 @@ def compare(
         check_alone(runner, row, config.target_vocab_size)
     progress.done("compare log-probabilities")
     sources = greedy_sources(checkpoint)
-    num_tokens, num_mismatches = check_greedy(runner, model, sources, tolerance)
+    num_tokens, num_mismatches = check_greedy(runner, reference, sources, tolerance)
     progress.done("compare greedy answers")
     pairs = [Pair(row.source, [*row.inputs[1:], config.eos_id]) for row in rows]
     scores = ScorerComparison(reference, tolerance)
     check_scorer(runner, pairs, scores, NUM_SLOTS, NUM_ROWS_ALONE * is_exact_alone)
     progress.done("compare scores")
     return ParityReport(
-        tolerance=tolerance,
+        tolerance=max(comparison.largest_allowed, scores.largest_allowed),
         max_log_prob_difference=comparison.max_difference,
         num_rows=len(rows),
         num_positions=comparison.num_positions,
@@ -244,7 +244,7 @@ def greedy_sources(checkpoint: Checkpoint) -> list[list[int]]:
     lengths = random.integers(0, min(room, MAX_SENTENCE_TOKENS) + 1, NUM_RANDOM_SENTENCES)
     sources = [_random_ids(random, config.source_vocab_size, config.pad_id, int(length)) for length in lengths]
     # Of the random ones the last: these are also what int8 is calibrated with.
-    return sources[-NUM_RANDOM_CHECKED:] + [ids[:room] for ids in checkpoint.tokenizer.encode_batch(SENTENCES)]
+    return sources[-NUM_RANDOM_CHECKED:] + [ids[:room] for ids in checkpoint.tokenizers.source.encode_batch(SENTENCES)]
 
 
 def _random_ids(random: np.random.Generator, vocab_size: int, pad_id: int, length: int) -> list[int]:

@@ -149,7 +149,7 @@ def _check_scores(checkpoint: Checkpoint, half: Transformer, texts: QualityTexts
     from dragoman.model.quality import score
 
     before, after = (
-        score(translate(model, checkpoint.tokenizer, texts.sources), texts.references) for model in (checkpoint.model, half)
+        score(translate(model, checkpoint.tokenizers, texts.sources), texts.references) for model in (checkpoint.model, half)
     )
     for name, loss, allowed in (
         ("BLEU", before.bleu - after.bleu, MAX_BLEU_LOSS),

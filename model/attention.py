@@ -54,7 +54,13 @@ def dot_product_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tenso
 
 
 def scaled_dot_product_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, dropout: float = 0.0, is_causal: bool = False
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    dropout: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
 ) -> Tensor:
     """Attend by softmax(Q Kᵀ / √D) V (Vaswani et al., 2017, equation 1), through PyTorch's fused kernels.
 
@@ -64,17 +70,20 @@ def scaled_dot_product_attention(
         query: `[..., T, D]`.
         key: `[..., S, D]`.
         value: `[..., S, Dv]`.
-        mask: True where attention is allowed; every row must allow something.
+        mask: True where attention is allowed, or what is added to the scores, -inf where it is not; every row must allow something.
         dropout: Probability of dropping an attention weight.
         is_causal: Position t sees positions 0 … t only; needs T = S and no mask.
+        scale: What scores are multiplied by in place of 1/√D.
 
     Returns:
         `[..., T, Dv]`.
     """
     if query.is_cpu and torch.is_autocast_enabled("cpu"):
         with torch.autocast("cpu", enabled=False):
-            return F.scaled_dot_product_attention(query.float(), key.float(), value.float(), mask, dropout, is_causal)
-    return F.scaled_dot_product_attention(query, key, value, mask, dropout, is_causal)
+            return F.scaled_dot_product_attention(query.float(), key.float(), value.float(), mask, dropout, is_causal, scale=scale)
+    if mask is not None and mask.is_floating_point():
+        mask = mask.to(query.dtype)
+    return F.scaled_dot_product_attention(query, key, value, mask, dropout, is_causal, scale=scale)
 
 
 class AdditiveAttention(nn.Module):
@@ -107,29 +116,39 @@ def merge_heads(x: Tensor) -> Tensor:
 class MultiHeadAttention(nn.Module):
     """The projections of multi-head attention: Concat(head₁ … head_H) Wᴼ (Vaswani et al., 2017, section 3.2.2).
 
-    The three input projections are one matrix `[3·d_model, d_model]`, query rows first, so that self-attention needs one
-    product. A layer calls the projections and leaves what lies between them to its backend; `forward` is the whole.
+    The three input projections are one matrix `[3·H·Dh, d_model]`, query rows first, so that self-attention needs one product. A
+    layer calls the projections and leaves what lies between them to its backend; `forward` is the whole.
     """
 
-    def __init__(self, d_model: int, num_heads: int) -> None:
-        """Create both projections with Xavier-uniform weights and zero biases."""
+    def __init__(self, d_model: int, num_heads: int, width: int | None = None, has_bias: bool = True) -> None:
+        """Create both projections with Xavier-uniform weights and zero biases.
+
+        Args:
+            d_model: Of the residual stream.
+            num_heads: H.
+            width: Of all heads side by side (H · Dh); d_model where none is given.
+            has_bias: Whether the projections have biases.
+        """
         super().__init__()
-        self.d_model = d_model
+        self.width = d_model if width is None else width
         self.num_heads = num_heads
-        self.input = nn.Linear(d_model, 3 * d_model)
-        self.output = nn.Linear(d_model, d_model)
+        self.input = nn.Linear(d_model, 3 * self.width, has_bias)
+        self.output = nn.Linear(self.width, d_model, has_bias)
         for block in (*self.input.weight.chunk(3), self.output.weight):
             nn.init.xavier_uniform_(block)
-        nn.init.zeros_(self.input.bias)
-        nn.init.zeros_(self.output.bias)
+        if has_bias:
+            nn.init.zeros_(self.input.bias)
+            nn.init.zeros_(self.output.bias)
 
     def project_query(self, x: Tensor) -> Tensor:
         """`[B, T, d_model]` → queries of all heads side by side, `[B, T, H·Dh]`."""
-        return F.linear(x, self.input.weight[: self.d_model], self.input.bias[: self.d_model])
+        bias: Tensor | None = self.input.bias
+        return F.linear(x, self.input.weight[: self.width], None if bias is None else bias[: self.width])
 
     def project_key_value(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """`[B, S, d_model]` → keys and values of all heads side by side, `[B, S, H·Dh]` each."""
-        both = F.linear(x, self.input.weight[self.d_model :], self.input.bias[self.d_model :])
+        bias: Tensor | None = self.input.bias
+        both = F.linear(x, self.input.weight[self.width :], None if bias is None else bias[self.width :])
         key, value = both.chunk(2, -1)
         return key, value
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from dragoman.model.tokenizer import Tokenizer
+from dragoman.model.text.byte_level import ByteLevelTokenizer
 
 NUM_VARIANTS = 16
 
@@ -17,7 +17,7 @@ NUM_VARIANTS = 16
 class BpeDropout:
     """Random segmentations of a fixed set of texts."""
 
-    def __init__(self, tokenizer: Tokenizer, texts: Sequence[str], dropout: float, seed: int) -> None:
+    def __init__(self, tokenizer: ByteLevelTokenizer, texts: Sequence[str], dropout: float, seed: int) -> None:
         """Draw `NUM_VARIANTS` segmentations of every distinct word of the texts, skipping merges with probability `dropout`."""
         encoder = tokenizer.encoder
         self._vocab: dict[str, int] = encoder.get_vocab()
@@ -59,7 +59,7 @@ class BpeDropout:
         return [self._vocab[symbol] for symbol in symbols]
 
 
-def merge_ranks(tokenizer: Tokenizer) -> dict[tuple[str, str], int]:
+def merge_ranks(tokenizer: ByteLevelTokenizer) -> dict[tuple[str, str], int]:
     """Read the order of merges from the tokeniser's own description."""
     merges = json.loads(tokenizer.encoder.to_str())["model"]["merges"]
     return {(left, right): rank for rank, (left, right) in enumerate(merges)}

@@ -2,17 +2,21 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+import msgspec
 from safetensors import SafetensorError, safe_open
 
 from dragoman.model.config import ModelConfig, ModelConfigError
 from dragoman.model.errors import InputError
-from dragoman.model.tokenizer import Tokenizer, TokenizerError
+from dragoman.model.generation import Defaults, Languages, Template
+from dragoman.model.text.tokenizer import TokenizerError
+from dragoman.model.text.tokenizers import Tokenizers
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+_READ_VERSIONS = (1, FORMAT_VERSION)  # 1 says nothing of generation
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 
@@ -29,39 +33,51 @@ class CheckpointFolder:
         path: Where it lies.
         name: Of the model.
         config: Its dimensions.
-        tokenizer: Its vocabulary.
+        tokenizers: Its vocabularies.
+        template: What is said to it around every text.
+        languages: Those it reads and writes; None where it is not told them.
+        defaults: What a request means that does not say.
     """
 
     path: Path
     name: str
     config: ModelConfig
-    tokenizer: Tokenizer
+    tokenizers: Tokenizers
+    template: Template = field(default_factory=Template)
+    languages: Languages | None = None
+    defaults: Defaults = field(default_factory=Defaults)
 
     @classmethod
     def load(cls, directory: Path) -> Self:
-        """Read `config.json` and `tokenizer.json`, and of the weights that they are there.
+        """Read `config.json` and the tokenisers, and of the weights that they are there.
 
         Raises:
             CheckpointError: Naming the file that is missing, damaged, of another format, or does not fit the others.
         """
         description = _read_description(directory / CONFIG_FILE)
         try:
-            tokenizer = Tokenizer.load(directory)
+            tokenizers = Tokenizers.load(directory)
         except TokenizerError as error:
             raise CheckpointError(str(error)) from error
         try:
             config = ModelConfig.from_dict(description["model"])
         except ModelConfigError as error:
             raise CheckpointError(f"{directory / CONFIG_FILE}: {error}") from error
-        if tokenizer.vocab_size > min(config.source_vocab_size, config.target_vocab_size):
-            raise CheckpointError(
-                f"{directory}: the tokeniser has {tokenizer.vocab_size} tokens, the model room for "
-                f"{min(config.source_vocab_size, config.target_vocab_size)}"
-            )
-        if tokenizer.eos_id != config.eos_id:  # padding may differ: it is masked, whatever its id
-            raise CheckpointError(f"{directory}: eos_id is {tokenizer.eos_id} in the tokeniser and {config.eos_id} in the model")
+        try:
+            tokenizers.refuse_other_sizes(config.source_vocab_size, config.target_vocab_size)
+        except TokenizerError as error:
+            raise CheckpointError(f"{directory}: {error}") from error
+        for tokenizer in (tokenizers.source, tokenizers.target):
+            if tokenizer.eos_id != config.eos_id:  # padding may differ: it is masked, whatever its id
+                raise CheckpointError(
+                    f"{directory}: eos_id is {tokenizer.eos_id} in the tokeniser and {config.eos_id} in the model"
+                )
         read_metadata(directory / WEIGHTS_FILE)
-        return cls(directory, description["name"], config, tokenizer)
+        try:
+            said = msgspec.convert({name: description[name] for name in _SAID if name in description}, _Said)
+        except msgspec.ValidationError as error:
+            raise CheckpointError(f"{directory / CONFIG_FILE}: {error}") from error
+        return cls(directory, description["name"], config, tokenizers, said.template, said.languages, said.defaults)
 
     def refuse_other_model(self, other: "CheckpointFolder") -> None:
         """Refuse another checkpoint whose parameters would not mean the same as this one's.
@@ -71,8 +87,25 @@ class CheckpointFolder:
         """
         if fields := self.config.differences(other.config):
             raise CheckpointError(f"{other.path}: its {', '.join(fields)} differ from those of {self.path}")
-        if self.tokenizer.encoder.to_str() != other.tokenizer.encoder.to_str():
+        if not self.tokenizers.is_same(other.tokenizers):
             raise CheckpointError(f"{other.path}: its vocabulary differs from that of {self.path}")
+
+
+class _Said(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What `config.json` says of generation, if anything."""
+
+    template: Template = Template()
+    languages: Languages | None = None
+    defaults: Defaults = Defaults()
+
+
+_SAID = _Said.__struct_fields__
+
+
+def describe(name: str, config: ModelConfig, template: Template, languages: Languages | None, defaults: Defaults) -> dict[str, Any]:
+    """Return what `config.json` says of a model, ready for JSON; of generation what is not as it always is."""
+    said: dict[str, Any] = msgspec.to_builtins(_Said(template, languages, defaults))
+    return {"format_version": FORMAT_VERSION, "name": name, "model": config.to_dict(), **said}
 
 
 def read_metadata(path: Path) -> Mapping[str, str]:
@@ -99,8 +132,8 @@ def _read_description(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: {error.strerror}") from error
     except ValueError as error:
         raise CheckpointError(f"{path}: not JSON: {error}") from error
-    if not isinstance(description, dict) or description.get("format_version") != FORMAT_VERSION:
-        raise CheckpointError(f"{path}: not a checkpoint of format version {FORMAT_VERSION}")
+    if not isinstance(description, dict) or description.get("format_version") not in _READ_VERSIONS:
+        raise CheckpointError(f"{path}: not a checkpoint of format version {' or '.join(map(str, _READ_VERSIONS))}")
     for key, expected in (("name", str), ("model", dict)):
         if not isinstance(description.get(key), expected):
             raise CheckpointError(f"{path}: {key} is missing or is not a {expected.__name__}")

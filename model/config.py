@@ -1,13 +1,17 @@
 """The shape of a Transformer: every dimension and variant switch, and nothing about how it is trained or served."""
 
+import math
 from dataclasses import asdict, dataclass
+from types import NoneType
 from typing import Any, Literal, Self, get_args
 
 from dragoman.model.errors import InputError
 
 Norm = Literal["pre", "post"]
-Activation = Literal["relu", "gelu", "silu"]
-Positions = Literal["sinusoidal", "learned"]
+NormKind = Literal["layer", "rms"]
+Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
+Positions = Literal["sinusoidal", "learned", "relative"]
+Padding = Literal["excluded", "masked", "predicted"]
 GROWING = ("num_encoder_layers", "num_decoder_layers", "encoder_ffn_dim", "decoder_ffn_dim")
 
 
@@ -22,7 +26,7 @@ class ModelConfig:
     Attributes:
         source_vocab_size: Rows of the source embedding.
         target_vocab_size: Rows of the target embedding and of the output projection (V).
-        d_model: Width of every residual stream (H · Dh).
+        d_model: Width of every residual stream.
         num_heads: Attention heads (H) of every layer.
         num_encoder_layers: Encoder depth.
         num_decoder_layers: Decoder depth (L).
@@ -31,19 +35,33 @@ class ModelConfig:
         max_source_positions: Longest source in tokens, end-of-sequence included.
         max_target_positions: Longest target in tokens, start token included.
         norm: `post` normalises after the residual sum (the paper), `pre` before the sub-layer (and once at the end).
-        activation: Non-linearity of the feed-forward layers. `gelu` is the exact, erf form.
-        positions: `sinusoidal` is the paper's fixed table, `learned` a trained one.
+        norm_kind: `layer` subtracts the mean, divides by the standard deviation and has a weight and a bias; `rms` divides by the
+            root mean square and has a weight (T5).
+        has_biases: Whether the linear maps of attention and feed-forward layers have biases.
+        activation: Non-linearity of the feed-forward layers. `gelu` is the exact, erf form, `gelu_tanh` its approximation.
+        is_ffn_gated: Feed-forward layers multiply what they activate by a second map of the same input (Shazeer, 2020).
+        attention_dim: Width of all heads side by side (H · Dh); None where it is d_model.
+        is_attention_scaled: Scores are divided by √Dh.
+        positions: `sinusoidal` is the paper's fixed table, `learned` a trained one; `relative` adds to the scores of self-attention
+            what a head has learnt about the distance from a query to a key (T5).
         position_offset: Added to every position before the table is read (BART and M2M-100 use 2).
+        relative_buckets: Distances that relative positions tell apart: those of the encoder are halved between the two directions.
+        relative_max_distance: From this distance on, all are in one bucket.
+        has_relative_bias_per_layer: Every layer has its own table of relative positions (UMT5); else a side's layers share one.
         is_embedding_shared: Source and target read one embedding table; the vocabularies must have equal sizes.
         is_projection_tied: The output projection is the target embedding, transposed.
         is_embedding_scaled: Embeddings are multiplied by √d_model.
         has_embedding_norm: A layer norm follows the sum of token and position embeddings.
         has_output_bias: The logits get a bias per token (Marian's `final_logits_bias`).
+        is_output_scaled: Hidden states are divided by √d_model before the output projection (T5 where that is tied).
+        padding: What becomes of padding when the next token is predicted. `excluded`: -inf before the softmax; `masked`: the
+            softmax is over all tokens, then padding is -inf, so that probabilities sum to less than 1 (what Transformers does with
+            `bad_words_ids`); `predicted`: a token like any other.
         dropout: Probability on embeddings and on every sub-layer's output, in training only.
         attention_dropout: Probability on attention weights, in training only.
         activation_dropout: Probability inside the feed-forward layers, in training only.
-        norm_epsilon: Added to the variance in every layer norm.
-        pad_id: Token that fills short rows; never attended to and never predicted.
+        norm_epsilon: Added to the variance, or mean square, in every norm.
+        pad_id: Token that fills short rows; never attended to, and predicted as `padding` says.
         eos_id: Token that ends a sequence, on both sides.
         decoder_start_id: Token the decoder reads first.
     """
@@ -59,14 +77,24 @@ class ModelConfig:
     max_source_positions: int = 512
     max_target_positions: int = 512
     norm: Norm = "post"
+    norm_kind: NormKind = "layer"
+    has_biases: bool = True
     activation: Activation = "relu"
+    is_ffn_gated: bool = False
+    attention_dim: int | None = None
+    is_attention_scaled: bool = True
     positions: Positions = "sinusoidal"
     position_offset: int = 0
+    relative_buckets: int = 32
+    relative_max_distance: int = 128
+    has_relative_bias_per_layer: bool = False
     is_embedding_shared: bool = True
     is_projection_tied: bool = True
     is_embedding_scaled: bool = True
     has_embedding_norm: bool = False
     has_output_bias: bool = False
+    is_output_scaled: bool = False
+    padding: Padding = "excluded"
     dropout: float = 0.1
     attention_dropout: float = 0.0
     activation_dropout: float = 0.0
@@ -90,29 +118,60 @@ class ModelConfig:
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ModelConfigError(f"{name} must be one of {', '.join(choices)}, not {getattr(self, name)!r}")
-        if not self.norm_epsilon > 0:
+        if not 0 < self.norm_epsilon < math.inf:
             raise ModelConfigError(f"norm_epsilon must be positive, not {self.norm_epsilon}")
-        if self.d_model % self.num_heads:
-            raise ModelConfigError(f"d_model {self.d_model} is not a multiple of num_heads {self.num_heads}")
+        self._check_attention()
+        self._check_positions()
+        self._check_tokens()
+
+    def _check_attention(self) -> None:
+        """Refuse heads that do not make up the attention's width."""
+        if self.attention_dim is None:
+            if self.d_model % self.num_heads:
+                raise ModelConfigError(f"d_model {self.d_model} is not a multiple of num_heads {self.num_heads}")
+        elif self.attention_dim < 1 or self.attention_dim % self.num_heads:
+            raise ModelConfigError(f"attention_dim {self.attention_dim} is not a multiple of num_heads {self.num_heads}")
+
+    def _check_positions(self) -> None:
+        """Refuse positions that there are no tables for."""
         if self.positions == "sinusoidal" and self.d_model % 2:
             raise ModelConfigError(f"sinusoidal positions need an even d_model, not {self.d_model}")
         if self.position_offset < 0:
             raise ModelConfigError(f"position_offset must not be negative, not {self.position_offset}")
+        if self.positions != "relative":
+            if self.has_relative_bias_per_layer:
+                raise ModelConfigError(f"has_relative_bias_per_layer needs relative positions, not {self.positions}")
+            return
+        if self.position_offset:
+            raise ModelConfigError(
+                f"position_offset {self.position_offset} means nothing to relative positions, which have no table"
+            )
+        if self.relative_buckets < 4 or self.relative_buckets % 2:
+            raise ModelConfigError(f"relative_buckets must be even and at least 4, not {self.relative_buckets}")
+        if self.relative_max_distance <= self.relative_buckets // 2:
+            raise ModelConfigError(
+                f"relative_max_distance must be above {self.relative_buckets // 2}, the half of relative_buckets, "
+                f"not {self.relative_max_distance}"
+            )
+
+    def _check_tokens(self) -> None:
+        """Refuse vocabularies and special tokens that contradict each other."""
         if self.is_embedding_shared and self.source_vocab_size != self.target_vocab_size:
             raise ModelConfigError(
                 f"is_embedding_shared needs equal vocabularies, not {self.source_vocab_size} and {self.target_vocab_size}"
             )
-        vocab_size = min(self.source_vocab_size, self.target_vocab_size)
         for name in ("pad_id", "eos_id", "decoder_start_id"):
+            is_targets = name == "decoder_start_id"
+            vocab_size = self.target_vocab_size if is_targets else min(self.source_vocab_size, self.target_vocab_size)
             if not 0 <= getattr(self, name) < vocab_size:
                 raise ModelConfigError(f"{name} {getattr(self, name)} is outside the vocabulary of {vocab_size}")
-        if self.pad_id == self.eos_id:
+        if self.pad_id == self.eos_id and self.padding != "predicted":
             raise ModelConfigError(f"pad_id and eos_id are both {self.eos_id}: padding is never predicted, so nothing would end")
 
     @property
     def head_dim(self) -> int:
         """Width of one attention head (Dh)."""
-        return self.d_model // self.num_heads
+        return (self.attention_dim or self.d_model) // self.num_heads
 
     def differences(self, other: "ModelConfig") -> list[str]:
         """Return the fields, dropouts aside, that differ from another's; where none do, weights mean the same in both."""
@@ -153,7 +212,7 @@ class ModelConfig:
         for name, value in fields.items():
             expected = _TYPES.get(cls.__dataclass_fields__[name].type, (str,))
             if not isinstance(value, expected) or (isinstance(value, bool) and bool not in expected):
-                raise ModelConfigError(f"{name} must be {' or '.join(t.__name__ for t in expected)}, not {value!r}")
+                raise ModelConfigError(f"{name} must be {_names_of(expected)}, not {value!r}")
         try:
             return cls(**fields)
         except TypeError as error:
@@ -171,7 +230,20 @@ _POSITIVE = (
     "decoder_ffn_dim",
     "max_source_positions",
     "max_target_positions",
+    "relative_buckets",
+    "relative_max_distance",
 )
 _DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
-_CHOICES = {"norm": get_args(Norm), "activation": get_args(Activation), "positions": get_args(Positions)}
-_TYPES: dict[Any, tuple[type, ...]] = {int: (int,), float: (int, float), bool: (bool,)}
+_CHOICES = {
+    "norm": get_args(Norm),
+    "norm_kind": get_args(NormKind),
+    "activation": get_args(Activation),
+    "positions": get_args(Positions),
+    "padding": get_args(Padding),
+}
+_TYPES: dict[Any, tuple[type, ...]] = {int: (int,), float: (int, float), bool: (bool,), int | None: (int, NoneType)}
+
+
+def _names_of(types: tuple[type, ...]) -> str:
+    """Name types as JSON's readers know them."""
+    return " or ".join("null" if kind is NoneType else kind.__name__ for kind in types)

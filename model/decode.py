@@ -1,45 +1,58 @@
 """Plain decoding in eager PyTorch: the oracle of every parity test, written to be obviously right rather than fast."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from dragoman.model.attention import merge_heads, scaled_dot_product_attention, split_heads
+from dragoman.model.backend import attention_scale
+from dragoman.model.config import ModelConfig
 from dragoman.model.ids import Ids
 from dragoman.model.padding import pad
+from dragoman.model.relative import RelativeBias
 from dragoman.model.transformer import Transformer
+
+_Found = TypeVar("_Found")
 
 
 class EagerCache:
     """Attention backend for one token a step: keys and values of earlier steps are kept and concatenated."""
 
-    def __init__(self, num_heads: int, cross_kv: list[tuple[Tensor, Tensor]], source_mask: Tensor) -> None:
+    def __init__(self, config: ModelConfig, cross_kv: list[tuple[Tensor, Tensor]], source_mask: Tensor) -> None:
         """Start with an empty self-attention cache.
 
         Args:
-            num_heads: H.
+            config: Of the model.
             cross_kv: Per layer, keys and values `[N, S, H·Dh]` of the encoded sources.
             source_mask: `[N, S]`, True at real tokens.
         """
-        self.num_heads = num_heads
-        self.cross_kv = [(split_heads(key, num_heads), split_heads(value, num_heads)) for key, value in cross_kv]
+        self.num_heads = config.num_heads
+        self.scale = attention_scale(config)
+        self.cross_kv = [(split_heads(key, self.num_heads), split_heads(value, self.num_heads)) for key, value in cross_kv]
         self.source_mask = source_mask[:, None, None, :]
         self.self_kv: list[tuple[Tensor, Tensor] | None] = [None] * len(cross_kv)
 
-    def self_attention(self, layer: int, qkv: Tensor) -> Tensor:
+    def self_attention(self, layer: int, qkv: Tensor, bias: RelativeBias | None) -> Tensor:
         """Append this step's keys and values, attend to all so far: `[N, 1, 3·H·Dh]` → `[N, 1, H·Dh]`."""
         query, key, value = (split_heads(part, self.num_heads) for part in qkv.chunk(3, -1))
         if (past := self.self_kv[layer]) is not None:
             key, value = torch.cat((past[0], key), 2), torch.cat((past[1], value), 2)
         self.self_kv[layer] = key, value
-        return merge_heads(scaled_dot_product_attention(query, key, value))
+        mask = None
+        if bias is not None:
+            keys = torch.arange(key.shape[2], device=key.device)
+            mask = bias(keys[None, -1:], keys)
+        return merge_heads(scaled_dot_product_attention(query, key, value, mask, scale=self.scale))
 
     def cross_attention(self, layer: int, query: Tensor) -> Tensor:
         """Attend to the encoded source: `[N, 1, H·Dh]` → `[N, 1, H·Dh]`."""
-        attended = scaled_dot_product_attention(split_heads(query, self.num_heads), *self.cross_kv[layer], mask=self.source_mask)
+        query = split_heads(query, self.num_heads)
+        attended = scaled_dot_product_attention(query, *self.cross_kv[layer], self.source_mask, scale=self.scale)
         return merge_heads(attended)
 
     def select(self, rows: Tensor) -> None:
@@ -52,24 +65,53 @@ class EagerCache:
 class StepDecoder:
     """A batch of sources, encoded once, that gives next-token log-probabilities one step at a time."""
 
-    def __init__(self, model: Transformer, sources: Sequence[Ids]) -> None:
-        """Encode sources given as ids without special tokens."""
+    def __init__(self, model: Transformer, sources: Sequence[Ids], is_complete: bool = False) -> None:
+        """Encode sources.
+
+        Args:
+            model: In evaluation mode.
+            sources: Ids without special tokens, or complete ones.
+            is_complete: Whether sources are encoded as they are; else end-of-sequence follows each.
+        """
         config = model.config
-        rows = [[*ids, config.eos_id] for ids in sources]
+        rows = sources if is_complete else [[*ids, config.eos_id] for ids in sources]
         device = model.decoder.output_weight.device
         lengths = torch.tensor([len(row) for row in rows], device=device)
         memory, mask = model.encode(pad(rows, config.pad_id).to(device), lengths)
         self.model = model
-        self.cache = EagerCache(config.num_heads, model.decoder.project_memory(memory), mask)
+        self.cache = EagerCache(config, model.decoder.project_memory(memory), mask)
         self.position = 0
 
     def step(self, previous: Tensor) -> Tensor:
-        """Feed one token a row, `[N]`; return log-probabilities of the next, `[N, V]`, padding excluded."""
+        """Feed one token a row, `[N]`; return log-probabilities of the next, `[N, V]`, see `Decoder.log_probs`."""
         decoder = self.model.decoder
         position = torch.tensor([self.position], device=previous.device)
-        logits = decoder.next_token_logits(decoder(previous[:, None], position, self.cache)[:, 0])
+        log_probs = decoder.log_probs(decoder(previous[:, None], position, self.cache)[:, 0])
         self.position += 1
-        return logits.float().log_softmax(-1)
+        return log_probs
+
+    def begin(self, start_id: int, forced: Sequence[Ids]) -> Tensor:
+        """Feed the start token and all forced tokens but the last, of which rows have equally many; return what to feed next."""
+        device = self.model.decoder.output_weight.device
+        columns = torch.tensor([[start_id, *ids] for ids in forced], device=device).T
+        for previous in columns[:-1]:
+            self.step(previous)
+        return columns[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What sources and answers begin with, where it is not what the model's configuration says.
+
+    Attributes:
+        forced: For each source the tokens that its answer begins with; none where it is empty.
+        decoder_start_id: Token the decoder reads first; None for the model's.
+        is_complete: Whether sources have their special tokens, as those with a language's have; else end-of-sequence follows.
+    """
+
+    forced: Sequence[Ids] = ()
+    decoder_start_id: int | None = None
+    is_complete: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +119,7 @@ class Hypothesis:
     """One finished translation.
 
     Attributes:
-        ids: Generated ids, end-of-sequence not included.
+        ids: Generated ids; neither forced ones nor end-of-sequence are included.
         log_probs: Log-probability of each generated token; one more than `ids` when end-of-sequence was generated.
         score: What it is ranked by, see `length_normalised`.
     """
@@ -87,31 +129,55 @@ class Hypothesis:
     score: float
 
 
+def _by_forced_length(search: Callable[..., list[_Found]], sources: Sequence[Ids], start: Start) -> list[_Found]:
+    """Search together for the sources with equally many forced tokens, whose rows stand at the same positions."""
+    forced = start.forced or [[] for _ in sources]
+    rows: dict[int, list[int]] = {}
+    for row, (_, ids) in enumerate(zip(sources, forced, strict=True)):
+        rows.setdefault(len(ids), []).append(row)
+    found: dict[int, _Found] = {}
+    for group in rows.values():
+        results = search(sources=[sources[row] for row in group], forced=[forced[row] for row in group], start=start)
+        found.update(zip(group, results, strict=True))
+    return [found[row] for row in range(len(sources))]
+
+
+def _start_id(config: ModelConfig, start: Start) -> int:
+    return config.decoder_start_id if start.decoder_start_id is None else start.decoder_start_id
+
+
 def length_normalised(log_prob: float, length: int, length_penalty: float) -> float:
     """Return log_prob / length^length_penalty, end-of-sequence counted in the length (Transformers' definition)."""
     return log_prob / math.pow(length, length_penalty)
 
 
 @torch.inference_mode()
-def greedy_search(model: Transformer, sources: Sequence[Ids], max_new_tokens: int) -> list[Hypothesis]:
+def greedy_search(model: Transformer, sources: Sequence[Ids], max_new_tokens: int, start: Start | None = None) -> list[Hypothesis]:
     """Take the likeliest token at every step; the lowest id wins a tie.
 
     Args:
         model: In evaluation mode.
-        sources: Ids without special tokens; one batch.
-        max_new_tokens: Tokens generated at the most, end-of-sequence included.
+        sources: Ids without special tokens, unless `start` says otherwise; one batch.
+        max_new_tokens: Tokens generated at the most, end-of-sequence included and forced ones not.
+        start: What sources and answers begin with.
 
     Returns:
-        One hypothesis a source, scored with a length penalty of 1.
+        One hypothesis a source, scored with a length penalty of 1; forced tokens count in its length, as Transformers has it.
     """
+    return _by_forced_length(partial(_greedy_search, model, max_new_tokens=max_new_tokens), sources, start or Start())
+
+
+def _greedy_search(
+    model: Transformer, sources: Sequence[Ids], forced: Sequence[Ids], start: Start, max_new_tokens: int
+) -> list[Hypothesis]:
+    """Search with equally many forced tokens for each source."""
     config = model.config
-    decoder = StepDecoder(model, sources)
-    device = model.decoder.output_weight.device
+    decoder = StepDecoder(model, sources, start.is_complete)
     ids: list[list[int]] = [[] for _ in sources]
     log_probs: list[list[float]] = [[] for _ in sources]
     active = list(range(len(sources)))
-    previous = torch.full((len(sources),), config.decoder_start_id, device=device)
-    for _ in range(min(max_new_tokens, config.max_target_positions)):
+    previous = decoder.begin(_start_id(config, start), forced)
+    for _ in range(min(max_new_tokens, config.max_target_positions - len(forced[0]))):
         best, previous = decoder.step(previous).max(-1)
         for row, token, log_prob in zip(active, previous.tolist(), best.tolist(), strict=True):
             log_probs[row].append(log_prob)
@@ -124,7 +190,7 @@ def greedy_search(model: Transformer, sources: Sequence[Ids], max_new_tokens: in
             decoder.cache.select(keep)
         if not active:
             break
-    scores = [length_normalised(sum(row), len(row), 1.0) for row in log_probs]
+    scores = [length_normalised(sum(row), len(row) + len(forced[0]), 1.0) for row in log_probs]
     return [Hypothesis(*fields) for fields in zip(ids, log_probs, scores, strict=True)]
 
 
@@ -139,7 +205,12 @@ class _Beam:
 
 @torch.inference_mode()
 def beam_search(
-    model: Transformer, sources: Sequence[Ids], num_beams: int, max_new_tokens: int, length_penalty: float = 1.0
+    model: Transformer,
+    sources: Sequence[Ids],
+    num_beams: int,
+    max_new_tokens: int,
+    length_penalty: float = 1.0,
+    start: Start | None = None,
 ) -> list[list[Hypothesis]]:
     """Keep the `num_beams` likeliest prefixes at every step, as Transformers does with `early_stopping=False`.
 
@@ -149,30 +220,45 @@ def beam_search(
 
     Args:
         model: In evaluation mode.
-        sources: Ids without special tokens; one batch.
+        sources: Ids without special tokens, unless `start` says otherwise; one batch.
         num_beams: Width.
-        max_new_tokens: Tokens generated at the most, end-of-sequence included.
-        length_penalty: See `length_normalised`; above 1 favours longer answers.
+        max_new_tokens: Tokens generated at the most, end-of-sequence included and forced ones not.
+        length_penalty: See `length_normalised`; above 1 favours longer answers. Forced tokens count in the length.
+        start: What sources and answers begin with.
 
     Returns:
         For each source up to `num_beams` hypotheses, best first.
     """
-    config = model.config
-    decoder = StepDecoder(model, sources)
+    search = partial(_beam_search, model, num_beams=num_beams, max_new_tokens=max_new_tokens, length_penalty=length_penalty)
+    return _by_forced_length(search, sources, start or Start())
+
+
+def _beam_search(
+    model: Transformer,
+    sources: Sequence[Ids],
+    forced: Sequence[Ids],
+    start: Start,
+    num_beams: int,
+    max_new_tokens: int,
+    length_penalty: float,
+) -> list[list[Hypothesis]]:
+    """Search with equally many forced tokens for each source."""
+    config, num_forced = model.config, len(forced[0])
+    decoder = StepDecoder(model, sources, start.is_complete)
     device = model.decoder.output_weight.device
     beams = [_Beam([(0.0, [], [])]) for _ in sources]
     active = beams
-    previous = torch.full((len(sources),), config.decoder_start_id, device=device)
-    limit = min(max_new_tokens, config.max_target_positions)
-    for length in range(1, limit + 1):
+    previous = decoder.begin(_start_id(config, start), forced)
+    limit = num_forced + min(max_new_tokens, config.max_target_positions - num_forced)
+    for length in range(num_forced + 1, limit + 1):
         log_probs = decoder.step(previous)
         parents: list[int] = []
-        start = 0
+        first = 0
         for beam in active:
-            rows = slice(start, start + len(beam.live))
+            rows = slice(first, first + len(beam.live))
             totals = log_probs[rows] + torch.tensor([total for total, _, _ in beam.live], device=device)[:, None]
-            parents += [start + i for i in _grow(beam, totals, log_probs[rows], num_beams, length, length_penalty, config.eos_id)]
-            start = rows.stop
+            parents += [first + i for i in _grow(beam, totals, log_probs[rows], num_beams, length, length_penalty, config.eos_id)]
+            first = rows.stop
             if length == limit:
                 beam.finished += [
                     Hypothesis(ids, steps, length_normalised(total, length, length_penalty)) for total, ids, steps in beam.live

@@ -7,7 +7,7 @@ from dragoman.model.errors import InputError
 from dragoman.model.ids import Ids
 from dragoman.model.quality import MAX_NEW_TOKENS as MAX_NEW_TOKENS
 from dragoman.model.quality import Scores, score
-from dragoman.model.tokenizer import Tokenizer
+from dragoman.model.text.tokenizers import Tokenizers
 from dragoman.model.transformer import Transformer
 
 BATCH_ROWS = 64
@@ -15,7 +15,7 @@ BATCH_ROWS = 64
 
 def evaluate(
     model: Transformer,
-    tokenizer: Tokenizer,
+    tokenizers: Tokenizers,
     sources: Sequence[str],
     references: Sequence[str],
     num_beams: int = 1,
@@ -26,12 +26,12 @@ def evaluate(
     Raises:
         InputError: As `translate` and `score`.
     """
-    return score(translate(model, tokenizer, sources, num_beams, length_penalty), references)
+    return score(translate(model, tokenizers, sources, num_beams, length_penalty), references)
 
 
 def translate(
     model: Transformer,
-    tokenizer: Tokenizer,
+    tokenizers: Tokenizers,
     texts: Sequence[str],
     num_beams: int = 1,
     length_penalty: float = 1.0,
@@ -42,7 +42,7 @@ def translate(
     Raises:
         InputError: If a text has more tokens than the model has source positions, with its line number.
     """
-    sources = tokenizer.encode_batch(texts)
+    sources = tokenizers.source.encode_batch(texts)
     limit = model.config.max_source_positions
     for number, ids in enumerate(sources, start=1):
         if len(ids) >= limit:
@@ -55,7 +55,7 @@ def translate(
         else:
             best = [beam[0] for beam in beam_search(model, batch, num_beams, max_new_tokens, length_penalty)]
         for i, hypothesis in zip(rows, best, strict=True):
-            answers[i] = tokenizer.decode(hypothesis.ids)
+            answers[i] = tokenizers.target.decode(hypothesis.ids)
     return answers
 
 

@@ -9,7 +9,8 @@ from torch import nn
 
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.config import ModelConfig, ModelConfigError
-from dragoman.model.tokenizer import Tokenizer
+from dragoman.model.text.byte_level import ByteLevelTokenizer
+from dragoman.model.text.tokenizers import Tokenizers
 from dragoman.model.transformer import DecoderLayer, EncoderLayer, Transformer
 
 
@@ -43,22 +44,23 @@ def grown(small: Transformer, config: ModelConfig) -> Transformer:
 
 
 @torch.no_grad()
-def with_more_tokens(small: Checkpoint, tokenizer: Tokenizer) -> Checkpoint:
+def with_more_tokens(small: Checkpoint, tokenizer: ByteLevelTokenizer) -> Checkpoint:
     """Return a checkpoint with a larger vocabulary, to be trained further: a new token has the mean of its pieces' embeddings.
 
     It computes the same of the same ids; but from a text the larger vocabulary makes other ids.
 
     Args:
         small: Source and target have the tokens of its vocabulary.
-        tokenizer: The larger vocabulary, see `Tokenizer.extended`.
+        tokenizer: The larger vocabulary, see `ByteLevelTokenizer.extended`.
 
     Raises:
         ModelConfigError: If the model has more tokens than its vocabulary: the new ones would take their ids.
     """
     config = small.model.config
-    if {config.source_vocab_size, config.target_vocab_size} != {small.tokenizer.vocab_size}:
-        raise ModelConfigError(f"{small.name}: the model has more tokens than the {small.tokenizer.vocab_size} of its vocabulary")
-    pieces = small.tokenizer.pieces_of(tokenizer)
+    vocabulary = small.tokenizers.byte_level()
+    if {config.source_vocab_size, config.target_vocab_size} != {vocabulary.vocab_size}:
+        raise ModelConfigError(f"{small.name}: the model has more tokens than the {vocabulary.vocab_size} of its vocabulary")
+    pieces = vocabulary.pieces_of(tokenizer)
     large = Transformer(replace(config, source_vocab_size=tokenizer.vocab_size, target_vocab_size=tokenizer.vocab_size))
     weights = small.model.state_dict()
     for name, tensor in large.state_dict().items():
@@ -68,7 +70,7 @@ def with_more_tokens(small: Checkpoint, tokenizer: Tokenizer) -> Checkpoint:
         tensor[: len(known)] = known
         if len(known) < len(tensor):
             tensor[len(known) :] = torch.stack([known[ids].mean(0) for ids in pieces])
-    return Checkpoint(small.name, large.eval(), tokenizer)
+    return Checkpoint(small.name, large.eval(), Tokenizers.shared(tokenizer))
 
 
 @torch.no_grad()
@@ -79,4 +81,5 @@ def silence(layer: EncoderLayer | DecoderLayer) -> None:
         outputs.append(layer.cross_attention.output)
     for output in outputs:
         nn.init.zeros_(output.weight)
-        nn.init.zeros_(output.bias)
+        if output.bias is not None:
+            nn.init.zeros_(output.bias)

@@ -1,71 +1,32 @@
 """The Transformer, defined once for training, eager cached decoding and export.
 
 A layer owns its weights and its place in the residual stream. How attention is computed between the projections — over a whole
-sequence, with an eager cache, or as an ONNX operator — belongs to the `AttentionBackend` handed to it.
+sequence, with an eager cache, or as an ONNX operator — belongs to the `AttentionBackend` handed
+to it.
 """
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Protocol, cast
+from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dragoman.model.attention import MultiHeadAttention, merge_heads, padding_mask, scaled_dot_product_attention, split_heads
+from dragoman.model.attention import MultiHeadAttention, padding_mask
+from dragoman.model.backend import AttentionBackend, FullAttention
 from dragoman.model.config import ModelConfig
 from dragoman.model.dropout import Dropout
+from dragoman.model.norm import norm
+from dragoman.model.relative import RelativeBias, bias_of_layer, relative_bias
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
-
-
-class AttentionBackend(Protocol):
-    """What a layer asks for between its input and output projections."""
-
-    def self_attention(self, layer: int, qkv: Tensor) -> Tensor:
-        """Attend within the sequence: packed projections `[B, T, 3·H·Dh]` → `[B, T, H·Dh]`."""
-        ...
-
-    def cross_attention(self, layer: int, query: Tensor) -> Tensor:
-        """Attend to the encoded source: `[B, T, H·Dh]` → `[B, T, H·Dh]`."""
-        ...
-
-
-class FullAttention:
-    """Backend over whole sequences: training, scoring and the encoder."""
-
-    def __init__(
-        self,
-        num_heads: int,
-        source_mask: Tensor,
-        cross_kv: list[tuple[Tensor, Tensor]] | None = None,
-        dropout: float = 0.0,
-    ) -> None:
-        """Attend over the encoder's own positions, or, given `cross_kv`, as a causal decoder over them.
-
-        Args:
-            num_heads: H.
-            source_mask: `[B, S]`, True at real source tokens.
-            cross_kv: Per decoder layer, keys and values `[B, S, H·Dh]` of the encoded source; None in the encoder.
-            dropout: Probability on attention weights.
-        """
-        self.num_heads = num_heads
-        self.source_mask = source_mask[:, None, None, :]
-        self.cross_kv = cross_kv
-        self.dropout = dropout
-
-    def self_attention(self, layer: int, qkv: Tensor) -> Tensor:
-        """See `AttentionBackend`; causal in the decoder, where right padding is out of every real token's sight."""
-        is_causal = self.cross_kv is not None
-        query, key, value = (split_heads(part, self.num_heads) for part in qkv.chunk(3, -1))
-        mask = None if is_causal else self.source_mask
-        return merge_heads(scaled_dot_product_attention(query, key, value, mask, self.dropout, is_causal))
-
-    def cross_attention(self, layer: int, query: Tensor) -> Tensor:
-        """See `AttentionBackend`."""
-        assert self.cross_kv is not None, "the encoder has no cross-attention"
-        query, key, value = (split_heads(part, self.num_heads) for part in (query, *self.cross_kv[layer]))
-        return merge_heads(scaled_dot_product_attention(query, key, value, self.source_mask, self.dropout))
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "silu": F.silu,
+}
 
 
 class Embedding(nn.Module):
@@ -77,54 +38,65 @@ class Embedding(nn.Module):
         self.tokens = tokens
         self.scale = math.sqrt(config.d_model) if config.is_embedding_scaled else 1.0
         self.offset = config.position_offset
-        self.norm = layer_norm(config) if config.has_embedding_norm else nn.Identity()
+        self.norm = norm(config) if config.has_embedding_norm else nn.Identity()
         self.dropout = Dropout(config.dropout)
+        # Between RMS norms nothing keeps the stream within a half's range; what they give to a layer, they do.
+        self.is_stream_single = config.norm_kind == "rms" and config.norm == "pre"
         rows = num_positions + config.position_offset
         if config.positions == "learned":
             self.positions = nn.Parameter(torch.randn(rows, config.d_model) * config.d_model**-0.5)
         else:
-            self.register_buffer("positions", sinusoids(rows, config.d_model), persistent=False)
+            table = sinusoids(rows, config.d_model) if config.positions == "sinusoidal" else None
+            self.register_buffer("positions", table, persistent=False)
 
     def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
         """Token ids `[B, T]` at positions `[T]` or `[B, T]` → `[B, T, d_model]`."""
         tokens: Tensor = self.tokens(ids)
-        x: Tensor = at_least_single(tokens) * self.scale + F.embedding(positions + self.offset, self.positions)
+        x: Tensor = at_least_single(tokens) * self.scale
+        if self.positions is not None:
+            x = x + F.embedding(positions + self.offset, self.positions)
         x = self.dropout(self.norm(x))
-        return x.to(tokens.dtype)
+        return x if self.is_stream_single else x.to(tokens.dtype)
 
 
 class FeedForward(nn.Module):
-    """Position-wise feed-forward network, W₂ · f(W₁ x) (the paper's section 3.3)."""
+    """Position-wise feed-forward network: W₂ · f(W₁ x) (the paper's section 3.3), or gated, W₂ · (f(W₀ x) ⊙ W₁ x)."""
 
     def __init__(self, config: ModelConfig, inner_dim: int) -> None:
-        """Create both projections."""
+        """Create the projections."""
         super().__init__()
-        self.inner = linear(config.d_model, inner_dim)
-        self.outer = linear(inner_dim, config.d_model)
+        self.inner = linear(config.d_model, inner_dim, config.has_biases)
+        self.gate = linear(config.d_model, inner_dim, config.has_biases) if config.is_ffn_gated else None
+        self.outer = linear(inner_dim, config.d_model, config.has_biases)
         self.activation = ACTIVATIONS[config.activation]
         self.dropout = Dropout(config.activation_dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """`[B, T, d_model]` → `[B, T, d_model]`."""
-        x = self.outer(self.dropout(self.activation(self.inner(x))))
+        inner: Tensor = self.inner(x)
+        inner = self.activation(inner) if self.gate is None else self.activation(self.gate(x)) * inner
+        inner = self.dropout(inner)
+        if self.outer.weight.dtype is not self.inner.weight.dtype:  # halved, but for this: see `dragoman.export.half`
+            inner = inner.to(self.outer.weight.dtype)
+        x = self.outer(inner)
         return x
 
 
 class Residual(nn.Module):
-    """The frame around every sub-layer: dropout, residual sum and layer norm, in the order the configuration says."""
+    """The frame around every sub-layer: dropout, residual sum and norm, in the order the configuration says."""
 
     def __init__(self, config: ModelConfig) -> None:
-        """Create the layer norm."""
+        """Create the norm."""
         super().__init__()
-        self.norm = layer_norm(config)
+        self.norm = norm(config)
         self.dropout = Dropout(config.dropout)
         self.is_pre_norm = config.norm == "pre"
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         """Pre-norm gives x + f(norm(x)), post-norm norm(x + f(x))."""
         if self.is_pre_norm:
-            return x + cast("Tensor", self.dropout(sublayer(self.norm(x))))
-        return cast("Tensor", self.norm(x + self.dropout(sublayer(x))))
+            return x + cast("Tensor", self.dropout(sublayer(self.norm(x)))).to(x.dtype)
+        return cast("Tensor", self.norm(x + self.dropout(sublayer(x)).to(x.dtype)))
 
 
 class EncoderLayer(nn.Module):
@@ -134,15 +106,15 @@ class EncoderLayer(nn.Module):
         """Create layer `index` of the encoder."""
         super().__init__()
         self.index = index
-        self.self_attention = MultiHeadAttention(config.d_model, config.num_heads)
+        self.self_attention = attention(config)
         self.feed_forward = FeedForward(config, config.encoder_ffn_dim)
         self.self_residual = Residual(config)
         self.feed_residual = Residual(config)
 
-    def forward(self, x: Tensor, backend: AttentionBackend) -> Tensor:
+    def forward(self, x: Tensor, backend: AttentionBackend, bias: RelativeBias | None = None) -> Tensor:
         """`[B, S, d_model]` → `[B, S, d_model]`."""
-        attention = self.self_attention
-        x = self.self_residual(x, lambda h: attention.output(backend.self_attention(self.index, attention.input(h))))
+        own = self.self_attention
+        x = self.self_residual(x, lambda h: own.output(backend.self_attention(self.index, own.input(h), bias)))
         x = self.feed_residual(x, self.feed_forward)
         return x
 
@@ -154,17 +126,17 @@ class DecoderLayer(nn.Module):
         """Create layer `index` of the decoder."""
         super().__init__()
         self.index = index
-        self.self_attention = MultiHeadAttention(config.d_model, config.num_heads)
-        self.cross_attention = MultiHeadAttention(config.d_model, config.num_heads)
+        self.self_attention = attention(config)
+        self.cross_attention = attention(config)
         self.feed_forward = FeedForward(config, config.decoder_ffn_dim)
         self.self_residual = Residual(config)
         self.cross_residual = Residual(config)
         self.feed_residual = Residual(config)
 
-    def forward(self, x: Tensor, backend: AttentionBackend) -> Tensor:
+    def forward(self, x: Tensor, backend: AttentionBackend, bias: RelativeBias | None = None) -> Tensor:
         """`[B, T, d_model]` → `[B, T, d_model]`."""
         own, cross = self.self_attention, self.cross_attention
-        x = self.self_residual(x, lambda h: own.output(backend.self_attention(self.index, own.input(h))))
+        x = self.self_residual(x, lambda h: own.output(backend.self_attention(self.index, own.input(h), bias)))
         x = self.cross_residual(x, lambda h: cross.output(backend.cross_attention(self.index, cross.project_query(h))))
         x = self.feed_residual(x, self.feed_forward)
         return x
@@ -178,13 +150,14 @@ class Encoder(nn.Module):
         super().__init__()
         self.embedding = Embedding(config, tokens, config.max_source_positions)
         self.layers = nn.ModuleList(EncoderLayer(config, i) for i in range(config.num_encoder_layers))
-        self.norm = layer_norm(config) if config.norm == "pre" else nn.Identity()
+        self.relative_bias = relative_bias(config, config.num_encoder_layers, is_causal=False)
+        self.norm = norm(config) if config.norm == "pre" else nn.Identity()
 
     def forward(self, ids: Tensor, backend: AttentionBackend) -> Tensor:
         """Source ids `[B, S]` → memory `[B, S, d_model]`."""
         x: Tensor = self.embedding(ids, torch.arange(ids.shape[1], device=ids.device))
-        for layer in self.layers:
-            x = layer(x, backend)
+        for i, layer in enumerate(self.layers):
+            x = layer(x, backend, bias_of_layer(self.relative_bias, i))
         x = self.norm(x)
         return x
 
@@ -193,18 +166,23 @@ class Decoder(nn.Module):
     """The target side, up to the logits."""
 
     padding_logits: Tensor
+    pad_ids: Tensor
 
     def __init__(self, config: ModelConfig, tokens: nn.Embedding) -> None:
         """Build on a token table that the encoder may share."""
         super().__init__()
         self.embedding = Embedding(config, tokens, config.max_target_positions)
         self.layers = nn.ModuleList(DecoderLayer(config, i) for i in range(config.num_decoder_layers))
-        self.norm = layer_norm(config) if config.norm == "pre" else nn.Identity()
+        self.relative_bias = relative_bias(config, config.num_decoder_layers, is_causal=True)
+        self.norm = norm(config) if config.norm == "pre" else nn.Identity()
         self.projection = None if config.is_projection_tied else linear(config.d_model, config.target_vocab_size, False)
         self.output_bias = nn.Parameter(torch.zeros(config.target_vocab_size)) if config.has_output_bias else None
         padding_logits = torch.zeros(config.target_vocab_size)
         padding_logits[config.pad_id] = -math.inf
         self.register_buffer("padding_logits", padding_logits, persistent=False)
+        self.register_buffer("pad_ids", torch.tensor([config.pad_id]), persistent=False)
+        self.padding = config.padding
+        self.output_scale = config.d_model**-0.5 if config.is_output_scaled else None
 
     @property
     def output_weight(self) -> Tensor:
@@ -217,20 +195,24 @@ class Decoder(nn.Module):
         return [layer.cross_attention.project_key_value(memory) for layer in layers]
 
     def forward(self, ids: Tensor, positions: Tensor, backend: AttentionBackend) -> Tensor:
-        """Target ids `[B, T]` at positions `[T]` or `[B, T]` → hidden states `[B, T, d_model]`."""
+        """Target ids `[B, T]` at positions `[T]` or `[B, T]` → hidden states, as the output projection takes them."""
         x: Tensor = self.embedding(ids, positions)
-        for layer in self.layers:
-            x = layer(x, backend)
+        for i, layer in enumerate(self.layers):
+            x = layer(x, backend, bias_of_layer(self.relative_bias, i))
         x = self.norm(x)
-        return x
+        return x if self.output_scale is None else x * self.output_scale
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states `[..., d_model]` → logits `[..., V]`."""
         return F.linear(at_least_single(hidden), at_least_single(self.output_weight), self.output_bias)
 
-    def next_token_logits(self, hidden: Tensor) -> Tensor:
-        """Hidden states `[..., d_model]` → logits `[..., V]` to pick a token by: padding is at -inf."""
-        return self.logits(hidden) + self.padding_logits
+    def log_probs(self, hidden: Tensor) -> Tensor:
+        """Hidden states `[..., d_model]` → the next token's log-probabilities `[..., V]`, as `ModelConfig.padding` has them."""
+        logits = self.logits(hidden)
+        if self.padding == "excluded":
+            logits = logits + self.padding_logits
+        log_probs = logits.log_softmax(-1)
+        return log_probs.index_fill(-1, self.pad_ids, -math.inf) if self.padding == "masked" else log_probs
 
 
 class Transformer(nn.Module):
@@ -256,12 +238,12 @@ class Transformer(nn.Module):
             Memory `[B, S, d_model]` and its mask `[B, S]`, True at real tokens.
         """
         mask = padding_mask(source_lengths, source_ids.shape[1])
-        return self.encoder(source_ids, FullAttention(self.config.num_heads, mask, dropout=self._attention_dropout)), mask
+        return self.encoder(source_ids, FullAttention(self.config, mask, dropout=self._attention_dropout)), mask
 
     def decode(self, target_ids: Tensor, memory: Tensor, source_mask: Tensor) -> Tensor:
         """Run the decoder over whole targets `[B, T]`, start token first → hidden states `[B, T, d_model]`."""
         cross_kv = self.decoder.project_memory(memory)
-        backend = FullAttention(self.config.num_heads, source_mask, cross_kv, self._attention_dropout)
+        backend = FullAttention(self.config, source_mask, cross_kv, self._attention_dropout)
         hidden: Tensor = self.decoder(target_ids, torch.arange(target_ids.shape[1], device=target_ids.device), backend)
         return hidden
 
@@ -286,9 +268,9 @@ def sinusoids(num_positions: int, d_model: int) -> Tensor:
     return torch.stack((angle.sin(), angle.cos()), -1).flatten(1).float()
 
 
-def layer_norm(config: ModelConfig) -> nn.LayerNorm:
-    """Layer norm over the residual stream."""
-    return nn.LayerNorm(config.d_model, config.norm_epsilon)
+def attention(config: ModelConfig) -> MultiHeadAttention:
+    """Attention of the configuration's width."""
+    return MultiHeadAttention(config.d_model, config.num_heads, config.attention_dim, config.has_biases)
 
 
 def linear(input_dim: int, output_dim: int, has_bias: bool = True) -> nn.Linear:

@@ -24,7 +24,7 @@ class OfflineTranslator:
             BundleError: If the bundle cannot be served.
         """
         self.bundle = Bundle.open(directory)
-        self.tokenizer = self.bundle.tokenizer()
+        self.tokenizers = self.bundle.tokenizers()
         limits = Limits(max_slots, max_waiting_requests=2**31, max_waiting_tokens=2**62, prefill_tokens_per_step=4096)
         self.engine = load_engine(self.bundle, limits, num_threads or available_cores(), is_warmed_up=False)
 
@@ -35,13 +35,25 @@ class OfflineTranslator:
             InputError: As `run`.
         """
         eos_id = self.bundle.manifest.eos_id
-        sources = [[*ids, eos_id] for ids in self.tokenizer.encode_batch(texts)]
-        return [self.tokenizer.decode(finished.answers[0].token_ids) for finished in self.run(sources, max_new_tokens, search)]
+        sources = [[*ids, eos_id] for ids in self.tokenizers.source.encode_batch(texts)]
+        return [
+            self.tokenizers.target.decode(finished.answers[0].token_ids) for finished in self.run(sources, max_new_tokens, search)
+        ]
 
     def run(
-        self, sources: Sequence[list[int]], max_new_tokens: int | None = None, search: SearchOptions = GREEDY
+        self,
+        sources: Sequence[list[int]],
+        max_new_tokens: int | None = None,
+        search: SearchOptions = GREEDY,
+        decoder_start_id: int | None = None,
     ) -> list[Finished]:
         """Decode sources, end-of-sequence included, all submitted at once.
+
+        Args:
+            sources: Their ids.
+            max_new_tokens: Tokens of an answer at the most; None for the model's default.
+            search: How tokens are chosen.
+            decoder_start_id: What the decoder is fed first; None for the model's start token.
 
         Raises:
             InputError: If a source or an answer may be longer than the model takes, or the search needs more slots than there are.
@@ -60,7 +72,7 @@ class OfflineTranslator:
                 raise InputError(f"text {i}: {len(source)} tokens, but model {manifest.name} takes {manifest.max_source_tokens}")
         now = time.monotonic()
         for i, source in enumerate(sources):
-            self.engine.submit(_ORIGIN, Request(i, source, limit, now, search=search))
+            self.engine.submit(_ORIGIN, Request(i, source, limit, now, search=search, decoder_start_id=decoder_start_id))
         finished: dict[int, Finished] = {}
         while self.engine.has_work:
             self.engine.step()

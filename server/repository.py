@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dragoman.export.bundle import MANIFEST_FILE, Bundle, BundleError, Manifest
-from dragoman.model.tokenizer import Tokenizer
+from dragoman.model.text.tokenizers import Tokenizers
+from dragoman.server.core.frames import Frames
 from dragoman.server.errors import UnknownModel
 from dragoman.server.supervisor import SupervisedEngine
 
@@ -40,7 +41,8 @@ class LoadedModel:
     """A model that requests can name."""
 
     bundle: Bundle
-    tokenizer: Tokenizer
+    tokenizers: Tokenizers
+    frames: Frames
     engine: SupervisedEngine
 
     @property
@@ -74,12 +76,28 @@ class LoadedModel:
         return self.engine.settings.slots_per_request
 
 
+def frames_of(bundle: Bundle) -> Frames:
+    """Return what is said to a model around a text.
+
+    Raises:
+        BundleError: If that cannot be, for it asks for a language that there is not.
+    """
+    try:
+        return Frames(bundle.manifest)
+    except ValueError as error:
+        raise BundleError(f"{bundle.directory}: {error}") from error
+
+
 class Repository:
     """The models of one server, by name."""
 
     def __init__(self, bundles: list[Bundle], make_engine: Callable[[Bundle], SupervisedEngine]) -> None:
-        """Load tokenisers and make (but not start) engines."""
-        self._models = {b.manifest.name: LoadedModel(b, b.tokenizer(), make_engine(b)) for b in bundles}
+        """Load tokenisers and make (but not start) engines.
+
+        Raises:
+            BundleError: If a tokeniser is damaged, or a bundle's template asks for a language that there is not.
+        """
+        self._models = {b.manifest.name: LoadedModel(b, b.tokenizers(), frames_of(b), make_engine(b)) for b in bundles}
 
     def get(self, name: str) -> LoadedModel:
         """Return a model; an empty name means the only one.

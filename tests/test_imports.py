@@ -31,7 +31,8 @@ FRONT = ("server.core", "server.faces", "server.supervisor", "server.repository"
 # Of our own, all below `dragoman`: who must not import whom.
 FORBIDDEN = [
     ("model/", ("export", "server", "client", "load", "cli")),
-    *((f"model/{name}.py", ("model.training",)) for name in ("decode", "evaluate", "checkpoint", "transformer", "tokenizer")),
+    *((f"model/{name}.py", ("model.training",)) for name in ("decode", "evaluate", "checkpoint", "transformer")),
+    ("model/text/", ("model.training", "torch", "transformers")),
     ("export/", ("server", "client", "load", "cli", "model.training")),
     ("dragoman/client/", ("server", "export", "load", "cli")),
     ("dragoman/load/", ("server", "export", "cli")),

@@ -31,8 +31,8 @@ class Results:
 
     def measure(self, stage: Stage, search: str, num_beams: int, batch_rows: Sequence[int], num_rounds: int) -> None:
         """Measure one search on one model: our server, and CTranslate2 in its best setting."""
-        tokenizer = stage.checkpoint.tokenizer
-        texts = Workload(self.sources, tokenizer.encode_batch(self.sources), num_beams, MAX_NEW_TOKENS)
+        tokenizers = stage.checkpoint.tokenizers
+        texts = Workload(self.sources, tokenizers.source.encode_batch(self.sources), num_beams, MAX_NEW_TOKENS)
         sweep = self._sweep(stage, texts, batch_rows)
         contenders: dict[str, Callable[[], Run]] = {SERVED: partial(stage.serve, texts, CONCURRENCY)}
         if sweep:
@@ -51,7 +51,7 @@ class Results:
             row["same answers"] = f"{share_of_same_answers(found[SERVED][0], found[CT2][0]):.1%}"
         for name, label in ((SERVED, "BLEU, Dragoman"), (CT2, "BLEU, CTranslate2")):
             if name in found:
-                answers = [tokenizer.decode(ids) for ids in found[name][0].answers]
+                answers = [tokenizers.target.decode(ids) for ids in found[name][0].answers]
                 row[label] = f"{score(answers, self.references).bleu:.2f}"
         self.rows.append(row)
         self.runs += [about | describe(name, runs) for name, runs in found.items()]

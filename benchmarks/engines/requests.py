@@ -40,8 +40,8 @@ class Case:
 
 def workload(stage: Stage, case: Case) -> Workload:
     """Return requests, each of which is answered with `NUM_NEW_TOKENS` tokens."""
-    texts = random_texts(stage.checkpoint.tokenizer, case.source_tokens, NUM_TEXTS)
-    sources = stage.checkpoint.tokenizer.encode_batch(texts)
+    texts = random_texts(stage.checkpoint.tokenizers.byte_level(), case.source_tokens, NUM_TEXTS)
+    sources = stage.checkpoint.tokenizers.source.encode_batch(texts)
     assert all(len(source) + 1 == case.source_tokens for source in sources)
     return Workload(texts, sources, case.num_beams, NUM_NEW_TOKENS)
 

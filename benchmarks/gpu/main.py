@@ -95,7 +95,7 @@ class Run:
         count = 12 if self.arguments.quick else 1000
         if self.arguments.texts:
             lines = Path(self.arguments.texts).read_text(encoding="utf-8").splitlines()[:count]
-            sources = [[*ids, graphs.eos_id] for ids in checkpoint.tokenizer.encode_batch(lines)]
+            sources = [[*ids, graphs.eos_id] for ids in checkpoint.tokenizers.source.encode_batch(lines)]
         else:
             sources = random_sources(graphs, count, 1, 40)
         models = parity.eager_models(checkpoint.model, DTYPES[precision], precision)
@@ -103,7 +103,7 @@ class Run:
         found["sources"] = self.arguments.texts or "random tokens; give --texts for real ones"
         if self.arguments.texts and self.arguments.references:
             references = Path(self.arguments.references).read_text(encoding="utf-8").splitlines()[:count]
-            found["BLEU"] = parity.bleu([checkpoint.tokenizer.decode(ids) for ids in tokens], references)
+            found["BLEU"] = parity.bleu([checkpoint.tokenizers.target.decode(ids) for ids in tokens], references)
         return found
 
     def graphs(self, size: str) -> Any:

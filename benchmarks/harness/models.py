@@ -16,7 +16,7 @@ from dragoman.export.exporter import export_checkpoint
 from dragoman.model.checkpoint import WEIGHTS_FILE, Checkpoint
 from dragoman.model.config import ModelConfig
 from dragoman.model.decode import StepDecoder
-from dragoman.model.tokenizer import Tokenizer
+from dragoman.model.text.tokenizers import Tokenizers
 from dragoman.model.transformer import DecoderLayer, Transformer
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +33,7 @@ LIKELIEST_PROBABILITY = 0.6
 def endless_bundle(checkpoint: Path, cache: Path) -> Path:
     """Export a checkpoint with end-of-sequence ruled out; return the bundle's folder."""
     loaded = Checkpoint.load(checkpoint)
-    return bundle_of(Checkpoint(f"{loaded.name}-endless", without_end(loaded.model), loaded.tokenizer), cache)
+    return bundle_of(Checkpoint(f"{loaded.name}-endless", without_end(loaded.model), loaded.tokenizers), cache)
 
 
 def base_bundle(cache: Path) -> Path:
@@ -50,7 +50,7 @@ def base_checkpoint() -> Checkpoint:
     torch.manual_seed(SEED)
     model = Transformer(config).eval()
     sharpen(model)
-    return Checkpoint("base-endless", without_end(model), Tokenizer.load(SHIPPED))
+    return Checkpoint("base-endless", without_end(model), Tokenizers.load(SHIPPED))
 
 
 @torch.inference_mode()

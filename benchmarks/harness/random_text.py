@@ -2,13 +2,13 @@
 
 import random
 
-from dragoman.model.tokenizer import Tokenizer
+from dragoman.model.text.byte_level import ByteLevelTokenizer
 
 SPACE = "Ġ"
 """What byte-level BPE writes for a space."""
 
 
-def random_texts(tokenizer: Tokenizer, num_tokens: int, count: int, seed: int = 0) -> list[str]:
+def random_texts(tokenizer: ByteLevelTokenizer, num_tokens: int, count: int, seed: int = 0) -> list[str]:
     """Draw texts of `num_tokens` tokens, end-of-sequence included.
 
     Raises:

@@ -107,6 +107,6 @@ class Referee:
         generated = [*answer] if len(answer) == self._max_new_tokens else [*answer, config.eos_id]
         fed = torch.tensor([[config.decoder_start_id, *generated[:-1]]])
         memory, mask = self._model.encode(source, torch.tensor([source.shape[1]]))
-        log_probs = self._model.decoder.next_token_logits(self._model.decode(fed, memory, mask)).log_softmax(-1)
+        log_probs = self._model.decoder.log_probs(self._model.decode(fed, memory, mask))
         total = float(log_probs[0, torch.arange(len(generated)), torch.tensor(generated)].sum())
         return length_normalised(total, len(generated), self._length_penalty)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import ctranslate2
 
-from dragoman.model.tokenizer import Tokenizer
+from dragoman.model.text.byte_level import ByteLevelTokenizer
 
 MAX_NEW_TOKENS = 256
 COMPUTE_TYPES = {"fp32": "float32", "int8": "int8"}
@@ -29,7 +29,7 @@ class Translator:
             num_threads: For each of them.
             num_parts: Into how many a batch is divided, for as many workers.
         """
-        self._tokenizer = Tokenizer.load(model)
+        self._tokenizer = ByteLevelTokenizer.load(model)
         self._translator = ctranslate2.Translator(
             str(model), compute_type=COMPUTE_TYPES[precision], inter_threads=num_workers, intra_threads=num_threads
         )

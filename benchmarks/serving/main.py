@@ -39,7 +39,7 @@ def prepare(arguments: argparse.Namespace, *, has_peers: bool) -> Models:
     folder = arguments.cache / f"{checkpoint.name}-ctranslate2-{arguments.precision}"
     if has_peers:
         ctranslate2_model.write_model(checkpoint.model, folder, {"fp32": "float32"}.get(arguments.precision, arguments.precision))
-        checkpoint.tokenizer.save(folder)
+        checkpoint.tokenizers.save(folder)
     bundle = arguments.bundle or bundle_of(checkpoint, arguments.cache, arguments.precision)
     return Models(checkpoint.name, bundle, folder, arguments.precision)
 

@@ -39,7 +39,7 @@ class EngineProbe:
         self._clock = time.process_time if num_threads == 1 else time.perf_counter
         self._num_threads = num_threads
         eos_id = self._translator.bundle.manifest.eos_id
-        self._sources = [[*ids, eos_id] for ids in self._translator.tokenizer.encode_batch(texts)]
+        self._sources = [[*ids, eos_id] for ids in self._translator.tokenizers.source.encode_batch(texts)]
         self._max_new_tokens = self._translator.bundle.manifest.default_max_new_tokens
 
     def measure(self) -> Costs:

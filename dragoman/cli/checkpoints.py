@@ -53,11 +53,11 @@ def add_tokens(
     from dragoman.model.corpus import read_lines
 
     _refuse_to_replace(output, force)
-    small = CheckpointFolder.load(checkpoint)
-    tokenizer = small.tokenizer.extended([line for path in texts for line in read_lines(path)], vocab_size)
+    vocabulary = CheckpointFolder.load(checkpoint).tokenizers.byte_level()
+    tokenizer = vocabulary.extended([line for path in texts for line in read_lines(path)], vocab_size)
 
     from dragoman.model.checkpoint import Checkpoint  # with torch, which takes seconds to load
     from dragoman.model.growth import with_more_tokens
 
     with_more_tokens(Checkpoint.load(checkpoint), tokenizer).save(output)
-    typer.echo(f"wrote {output}: {tokenizer.vocab_size - small.tokenizer.vocab_size} more tokens")
+    typer.echo(f"wrote {output}: {tokenizer.vocab_size - vocabulary.vocab_size} more tokens")

@@ -149,7 +149,7 @@ def _translate_with_checkpoint(checkpoint: Path, sources: list[str], num_beams: 
 
     loaded = Checkpoint.load(checkpoint)
     penalty = 1.0 if length_penalty is None else length_penalty
-    return translate_with_checkpoint(loaded.model, loaded.tokenizer, sources, num_beams, penalty)
+    return translate_with_checkpoint(loaded.model, loaded.tokenizers, sources, num_beams, penalty)
 
 
 def _translate_with_bundle(bundle: Path, sources: list[str], num_beams: int, length_penalty: float | None) -> list[str]:

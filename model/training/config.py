@@ -10,7 +10,7 @@ from pydantic.dataclasses import dataclass
 
 from dragoman.model.config import ModelConfig, ModelConfigError
 from dragoman.model.errors import InputError
-from dragoman.model.tokenizer import Tokenizer
+from dragoman.model.text.byte_level import ByteLevelTokenizer
 
 MIN_VOCAB_SIZE = 300
 _STRICT = ConfigDict(extra="forbid")
@@ -176,7 +176,7 @@ def in_one_line(message: str) -> str:
     return "".join(character if character.isprintable() else repr(character)[1:-1] for character in message)
 
 
-def model_config(config: TrainingConfig, tokenizer: Tokenizer) -> ModelConfig:
+def model_config(config: TrainingConfig, tokenizer: ByteLevelTokenizer) -> ModelConfig:
     """Complete the configuration's `[model]` table with what the tokeniser decides.
 
     Raises:

@@ -14,7 +14,7 @@ from dragoman.model.checkpoint_folder import CheckpointFolder
 from dragoman.model.config import ModelConfig, ModelConfigError
 from dragoman.model.corpus import DataError, read_parallel
 from dragoman.model.errors import InputError
-from dragoman.model.tokenizer import Tokenizer
+from dragoman.model.text.byte_level import ByteLevelTokenizer
 from dragoman.model.training.config import MIN_VOCAB_SIZE, TrainingConfig, TrainingConfigError, complaint, in_one_line, model_config
 from dragoman.model.training.file import TrainingFile
 from dragoman.model.training.record import RunRecord, refuse_output
@@ -45,7 +45,7 @@ class Preparation:
     config: TrainingConfig
     model_config: ModelConfig
     output: Path
-    tokenizer: Tokenizer
+    tokenizer: ByteLevelTokenizer
     sampler: PairSampler
     validation: Texts
     record: RunRecord
@@ -93,7 +93,11 @@ def prepare(file: TrainingFile, data_dir: Path, output: Path) -> Preparation:
         begun.refuse_missing(file, (VOCAB_SIZE, "training.max_steps"), output)
     chosen = _without(file.stated, begun.chosen if begun else {VOCAB_SIZE: _vocab_size(texts, initial)})
     with_vocabulary = file.complete({"training.max_steps": 1} | chosen)
-    tokenizer = initial.tokenizer if initial else Tokenizer.train(texts[0] + texts[1], with_vocabulary.tokenizer.vocab_size)
+    tokenizer = (
+        initial.tokenizers.byte_level()
+        if initial
+        else ByteLevelTokenizer.train(texts[0] + texts[1], with_vocabulary.tokenizer.vocab_size)
+    )
     sampler = _sampler(file, with_vocabulary, tokenizer, texts, limits)
     validation_ids = _encode_validation(with_vocabulary, data_dir, tokenizer, validation, limits)
     if begun is None:
@@ -129,7 +133,7 @@ def _sketch(file: TrainingFile, initial: CheckpointFolder | None) -> tuple[Train
     base = _model_settings(initial) or {"num_heads": 1}
     config = file.complete(stand_ins | {f"model.{name}": value for name, value in base.items()})
     with _blaming(file):
-        model = model_config(config, initial.tokenizer if initial else Tokenizer.train((), MIN_VOCAB_SIZE))
+        model = model_config(config, initial.tokenizers.byte_level() if initial else ByteLevelTokenizer.train((), MIN_VOCAB_SIZE))
     if initial is not None:
         try:
             replace(model, **{name: getattr(initial.config, name) for name in DECIDED}).refuse_to_shrink(initial.config)
@@ -165,7 +169,7 @@ def _without(stated: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, 
 def _vocab_size(texts: Texts, initial: CheckpointFolder | None) -> int:
     """Return the size of the vocabulary to learn; where there is one already, its size as far as a configuration can state it."""
     if initial is not None:
-        return max(MIN_VOCAB_SIZE, initial.tokenizer.vocab_size)
+        return max(MIN_VOCAB_SIZE, initial.tokenizers.byte_level().vocab_size)
     return vocab_size_for(sum(len(line.split()) for side in texts for line in side))
 
 
@@ -177,7 +181,7 @@ def _model_settings(initial: CheckpointFolder | None) -> dict[str, Any] | None:
 
 
 def _sampler(
-    file: TrainingFile, config: TrainingConfig, tokenizer: Tokenizer, texts: Texts, limits: tuple[int, int]
+    file: TrainingFile, config: TrainingConfig, tokenizer: ByteLevelTokenizer, texts: Texts, limits: tuple[int, int]
 ) -> PairSampler:
     """Encode the training text."""
     max_lengths = min(config.training.max_length, limits[0]), min(config.training.max_length, limits[1])
@@ -188,7 +192,7 @@ def _sampler(
 
 
 def _encode_validation(
-    config: TrainingConfig, data_dir: Path, tokenizer: Tokenizer, texts: Texts, limits: tuple[int, int]
+    config: TrainingConfig, data_dir: Path, tokenizer: ByteLevelTokenizer, texts: Texts, limits: tuple[int, int]
 ) -> tuple[Rows, Rows]:
     """Encode the validation text; what the model has no positions for is refused, where of training text it is left out."""
     sides = tokenizer.encode_batch(texts[0]), tokenizer.encode_batch(texts[1])

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from dragoman.model.bpe_dropout import BpeDropout
 from dragoman.model.errors import InputError
 from dragoman.model.ids import Ids
-from dragoman.model.tokenizer import Tokenizer
+from dragoman.model.text.byte_level import ByteLevelTokenizer
 
 
 class PairSampler:
@@ -22,7 +22,7 @@ class PairSampler:
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        tokenizer: ByteLevelTokenizer,
         texts: tuple[Sequence[str], Sequence[str]],
         max_lengths: tuple[int, int],
         bpe_dropout: float,

@@ -22,6 +22,7 @@ from dragoman.model.config import ModelConfigError
 from dragoman.model.evaluate import evaluate
 from dragoman.model.files import write_text
 from dragoman.model.growth import grown
+from dragoman.model.text.tokenizers import Tokenizers
 from dragoman.model.training.config import TrainingConfigError
 from dragoman.model.training.data import Batch, collate
 from dragoman.model.training.log import STEP_FIELDS, STEPS_FILE, VALIDATION_FIELDS, VALIDATION_FILE, CsvLog, plot_curves
@@ -75,7 +76,7 @@ class Trainer:
         except ModelConfigError as error:
             raise TrainingConfigError(f"initial_checkpoint: {error}") from error
         model.to(device)
-        self.checkpoint = Checkpoint(self.config.name, model, prepared.tokenizer)
+        self.checkpoint = Checkpoint(self.config.name, model, Tokenizers.shared(prepared.tokenizer))
         self.optimizer = torch.optim.AdamW(
             model.parameters(),
             betas=(self.schedule.adam_beta1, self.schedule.adam_beta2),
@@ -212,7 +213,7 @@ class Trainer:
             parameter.data.copy_(averaged[name])
         bleu, chrf = self._validation_scores(model.eval())
         if bleu >= self.progression.best_bleu:
-            Checkpoint(self.config.name, model, self.checkpoint.tokenizer).save(self.output)
+            Checkpoint(self.config.name, model, self.checkpoint.tokenizers).save(self.output)
         summary = asdict(self.progression) | {
             "num_pairs": self.sampler.num_pairs,
             "num_pairs_left_out": self.sampler.num_left_out,
@@ -232,7 +233,7 @@ class Trainer:
     def _validation_loss(self) -> float:
         """Return the validation text's cross-entropy a token, in nats, without smoothing."""
         self.checkpoint.model.eval()
-        sources, targets = map(self.checkpoint.tokenizer.encode_batch, self.validation)
+        sources, targets = map(self.checkpoint.tokenizers.source.encode_batch, self.validation)
         total, tokens = 0.0, 0
         for indices in bucket(sources, targets, self.schedule.max_tokens, np.random.default_rng(0)):
             batch = collate([sources[i] for i in indices], [targets[i] for i in indices], self.model_config).to(self.device)
@@ -242,7 +243,7 @@ class Trainer:
 
     def _validation_scores(self, model: Transformer) -> tuple[float, float]:
         """Return greedy BLEU and chrF on the validation text, cased."""
-        scores = evaluate(model.eval(), self.checkpoint.tokenizer, *self.validation)
+        scores = evaluate(model.eval(), self.checkpoint.tokenizers, *self.validation)
         return scores.bleu, scores.chrf
 
     def _rate(self) -> float:

@@ -11,7 +11,8 @@ from weakref import WeakKeyDictionary
 
 from msgspec import Struct
 
-from dragoman.model.tokenizer import Tokenizer
+from dragoman.model.text.tokenizer import Tokenizer
+from dragoman.model.text.tokenizers import Tokenizers
 from dragoman.server.engine import messages
 from dragoman.server.errors import InvalidRequest
 
@@ -176,12 +177,12 @@ def check_answer(
     raise InvalidRequest(field, f"{asked} may take {size} bytes; {limit.name} of the server is {limit.max_bytes}")
 
 
-def check_scores(request: messages.ScoreRequest, tokenizer: Tokenizer, vocabulary: int, limit: AnswerLimit) -> None:
+def check_scores(request: messages.ScoreRequest, tokenizers: Tokenizers, vocabulary: int, limit: AnswerLimit) -> None:
     """Do nothing if the scores of a pair can be sent, the weights of its alignment among them.
 
     Args:
         request: For the engine.
-        tokenizer: What says how long their texts are.
+        tokenizers: What says how long their texts are.
         vocabulary: Tokens that a target can have.
         limit: What can be sent.
 
@@ -192,8 +193,8 @@ def check_scores(request: messages.ScoreRequest, tokenizer: Tokenizer, vocabular
     shape = ScoresShape(
         num_source=num_source,
         num_target=num_target,
-        source_bytes=_total_bytes(tokenizer, request.source_ids),
-        target_bytes=_total_bytes(tokenizer, request.target_ids),
+        source_bytes=_total_bytes(tokenizers.source, request.source_ids),
+        target_bytes=_total_bytes(tokenizers.target, request.target_ids),
         max_token=max(0, vocabulary - 1),
         num_links=num_target,
     )

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
-from dragoman.model.tokenizer import Tokenizer
+from dragoman.model.text.tokenizer import Tokenizer
 from dragoman.server.core.calls import Call
 from dragoman.server.core.ports import Model
 from dragoman.server.core.validation import Prepared
@@ -70,6 +70,7 @@ class Generated(Struct, frozen=True):
         generated_tokens: Tokens generated for all answers.
         timings: Where the time went.
         seed: What samples were drawn with; None for other searches.
+        shortlist_tokens: Tokens that the answers were chosen from; 0 for the whole vocabulary.
     """
 
     request_id: str
@@ -81,6 +82,7 @@ class Generated(Struct, frozen=True):
     generated_tokens: int
     timings: Timings
     seed: int | None
+    shortlist_tokens: int = 0
 
     @property
     def best(self) -> Answer:
@@ -115,7 +117,7 @@ def to_generated(call: Call, model: Model, prepared: Prepared, finished: message
     request = prepared.request
     admitted = request.arrival if finished.admitted is None else finished.admitted
     first_token = finished.ended if finished.first_token is None else finished.first_token
-    texts = [text, *(model.tokenizer.decode(answer.token_ids) for answer in finished.answers[1:])]
+    texts = [text, *(model.tokenizers.target.decode(answer.token_ids) for answer in finished.answers[1:])]
     sampling = request.search.sampling
     return Generated(
         request_id=call.request_id,
@@ -133,7 +135,14 @@ def to_generated(call: Call, model: Model, prepared: Prepared, finished: message
             total_seconds=time.monotonic() - request.arrival,
         ),
         seed=None if sampling is None else sampling.seed,
+        shortlist_tokens=shortlist_tokens(model),
     )
+
+
+def shortlist_tokens(model: Model) -> int:
+    """Return the length of a model's shortlist; 0 where it chooses from its whole vocabulary."""
+    manifest = model.manifest
+    return manifest.num_choices if manifest.num_choices < manifest.target_vocab_size else 0
 
 
 class LogProbs(Collection[TokenLogProb]):
@@ -151,7 +160,7 @@ class LogProbs(Collection[TokenLogProb]):
             prepared: The request.
             answer: What the engine reports.
         """
-        self._tokenizer = model.tokenizer
+        self._tokenizer = model.tokenizers.target
         self._answer = answer
         generated = answer.token_ids[len(prepared.request.search.forced_prefix) :]
         self._ids = [*generated, model.manifest.eos_id] if answer.reason == "eos" else generated

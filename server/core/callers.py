@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
 from dragoman.server.buckets import Bucket
-from dragoman.server.core.callers_file import Book, Entry, digest_of
+from dragoman.server.core.callers_file import Book, Entry
 from dragoman.server.core.deadlines import NO_DEADLINES, Deadlines
+from dragoman.server.credentials import digest_of
 from dragoman.server.engine.messages import Share
 from dragoman.server.errors import ClientFault, InvalidRequest, LimitReached, Unauthenticated
 from dragoman.server.telemetry.caller_metrics import CallerMeter, CallerMetrics

@@ -4,7 +4,6 @@ There are two forms. Lines, `name:token` or `token` each, name callers without l
 its limits; docs/limits.md has an example. A file is TOML if its name ends in `.toml`, or if it is TOML with a table `callers`.
 """
 
-import hashlib
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,10 +17,10 @@ from pydantic_core import ErrorDetails
 
 from dragoman.model.files import read_bounded
 from dragoman.server.config import ConfigError
+from dragoman.server.credentials import MAX_TOKEN_CHARACTERS, digest_of, is_token
 
 SETTING = "auth_tokens_file"
 MAX_FILE_BYTES = 16 * 2**20
-MAX_TOKEN_CHARACTERS = 4096
 MAX_NAME_CHARACTERS = 64
 # Names stand in log lines and are metrics' labels.
 NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_NAME_CHARACTERS - 1}}}")
@@ -160,16 +159,6 @@ class Book:
     tokens: Mapping[bytes, str]
     certificates: Mapping[str, str]
     warnings: tuple[str, ...] = ()
-
-
-def is_token(text: str) -> bool:
-    """Say whether a text can be a token."""
-    return 0 < len(text) <= MAX_TOKEN_CHARACTERS and text.isascii() and text.isprintable() and " " not in text
-
-
-def digest_of(token: str) -> bytes:
-    """Return the SHA-256 digest of a token; of whatever text a caller shows as one, too."""
-    return hashlib.sha256(token.encode(errors="surrogatepass")).digest()
 
 
 def read_book(path: Path, *, has_client_certificates: bool = False) -> Book:

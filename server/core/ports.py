@@ -3,7 +3,8 @@
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from dragoman.model.tokenizer import Tokenizer
+from dragoman.model.text.tokenizers import Tokenizers
+from dragoman.server.core.frames import Frames
 from dragoman.server.engine import messages
 
 if TYPE_CHECKING:
@@ -78,8 +79,13 @@ class Model(Protocol):
         ...
 
     @property
-    def tokenizer(self) -> Tokenizer:
-        """The bundle's tokeniser."""
+    def tokenizers(self) -> Tokenizers:
+        """The bundle's tokenisers."""
+        ...
+
+    @property
+    def frames(self) -> Frames:
+        """What is said to it around a text."""
         ...
 
     @property

@@ -3,11 +3,10 @@
 Policy over plain objects, as `scheduler.py` is for requests: no clock, no thread, and nothing is told to anybody.
 """
 
-import heapq
-import math
 from dataclasses import dataclass
 
 from dragoman.server.engine import crowding
+from dragoman.server.engine.expiry import Expiry
 from dragoman.server.engine.fair_queue import FairQueue
 from dragoman.server.engine.messages import ScoreRequest
 from dragoman.server.engine.scheduler import Limits, QueueIsFull, place_in_line
@@ -52,8 +51,7 @@ class Pairs:
         self._limits = limits
         self._pairs: dict[Key, Pair] = {}
         self._queue: FairQueue[Pair] = FairQueue()
-        self._deadlines: list[tuple[float, int, Pair]] = []
-        self._num_submitted = 0
+        self._expiry: Expiry[Pair] = Expiry(self.__contains__, self.__len__)
 
     def __len__(self) -> int:
         """Return how many have not ended."""
@@ -71,7 +69,7 @@ class Pairs:
     @property
     def next_deadline(self) -> float:
         """When `expire` may find something; infinity for never."""
-        return self._deadlines[0][0] if self._deadlines else math.inf
+        return self._expiry.next
 
     def all(self) -> list[Pair]:
         """Return all."""
@@ -98,10 +96,7 @@ class Pairs:
         self._pairs[pair.key] = pair
         self.num_tokens += tokens
         self._queue.push(pair, request.share, place_in_line(request), priority=request.priority, size=tokens)
-        if request.deadline is not None:
-            self._num_submitted += 1
-            self._drop_stale_deadlines()
-            heapq.heappush(self._deadlines, (request.deadline, self._num_submitted, pair))
+        self._expiry.add(request.deadline, pair)
         return pushed_out
 
     def take_turn(self) -> list[Pair]:
@@ -124,12 +119,9 @@ class Pairs:
 
     def expire(self, now: float) -> list[Pair]:
         """Forget those whose deadline has passed, and return them."""
-        expired: list[Pair] = []
-        while self._deadlines and self._deadlines[0][0] <= now:
-            pair = heapq.heappop(self._deadlines)[2]
-            if pair in self:
-                self.remove(pair)
-                expired.append(pair)
+        expired = self._expiry.take(now)
+        for pair in expired:
+            self.remove(pair)
         return expired
 
     def _make_room(self, pair: Pair) -> list[Pair]:
@@ -146,9 +138,3 @@ class Pairs:
         if not pushed_out:
             raise QueueIsFull
         return pushed_out
-
-    def _drop_stale_deadlines(self) -> None:
-        """Forget deadlines of what has ended, once they are the larger part."""
-        if len(self._deadlines) > 2 * len(self._pairs) + 64:
-            self._deadlines = [entry for entry in self._deadlines if entry[2] in self]
-            heapq.heapify(self._deadlines)

@@ -1,10 +1,10 @@
 """Who waits, who runs, who is next: policy over plain objects. No tensors, no clock of its own, no I/O."""
 
-import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dragoman.server.engine import crowding
+from dragoman.server.engine.expiry import Expiry
 from dragoman.server.engine.fair_queue import FairQueue
 from dragoman.server.engine.messages import Request, ScoreRequest, Share
 from dragoman.server.engine.sequence import Key, Sequence
@@ -63,8 +63,7 @@ class Scheduler:
         self._waiting: dict[Key, Sequence] = {}
         self._queue: FairQueue[Sequence] = FairQueue()
         self._running: dict[Key, Sequence] = {}
-        self._deadlines: list[tuple[float, int, Sequence]] = []
-        self._num_submitted = 0
+        self._expiry: Expiry[Sequence] = Expiry(self._has, lambda: self.num_waiting + self.num_running)
 
     @property
     def num_waiting(self) -> int:
@@ -162,10 +161,7 @@ class Scheduler:
             size=sequence.num_source_tokens,
             num_slots=sequence.num_slots,
         )
-        if request.deadline is not None:
-            self._num_submitted += 1
-            self._drop_stale_deadlines()
-            heapq.heappush(self._deadlines, (request.deadline, self._num_submitted, sequence))
+        self._expiry.add(request.deadline, sequence)
         return pushed_out
 
     def admit(self) -> list[Sequence]:
@@ -201,12 +197,9 @@ class Scheduler:
 
     def expire(self, now: float) -> list[Sequence]:
         """Take out every sequence whose deadline has passed."""
-        expired: list[Sequence] = []
-        while self._deadlines and self._deadlines[0][0] <= now:
-            sequence = heapq.heappop(self._deadlines)[2]
-            if self._has(sequence):
-                self.remove(sequence.key)
-                expired.append(sequence)
+        expired = self._expiry.take(now)
+        for sequence in expired:
+            self.remove(sequence.key)
         return expired
 
     def remove_all(self, origin: bytes | None = None) -> list[Sequence]:
@@ -240,12 +233,6 @@ class Scheduler:
     def _give_back(self, sequence: Sequence, num_slots: int) -> None:
         self.num_used_slots -= num_slots
         self._queue.give_back(sequence.request.share.caller, num_slots)
-
-    def _drop_stale_deadlines(self) -> None:
-        """Forget deadlines of what has ended, once they are the larger part."""
-        if len(self._deadlines) > 2 * (self.num_waiting + self.num_running) + 64:
-            self._deadlines = [entry for entry in self._deadlines if self._has(entry[2])]
-            heapq.heapify(self._deadlines)
 
     def _has(self, sequence: Sequence) -> bool:
         return self._waiting.get(sequence.key) is sequence or self._running.get(sequence.key) is sequence

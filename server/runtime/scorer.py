@@ -63,15 +63,16 @@ class OnnxScorer:
             self._session = open_session(str(path), self._num_threads, is_spinning=False)
 
     def score(
-        self, source_ids: Sequence[int], target_ids: Sequence[int], layer: int | None = None
+        self, source_ids: Sequence[int], target_ids: Sequence[int], layer: int | None = None, decoder_start_id: int | None = None
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """See `Scorer`."""
         assert self._session is not None, "it has not been opened"
         labels = np.array([target_ids], np.int64)
+        start = self._bundle.manifest.decoder_start_id if decoder_start_id is None else decoder_start_id
         inputs = {
             "src_ids": np.array([source_ids], np.int64),
             "src_lens": np.array([len(source_ids)], np.int64),
-            "tgt_ids": np.array([[self._bundle.manifest.decoder_start_id, *target_ids[:-1]]], np.int64),
+            "tgt_ids": np.array([[start, *target_ids[:-1]]], np.int64),
             "tgt_lens": np.array([len(target_ids)], np.int64),
             "labels": labels,
         }

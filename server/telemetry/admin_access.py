@@ -1,15 +1,14 @@
 """Who may read the metrics, and over what: the bearer tokens and the certificate of the metrics port, read again when asked to."""
 
-import hashlib
 import hmac
 import ssl
 from pathlib import Path
-from typing import NoReturn
 
 import structlog
 
 from dragoman.model.files import read_bounded
 from dragoman.server.config import ConfigError, ServerConfig
+from dragoman.server.credentials import digest_of, is_token, no_password
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -62,7 +61,7 @@ class AdminAccess:
             ConfigError: Naming the setting whose file cannot be used; then everything stays as it was.
         """
         context = None if self._certificate is None or self._key is None else _context(self._certificate, self._key)
-        digests = () if self._tokens is None else tuple(map(_digest, read_metrics_tokens(self._tokens)))
+        digests = () if self._tokens is None else tuple(map(digest_of, read_metrics_tokens(self._tokens)))
         self.context, self._digests = context, digests
 
     @property
@@ -75,7 +74,7 @@ class AdminAccess:
         if not self.needs_token:
             return True
         scheme, _, token = authorization.partition(" ")
-        digest = _digest(token.strip())
+        digest = digest_of(token.strip())
         is_known = sum([hmac.compare_digest(known, digest) for known in self._digests]) > 0
         return is_known and scheme.lower() == "bearer"
 
@@ -96,7 +95,7 @@ def read_metrics_tokens(path: Path) -> list[str]:
         token = line.strip()
         if not token:
             continue
-        if not token.isascii() or not token.isprintable() or " " in token:
+        if not is_token(token):
             raise ConfigError(f"metrics_token_file: {path}, line {number}: a token is printable ASCII without spaces")
         tokens.append(token)
     if not tokens:
@@ -113,16 +112,7 @@ def _context(certificate: Path, key: Path) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
-        context.load_cert_chain(certificate, key, password=_no_password)
+        context.load_cert_chain(certificate, key, password=no_password)
     except (OSError, ValueError) as error:
         raise ConfigError(f"metrics_tls_certificate, metrics_tls_key: {certificate}, {key}: {error}") from error
     return context
-
-
-def _no_password() -> NoReturn:
-    """Refuse to ask for a password: nobody is there to type it."""
-    raise ValueError("the key is encrypted")
-
-
-def _digest(token: str) -> bytes:
-    return hashlib.sha256(token.encode(errors="surrogatepass")).digest()

@@ -26,7 +26,8 @@ def make_endless(folder: Path) -> None:
     from benchmarks.harness.models import endless_bundle, without_end
     from dragoman.model.checkpoint import Checkpoint
     from dragoman.model.config import ModelConfig
-    from dragoman.model.tokenizer import Tokenizer
+    from dragoman.model.text.byte_level import ByteLevelTokenizer
+    from dragoman.model.text.tokenizers import Tokenizers
     from dragoman.model.transformer import Transformer
 
     torch.manual_seed(0)
@@ -42,8 +43,8 @@ def make_endless(folder: Path) -> None:
         max_source_positions=64,
         max_target_positions=64,
     )
-    tokenizer = Tokenizer.train(["a dog runs over the grass while two men stand on a ladder and one child plays"] * 9, 380)
+    tokenizer = ByteLevelTokenizer.train(["a dog runs over the grass while two men stand on a ladder and one child plays"] * 9, 380)
     model = Transformer(config).eval()
-    Checkpoint("small", model, tokenizer).save(folder / "ordinary")
-    Checkpoint("small-endless", without_end(model), tokenizer).save(folder / "checkpoint")
+    Checkpoint("small", model, Tokenizers.shared(tokenizer)).save(folder / "ordinary")
+    Checkpoint("small-endless", without_end(model), Tokenizers.shared(tokenizer)).save(folder / "checkpoint")
     endless_bundle(folder / "ordinary", folder / "cache")

@@ -94,7 +94,7 @@ def test_captions_have_bleu_beside_their_speed(stage: Stage, results: Path, monk
     assert row["BLEU, Dragoman"] == "12.35"
     assert float(row["Dragoman gRPC"]) > 0
     answers = stage.serve(engine_requests.Workload(texts, [], 1, 12), 2).answers
-    decoded = [stage.checkpoint.tokenizer.decode(ids) for ids in answers]
+    decoded = [stage.checkpoint.tokenizers.target.decode(ids) for ids in answers]
     assert all(pair == (decoded, references) for pair in scored) and scored
 
 

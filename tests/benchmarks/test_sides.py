@@ -16,7 +16,7 @@ NUM_TOKENS = 6
 
 
 def requests(checkpoint: Path, num_beams: int, count: int = 7) -> Workload:
-    tokenizer = Checkpoint.load(checkpoint).tokenizer
+    tokenizer = Checkpoint.load(checkpoint).tokenizers.byte_level()
     texts = [text for length in range(3, 3 + count) for text in random_texts(tokenizer, length, 1)]
     return Workload(texts, tokenizer.encode_batch(texts), num_beams, NUM_TOKENS)
 

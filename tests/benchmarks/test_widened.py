@@ -136,7 +136,7 @@ def test_the_shipped_model_translates_the_same_at_the_size_of_transformer_base()
     assert config == base_shape(shipped.model.config)
     assert (config.num_encoder_layers, config.num_decoder_layers, config.d_model, config.num_heads) == (6, 6, 512, 8)
     assert (config.encoder_ffn_dim, config.decoder_ffn_dim, config.target_vocab_size) == (2048, 2048, 32_000)
-    sources = shipped.tokenizer.encode_batch([*SENTENCES[:4], " ".join(SENTENCES[:10])])
+    sources = shipped.tokenizers.source.encode_batch([*SENTENCES[:4], " ".join(SENTENCES[:10])])
     assert len(sources[-1]) > 128
     ours, theirs = (greedy_search(checkpoint.model, sources, 32) for checkpoint in (wide, shipped))
     assert [answer.ids for answer in ours] == [answer.ids for answer in theirs]

@@ -17,6 +17,7 @@ PRETRAINED = ROOT / "model/pretrained/en-de"
 PACKAGES = {
     "grpc_reflection": "grpcio-reflection",
     "grpc_status": "grpcio-status",
+    "huggingface_hub": "huggingface-hub",
     "onnx_ir": "onnx-ir",
     "prometheus_client": "prometheus-client",
     "pydantic_settings": "pydantic-settings",

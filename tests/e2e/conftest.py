@@ -19,7 +19,8 @@ import torch
 from dragoman.export.exporter import export_checkpoint
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.config import ModelConfig
-from dragoman.model.tokenizer import Tokenizer
+from dragoman.model.text.byte_level import ByteLevelTokenizer
+from dragoman.model.text.tokenizers import Tokenizers
 from dragoman.model.transformer import Transformer
 from tests.shelf import Shelf
 
@@ -105,7 +106,7 @@ def endless(shelf: Shelf) -> Path:
 
 
 def make_endless(folder: Path) -> None:
-    tokenizer = Tokenizer.train(["a dog runs over the grass"], 280)
+    tokenizer = ByteLevelTokenizer.train(["a dog runs over the grass"], 280)
     for seed, name in enumerate(("alpha", "beta")):
         torch.manual_seed(seed)
         config = ModelConfig(
@@ -123,7 +124,7 @@ def make_endless(folder: Path) -> None:
         model = Transformer(config).eval()
         assert model.decoder.output_bias is not None
         model.decoder.output_bias.data[config.eos_id] = -60
-        Checkpoint(name, model, tokenizer).save(folder / "checkpoints" / name)
+        Checkpoint(name, model, Tokenizers.shared(tokenizer)).save(folder / "checkpoints" / name)
         export_checkpoint(folder / "checkpoints" / name, folder / "bundles" / name)
 
 

@@ -24,14 +24,14 @@ pytestmark = pytest.mark.e2e
 def eager_answers(name: str, texts: list[str]) -> tuple[list[list[int]], list[str]]:
     """Greedy answers of the shipped checkpoint in eager PyTorch: ids and texts."""
     checkpoint = Checkpoint.load(ROOT / "model/pretrained" / name)
-    sources = checkpoint.tokenizer.encode_batch(texts)
+    sources = checkpoint.tokenizers.source.encode_batch(texts)
     order = sorted(range(len(texts)), key=lambda i: len(sources[i]))
     ids: list[list[int]] = [[]] * len(texts)
     for start in range(0, len(order), 64):
         batch = order[start : start + 64]
         for i, hypothesis in zip(batch, greedy_search(checkpoint.model, [sources[i] for i in batch], 256), strict=True):
             ids[i] = hypothesis.ids
-    return ids, [checkpoint.tokenizer.decode(row) for row in ids]
+    return ids, [checkpoint.tokenizers.target.decode(row) for row in ids]
 
 
 def margin_where_they_part(name: str, text: str, ours: list[int], theirs: list[int]) -> float:
@@ -40,7 +40,7 @@ def margin_where_they_part(name: str, text: str, ours: list[int], theirs: list[i
     model, eos = checkpoint.model, checkpoint.model.config.eos_id
     pairs = zip([*ours, eos], [*theirs, eos], strict=False)
     common = next(i for i, (mine, yours) in enumerate(pairs) if mine != yours)
-    source = [*checkpoint.tokenizer.encode(text), eos]
+    source = [*checkpoint.tokenizers.source.encode(text), eos]
     prefix = [model.config.decoder_start_id, *theirs[:common]]
     with torch.inference_mode():
         logits = model(torch.tensor([source]), torch.tensor([len(source)]), torch.tensor([prefix]))[0, -1]

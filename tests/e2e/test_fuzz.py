@@ -21,7 +21,8 @@ from dragoman.client.sync import Client
 from dragoman.export.exporter import export_checkpoint
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.config import ModelConfig
-from dragoman.model.tokenizer import Tokenizer
+from dragoman.model.text.byte_level import ByteLevelTokenizer
+from dragoman.model.text.tokenizers import Tokenizers
 from dragoman.model.transformer import Transformer
 from dragoman.v1.generation_pb2 import GenerateBatchResponse, GenerateRequest, GenerateResponse
 from dragoman.v1.generation_pb2_grpc import GenerationStub
@@ -78,8 +79,8 @@ def make_short(folder: Path) -> None:
     model = Transformer(config).eval()
     assert model.decoder.output_bias is not None
     model.decoder.output_bias.data[config.eos_id] = -60
-    tokenizer = Tokenizer.train(["a dog runs over the grass"], 280)
-    Checkpoint("alpha", model, tokenizer).save(folder / "checkpoints" / "alpha")
+    tokenizer = ByteLevelTokenizer.train(["a dog runs over the grass"], 280)
+    Checkpoint("alpha", model, Tokenizers.shared(tokenizer)).save(folder / "checkpoints" / "alpha")
     export_checkpoint(folder / "checkpoints" / "alpha", folder / "bundles" / "alpha")
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dragoman.export.bundle import Bundle
-from dragoman.model.tokenizer import Tokenizer
+from dragoman.model.text.byte_level import ByteLevelTokenizer
 from dragoman.server.engine.engine import Engine
 from dragoman.server.engine.loading import load_engine
 from dragoman.server.engine.messages import Answer, Request, Sampling, SearchOptions
@@ -77,7 +77,7 @@ def _alternatives(rng: random.Random) -> SearchOptions:
 KINDS: list[Making] = [_greedy, _beam, _sampled, _greedy_with_rules, _beam, _alternatives]
 
 
-def _source(rng: random.Random, captions: list[str], tokenizer: Tokenizer, eos_id: int) -> list[int]:
+def _source(rng: random.Random, captions: list[str], tokenizer: ByteLevelTokenizer, eos_id: int) -> list[int]:
     """Return 1 to 100 tokens of text, end-of-sequence included."""
     words = tokenizer.encode_batch([" ".join(rng.sample(captions, 12))])[0]
     start = rng.randint(0, 5)
@@ -98,7 +98,7 @@ def int8_bundle(shipped_bundle: Callable[..., Path]) -> Bundle:
 @pytest.fixture(scope="module")
 def requests(bundle: Bundle, captions: list[str]) -> list[Request]:
     """Requests of all kinds, with sources and limits of all lengths."""
-    rng, tokenizer = random.Random(1), bundle.tokenizer()
+    rng, tokenizer = random.Random(1), bundle.tokenizers().source
     return [
         Request(
             id,

@@ -24,7 +24,7 @@ def test_score_of_an_answer_is_what_greedy_search_says_of_it(shared_server: Any,
     """A few answers are tokenised otherwise than they were generated, which is no fault; those are not compared."""
     texts = captions[:60]
     checkpoint = Checkpoint.load(ROOT / "model/pretrained/en-de")
-    oracle = greedy_search(checkpoint.model, checkpoint.tokenizer.encode_batch(texts), 256)
+    oracle = greedy_search(checkpoint.model, checkpoint.tokenizers.source.encode_batch(texts), 256)
     with Client(shared_server.address) as client:
         answers = list(client.generate_many(texts, model="en-de"))
         scores = [client.score(text, answer.text, model="en-de") for text, answer in zip(texts, answers, strict=True)]

@@ -46,9 +46,9 @@ def test_answer_as_long_as_the_model_goes_is_taken_in(checkpoint: Checkpoint) ->
 
 def test_text_that_is_too_long_is_refused_with_its_line(checkpoint: Checkpoint) -> None:
     with pytest.raises(InputError, match=r"line 2: .* the model takes 24"):
-        calibration_sources(checkpoint.tokenizer, ["a dog", "a dog " * 30], 24)
+        calibration_sources(checkpoint.tokenizers.source, ["a dog", "a dog " * 30], 24)
 
 
 def test_no_text_is_refused(checkpoint: Checkpoint) -> None:
     with pytest.raises(InputError, match="nothing to calibrate with"):
-        calibration_sources(checkpoint.tokenizer, [], 24)
+        calibration_sources(checkpoint.tokenizers.source, [], 24)

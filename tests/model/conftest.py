@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dragoman.model.config import ModelConfig
-from dragoman.model.tokenizer import Tokenizer
+from dragoman.model.text.byte_level import ByteLevelTokenizer
 from dragoman.model.transformer import Transformer
 
 ModelMaker = Callable[..., Transformer]
@@ -29,6 +29,18 @@ SMALL: dict[str, Any] = {
     "max_target_positions": 40,
     "dropout": 0.0,
 }
+T5: dict[str, Any] = {
+    "norm": "pre",
+    "norm_kind": "rms",
+    "has_biases": False,
+    "attention_dim": 24,
+    "is_attention_scaled": False,
+    "positions": "relative",
+    "relative_buckets": 8,
+    "relative_max_distance": 12,
+    "is_embedding_scaled": False,
+    "padding": "predicted",
+}
 SWITCHES: dict[str, dict[str, Any]] = {
     "paper": {},
     "pre-norm": {"norm": "pre"},
@@ -44,6 +56,16 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "depths": {"num_encoder_layers": 3, "num_decoder_layers": 1, "encoder_ffn_dim": 20, "decoder_ffn_dim": 40},
     "epsilon": {"norm_epsilon": 0.1, "num_heads": 1},
     "other-ids": {"pad_id": 5, "eos_id": 0, "decoder_start_id": 5},
+    "masked": {"padding": "masked", "has_output_bias": True},
+    "predicted": {"padding": "predicted"},
+    "rms": {"norm_kind": "rms", "norm_epsilon": 0.01},
+    "no-biases": {"has_biases": False},
+    "gated": {"is_ffn_gated": True, "activation": "gelu_tanh"},
+    "wide-heads": {"attention_dim": 24, "is_attention_scaled": False},
+    "relative": {"positions": "relative", "relative_buckets": 8, "relative_max_distance": 6},
+    "relative-per-layer": {"positions": "relative", "has_relative_bias_per_layer": True, "is_attention_scaled": False},
+    "t5": T5 | {"is_output_scaled": True},
+    "t5-gated": T5 | {"is_ffn_gated": True, "activation": "gelu_tanh", "is_projection_tied": False},
     "everything": {
         "norm": "pre",
         "activation": "gelu",
@@ -88,12 +110,12 @@ def any_model(request: pytest.FixtureRequest, make_model: ModelMaker) -> Transfo
 
 
 @pytest.fixture(scope="session")
-def tokenizer() -> Tokenizer:
+def tokenizer() -> ByteLevelTokenizer:
     """Give a vocabulary of 500 tokens, learnt from made-up sentences with accents and a few words of other scripts."""
     rng = random.Random(0)
     words = ["the", "dog", "runs", "through", "snow", "a", ",", ".", "don't"]
     words += ["über", "Straße", "façade", "coöperate", "собака", "雪", "🙂"]
-    return Tokenizer.train([" ".join(rng.choices(words, k=8)) for _ in range(300)], 500)
+    return ByteLevelTokenizer.train([" ".join(rng.choices(words, k=8)) for _ in range(300)], 500)
 
 
 @pytest.fixture

@@ -7,21 +7,22 @@ import torch
 
 from dragoman.model.average import average_checkpoints
 from dragoman.model.checkpoint import Checkpoint, CheckpointError
-from dragoman.model.tokenizer import Tokenizer
+from dragoman.model.text.byte_level import ByteLevelTokenizer
+from dragoman.model.text.tokenizers import Tokenizers
 
 
 @pytest.fixture
-def save(make_model, tokenizer: Tokenizer, tmp_path: Path):
+def save(make_model, tokenizer: ByteLevelTokenizer, tmp_path: Path):
     """Write a checkpoint of the given seed and return its folder."""
 
-    def save(name: str, vocabulary: Tokenizer = tokenizer, seed: int = 0, **settings: object) -> Path:
+    def save(name: str, vocabulary: ByteLevelTokenizer = tokenizer, seed: int = 0, **settings: object) -> Path:
         size = vocabulary.vocab_size
         model = make_model(source_vocab_size=size, target_vocab_size=size, **settings)
         torch.manual_seed(seed)
         with torch.no_grad():
             for parameter in model.parameters():  # biases and norms begin alike
                 parameter.add_(torch.randn_like(parameter))
-        Checkpoint(name, model, vocabulary).save(tmp_path / name)
+        Checkpoint(name, model, Tokenizers.shared(vocabulary)).save(tmp_path / name)
         return tmp_path / name
 
     return save
@@ -53,9 +54,9 @@ def test_another_model_is_refused(save) -> None:
         average_checkpoints([first, other])
 
 
-def test_another_vocabulary_is_refused(save, tokenizer: Tokenizer) -> None:
+def test_another_vocabulary_is_refused(save, tokenizer: ByteLevelTokenizer) -> None:
     words = (f"{first}{second}{third}" for first, second, third in itertools.product("abcdefgh", repeat=3))
-    other = Tokenizer.train([" ".join(words)], tokenizer.vocab_size)
+    other = ByteLevelTokenizer.train([" ".join(words)], tokenizer.vocab_size)
     assert other.vocab_size == tokenizer.vocab_size
     first, second = save("first"), save("second", other)
     with pytest.raises(CheckpointError, match=re.escape(f"{second}: its vocabulary differs from that of {first}")):

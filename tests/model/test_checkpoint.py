@@ -1,5 +1,6 @@
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +10,19 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from dragoman.model.checkpoint import Checkpoint, CheckpointError, average_weights, save_tensors
-from dragoman.model.tokenizer import Tokenizer
+from dragoman.model.checkpoint_folder import CheckpointFolder
+from dragoman.model.generation import Defaults, Language, Languages, Template
+from dragoman.model.text.byte_level import ByteLevelTokenizer
+from dragoman.model.text.tokenizers import Tokenizers
 
 
 @pytest.fixture(params=[True, False], ids=["tied", "untied"])
-def checkpoint(request, make_model, tokenizer: Tokenizer) -> Checkpoint:
+def checkpoint(request, make_model, tokenizer: ByteLevelTokenizer) -> Checkpoint:
     size = tokenizer.vocab_size
     model = make_model(
         source_vocab_size=size, target_vocab_size=size, is_projection_tied=request.param, is_embedding_shared=request.param
     )
-    return Checkpoint("toy", model, tokenizer)
+    return Checkpoint("toy", model, Tokenizers.shared(tokenizer))
 
 
 @pytest.fixture
@@ -35,7 +39,7 @@ def test_round_trip_is_exact(checkpoint: Checkpoint, folder: Path) -> None:
     weights, expected = loaded.model.state_dict(), checkpoint.model.state_dict()
     assert weights.keys() == expected.keys()
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
-    assert loaded.tokenizer.encode("the dog 雪") == checkpoint.tokenizer.encode("the dog 雪")
+    assert loaded.tokenizers.source.encode("the dog 雪") == checkpoint.tokenizers.source.encode("the dog 雪")
     shared = loaded.model.encoder.embedding.tokens is loaded.model.decoder.embedding.tokens
     assert shared == checkpoint.model.config.is_embedding_shared
 
@@ -123,16 +127,64 @@ def change(folder: Path, **fields: Any) -> Path:
     return path
 
 
-@pytest.mark.parametrize("version", [0, 2, "1", None])
+@pytest.mark.parametrize("version", [0, 3, "1", None])
 def test_other_format_version_is_refused(folder: Path, version) -> None:
     path = change(folder, format_version=version)
-    with refuses(path, ": not a checkpoint of format version 1"):
+    with refuses(path, ": not a checkpoint of format version 1 or 2"):
         Checkpoint.load(folder)
+
+
+def test_the_first_format_is_still_read(folder: Path) -> None:
+    change(folder, format_version=1)
+    loaded = Checkpoint.load(folder)
+    assert (loaded.template, loaded.languages, loaded.defaults) == (Template(), None, Defaults())
+
+
+def test_what_is_said_of_generation_is_kept(checkpoint: Checkpoint, folder: Path) -> None:
+    template = Template(source_suffix=[4], task="put into {target}: ")
+    languages = Languages(target=[Language(code="deu_Latn", names=["de"], target_prefix=[7])], default_target="deu_Latn")
+    defaults = Defaults(num_beams=4, suppressed_tokens=[3], is_end_forced=True)
+    replace(checkpoint, template=template, languages=languages, defaults=defaults).save(folder)
+    for loaded in (Checkpoint.load(folder), CheckpointFolder.load(folder)):
+        assert (loaded.template, loaded.languages, loaded.defaults) == (template, languages, defaults)
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ({"template": {"source_prefix": [-1]}}, "source_prefix"),
+        ({"languages": {"target": [{"code": ""}]}}, "target"),
+        ({"languages": {"default_target": "de"}}, "no target language"),
+        ({"defaults": {"num_beams": "4"}}, "num_beams"),
+        ({"defaults": {"colour": 1}}, "colour"),
+        ({"defaults": []}, "defaults"),
+    ],
+)
+def test_wrong_words_of_generation_are_named(folder: Path, said, reason) -> None:
+    path = change(folder, **said)
+    with refuses(path, ": ") as caught:
+        Checkpoint.load(folder)
+    assert reason in str(caught.value)
+
+
+def test_weights_are_mapped_not_copied(folder: Path) -> None:
+    """A large model takes its memory once, and what is written to it does not reach the file."""
+    before = (folder / "model.safetensors").read_bytes()
+    model = Checkpoint.load(folder).model
+    mapped = [
+        line.split("-") for line in Path("/proc/self/maps").read_text().splitlines() if str(folder / "model.safetensors") in line
+    ]
+    spans = [(int(start, 16), int(end.split()[0], 16)) for start, end, *_ in mapped]
+    assert all(any(start <= weight.data_ptr() < end for start, end in spans) for weight in model.parameters())
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.zero_()
+    assert (folder / "model.safetensors").read_bytes() == before
 
 
 def test_description_that_is_no_object_is_refused(folder: Path) -> None:
     (folder / "config.json").write_text("[1]", encoding="utf-8")
-    with refuses(folder / "config.json", ": not a checkpoint of format version 1"):
+    with refuses(folder / "config.json", ": not a checkpoint of format version 1 or 2"):
         Checkpoint.load(folder)
 
 
@@ -151,7 +203,7 @@ def test_unknown_model_setting_is_named(folder: Path, checkpoint: Checkpoint) ->
 
 
 def test_vocabulary_larger_than_the_model_is_refused(folder: Path, checkpoint: Checkpoint) -> None:
-    size = checkpoint.tokenizer.vocab_size
+    size = checkpoint.tokenizers.target.vocab_size
     change(folder, model=checkpoint.model.config.to_dict() | {"source_vocab_size": size - 1, "target_vocab_size": size - 1})
     with refuses(folder, f": the tokeniser has {size} tokens, the model room for {size - 1}"):
         Checkpoint.load(folder)
@@ -159,7 +211,7 @@ def test_vocabulary_larger_than_the_model_is_refused(folder: Path, checkpoint: C
 
 def test_ends_of_sequence_that_disagree_are_refused(folder: Path, checkpoint: Checkpoint) -> None:
     change(folder, model=checkpoint.model.config.to_dict() | {"eos_id": 5})
-    with refuses(folder, f": eos_id is {checkpoint.tokenizer.eos_id} in the tokeniser and 5 in the model"):
+    with refuses(folder, f": eos_id is {checkpoint.tokenizers.target.eos_id} in the tokeniser and 5 in the model"):
         Checkpoint.load(folder)
 
 

@@ -10,7 +10,7 @@ VOCAB = {"source_vocab_size": 100, "target_vocab_size": 100}
 
 
 def test_fields_survive_json() -> None:
-    config = ModelConfig(**VOCAB, norm="pre", position_offset=2, dropout=0.25, has_output_bias=True)
+    config = ModelConfig(**VOCAB, norm="pre", position_offset=2, dropout=0.25, has_output_bias=True, attention_dim=64)
     assert ModelConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
 
@@ -20,6 +20,21 @@ def test_left_out_fields_take_their_defaults() -> None:
 
 def test_head_dim_divides_the_width() -> None:
     assert ModelConfig(**VOCAB, d_model=96, num_heads=6).head_dim == 16
+
+
+def test_heads_may_be_wider_or_narrower_than_the_model() -> None:
+    config = ModelConfig.from_dict(VOCAB | {"d_model": 100, "num_heads": 6, "attention_dim": 96, "positions": "learned"})
+    assert config.head_dim == 16
+    assert ModelConfig.from_dict(VOCAB | {"attention_dim": None}) == ModelConfig(**VOCAB)
+
+
+def test_padding_that_is_predicted_may_be_what_ends_a_sequence() -> None:
+    assert ModelConfig(**VOCAB, pad_id=1, padding="predicted").eos_id == 1
+
+
+def test_decoder_may_start_with_a_token_that_only_targets_have() -> None:
+    config = ModelConfig(source_vocab_size=50, target_vocab_size=100, is_embedding_shared=False, decoder_start_id=99)
+    assert config.decoder_start_id == 99
 
 
 def test_config_cannot_be_changed() -> None:
@@ -37,7 +52,7 @@ def test_config_cannot_be_changed() -> None:
         ({"is_projection_tied": 1}, "is_projection_tied must be bool, not 1"),
         ({"norm": 3}, "norm must be str, not 3"),
         ({"norm": "middle"}, "norm must be one of pre, post, not 'middle'"),
-        ({"activation": "tanh"}, "activation must be one of relu, gelu, silu, not 'tanh'"),
+        ({"activation": "tanh"}, "activation must be one of relu, gelu, gelu_tanh, silu, not 'tanh'"),
         ({"positions": "none"}, "positions must be one of sinusoidal, learned"),
         ({"num_decoder_layers": 0}, "num_decoder_layers must be at least 1, not 0"),
         ({"max_source_positions": -1}, "max_source_positions must be at least 1, not -1"),
@@ -47,6 +62,23 @@ def test_config_cannot_be_changed() -> None:
         ({"d_model": 100, "num_heads": 3}, "d_model 100 is not a multiple of num_heads 3"),
         ({"d_model": 9, "num_heads": 3}, "sinusoidal positions need an even d_model, not 9"),
         ({"position_offset": -1}, "position_offset must not be negative, not -1"),
+        ({"norm_epsilon": float("inf")}, "norm_epsilon must be positive, not inf"),
+        ({"norm_kind": "batch"}, "norm_kind must be one of layer, rms, not 'batch'"),
+        ({"padding": "ignored"}, "padding must be one of excluded, masked, predicted, not 'ignored'"),
+        ({"has_biases": 0}, "has_biases must be bool, not 0"),
+        ({"attention_dim": "64"}, "attention_dim must be int or null, not '64'"),
+        ({"attention_dim": False}, "attention_dim must be int or null, not False"),
+        ({"attention_dim": 0}, "attention_dim 0 is not a multiple of num_heads 8"),
+        ({"attention_dim": -8}, "attention_dim -8 is not a multiple of num_heads 8"),
+        ({"attention_dim": 100}, "attention_dim 100 is not a multiple of num_heads 8"),
+        ({"has_relative_bias_per_layer": True}, "has_relative_bias_per_layer needs relative positions, not sinusoidal"),
+        ({"positions": "relative", "position_offset": 2}, "position_offset 2 means nothing to relative positions"),
+        ({"positions": "relative", "relative_buckets": 2}, "relative_buckets must be even and at least 4, not 2"),
+        ({"positions": "relative", "relative_buckets": 7}, "relative_buckets must be even and at least 4, not 7"),
+        ({"positions": "relative", "relative_max_distance": 16}, "relative_max_distance must be above 16"),
+        ({"relative_buckets": 0}, "relative_buckets must be at least 1, not 0"),
+        ({"pad_id": 1, "padding": "masked"}, "pad_id and eos_id are both 1"),
+        ({"source_vocab_size": 90, "is_embedding_shared": False, "pad_id": 95}, "pad_id 95 is outside the vocabulary of 90"),
         ({"source_vocab_size": 99}, "is_embedding_shared needs equal vocabularies, not 99 and 100"),
         ({"eos_id": 100}, "eos_id 100 is outside the vocabulary of 100"),
         ({"decoder_start_id": -1}, "decoder_start_id -1 is outside the vocabulary"),

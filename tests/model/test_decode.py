@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from dragoman.model.decode import EagerCache, StepDecoder, beam_search, greedy_search, length_normalised
+from dragoman.model.decode import EagerCache, Start, StepDecoder, beam_search, greedy_search, length_normalised
 from dragoman.model.padding import pad
 from dragoman.model.transformer import Transformer
 
@@ -24,7 +24,7 @@ def test_cached_decoding_equals_full_decoding_at_every_position(any_model: Trans
     lengths = torch.tensor([len(row) for row in rows])
     targets = some_targets(any_model, len(rows), 9)
     memory, mask = any_model.encode(pad(rows, config.pad_id), lengths)
-    full = any_model.decoder.next_token_logits(any_model.decode(targets, memory, mask)).log_softmax(-1)
+    full = any_model.decoder.log_probs(any_model.decode(targets, memory, mask))
     decoder = StepDecoder(any_model, SOURCES)
     for position in range(targets.shape[1]):
         step = decoder.step(targets[:, position])
@@ -65,18 +65,22 @@ def test_selecting_before_the_first_step_moves_the_sources(make_model) -> None:
 
 
 @torch.inference_mode()
-def test_steps_are_distributions_without_padding(any_model: Transformer) -> None:
+def test_steps_are_distributions_but_for_padding(any_model: Transformer) -> None:
     step = StepDecoder(any_model, SOURCES).step(torch.full((4,), any_model.config.decoder_start_id))
-    torch.testing.assert_close(step.exp().sum(-1), torch.ones(4))
-    assert (step[:, any_model.config.pad_id] == -math.inf).all()
+    padding = any_model.config.padding
+    if padding == "masked":
+        assert (step.exp().sum(-1) < 1 - 1e-3).all(), "the softmax is over padding, too"
+    else:
+        torch.testing.assert_close(step.exp().sum(-1), torch.ones(4))
+    assert (step[:, any_model.config.pad_id] == -math.inf).all() == (padding != "predicted")
 
 
 @torch.inference_mode()
 def test_cache_grows_by_one_position_a_step(make_model) -> None:
-    cache = EagerCache(4, [], torch.ones(1, 1, dtype=torch.bool))
+    cache = EagerCache(make_model().config, [], torch.ones(1, 1, dtype=torch.bool))
     cache.self_kv = [None]
     for length in (1, 2, 3):
-        assert cache.self_attention(0, torch.randn(1, 1, 48)).shape == (1, 1, 16)
+        assert cache.self_attention(0, torch.randn(1, 1, 48), None).shape == (1, 1, 16)
         assert cache.self_kv[0] is not None
         assert [x.shape for x in cache.self_kv[0]] == [(1, 4, length, 4)] * 2
 
@@ -88,9 +92,13 @@ def greedy_by_hand(model: Transformer, source: list[int], max_new_tokens: int) -
     ids, log_probs = [config.decoder_start_id], []
     while len(log_probs) < max_new_tokens and (len(ids) == 1 or ids[-1] != config.eos_id):
         logits = model(source_ids, torch.tensor([source_ids.shape[1]]), torch.tensor([ids]))[0, -1]
-        logits[config.pad_id] = -math.inf
-        ids.append(int(logits.argmax()))
-        log_probs.append(float(logits.log_softmax(-1).max()))
+        if config.padding == "excluded":
+            logits[config.pad_id] = -math.inf
+        steps = logits.log_softmax(-1)
+        if config.padding == "masked":
+            steps[config.pad_id] = -math.inf
+        ids.append(int(steps.argmax()))
+        log_probs.append(float(steps.max()))
     return ids[1:], log_probs
 
 
@@ -101,6 +109,56 @@ def test_greedy_search_takes_the_likeliest_token(any_model: Transformer) -> None
         assert found.ids == [i for i in ids if i != any_model.config.eos_id]
         assert found.log_probs == pytest.approx(log_probs, abs=1e-5)
         assert found.score == pytest.approx(sum(log_probs) / len(log_probs), abs=1e-5)
+
+
+@pytest.mark.parametrize("positions", ["learned", "relative"])
+@torch.inference_mode()
+def test_forced_tokens_come_first_and_count_in_the_length_only(make_model, positions) -> None:
+    """A forced token is one that the model is told to have said; what follows is what it would say after saying it."""
+    model, sources = make_model(positions=positions), [[7, 8, 9], [12], [13, 14]]
+    forced = [[], [5, 6], [9]]
+    for greedy, (best, *_), source, ids in zip(
+        greedy_search(model, sources, 6, Start(forced)),
+        beam_search(model, sources, 2, 6, 0.7, Start(forced)),
+        sources,
+        forced,
+        strict=True,
+    ):
+        steps = continue_by_hand(model, [*source, model.config.eos_id], [model.config.decoder_start_id, *ids], 6)
+        assert greedy.ids == [token for token, _ in steps if token != model.config.eos_id]
+        assert greedy.log_probs == pytest.approx([log_prob for _, log_prob in steps], abs=1e-5)
+        assert greedy.score == pytest.approx(sum(greedy.log_probs) / (len(steps) + len(ids)), abs=1e-5)
+        assert best.score == pytest.approx(sum(best.log_probs) / (len(best.log_probs) + len(ids)) ** 0.7, abs=1e-5)
+
+
+def continue_by_hand(model: Transformer, source: list[int], ids: list[int], limit: int) -> list[tuple[int, float]]:
+    """Choose the likeliest token again and again, with the whole model each time."""
+    steps: list[tuple[int, float]] = []
+    while len(steps) < limit and (not steps or steps[-1][0] != model.config.eos_id):
+        memory = model.encode(torch.tensor([source]), torch.tensor([len(source)]))
+        log_probs = model.decoder.log_probs(model.decode(torch.tensor([[*ids, *(token for token, _ in steps)]]), *memory))[0, -1]
+        steps.append((int(log_probs.argmax()), float(log_probs.max())))
+    return steps
+
+
+@torch.inference_mode()
+def test_complete_sources_and_another_start_are_taken_as_they_are(make_model) -> None:
+    model = make_model()
+    plain = greedy_search(model, [[7, 8], [9]], 8)
+    assert greedy_search(model, [[7, 8, 1], [9, 1]], 8, Start(is_complete=True)) == plain
+    with_suffix = greedy_search(model, [[3, 7, 8, 1, 4]], 8, Start(is_complete=True, decoder_start_id=6))
+    steps = continue_by_hand(model, [3, 7, 8, 1, 4], [6], 8)
+    assert with_suffix[0].log_probs == pytest.approx([log_prob for _, log_prob in steps], abs=1e-5)
+    assert with_suffix != greedy_search(model, [[3, 7, 8, 1, 4]], 8, Start(is_complete=True))
+    assert beam_search(model, [[7, 8, 1]], 3, 8, start=Start(is_complete=True)) == beam_search(model, [[7, 8]], 3, 8)
+
+
+def test_forced_tokens_take_room_of_the_models_positions(make_model) -> None:
+    model = make_model(max_target_positions=5, has_output_bias=True)
+    model.decoder.output_bias.data[model.config.eos_id] = -100.0
+    start = Start(forced=[[4, 5], []])
+    assert [len(h.ids) for h in greedy_search(model, [[7], [8]], 99, start)] == [3, 5]
+    assert [{len(h.ids) for h in beam} for beam in beam_search(model, [[7], [8]], 2, 99, start=start)] == [{3}, {5}]
 
 
 def test_beam_of_one_is_greedy(any_model: Transformer) -> None:

@@ -4,47 +4,48 @@ from dragoman.model.decode import beam_search, greedy_search
 from dragoman.model.errors import InputError
 from dragoman.model.evaluate import evaluate, translate
 from dragoman.model.quality import score
-from dragoman.model.tokenizer import Tokenizer
+from dragoman.model.text.byte_level import ByteLevelTokenizer
+from dragoman.model.text.tokenizers import Tokenizers
 from dragoman.model.transformer import Transformer
 
 TEXTS = ["the dog runs", "snow", "a dog runs through the snow , through snow .", "über Straße"] * 20
 
 
 @pytest.fixture(scope="module")
-def model(make_model, tokenizer: Tokenizer) -> Transformer:
+def model(make_model, tokenizer: ByteLevelTokenizer) -> Transformer:
     size = tokenizer.vocab_size  # an untied projection, or a random model repeats the start token whatever it reads
     return make_model(source_vocab_size=size, target_vocab_size=size, is_projection_tied=False)
 
 
-def test_answers_come_in_the_order_of_the_texts(model: Transformer, tokenizer: Tokenizer) -> None:
+def test_answers_come_in_the_order_of_the_texts(model: Transformer, tokenizer: ByteLevelTokenizer) -> None:
     alone = [tokenizer.decode(greedy_search(model, [tokenizer.encode(text)], 6)[0].ids) for text in TEXTS[:4]]
     assert len(set(alone)) > 2
-    assert translate(model, tokenizer, TEXTS, max_new_tokens=6) == alone * 20
+    assert translate(model, Tokenizers.shared(tokenizer), TEXTS, max_new_tokens=6) == alone * 20
 
 
-def test_beam_answers_are_the_best_of_each_beam(model: Transformer, tokenizer: Tokenizer) -> None:
+def test_beam_answers_are_the_best_of_each_beam(model: Transformer, tokenizer: ByteLevelTokenizer) -> None:
     beams = beam_search(model, [tokenizer.encode(text) for text in TEXTS[:4]], 3, 6, 0.5)
     expected = [tokenizer.decode(beam[0].ids) for beam in beams]
-    assert translate(model, tokenizer, TEXTS[:4], num_beams=3, length_penalty=0.5, max_new_tokens=6) == expected
+    assert translate(model, Tokenizers.shared(tokenizer), TEXTS[:4], num_beams=3, length_penalty=0.5, max_new_tokens=6) == expected
 
 
-def test_no_texts_give_no_answers(model: Transformer, tokenizer: Tokenizer) -> None:
-    assert translate(model, tokenizer, []) == []
+def test_no_texts_give_no_answers(model: Transformer, tokenizer: ByteLevelTokenizer) -> None:
+    assert translate(model, Tokenizers.shared(tokenizer), []) == []
 
 
-def test_text_too_long_for_the_model_is_numbered(model: Transformer, tokenizer: Tokenizer) -> None:
+def test_text_too_long_for_the_model_is_numbered(model: Transformer, tokenizer: ByteLevelTokenizer) -> None:
     longest = " ".join(["dog"] * 39)
-    assert len(translate(model, tokenizer, [longest], max_new_tokens=1)) == 1
+    assert len(translate(model, Tokenizers.shared(tokenizer), [longest], max_new_tokens=1)) == 1
     with pytest.raises(InputError, match=r"line 2: 41 tokens, end-of-sequence included, where the model takes 40"):
-        translate(model, tokenizer, ["snow", f"{longest} dog"])
+        translate(model, Tokenizers.shared(tokenizer), ["snow", f"{longest} dog"])
 
 
-def test_evaluation_scores_the_translations(make_model, tokenizer: Tokenizer) -> None:
+def test_evaluation_scores_the_translations(make_model, tokenizer: ByteLevelTokenizer) -> None:
     size = tokenizer.vocab_size
     model = make_model(source_vocab_size=size, target_vocab_size=size, max_target_positions=12)
     texts = TEXTS[:4]
-    answers = translate(model, tokenizer, texts)
-    assert evaluate(model, tokenizer, texts, answers) == score(answers, answers) != score(answers, texts)
-    assert evaluate(model, tokenizer, texts, texts) == score(answers, texts)
+    answers = translate(model, Tokenizers.shared(tokenizer), texts)
+    assert evaluate(model, Tokenizers.shared(tokenizer), texts, answers) == score(answers, answers) != score(answers, texts)
+    assert evaluate(model, Tokenizers.shared(tokenizer), texts, texts) == score(answers, texts)
     with pytest.raises(InputError, match="4 hypotheses cannot be scored against 3 references"):
-        evaluate(model, tokenizer, texts, texts[:3])
+        evaluate(model, Tokenizers.shared(tokenizer), texts, texts[:3])

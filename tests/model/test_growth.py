@@ -8,7 +8,8 @@ from torch.nn import functional as F
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.config import ModelConfig, ModelConfigError
 from dragoman.model.growth import grown, with_more_tokens
-from dragoman.model.tokenizer import Tokenizer
+from dragoman.model.text.byte_level import ByteLevelTokenizer
+from dragoman.model.text.tokenizers import Tokenizers
 from dragoman.model.transformer import Transformer
 
 LARGER = {"num_encoder_layers": 5, "num_decoder_layers": 3, "encoder_ffn_dim": 56, "decoder_ffn_dim": 40}
@@ -101,11 +102,11 @@ SENTENCES = [f"the {first}{second} runs" for first in ("dog", "cat", "bird", "ho
     ids=["shared", "separate", "learned"],
 )
 def test_more_tokens_have_the_mean_of_their_pieces(make_model, switches: dict[str, Any]) -> None:
-    vocabulary = Tokenizer.train(SENTENCES, 275)
+    vocabulary = ByteLevelTokenizer.train(SENTENCES, 275)
     model = make_model(source_vocab_size=275, target_vocab_size=275, **switches)
     larger = vocabulary.extended(SENTENCES, 290)
-    large = with_more_tokens(Checkpoint("toy", model, vocabulary), larger)
-    assert (large.name, large.tokenizer, large.model.training) == ("toy", larger, False)
+    large = with_more_tokens(Checkpoint("toy", model, Tokenizers.shared(vocabulary)), larger)
+    assert (large.name, large.tokenizers.byte_level(), large.model.training) == ("toy", larger, False)
     torch.testing.assert_close(logits(large.model)[..., :275], logits(model))
     old, new = model.state_dict(), large.model.state_dict()
     grown_tables = [name for name in new if len(new[name]) == 290]
@@ -119,7 +120,7 @@ def test_more_tokens_have_the_mean_of_their_pieces(make_model, switches: dict[st
 
 
 def test_a_model_with_more_tokens_than_its_vocabulary_gets_none(make_model) -> None:
-    vocabulary = Tokenizer.train(SENTENCES, 275)
-    padded = Checkpoint("toy", make_model(source_vocab_size=280, target_vocab_size=280), vocabulary)
+    vocabulary = ByteLevelTokenizer.train(SENTENCES, 275)
+    padded = Checkpoint("toy", make_model(source_vocab_size=280, target_vocab_size=280), Tokenizers.shared(vocabulary))
     with pytest.raises(ModelConfigError, match="toy: the model has more tokens than the 275 of its vocabulary"):
         with_more_tokens(padded, vocabulary.extended(SENTENCES, 290))

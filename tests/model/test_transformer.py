@@ -6,8 +6,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dragoman.model.attention import causal_mask, padding_mask
+from dragoman.model.backend import FullAttention
 from dragoman.model.config import ModelConfig
-from dragoman.model.transformer import DecoderLayer, EncoderLayer, FullAttention, Transformer, sinusoids
+from dragoman.model.transformer import DecoderLayer, EncoderLayer, Transformer, sinusoids
 
 B, S, T = 3, 7, 6
 ACTIVATION = {"relu": "relu", "gelu": "gelu", "silu": F.silu}
@@ -62,12 +63,12 @@ def test_layers_equal_pytorch(make_model, norm, activation) -> None:
     source, target = torch.randn(B, S, config.d_model), torch.randn(B, T, config.d_model)
     mask = padding_mask(LENGTHS, S)
     ours, theirs = model.encoder.layers[0], pytorch_layer(model.encoder.layers[0], config)
-    memory = ours(source, FullAttention(config.num_heads, mask))
+    memory = ours(source, FullAttention(config, mask))
     expected = theirs(source, src_key_padding_mask=~mask)
     torch.testing.assert_close(memory[mask], expected[mask], atol=1e-5, rtol=0)
 
     ours, theirs = model.decoder.layers[0], pytorch_layer(model.decoder.layers[0], config)
-    backend = FullAttention(config.num_heads, mask, model.decoder.project_memory(memory))
+    backend = FullAttention(config, mask, model.decoder.project_memory(memory))
     expected = theirs(target, memory, tgt_mask=~causal_mask(T), memory_key_padding_mask=~mask)
     torch.testing.assert_close(ours(target, backend), expected, atol=1e-5, rtol=0)
 
@@ -164,13 +165,20 @@ def test_depths_and_widths_are_each_sides_own(make_model) -> None:
     assert [layer.feed_forward.inner.out_features for layer in model.decoder.layers] == [40]
 
 
-def test_next_token_logits_exclude_padding_and_nothing_else(any_model: Transformer) -> None:
-    decoder, pad = any_model.decoder, any_model.config.pad_id
+def test_padding_is_excluded_masked_or_predicted(any_model: Transformer) -> None:
+    decoder, config = any_model.decoder, any_model.config
     hidden = torch.randn(2, 3, 16)
-    logits = decoder.next_token_logits(hidden)
-    assert (logits[..., pad] == -math.inf).all()
-    others = torch.arange(logits.shape[-1]) != pad
-    assert torch.equal(logits[..., others], decoder.logits(hidden)[..., others])
+    log_probs, logits = decoder.log_probs(hidden), decoder.logits(hidden)
+    others = torch.arange(logits.shape[-1]) != config.pad_id
+    if config.padding == "excluded":
+        expected = logits[..., others].log_softmax(-1)
+    else:
+        expected = logits.log_softmax(-1)[..., others]
+    torch.testing.assert_close(log_probs[..., others], expected, atol=1e-5, rtol=0)
+    if config.padding == "predicted":
+        assert torch.equal(log_probs, logits.log_softmax(-1))
+    else:
+        assert (log_probs[..., config.pad_id] == -math.inf).all()
 
 
 def test_target_tokens_see_only_the_past(any_model: Transformer) -> None:

@@ -15,7 +15,8 @@ import torch
 from dragoman.export.exporter import export_checkpoint
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.config import ModelConfig
-from dragoman.model.tokenizer import Tokenizer
+from dragoman.model.text.byte_level import ByteLevelTokenizer
+from dragoman.model.text.tokenizers import Tokenizers
 from dragoman.model.transformer import Transformer
 from dragoman.server.telemetry.logs import configure_logging
 from tests.server.scripted import scripted_model
@@ -46,7 +47,7 @@ def tiny_checkpoint() -> Checkpoint:
             parameter.normal_(float(name.endswith("norm.weight")), 0.2, generator=generator)
         assert model.decoder.output_bias is not None
         model.decoder.output_bias[config.eos_id] = -60
-    return Checkpoint("tiny", model, Tokenizer.train(["a dog runs over the grass"], 280))
+    return Checkpoint("tiny", model, Tokenizers.shared(ByteLevelTokenizer.train(["a dog runs over the grass"], 280)))
 
 
 @pytest.fixture(scope="session")
@@ -67,12 +68,12 @@ def bundle_copy(tiny_bundle: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tokenizer() -> Tokenizer:
-    return Tokenizer.train(TEXTS * 4, vocab_size=330)
+def tokenizer() -> ByteLevelTokenizer:
+    return ByteLevelTokenizer.train(TEXTS * 4, vocab_size=330)
 
 
 @pytest.fixture
-def make_model(tokenizer: Tokenizer) -> Callable[..., Any]:
+def make_model(tokenizer: ByteLevelTokenizer) -> Callable[..., Any]:
     return lambda name="en-de", **limits: scripted_model(tokenizer, name, **limits)
 
 

@@ -20,26 +20,26 @@ def translator(tiny_bundle: Path) -> OfflineTranslator:
 
 
 def test_answers_are_pytorchs_in_the_order_of_the_texts(translator: OfflineTranslator, tiny_checkpoint: Checkpoint) -> None:
-    sources = tiny_checkpoint.tokenizer.encode_batch(TEXTS)
+    sources = tiny_checkpoint.tokenizers.source.encode_batch(TEXTS)
     expected = greedy_search(tiny_checkpoint.model, sources, 20)
-    assert translator.translate(TEXTS, 20) == [tiny_checkpoint.tokenizer.decode(h.ids) for h in expected]
+    assert translator.translate(TEXTS, 20) == [tiny_checkpoint.tokenizers.target.decode(h.ids) for h in expected]
 
 
 def test_searches_give_their_answers_in_the_order_of_the_sources(translator: OfflineTranslator) -> None:
     """Three slots: the beams and the samples of one text at a time."""
-    sources = [[*ids, translator.bundle.manifest.eos_id] for ids in translator.tokenizer.encode_batch(TEXTS)]
+    sources = [[*ids, translator.bundle.manifest.eos_id] for ids in translator.tokenizers.source.encode_batch(TEXTS)]
     for search in (SearchOptions(num_beams=3, num_answers=3), SearchOptions(num_answers=2, sampling=Sampling(5))):
         ends = translator.run(sources, 8, search)
         assert [end.id for end in ends] == list(range(len(TEXTS)))
         assert all(len(end.answers) == search.num_answers for end in ends)
         for text, end in zip(TEXTS, ends, strict=True):
             assert end.answers == ends[TEXTS.index(text)].answers, "the same text has the same answers"
-    best = [translator.tokenizer.decode(end.answers[0].token_ids) for end in ends]
+    best = [translator.tokenizers.target.decode(end.answers[0].token_ids) for end in ends]
     assert translator.translate(TEXTS, 8, search) == best
 
 
 def test_beams_come_by_falling_score(translator: OfflineTranslator) -> None:
-    (source,) = [[*ids, translator.bundle.manifest.eos_id] for ids in translator.tokenizer.encode_batch(TEXTS[:1])]
+    (source,) = [[*ids, translator.bundle.manifest.eos_id] for ids in translator.tokenizers.source.encode_batch(TEXTS[:1])]
     (end,) = translator.run([source], 6, SearchOptions(num_beams=3, num_answers=3, length_penalty=0.5))
     scores = [answer.score for answer in end.answers]
     assert scores == sorted(scores, reverse=True)

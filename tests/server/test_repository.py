@@ -81,7 +81,7 @@ def test_models_are_found_by_name_each_with_its_own_engine(repository_of: Any) -
     assert [(model.name, model.engine) for model in repository.all()] == [("alpha", "alpha"), ("beta", "beta")]
     model = repository.get("beta")
     assert (model.name, model.version, model.engine) == ("beta", model.manifest.version, "beta")
-    assert model.tokenizer.decode(model.tokenizer.encode("a dog runs")) == "a dog runs"
+    assert model.tokenizers.target.decode(model.tokenizers.source.encode("a dog runs")) == "a dog runs"
 
 
 def test_no_name_means_the_only_model(repository_of: Any) -> None:

@@ -4,13 +4,14 @@ import ssl
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn, Self
+from typing import Self
 
 import grpc
 import structlog
 
 from dragoman.model.files import read_bounded
 from dragoman.server.config import ConfigError, ServerConfig
+from dragoman.server.credentials import no_password
 from dragoman.server.faces.grpc.interceptors import Context
 
 # Kinds of names that say who a client is, by gRPC's keys; an address says only where somebody was.
@@ -127,7 +128,7 @@ class TlsFiles:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         pair = f"tls_certificate, tls_key: {self._certificate}, {self._key}"
         try:
-            context.load_cert_chain(self._certificate, self._key, password=_no_password)
+            context.load_cert_chain(self._certificate, self._key, password=no_password)
             dates = _read_dates(context, contents.certificate)
         except (OSError, ValueError) as error:
             raise ConfigError(f"{pair}: {error}") from error
@@ -216,8 +217,3 @@ def _out_of_date(dates: tuple[float, float]) -> str | None:
         return None
     verb, moment = ("is not valid before", begin) if now < begin else ("expired on", end)
     return f"{verb} {time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(moment))} UTC"
-
-
-def _no_password() -> NoReturn:
-    """Refuse to ask for a password: nobody is there to type it."""
-    raise ValueError("the key is encrypted")

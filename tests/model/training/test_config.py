@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from dragoman.model.tokenizer import Tokenizer
+from dragoman.model.text.byte_level import ByteLevelTokenizer
 from dragoman.model.training.config import ScheduleConfig, TrainingConfig, TrainingConfigError, model_config
 
 RECIPES = sorted((Path(__file__).parents[3] / "model" / "recipes").glob("*.toml"))
@@ -38,7 +38,7 @@ def parse(changes: dict[str, Any], without: str = "") -> TrainingConfig:
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_shipped_recipe_parses(path: Path, tokenizer: Tokenizer) -> None:
+def test_shipped_recipe_parses(path: Path, tokenizer: ByteLevelTokenizer) -> None:
     config = TrainingConfig.load(path)
     assert path.stem.startswith(config.name)
     assert (config.data.source, config.data.target) == tuple(f"train.{language}.gz" for language in config.name.split("-"))
@@ -129,7 +129,7 @@ def test_file_that_is_no_toml_is_named(tmp_path: Path, content: bytes) -> None:
         TrainingConfig.load(tmp_path / "bad.toml")
 
 
-def test_model_takes_its_vocabulary_from_the_tokenizer(tokenizer: Tokenizer) -> None:
+def test_model_takes_its_vocabulary_from_the_tokenizer(tokenizer: ByteLevelTokenizer) -> None:
     config = model_config(parse({"model.d_model": 64, "model.num_heads": 2, "model.norm": "pre"}), tokenizer)
     assert (config.d_model, config.num_heads, config.norm) == (64, 2, "pre")
     assert config.source_vocab_size == config.target_vocab_size == tokenizer.vocab_size
@@ -137,13 +137,13 @@ def test_model_takes_its_vocabulary_from_the_tokenizer(tokenizer: Tokenizer) -> 
 
 
 @pytest.mark.parametrize("name", ["source_vocab_size", "target_vocab_size", "pad_id", "eos_id", "decoder_start_id"])
-def test_what_the_tokenizer_decides_cannot_be_set(tokenizer: Tokenizer, name: str) -> None:
+def test_what_the_tokenizer_decides_cannot_be_set(tokenizer: ByteLevelTokenizer, name: str) -> None:
     with pytest.raises(TrainingConfigError, match=rf"^model\.{name}: set by the tokeniser$"):
         model_config(parse({f"model.{name}": 7}), tokenizer)
 
 
 @pytest.mark.parametrize(("name", "value"), [("width", 3), ("d_model", 0), ("d_model", "wide"), ("norm", "none")])
-def test_invalid_model_setting_is_named(tokenizer: Tokenizer, name: str, value: Any) -> None:
+def test_invalid_model_setting_is_named(tokenizer: ByteLevelTokenizer, name: str, value: Any) -> None:
     with pytest.raises(TrainingConfigError, match=rf"^model: .*{name}"):
         model_config(parse({f"model.{name}": value}), tokenizer)
 

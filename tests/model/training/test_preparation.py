@@ -15,7 +15,8 @@ from dragoman.model.checkpoint_folder import CheckpointError
 from dragoman.model.config import ModelConfig
 from dragoman.model.corpus import DataError
 from dragoman.model.errors import InputError
-from dragoman.model.tokenizer import Tokenizer
+from dragoman.model.text.byte_level import ByteLevelTokenizer
+from dragoman.model.text.tokenizers import Tokenizers
 from dragoman.model.training.config import TrainingConfigError
 from dragoman.model.training.file import TrainingFile
 from dragoman.model.training.preparation import Preparation, prepare
@@ -148,10 +149,10 @@ def test_settings_that_a_run_did_not_begin_with_are_named(data: Path, tmp_path: 
 def initial(data: Path, tmp_path: Path) -> Path:
     """A checkpoint whose model no rule would choose."""
     texts = [line for name in ("train.s", "train.t") for line in (data / name).read_text(encoding="utf-8").splitlines()]
-    tokenizer = Tokenizer.train(texts, 280)
+    tokenizer = ByteLevelTokenizer.train(texts, 280)
     size = tokenizer.vocab_size
     config = ModelConfig(source_vocab_size=size, target_vocab_size=size, norm="post", num_heads=2, dropout=0.4, **TINY)
-    Checkpoint("first", Transformer(config).eval(), tokenizer).save(tmp_path / "first")
+    Checkpoint("first", Transformer(config).eval(), Tokenizers.shared(tokenizer)).save(tmp_path / "first")
     return tmp_path / "first"
 
 

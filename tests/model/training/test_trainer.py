@@ -276,7 +276,7 @@ def test_published_model_scores_what_the_summary_says(whole: Path, data_dir: Pat
     summary = json.loads((whole / "training" / "summary.json").read_text(encoding="utf-8"))
     checkpoint = Checkpoint.load(whole)
     texts = [(data_dir / name).read_text(encoding="utf-8").splitlines() for name in ("val.s", "val.t")]
-    bleu = evaluate(checkpoint.model, checkpoint.tokenizer, *texts).bleu
+    bleu = evaluate(checkpoint.model, checkpoint.tokenizers, *texts).bleu
     assert bleu == max(summary["averaged_bleu"], summary["best_bleu"])
 
 
@@ -305,7 +305,7 @@ def test_a_run_goes_on_from_a_checkpoint(whole: Path, data_dir: Path, tmp_path: 
     config = replace(configure(model={"dropout": 0.1}), initial_checkpoint=str(whole))
     trainer = begin(config, data_dir, tmp_path)
     before = Checkpoint.load(whole)
-    assert trainer.checkpoint.tokenizer.encode("red cat") == before.tokenizer.encode("red cat")
+    assert trainer.checkpoint.tokenizers.source.encode("red cat") == before.tokenizers.source.encode("red cat")
     assert all(
         torch.equal(ours, theirs)
         for ours, theirs in zip(trainer.checkpoint.model.parameters(), before.model.parameters(), strict=True)
@@ -333,7 +333,7 @@ def test_a_run_goes_on_with_a_larger_model(data_dir: Path, tmp_path: Path) -> No
     larger = {"norm": "pre", "num_encoder_layers": 3, "num_decoder_layers": 2, "encoder_ffn_dim": 64, "decoder_ffn_dim": 35}
     config = replace(configure(model=larger), initial_checkpoint=str(tmp_path / "small"))
     trainer = begin(config, data_dir, tmp_path / "whole")
-    pair = torch.tensor([small.tokenizer.encode("red cat hat")]), torch.tensor([3]), torch.tensor([[2, 9, 8, 7]])
+    pair = torch.tensor([small.tokenizers.source.encode("red cat hat")]), torch.tensor([3]), torch.tensor([[2, 9, 8, 7]])
     with torch.no_grad():
         torch.testing.assert_close(trainer.checkpoint.model.eval()(*pair), small.model(*pair), rtol=1e-5, atol=1e-5)
     trainer.run()
@@ -366,7 +366,9 @@ def test_validation_waits_for_its_epochs(whole: Path, data_dir: Path, tmp_path: 
 def test_long_pairs_are_left_out_and_counted(data_dir: Path, tmp_path: Path) -> None:
     trainer = begin(configure(training={"max_length": 6}), data_dir, tmp_path)
     trainer.close()
-    lengths = [len(trainer.checkpoint.tokenizer.encode(line)) + 1 for line in (data_dir / "train.s").read_text().splitlines()]
+    lengths = [
+        len(trainer.checkpoint.tokenizers.source.encode(line)) + 1 for line in (data_dir / "train.s").read_text().splitlines()
+    ]
     assert 0 < trainer.sampler.num_left_out == sum(length > 6 for length in lengths)
 
 

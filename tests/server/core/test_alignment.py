@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dragoman.model.tokenizer import Tokenizer
+from dragoman.model.text.byte_level import ByteLevelTokenizer
 from dragoman.server.core.alignment import token_words, word_alignment
 
 
@@ -34,7 +34,7 @@ def test_bytes_that_are_not_text_are_a_word() -> None:
 
 
 @pytest.mark.parametrize("text", ["", " ", "a", "  two  spaces ", "Ein 🐕 läuft.", "a\tb\nc\u3000d", "x\x1cy\u2028z", "</s> <pad>"])
-def test_words_are_those_of_split(tokenizer: Tokenizer, text: str) -> None:
+def test_words_are_those_of_split(tokenizer: ByteLevelTokenizer, text: str) -> None:
     pieces = [tokenizer.token_bytes(token) for token in tokenizer.encode(text)]
     words: dict[int, bytes] = {}
     for piece, word in zip(pieces, token_words(pieces), strict=True):

@@ -33,9 +33,9 @@ def test_blank_text_is_refused(make_model: Any, text: str) -> None:
 def test_odd_text_is_served(make_model: Any, text: str) -> None:
     model = make_model()
     ids = prepare(GenerateRequest(text=text), model).request.source_ids
-    assert ids[-1] == model.tokenizer.eos_id
-    assert ids.count(model.tokenizer.eos_id) == 1
-    assert model.tokenizer.decode(ids) == text
+    assert ids[-1] == model.tokenizers.target.eos_id
+    assert ids.count(model.tokenizers.target.eos_id) == 1
+    assert model.tokenizers.target.decode(ids) == text
 
 
 @pytest.mark.parametrize("field", ["text", "forced_prefix"])
@@ -50,7 +50,7 @@ def test_half_a_surrogate_pair_is_refused(make_model: Any, field: str, length: i
 def test_longest_source_fits_and_one_token_more_does_not(make_model: Any) -> None:
     model = make_model()
     text = "A dog runs through the snow."
-    count = len(model.tokenizer.encode(text)) + 1
+    count = len(model.tokenizers.source.encode(text)) + 1
     model.manifest.max_source_tokens = count
     fitting = prepare(GenerateRequest(text=text, truncate=True), model)
     assert len(fitting.request.source_ids) == count
@@ -65,12 +65,12 @@ def test_truncation_keeps_the_first_tokens_and_says_so(make_model: Any) -> None:
     text = "Zwei Männer spielen Fußball."
     prepared = prepare(GenerateRequest(text=text, truncate=True), model)
     assert prepared.is_truncated
-    assert prepared.request.source_ids == [*model.tokenizer.encode(text)[:4], model.tokenizer.eos_id]
+    assert prepared.request.source_ids == [*model.tokenizers.source.encode(text)[:4], model.tokenizers.target.eos_id]
 
 
 def test_huge_text_is_refused_without_tokenising_it(make_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_model(max_source_tokens=10)
-    monkeypatch.setattr(model.tokenizer, "encode", lambda text: pytest.fail("tokenised"))
+    monkeypatch.setattr(model.tokenizers.source, "encode", lambda text: pytest.fail("tokenised"))
     message = refusal(GenerateRequest(text="Schnee " * 100_000), model)
     assert message.startswith("text: more than ")
     assert message.endswith("max_source_tokens of model en-de is 10")
@@ -78,8 +78,8 @@ def test_huge_text_is_refused_without_tokenising_it(make_model: Any, monkeypatch
 
 def test_text_that_long_tokens_just_fit_is_not_refused_unread(make_model: Any) -> None:
     model = make_model(max_source_tokens=10)
-    longest = max(range(model.tokenizer.vocab_size), key=lambda i: len(model.tokenizer.token_bytes(i)))
-    text = (model.tokenizer.token_bytes(longest) * 9).decode()
+    longest = max(range(model.tokenizers.target.vocab_size), key=lambda i: len(model.tokenizers.target.token_bytes(i)))
+    text = (model.tokenizers.target.token_bytes(longest) * 9).decode()
     assert len(prepare(GenerateRequest(text=text, truncate=True), model).request.source_ids) <= 10
 
 
@@ -89,7 +89,7 @@ def test_huge_text_is_cut_as_if_it_had_been_tokenised_whole(make_model: Any, sen
     text = sentence * 20_000
     prepared = prepare(GenerateRequest(text=text, truncate=True), model)
     assert prepared.is_truncated
-    assert prepared.request.source_ids == [*model.tokenizer.encode(text)[:29], model.tokenizer.eos_id]
+    assert prepared.request.source_ids == [*model.tokenizers.source.encode(text)[:29], model.tokenizers.target.eos_id]
 
 
 def test_long_text_is_tokenised_on_a_thread_and_short_text_inline(make_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +104,7 @@ def test_long_text_is_tokenised_on_a_thread_and_short_text_inline(make_model: An
     prepare(GenerateRequest(text="a " * (validation.MAX_INLINE_CHARACTERS // 2)), model)
     assert threads == []
     prepare(GenerateRequest(text="a " * validation.MAX_INLINE_CHARACTERS), model)
-    assert threads == [model.tokenizer.encode]
+    assert threads == [model.tokenizers.source.encode]
 
 
 def test_number_of_new_tokens_is_the_models_default_unless_given(make_model: Any) -> None:
@@ -120,7 +120,7 @@ def test_impossible_number_of_new_tokens_is_refused(make_model: Any, count: int)
 
 def test_prefix_is_tokenised_as_a_target_and_shortens_the_default(make_model: Any) -> None:
     model = make_model()
-    ids = model.tokenizer.encode("Zwei Männer spielen")
+    ids = model.tokenizers.source.encode("Zwei Männer spielen")
     assert len(ids) < 16
     request = prepare(GenerateRequest(text="a", forced_prefix="Zwei Männer spielen"), model).request
     assert (request.search.forced_prefix, request.max_new_tokens) == (ids, 32)
@@ -131,7 +131,7 @@ def test_prefix_is_tokenised_as_a_target_and_shortens_the_default(make_model: An
 
 def test_prefix_and_new_tokens_must_fit_together(make_model: Any) -> None:
     model = make_model()
-    count = len(model.tokenizer.encode("Zwei Männer"))
+    count = len(model.tokenizers.source.encode("Zwei Männer"))
     fitting = GenerateRequest(text="a", forced_prefix="Zwei Männer", max_new_tokens=48 - count)
     assert prepare(fitting, model).request.max_new_tokens == 48 - count
     message = refusal(GenerateRequest(text="a", forced_prefix="Zwei Männer", max_new_tokens=49 - count), model)
@@ -141,7 +141,7 @@ def test_prefix_and_new_tokens_must_fit_together(make_model: Any) -> None:
 
 def test_prefix_must_leave_a_token_to_generate(make_model: Any) -> None:
     model = make_model()
-    count = len(model.tokenizer.encode("Zwei Männer"))
+    count = len(model.tokenizers.source.encode("Zwei Männer"))
     model.manifest.max_target_tokens = count + 1
     assert prepare(GenerateRequest(text="a", forced_prefix="Zwei Männer"), model).request.max_new_tokens == 1
     model.manifest.max_target_tokens = count
@@ -151,7 +151,7 @@ def test_prefix_must_leave_a_token_to_generate(make_model: Any) -> None:
 
 def test_huge_prefix_is_refused_without_tokenising_it(make_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_model()
-    monkeypatch.setattr(model.tokenizer, "encode", lambda text: pytest.fail("tokenised"))
+    monkeypatch.setattr(model.tokenizers.source, "encode", lambda text: pytest.fail("tokenised"))
     message = refusal(GenerateRequest(text="a", forced_prefix="Schnee " * 100_000), model)
     assert message.startswith("forced_prefix: more than ")
     assert message.endswith("max_target_tokens of model en-de is 48")
@@ -159,7 +159,7 @@ def test_huge_prefix_is_refused_without_tokenising_it(make_model: Any, monkeypat
 
 def test_least_number_of_new_tokens_is_compared_with_what_a_prefix_leaves(make_model: Any) -> None:
     model = make_model(max_target_tokens=32)
-    count = len(model.tokenizer.encode("Zwei Männer"))
+    count = len(model.tokenizers.source.encode("Zwei Männer"))
     message = refusal(GenerateRequest(text="a", forced_prefix="Zwei Männer", min_new_tokens=32 - count), model)
     assert message == f"min_new_tokens: {32 - count} is not less than max_new_tokens, which is {32 - count}"
 
@@ -198,8 +198,8 @@ def test_passed_deadline_is_refused(make_model: Any) -> None:
 def test_longest_token_is_looked_up_once_a_tokeniser(make_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_model()
     calls: list[int] = []
-    original = model.tokenizer.token_bytes
-    monkeypatch.setattr(model.tokenizer, "token_bytes", lambda i: calls.append(i) or original(i))
+    original = model.tokenizers.target.token_bytes
+    monkeypatch.setattr(model.tokenizers.source, "token_bytes", lambda i: calls.append(i) or original(i))
     validator = Validator()
 
     async def twice() -> None:
@@ -207,7 +207,7 @@ def test_longest_token_is_looked_up_once_a_tokeniser(make_model: Any, monkeypatc
             await validator.prepare(GenerateRequest(text="a"), model, arrival=0.0, remaining_seconds=None, is_streamed=False)
 
     asyncio.run(twice())
-    assert len(calls) == model.tokenizer.vocab_size
+    assert len(calls) == model.tokenizers.target.vocab_size
 
 
 @pytest.mark.parametrize("value", ["a", "x" * 128, "A-1 b_~!"])

@@ -125,7 +125,7 @@ def test_deadlines_of_ended_requests_do_not_pile_up() -> None:
     for i in range(1000):
         policy.submit(sequence(i, deadline=1e9))
         policy.remove((b"front", i))
-    assert len(policy._deadlines) < 100
+    assert len(policy._expiry) < 100
 
 
 def test_the_first_in_line_is_not_passed_over_for_being_wide() -> None:
@@ -267,6 +267,6 @@ def test_requests_that_come_and_go_behind_a_waiting_one_leave_nothing() -> None:
         policy.submit(sequence(i, arrival=i, deadline=1e9))
         policy.remove((b"front", i))
     line = policy._queue.line("")
-    assert line is not None and len(line._places) < 100 and len(policy._deadlines) < 100
+    assert line is not None and len(line._places) < 100 and len(policy._expiry) < 100
     policy.remove((b"front", 0))
     assert ids(policy.admit()) == [1]

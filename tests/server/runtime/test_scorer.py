@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import structlog
+import torch
 
 from dragoman.export.bundle import Bundle, BundleError
 from dragoman.export.eager_pass import EagerPass
@@ -42,6 +43,21 @@ def test_scores_are_pytorchs(scorer: OnnxScorer, tiny_checkpoint: Checkpoint, so
     np.testing.assert_allclose(mean, whole.attention.mean(0), atol=1e-6)
     for layer, expected in enumerate(whole.attention):
         np.testing.assert_allclose(scorer.score(source, target, layer)[1], expected, atol=1e-6)
+
+
+@torch.inference_mode()
+def test_a_pair_may_start_with_another_token(scorer: OnnxScorer, tiny_checkpoint: Checkpoint) -> None:
+    model = tiny_checkpoint.model
+    source, target = PAIRS[0]
+    found = {}
+    for start in (0, 5, model.config.decoder_start_id):
+        logits = model(torch.tensor([source]), torch.tensor([len(source)]), torch.tensor([[start, *target[:-1]]]))[0]
+        logits[:, model.config.pad_id] = -torch.inf
+        expected = logits.log_softmax(-1).gather(-1, torch.tensor(target)[:, None])[:, 0]
+        found[start] = scorer.score(source, target, decoder_start_id=start)[0]
+        np.testing.assert_allclose(found[start], expected, atol=1e-5)
+    assert found[model.config.decoder_start_id].tobytes() == scorer.score(source, target)[0].tobytes()
+    assert np.abs(found[5] - found[0]).max() > 1e-3, "it matters"
 
 
 def test_each_row_of_the_attention_sums_to_1(scorer: OnnxScorer) -> None:

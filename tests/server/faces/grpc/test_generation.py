@@ -48,7 +48,7 @@ def test_answer_carries_text_tokens_usage_and_timings(serve: Any) -> None:
             assert not response.is_truncated
             assert response.usage.source_tokens == len(request.source_ids)
             assert response.usage.generated_tokens == len(world.engine.answer) + 1
-            assert request.source_ids == [*world.model.tokenizer.encode(TEXT), world.model.tokenizer.eos_id]
+            assert request.source_ids == [*world.model.tokenizers.source.encode(TEXT), world.model.tokenizers.target.eos_id]
             assert (request.max_new_tokens, request.deadline, request.is_streamed) == (32, None, False)
             timings = response.timings
             assert (timings.queue_seconds, timings.prefill_seconds) == (pytest.approx(0.25), 0.125)
@@ -77,7 +77,7 @@ def test_all_answers_are_told_the_best_one_twice(serve: Any) -> None:
             response = await world.stub.Generate(GenerateRequest(text=TEXT, num_beams=4, num_return_sequences=3))
             tokens = [list(answer.tokens) for answer in response.answers]
             assert tokens == [world.engine.answer[: len(world.engine.answer) - i] for i in range(3)]
-            assert [answer.text for answer in response.answers] == [world.model.tokenizer.decode(row) for row in tokens]
+            assert [answer.text for answer in response.answers] == [world.model.tokenizers.target.decode(row) for row in tokens]
             assert (response.text, list(response.tokens)) == (response.answers[0].text, tokens[0])
             assert [answer.score for answer in response.answers] == [-1.0, -2.0, -3.0]
             assert {answer.finish_reason for answer in response.answers} == {FINISH_REASON_EOS}
@@ -103,7 +103,7 @@ def test_log_probabilities_are_of_the_generated_tokens(serve: Any, reason: str) 
     async def run() -> None:
         async with serve() as world:
             world.engine.reason = reason
-            tokenizer = world.model.tokenizer
+            tokenizer = world.model.tokenizers.target
             request = GenerateRequest(text=TEXT, forced_prefix="Ein Hund", return_log_probs=True)
             [answer] = (await world.stub.Generate(request)).answers
             end = [tokenizer.eos_id] if reason == "eos" else []
@@ -123,7 +123,7 @@ def test_likeliest_tokens_of_each_position_are_told(serve: Any) -> None:
             assert len(answer.log_probs) == len(world.engine.answer) + 1
             for told in answer.log_probs:
                 assert [(top.token, top.log_prob) for top in told.top] == [(10, 0.0), (11, -0.25), (12, -0.5)]
-                assert [top.piece for top in told.top] == [world.model.tokenizer.token_bytes(i) for i in (10, 11, 12)]
+                assert [top.piece for top in told.top] == [world.model.tokenizers.target.token_bytes(i) for i in (10, 11, 12)]
 
     asyncio.run(run())
 
@@ -186,7 +186,7 @@ def test_streamed_pieces_add_up_to_the_answer(serve: Any, make_model: Any, num_i
     async def run() -> None:
         model = make_model()
         # Each of the four bytes of this dog, and each of three of the kanji, is a token of its own.
-        model.engine.answer = [i for text in ("🐕", "語", "Männer") for i in bytes_as_tokens(model.tokenizer, text)]
+        model.engine.answer = [i for text in ("🐕", "語", "Männer") for i in bytes_as_tokens(model.tokenizers.target, text)]
         model.engine.num_in_last_message = num_in_last_message
         async with serve(model) as world:
             pieces = [piece async for piece in world.stub.GenerateStream(GenerateRequest(text=TEXT))]
@@ -212,7 +212,7 @@ def bytes_as_tokens(tokenizer: Any, text: str) -> list[int]:
 def test_character_that_is_never_completed_is_replaced_in_stream_and_result_alike(serve: Any, make_model: Any) -> None:
     async def run() -> None:
         model = make_model()
-        model.engine.answer = bytes_as_tokens(model.tokenizer, "a🐕")[:3]
+        model.engine.answer = bytes_as_tokens(model.tokenizers.target, "a🐕")[:3]
         async with serve(model) as world:
             pieces = [piece async for piece in world.stub.GenerateStream(GenerateRequest(text=TEXT))]
             assert "".join(piece.text for piece in pieces) == pieces[-1].result.text == "a\ufffd"
@@ -426,7 +426,7 @@ def test_models_are_described_sorted_by_name(serve: Any, make_model: Any) -> Non
             assert (one.version, one.precision, one.device, one.max_slots, one.max_slots_per_request) == ("v7", "fp32", "cpu", 8, 8)
             assert (one.max_target_tokens, one.default_max_new_tokens) == (48, 32)
             assert (one.domain, listed[0].domain) == ("captions of photographs", "")
-            assert one.source_vocab_size == one.target_vocab_size == french.tokenizer.vocab_size
+            assert one.source_vocab_size == one.target_vocab_size == french.tokenizers.target.vocab_size
             assert world.records() == {}
 
     asyncio.run(run())

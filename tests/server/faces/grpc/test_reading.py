@@ -92,7 +92,7 @@ def test_every_field_of_any_size_is_refused_by_its_size(
             def refuse_to_tokenise(*_: Any) -> None:
                 raise AssertionError("tokenised")
 
-            monkeypatch.setattr(world.model.tokenizer, "encode", refuse_to_tokenise)
+            monkeypatch.setattr(world.model.tokenizers.source, "encode", refuse_to_tokenise)
             for method in METHODS[kind]:
                 code, reason = await outcome(world.stub, method, message)
                 assert (code, reason.partition(":")[0]) == (grpc.StatusCode.INVALID_ARGUMENT.value[0], name), reason

@@ -27,7 +27,7 @@ def test_answer_carries_scores_of_every_token(serve: Any) -> None:
             request = ScoreRequest(model="en-de", text=SOURCE, target=TARGET, request_id="mine", priority=-3)
             response = await world.stub.Score(request)
             [pair] = world.engine.pairs
-            tokenizer = world.model.tokenizer
+            tokenizer = world.model.tokenizers.target
             assert pair.source_ids == [*tokenizer.encode(SOURCE), tokenizer.eos_id]
             assert pair.target_ids == [*tokenizer.encode(TARGET), tokenizer.eos_id], "as in training"
             assert (pair.priority, pair.deadline, pair.is_aligned, pair.alignment_layer) == (-3, None, False, None)
@@ -59,9 +59,9 @@ def test_empty_target_is_end_of_sequence_alone(serve: Any) -> None:
     async def run() -> None:
         async with serve() as world:
             response = await world.stub.Score(ScoreRequest(text=SOURCE, return_word_alignment=True))
-            assert world.engine.pairs[0].target_ids == [world.model.tokenizer.eos_id]
+            assert world.engine.pairs[0].target_ids == [world.model.tokenizers.target.eos_id]
             [told] = response.tokens
-            assert (told.token, told.piece) == (world.model.tokenizer.eos_id, b"")
+            assert (told.token, told.piece) == (world.model.tokenizers.target.eos_id, b"")
             assert response.word_alignment == ""
 
     asyncio.run(run())

@@ -1,4 +1,4 @@
-"""Text to token ids and back: byte-level BPE on Hugging Face `tokenizers`. No torch, so that the server can import it.
+"""Our own tokeniser, which training learns: byte-level BPE on Hugging Face `tokenizers`.
 
 Every byte is a token, so no input is unknown and decoding gives the text back exactly. There is deliberately no Unicode
 normalisation: composed and decomposed forms of a character stay what they were. One space is put before the text, so that a word
@@ -7,30 +7,26 @@ recognised in text: `</s>` typed by a user is four ordinary characters.
 """
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
 from tokenizers import Tokenizer as Encoder
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from dragoman.model.errors import InputError
-from dragoman.model.files import read_bounded, write_text
+from dragoman.model.files import write_text
+from dragoman.model.text.reading import read, reason
+from dragoman.model.text.tokenizer import TokenizerError
 
 PAD, EOS, START = "<pad>", "</s>", "<s>"
 SPECIAL_TOKENS = (PAD, EOS, START)
 FILE_NAME = "tokenizer.json"
-MAX_FILE_BYTES = 1 << 26
-
-_MAX_REASON_CHARACTERS = 200
 
 
-class TokenizerError(InputError):
-    """A tokeniser file that is missing or is not one of ours."""
-
-
-class Tokenizer:
+class ByteLevelTokenizer:
     """One vocabulary, shared by source and target."""
+
+    kind = "byte_level"
 
     def __init__(self, encoder: Encoder) -> None:
         """Wrap a loaded encoder.
@@ -43,9 +39,12 @@ class Tokenizer:
         encoder.no_truncation()
         encoder.no_padding()
         self.encoder = encoder
-        ids = [encoder.token_to_id(token) for token in SPECIAL_TOKENS]
-        if None in ids:
-            raise TokenizerError(f"the tokeniser lacks {SPECIAL_TOKENS[ids.index(None)]}")
+        ids: list[int] = []
+        for token in SPECIAL_TOKENS:
+            found = encoder.token_to_id(token)
+            if found is None:
+                raise TokenizerError(f"the tokeniser lacks {token}")
+            ids.append(found)
         self.pad_id, self.eos_id, self.start_id = ids
         self.vocab_size: int = encoder.get_vocab_size()
         byte_of, token_of = byte_alphabet(), {i: token for token, i in encoder.get_vocab().items()}
@@ -83,7 +82,7 @@ class Tokenizer:
             raise TokenizerError("the tokens were learnt from other texts: more can be learnt from the same only")
         return larger
 
-    def pieces_of(self, larger: "Tokenizer") -> list[list[int]]:
+    def pieces_of(self, larger: "ByteLevelTokenizer") -> list[list[int]]:
         """Return, for each token that `larger` has besides these, the ids that say the same here."""
         tokens = (larger.encoder.id_to_token(i) for i in range(self.vocab_size, larger.vocab_size))
         return [[piece.id for piece in self.encoder.model.tokenize(token)] for token in tokens]
@@ -96,11 +95,7 @@ class Tokenizer:
             TokenizerError: Naming the file and what is wrong with it.
         """
         path = directory / FILE_NAME
-        try:
-            content = read_bounded(path, MAX_FILE_BYTES)
-        except OSError as error:
-            reason = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
-            raise TokenizerError(f"{path}: {reason}") from error
+        content = read(path)
         try:
             return cls(Encoder.from_str(content.decode("utf-8")))
         except TokenizerError as error:
@@ -109,12 +104,15 @@ class Tokenizer:
             raise
         # The library raises bare Exception for every kind of bad file, and where its native code gives up something beside it.
         except BaseException as error:
-            reason = " ".join(ascii(str(error))[1:-1].split())[:_MAX_REASON_CHARACTERS]
-            raise TokenizerError(f"{path}: not a byte-level tokeniser: {reason}") from error
+            raise TokenizerError(f"{path}: not a byte-level tokeniser: {reason(error)}") from error
 
     def save(self, directory: Path) -> None:
         """Write `tokenizer.json` into an existing directory."""
         write_text(directory / FILE_NAME, self.encoder.to_str(pretty=True))
+
+    def files(self) -> Mapping[str, bytes]:
+        """Return `tokenizer.json`."""
+        return {FILE_NAME: self.encoder.to_str(pretty=True).encode()}
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text, without special tokens."""
@@ -127,18 +125,22 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of ids; special tokens are silent, and bytes that are not UTF-8 become U+FFFD."""
-        detokenizer = StreamingDetokenizer(self)
+        detokenizer = self.detokenizer()
         return detokenizer.push(ids) + detokenizer.finish()
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes a token stands for; nothing for a special token, or for one that only pads a model's vocabulary."""
         return self._bytes[token_id] if token_id < self.vocab_size else b""
 
+    def detokenizer(self) -> "StreamingDetokenizer":
+        """Return the start of an empty text."""
+        return StreamingDetokenizer(self)
+
 
 class StreamingDetokenizer:
-    """Text of a growing sequence of ids, in pieces that never hold half a character and add up to `Tokenizer.decode` exactly."""
+    """Text of a growing sequence of ids, in pieces that never hold half a character and add up to `decode` exactly."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: ByteLevelTokenizer) -> None:
         """Start an empty text."""
         self._tokenizer = tokenizer
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")

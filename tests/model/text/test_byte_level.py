@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from dragoman.model.corpus import read_lines
-from dragoman.model.tokenizer import EOS, PAD, SPECIAL_TOKENS, START, StreamingDetokenizer, Tokenizer, TokenizerError, byte_alphabet
+from dragoman.model.text.byte_level import EOS, PAD, SPECIAL_TOKENS, START, ByteLevelTokenizer, StreamingDetokenizer, byte_alphabet
+from dragoman.model.text.tokenizer import TokenizerError
 from tests.examples import num_examples
 
 PIECES = [
@@ -47,7 +48,7 @@ SOME = settings(MANY, max_examples=num_examples(300, of=1_000))
 @example(text=" </s> <pad><s>▁▁ ")
 @example(text="\0")
 @example(text="e\u0301👩‍👩‍👧‍👦")
-def test_any_text_comes_back(tokenizer: Tokenizer, text: str) -> None:
+def test_any_text_comes_back(tokenizer: ByteLevelTokenizer, text: str) -> None:
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text
     assert {tokenizer.pad_id, tokenizer.eos_id, tokenizer.start_id}.isdisjoint(ids)
@@ -55,11 +56,11 @@ def test_any_text_comes_back(tokenizer: Tokenizer, text: str) -> None:
 
 @SOME
 @given(texts=st.lists(TEXTS, max_size=5))
-def test_batch_encodes_each_text_as_alone(tokenizer: Tokenizer, texts: list[str]) -> None:
+def test_batch_encodes_each_text_as_alone(tokenizer: ByteLevelTokenizer, texts: list[str]) -> None:
     assert tokenizer.encode_batch(texts) == [tokenizer.encode(text) for text in texts]
 
 
-def test_corpus_comes_back(multi30k, tokenizer: Tokenizer) -> None:
+def test_corpus_comes_back(multi30k, tokenizer: ByteLevelTokenizer) -> None:
     for name in ("train.en.gz", "train.de.gz", "train.fr.gz", "val.de.gz", "test_2016_flickr.fr.gz"):
         lines = read_lines(multi30k / name)
         assert list(map(tokenizer.decode, tokenizer.encode_batch(lines))) == lines
@@ -73,7 +74,7 @@ def cut(ids: list[int], cuts: list[int]) -> list[list[int]]:
 
 @settings(MANY, max_examples=num_examples(600, of=3_000))
 @given(data=st.data())
-def test_pieces_of_any_ids_add_up(tokenizer: Tokenizer, data: st.DataObject) -> None:
+def test_pieces_of_any_ids_add_up(tokenizer: ByteLevelTokenizer, data: st.DataObject) -> None:
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=20))
     pieces = cut(ids, data.draw(st.lists(st.integers(0, 20), max_size=5)))
     stream = StreamingDetokenizer(tokenizer)
@@ -85,7 +86,7 @@ def test_pieces_of_any_ids_add_up(tokenizer: Tokenizer, data: st.DataObject) -> 
 @SOME
 @given(text=TEXTS.filter(lambda text: "\ufffd" not in text), cuts=st.lists(st.integers(0, 60), max_size=8))
 @example(text="👩‍👩‍👧‍👦 雪", cuts=list(range(40)))
-def test_pieces_never_hold_half_a_character(tokenizer: Tokenizer, text: str, cuts: list[int]) -> None:
+def test_pieces_never_hold_half_a_character(tokenizer: ByteLevelTokenizer, text: str, cuts: list[int]) -> None:
     stream = StreamingDetokenizer(tokenizer)
     pieces = [stream.push(piece) for piece in cut(tokenizer.encode(text), cuts)]
     assert "\ufffd" not in "".join(pieces)
@@ -95,7 +96,7 @@ def test_pieces_never_hold_half_a_character(tokenizer: Tokenizer, text: str, cut
 
 @SOME
 @given(text=TEXTS)
-def test_each_piece_is_all_that_is_certain(tokenizer: Tokenizer, text: str) -> None:
+def test_each_piece_is_all_that_is_certain(tokenizer: ByteLevelTokenizer, text: str) -> None:
     """After each token the pieces so far are the longest whole-character prefix of the bytes so far."""
     stream, seen, shown = StreamingDetokenizer(tokenizer), b"", ""
     for token in tokenizer.encode(text):
@@ -104,35 +105,35 @@ def test_each_piece_is_all_that_is_certain(tokenizer: Tokenizer, text: str) -> N
         assert shown == seen.decode("utf-8", "ignore").removeprefix(" ")
 
 
-def test_incomplete_character_is_replaced_at_the_end_only(tokenizer: Tokenizer) -> None:
+def test_incomplete_character_is_replaced_at_the_end_only(tokenizer: ByteLevelTokenizer) -> None:
     first_byte = tokenizer.encoder.token_to_id({byte: char for char, byte in byte_alphabet().items()}[0xF0])
     stream = StreamingDetokenizer(tokenizer)
     assert stream.push([first_byte]) == ""
     assert stream.finish() == "\ufffd"
 
 
-def test_special_tokens_are_silent_in_output(tokenizer: Tokenizer) -> None:
+def test_special_tokens_are_silent_in_output(tokenizer: ByteLevelTokenizer) -> None:
     ids = tokenizer.encode("the dog")
     noisy = [tokenizer.start_id, *ids[:1], tokenizer.pad_id, *ids[1:], tokenizer.eos_id, tokenizer.pad_id]
     assert tokenizer.decode(noisy) == "the dog"
 
 
-def test_ids_that_only_pad_a_models_vocabulary_are_silent(tokenizer: Tokenizer) -> None:
+def test_ids_that_only_pad_a_models_vocabulary_are_silent(tokenizer: ByteLevelTokenizer) -> None:
     assert tokenizer.decode([*tokenizer.encode("the dog"), tokenizer.vocab_size, tokenizer.vocab_size + 7]) == "the dog"
 
 
-def test_special_tokens_come_first(tokenizer: Tokenizer) -> None:
+def test_special_tokens_come_first(tokenizer: ByteLevelTokenizer) -> None:
     assert (tokenizer.pad_id, tokenizer.eos_id, tokenizer.start_id) == (0, 1, 2)
     assert [tokenizer.encoder.token_to_id(token) for token in (PAD, EOS, START)] == [0, 1, 2]
 
 
-def test_every_byte_is_a_token(tokenizer: Tokenizer) -> None:
+def test_every_byte_is_a_token(tokenizer: ByteLevelTokenizer) -> None:
     assert sorted(byte_alphabet().values()) == list(range(256))
     singles = {tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)}
     assert {bytes([byte]) for byte in range(256)} <= singles
 
 
-def test_word_is_the_same_token_at_the_start_and_inside(tokenizer: Tokenizer) -> None:
+def test_word_is_the_same_token_at_the_start_and_inside(tokenizer: ByteLevelTokenizer) -> None:
     dog, inside = tokenizer.encode("dog"), tokenizer.encode("the dog runs")
     assert len(dog) == 1
     assert inside[1:2] == dog
@@ -141,24 +142,24 @@ def test_word_is_the_same_token_at_the_start_and_inside(tokenizer: Tokenizer) ->
 
 @SOME
 @given(text=TEXTS)
-def test_loaded_tokenizer_gives_the_same_ids(tokenizer: Tokenizer, reloaded: Tokenizer, text: str) -> None:
+def test_loaded_tokenizer_gives_the_same_ids(tokenizer: ByteLevelTokenizer, reloaded: ByteLevelTokenizer, text: str) -> None:
     assert reloaded.encode(text) == tokenizer.encode(text)
 
 
 @pytest.fixture(scope="module")
-def reloaded(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+def reloaded(tokenizer: ByteLevelTokenizer, tmp_path_factory: pytest.TempPathFactory) -> ByteLevelTokenizer:
     folder = tmp_path_factory.mktemp("tokenizer")
     tokenizer.save(folder)
     assert [path.name for path in folder.iterdir()] == ["tokenizer.json"]
-    return Tokenizer.load(folder)
+    return ByteLevelTokenizer.load(folder)
 
 
 TRAINING = """
 import hashlib, random
-from dragoman.model.tokenizer import Tokenizer
+from dragoman.model.text.byte_level import ByteLevelTokenizer
 rng = random.Random(7)
 words = ["".join(rng.choices("abcdefghäöüß雪", k=rng.randint(1, 9))) for _ in range(400)]
-tokenizer = Tokenizer.train([" ".join(rng.choices(words, k=10)) for _ in range(300)], 600)
+tokenizer = ByteLevelTokenizer.train([" ".join(rng.choices(words, k=10)) for _ in range(300)], 600)
 print(hashlib.sha256(tokenizer.encoder.to_str().encode()).hexdigest(), tokenizer.vocab_size)
 """
 
@@ -181,7 +182,7 @@ def made_up(seed: int) -> list[str]:
 
 def test_more_tokens_of_the_same_texts_leave_the_first_ones_as_they_are() -> None:
     texts = made_up(1)
-    small = Tokenizer.train(texts, 350)
+    small = ByteLevelTokenizer.train(texts, 350)
     large = small.extended(texts, 600)
     assert (small.vocab_size, large.vocab_size) == (350, 600)
     assert all(large.token_bytes(i) == small.token_bytes(i) for i in range(350))
@@ -201,11 +202,11 @@ def test_more_tokens_of_the_same_texts_leave_the_first_ones_as_they_are() -> Non
 )
 def test_tokens_that_cannot_be_added_are_refused(seed: int, size: int, complaint: str) -> None:
     with pytest.raises(TokenizerError, match=complaint):
-        Tokenizer.train(made_up(1), 350).extended(made_up(seed), size)
+        ByteLevelTokenizer.train(made_up(1), 350).extended(made_up(seed), size)
 
 
 def test_training_learns_no_token_out_of_a_special_one() -> None:
-    tokenizer = Tokenizer.train([" ".join(SPECIAL_TOKENS * 3)] * 50, 400)
+    tokenizer = ByteLevelTokenizer.train([" ".join(SPECIAL_TOKENS * 3)] * 50, 400)
     ids = tokenizer.encode("</s>")
     assert tokenizer.eos_id not in ids
     assert tokenizer.decode(ids) == "</s>"
@@ -213,27 +214,27 @@ def test_training_learns_no_token_out_of_a_special_one() -> None:
 
 def test_missing_file_is_named(tmp_path) -> None:
     with pytest.raises(TokenizerError, match=r"tokenizer\.json: no such file"):
-        Tokenizer.load(tmp_path)
+        ByteLevelTokenizer.load(tmp_path)
 
 
 @pytest.mark.parametrize("content", ["", "{}", "not json", '{"model": 1}'])
 def test_damaged_file_is_named(tmp_path, content) -> None:
     (tmp_path / "tokenizer.json").write_text(content, encoding="utf-8")
     with pytest.raises(TokenizerError, match=r"tokenizer\.json: not a byte-level tokeniser"):
-        Tokenizer.load(tmp_path)
+        ByteLevelTokenizer.load(tmp_path)
 
 
-def test_file_without_a_special_token_is_refused(tmp_path, tokenizer: Tokenizer) -> None:
+def test_file_without_a_special_token_is_refused(tmp_path, tokenizer: ByteLevelTokenizer) -> None:
     description = tokenizer.encoder.to_str().replace('"<s>"', '"<other>"')
     (tmp_path / "tokenizer.json").write_text(description, encoding="utf-8")
     with pytest.raises(TokenizerError, match=r"tokenizer\.json: the tokeniser lacks <s>"):
-        Tokenizer.load(tmp_path)
+        ByteLevelTokenizer.load(tmp_path)
 
 
-def test_file_of_another_kind_of_tokens_is_refused(tmp_path, tokenizer: Tokenizer) -> None:
+def test_file_of_another_kind_of_tokens_is_refused(tmp_path, tokenizer: ByteLevelTokenizer) -> None:
     description = json.loads(tokenizer.encoder.to_str())
     vocab = description["model"]["vocab"]
     vocab["▁word"] = len(vocab)
     (tmp_path / "tokenizer.json").write_text(json.dumps(description), encoding="utf-8")
     with pytest.raises(TokenizerError, match=r"tokenizer\.json: not a byte-level tokeniser"):
-        Tokenizer.load(tmp_path)
+        ByteLevelTokenizer.load(tmp_path)

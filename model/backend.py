@@ -1,0 +1,81 @@
+"""What computes attention between a layer's projections, and the one that does it over whole sequences.
+
+Others have an eager cache (`decode.EagerCache`), or write ONNX operators (`dragoman.export.graphs`).
+"""
+
+import math
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from dragoman.model.attention import causal_mask, merge_heads, scaled_dot_product_attention, split_heads
+from dragoman.model.config import ModelConfig
+from dragoman.model.relative import RelativeBias
+
+
+class AttentionBackend(Protocol):
+    """What a layer asks for between its input and output projections."""
+
+    def self_attention(self, layer: int, qkv: Tensor, bias: RelativeBias | None) -> Tensor:
+        """Attend within the sequence, with relative positions where there are some: packed `[B, T, 3·H·Dh]` → `[B, T, H·Dh]`."""
+        ...
+
+    def cross_attention(self, layer: int, query: Tensor) -> Tensor:
+        """Attend to the encoded source: `[B, T, H·Dh]` → `[B, T, H·Dh]`."""
+        ...
+
+
+class FullAttention:
+    """Backend over whole sequences: training, scoring and the encoder."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        source_mask: Tensor,
+        cross_kv: list[tuple[Tensor, Tensor]] | None = None,
+        dropout: float = 0.0,
+    ) -> None:
+        """Attend over the encoder's own positions, or, given `cross_kv`, as a causal decoder over them.
+
+        Args:
+            config: Of the model.
+            source_mask: `[B, S]`, True at real source tokens.
+            cross_kv: Per decoder layer, keys and values `[B, S, H·Dh]` of the encoded source; None in the encoder.
+            dropout: Probability on attention weights.
+        """
+        self.num_heads = config.num_heads
+        self.scale = attention_scale(config)
+        self.source_mask = source_mask[:, None, None, :]
+        self.cross_kv = cross_kv
+        self.dropout = dropout
+        self._masks: dict[RelativeBias, Tensor] = {}
+
+    def self_attention(self, layer: int, qkv: Tensor, bias: RelativeBias | None) -> Tensor:
+        """See `AttentionBackend`; causal in the decoder, where right padding is out of every real token's sight."""
+        query, key, value = (split_heads(part, self.num_heads) for part in qkv.chunk(3, -1))
+        is_causal = self.cross_kv is not None
+        mask = None if is_causal else self.source_mask
+        if bias is not None:
+            if bias not in self._masks:
+                self._masks[bias] = self._biased_mask(bias, query.shape[2])
+            is_causal, mask = False, self._masks[bias]
+        return merge_heads(scaled_dot_product_attention(query, key, value, mask, self.dropout, is_causal, self.scale))
+
+    def cross_attention(self, layer: int, query: Tensor) -> Tensor:
+        """See `AttentionBackend`."""
+        assert self.cross_kv is not None, "the encoder has no cross-attention"
+        query, key, value = (split_heads(part, self.num_heads) for part in (query, *self.cross_kv[layer]))
+        mixed = scaled_dot_product_attention(query, key, value, self.source_mask, self.dropout, scale=self.scale)
+        return merge_heads(mixed)
+
+    def _biased_mask(self, bias: RelativeBias, length: int) -> Tensor:
+        """Return what is added to the scores of `length` positions, `[1, H, T, T]` or `[B, H, S, S]`: -inf where none may look."""
+        at = torch.arange(length, device=self.source_mask.device)
+        allowed = self.source_mask if self.cross_kv is None else causal_mask(length, at.device)
+        return bias(at[None], at).masked_fill(~allowed, -math.inf)  # type: ignore[no-any-return]
+
+
+def attention_scale(config: ModelConfig) -> float | None:
+    """What scores are multiplied by; None for the usual 1/√Dh."""
+    return None if config.is_attention_scaled else 1.0

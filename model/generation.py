@@ -1,0 +1,203 @@
+"""What a checkpoint says of generation, beside its weights: what is said around a text, its languages, its defaults. No torch.
+
+Checkpoints and bundles hold these as JSON. The bounds are far beyond any model there is: with them a damaged or hostile file is
+refused before anything is made of it. That ids are in the model's vocabulary is checked by whoever knows the vocabulary.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+MAX_LANGUAGES = 1024
+MAX_LANGUAGE_NAMES = 64
+MAX_AFFIX_TOKENS = 64
+MAX_TASK_CHARACTERS = 1024
+MAX_DEFAULT_SUPPRESSED_TOKENS = 256
+_MAX_ID = 1 << 24
+_MAX_TOKENS = 1 << 20
+_MAX_BEAMS = 1 << 16
+
+TokenId = Annotated[int, Meta(ge=0, lt=_MAX_ID)]
+Affix = Annotated[list[TokenId], Meta(max_length=MAX_AFFIX_TOKENS)]
+# One line, that changes neither a terminal nor the direction of writing, and that can be written as UTF-8.
+_LINE = r"\A[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]*\Z"
+Label = Annotated[str, Meta(max_length=64, pattern=_LINE)]
+Name = Annotated[str, Meta(min_length=1, max_length=64, pattern=_LINE)]
+Task = Annotated[str, Meta(max_length=MAX_TASK_CHARACTERS, pattern=r"\A[^\x00\ud800-\udfff]*\Z")]
+
+_SEPARATORS = re.compile(r"[-_\s]+")
+_PLACEHOLDER = re.compile(r"\{(source|target)\}")
+
+
+class Affixes(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """Tokens said to a model around a text.
+
+    A source on the wire is: the target language's prefix, the source language's, the template's, the text, end-of-sequence, the
+    template's suffix, the source language's. An answer begins with the template's target prefix, then the target language's.
+
+    Attributes:
+        source_prefix: Ids before a source's text.
+        source_suffix: Ids after its end-of-sequence.
+        target_prefix: Ids that every answer is forced to begin with.
+        decoder_start_id: What the decoder reads first; None for the model's.
+    """
+
+    source_prefix: Affix = []
+    source_suffix: Affix = []
+    target_prefix: Affix = []
+    decoder_start_id: TokenId | None = None
+
+
+class Language(Affixes, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """A language a model reads or writes.
+
+    Attributes:
+        code: What the model calls it, for example `deu_Latn`.
+        names: Every other spelling that means it, as `spelling` gives them, for example `de` and `german`.
+        label: What a task calls it, for example `German`; the code where it is empty.
+    """
+
+    code: Name
+    names: Annotated[list[Name], Meta(max_length=MAX_LANGUAGE_NAMES)] = []
+    label: Label = ""
+
+    def __post_init__(self) -> None:
+        """Refuse names that no question would find.
+
+        Raises:
+            ValueError: Naming the first.
+        """
+        if not spelling(self.code):
+            raise ValueError(f"language {self.code!r} has a code without letters")
+        for name in self.names:
+            if name != spelling(name):
+                raise ValueError(f"language {self.code!r} has the name {name!r}, which must be written {spelling(name)!r}")
+
+
+class Template(Affixes, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """What is said to a model around every text.
+
+    Attributes:
+        task: Text before a source's own, for example `translate {source} to {target}: `, with the languages' labels.
+    """
+
+    task: Task = ""
+
+    def task_text(self, source: Language | None, target: Language | None) -> str:
+        """Return the task for a pair of languages.
+
+        Raises:
+            ValueError: Naming the side whose language the task has a place for, and that is None.
+        """
+        sides = {"source": source, "target": target}
+
+        def label(match: re.Match[str]) -> str:
+            language = sides[match[1]]
+            if language is None:
+                raise ValueError(f"the task needs a {match[1]} language")
+            return language.label or language.code
+
+        return _PLACEHOLDER.sub(label, self.task)
+
+
+class Languages(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """The languages of a model.
+
+    Attributes:
+        source: Those it reads; none where it is not told what it reads, and does not say.
+        target: Those it writes.
+        default_source: Code of the one that is read where a request does not say.
+        default_target: Code of the one that is written where a request does not say.
+    """
+
+    source: Annotated[list[Language], Meta(max_length=MAX_LANGUAGES)] = []
+    target: Annotated[list[Language], Meta(max_length=MAX_LANGUAGES)] = []
+    default_source: Label = ""
+    default_target: Label = ""
+
+    def __post_init__(self) -> None:
+        """Refuse a spelling that means two languages, and a default that is none of them.
+
+        Raises:
+            ValueError: Naming it.
+        """
+        for side in ("source", "target"):
+            languages: list[Language] = getattr(self, side)
+            spellings(languages)
+            default = getattr(self, f"default_{side}")
+            if default and not any(language.code == default for language in languages):
+                raise ValueError(f"default_{side} is {default!r}, which is no {side} language")
+
+
+class Defaults(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """What a request means that does not say; None is what docs/api.md says. A request overrides it field by field.
+
+    Attributes:
+        num_beams: See docs/api.md, as for all that have the names of a request's fields.
+        num_return_sequences: Taken where the request's own search gives as many.
+        length_penalty: Of scores.
+        early_stopping: Of beam search.
+        do_sample: Draw tokens.
+        temperature: Of draws.
+        top_k: Of draws.
+        top_p: Of draws.
+        repetition_penalty: On log-probabilities.
+        min_new_tokens: Not counting what the template and the language force.
+        max_new_tokens: Not counting it either.
+        no_repeat_ngram_size: Of the whole answer.
+        suppressed_tokens: Never generated.
+        is_end_forced: The last token that `max_new_tokens` allows is end-of-sequence, and worth 0.
+    """
+
+    num_beams: Annotated[int, Meta(ge=1, le=_MAX_BEAMS)] | None = None
+    num_return_sequences: Annotated[int, Meta(ge=1, le=_MAX_BEAMS)] | None = None
+    length_penalty: Annotated[float, Meta(ge=-10, le=10)] | None = None
+    early_stopping: bool | None = None
+    do_sample: bool | None = None
+    temperature: Annotated[float, Meta(gt=0, le=100)] | None = None
+    top_k: Annotated[int, Meta(ge=0, lt=_MAX_ID)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+    min_new_tokens: Annotated[int, Meta(ge=0, le=_MAX_TOKENS)] | None = None
+    max_new_tokens: Annotated[int, Meta(ge=1, le=_MAX_TOKENS)] | None = None
+    no_repeat_ngram_size: Annotated[int, Meta(ge=0, le=_MAX_TOKENS)] | None = None
+    suppressed_tokens: Annotated[list[TokenId], Meta(max_length=MAX_DEFAULT_SUPPRESSED_TOKENS)] = []
+    is_end_forced: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse defaults that contradict each other, so that a request that says nothing can always be served.
+
+        Raises:
+            ValueError: Naming them.
+        """
+        beams, answers = self.num_beams or 1, self.num_return_sequences or 1
+        if self.do_sample and beams > 1:
+            raise ValueError(f"do_sample does not go with num_beams above 1, which is {beams}")
+        if answers > beams and not self.do_sample:
+            raise ValueError(f"num_return_sequences {answers} is more than num_beams, which is {beams}")
+        if self.max_new_tokens is not None and (self.min_new_tokens or 0) >= self.max_new_tokens:
+            raise ValueError(
+                f"min_new_tokens {self.min_new_tokens} is not less than max_new_tokens, which is {self.max_new_tokens}"
+            )
+
+
+def spelling(name: str) -> str:
+    """Return how a name of a language is compared: in lower case, with single "_" between its parts."""
+    return _SEPARATORS.sub("_", name.casefold()).strip("_")
+
+
+def spellings(languages: Iterable[Language]) -> dict[str, Language]:
+    """Return which language each spelling means.
+
+    Raises:
+        ValueError: Naming a spelling that means two.
+    """
+    table: dict[str, Language] = {}
+    for language in languages:
+        for name in dict.fromkeys((spelling(language.code), *language.names)):
+            if name in table:
+                raise ValueError(f"{name!r} means two languages: {table[name].code!r} and {language.code!r}")
+            table[name] = language
+    return table

@@ -1,0 +1,204 @@
+"""Other names of a model's languages: `deu_Latn` is also `de`, `deu`, `ger`, `German`; known at import, kept in the checkpoint.
+
+Whether two codes mean one language is langcodes' knowledge: the registry of language tags and Unicode's CLDR.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import langcodes
+from langcodes import data_dicts, registry_parser
+from langcodes.tag_parser import LanguageTagError
+
+from dragoman.model.generation import MAX_LANGUAGE_NAMES, spelling
+
+# A claim on a spelling: the lower its rank, the better; of several best ones, none is granted.
+_EXACT, _DEFAULT, _REGION, _ALONE = range(4)
+_MACRO = 10  # Standard Arabic is Arabic: the language that CLDR takes for a group is called by the group's name
+_SCRIPT = 16  # a script that is not said, but usual
+_MEMBER = 30  # a language of a group, where nothing else has the group's name
+_NO_REGION = "XX"  # what mBART's codes say where they mean none
+_OF_A_GROUP = " (individual language)"  # what CLDR adds to a name that is its group's, too
+
+Claim = tuple[str, int]
+
+
+class Tag(NamedTuple):
+    """A language, its script and its region, as far as they are said."""
+
+    language: str
+    script: str | None
+    region: str | None
+
+
+def other_names(codes: Sequence[str], aliases: Mapping[str, str] | None = None) -> list[list[str]]:
+    """Return every spelling that means each of a model's languages, beside its code's own; none means two.
+
+    A language without script or region is the one in the script, then the region, that is its usual one; a group of languages
+    (`ar`, `fa`, `zh`) is its standard member.
+
+    Args:
+        codes: Of all the model's languages of one side, no two spelt the same.
+        aliases: What codes stand for that are no language's, or another's; by code.
+    """
+    tags = [_parsed((aliases or {}).get(code, code)) for code in codes]
+    counts = Counter(tag.language for tag in tags if tag)
+    taken = {spelling(code) for code in codes}
+    claims: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for index, tag in enumerate(tags):
+        best: dict[str, int] = {}
+        for name, rank in _claims(tag, counts[tag.language] > 1) if tag else ():
+            best[name] = min(rank, best.get(name, rank))
+        for name, rank in best.items():
+            claims[name].append((rank, index))
+    names: list[list[tuple[int, str]]] = [[] for _ in codes]
+    for name, claimants in claims.items():
+        first, *others = sorted(claimants)
+        if name and name not in taken and not (others and others[0][0] == first[0]):
+            names[first[1]].append((first[0], name))
+    return [[name for _, name in sorted(found, key=_closeness)[:MAX_LANGUAGE_NAMES]] for found in names]
+
+
+def english_name(code: str) -> str:
+    """Return what English calls a language, for example `German` for `de`; nothing for what is none."""
+    tag = _parsed(code)
+    return "" if tag is None else _name(tag.language)
+
+
+def is_group(code: str) -> bool:
+    """Whether a code is of several languages (`roa`, `mul`), or of none that is known."""
+    tag = _parsed(code)
+    return tag is None or tag.language in _groups()
+
+
+def _closeness(found: tuple[int, str]) -> tuple[int, int, str]:
+    rank, name = found
+    return rank, len(name), name
+
+
+def _claims(tag: Tag, is_told_apart: bool) -> Iterator[Claim]:
+    """Yield what a language may be called, with how good a claim it is.
+
+    Args:
+        tag: Its code.
+        is_told_apart: Whether the model has it twice, in other scripts or of other regions.
+    """
+    yield from _codes(tag.language, tag)
+    yield from _regions(tag)
+    yield from _english(tag.language, tag, is_told_apart)
+    macro = data_dicts.NORMALIZED_MACROLANGUAGES.get(tag.language)
+    related = [(macro, _MACRO)] if macro else []
+    related += [(one, _MACRO) for one, group in data_dicts.NORMALIZED_MACROLANGUAGES.items() if group == tag.language]
+    for language, rank in related:
+        yield from ((name, rank + own) for name, own in _codes(language, tag))
+        yield from ((name, rank + own) for name, own in _english(language, tag, is_told_apart))
+    if macro is None and (group := data_dicts.MACROLANGUAGES.get(tag.language)) is not None:
+        yield from ((name, _MEMBER) for name, _ in _codes(group, tag))
+        yield from ((name, _MEMBER) for name, _ in _english(group, tag, is_told_apart))
+
+
+def _bare_rank(tag: Tag) -> int:
+    """Return how good a claim on its language's plain name a code has."""
+    usual = _usual(tag.language, None)
+    if tag.script is None and tag.region is None:
+        return _EXACT
+    if _written(tag) not in (usual.script, None):
+        return _ALONE
+    return _DEFAULT if tag.region is None else _REGION if tag.region == usual.region else _ALONE
+
+
+def _written(tag: Tag) -> str | None:
+    """Return the script of a language: the code's, or the usual one of its region."""
+    return tag.script or _usual(tag.language, tag.region).script
+
+
+def _codes(language: str, tag: Tag) -> Iterator[Claim]:
+    """Yield the claims under the codes of a language, which is the tag's or one that is as good as it."""
+    bare, script, region = _bare_rank(tag), _written(tag), tag.region
+    for form in _forms(language):
+        yield spelling(form), bare
+        if script is not None:
+            yield spelling(f"{form}_{script}"), _SCRIPT if tag.script is None or region else _EXACT
+        if region is not None:
+            yield spelling(f"{form}_{region}"), _DEFAULT if tag.script else _EXACT
+            yield spelling(f"{form}_{script}_{region}"), _EXACT if tag.script else _DEFAULT
+
+
+def _regions(tag: Tag) -> Iterator[Claim]:
+    """Yield the claims of a script that is not the language's usual one on the regions that write it (`zh_tw`)."""
+    if tag.script is not None and tag.script != _usual(tag.language, None).script:
+        for region in _regions_written(tag.language, tag.script):
+            yield spelling(f"{tag.language}_{region}"), _REGION
+
+
+def _english(language: str, tag: Tag, is_told_apart: bool) -> Iterator[Claim]:
+    """Yield the claims under a language's English name, with script and region only where the model tells them apart."""
+    name = _name(language)
+    if not name:
+        return
+    yield spelling(name), _bare_rank(tag)
+    if is_told_apart and tag.script is not None:
+        script = langcodes.Language.make(script=tag.script).script_name()
+        yield from ((spelling(both), _EXACT) for both in (f"{name} {script}", f"{name} ({script})", f"{script} {name}"))
+    if is_told_apart and tag.region is not None:
+        region = langcodes.Language.make(territory=tag.region).territory_name()
+        yield from ((spelling(both), _EXACT) for both in (f"{name} {region}", f"{name} ({region})"))
+
+
+def _name(language: str) -> str:
+    name = langcodes.Language.make(language=language).language_name()
+    return "" if name.startswith("Unknown language") else name.removesuffix(_OF_A_GROUP)
+
+
+@cache
+def _forms(language: str) -> tuple[str, ...]:
+    """Return the codes of a language: two letters, three in both standards, and those that were replaced."""
+    forms = {language}
+    forms.update(
+        table[language] for table in (data_dicts.LANGUAGE_ALPHA3, data_dicts.LANGUAGE_ALPHA3_BIBLIOGRAPHIC) if language in table
+    )
+    forms.update(old for old, new in data_dicts.LANGUAGE_REPLACEMENTS.items() if new == language and len(old) <= 3)
+    return tuple(sorted(forms))
+
+
+@cache
+def _usual(language: str, region: str | None) -> Tag:
+    """Return a language with the script and the region that are its usual ones, or with the script of a region; None: not known."""
+    likely = data_dicts.LIKELY_SUBTAGS
+    full = likely.get(f"{language}-{region}") or likely.get(language)
+    if full is not None:
+        return Tag(*full.split("-"))
+    if (group := data_dicts.NORMALIZED_MACROLANGUAGES.get(language)) is not None:
+        return _usual(group, region)
+    return Tag(language, data_dicts.DEFAULT_SCRIPTS.get(language), None)
+
+
+@cache
+def _regions_written(language: str, script: str) -> tuple[str, ...]:
+    """Return the regions in which a language is written in a script that is not its usual one."""
+    tags = (tag.split("-") for tag, full in data_dicts.LIKELY_SUBTAGS.items() if full.split("-")[1] == script)
+    return tuple(parts[1] for parts in tags if len(parts) == 2 and parts[0] == language and len(parts[1]) == 2)
+
+
+@cache
+def _groups() -> frozenset[str]:
+    """Return the codes of the registry that are of several languages."""
+    read: Callable[[], Iterable[Mapping[str, Any]]] = registry_parser.parse_registry
+    return frozenset(entry["Subtag"] for entry in read() if entry.get("Scope") in ("collection", "special") and "Subtag" in entry)
+
+
+@cache
+def _parsed(code: str) -> Tag | None:
+    """Return a code as language, script and region, the language by its shortest code; None for what is no code."""
+    try:
+        tag = langcodes.Language.get(code.replace("_", "-"), normalize=False)
+    except (LanguageTagError, ValueError):
+        return None
+    if tag.language is None or not langcodes.tag_is_valid(tag.language):
+        return None
+    shortest = data_dicts.LANGUAGE_REPLACEMENTS.get(tag.language, tag.language)
+    # A code that stands for a language in a region or a script (`prs`, `sh`) stays itself.
+    language = tag.language if "-" in shortest else shortest
+    return Tag(language, tag.script, None if tag.territory == _NO_REGION else tag.territory)

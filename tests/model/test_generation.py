@@ -1,0 +1,87 @@
+"""What checkpoints and bundles say of generation: round trips, bounds, contradictions."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dragoman.model.generation import Defaults, Language, Languages, Template, spelling
+
+GERMAN = Language(code="deu_Latn", names=["de", "german"], label="German", source_prefix=[7], target_prefix=[7])
+FRENCH = Language(code="fra_Latn", names=["fr"])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Template(task="translate {source} to {target}: ", source_prefix=[0], source_suffix=[2], decoder_start_id=3),
+        Languages(source=[GERMAN, FRENCH], target=[GERMAN], default_source="fra_Latn", default_target="deu_Latn"),
+        Defaults(num_beams=4, length_penalty=0.6, suppressed_tokens=[1, 2], is_end_forced=True, early_stopping=False),
+    ],
+)
+def test_json_reads_back(value: msgspec.Struct) -> None:
+    assert msgspec.json.decode(msgspec.json.encode(value), type=type(value)) == value
+
+
+def test_what_is_not_said_is_not_written() -> None:
+    assert msgspec.json.encode(Defaults(num_beams=4)) == b'{"num_beams":4}'
+    assert msgspec.json.encode(Languages(target=[FRENCH])) == b'{"target":[{"code":"fra_Latn","names":["fr"]}]}'
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "reason"),
+    [
+        (Template, {"task": "\x00"}, "task"),
+        (Template, {"task": "x" * 1025}, "task"),
+        (Template, {"source_prefix": [-1]}, "source_prefix"),
+        (Template, {"source_prefix": [1 << 24]}, "source_prefix"),
+        (Template, {"target_prefix": [0] * 65}, "target_prefix"),
+        (Template, {"prefix": [1]}, "unknown field"),
+        (Template, {"decoder_start_id": 1.5}, "decoder_start_id"),
+        (Languages, {"source": [{"code": ""}]}, "code"),
+        (Languages, {"source": [{"code": "a\nb"}]}, "code"),
+        (Languages, {"source": [{"code": "--"}]}, "without letters"),
+        (Languages, {"source": [{"code": "de", "names": ["DE-de"]}]}, "must be written 'de_de'"),
+        (Languages, {"source": [{"code": "de", "names": ["x"] * 65}]}, "names"),
+        (Languages, {"source": [{"code": f"l{i}"} for i in range(1025)]}, "source"),
+        (Languages, {"target": [{"code": "zh-CN"}, {"code": "zh_cn"}]}, "means two languages"),
+        (Languages, {"target": [{"code": "de", "names": ["x"]}, {"code": "fr", "names": ["x"]}]}, "'x' means two languages"),
+        (Languages, {"target": [{"code": "de"}], "default_target": "fr"}, "no target language"),
+        (Languages, {"target": [{"code": "de"}], "default_source": "de"}, "no source language"),
+        (Defaults, {"num_beams": 0}, "num_beams"),
+        (Defaults, {"temperature": 0}, "temperature"),
+        (Defaults, {"top_p": 1.1}, "top_p"),
+        (Defaults, {"length_penalty": 11}, "length_penalty"),
+        (Defaults, {"suppressed_tokens": [0] * 257}, "suppressed_tokens"),
+        (Defaults, {"do_sample": True, "num_beams": 2}, "do_sample"),
+        (Defaults, {"num_return_sequences": 2}, "num_return_sequences"),
+        (Defaults, {"num_return_sequences": 3, "num_beams": 2}, "num_return_sequences"),
+        (Defaults, {"min_new_tokens": 5, "max_new_tokens": 5}, "min_new_tokens"),
+    ],
+)
+def test_refuses_what_no_model_says(kind: type[msgspec.Struct], fields: dict[str, object], reason: str) -> None:
+    with pytest.raises(msgspec.ValidationError, match=reason):
+        msgspec.json.decode(msgspec.json.encode(fields), type=kind)
+
+
+def test_json_has_no_infinities() -> None:
+    with pytest.raises(msgspec.DecodeError):
+        msgspec.json.decode(b'{"length_penalty": NaN}', type=Defaults)
+
+
+def test_task_is_filled_with_labels() -> None:
+    template = Template(task="translate {source} to {target} {or} {}: ")
+    assert template.task_text(FRENCH, GERMAN) == "translate fra_Latn to German {or} {}: "
+    assert Template(task="summarize: ").task_text(None, None) == "summarize: "
+    with pytest.raises(ValueError, match="needs a source language"):
+        template.task_text(None, GERMAN)
+
+
+def test_labels_are_not_filled_themselves() -> None:
+    tricky = Language(code="x", label="{target}")
+    assert Template(task="{source}>{target}").task_text(tricky, GERMAN) == "{target}>German"
+
+
+@given(st.text())
+def test_a_spelling_is_its_own_spelling(name: str) -> None:
+    assert spelling(spelling(name)) == spelling(name)
