@@ -28,11 +28,11 @@ class Heads(NamedTuple):
     """Attention heads.
 
     Attributes:
-        count: H.
+        num_heads: H.
         scale: What scores are multiplied by; None for the operator's own 1/√Dh.
     """
 
-    count: int
+    num_heads: int
     scale: float | None
 
     @classmethod
@@ -85,7 +85,7 @@ def group_query_attention(
     """
     num_rows, length, packed = query.shape
     width = packed if key_value[0] is not None else packed // 3
-    cache = past[0].shape if past[0] is not None else (num_rows, heads.count, length, width // heads.count)
+    cache = past[0].shape if past[0] is not None else (num_rows, heads.num_heads, length, width // heads.num_heads)
     inputs = query, *key_value, *past, last_positions, capacity
     # Between the lengths and what is added to scores the operator takes rotations and positions.
     biased = () if bias is None else (None, None, None, bias)
@@ -95,8 +95,8 @@ def group_query_attention(
         ((num_rows, length, width), cache, cache),
         (query.dtype,) * 3,
         domain="com.microsoft",
-        num_heads=heads.count,
-        kv_num_heads=heads.count,
+        num_heads=heads.num_heads,
+        kv_num_heads=heads.num_heads,
         causal=int(is_causal),
         **({} if heads.scale is None else {"scale": heads.scale}),
     )

@@ -11,7 +11,7 @@ import numpy as np
 
 from dragoman.export.arguments import QualityTexts
 from dragoman.export.bundle import Quality
-from dragoman.export.parity import EagerReference, Floats, Ints, ParityError, drive, is_ordered, stretches
+from dragoman.export.parity import EagerReference, Floats, Ints, ParityError, drive, is_ordered, refuse_padding, stretches
 from dragoman.export.progress import STEPS, Progress
 from dragoman.export.quantize import ScaleCounts
 from dragoman.export.row import Row
@@ -50,13 +50,16 @@ class Divergence:
         expected = self.reference.log_probs(rows)
         found = np.full_like(expected, np.nan)
         np.put_along_axis(found, ids, log_probs, 1)
-        if not np.isneginf(found[:, self.config.pad_id]).all():
-            raise ParityError("padding has a log-probability above -inf")
         if not is_ordered(ids, log_probs):
             raise ParityError("candidates are not in order of log-probability, the lower id first where they are equal")
-        if not (np.abs(np.exp(found, dtype=np.float64).sum(1) - 1) < MAX_MASS_ERROR).all():  # also refuses NaN
+        masses = np.exp(found, dtype=np.float64).sum(1)
+        if self.config.padding != "masked" and not (np.abs(masses - 1) < MAX_MASS_ERROR).all():  # also refuses NaN
             raise ParityError("probabilities do not sum to 1")
-        found[:, self.config.pad_id] = expected[:, self.config.pad_id] = -np.finfo(np.float32).max
+        if not (masses < 1 + MAX_MASS_ERROR).all():
+            raise ParityError("probabilities sum to more than 1")
+        if self.config.padding != "predicted":
+            refuse_padding(found, self.config.pad_id)
+            found[:, self.config.pad_id] = expected[:, self.config.pad_id] = -np.finfo(np.float32).max
         weights = np.exp(expected, dtype=np.float64)
         self.divergences += (weights * (expected.astype(np.float64) - found)).sum(1).tolist()
         self.num_agreed += int((found.argmax(1) == expected.argmax(1)).sum())

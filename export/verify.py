@@ -196,14 +196,14 @@ def compare(
         check_alone(runner, row, config.target_vocab_size)
     progress.done("compare log-probabilities")
     sources = greedy_sources(checkpoint)
-    num_tokens, num_mismatches = check_greedy(runner, model, sources, tolerance)
+    num_tokens, num_mismatches = check_greedy(runner, reference, sources, tolerance)
     progress.done("compare greedy answers")
     pairs = [Pair(row.source, [*row.inputs[1:], config.eos_id]) for row in rows]
     scores = ScorerComparison(reference, tolerance)
     check_scorer(runner, pairs, scores, NUM_SLOTS, NUM_ROWS_ALONE * is_exact_alone)
     progress.done("compare scores")
     return ParityReport(
-        tolerance=tolerance,
+        tolerance=max(comparison.largest_allowed, scores.largest_allowed),
         max_log_prob_difference=comparison.max_difference,
         num_rows=len(rows),
         num_positions=comparison.num_positions,

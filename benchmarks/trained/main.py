@@ -1,6 +1,6 @@
 """Small models that Transformers' Trainer trains, imported, exported and served: BLEU beside Transformers and CTranslate2.
 
-    python -m benchmarks.trained train --data data/multi30k [--family marian] [--folder trained] [--epochs 12] [--minutes 45]
+    python -m benchmarks.trained train --data data/multi30k [--family marian] [--folder trained] [--minutes 45]
     python -m benchmarks.trained compare --data data/multi30k [--folder trained]
 
 `train` makes a Marian and a T5 that translate English captions into German, with a tokeniser of their own, and saves them as their
@@ -26,9 +26,8 @@ def main() -> None:
         command.add_argument("--family", choices=[*FAMILIES], nargs="+", default=[*FAMILIES])
         command.add_argument("--folder", type=Path, default=Path("trained"))
         if name == "train":
-            command.add_argument("--epochs", type=float, default=12)
             command.add_argument("--minutes", type=float, default=45, help="End training after so many, for each family.")
     arguments = parser.parse_args()
     for family in arguments.family:
-        if not train(FAMILIES[family], arguments.data, arguments.folder / family, arguments.epochs, arguments.minutes):
+        if not train(FAMILIES[family], arguments.data, arguments.folder / family, arguments.minutes):
             break

@@ -38,7 +38,7 @@ class Pairs(Dataset[dict[str, list[int]]]):
         return self._pairs[index]
 
 
-class Limit(TrainerCallback):  # type: ignore[misc]
+class Limit(TrainerCallback):
     """Ends training, with a checkpoint, when the time is up or Ctrl-C is pressed.
 
     Attributes:
@@ -59,7 +59,7 @@ class Limit(TrainerCallback):  # type: ignore[misc]
         self.is_interrupted = True
 
 
-def train(family: Family, data: Path, folder: Path, num_epochs: float, minutes: float) -> bool:
+def train(family: Family, data: Path, folder: Path, minutes: float) -> bool:
     """Train, going on from the last checkpoint if there is one, and write `folder/model`; return whether it was not interrupted."""
     set_seed(SEED)
     files = folder / "tokenizer"
@@ -70,7 +70,7 @@ def train(family: Family, data: Path, folder: Path, num_epochs: float, minutes: 
     limit = Limit(minutes)
     trainer: Any = Seq2SeqTrainer(
         model=model,
-        args=arguments(folder / "checkpoints", num_epochs, family.learning_rate),
+        args=arguments(family, folder / "checkpoints"),
         train_dataset=Pairs(family, tokenizer, *texts["train"]),
         eval_dataset=Pairs(family, tokenizer, *texts["val"]),
         data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
@@ -83,15 +83,15 @@ def train(family: Family, data: Path, folder: Path, num_epochs: float, minutes: 
     return not limit.is_interrupted
 
 
-def arguments(folder: Path, num_epochs: float, learning_rate: float) -> Any:
+def arguments(family: Family, folder: Path) -> Any:
     """Return how the Trainer is to go about it."""
     torch.set_num_threads(1)
     return Seq2SeqTrainingArguments(
         output_dir=str(folder),
-        num_train_epochs=num_epochs,
-        per_device_train_batch_size=64,
+        num_train_epochs=family.num_epochs,
+        per_device_train_batch_size=family.batch_size,
         per_device_eval_batch_size=64,
-        learning_rate=learning_rate,
+        learning_rate=family.learning_rate,
         lr_scheduler_type="cosine",
         warmup_steps=400,
         weight_decay=0.01,
