@@ -1,6 +1,6 @@
 """What a family's file says: which models are of it, how their network is laid out, and where their tokenisers are."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -109,12 +109,3 @@ def _special_id(foreign: Foreign, name: str) -> int | None:
                 raise ForeignError(f"{settings.path}: {name} must be a whole number, not {value!r}")
             return value
     return None
-
-
-def padding(foreign: Foreign, pad_id: int) -> str:
-    """Return how padding is predicted: masked after the softmax where `bad_words_ids` names it alone, else as any token."""
-    for settings in (foreign.generation, foreign.config):
-        words = settings.fields.get("bad_words_ids")
-        if isinstance(words, list) and [pad_id] in words:
-            return "masked"
-    return "predicted"
