@@ -62,7 +62,7 @@ def _in_double(reference: EagerReference, row: Row, step: int, tolerance: float)
     """Return how far a token lies below the best in double precision, and how far it may: both may be off, one up, one down."""
     whole = reference.whole(row.source, row.inputs[1:])
     margin = reference.double.margin(whole, step, row.inputs[step + 1])
-    return margin, max(tolerance, 2 * reference.double.allowance(whole))
+    return margin, max(tolerance, 2 * reference.allowance(whole).log_prob)
 
 
 def _choices(model: Transformer, hidden: torch.Tensor, found: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

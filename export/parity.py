@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import Struct
 
 from dragoman.export.bundle import Parity, Quality
-from dragoman.export.double import DoublePrecision
+from dragoman.export.double import Allowance, DoublePrecision
 from dragoman.export.eager_pass import CrossKV as CrossKV
 from dragoman.export.eager_pass import EagerPass
 from dragoman.export.eager_pass import Floats as Floats
@@ -181,6 +181,10 @@ class EagerReference:
             self._passes[key] = EagerPass(self.model, source, target, keeps_keys=len(target) > LONG_ROW)
         return self._passes[key]
 
+    def allowance(self, whole: EagerPass) -> Allowance:
+        """Return how far results of a network with unscaled scores may be from double precision."""
+        return self.double.allowance(whole, self._passes.values())
+
     def of_row(self, row: Row) -> EagerPass:
         """Return the pass over a teacher-forced row, which end-of-sequence follows."""
         if row.stretch is not None:
@@ -291,7 +295,7 @@ class Comparison:
         allowed, double = self.tolerance, self.reference.double
         if double.is_needed and difference < np.inf:
             whole = self.reference.of_row(row)
-            allowed = max(self.tolerance, double.allowance(whole))
+            allowed = max(self.tolerance, self.reference.allowance(whole).log_prob)
             precise = double.of(whole).log_probs(row.position, row.position + 1)
             difference = float(self._differences(found, precise, log_probs)[0])
             self.num_in_double += 1

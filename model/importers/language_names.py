@@ -22,6 +22,9 @@ _MEMBER = 30  # a language of a group, where nothing else has the group's name
 _NO_REGION = "XX"  # what mBART's codes say where they mean none
 _OF_A_GROUP = " (individual language)"  # what CLDR adds to a name that is its group's, too
 
+# The group that each standard member is called by; CLDR takes Norwegian for Bokmål without saying so in this table.
+_STANDARD = {**data_dicts.NORMALIZED_MACROLANGUAGES, "nb": "no"}
+
 Claim = tuple[str, int]
 
 
@@ -88,9 +91,9 @@ def _claims(tag: Tag, is_told_apart: bool) -> Iterator[Claim]:
     yield from _codes(tag.language, tag)
     yield from _regions(tag)
     yield from _english(tag.language, tag, is_told_apart)
-    macro = data_dicts.NORMALIZED_MACROLANGUAGES.get(tag.language)
+    macro = _STANDARD.get(tag.language)
     related = [(macro, _MACRO)] if macro else []
-    related += [(one, _MACRO) for one, group in data_dicts.NORMALIZED_MACROLANGUAGES.items() if group == tag.language]
+    related += [(one, _MACRO) for one, group in _STANDARD.items() if group == tag.language]
     for language, rank in related:
         yield from ((name, rank + own) for name, own in _codes(language, tag))
         yield from ((name, rank + own) for name, own in _english(language, tag, is_told_apart))
@@ -170,7 +173,7 @@ def _usual(language: str, region: str | None) -> Tag:
     full = likely.get(f"{language}-{region}") or likely.get(language)
     if full is not None:
         return Tag(*full.split("-"))
-    if (group := data_dicts.NORMALIZED_MACROLANGUAGES.get(language)) is not None:
+    if (group := _STANDARD.get(language)) is not None:
         return _usual(group, region)
     return Tag(language, data_dicts.DEFAULT_SCRIPTS.get(language), None)
 
