@@ -81,11 +81,16 @@ class Original:
 
     @torch.inference_mode()
     def log_probs(self, source: Sequence[int], answer: Sequence[int]) -> list[torch.Tensor]:
-        """Return the distribution after each token of an answer, the first one before any, in double precision."""
+        """Return the distribution before each token that an answer may have, in double precision, up to the one after the last."""
         config = self._double.config
-        fed = torch.tensor([[config.decoder_start_token_id, *answer]])
+        fed = torch.tensor([[config.decoder_start_token_id, *answer[: MAX_LENGTH - 2]]])
         logits = self._double(input_ids=torch.tensor([list(source)]), decoder_input_ids=fed).logits[0]
         return list(logits.log_softmax(-1))
+
+    @property
+    def is_end_forced(self) -> bool:
+        """Whether the last token that may come is end-of-sequence, and worth nothing."""
+        return self._model.generation_config.forced_eos_token_id is not None
 
     def end(self) -> int:
         """Return the id of end-of-sequence."""

@@ -50,7 +50,7 @@ def compare(name: str, folder: Path, data: Path, num_sources: int | None = None)
         checkpoint = Path(scratch) / "checkpoint"
         calibration = Path(scratch) / "val.en"
         calibration.write_text("".join(f"{text}\n" for text in validation[0]), encoding="utf-8")
-        dragoman("import", folder, checkpoint, *FAMILIES[name].import_flags)
+        dragoman("import", folder, checkpoint, "--name", name, *FAMILIES[name].import_flags)
         for precision in PRECISIONS:
             bundle = Path(scratch) / precision / name
             flags: list[str | Path] = ["--calibration", calibration] if precision == "int8" else []
