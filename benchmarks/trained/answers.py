@@ -69,8 +69,10 @@ class Original:
 
     @torch.inference_mode()
     def answers(self, texts: Sequence[str], way: Way) -> list[Answer]:
-        """Answer with `generate`, whose other arguments are left as they are."""
-        settings = {} if way.num_beams is None else {"num_beams": way.num_beams}
+        """Answer with `generate`, whose other arguments are left as they are, or as the model's configuration has them for its task."""
+        tasks = getattr(self._model.config, "task_specific_params", None) or {}
+        own = {name: value for name, value in tasks.get(self._family.task, {}).items() if name != "prefix"}
+        settings = own if way.num_beams is None else {"num_beams": way.num_beams}
         answers = []
         for start in range(0, len(texts), BATCH_SIZE):
             batch = [self._family.prefix + text for text in texts[start : start + BATCH_SIZE]]
