@@ -69,7 +69,7 @@ class Original:
 
     @torch.inference_mode()
     def answers(self, texts: Sequence[str], way: Way) -> list[Answer]:
-        """Answer with `generate`, whose other arguments are left as they are, or as the model's configuration has them for its task."""
+        """Answer with `generate`; what the way does not say is left to it, or to the configuration of the model's task."""
         tasks = getattr(self._model.config, "task_specific_params", None) or {}
         own = {name: value for name, value in tasks.get(self._family.task, {}).items() if name != "prefix"}
         settings = own if way.num_beams is None else {"num_beams": way.num_beams}
