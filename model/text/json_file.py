@@ -44,6 +44,9 @@ class JsonTokenizer:
         if not 0 <= eos_id < self.vocab_size:
             raise TokenizerError(f"eos_id {eos_id} is not in 0 to {self.vocab_size - 1}")
         self._encoder = _encoder(description)
+        for entry in description["added_tokens"]:
+            if self._encoder.token_to_id(entry["content"]) != entry["id"]:
+                raise TokenizerError(f"added_tokens gives an id, {entry['id']}, that it does not have")
 
     @classmethod
     def from_byte_pairs(cls, vocabulary: bytes, merges: bytes, special_tokens: Sequence[str], eos_id: int) -> Self:
@@ -142,7 +145,11 @@ def _hide_names(description: dict[str, Any]) -> list[str | None]:
             tokens[entry["id"]] = None
     # No pre-tokeniser leaves a space in a word that is looked up; and who would guess the rest?
     secret = {name: f" {secrets.token_hex(16)} {token_id}" for name, token_id in hidden.items()}
-    description["added_tokens"] = [entry for entry in added if entry["content"] not in hidden]
+    # They stay in the list, as the library counts ids on by it.
+    description["added_tokens"] = [
+        {**entry, **_PLAIN, "content": secret[entry["content"]], "special": True} if entry["content"] in secret else entry
+        for entry in added
+    ]
     # They say which special tokens are put around a text, to what length it is cut or filled up: none of that is done.
     description.update(post_processor=None, truncation=None, padding=None)
     if isinstance(model["vocab"], list):
@@ -177,7 +184,9 @@ def _tokens(vocabulary: dict[Any, Any] | list[Any], added: Mapping[int, str]) ->
 
 def _encoder(description: dict[str, Any]) -> Encoder:
     try:
-        return Encoder.from_str(json.dumps(description))
+        encoder = Encoder.from_str(json.dumps(description))
+        encoder.encode_special_tokens = True
+        return encoder
     except (KeyboardInterrupt, SystemExit):
         raise
     # The library raises bare Exception for every kind of bad file, and where its native code gives up something beside it.
