@@ -5,17 +5,33 @@ then off, too. Such graphs may be as far from double precision as eager single p
 """
 
 import copy
+from collections.abc import Iterable
+from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from dragoman.export.eager_pass import EagerPass, Floats
 from dragoman.model.transformer import Transformer
 
 # How many times eager single precision's own error a graph's may be. The two round at different places; a mistake is far beyond.
 MAX_TIMES_OF_ERROR = 4.0
+# Passes whose errors count for all others, too: in one alone, the softmax may have had nothing to magnify.
+NUM_SAMPLES = 8
 # Positions at the beginning and at the end of a pass from which its own error is told.
 NUM_POSITIONS = 16
+
+
+class Allowance(NamedTuple):
+    """How far results may be from double precision.
+
+    Attributes:
+        log_prob: Of a token's log-probability.
+        attention: Of an attention weight.
+    """
+
+    log_prob: float
+    attention: float
 
 
 class DoublePrecision:
@@ -26,27 +42,36 @@ class DoublePrecision:
         self.is_needed = not model.config.is_attention_scaled
         self._single = model
         self._double: Transformer | None = None
-        self._last: tuple[EagerPass, EagerPass] | None = None
+        self._passes: dict[EagerPass, EagerPass] = {}
+        self._errors: dict[EagerPass, Allowance] = {}
 
     def of(self, single: EagerPass) -> EagerPass:
-        """Return the pass over the same source and target; the last one made is kept."""
+        """Return the pass over the same source and target."""
         if self._double is None:
             self._double = copy.deepcopy(self._single).double()
-        if self._last is None or self._last[0] is not single:
-            self._last = single, EagerPass(self._double, single.source, single.target)
-        return self._last[1]
+        if single not in self._passes:
+            self._passes[single] = EagerPass(self._double, single.source, single.target)
+        return self._passes[single]
 
-    def allowance(self, single: EagerPass) -> float:
-        """Return how far a log-probability of this pass may be from double precision, whatever token's."""
+    def allowance(self, single: EagerPass, samples: Iterable[EagerPass]) -> Allowance:
+        """Return how far a graph may be from double precision: as far as eager single precision is, times a small factor.
+
+        Args:
+            single: The pass that results are compared with.
+            samples: Others, of which the first are looked at, too.
+        """
+        for whole in (*islice(samples, NUM_SAMPLES), single):
+            if whole not in self._errors:
+                self._errors[whole] = self._error(whole)
+        return Allowance(*(MAX_TIMES_OF_ERROR * max(errors) for errors in zip(*self._errors.values(), strict=True)))
+
+    def _error(self, single: EagerPass) -> Allowance:
+        """Return how far eager single precision is off."""
         double, length = self.of(single), len(single.target)
         spans = {(0, min(NUM_POSITIONS, length)), (max(length - NUM_POSITIONS, 0), length)}
-        return MAX_TIMES_OF_ERROR * max(_largest_difference(single.log_probs(*span), double.log_probs(*span)) for span in spans)
+        log_prob = max(_largest_difference(single.log_probs(*span), double.log_probs(*span)) for span in spans)
+        return Allowance(log_prob, float(np.abs(single.attention - double.attention).max()))
 
-    def attention_allowance(self, single: EagerPass) -> float:
-        """Return the same of an attention weight."""
-        return MAX_TIMES_OF_ERROR * float(np.abs(single.attention - self.of(single).attention).max())
-
-    @torch.inference_mode()
     def margin(self, single: EagerPass, position: int, token: int) -> float:
         """Return how far a token's log-probability lies below the best one's at a position."""
         log_probs = self.of(single).log_probs(position, position + 1)[0]
@@ -54,7 +79,7 @@ class DoublePrecision:
 
 
 def _largest_difference(left: Floats, right: Floats) -> float:
-    """Return how far two tables of log-probabilities differ where both are finite; padding may be at -inf in both."""
+    """Return how far two tables of log-probabilities differ; where both are at -inf, as padding may be, they agree."""
     with np.errstate(invalid="ignore"):
         differences = np.abs(left - right)
     return float(np.nanmax(differences))

@@ -50,11 +50,11 @@ class ScorerComparison:
         num_source, num_target = len(pair.source), len(pair.target)
         found = log_probs[:num_target], attention[:, :num_target, :num_source]
         differences = _differences(found, whole)
-        allowed = self.tolerance, self.tolerance
+        allowed: tuple[float, ...] = self.tolerance, self.tolerance
         double = self.reference.double
         if double.is_needed and self.tolerance < max(differences) < np.inf:
             differences = _differences(found, double.of(whole))
-            allowed = max(self.tolerance, double.allowance(whole)), max(self.tolerance, double.attention_allowance(whole))
+            allowed = tuple(max(self.tolerance, allowance) for allowance in self.reference.allowance(whole))
             self.largest_allowed = max(self.largest_allowed, *allowed)
         for name, difference, limit in zip(("log-probabilities", "attention weights"), differences, allowed, strict=True):
             if not difference <= limit:  # also refuses NaN

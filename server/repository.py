@@ -76,18 +76,6 @@ class LoadedModel:
         return self.engine.settings.slots_per_request
 
 
-def frames_of(bundle: Bundle) -> Frames:
-    """Return what is said to a model around a text.
-
-    Raises:
-        BundleError: If that cannot be, for it asks for a language that there is not.
-    """
-    try:
-        return Frames(bundle.manifest)
-    except ValueError as error:
-        raise BundleError(f"{bundle.directory}: {error}") from error
-
-
 class Repository:
     """The models of one server, by name."""
 
@@ -97,7 +85,7 @@ class Repository:
         Raises:
             BundleError: If a tokeniser is damaged, or a bundle's template asks for a language that there is not.
         """
-        self._models = {b.manifest.name: LoadedModel(b, b.tokenizers(), frames_of(b), make_engine(b)) for b in bundles}
+        self._models = {b.manifest.name: LoadedModel(b, b.tokenizers(), Frames(b.manifest), make_engine(b)) for b in bundles}
 
     def get(self, name: str) -> LoadedModel:
         """Return a model; an empty name means the only one.

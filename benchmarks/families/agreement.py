@@ -87,11 +87,10 @@ def log_prob_differences(
     Returns:
         The largest differences from double precision: of the server, and of Transformers in single precision.
     """
-    double, single = references
     ours = theirs = 0.0
     for question, response in zip(questions, responses, strict=True):
         answer = response.answers[0]
-        steps, end = answer.log_probs, double.model.config.eos_token_id
+        steps, end = answer.log_probs, references[0].model.config.eos_token_id
         tokens = list(answer.tokens) + [end] * (len(steps) > 0 and steps[-1].token == end)
         exact, rounded = (reference.log_probs(question, tokens)[-len(steps) :] for reference in references)
         assert [step.token for step in steps] == tokens[-len(steps) :], "log-probabilities of other tokens than were generated"

@@ -39,16 +39,17 @@ SEARCHES: dict[str, dict[str, Any]] = {
 
 
 NOTES = (
-    "Random weights in every parameter; tokenisers trained on this repository's own text; `generation_config` as published, its "
-    "lengths scaled. Each row has as many questions as the figures say after the stroke, languages in turn, every one asked over gRPC "
-    "of a bundle that `dragoman import --export` made.",
-    "*eager*: largest difference of logits, both in PyTorch, in single precision. *log p*: largest difference of a log-probability "
-    "that the server told, of the tokens of greedy answers and of the five likeliest at each position, from Transformers in double "
-    "precision; beside it that of Transformers in single precision. *greedy*, *4 best* (beam search with 4 beams, all 4 answers, in "
-    "order), *defaults* (nothing asked for): questions whose answers are those of `generate` in double precision token by token. *Ties* "
-    "are answers that `generate` gives itself when its log-probabilities are off by as much as they are in single precision; "
-    "others are in bold. *scores*: largest difference of scores of the same hypothesis. *same bits in a batch*: answers, each alone and "
-    "all at once on one stream, whose texts, tokens, log-probabilities and scores are the same to the last bit.",
+    "Random weights in every parameter; tokenisers trained on the licence's text; `generation_config` as published, its "
+    "lengths scaled. A row has as many questions as stand after the strokes, languages in turn, each asked over gRPC of a "
+    "bundle that `dragoman import --export` made.",
+    "*eager*: largest difference of logits, both in PyTorch, in single precision. *log p*: largest difference from "
+    "Transformers in double precision of a log-probability that the server told, of the tokens of greedy answers and of the "
+    "five likeliest at each position; beside it that of Transformers in single precision. *greedy*, *4 best* (beam search "
+    "with 4 beams, all 4 answers, in order), *defaults* (nothing asked for): questions whose answers are those of "
+    "`generate` in double precision, token by token. *Ties* are answers that `generate` gives itself when its log- "
+    "probabilities are off by as much as they are in single precision; others are in bold. *scores*: largest difference of "
+    "scores of the same hypothesis. *same bits in a batch*: answers whose texts, tokens, log-probabilities and scores are "
+    "the same to the last bit, each alone and all at once on one stream.",
 )
 
 

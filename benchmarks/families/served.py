@@ -19,9 +19,8 @@ def languages(question: Question) -> dict[str, str]:
 
 def request(model: str, question: Question, name: str, **settings: Any) -> pb.GenerateRequest:
     """Return a request that asks for log-probabilities too; `name` becomes its id."""
-    return pb.GenerateRequest(
-        model=model, text=question.text, request_id=name, top_log_probs=TOP, **languages(question), **settings
-    )
+    fields: dict[str, Any] = languages(question) | settings
+    return pb.GenerateRequest(model=model, text=question.text, request_id=name, top_log_probs=TOP, **fields)
 
 
 def ask_alone(stub: GenerationStub, requests: Sequence[pb.GenerateRequest]) -> list[pb.GenerateResponse]:

@@ -19,7 +19,6 @@ from transformers import (
 
 MAX_LENGTH = 128
 """Of an answer, and of a source, in tokens."""
-EMBEDDING_SCALE = 0.1
 T5_VOCABULARY = 4128
 """Longer than the tokeniser's, as the published models' is."""
 
@@ -35,6 +34,11 @@ class Family:
         learning_rate: The largest, after warming up.
         num_epochs: Passes over the corpus, after which it translates well enough to tell mistakes from noise.
         batch_size: Pairs a step.
+        has_zero_start: Whether the embedding of padding, which the decoder starts from, is held at zero. So it is in models that
+            Marian itself has trained, and CTranslate2 counts on it; Transformers' training would move it.
+        has_relative_steps: Whether it is trained as T5 was, with Adafactor, whose steps are relative to the size of what they
+            change: queries and embeddings begin with sizes that lie far apart.
+        import_flags: What `dragoman import` is told beside the folder.
     """
 
     prefix: str
@@ -43,6 +47,9 @@ class Family:
     learning_rate: float
     num_epochs: float
     batch_size: int
+    has_zero_start: bool = False
+    has_relative_steps: bool = False
+    import_flags: tuple[str, ...] = ()
 
 
 def marian_tokenizer(sources: Sequence[str], targets: Sequence[str], folder: Path) -> Any:
@@ -110,12 +117,10 @@ def t5_model(tokenizer: Any) -> Any:
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
         decoder_start_token_id=tokenizer.pad_token_id,
-        task_specific_params={"translation_en_to_de": {"max_length": MAX_LENGTH, "num_beams": 4, "prefix": T5_PREFIX}},
+        task_specific_params={T5_TASK: {"max_length": MAX_LENGTH, "num_beams": 4, "prefix": T5_PREFIX}},
     )
     model: Any = T5ForConditionalGeneration(T5Config(**settings))
     model.generation_config.max_length = MAX_LENGTH
-    # T5 begins with embeddings of deviation 1, for an optimiser whose steps are relative to that; Adam's are not.
-    model.shared.weight.data.mul_(EMBEDDING_SCALE)
     return model
 
 
@@ -135,8 +140,9 @@ def _pieces(texts: Sequence[str], size: int, **settings: Any) -> bytes:
     return model.getvalue()
 
 
+T5_TASK = "translation_en_to_de"
 T5_PREFIX = "translate English to German: "
 FAMILIES = {
-    "marian": Family("", marian_tokenizer, marian_model, 2e-3, 7, 64),
-    "t5": Family(T5_PREFIX, t5_tokenizer, t5_model, 2e-3, 5, 32),
+    "marian": Family("", marian_tokenizer, marian_model, 2e-3, 7, 64, has_zero_start=True),
+    "t5": Family(T5_PREFIX, t5_tokenizer, t5_model, 1e-2, 5, 32, has_relative_steps=True, import_flags=("--task", T5_TASK)),
 }

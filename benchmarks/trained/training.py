@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 from transformers import (
+    Adafactor,
     DataCollatorForSeq2Seq,
     EarlyStoppingCallback,
     Seq2SeqTrainer,
@@ -59,6 +60,17 @@ class Limit(TrainerCallback):
         self.is_interrupted = True
 
 
+class ZeroStart(TrainerCallback):
+    """Keeps the embedding of a token at zero."""
+
+    def __init__(self, token: int) -> None:
+        self._token = token
+
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
+        """See `TrainerCallback`."""
+        model.get_input_embeddings().weight.data[self._token] = 0
+
+
 def train(family: Family, data: Path, folder: Path, minutes: float) -> bool:
     """Train, going on from the last checkpoint if there is one, and write `folder/model`; return whether it was not interrupted."""
     set_seed(SEED)
@@ -68,14 +80,21 @@ def train(family: Family, data: Path, folder: Path, minutes: float) -> bool:
     tokenizer = family.tokenizer(*texts["train"], files)
     model = family.model(tokenizer)
     limit = Limit(minutes)
+    callbacks = [limit, EarlyStoppingCallback(early_stopping_patience=3)]
+    if family.has_zero_start:
+        callbacks.append(ZeroStart(model.config.decoder_start_token_id))
+    optimizer = None
+    if family.has_relative_steps:
+        optimizer = Adafactor(model.parameters(), lr=family.learning_rate, scale_parameter=True, relative_step=False)
     trainer: Any = Seq2SeqTrainer(
         model=model,
+        optimizers=(optimizer, None),
         args=arguments(family, folder / "checkpoints"),
         train_dataset=Pairs(family, tokenizer, *texts["train"]),
         eval_dataset=Pairs(family, tokenizer, *texts["val"]),
         data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
         processing_class=tokenizer,
-        callbacks=[limit, EarlyStoppingCallback(early_stopping_patience=3)],
+        callbacks=callbacks,
     )
     trainer.train(resume_from_checkpoint=any((folder / "checkpoints").glob("checkpoint-*")))
     model.eval().save_pretrained(folder / "model")

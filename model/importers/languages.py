@@ -24,7 +24,8 @@ from dragoman.model.importers.token_ids import VOCABULARY_FILE, family_tokens
 # M2M100 calls Northern Sotho so; the registry has no such language.
 _ALIASES = {"ns": "nso"}
 _MARIAN = re.compile(r">>(.+)<<")
-_MADLAD = re.compile(r"<2([A-Za-z]{2,3}(?:[_-][A-Za-z]+)*)>")
+_MADLAD = re.compile(r"<2([A-Za-z0-9_-]+)>")
+_LANGUAGE = re.compile(r"[A-Za-z]{2,3}(?:[_-][A-Za-z0-9]+)*")
 _NLLB = re.compile(r"[a-z]{3}_[A-Z][a-z]{3}")
 _MBART = re.compile(r"[a-z]{2}_[A-Z]{2}")
 # Classes that read any tokenizer.json, and say nothing of a family.
@@ -106,7 +107,7 @@ def _without(folder: Folder) -> Speech:
     template = _template(folder)
     if folder.model_type == "t5":
         tokens = {found[1]: index for name, index in folder.token_ids.items() if (found := _MADLAD.fullmatch(name))}
-        known = {code: index for code, index in tokens.items() if not is_group(code)}
+        known = {code: index for code, index in tokens.items() if _LANGUAGE.fullmatch(code) and not is_group(code)}
         if len(known) > 1:
             return _madlad(folder, template, known, [f"<2{code}>" for code in tokens.keys() - known.keys()])
     if folder.wishes.task:

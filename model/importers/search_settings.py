@@ -40,10 +40,15 @@ def repetition_penalty(conversion: Conversion, value: Any) -> str:
 
 def no_repeat_ngram_size(conversion: Conversion, value: Any) -> str:
     """Take the n-grams that occur once."""
+    if is_whole(value) and value > conversion.target.max_target_tokens:
+        return f"{shown(value)}, no effect in answers as short as the model's"
     made = conversion.make("no_repeat_ngram_size", value)
-    if value != 1:
+    start, target = conversion.target.decoder_start_id, conversion.target
+    if value == 1:
+        return f"{made}; there the decoder's start token, {start}, can never be generated either"
+    if not is_whole(value) or value < 1 or start == target.eos_id or rules_out(conversion.fields.get("bad_words_ids"), start):
         return made
-    return f"{made}; there the decoder's start token, {conversion.target.decoder_start_id}, can never be generated either"
+    return f"{made}; there n-grams that begin with the decoder's start token, {start}, count too, should it be generated"
 
 
 def max_length(conversion: Conversion, value: Any) -> str:

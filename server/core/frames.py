@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from dragoman.export.fields import BundleError
 from dragoman.model.generation import Language, Languages
 from dragoman.model.languages import LanguageTable
 from dragoman.server.core.defaults import default_search
@@ -39,6 +40,7 @@ class Frame(Struct, frozen=True, eq=False):
         target_prefix: Ids that every answer is forced to begin with.
         decoder_start_id: What the decoder is fed first; None for the model's.
         search: The options of a request that has none; the seed of a `Sampling` is to be drawn.
+        num_around: Tokens around a text, end-of-sequence included.
     """
 
     source_language: str
@@ -49,11 +51,7 @@ class Frame(Struct, frozen=True, eq=False):
     target_prefix: list[int]
     decoder_start_id: int | None
     search: SearchOptions
-
-    @property
-    def num_around(self) -> int:
-        """Tokens around a text, end-of-sequence included."""
-        return len(self.source_prefix) + len(self.source_suffix)
+    num_around: int
 
     def source_ids(self, ids: Sequence[int]) -> list[int]:
         """Return a source as the encoder reads it, made of the ids of its text."""
@@ -67,7 +65,7 @@ class Frames:
         """Take what a bundle says of generation.
 
         Raises:
-            ValueError: If the model is told a task that needs a language of a side which has none.
+            BundleError: If the model is told a task that needs a language of a side which has none.
         """
         self._manifest = manifest
         languages = manifest.languages or Languages()
@@ -79,9 +77,22 @@ class Frames:
         self._frames: dict[tuple[str, str], Frame] = {}
         for side, count in (("source", len(languages.source)), ("target", len(languages.target))):
             if not count and f"{{{side}}}" in manifest.template.task:
-                raise ValueError(f"the task of the template needs a {side} language, but there is none")
+                raise BundleError(f"model {manifest.name}: the task of its template needs a {side} language, but there is none")
+        #: Those that it reads and those that it writes, by code.
+        self.source_languages = sorted(languages.source, key=_code)
+        self.target_languages = sorted(languages.target, key=_code)
         is_complete = all(table.default is not None or not self._codes[side] for side, table in self._sides.items())
         self._default = self._frame(self._sides[READS].default, self._sides[WRITES].default) if is_complete else None
+
+    @property
+    def default_source_language(self) -> str:
+        """Code of the language of a source that a request says nothing of; empty where it has to, or there is none."""
+        return _code(self._sides[READS].default)
+
+    @property
+    def default_target_language(self) -> str:
+        """The same of answers."""
+        return _code(self._sides[WRITES].default)
 
     def find(self, source_language: str = "", target_language: str = "") -> Frame:
         """Return the frame for two languages, by any of their spellings; empty for the model's default.
@@ -93,7 +104,7 @@ class Frames:
             return self._default
         source = self._language("source_language", source_language, READS)
         target = self._language("target_language", target_language, WRITES)
-        key = ("" if source is None else source.code, "" if target is None else target.code)
+        key = (_code(source), _code(target))
         frame = self._frames.get(key)
         if frame is None:
             if len(self._frames) >= MAX_KEPT:
@@ -129,14 +140,15 @@ class Frames:
             target_prefix += target.target_prefix
             start = start if target.decoder_start_id is None else target.decoder_start_id
         return Frame(
-            source_language="" if source is None else source.code,
-            target_language="" if target is None else target.code,
+            source_language=_code(source),
+            target_language=_code(target),
             task=template.task_text(source, target),
             source_prefix=source_prefix,
             source_suffix=source_suffix,
             target_prefix=target_prefix,
             decoder_start_id=start,
             search=default_search(defaults, target_prefix),
+            num_around=len(source_prefix) + len(source_suffix),
         )
 
 
@@ -149,6 +161,10 @@ def check_language(field: str, asked: str) -> str:
     if len(asked) > MAX_LANGUAGE_CHARACTERS:
         raise InvalidRequest(field, f"{len(asked)} characters; at most {MAX_LANGUAGE_CHARACTERS} are allowed")
     return asked
+
+
+def _code(language: Language | None) -> str:
+    return "" if language is None else language.code
 
 
 def _listed(codes: Sequence[str]) -> str:

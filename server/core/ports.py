@@ -60,8 +60,8 @@ class Engine(Protocol):
         ...
 
 
-class Model(Protocol):
-    """A loaded bundle and the engine that runs it."""
+class Limited(Protocol):
+    """What of a model limits what can be asked of it."""
 
     @property
     def name(self) -> str:
@@ -69,13 +69,22 @@ class Model(Protocol):
         ...
 
     @property
-    def version(self) -> str:
-        """Version of the bundle."""
+    def manifest(self) -> "Manifest":
+        """What the bundle says about itself."""
         ...
 
     @property
-    def manifest(self) -> "Manifest":
-        """What the bundle says about itself."""
+    def max_slots_per_request(self) -> int:
+        """Sequences decoded at once that one request may take: its beams or answers."""
+        ...
+
+
+class Model(Limited, Protocol):
+    """A loaded bundle and the engine that runs it."""
+
+    @property
+    def version(self) -> str:
+        """Version of the bundle."""
         ...
 
     @property
@@ -101,11 +110,6 @@ class Model(Protocol):
     @property
     def max_slots(self) -> int:
         """Sequences decoded at once."""
-        ...
-
-    @property
-    def max_slots_per_request(self) -> int:
-        """Of those, that one request may take: its beams or answers."""
         ...
 
 

@@ -11,7 +11,7 @@ from msgspec import structs
 
 from dragoman.server.core.defaults import is_end_forced, with_defaults
 from dragoman.server.core.frames import Frame
-from dragoman.server.core.ports import Model
+from dragoman.server.core.ports import Limited
 from dragoman.server.core.requests import GenerateRequest, ScoreRequest
 from dragoman.server.engine import messages
 from dragoman.server.errors import InvalidRequest
@@ -49,7 +49,7 @@ _NO_OPTIONS = _options_of(_PLAIN)
 
 
 def search_options(
-    request: GenerateRequest, model: Model, max_new_tokens: int, prefix_ids: Sequence[int], frame: Frame
+    request: GenerateRequest, model: Limited, max_new_tokens: int, prefix_ids: Sequence[int], frame: Frame
 ) -> messages.SearchOptions:
     """Return the options; for a request that has none those of the frame, which are `messages.GREEDY` itself for most models.
 
@@ -133,7 +133,7 @@ def check_num_suppressed(count: int) -> None:
         raise InvalidRequest("suppressed_tokens", f"{count} tokens; at most {MAX_SUPPRESSED_TOKENS} are allowed")
 
 
-def _check_num_beams(request: GenerateRequest, model: Model) -> int:
+def _check_num_beams(request: GenerateRequest, model: Limited) -> int:
     if request.num_beams is None:
         return 1
     limit = model.max_slots_per_request
@@ -160,7 +160,7 @@ def _check_kinds(request: GenerateRequest, num_beams: int) -> None:
             raise InvalidRequest(stray[0] if stray else "top_k", "goes with do_sample only")
 
 
-def _check_num_answers(request: GenerateRequest, model: Model, num_beams: int) -> int:
+def _check_num_answers(request: GenerateRequest, model: Limited, num_beams: int) -> int:
     if request.num_return_sequences is None:
         return 1
     count = request.num_return_sequences
@@ -178,7 +178,7 @@ def _check_num_answers(request: GenerateRequest, model: Model, num_beams: int) -
     return count
 
 
-def _sampling(request: GenerateRequest, model: Model) -> messages.Sampling:
+def _sampling(request: GenerateRequest, model: Limited) -> messages.Sampling:
     """Return how to draw; the seed is the server's where the request has none."""
     temperature = 1.0 if request.temperature is None else request.temperature
     if not 0 < temperature <= MAX_TEMPERATURE:
@@ -213,14 +213,14 @@ def _check_repetition_penalty(request: GenerateRequest) -> float:
     return value
 
 
-def _check_ngram_size(request: GenerateRequest, model: Model) -> int:
+def _check_ngram_size(request: GenerateRequest, model: Limited) -> int:
     limit, size = model.manifest.max_target_tokens, request.no_repeat_ngram_size or 0
     if not 0 <= size <= limit:
         raise InvalidRequest("no_repeat_ngram_size", f"{size} is not in 0 to {limit}, max_target_tokens of model {model.name}")
     return size
 
 
-def _check_suppressed_tokens(request: GenerateRequest, model: Model) -> list[int]:
+def _check_suppressed_tokens(request: GenerateRequest, model: Limited) -> list[int]:
     """Return the tokens, rising, each once; something must be left to generate, before end-of-sequence may be too."""
     if not request.suppressed_tokens:
         return []

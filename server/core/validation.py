@@ -8,7 +8,7 @@ from dragoman.model.text.tokenizer import Tokenizer
 from dragoman.server.core.answer_size import AnswerLimit, SizesOfTokens, check_answer
 from dragoman.server.core.defaults import default_max_new_tokens
 from dragoman.server.core.frames import Frame
-from dragoman.server.core.ports import Model
+from dragoman.server.core.ports import Limited, Model
 from dragoman.server.core.requests import GenerateRequest
 from dragoman.server.core.search_options import check_num_suppressed, search_options
 from dragoman.server.engine import messages
@@ -230,7 +230,7 @@ def check_priority(priority: int) -> int:
     return priority
 
 
-def check_max_new_tokens(request: GenerateRequest, model: Model, num_prefix_tokens: int, frame: Frame) -> int:
+def check_max_new_tokens(request: GenerateRequest, model: Limited, num_prefix_tokens: int, frame: Frame) -> int:
     """Return how many tokens may be generated, the model's default or what the prefix leaves where the request does not say.
 
     Args:
@@ -253,7 +253,7 @@ def check_max_new_tokens(request: GenerateRequest, model: Model, num_prefix_toke
     return request.max_new_tokens
 
 
-def _target_room(model: Model, frame: Frame) -> str:
+def _target_room(model: Limited, frame: Frame) -> str:
     """Say where the limit of a target's tokens comes from."""
     forced = f" less the {len(frame.target_prefix)} that its answers begin with" if frame.target_prefix else ""
     return f"max_target_tokens of model {model.name}{forced}"
