@@ -16,7 +16,7 @@ from dragoman.model.text.decoders import pieces_of
 from dragoman.model.text.names import is_name
 from dragoman.model.text.pieces import PieceDetokenizer
 from dragoman.model.text.reading import reason
-from dragoman.model.text.tokenizer import TokenizerError
+from dragoman.model.text.tokenizer import UNKNOWN_MARK, TokenizerError
 
 MAX_ID = (1 << 24) - 1
 
@@ -38,6 +38,7 @@ class JsonTokenizer:
         """
         self._content, self.eos_id = content, eos_id
         description = _parsed(content)
+        self._unknown_id = _unknown_id(description["model"])
         tokens = _hide_names(description)
         self._table = pieces_of(description.get("decoder"), tokens)
         self.vocab_size = len(tokens)
@@ -89,6 +90,10 @@ class JsonTokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """Return what a token adds to a text, in UTF-8; nothing for a special token, or one that only pads a model's vocabulary."""
         return self._table.later(token_id)
+
+    def word_bytes(self, token_id: int) -> bytes:
+        """Return what a token is to the words of an encoded text: its bytes, and for what is unknown a mark without spaces."""
+        return UNKNOWN_MARK if token_id == self._unknown_id else self.token_bytes(token_id)
 
     def detokenizer(self) -> PieceDetokenizer:
         """Return the start of an empty text."""
@@ -161,6 +166,13 @@ def _hide_names(description: dict[str, Any]) -> list[str | None]:
     if isinstance(merges := model.get("merges"), list):
         model["merges"] = [merge for merge in merges if _merged(merge) not in secret]
     return tokens
+
+
+def _unknown_id(model: Mapping[str, Any]) -> int | None:
+    """Return the token of what has none, if there is one: Unigram names its place, other models the token."""
+    vocabulary = model["vocab"]
+    found = model.get("unk_id") if isinstance(vocabulary, list) else vocabulary.get(str(model.get("unk_token")))
+    return found if isinstance(found, int) else None
 
 
 def _merged(merge: Any) -> str:
