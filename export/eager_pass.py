@@ -18,8 +18,8 @@ from dragoman.model.transformer import Transformer
 
 Floats = NDArray[np.float32]
 CrossKV = list[Floats]
-# Positions whose log-probabilities are worked out together, for each product reads the whole vocabulary.
-MAX_PRODUCT_POSITIONS = 256
+# Positions whose log-probabilities are worked out together, for each product reads the whole vocabulary; and numbers they may be.
+MAX_PRODUCT_POSITIONS, MAX_PRODUCT_SIZE = 256, 2**24
 
 
 class EagerPass:
@@ -63,10 +63,16 @@ class EagerPass:
     def target_log_probs(self) -> Floats:
         """Return the log-probabilities of the target's tokens `[T]`; those that `log_probs` has seen need no further product."""
         missing = self._target_log_probs.isnan().nonzero()[:, 0].tolist()
-        for start in range(missing[0], missing[-1] + 1, MAX_PRODUCT_POSITIONS) if missing else ():
-            self.log_probs(start, min(start + MAX_PRODUCT_POSITIONS, missing[-1] + 1))
+        step = product_positions(self._decoder.output_weight.shape[0])
+        for start in range(missing[0], missing[-1] + 1, step) if missing else ():
+            self.log_probs(start, min(start + step, missing[-1] + 1))
         found: Floats = self._target_log_probs.numpy()
         return found
+
+
+def product_positions(vocab_size: int) -> int:
+    """Return how many positions' log-probabilities over a vocabulary are worked out together."""
+    return max(1, min(MAX_PRODUCT_POSITIONS, MAX_PRODUCT_SIZE // vocab_size))
 
 
 class _Observer(FullAttention):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from dragoman.export.eager_pass import MAX_PRODUCT_POSITIONS
+from dragoman.export.eager_pass import product_positions
 from dragoman.export.parity import EagerReference, ParityError, Runner, drive
 from dragoman.export.row import Row
 from dragoman.export.scorer_parity import padded
@@ -68,8 +68,9 @@ def _in_double(reference: EagerReference, row: Row, step: int, tolerance: float)
 def _choices(model: Transformer, hidden: torch.Tensor, found: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return what the model chooses after each hidden state `[n, d_model]`, and how far each token found lies below, `[n]` each."""
     choices, margins = [], []
-    for start in range(0, len(found), MAX_PRODUCT_POSITIONS):
-        part = slice(start, start + MAX_PRODUCT_POSITIONS)
+    num_positions = product_positions(model.config.target_vocab_size)
+    for start in range(0, len(found), num_positions):
+        part = slice(start, start + num_positions)
         log_probs = model.decoder.log_probs(hidden[part])
         best, expected = log_probs.max(-1)
         choices.append(expected)

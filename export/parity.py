@@ -34,8 +34,9 @@ class ParityReport(Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         tolerance: Largest difference of a log-probability or an attention weight that is accepted.
-        max_log_prob_difference: Largest there was, over every token of the vocabulary at every compared position.
+        max_log_prob_difference: Largest there was, over every candidate at every compared position.
         num_rows: Teacher-forced rows compared with eager full-sequence passes.
+        num_whole_rows: Of these, rows, or stretches of them, whose candidates were the whole vocabulary; the others' were the best.
         num_positions: Positions compared in them.
         num_steps: Decode steps they took, together in a batch.
         max_batch_rows: Rows of the fullest step.
@@ -69,6 +70,7 @@ class ParityReport(Struct, frozen=True, forbid_unknown_fields=True):
     max_attention_difference: float
     device: str = "cpu"
     processor: str | None = None
+    num_whole_rows: int | None = None
     quality: Quality | None = None
     shortlist: ShortlistParity | None = None
 

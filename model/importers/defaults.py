@@ -114,10 +114,11 @@ def _without_contradictions(conversion: Conversion) -> list[str]:
     if answers > beams and not made.get("do_sample"):
         del made["num_return_sequences"]
         notes.append(f"num_return_sequences: {answers} are more than num_beams, {beams}; left out")
-    most, least = made.get("max_new_tokens"), made.get("min_new_tokens", 0)
-    if most is not None and least >= most:
+    room = conversion.target.max_target_tokens - conversion.target.num_forced
+    most, least = made.get("max_new_tokens", room), made.get("min_new_tokens", 0)
+    if least >= most:
         made["min_new_tokens"] = most - 1
-        notes.append(f"min_new_tokens: {least} is not less than max_new_tokens {most}; {most - 1}")
+        notes.append(f"min_new_tokens: {least} is not less than the most tokens there can be, {most}; {most - 1}")
     if len(conversion.suppressed) > MAX_DEFAULT_SUPPRESSED_TOKENS:
         many = f"{len(conversion.suppressed)} tokens; at most {MAX_DEFAULT_SUPPRESSED_TOKENS} can be ruled out"
         notes.append(f"suppress_tokens, bad_words_ids: {many}; left out")

@@ -10,6 +10,7 @@ from dragoman.model.importers.foreign import Foreign, Limits
 from dragoman.model.importers.layout import Layout
 from dragoman.model.importers.report import Report
 from dragoman.model.importers.settings import Settings
+from dragoman.model.importers.tokenisers import TokenizerFiles
 
 ACTIVATIONS: Mapping[str, str] = {
     "relu": "relu",
@@ -43,14 +44,14 @@ class Family:
         model_type: As `config.json` does.
         defaults: What Transformers takes where `config.json` is silent.
         architecture: Of its network.
-        tokenizer_files: For each way it may be written, the files of its tokeniser; the first that are all there are read.
+        tokenizers: The ways in which its tokeniser is kept, beside `tokenizer.json`, which all may have.
     """
 
     name: str
     model_type: str
     defaults: Mapping[str, Any]
     architecture: Architecture
-    tokenizer_files: tuple[tuple[str, ...], ...]
+    tokenizers: tuple[TokenizerFiles, ...]
 
 
 def activation(config: Settings, name: str, value: str) -> str:

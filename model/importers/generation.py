@@ -72,7 +72,7 @@ def read_generation(
         target_vocab_size=network.target_vocab_size,
         wishes=wishes,
     )
-    speech = read_speech(folder)
+    speech = _checked(folder)
     template = _started(folder, speech, network.decoder_start_id)
     start = network.decoder_start_id if template.decoder_start_id is None else template.decoder_start_id
     target = Target(
@@ -92,6 +92,24 @@ def read_generation(
         notes=list(speech.notes),
         fields=[*converted.notes, *settings.notes],
     )
+
+
+def _checked(folder: Folder) -> Speech:
+    """Return what is said to a model, within the bounds that checkpoints have.
+
+    Raises:
+        ForeignError: If it is not, or contradicts itself.
+    """
+    try:
+        speech = read_speech(folder)
+        for kind, value in ((Template, speech.template), (Languages, speech.languages)):
+            if value is not None:
+                msgspec.convert(msgspec.to_builtins(value), kind)
+    except ForeignError:
+        raise
+    except ValueError as error:
+        raise ForeignError(f"{folder.path}: {error}") from error
+    return speech
 
 
 def _started(folder: Folder, speech: Speech, start: int) -> Template:

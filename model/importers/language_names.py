@@ -12,7 +12,7 @@ import langcodes
 from langcodes import data_dicts, registry_parser
 from langcodes.tag_parser import LanguageTagError
 
-from dragoman.model.generation import MAX_LANGUAGE_NAMES, spelling
+from dragoman.model.generation import MAX_LANGUAGE_NAMES, MAX_NAME_CHARACTERS, spelling
 
 # A claim on a spelling: the lower its rank, the better; of several best ones, none is granted.
 _EXACT, _DEFAULT, _REGION, _ALONE = range(4)
@@ -59,7 +59,8 @@ def other_names(codes: Sequence[str], aliases: Mapping[str, str] | None = None) 
     names: list[list[tuple[int, str]]] = [[] for _ in codes]
     for name, claimants in claims.items():
         first, *others = sorted(claimants)
-        if name and name not in taken and not (others and others[0][0] == first[0]):
+        is_shared = bool(others) and others[0][0] == first[0]
+        if 0 < len(name) <= MAX_NAME_CHARACTERS and name not in taken and not is_shared:
             names[first[1]].append((first[0], name))
     return [[name for _, name in sorted(found, key=_closeness)[:MAX_LANGUAGE_NAMES]] for found in names]
 

@@ -40,6 +40,8 @@ def repetition_penalty(conversion: Conversion, value: Any) -> str:
 
 def no_repeat_ngram_size(conversion: Conversion, value: Any) -> str:
     """Take the n-grams that occur once."""
+    if is_whole(value) and value > conversion.target.max_target_tokens:
+        return f"{shown(value)}, no effect in answers as short as the model's"
     made = conversion.make("no_repeat_ngram_size", value)
     start, target = conversion.target.decoder_start_id, conversion.target
     if value == 1:

@@ -12,6 +12,7 @@ from dragoman.model.importers.layout import Layout, Source
 from dragoman.model.importers.report import Report
 from dragoman.model.importers.settings import Settings
 from dragoman.model.importers.tables import TableNames, Tables, choose_tables
+from dragoman.model.importers.tokenisers import TokenizerFiles, from_t5
 
 MAX_TOKENS: Final = 512  # where a folder says nothing: what these models were trained with
 MAX_BYTES: Final = 1024  # of ByT5, a token of which is a byte
@@ -187,21 +188,21 @@ _MULTILINGUAL: Final = _DEFAULTS | {
     "feed_forward_proj": "gated-gelu",
     "decoder_start_token_id": 0,
 }
-_FILES: Final = (("spiece.model",), ("tokenizer.json",))
+_FILES: Final = (TokenizerFiles(("spiece.model",), from_t5),)
 T5: Final = Family(
     name="T5",
     model_type="t5",
     defaults=_DEFAULTS,
     architecture=T5Like(is_output_scaled=None),
-    tokenizer_files=(*_FILES, ("tokenizer_config.json",)),
+    tokenizers=_FILES,
 )
 MT5: Final = Family(
-    name="mT5", model_type="mt5", defaults=_MULTILINGUAL, architecture=T5Like(is_output_scaled=False), tokenizer_files=_FILES
+    name="mT5", model_type="mt5", defaults=_MULTILINGUAL, architecture=T5Like(is_output_scaled=False), tokenizers=_FILES
 )
 UMT5: Final = Family(
     name="UMT5",
     model_type="umt5",
     defaults=_MULTILINGUAL,
     architecture=T5Like(is_output_scaled=True, has_bias_per_layer=True),
-    tokenizer_files=_FILES,
+    tokenizers=_FILES,
 )

@@ -54,7 +54,7 @@ def task_speech(folder: Folder, template: Template) -> Speech:
         ((name, task),) = tasks.items()
         prefix = _prefix(folder, name, task)
         spoken = pair_speech(folder, _with_task(template, prefix))
-        notes = [f"task {name}: {prefix!r} before every text", *spoken.notes]
+        notes = [f"task {name}: {repr(prefix) if prefix else 'nothing'} before every text", *spoken.notes]
         return Speech(template=spoken.template, languages=spoken.languages, notes=notes)
     wordings = {_wording(source, target, prefix) for (source, target), prefix in pairs.items()}
     if len(wordings) > 1:

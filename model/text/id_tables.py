@@ -32,7 +32,7 @@ def shifted_ids(model: bytes, offset: int, others: Mapping[str, int]) -> list[in
 def ids_by_piece(
     model: bytes, vocabulary: Mapping[str, int], unknown_id: int, silent: Collection[str] = ()
 ) -> tuple[list[int], dict[int, str]]:
-    """Return the table of a model with a `vocab.json` of its own, as Marian's and M2M100's, and the other pieces of that vocabulary.
+    """Return the table of a model with a `vocab.json` of its own, as Marian's and M2M100's, and the other pieces of that.
 
     Args:
         model: Content of the `.model` file.

@@ -2,7 +2,7 @@
 
 Ids are that library's. What it does with special tokens is not done here: their names in a text stay text, whether the file says
 that a token is special or only adds it, and even where a Unigram model has the name among its pieces. For that, such names are
-replaced, in memory, by ones that nobody can type.
+replaced, in memory, by ones that nobody can type. An answer has the names of tokens that are added and not special, as there.
 """
 
 import json
@@ -133,12 +133,13 @@ def _parsed(content: bytes) -> dict[str, Any]:
 
 
 def _hide_names(description: dict[str, Any]) -> list[str | None]:
-    """Rename special tokens in place, so that no text has them; return what every id says, None for these."""
+    """Rename tokens that are names, in place, so that no text has them; return what every id says, None for special ones."""
     added, model = description["added_tokens"], description["model"]
     hidden = {entry["content"]: entry["id"] for entry in added if entry.get("special") or is_name(entry["content"])}
     tokens = _tokens(model["vocab"], {entry["id"]: entry["content"] for entry in added})
-    for token_id in hidden.values():
-        tokens[token_id] = None
+    for entry in added:
+        if entry.get("special"):
+            tokens[entry["id"]] = None
     # No pre-tokeniser leaves a space in a word that is looked up; and who would guess the rest?
     secret = {name: f" {secrets.token_hex(16)} {token_id}" for name, token_id in hidden.items()}
     description["added_tokens"] = [entry for entry in added if entry["content"] not in hidden]

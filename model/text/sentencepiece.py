@@ -10,7 +10,7 @@ from typing import Any
 
 from sentencepiece import SentencePieceProcessor
 
-from dragoman.model.text.names import SPACE
+from dragoman.model.text.names import SPACE, is_name
 from dragoman.model.text.piece_model import BYTE, CONTROL, UNKNOWN, UNUSED, PieceModel
 from dragoman.model.text.pieces import PieceDetokenizer, Pieces
 from dragoman.model.text.reading import reason
@@ -33,8 +33,9 @@ class SentencePieceTokenizer:
             ids: The model's id of each piece, in the order of the file; `NO_ID` for one that is never in a text (control, unused)
                 and that the model does not have.
             eos_id: The end-of-sequence token, the model's id.
-            pieces: Texts of the model's other ids, as pieces: those of a vocabulary that this file does not have. A character or a
-                run of them that is unknown here but is one of those gets its id, as Marian's and M2M100's do it.
+            pieces: Texts of the model's other ids, as pieces: those of a vocabulary that this file does not have, and those of
+                control pieces that answers shall show. A character or a run of them that is unknown here but is one of those gets
+                its id, as Marian and M2M100 do it; one that is a name stays unknown.
 
         Raises:
             TokenizerError: If the file is damaged, or the table does not fit it.
@@ -52,7 +53,7 @@ class SentencePieceTokenizer:
         self.vocab_size = 1 + max(eos_id, *self._ids, *self._pieces)
         self._is_identity = self._ids == list(range(len(self._ids)))
         self._unknown_id = described.unknown_id
-        self._found = {piece: token_id for token_id, piece in self._pieces.items()}
+        self._found = {piece: token_id for token_id, piece in self._pieces.items() if not is_name(piece)}
         self._table = _table(described, self._ids, self._pieces, self.vocab_size)
 
     def encode(self, text: str) -> list[int]:
@@ -121,7 +122,7 @@ def _table(described: PieceModel, ids: Sequence[int], pieces: Mapping[int, str],
     is_cut = described.has_dummy_prefix or described.is_stripped
     entries = [*zip(ids, described.pieces, described.types, strict=True), *((i, piece, None) for i, piece in pieces.items())]
     for token_id, piece, kind in reversed(entries):  # where two have one id, the first one's text counts
-        if token_id == NO_ID or (token_id == unknown and kind != UNKNOWN):
+        if token_id == NO_ID or (token_id == unknown and kind != UNKNOWN) or (kind == CONTROL and token_id in pieces):
             continue
         later[token_id], is_opening[token_id] = b"", True
         first.pop(token_id, None)

@@ -40,6 +40,7 @@ class Frame(Struct, frozen=True, eq=False):
         target_prefix: Ids that every answer is forced to begin with.
         decoder_start_id: What the decoder is fed first; None for the model's.
         search: The options of a request that has none; the seed of a `Sampling` is to be drawn.
+        num_around: Tokens around a text, end-of-sequence included.
     """
 
     source_language: str
@@ -50,11 +51,7 @@ class Frame(Struct, frozen=True, eq=False):
     target_prefix: list[int]
     decoder_start_id: int | None
     search: SearchOptions
-
-    @property
-    def num_around(self) -> int:
-        """Tokens around a text, end-of-sequence included."""
-        return len(self.source_prefix) + len(self.source_suffix)
+    num_around: int
 
     def source_ids(self, ids: Sequence[int]) -> list[int]:
         """Return a source as the encoder reads it, made of the ids of its text."""
@@ -151,6 +148,7 @@ class Frames:
             target_prefix=target_prefix,
             decoder_start_id=start,
             search=default_search(defaults, target_prefix),
+            num_around=len(source_prefix) + len(source_suffix),
         )
 
 

@@ -89,6 +89,7 @@ def test_a_summariser_of_barts_is_converted_exactly() -> None:
         ({"max_length": 20, "min_length": 40}, TARGET, 19, 18),
         ({"max_length": 20, "begin_suppress_tokens": [1]}, TARGET, 19, 1),
         ({"max_length": 20, "begin_suppress_tokens": [1], "min_length": 9}, TARGET, 19, 8),
+        ({"min_length": 400}, FORCED, None, 98),
         ({"max_length": 1}, TARGET, None, None),
         ({"max_length": 2}, FORCED, None, None),
         ({"max_length": True}, TARGET, None, None),
@@ -177,6 +178,11 @@ def test_ngrams_of_the_start_token_are_named_where_it_can_be_generated() -> None
     assert "never be generated" in note(convert({**fields, "no_repeat_ngram_size": 1}, FORCED), "no_repeat_ngram_size")
 
 
+def test_ngrams_longer_than_answers_are_none() -> None:
+    assert made({"no_repeat_ngram_size": 100}).no_repeat_ngram_size == 100
+    assert made({"no_repeat_ngram_size": 101}).no_repeat_ngram_size is None
+
+
 def test_draws_are_made_as_transformers_makes_them() -> None:
     assert made({"do_sample": True}) == Defaults(do_sample=True, top_k=50, max_new_tokens=49)
     assert made({"do_sample": True, "top_k": 0}) == Defaults(do_sample=True, max_new_tokens=49)
@@ -191,7 +197,7 @@ def test_draws_are_made_as_transformers_makes_them() -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e300, "2", [1], {}, -1.0, 10**400])
 @pytest.mark.parametrize("name", ["temperature", "top_p", "length_penalty", "num_beams", "top_k", "no_repeat_ngram_size"])
 def test_values_that_mean_nothing_are_left_out(name: str, value: Any) -> None:
-    if (name, value) in (("length_penalty", -1.0), ("top_k", 10**400)):
+    if (name, value) in (("length_penalty", -1.0), ("top_k", 10**400), ("no_repeat_ngram_size", 10**400)):
         return  # these mean something
     converted = convert({"max_length": 50, name: value}, TARGET)
     assert converted.defaults == Defaults(max_new_tokens=49)

@@ -1,12 +1,16 @@
 """Codes that mean one language, as people write them."""
 
+from pathlib import Path
+
 import pytest
 
+from dragoman.model.checkpoint_folder import CheckpointFolder
 from dragoman.model.generation import Language, Languages, spelling
 from dragoman.model.importers.language_codes import M2M100_LANGUAGES, MBART50_LANGUAGES, NLLB_LANGUAGES
 from dragoman.model.importers.language_names import english_name, is_group, other_names
 from dragoman.model.languages import LanguageTable
 
+PRETRAINED = Path(__file__).parents[3] / "model" / "pretrained"
 NLLB = LanguageTable(
     [Language(code=code, names=names) for code, names in zip(NLLB_LANGUAGES, other_names(NLLB_LANGUAGES), strict=True)]
 )
@@ -119,3 +123,12 @@ def test_groups_and_unknown_codes_are_told_from_languages() -> None:
         "",
     ]
     assert [english_name(code) for code in ("de", "ron", "pt_BR", "xx")] == ["German", "Romanian", "Portuguese", ""]
+
+
+@pytest.mark.parametrize("name", ["en-de", "en-fr"])
+def test_the_shipped_models_say_their_languages(name: str) -> None:
+    languages = CheckpointFolder.load(PRETRAINED / name).languages
+    assert languages is not None
+    for side, code in zip((languages.source, languages.target), name.split("-"), strict=True):
+        (language,) = side
+        assert (language.code, language.names) == (code, other_names([code])[0])
