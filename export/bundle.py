@@ -32,8 +32,10 @@ from dragoman.model.text.tokenizers import Tokenizers
 
 ENCODER_FILE, ENCODER_WEIGHTS_FILE = "encoder.onnx", "encoder.weights"
 DECODER_FILE, DECODER_WEIGHTS_FILE = "decoder.onnx", "decoder.weights"
-# The scorer reads its weights from the files of the other two graphs.
-SCORER_FILE = "scorer.onnx"
+# The scorer reads its weights from the files of the other two graphs; what they lack, and is large, has a file of its own.
+SCORER_FILE, SCORER_WEIGHTS_FILE = "scorer.onnx", "scorer.weights"
+# Ids of the tokens that a model with a shortlist chooses from.
+SHORTLIST_FILE = "shortlist.json"
 REQUIRED_FILES = (ENCODER_FILE, ENCODER_WEIGHTS_FILE, DECODER_FILE, DECODER_WEIGHTS_FILE, SCORER_FILE)
 
 _CHUNK_BYTES = 1 << 18
@@ -65,6 +67,8 @@ class Bundle:
                 raise BundleError(f"{directory / MANIFEST_FILE}: files does not list {path}")
         if not any(path.startswith(f"{TOKENIZER_DIRECTORY}/") for path in manifest.files):
             raise BundleError(f"{directory / MANIFEST_FILE}: files lists nothing in {TOKENIZER_DIRECTORY}/")
+        if manifest.num_choices < manifest.target_vocab_size and SHORTLIST_FILE not in manifest.files:
+            raise BundleError(f"{directory / MANIFEST_FILE}: files does not list {SHORTLIST_FILE}")
         for path, entry in manifest.files.items():
             _check_file(directory, path, entry, is_checked)
         return cls(directory, manifest)

@@ -18,14 +18,16 @@ from dragoman.model.transformer import Transformer
 
 Floats = NDArray[np.float32]
 CrossKV = list[Floats]
-# Positions whose log-probabilities are worked out together, for each product reads the whole vocabulary.
-MAX_PRODUCT_POSITIONS = 256
+# Positions whose log-probabilities are worked out together, for each product reads the whole vocabulary; and numbers they may be.
+MAX_PRODUCT_POSITIONS, MAX_PRODUCT_SIZE = 256, 2**24
 
 
 class EagerPass:
     """What the eager model makes of one source and target.
 
     Attributes:
+        source: Its ids, end-of-sequence included.
+        target: Its ids, end-of-sequence included.
         hidden: Hidden states `[T, d_model]`.
         attention: The decoder's attention to the source, the heads' mean, `[L, T, S]`.
     """
@@ -34,6 +36,7 @@ class EagerPass:
     def __init__(self, model: Transformer, source: Sequence[int], target: Sequence[int], keeps_keys: bool = False) -> None:
         """Run a model in evaluation mode; end-of-sequence is included in both, and `self_kv` asks for keys that are kept."""
         config = model.config
+        self.source, self.target = source, target
         memory, mask = model.encode(torch.tensor([source]), torch.tensor([len(source)]))
         backend = _Observer(config, mask, model.decoder.project_memory(memory))
         inputs = torch.tensor([[config.decoder_start_id, *target[:-1]]])
@@ -42,7 +45,7 @@ class EagerPass:
         self._self_kv = backend.self_kv if keeps_keys else None
         self._decoder = model.decoder
         self._target = torch.tensor(target)
-        self._target_log_probs = torch.full((len(target),), torch.nan)
+        self._target_log_probs = torch.full((len(target),), torch.nan, dtype=self.hidden.dtype)
 
     def self_kv(self, stop: int) -> CrossKV:
         """Return the decoder's keys and values of the positions before `stop`, `[H, stop, Dh]`, layer by layer."""
@@ -51,7 +54,7 @@ class EagerPass:
 
     @torch.inference_mode()
     def log_probs(self, start: int, stop: int) -> Floats:
-        """Return the next token's log-probabilities after some positions, `[stop - start, V]`, padding at -inf."""
+        """Return the next token's log-probabilities after some positions, `[stop - start, V]`, padding as the model has it."""
         log_probs = self._decoder.log_probs(self.hidden[start:stop])
         self._target_log_probs[start:stop] = log_probs.gather(1, self._target[start:stop, None])[:, 0]
         table: Floats = log_probs.numpy()
@@ -60,10 +63,16 @@ class EagerPass:
     def target_log_probs(self) -> Floats:
         """Return the log-probabilities of the target's tokens `[T]`; those that `log_probs` has seen need no further product."""
         missing = self._target_log_probs.isnan().nonzero()[:, 0].tolist()
-        for start in range(missing[0], missing[-1] + 1, MAX_PRODUCT_POSITIONS) if missing else ():
-            self.log_probs(start, min(start + MAX_PRODUCT_POSITIONS, missing[-1] + 1))
+        step = product_positions(self._decoder.output_weight.shape[0])
+        for start in range(missing[0], missing[-1] + 1, step) if missing else ():
+            self.log_probs(start, min(start + step, missing[-1] + 1))
         found: Floats = self._target_log_probs.numpy()
         return found
+
+
+def product_positions(vocab_size: int) -> int:
+    """Return how many positions' log-probabilities over a vocabulary are worked out together."""
+    return max(1, min(MAX_PRODUCT_POSITIONS, MAX_PRODUCT_SIZE // vocab_size))
 
 
 class _Observer(FullAttention):

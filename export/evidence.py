@@ -43,6 +43,24 @@ class Quality(Struct, frozen=True, forbid_unknown_fields=True):
     chrf_change: Change | None = None
 
 
+class ShortlistParity(Struct, frozen=True, forbid_unknown_fields=True):
+    """How close the decode step with a shortlist is to the one without.
+
+    Attributes:
+        num_tokens: Tokens of the list.
+        num_rows: Teacher-forced rows compared.
+        num_positions: Positions compared in them, each over all tokens of the list.
+        max_log_prob_difference: Largest difference of a log-probability, when both are normalised over the list.
+        num_rows_alone: Rows decoded a second time by themselves, with bit-identical results.
+    """
+
+    num_tokens: Total
+    num_rows: Total
+    num_positions: Total
+    max_log_prob_difference: Difference
+    num_rows_alone: Total
+
+
 class Parity(Struct, frozen=True, forbid_unknown_fields=True):
     """The headline of the parity report, which `parity.json` has in full.
 

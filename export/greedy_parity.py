@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
-from dragoman.export.eager_pass import MAX_PRODUCT_POSITIONS
-from dragoman.export.parity import ParityError, Runner, drive
+from dragoman.export.eager_pass import product_positions
+from dragoman.export.parity import EagerReference, ParityError, Runner, drive
 from dragoman.export.row import Row
 from dragoman.export.scorer_parity import padded
 from dragoman.model.transformer import Transformer
@@ -13,7 +13,7 @@ from dragoman.model.transformer import Transformer
 NUM_GREEDY_SLOTS, MAX_NEW_TOKENS = 32, 32
 
 
-def check_greedy(runner: Runner, model: Transformer, sources: list[list[int]], tolerance: float) -> tuple[int, int]:
+def check_greedy(runner: Runner, reference: EagerReference, sources: list[list[int]], tolerance: float) -> tuple[int, int]:
     """Decode greedily with the graphs, and check every token; return the number of tokens and of sources that parted at a tie.
 
     Greedy decoding is a chain of choices. One pass of the eager model over each answer tells what it would have chosen at every
@@ -22,20 +22,21 @@ def check_greedy(runner: Runner, model: Transformer, sources: list[list[int]], t
     Raises:
         ParityError: If one parted elsewhere.
     """
-    config = model.config
+    config = reference.model.config
     limit = min(config.max_target_positions, MAX_NEW_TOKENS)
     rows = [Row([*source, config.eos_id], [config.decoder_start_id], limit, config.eos_id) for source in sources]
     drive(runner, rows, NUM_GREEDY_SLOTS, 1, False)
     order = sorted(rows, key=lambda row: (len(row.inputs), len(row.source)))
     num_mismatches = 0
     for start in range(0, len(order), NUM_GREEDY_SLOTS):
-        num_mismatches += _count_parted(order[start : start + NUM_GREEDY_SLOTS], model, tolerance)
+        num_mismatches += _count_parted(order[start : start + NUM_GREEDY_SLOTS], reference, tolerance)
     return sum(row.position for row in rows), num_mismatches
 
 
 @torch.inference_mode()
-def _count_parted(rows: Sequence[Row], model: Transformer, tolerance: float) -> int:
+def _count_parted(rows: Sequence[Row], reference: EagerReference, tolerance: float) -> int:
     """Count the rows whose tokens are not all eager's choices, which only ties within the tolerance excuse."""
+    model = reference.model
     sources, lengths = (torch.from_numpy(x) for x in padded([row.source for row in rows], model.config.pad_id))
     inputs = torch.from_numpy(padded([row.inputs[:-1] for row in rows], model.config.pad_id)[0])
     answers = [torch.tensor(row.inputs[1:]) for row in rows]
@@ -46,20 +47,30 @@ def _count_parted(rows: Sequence[Row], model: Transformer, tolerance: float) -> 
     parted = (expected != found).nonzero()[:, 0].tolist()
     for place in parted:
         row, step = places[place]
-        if not margins[place] < tolerance:  # also refuses NaN
+        margin, allowed = float(margins[place]), tolerance
+        if not margin < allowed and reference.double.is_needed:
+            margin, allowed = _in_double(reference, row, step, tolerance)
+        if not margin < allowed:  # also refuses NaN
             raise ParityError(
                 f"greedy decoding gives token {found[place]} instead of {expected[place]} at step {step} of a source with "
-                f"{len(row.source)} tokens, which differ by {margins[place]:.3g} in log-probability; the tolerance is "
-                f"{tolerance:.3g}"
+                f"{len(row.source)} tokens, which differ by {margin:.3g} in log-probability; the tolerance is {allowed:.3g}"
             )
     return len({id(places[place][0]) for place in parted})
+
+
+def _in_double(reference: EagerReference, row: Row, step: int, tolerance: float) -> tuple[float, float]:
+    """Return how far a token lies below the best in double precision, and how far it may: both may be off, one up, one down."""
+    whole = reference.whole(row.source, row.inputs[1:])
+    margin = reference.double.margin(whole, step, row.inputs[step + 1])
+    return margin, max(tolerance, 2 * reference.allowance(whole).log_prob)
 
 
 def _choices(model: Transformer, hidden: torch.Tensor, found: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return what the model chooses after each hidden state `[n, d_model]`, and how far each token found lies below, `[n]` each."""
     choices, margins = [], []
-    for start in range(0, len(found), MAX_PRODUCT_POSITIONS):
-        part = slice(start, start + MAX_PRODUCT_POSITIONS)
+    num_positions = product_positions(model.config.target_vocab_size)
+    for start in range(0, len(found), num_positions):
+        part = slice(start, start + num_positions)
         log_probs = model.decoder.log_probs(hidden[part])
         best, expected = log_probs.max(-1)
         choices.append(expected)

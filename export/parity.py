@@ -11,10 +11,11 @@ from typing import Protocol
 import numpy as np
 from msgspec import Struct
 
-from dragoman.export.bundle import Parity, Quality
+from dragoman.export.double import Allowance, DoublePrecision
 from dragoman.export.eager_pass import CrossKV as CrossKV
 from dragoman.export.eager_pass import EagerPass
 from dragoman.export.eager_pass import Floats as Floats
+from dragoman.export.evidence import Parity, Quality, ShortlistParity
 from dragoman.export.row import EagerStretch, Row
 from dragoman.export.row import Ints as Ints
 from dragoman.model.errors import InputError
@@ -33,8 +34,9 @@ class ParityReport(Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         tolerance: Largest difference of a log-probability or an attention weight that is accepted.
-        max_log_prob_difference: Largest there was, over every token of the vocabulary at every compared position.
+        max_log_prob_difference: Largest there was, over every candidate at every compared position.
         num_rows: Teacher-forced rows compared with eager full-sequence passes.
+        num_whole_rows: Of these, rows, or stretches of them, whose candidates were the whole vocabulary; the others' were the best.
         num_positions: Positions compared in them.
         num_steps: Decode steps they took, together in a batch.
         max_batch_rows: Rows of the fullest step.
@@ -49,6 +51,7 @@ class ParityReport(Struct, frozen=True, forbid_unknown_fields=True):
         device: What the graphs ran on, and what of them did not run.
         processor: The kind of processor that proved them, see `processor.processor_kind`.
         quality: What 8-bit arithmetic changes; None where there is none.
+        shortlist: How close the decode step with a shortlist is to the one without; None where there is none.
     """
 
     tolerance: float
@@ -67,7 +70,9 @@ class ParityReport(Struct, frozen=True, forbid_unknown_fields=True):
     max_attention_difference: float
     device: str = "cpu"
     processor: str | None = None
+    num_whole_rows: int | None = None
     quality: Quality | None = None
+    shortlist: ShortlistParity | None = None
 
     def headline(self) -> Parity:
         """Return what the manifest quotes."""
@@ -170,6 +175,7 @@ class EagerReference:
         """Use a model in evaluation mode."""
         self.model = model
         self.blocks: dict[int, tuple[int, Floats]] = {}
+        self.double = DoublePrecision(model)
         self._passes: dict[tuple[tuple[int, ...], tuple[int, ...]], EagerPass] = {}
 
     def whole(self, source: list[int], target: list[int]) -> EagerPass:
@@ -179,6 +185,10 @@ class EagerReference:
             self._passes[key] = EagerPass(self.model, source, target, keeps_keys=len(target) > LONG_ROW)
         return self._passes[key]
 
+    def allowance(self, whole: EagerPass) -> Allowance:
+        """Return how far results of a network with unscaled scores may be from double precision."""
+        return self.double.allowance(whole, self._passes.values())
+
     def of_row(self, row: Row) -> EagerPass:
         """Return the pass over a teacher-forced row, which end-of-sequence follows."""
         if row.stretch is not None:
@@ -187,7 +197,7 @@ class EagerReference:
         return self.whole(row.source, [*row.inputs[1:], self.model.config.eos_id])
 
     def log_probs(self, rows: Sequence[Row]) -> Floats:
-        """Return what each row's next step should give, `[n, V]`, padding at -inf."""
+        """Return what each row's next step should give, `[n, V]`."""
         return np.stack([self._next(row) for row in rows])
 
     def _next(self, row: Row) -> Floats:
@@ -225,43 +235,92 @@ def stretches(reference: EagerReference, row: Row) -> list[Row]:
 
 
 class Comparison:
-    """Compares every step over the whole vocabulary, and remembers the extremes."""
+    """Compares every step, and remembers the extremes.
+
+    Steps that give all V candidates are compared over the whole vocabulary. Those that give fewer are compared over these, and
+    whatever token is not among them must not be one of the likeliest by more than the tolerance.
+    """
 
     def __init__(self, reference: EagerReference, tolerance: float) -> None:
         """Compare with the eager model."""
         self.reference = reference
         self.pad_id = reference.model.config.pad_id
+        self.is_padding_predicted = reference.model.config.padding == "predicted"
         self.tolerance = tolerance
+        self.largest_allowed = tolerance
         self.max_difference = 0.0
         self.max_batch_rows = 0
         self.max_position = 0
         self.num_positions = 0
+        self.num_in_double = 0
 
     def observe(self, rows: list[Row], ids: Ints, log_probs: Floats) -> None:
-        """Compare one step's candidates, K = V.
+        """Compare one step's candidates.
 
         Raises:
-            ParityError: If a log-probability is off, the order is wrong, or padding is a candidate.
+            ParityError: If a log-probability is off, the order is wrong, or padding is a candidate of a model that predicts none.
         """
         expected = self.reference.log_probs(rows)
         found = np.full_like(expected, np.nan)
         np.put_along_axis(found, ids, log_probs, 1)
-        if not (np.isneginf(found[:, self.pad_id]).all() and np.isneginf(expected[:, self.pad_id]).all()):
-            raise ParityError("padding has a log-probability above -inf")
-        found[:, self.pad_id] = expected[:, self.pad_id] = 0
-        differences = np.abs(found - expected).max(1)
-        for row, difference in zip(rows, differences.tolist(), strict=True):
-            if not difference <= self.tolerance:  # also refuses NaN
-                raise ParityError(
-                    f"log-probabilities are off by {difference:.3g} at position {row.position} of a row with {len(row.source)} "
-                    f"source tokens; the tolerance is {self.tolerance:.3g}"
-                )
+        if not self.is_padding_predicted:
+            refuse_padding(found, self.pad_id)
+        differences = self._differences(found, expected, log_probs)
+        for i, row in enumerate(rows):
+            if not differences[i] <= self.tolerance:  # also refuses NaN
+                differences[i] = self._judge(row, found[i : i + 1], log_probs[i : i + 1], float(differences[i]))
         if not is_ordered(ids, log_probs):
             raise ParityError("candidates are not in order of log-probability, the lower id first where they are equal")
-        self.max_difference = max(self.max_difference, *differences.tolist())
+        self.max_difference = max(self.max_difference, float(differences.max()))
         self.max_batch_rows = max(self.max_batch_rows, len(rows))
         self.max_position = max(self.max_position, *(row.position for row in rows))
         self.num_positions += len(rows)
+
+    def _differences(self, found: Floats, expected: Floats, log_probs: Floats) -> Floats:
+        """Return the largest difference of each row's candidates, `[n]`; NaN where one that must be there is not."""
+        num_candidates, vocab_size = log_probs.shape[1], found.shape[1]
+        if not self.is_padding_predicted:
+            found, expected = (np.delete(table, self.pad_id, 1) for table in (found, expected))
+        is_absent = np.isnan(found)
+        differences = np.abs(found - expected)
+        if num_candidates < vocab_size:
+            beyond = np.maximum(expected - log_probs[:, -1:], 0)
+            differences = np.where(is_absent, beyond, differences)
+            differences[is_absent.sum(1) != found.shape[1] - num_candidates] = np.nan
+        largest: Floats = differences.max(1)
+        return largest
+
+    def _judge(self, row: Row, found: Floats, log_probs: Floats, difference: float) -> float:
+        """Compare one row's candidates, `[1, V]` and `[1, K]`, with double precision, if scores are not scaled.
+
+        Raises:
+            ParityError: If they are off then, too.
+        """
+        allowed, double = self.tolerance, self.reference.double
+        if double.is_needed and difference < np.inf:
+            whole = self.reference.of_row(row)
+            allowed = max(self.tolerance, self.reference.allowance(whole).log_prob)
+            precise = double.of(whole).log_probs(row.position, row.position + 1)
+            difference = float(self._differences(found, precise, log_probs)[0])
+            self.num_in_double += 1
+            self.largest_allowed = max(self.largest_allowed, allowed)
+        if not difference <= allowed:
+            raise ParityError(
+                f"log-probabilities are off by {difference:.3g} at position {row.position} of a row with {len(row.source)} "
+                f"source tokens; the tolerance is {allowed:.3g}"
+            )
+        return difference
+
+
+def refuse_padding(found: Floats, pad_id: int) -> None:
+    """Refuse log-probabilities `[n, V]` above -inf, where they are known, of padding that is never predicted.
+
+    Raises:
+        ParityError: If there are some.
+    """
+    of_padding = found[:, pad_id]
+    if not np.isneginf(of_padding[~np.isnan(of_padding)]).all():
+        raise ParityError("padding has a log-probability above -inf")
 
 
 def is_ordered(ids: Ints, log_probs: Floats) -> bool:

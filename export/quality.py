@@ -8,15 +8,16 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from dragoman.export.arguments import QualityTexts
 from dragoman.export.bundle import Quality
-from dragoman.export.parity import EagerReference, Floats, Ints, ParityError, drive, is_ordered, stretches
+from dragoman.export.parity import EagerReference, Floats, Ints, ParityError, drive, is_ordered, refuse_padding, stretches
 from dragoman.export.progress import STEPS, Progress
 from dragoman.export.quantize import ScaleCounts
 from dragoman.export.row import Row
 from dragoman.export.scorer_parity import Pair
-from dragoman.export.verify import NUM_SLOTS, OnnxRunner, forced_rows, greedy_sources
+from dragoman.export.verify import LARGE_VOCABULARY, NUM_BEST, NUM_SLOTS, OnnxRunner, forced_rows, greedy_sources
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.decode import greedy_search
 from dragoman.model.errors import InputError
@@ -42,28 +43,44 @@ class Divergence:
         self.label_log_probs: dict[int, list[float]] = {}
 
     def observe(self, rows: list[Row], ids: Ints, log_probs: Floats) -> None:
-        """Compare one step's candidates, K = V.
+        """Compare one step's candidates: all V, or of a large vocabulary the best.
 
         Raises:
-            ParityError: If they are no distribution in order, or padding is a candidate.
+            ParityError: If they are no distribution in order, or padding is a candidate of a model that predicts none.
         """
         expected = self.reference.log_probs(rows)
         found = np.full_like(expected, np.nan)
         np.put_along_axis(found, ids, log_probs, 1)
-        if not np.isneginf(found[:, self.config.pad_id]).all():
-            raise ParityError("padding has a log-probability above -inf")
         if not is_ordered(ids, log_probs):
             raise ParityError("candidates are not in order of log-probability, the lower id first where they are equal")
-        if not (np.abs(np.exp(found, dtype=np.float64).sum(1) - 1) < MAX_MASS_ERROR).all():  # also refuses NaN
+        if self.config.padding != "predicted":
+            refuse_padding(found, self.config.pad_id)
+        masses = np.exp(log_probs, dtype=np.float64).sum(1)
+        is_whole = log_probs.shape[1] == self.config.target_vocab_size
+        lowest = 1 - MAX_MASS_ERROR if is_whole and self.config.padding != "masked" else 0.0
+        if not ((masses > lowest) & (masses < 1 + MAX_MASS_ERROR)).all():  # also refuses NaN
             raise ParityError("probabilities do not sum to 1")
-        found[:, self.config.pad_id] = expected[:, self.config.pad_id] = -np.finfo(np.float32).max
-        weights = np.exp(expected, dtype=np.float64)
-        self.divergences += (weights * (expected.astype(np.float64) - found)).sum(1).tolist()
-        self.num_agreed += int((found.argmax(1) == expected.argmax(1)).sum())
+        self.divergences += _divergences(np.take_along_axis(expected, ids, 1), log_probs, is_whole).tolist()
+        self.num_agreed += int((ids[:, 0] == expected.argmax(1)).sum())
         for i, row in enumerate(rows):
             label = [*row.inputs, self.config.eos_id][row.position + 1]
-            self.differences.append(abs(float(found[i, label] - expected[i, label])))
-            self.label_log_probs.setdefault(id(row), []).append(float(found[i, label]))
+            # One that is not even among the best is no likelier than the last of them.
+            label_log_prob = float(log_probs[i, -1] if np.isnan(found[i, label]) else found[i, label])
+            self.differences.append(abs(label_log_prob - float(expected[i, label])))
+            self.label_log_probs.setdefault(id(row), []).append(label_log_prob)
+
+
+def _divergences(expected: Floats, found: Floats, is_whole: bool) -> NDArray[np.float64]:
+    """Return how far candidates' distributions diverge from eager's, `[n, K]` → `[n]`; what is left of 1 counts as one token."""
+    left, right = expected.astype(np.float64), found.astype(np.float64)
+    is_possible = ~np.isneginf(left)
+    weights = np.exp(left)
+    differences = np.where(is_possible, left, 0) - np.where(is_possible, right, 0)
+    total: NDArray[np.float64] = (weights * differences).sum(1)
+    if not is_whole:
+        rests = [np.maximum(1 - np.exp(log_probs).sum(1), np.finfo(np.float64).tiny) for log_probs in (left, right)]
+        total += rests[0] * (np.log(rests[0]) - np.log(rests[1]))
+    return total
 
 
 def verify_quantized(
@@ -82,15 +99,14 @@ def verify_quantized(
     """
     progress = progress or Progress(STEPS["int8"])
     config = checkpoint.model.config
-    runner = OnnxRunner(directory, config)
     forced = forced_rows(config)
     reference = EagerReference(checkpoint.model)
     parts = [part for row in forced for part in stretches(reference, row)]
     check_rows_apart([OnnxRunner(directory, config, number) for number in THREADS], parts)
     progress.done("compare batches in 8 bits")
-    divergence = Divergence(checkpoint)
-    rows = answer_rows(checkpoint)
-    drive(runner, rows, NUM_SLOTS, config.target_vocab_size, False, divergence.observe)
+    divergence, rows, runner = Divergence(checkpoint), answer_rows(checkpoint), OnnxRunner(directory, config)
+    num_candidates = config.target_vocab_size if config.target_vocab_size <= LARGE_VOCABULARY else NUM_BEST
+    drive(runner, rows, NUM_SLOTS, num_candidates, False, divergence.observe)
     quality = Quality(
         num_constant_scales=counts.num_constant,
         num_row_scales=counts.num_row,

@@ -58,7 +58,7 @@ class ScoringAttention:
         assert layer == len(self.weights), "layers run in order"
         query = query.unflatten(0, self.shape)  # type: ignore[no-untyped-call]
         dtype = query.dtype
-        query, key, value = (at_least_single(split_heads(part, self.heads.count)) for part in (query, *self.cross_kv[layer]))
+        query, key, value = (at_least_single(split_heads(part, self.heads.num_heads)) for part in (query, *self.cross_kv[layer]))
         scale = query.shape[-1] ** -0.5 if self.heads.scale is None else self.heads.scale
         scores = (query * scale) @ key.transpose(-2, -1)
         weights = scores.masked_fill(~self.is_source, -math.inf).softmax(-1)

@@ -56,18 +56,14 @@ class HalfSlots(OnnxSlots):
 class HalfRunner(OnnxRunner):
     """fp16 graphs, on CUDA where there is a device."""
 
-    def __init__(self, directory: Path, config: ModelConfig) -> None:
-        super().__init__(directory, config)
-        self.device = "cpu"
-        if torch.cuda.is_available() and has_cuda():
-            self.encoder, self.decoder, self.scorer = (
-                open_on_cuda(directory / name) for name in (ENCODER_FILE, DECODER_FILE, SCORER_FILE)
-            )
-            self.device = "cuda"
+    slots_type = HalfSlots
 
-    def slots(self, num_slots: int, max_targets: int, max_sources: int) -> HalfSlots:
-        """See `Runner`."""
-        return HalfSlots(self.decoder, self.config, num_slots, max_targets, max_sources)
+    def __init__(self, directory: Path, config: ModelConfig) -> None:
+        self.device = "cuda" if torch.cuda.is_available() and has_cuda() else "cpu"
+        super().__init__(directory, config)
+
+    def _open(self, path: Path) -> Session:
+        return open_on_cuda(path) if self.device == "cuda" else super()._open(path)
 
 
 def verify_half(

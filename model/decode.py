@@ -17,7 +17,6 @@ from dragoman.model.padding import pad
 from dragoman.model.relative import RelativeBias
 from dragoman.model.transformer import Transformer
 
-
 _Found = TypeVar("_Found")
 
 
@@ -136,7 +135,7 @@ def _by_forced_length(search: Callable[..., list[_Found]], sources: Sequence[Ids
     rows: dict[int, list[int]] = {}
     for row, (_, ids) in enumerate(zip(sources, forced, strict=True)):
         rows.setdefault(len(ids), []).append(row)
-    found = {}
+    found: dict[int, _Found] = {}
     for group in rows.values():
         results = search(sources=[sources[row] for row in group], forced=[forced[row] for row in group], start=start)
         found.update(zip(group, results, strict=True))
@@ -254,12 +253,12 @@ def _beam_search(
     for length in range(num_forced + 1, limit + 1):
         log_probs = decoder.step(previous)
         parents: list[int] = []
-        start = 0
+        first = 0
         for beam in active:
-            rows = slice(start, start + len(beam.live))
+            rows = slice(first, first + len(beam.live))
             totals = log_probs[rows] + torch.tensor([total for total, _, _ in beam.live], device=device)[:, None]
-            parents += [start + i for i in _grow(beam, totals, log_probs[rows], num_beams, length, length_penalty, config.eos_id)]
-            start = rows.stop
+            parents += [first + i for i in _grow(beam, totals, log_probs[rows], num_beams, length, length_penalty, config.eos_id)]
+            first = rows.stop
             if length == limit:
                 beam.finished += [
                     Hypothesis(ids, steps, length_normalised(total, length, length_penalty)) for total, ids, steps in beam.live

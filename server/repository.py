@@ -6,6 +6,7 @@ from pathlib import Path
 
 from dragoman.export.bundle import MANIFEST_FILE, Bundle, BundleError, Manifest
 from dragoman.model.text.tokenizers import Tokenizers
+from dragoman.server.core.frames import Frames
 from dragoman.server.errors import UnknownModel
 from dragoman.server.supervisor import SupervisedEngine
 
@@ -41,6 +42,7 @@ class LoadedModel:
 
     bundle: Bundle
     tokenizers: Tokenizers
+    frames: Frames
     engine: SupervisedEngine
 
     @property
@@ -78,8 +80,12 @@ class Repository:
     """The models of one server, by name."""
 
     def __init__(self, bundles: list[Bundle], make_engine: Callable[[Bundle], SupervisedEngine]) -> None:
-        """Load tokenisers and make (but not start) engines."""
-        self._models = {b.manifest.name: LoadedModel(b, b.tokenizers(), make_engine(b)) for b in bundles}
+        """Load tokenisers and make (but not start) engines.
+
+        Raises:
+            BundleError: If a tokeniser is damaged, or a bundle's template asks for a language that there is not.
+        """
+        self._models = {b.manifest.name: LoadedModel(b, b.tokenizers(), Frames(b.manifest), make_engine(b)) for b in bundles}
 
     def get(self, name: str) -> LoadedModel:
         """Return a model; an empty name means the only one.

@@ -4,6 +4,7 @@ from typing import Final
 
 from dragoman.model.importers.bart_like import BartLike
 from dragoman.model.importers.family import Family
+from dragoman.model.importers.tokenisers import TokenizerFiles, from_byte_pairs
 
 _DEFAULTS: Final = {
     "vocab_size": 50265,
@@ -28,8 +29,5 @@ FAMILY: Final = Family(
     model_type="bart",
     defaults=_DEFAULTS,
     architecture=BartLike(norm="post", has_embedding_norm=True, position_offset=2),
-    tokenizer_files=(
-        ("vocab.json", "merges.txt"),
-        ("tokenizer.json",),
-    ),
+    tokenizers=(TokenizerFiles(("vocab.json", "merges.txt"), from_byte_pairs),),
 )

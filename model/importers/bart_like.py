@@ -7,7 +7,7 @@ from typing import Final
 
 from dragoman.model.config import ModelConfig, Norm
 from dragoman.model.importers.errors import ForeignError
-from dragoman.model.importers.family import activation, model_config, padding, special_ids
+from dragoman.model.importers.family import activation, model_config, special_ids
 from dragoman.model.importers.foreign import Foreign, Limits
 from dragoman.model.importers.layout import Layout, Source
 from dragoman.model.importers.positions import TableMaker
@@ -116,7 +116,7 @@ class BartLike:
             is_embedding_shared=are_shared,
             is_embedding_scaled=config.get("scale_embedding", bool),
             has_embedding_norm=self.has_embedding_norm,
-            padding=padding(foreign, ids["pad_id"]),
+            padding="predicted",
             **ids,
         )
 

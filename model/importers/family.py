@@ -1,6 +1,6 @@
 """What a family's file says: which models are of it, how their network is laid out, and where their tokenisers are."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -10,6 +10,7 @@ from dragoman.model.importers.foreign import Foreign, Limits
 from dragoman.model.importers.layout import Layout
 from dragoman.model.importers.report import Report
 from dragoman.model.importers.settings import Settings
+from dragoman.model.importers.tokenisers import TokenizerFiles
 
 ACTIVATIONS: Mapping[str, str] = {
     "relu": "relu",
@@ -43,14 +44,14 @@ class Family:
         model_type: As `config.json` does.
         defaults: What Transformers takes where `config.json` is silent.
         architecture: Of its network.
-        tokenizer_files: For each way it may be written, the files of its tokeniser; the first that are all there are read.
+        tokenizers: The ways in which its tokeniser is kept, beside `tokenizer.json`, which all may have.
     """
 
     name: str
     model_type: str
     defaults: Mapping[str, Any]
     architecture: Architecture
-    tokenizer_files: tuple[tuple[str, ...], ...]
+    tokenizers: tuple[TokenizerFiles, ...]
 
 
 def activation(config: Settings, name: str, value: str) -> str:
@@ -109,12 +110,3 @@ def _special_id(foreign: Foreign, name: str) -> int | None:
                 raise ForeignError(f"{settings.path}: {name} must be a whole number, not {value!r}")
             return value
     return None
-
-
-def padding(foreign: Foreign, pad_id: int) -> str:
-    """Return how padding is predicted: masked after the softmax where `bad_words_ids` names it alone, else as any token."""
-    for settings in (foreign.generation, foreign.config):
-        words = settings.fields.get("bad_words_ids")
-        if isinstance(words, list) and [pad_id] in words:
-            return "masked"
-    return "predicted"

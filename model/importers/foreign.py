@@ -1,4 +1,4 @@
-"""A foreign folder: what it says of itself, and its weights. What no family here could have is refused before they are looked at."""
+"""A foreign folder: what it says of itself, and its weights. What no family here could have is refused at once."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +55,11 @@ class Foreign:
     generation: Settings
     tokenizer: Settings
     weights: Weights
+
+    @property
+    def is_of_bytes(self) -> bool:
+        """Whether its tokens are bytes: ByT5."""
+        return self.tokenizer.find("tokenizer_class", str) == "ByT5Tokenizer"
 
     @classmethod
     def open(cls, path: Path) -> Self:

@@ -5,6 +5,7 @@ from typing import Final
 from dragoman.model.importers.bart_like import BartLike
 from dragoman.model.importers.family import Family
 from dragoman.model.importers.positions import tensor2tensor
+from dragoman.model.importers.tokenisers import TokenizerFiles, from_fairseq, from_m2m100
 
 _DEFAULTS: Final = {
     "vocab_size": 128112,
@@ -31,9 +32,8 @@ FAMILY: Final = Family(
     architecture=BartLike(
         norm="pre", has_output_bias=False, position_offset=None, make_positions=tensor2tensor, has_longer_tables=True
     ),
-    tokenizer_files=(
-        ("sentencepiece.bpe.model", "vocab.json"),
-        ("sentencepiece.bpe.model",),
-        ("tokenizer.json",),
+    tokenizers=(
+        TokenizerFiles(("sentencepiece.bpe.model", "vocab.json"), from_m2m100),
+        TokenizerFiles(("sentencepiece.bpe.model",), from_fairseq),
     ),
 )

@@ -5,6 +5,7 @@ from typing import Final
 from dragoman.model.importers.bart_like import BartLike
 from dragoman.model.importers.family import Family
 from dragoman.model.importers.positions import halves
+from dragoman.model.importers.tokenisers import TokenizerFiles, from_marian
 
 _DEFAULTS: Final = {
     "vocab_size": 58101,
@@ -29,8 +30,5 @@ FAMILY: Final = Family(
     model_type="marian",
     defaults=_DEFAULTS,
     architecture=BartLike(norm="post", make_positions=halves, may_separate_sides=True),
-    tokenizer_files=(
-        ("source.spm", "target.spm", "vocab.json", "target_vocab.json"),
-        ("source.spm", "target.spm", "vocab.json"),
-    ),
+    tokenizers=(TokenizerFiles(("source.spm", "target.spm", "vocab.json"), from_marian),),
 )

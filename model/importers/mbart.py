@@ -4,6 +4,7 @@ from typing import Final
 
 from dragoman.model.importers.bart_like import BartLike
 from dragoman.model.importers.family import Family
+from dragoman.model.importers.tokenisers import TokenizerFiles, from_fairseq
 
 _DEFAULTS: Final = {
     "vocab_size": 50265,
@@ -27,8 +28,5 @@ FAMILY: Final = Family(
     model_type="mbart",
     defaults=_DEFAULTS,
     architecture=BartLike(norm="pre", has_embedding_norm=True, position_offset=2),
-    tokenizer_files=(
-        ("sentencepiece.bpe.model",),
-        ("tokenizer.json",),
-    ),
+    tokenizers=(TokenizerFiles(("sentencepiece.bpe.model",), from_fairseq),),
 )

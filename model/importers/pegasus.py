@@ -5,6 +5,7 @@ from typing import Final
 from dragoman.model.importers.bart_like import BartLike
 from dragoman.model.importers.family import Family
 from dragoman.model.importers.positions import halves
+from dragoman.model.importers.tokenisers import TokenizerFiles, from_pegasus
 
 _DEFAULTS: Final = {
     "vocab_size": 50265,
@@ -28,8 +29,5 @@ FAMILY: Final = Family(
     model_type="pegasus",
     defaults=_DEFAULTS,
     architecture=BartLike(norm="pre", make_positions=halves),
-    tokenizer_files=(
-        ("spiece.model",),
-        ("tokenizer.json",),
-    ),
+    tokenizers=(TokenizerFiles(("spiece.model",), from_pegasus),),
 )

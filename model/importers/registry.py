@@ -2,14 +2,13 @@
 
 from typing import Final
 
-from dragoman.model.importers import bart, m2m100, marian, mbart, pegasus
+from dragoman.model.importers import bart, m2m100, marian, mbart, pegasus, t5
 from dragoman.model.importers.errors import ForeignError
 from dragoman.model.importers.family import Family
 from dragoman.model.importers.settings import Settings
 
-FAMILIES: Final = {
-    family.model_type: family for family in (marian.FAMILY, m2m100.FAMILY, bart.FAMILY, mbart.FAMILY, pegasus.FAMILY)
-}
+_ALL: Final = (marian.FAMILY, m2m100.FAMILY, bart.FAMILY, mbart.FAMILY, pegasus.FAMILY, t5.T5, t5.MT5, t5.UMT5)
+FAMILIES: Final = {family.model_type: family for family in _ALL}
 # Relatives that are none of them, and what sets them apart.
 _RELATIVES: Final = {
     "nllb-moe": "a mixture of experts",

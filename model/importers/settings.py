@@ -12,7 +12,7 @@ from dragoman.model.importers.errors import ForeignError
 # `config.json` has a few kilobytes, a vocabulary of 256,000 tokens or the index of a thousand shards a few megabytes.
 MAX_JSON_BYTES: Final = 128 * 2**20
 MAX_CONFIG_BYTES: Final = 2**20
-MAX_SIZE: Final = 2**24
+MAX_SIZE: Final = 2**24 - 1
 T = TypeVar("T", bool, int, float, str)
 
 
@@ -76,15 +76,15 @@ class Settings:
             raise ForeignError(f"{self.path}: {name} must be a finite number, not {_shown(value)}")
         return kind(value)
 
-    def size(self, name: str) -> int:
+    def size(self, name: str, most: int = MAX_SIZE) -> int:
         """Return how many there are of something, or how wide it is.
 
         Raises:
             ForeignError: If it is missing, no whole number, or none that a model can have.
         """
         value = self.get(name, int)
-        if not 0 < value < MAX_SIZE:
-            raise ForeignError(f"{self.path}: {name} is {_shown(value)}, which is not between 1 and {MAX_SIZE - 1}")
+        if not 0 < value <= most:
+            raise ForeignError(f"{self.path}: {name} is {_shown(value)}, which is not between 1 and {most}")
         return value
 
     def take(self, name: str) -> Any:

@@ -1,7 +1,7 @@
 """What a tokeniser does, of whatever kind: one side's text to ids and back. No torch, so that the server can import it."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from dragoman.model.errors import InputError
 
@@ -63,6 +63,10 @@ class Tokenizer(Protocol):
         """Return the start of an empty text."""
         ...
 
-    def files(self) -> Mapping[str, bytes]:
-        """Return the files that it is kept in, by the names they have where it is the only one."""
+    def content(self) -> bytes:
+        """Return the file that it is kept in; nothing for a kind that has none."""
+        ...
+
+    def settings(self) -> Mapping[str, Any]:
+        """Return what it was made of beside the file, to be kept as JSON: the constructor's arguments."""
         ...

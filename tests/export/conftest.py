@@ -8,7 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from dragoman.export import storage
+from dragoman.export.cpu import keep_sums_apart
 from dragoman.export.exporter import export_checkpoint
+from dragoman.export.graphs import EncoderGraph, StepGraph
+from dragoman.export.scorer_graph import ScorerGraph
+from dragoman.export.tracing import trace
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.config import ModelConfig
 from dragoman.model.text.byte_level import ByteLevelTokenizer
@@ -30,12 +35,18 @@ SMALL = {
 }
 
 MakeCheckpoint = Callable[..., Checkpoint]
+WriteGraphs = Callable[[Transformer, Path], Path]
 
 
 @pytest.fixture(scope="session")
-def make_checkpoint() -> MakeCheckpoint:
+def tokenizers() -> Tokenizers:
+    """Give a vocabulary of 280 tokens."""
+    return Tokenizers.shared(ByteLevelTokenizer.train(TEXTS, 280))
+
+
+@pytest.fixture(scope="session")
+def make_checkpoint(tokenizers: Tokenizers) -> MakeCheckpoint:
     """Make a checkpoint whose every parameter is random, biases and norms too, so that no mistake hides behind a 0 or a 1."""
-    tokenizer = ByteLevelTokenizer.train(TEXTS, 280)
 
     def make(seed: int = 0, **switches: Any) -> Checkpoint:
         model = Transformer(ModelConfig(**(SMALL | switches))).eval()
@@ -44,7 +55,7 @@ def make_checkpoint() -> MakeCheckpoint:
             for name, parameter in sorted(model.named_parameters()):
                 is_scale = name.endswith("norm.weight")
                 parameter.normal_(float(is_scale), 0.2, generator=generator)
-        return Checkpoint("tiny", model, Tokenizers.shared(tokenizer))
+        return Checkpoint("tiny", model, tokenizers)
 
     return make
 
@@ -74,3 +85,18 @@ def exported(checkpoint_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 def bundle_dir(exported: Path, tmp_path: Path) -> Path:
     """Return a copy of the bundle, to be damaged."""
     return Path(shutil.copytree(exported, tmp_path / "bundle"))
+
+
+@pytest.fixture(scope="session")
+def write_graphs() -> WriteGraphs:
+    """Write a model's graphs, and nothing else, into a folder that is made."""
+
+    def write_all(model: Transformer, directory: Path) -> Path:
+        directory.mkdir()
+        encoder, decoder, scorer = (trace(graph(model)) for graph in (EncoderGraph, StepGraph, ScorerGraph))
+        for graph in (encoder, decoder, scorer):
+            keep_sums_apart(graph)
+        storage.write_graphs((encoder, decoder, scorer), directory)
+        return directory
+
+    return write_all

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dragoman.export import exporter
+from dragoman.export import building
 from dragoman.export.arguments import ExportError
 from dragoman.export.bundle import Bundle
 from dragoman.export.exporter import export_checkpoint
@@ -161,7 +161,7 @@ def test_old_bundle_stays_when_its_successor_cannot_take_its_place(
             raise OSError("disk on fire")
         rename(source, destination)
 
-    monkeypatch.setattr(exporter, "verify", lambda checkpoint, directory, progress: REPORT)
+    monkeypatch.setattr(building, "verify", lambda checkpoint, directory, progress: REPORT)
     monkeypatch.setattr(os, "rename", fail_second)
     with pytest.raises(OSError, match="disk on fire"):
         export_checkpoint(checkpoint_dir, bundle_dir, is_forced=True)
@@ -170,7 +170,7 @@ def test_old_bundle_stays_when_its_successor_cannot_take_its_place(
 
 
 def test_empty_directory_is_taken(checkpoint_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exporter, "verify", lambda checkpoint, directory, progress: REPORT)
+    monkeypatch.setattr(building, "verify", lambda checkpoint, directory, progress: REPORT)
     (tmp_path / "bundle").mkdir()
     bundle = export_checkpoint(checkpoint_dir, tmp_path / "bundle", name="en-de_v2.1")
     assert Bundle.open(tmp_path / "bundle").manifest == bundle.manifest
@@ -182,7 +182,7 @@ def test_interrupted_export_leaves_nothing(checkpoint_dir: Path, tmp_path: Path,
         assert (directory / "decoder.weights").is_file()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(exporter, "verify", interrupt)
+    monkeypatch.setattr(building, "verify", interrupt)
     with pytest.raises(KeyboardInterrupt):
         export_checkpoint(checkpoint_dir, tmp_path / "bundle")
     assert list(tmp_path.iterdir()) == []
@@ -194,7 +194,7 @@ def test_export_that_fails_the_gate_leaves_nothing(
     def strict(checkpoint: Checkpoint, directory: Path, progress: Progress) -> ParityReport:
         return verify(checkpoint, directory, tolerance=1e-9)
 
-    monkeypatch.setattr(exporter, "verify", strict)
+    monkeypatch.setattr(building, "verify", strict)
     shutil.copytree(exported, tmp_path / "bundle")
     with pytest.raises(ParityError, match=r"off by .* the tolerance is 1e-09"):
         export_checkpoint(checkpoint_dir, tmp_path / "bundle", is_forced=True)

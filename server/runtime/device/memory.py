@@ -23,7 +23,8 @@ class MemoryPlan:
         scratch: For laying caches out anew, as large as one of them; nothing where there is one capacity only.
         staging: The encoder's outputs, until they lie in their slots.
         arrays: Inputs and outputs of a step.
-        weights: Of both graphs, the output projection twice more, as it is widened to single precision.
+        weights: Of both graphs, the table of tokens once more, which they may share on disk, and the output projection twice more,
+            as it is widened to single precision.
         activations: An estimate of what a step computes with: logits, log-probabilities and the search for the likeliest.
     """
 
@@ -49,13 +50,14 @@ class MemoryPlan:
         slot = sum(kind.num_tensors * kind.token_bytes * sizes[-1] for kind, sizes in kinds)
         moved = [kind.token_bytes * sizes[-1] for kind, sizes in kinds if len(sizes) > 1]
         widened = 4 * model.num_choices * width if model.element_bytes == 2 else 0
+        shared = model.element_bytes * model.target_vocab_size * width
         return cls(
             slot_bytes=slot,
             caches=slot * max_rows,
             scratch=max(moved, default=0) * max_rows,
             staging=model.cross_kv.num_tensors * model.cross_kv.token_bytes * prefill_tokens,
             arrays=step_input_bytes(max_rows) + step_output_bytes(max_rows, buckets.candidates[-1]) + 16 * prefill_tokens,
-            weights=model.weights_bytes + widened,
+            weights=model.weights_bytes + shared + widened,
             activations=max(MIN_ARENA_BYTES, 3 * 4 * max_rows * model.num_choices + 16 * prefill_tokens * width * 4),
         )
 

@@ -39,7 +39,7 @@ def test_the_other_parts_are_the_documents(tmp_path: Path) -> None:
     plan = planned(tmp_path, 6, 8, 512, 1024, 64)
     assert plan.staging == 2 * 6 * 512 * 2 * 2048
     assert plan.scratch == 64 * 512 * 1024 * 2
-    assert plan.weights == 2000 + 4 * 32_000 * 512
+    assert plan.weights == 2000 + (2 + 4) * 32_000 * 512
     assert plan.activations >= max(MIN_ARENA_BYTES, 12 * 64 * 32_000)
     assert planned(tmp_path, 6, 8, 512, 512, 64).scratch == 0
 
