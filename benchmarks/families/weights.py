@@ -60,7 +60,8 @@ def randomise(model: Any, seed: int, is_tied: bool = True) -> None:
             buffer.copy_(0.3 * torch.randn(buffer.shape, generator=noise))
     table = model.get_output_embeddings().weight
     table[config.eos_token_id] *= ENDS["end"][is_t5]
-    table[config.pad_token_id] *= ENDS["padding"][is_t5]
+    # M2M100 gives a generated padding token no position. Published ones never generate it: its row is of zeros.
+    table[config.pad_token_id] *= 0.0 if config.model_type == "m2m_100" else ENDS["padding"][is_t5]
 
 
 def _is_fixed(parameter: Any, name: str) -> bool:
