@@ -97,8 +97,8 @@ class T5Like:
             is_scaled = is_tied if said is None else said
         elif is_scaled and not is_tied:
             report.translated.append(
-                "tie_word_embeddings false, yet hidden states are divided by √d_model before the projection: Transformers 5 does so "
-                "with every model of this type, Transformers 4 did not; which is right, the score of a known text can tell"
+                "tie_word_embeddings false, yet hidden states are divided by √d_model before the projection: Transformers 5 does "
+                "so with every model of this type, Transformers 4 did not; which is right, the score of a known text can tell"
             )
         return is_scaled
 
