@@ -70,7 +70,12 @@ class Original:
 
     @torch.inference_mode()
     def answers(self, texts: Sequence[str], way: Way) -> list[Answer]:
-        """Answer with `generate`; what a way does not say is left to it, or to the configuration of the task. Texts are always the same."""
+        """Answer with `generate`; what a way does not say is left to it, or to the configuration of the model's task.
+
+        Args:
+            texts: The same ones every time.
+            way: How to search.
+        """
         tasks = getattr(self._model.config, "task_specific_params", None) or {}
         own = {name: value for name, value in tasks.get(self._family.task, {}).items() if name != "prefix"}
         settings = own if way.num_beams is None else {"num_beams": way.num_beams}
