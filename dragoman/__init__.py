@@ -31,8 +31,9 @@ if TYPE_CHECKING:
         Unavailable,
         Unimplemented,
     )
+    from dragoman.client.model_info import Defaults, Language, ModelInfo
     from dragoman.client.request import Request
-    from dragoman.client.results import Answer, FinishReason, ModelInfo, Piece, Result, Timings, TokenLogProb, Usage
+    from dragoman.client.results import Answer, FinishReason, Piece, Result, Timings, TokenLogProb, Usage
     from dragoman.client.retry import RetryPolicy
     from dragoman.client.scope import Scope
     from dragoman.client.scoring import Alignment, Score
@@ -52,10 +53,12 @@ __all__ = [
     "Cancelled",
     "Client",
     "DeadlineExceeded",
+    "Defaults",
     "FinishReason",
     "InputError",
     "InternalError",
     "InvalidArgument",
+    "Language",
     "ModelInfo",
     "ModelNotFound",
     "Outcome",
@@ -99,8 +102,9 @@ _HOMES = {
         "Unavailable",
         "Unimplemented",
     ),
+    "client.model_info": ("Defaults", "Language", "ModelInfo"),
     "client.request": ("Request",),
-    "client.results": ("Answer", "FinishReason", "ModelInfo", "Piece", "Result", "Timings", "TokenLogProb", "Usage"),
+    "client.results": ("Answer", "FinishReason", "Piece", "Result", "Timings", "TokenLogProb", "Usage"),
     "client.retry": ("RetryPolicy",),
     "client.scope": ("Scope",),
     "client.scoring": ("Alignment", "Score"),

@@ -10,9 +10,13 @@ from typing import get_args
 import msgspec
 
 from dragoman.export import manifest
-from dragoman.export.manifest import MANIFEST_FILE, Dimensions, Precision
+from dragoman.export.caches import attention_caches
+from dragoman.export.fields import Precision
+from dragoman.export.generation_checks import num_forced
+from dragoman.export.manifest import MANIFEST_FILE, Dimensions
 from dragoman.model.config import ModelConfig
 from dragoman.model.errors import InputError
+from dragoman.model.generation import Defaults, Languages, Template
 
 HEAD_DIM_MULTIPLE = 8
 DEFAULT_MAX_NEW_TOKENS = 256
@@ -28,6 +32,28 @@ class QualityTexts:
 
     sources: Sequence[str]
     references: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Shortlist:
+    """Texts in the target language whose tokens a model is to choose from.
+
+    Attributes:
+        texts: Lines.
+        size: Keep so many of their tokens, the most frequent; None for all.
+    """
+
+    texts: Sequence[str]
+    size: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a size that keeps nothing.
+
+        Raises:
+            ExportError: Naming it.
+        """
+        if self.size is not None and self.size < 1:
+            raise ExportError(f"a shortlist keeps at least 1 token of its text, not {self.size}")
 
 
 def check_precision(precision: str, has_calibration: bool, has_quality: bool) -> Precision:
@@ -60,16 +86,24 @@ def check_name(name: str) -> None:
         raise ExportError(str(error)) from error
 
 
-def check_dimensions(config: ModelConfig) -> Dimensions:
+def check_dimensions(
+    config: ModelConfig, template: Template | None = None, languages: Languages | None = None, defaults: Defaults | None = None
+) -> Dimensions:
     """Return a model's dimensions as the manifest has them.
+
+    Args:
+        config: Of the model.
+        template: What is said to it around every text; answers have that much less room.
+        languages: Those it knows, if any; likewise.
+        defaults: What a request means that does not say.
 
     Raises:
         ExportError: If no server would take a bundle that has them.
     """
+    room = max(config.max_target_positions - num_forced(template or Template(), languages), 1)
+    usual = DEFAULT_MAX_NEW_TOKENS if defaults is None or defaults.max_new_tokens is None else defaults.max_new_tokens
     fields = {
         "d_model": config.d_model,
-        "num_heads": config.num_heads,
-        "head_dim": config.head_dim,
         "num_encoder_layers": config.num_encoder_layers,
         "num_decoder_layers": config.num_decoder_layers,
         "source_vocab_size": config.source_vocab_size,
@@ -79,11 +113,13 @@ def check_dimensions(config: ModelConfig) -> Dimensions:
         "decoder_start_id": config.decoder_start_id,
         "max_source_tokens": config.max_source_positions,
         "max_target_tokens": config.max_target_positions,
-        "default_max_new_tokens": min(DEFAULT_MAX_NEW_TOKENS, config.max_target_positions),
+        "default_max_new_tokens": min(usual, room),
     }
     try:
-        return msgspec.convert(fields, Dimensions)
-    except msgspec.ValidationError as error:
+        dimensions = msgspec.convert(fields, Dimensions)
+        attention_caches(1, config.num_heads, config.head_dim)
+        return dimensions
+    except ValueError as error:
         raise ExportError(f"the model cannot be served: {error}") from error
 
 

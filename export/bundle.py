@@ -9,17 +9,17 @@ import os
 from pathlib import Path
 from typing import BinaryIO
 
+from dragoman.export.evidence import Origin as Origin
+from dragoman.export.evidence import Parity as Parity
+from dragoman.export.evidence import Quality as Quality
+from dragoman.export.fields import BundleError as BundleError
+from dragoman.export.fields import Precision as Precision
 from dragoman.export.manifest import FORMAT_VERSION as FORMAT_VERSION
 from dragoman.export.manifest import MANIFEST_FILE as MANIFEST_FILE
 from dragoman.export.manifest import PARITY_FILE as PARITY_FILE
 from dragoman.export.manifest import TOKENIZER_DIRECTORY as TOKENIZER_DIRECTORY
-from dragoman.export.manifest import BundleError as BundleError
 from dragoman.export.manifest import FileEntry as FileEntry
 from dragoman.export.manifest import Manifest as Manifest
-from dragoman.export.manifest import Origin as Origin
-from dragoman.export.manifest import Parity as Parity
-from dragoman.export.manifest import Precision as Precision
-from dragoman.export.manifest import Quality as Quality
 from dragoman.export.manifest import Tensors as Tensors
 from dragoman.export.manifest import content_version as content_version
 from dragoman.export.manifest_file import read_manifest as read_manifest
@@ -32,8 +32,10 @@ from dragoman.model.text.tokenizers import Tokenizers
 
 ENCODER_FILE, ENCODER_WEIGHTS_FILE = "encoder.onnx", "encoder.weights"
 DECODER_FILE, DECODER_WEIGHTS_FILE = "decoder.onnx", "decoder.weights"
-# The scorer reads its weights from the files of the other two graphs.
-SCORER_FILE = "scorer.onnx"
+# The scorer reads its weights from the files of the other two graphs; what they lack, and is large, has a file of its own.
+SCORER_FILE, SCORER_WEIGHTS_FILE = "scorer.onnx", "scorer.weights"
+# Ids of the tokens that a model with a shortlist chooses from.
+SHORTLIST_FILE = "shortlist.json"
 REQUIRED_FILES = (ENCODER_FILE, ENCODER_WEIGHTS_FILE, DECODER_FILE, DECODER_WEIGHTS_FILE, SCORER_FILE)
 
 _CHUNK_BYTES = 1 << 18
@@ -65,6 +67,8 @@ class Bundle:
                 raise BundleError(f"{directory / MANIFEST_FILE}: files does not list {path}")
         if not any(path.startswith(f"{TOKENIZER_DIRECTORY}/") for path in manifest.files):
             raise BundleError(f"{directory / MANIFEST_FILE}: files lists nothing in {TOKENIZER_DIRECTORY}/")
+        if manifest.num_choices < manifest.target_vocab_size and SHORTLIST_FILE not in manifest.files:
+            raise BundleError(f"{directory / MANIFEST_FILE}: files does not list {SHORTLIST_FILE}")
         for path, entry in manifest.files.items():
             _check_file(directory, path, entry, is_checked)
         return cls(directory, manifest)

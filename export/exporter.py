@@ -3,6 +3,7 @@
 import os
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -12,47 +13,35 @@ import onnx_ir
 from dragoman.export.arguments import (
     ExportError,
     QualityTexts,
+    Shortlist,
     check_dimensions,
     check_heads,
     check_name,
     check_output,
     check_precision,
 )
-from dragoman.export.bundle import (
-    DECODER_FILE,
-    DECODER_WEIGHTS_FILE,
-    ENCODER_FILE,
-    ENCODER_WEIGHTS_FILE,
+from dragoman.export.building import Recipe, build_graphs
+from dragoman.export.bundle import SHORTLIST_FILE, Bundle, hash_file
+from dragoman.export.caches import Cache, Role
+from dragoman.export.calibration import calibration_sources
+from dragoman.export.evidence import Origin
+from dragoman.export.manifest import (
     MANIFEST_FILE,
     PARITY_FILE,
-    SCORER_FILE,
     TOKENIZER_DIRECTORY,
-    Bundle,
     FileEntry,
     Manifest,
-    Origin,
-    Precision,
     Tensors,
     content_version,
-    hash_file,
 )
-from dragoman.export.calibration import calibrate, calibration_sources
-from dragoman.export.cpu import keep_sums_apart, keep_time_axis
-from dragoman.export.graphs import EncoderGraph, StepGraph
-from dragoman.export.half import DTYPES, halved, store_halved
 from dragoman.export.parity import ParityReport
-from dragoman.export.progress import STEPS, Progress, Say
-from dragoman.export.quality import verify_quantized
-from dragoman.export.quantize import ScaleCounts, quantize
-from dragoman.export.scorer_graph import ScorerGraph
-from dragoman.export.tracing import input_output_names, trace, write, write_sharing
-from dragoman.export.verify import greedy_sources, verify
-from dragoman.export.verify_half import verify_half
+from dragoman.export.progress import Progress, Say, steps_of
+from dragoman.export.shortlist import choose_shortlist
+from dragoman.export.tensor_names import STEP_INPUTS, output_name
+from dragoman.export.tracing import input_output_names
 from dragoman.model.card import read_domain
 from dragoman.model.checkpoint import WEIGHTS_FILE, Checkpoint
-
-# By default: the last of `greedy_sources`, which are sentences, and random ids before them.
-NUM_CALIBRATION_SOURCES = 64
+from dragoman.model.generation import Languages
 
 
 def export_checkpoint(
@@ -64,6 +53,8 @@ def export_checkpoint(
     calibration: Sequence[str] | None = None,
     quality: QualityTexts | None = None,
     say: Say | None = None,
+    shortlist: Shortlist | None = None,
+    languages: Languages | None = None,
 ) -> Bundle:
     """Export a checkpoint; the bundle appears whole and verified, or not at all.
 
@@ -76,6 +67,8 @@ def export_checkpoint(
         calibration: Texts to calibrate int8 with; by default sentences of several languages and random tokens.
         quality: Texts on which another precision must translate as well as fp32.
         say: Told a line when a step is done, see `progress`.
+        shortlist: Texts whose tokens the model is to choose from.
+        languages: In place of the checkpoint's, where given.
 
     Raises:
         CheckpointError: If the checkpoint cannot be read.
@@ -84,14 +77,16 @@ def export_checkpoint(
         ParityError: If the graphs do not answer as the checkpoint does.
     """
     chosen = check_precision(precision, calibration is not None, quality is not None)
-    progress = Progress(STEPS[chosen], say)
+    progress = Progress(steps_of(chosen, shortlist is not None), say)
     output = output.resolve()
     check_output(output, is_forced)
     checkpoint = Checkpoint.load(checkpoint_dir)
+    checkpoint = checkpoint if languages is None else replace(checkpoint, languages=languages)
     name = checkpoint.name if name is None else name
     check_name(name)
     check_heads(checkpoint.model.config)
-    check_dimensions(checkpoint.model.config)
+    check_dimensions(checkpoint.model.config, checkpoint.template, checkpoint.languages, checkpoint.defaults)
+    listed = None if shortlist is None else _shortlist_of(checkpoint, shortlist)
     progress.done("read the checkpoint")
     max_positions = checkpoint.model.config.max_source_positions
     ids = None if calibration is None else calibration_sources(checkpoint.tokenizers.source, calibration, max_positions)
@@ -103,9 +98,12 @@ def export_checkpoint(
     with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as staging:
         directory = Path(staging) / "bundle"
         directory.mkdir()
-        tensors, report = _write_files(checkpoint, directory, chosen, ids, quality, progress)
+        recipe = Recipe(chosen, ids, quality, listed)
+        graphs, report = build_graphs(checkpoint, directory, recipe, progress)
+        caches = _declared_caches(graphs)
+        _write_the_rest(checkpoint, directory, listed, report)
         origin = Origin(hash_file(checkpoint_dir / WEIGHTS_FILE), version("torch"), version("onnx"))
-        manifest = _describe(checkpoint, name, chosen, directory, tensors, origin, report)
+        manifest = _describe(checkpoint, name, recipe, directory, caches, origin, report)
         (directory / MANIFEST_FILE).write_bytes(_to_json(msgspec.structs.replace(manifest, domain=domain)))
         Bundle.open(directory, is_checked=False)  # its checksums were worked out from these very files a moment ago
         check_output(output, is_forced)
@@ -114,86 +112,65 @@ def export_checkpoint(
     return Bundle.open(output, is_checked=False)
 
 
-def _write_files(
-    checkpoint: Checkpoint,
-    directory: Path,
-    precision: Precision,
-    calibration: Sequence[list[int]] | None,
-    quality: QualityTexts | None,
-    progress: Progress,
-) -> tuple[Tensors, ParityReport]:
-    """Write everything but the manifest, and verify it; return what the graphs have and how close they are."""
-    model = halved(checkpoint.model, DTYPES[precision]) if precision in DTYPES else checkpoint.model
-    graphs = [trace(graph(model)) for graph in (EncoderGraph, StepGraph, ScorerGraph)]
-    for graph in graphs:
-        if precision in DTYPES:
-            store_halved(graph, DTYPES[precision])
-        else:
-            keep_sums_apart(graph)
-    if precision in DTYPES:
-        _write_graphs(graphs, directory)
-        progress.done("write the graphs")
-        report = verify_half(checkpoint, directory, precision, quality, progress)
-    elif precision == "int8":
-        with tempfile.TemporaryDirectory(prefix="fp32.", dir=directory.parent) as single:
-            _write_graphs(graphs, Path(single))
-            progress.done("write the graphs")
-            report = verify(checkpoint, Path(single), progress=progress)
-            counts = _quantize_graphs(graphs, checkpoint, calibration, progress)
-            _write_graphs(graphs, directory)
-            progress.done("quantise")
-        changes = verify_quantized(checkpoint, directory, counts, quality, progress)
-        report = msgspec.structs.replace(report, quality=changes)
-    else:
-        _write_graphs(graphs, directory)
-        progress.done("write the graphs")
-        report = verify(checkpoint, directory, progress=progress)
+def _shortlist_of(checkpoint: Checkpoint, asked: Shortlist) -> list[int]:
+    """Return the ids that a model is to choose from."""
+    config, tokenizer = checkpoint.model.config, checkpoint.tokenizers.target
+    return choose_shortlist(asked.texts, tokenizer, config, checkpoint.template, checkpoint.languages, asked.size)
+
+
+def _write_the_rest(checkpoint: Checkpoint, directory: Path, listed: Sequence[int] | None, report: ParityReport) -> None:
+    """Write what lies beside the graphs, but for the manifest."""
     (directory / TOKENIZER_DIRECTORY).mkdir()
     checkpoint.tokenizers.save(directory / TOKENIZER_DIRECTORY)
     (directory / PARITY_FILE).write_bytes(_to_json(report))
-    return Tensors(*(names for graph in graphs for names in input_output_names(graph))), report
+    if listed is not None:
+        (directory / SHORTLIST_FILE).write_bytes(msgspec.json.encode({"ids": listed}) + b"\n")
 
 
-def _write_graphs(graphs: Sequence[onnx_ir.Model], directory: Path) -> None:
-    """Write encoder, decode step and scorer."""
-    encoder, decoder, scorer = graphs
-    write(encoder, directory / ENCODER_FILE, ENCODER_WEIGHTS_FILE)
-    write(decoder, directory / DECODER_FILE, DECODER_WEIGHTS_FILE)
-    write_sharing(scorer, directory / SCORER_FILE, [directory / ENCODER_FILE, directory / DECODER_FILE])
+def _declared_caches(graphs: Sequence[onnx_ir.Model]) -> list[Cache]:
+    """Return the caches of a decode step as its inputs have them: what it also gives out it writes."""
+    decoder = graphs[1]
+    written = set(input_output_names(decoder)[1])
+    caches = []
+    for value in decoder.graph.inputs[len(STEP_INPUTS) :]:
+        assert value.name is not None and value.shape is not None
+        _, *row = (size if isinstance(size, int) else str(size.value) for size in value.shape)
+        caches.append(msgspec.convert({"name": value.name, "role": _role(value.name, written), "shape": row}, Cache))
+    traced = [names for graph in graphs for names in input_output_names(graph)]
+    assert Tensors(*traced) == Tensors.of_caches(caches), "the graphs have other tensors than the format"
+    return caches
 
 
-def _quantize_graphs(
-    graphs: Sequence[onnx_ir.Model], checkpoint: Checkpoint, calibration: Sequence[list[int]] | None, progress: Progress
-) -> ScaleCounts:
-    """Quantise encoder, decode step and scorer; return how many scales of which kind the first two have."""
-    ranges = calibrate(checkpoint.model, calibration or greedy_sources(checkpoint)[-NUM_CALIBRATION_SOURCES:])
-    progress.done("calibrate")
-    encoder, decoder, _ = [quantize(graph, ranges) for graph in graphs]
-    keep_time_axis(graphs[1])
-    return ScaleCounts(encoder.num_constant + decoder.num_constant, encoder.num_row + decoder.num_row)
+def _role(name: str, written: set[str]) -> Role:
+    return "self" if output_name(name) in written else "cross"
 
 
 def _describe(
     checkpoint: Checkpoint,
     name: str,
-    precision: Precision,
+    recipe: Recipe,
     directory: Path,
-    tensors: Tensors,
+    caches: list[Cache],
     origin: Origin,
     report: ParityReport,
 ) -> Manifest:
     """Describe the files in a directory."""
-    dimensions = check_dimensions(checkpoint.model.config)
+    dimensions = check_dimensions(checkpoint.model.config, checkpoint.template, checkpoint.languages, checkpoint.defaults)
     paths = sorted(path for path in directory.rglob("*") if path.is_file())
     manifest = Manifest(
         name=name,
         version="unknown",
-        precision=precision,
+        precision=recipe.precision,
         **msgspec.structs.asdict(dimensions),
-        tensors=tensors,
+        caches=caches,
+        num_choices=dimensions.target_vocab_size if recipe.shortlist is None else len(recipe.shortlist),
+        tensors=Tensors.of_caches(caches),
         files={path.relative_to(directory).as_posix(): FileEntry(path.stat().st_size, hash_file(path)) for path in paths},
         origin=origin,
         parity=report.headline(),
+        template=checkpoint.template,
+        languages=checkpoint.languages,
+        defaults=checkpoint.defaults,
     )
     return msgspec.structs.replace(manifest, version=content_version(manifest))
 

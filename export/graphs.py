@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.export.recording import Recorder, axis_size, write_node
+from dragoman.export.short_head import shortened
 from dragoman.export.tensor_names import TensorNames, cross_kv_names, self_kv_names
 from dragoman.model.attention import split_heads
 from dragoman.model.backend import attention_scale
@@ -200,10 +201,11 @@ class EncoderGraph(nn.Module):
 class StepGraph(nn.Module):
     """One token for each of N rows, every row at its own position, to the likeliest next tokens."""
 
-    def __init__(self, model: Transformer) -> None:
-        """Use a model's own layers."""
+    def __init__(self, model: Transformer, shortlist: Sequence[int] | None = None) -> None:
+        """Use a model's own layers; with a shortlist, rising, candidates are its ids alone, see `short_head`."""
         super().__init__()
-        self.decoder = model.decoder
+        self.decoder = model.decoder if shortlist is None else shortened(model.decoder, shortlist)
+        self.shortlist = None if shortlist is None else torch.tensor(shortlist)
         self.config: ModelConfig = model.config
         self.tensors = TensorNames.of_layers(model.config.num_decoder_layers)
 
@@ -245,6 +247,8 @@ class StepGraph(nn.Module):
         log_probs = self.decoder.log_probs(hidden)
         shape = prev_ids.shape[0], "K"
         values, ids = write_node("TopK", (log_probs, num_candidates), (shape, shape), (torch.float32, torch.int64), axis=-1)
+        if self.shortlist is not None:
+            (ids,) = write_node("Gather", (self.shortlist, ids), (shape,), (torch.int64,))
         return ids, values, *(part for pair in backend.self_kv for part in pair)
 
     def inputs(self, recorder: Recorder) -> dict[str, Any]:

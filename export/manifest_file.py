@@ -6,7 +6,8 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from dragoman.export.manifest import FORMAT_VERSION, BundleError, FileEntry, Manifest, one_line, shown
+from dragoman.export.fields import BundleError, one_line, shown
+from dragoman.export.manifest import FORMAT_VERSION, FileEntry, Manifest
 from dragoman.model.files import read_bounded
 
 MAX_MANIFEST_BYTES = 1 << 20
@@ -27,11 +28,16 @@ def read_manifest(path: Path) -> Manifest:
         raise BundleError(f"{path}: not a bundle's manifest: {reason}") from error
     found = fields.get("format_version")
     if type(found) is not int or found != FORMAT_VERSION:
-        raise BundleError(f"{path}: format version {shown(found)}, but this release reads {FORMAT_VERSION}")
+        raise BundleError(f"{path}: format version {shown(found)}, but this release reads {FORMAT_VERSION}{_advice(found)}")
     try:
         return msgspec.convert(fields, Manifest)
     except msgspec.ValidationError as error:
         raise BundleError(f"{path}: not a bundle's manifest: {_explain(error, fields)}") from error
+
+
+def _advice(found: object) -> str:
+    """Return what to do about another format version."""
+    return "; export the checkpoint again" if type(found) is int and 0 < found < FORMAT_VERSION else ""
 
 
 def _parse(content: bytes) -> dict[str, Any]:

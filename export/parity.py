@@ -11,11 +11,11 @@ from typing import Protocol
 import numpy as np
 from msgspec import Struct
 
-from dragoman.export.bundle import Parity, Quality
 from dragoman.export.double import Allowance, DoublePrecision
 from dragoman.export.eager_pass import CrossKV as CrossKV
 from dragoman.export.eager_pass import EagerPass
 from dragoman.export.eager_pass import Floats as Floats
+from dragoman.export.evidence import Parity, Quality, ShortlistParity
 from dragoman.export.row import EagerStretch, Row
 from dragoman.export.row import Ints as Ints
 from dragoman.model.errors import InputError
@@ -51,6 +51,7 @@ class ParityReport(Struct, frozen=True, forbid_unknown_fields=True):
         device: What the graphs ran on, and what of them did not run.
         processor: The kind of processor that proved them, see `processor.processor_kind`.
         quality: What 8-bit arithmetic changes; None where there is none.
+        shortlist: How close the decode step with a shortlist is to the one without; None where there is none.
     """
 
     tolerance: float
@@ -71,6 +72,7 @@ class ParityReport(Struct, frozen=True, forbid_unknown_fields=True):
     processor: str | None = None
     num_whole_rows: int | None = None
     quality: Quality | None = None
+    shortlist: ShortlistParity | None = None
 
     def headline(self) -> Parity:
         """Return what the manifest quotes."""

@@ -24,6 +24,12 @@ STEPS: dict[str, dict[str, float]] = {
 }
 
 
+def steps_of(precision: str, has_shortlist: bool) -> dict[str, float]:
+    """Return the steps of an export, in order, each with its usual share of the whole."""
+    *steps, (last, share) = STEPS[precision].items()
+    return {**dict(steps), **({"compare the shortlist": 8} if has_shortlist else {}), last: share}
+
+
 class Progress:
     """Tells each step's end. Lines are plain text, the same with a terminal and without."""
 

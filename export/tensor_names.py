@@ -2,6 +2,9 @@
 
 from typing import NamedTuple
 
+STEP_INPUTS = ("prev_ids", "positions", "src_lens", "num_candidates")
+STEP_OUTPUTS = ("candidate_ids", "candidate_log_probs")
+
 
 def self_kv_names(num_layers: int) -> list[str]:
     """Name the self-attention caches that the decode step reads, `[N, H, T, Dh]` each: keys, then values, layer by layer."""
@@ -10,12 +13,17 @@ def self_kv_names(num_layers: int) -> list[str]:
 
 def self_kv_output_names(num_layers: int) -> list[str]:
     """Name the same caches as outputs; each is bound to the buffer of its input, which the step updates in place."""
-    return [f"{name}_out" for name in self_kv_names(num_layers)]
+    return [output_name(name) for name in self_kv_names(num_layers)]
 
 
 def cross_kv_names(num_layers: int) -> list[str]:
     """Name the cross-attention keys and values, `[B, H, S, Dh]` each, which the encoder gives and the decode step reads."""
     return [f"cross_{part}_{layer}" for layer in range(num_layers) for part in "kv"]
+
+
+def output_name(name: str) -> str:
+    """Name a cache that the decode step writes, as an output."""
+    return f"{name}_out"
 
 
 class TensorNames(NamedTuple):
@@ -29,14 +37,23 @@ class TensorNames(NamedTuple):
     scorer_outputs: list[str]
 
     @classmethod
-    def of_layers(cls, num_decoder_layers: int) -> "TensorNames":
-        """Return what the bundle's format version asks of graphs with so many decoder layers."""
-        cross_kv = cross_kv_names(num_decoder_layers)
+    def of_caches(cls, self_names: list[str], cross_names: list[str]) -> "TensorNames":
+        """Return what the bundle's format version asks of graphs with caches of these names.
+
+        Args:
+            self_names: Those that steps write.
+            cross_names: Those that the encoder gives.
+        """
         return cls(
             encoder_inputs=["src_ids", "src_lens"],
-            encoder_outputs=cross_kv,
-            decoder_inputs=["prev_ids", "positions", "src_lens", "num_candidates", *self_kv_names(num_decoder_layers), *cross_kv],
-            decoder_outputs=["candidate_ids", "candidate_log_probs", *self_kv_output_names(num_decoder_layers)],
+            encoder_outputs=list(cross_names),
+            decoder_inputs=[*STEP_INPUTS, *self_names, *cross_names],
+            decoder_outputs=[*STEP_OUTPUTS, *map(output_name, self_names)],
             scorer_inputs=["src_ids", "src_lens", "tgt_ids", "tgt_lens", "labels"],
             scorer_outputs=["label_log_probs", "attention"],
         )
+
+    @classmethod
+    def of_layers(cls, num_decoder_layers: int) -> "TensorNames":
+        """Return the same for a Transformer with so many decoder layers."""
+        return cls.of_caches(self_kv_names(num_decoder_layers), cross_kv_names(num_decoder_layers))

@@ -3,7 +3,6 @@
 The bytes written depend on the weights and the libraries' versions alone: no time, no path and no stack trace is left in them.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -50,36 +49,6 @@ def input_output_names(model: onnx_ir.Model) -> tuple[list[str], list[str]]:
 def write(model: onnx_ir.Model, graph_path: Path, weights_name: str) -> None:
     """Write a graph and, in one file beside it, its weights."""
     onnx_ir.save(model, graph_path, external_data=weights_name, size_threshold_bytes=MAX_INLINE_BYTES)
-
-
-def write_sharing(model: onnx_ir.Model, graph_path: Path, others: Sequence[Path]) -> None:
-    """Write a graph that reads its weights from the files of others, written before beside it; what they lack stays inside it."""
-    stored: dict[object, list[onnx_ir.ExternalTensor]] = {}
-    for path in others:
-        for value in onnx_ir.load(path).graph.initializers.values():
-            if isinstance(value.const_value, onnx_ir.ExternalTensor):
-                stored.setdefault(_beginning(value.const_value), []).append(value.const_value)
-    for value in model.graph.initializers.values():
-        assert value.const_value is not None
-        content = value.const_value.tobytes()
-        alike = stored.get(_beginning(value.const_value), [])
-        found = next((tensor for tensor in reversed(alike) if tensor.tobytes() == content), None)
-        if found is not None:
-            value.const_value = onnx_ir.ExternalTensor(
-                found.location,
-                found.offset,
-                found.length,
-                found.dtype,
-                shape=found.shape,
-                name=str(value.name),
-                base_dir=graph_path.parent,
-            )
-    onnx_ir.save(model, graph_path)
-
-
-def _beginning(tensor: onnx_ir.TensorProtocol) -> tuple[str, tuple[object, ...], bytes]:
-    """Return what is quickly told of a tensor, the same for two that are the same: its type, its shape and its first numbers."""
-    return str(tensor.dtype), tuple(tensor.shape), tensor.numpy().reshape(-1)[:16].tobytes()
 
 
 def _fold_output_bias(graph: onnx_ir.Graph) -> None:

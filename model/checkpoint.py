@@ -1,21 +1,23 @@
 """A trained model on disk: `config.json`, `model.safetensors` and `tokenizer.json` in one directory. Never pickle."""
 
-import copy
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, load_model, save_file, save_model
+from safetensors.torch import load_file, save_file, save_model
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from dragoman.model.checkpoint_folder import CONFIG_FILE, FORMAT_VERSION, CheckpointFolder
+from dragoman.model.checkpoint_folder import CONFIG_FILE, CheckpointFolder, describe
 from dragoman.model.checkpoint_folder import WEIGHTS_FILE as WEIGHTS_FILE
 from dragoman.model.checkpoint_folder import CheckpointError as CheckpointError
+from dragoman.model.config import ModelConfig
 from dragoman.model.files import replaced, write_text
+from dragoman.model.generation import Defaults, Languages, Template
 from dragoman.model.text.tokenizers import Tokenizers
 from dragoman.model.transformer import Transformer
 
@@ -28,11 +30,17 @@ class Checkpoint:
         name: Of the model, for example `en-de`.
         model: In evaluation mode.
         tokenizers: Its vocabularies.
+        template: What is said to it around every text.
+        languages: Those it reads and writes; None where it is not told them.
+        defaults: What a request means that does not say.
     """
 
     name: str
     model: Transformer
     tokenizers: Tokenizers
+    template: Template = field(default_factory=Template)
+    languages: Languages | None = None
+    defaults: Defaults = field(default_factory=Defaults)
 
     def save(self, directory: Path, is_half: bool = False) -> None:
         """Write into a directory, made if absent; each file appears whole or not at all.
@@ -46,19 +54,23 @@ class Checkpoint:
         """
         model = self._half() if is_half else self.model
         directory.mkdir(parents=True, exist_ok=True)
-        description = {"format_version": FORMAT_VERSION, "name": self.name, "model": self.model.config.to_dict()}
+        description = describe(self.name, self.model.config, self.template, self.languages, self.defaults)
         write_text(directory / CONFIG_FILE, json.dumps(description, indent=2) + "\n")
         self.tokenizers.save(directory)
         with replaced(directory / WEIGHTS_FILE) as temporary:
             save_model(model, str(temporary))
 
     def _half(self) -> Transformer:
-        """Return a copy of the model in half precision."""
-        model = copy.deepcopy(self.model).half()
-        for name, parameter in model.named_parameters():
-            if parameter.isinf().any():
-                raise CheckpointError(f"{self.name}: {name} does not fit half precision")
-        return model
+        """Return a model with the weights in half precision; what parts share is rounded once."""
+        rounded: dict[int, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
+        for name, parameter in self.model.state_dict(keep_vars=True).items():
+            if id(parameter) not in rounded:
+                rounded[id(parameter)] = parameter.detach().half()
+                if rounded[id(parameter)].isinf().any():
+                    raise CheckpointError(f"{self.name}: {name} does not fit half precision")
+            tensors[name] = rounded[id(parameter)]
+        return _assigned(self.model.config, tensors)
 
     @classmethod
     def load(cls, directory: Path, device: torch.device | str = "cpu") -> "Checkpoint":
@@ -68,14 +80,44 @@ class Checkpoint:
             CheckpointError: Naming the file that is missing, damaged, of another format, or does not fit the others.
         """
         folder = CheckpointFolder.load(directory)
-        with _NoDrawing():
-            model = Transformer(folder.config)
         path = directory / WEIGHTS_FILE
         try:
-            load_model(model, path)
-        except (OSError, SafetensorError, RuntimeError) as error:
+            model = with_weights(folder.config, load_file(path))
+        except (OSError, SafetensorError, ValueError) as error:
             raise CheckpointError(f"{path}: {error}") from error
-        return cls(folder.name, model.to(device).eval(), folder.tokenizers)
+        return cls(folder.name, model.to(device), folder.tokenizers, folder.template, folder.languages, folder.defaults)
+
+
+def with_weights(config: ModelConfig, tensors: Mapping[str, Tensor]) -> Transformer:
+    """Return a model, in evaluation mode, whose parameters *are* these tensors where they are in single precision: none is copied.
+
+    Args:
+        config: Its dimensions.
+        tensors: Each parameter by one of its names at least; one that several parts of the model share has several.
+
+    Raises:
+        ValueError: Naming tensors that are missing, not of the model or of another shape.
+    """
+    given = {name: tensor.float() for name, tensor in tensors.items()}
+    return _assigned(config, given)
+
+
+def _assigned(config: ModelConfig, tensors: dict[str, Tensor]) -> Transformer:
+    """Return a model, in evaluation mode, whose parameters are these tensors, of whatever precision."""
+    with _NoDrawing():
+        model = Transformer(config)
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.state_dict(keep_vars=True).items():
+        names.setdefault(id(parameter), []).append(name)
+    for shared in names.values():
+        found = next((tensors[name] for name in shared if name in tensors), None)
+        if found is not None:
+            tensors.update(dict.fromkeys(shared, found))
+    try:
+        model.load_state_dict(tensors, assign=True)
+    except RuntimeError as error:
+        raise ValueError(" ".join(str(error).split())) from error
+    return model.eval()
 
 
 # Called with what is to be filled as `self`, or as `tensor`.

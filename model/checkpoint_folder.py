@@ -2,18 +2,21 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+import msgspec
 from safetensors import SafetensorError, safe_open
 
 from dragoman.model.config import ModelConfig, ModelConfigError
 from dragoman.model.errors import InputError
+from dragoman.model.generation import Defaults, Languages, Template
 from dragoman.model.text.tokenizer import TokenizerError
 from dragoman.model.text.tokenizers import Tokenizers
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+_READ_VERSIONS = (1, FORMAT_VERSION)  # 1 says nothing of generation
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 
@@ -31,12 +34,18 @@ class CheckpointFolder:
         name: Of the model.
         config: Its dimensions.
         tokenizers: Its vocabularies.
+        template: What is said to it around every text.
+        languages: Those it reads and writes; None where it is not told them.
+        defaults: What a request means that does not say.
     """
 
     path: Path
     name: str
     config: ModelConfig
     tokenizers: Tokenizers
+    template: Template = field(default_factory=Template)
+    languages: Languages | None = None
+    defaults: Defaults = field(default_factory=Defaults)
 
     @classmethod
     def load(cls, directory: Path) -> Self:
@@ -64,7 +73,11 @@ class CheckpointFolder:
                     f"{directory}: eos_id is {tokenizer.eos_id} in the tokeniser and {config.eos_id} in the model"
                 )
         read_metadata(directory / WEIGHTS_FILE)
-        return cls(directory, description["name"], config, tokenizers)
+        try:
+            said = msgspec.convert({name: description[name] for name in _SAID if name in description}, _Said)
+        except msgspec.ValidationError as error:
+            raise CheckpointError(f"{directory / CONFIG_FILE}: {error}") from error
+        return cls(directory, description["name"], config, tokenizers, said.template, said.languages, said.defaults)
 
     def refuse_other_model(self, other: "CheckpointFolder") -> None:
         """Refuse another checkpoint whose parameters would not mean the same as this one's.
@@ -76,6 +89,23 @@ class CheckpointFolder:
             raise CheckpointError(f"{other.path}: its {', '.join(fields)} differ from those of {self.path}")
         if not self.tokenizers.is_same(other.tokenizers):
             raise CheckpointError(f"{other.path}: its vocabulary differs from that of {self.path}")
+
+
+class _Said(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What `config.json` says of generation, if anything."""
+
+    template: Template = Template()
+    languages: Languages | None = None
+    defaults: Defaults = Defaults()
+
+
+_SAID = _Said.__struct_fields__
+
+
+def describe(name: str, config: ModelConfig, template: Template, languages: Languages | None, defaults: Defaults) -> dict[str, Any]:
+    """Return what `config.json` says of a model, ready for JSON; of generation what is not as it always is."""
+    said: dict[str, Any] = msgspec.to_builtins(_Said(template, languages, defaults))
+    return {"format_version": FORMAT_VERSION, "name": name, "model": config.to_dict(), **said}
 
 
 def read_metadata(path: Path) -> Mapping[str, str]:
@@ -102,8 +132,8 @@ def _read_description(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: {error.strerror}") from error
     except ValueError as error:
         raise CheckpointError(f"{path}: not JSON: {error}") from error
-    if not isinstance(description, dict) or description.get("format_version") != FORMAT_VERSION:
-        raise CheckpointError(f"{path}: not a checkpoint of format version {FORMAT_VERSION}")
+    if not isinstance(description, dict) or description.get("format_version") not in _READ_VERSIONS:
+        raise CheckpointError(f"{path}: not a checkpoint of format version {' or '.join(map(str, _READ_VERSIONS))}")
     for key, expected in (("name", str), ("model", dict)):
         if not isinstance(description.get(key), expected):
             raise CheckpointError(f"{path}: {key} is missing or is not a {expected.__name__}")

@@ -87,3 +87,24 @@ def read_bounded(path: Path, max_bytes: int) -> bytes:
 def _refuse_irregular(status: os.stat_result, path: Path) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "not a regular file", str(path))
+
+
+def put_directory(directory: Path, output: Path, replaced: Path) -> None:
+    """Move a finished directory to its place; one that was there is moved away first, and back if that fails.
+
+    A name that holds a directory cannot be given another in one call, so a reader may find nothing for an instant, never a half.
+
+    Args:
+        directory: What is to be moved, on the same file system.
+        output: Where to.
+        replaced: Where one that is there is moved to.
+    """
+    if not output.exists() or not any(output.iterdir()):
+        os.rename(directory, output)
+        return
+    os.rename(output, replaced)
+    try:
+        os.rename(directory, output)
+    except BaseException:
+        os.rename(replaced, output)
+        raise

@@ -12,6 +12,7 @@ from msgspec import Meta, Struct
 
 MAX_LANGUAGES = 1024
 MAX_LANGUAGE_NAMES = 64
+MAX_NAME_CHARACTERS = 64
 MAX_AFFIX_TOKENS = 64
 MAX_TASK_CHARACTERS = 1024
 MAX_DEFAULT_SUPPRESSED_TOKENS = 256
@@ -23,8 +24,8 @@ TokenId = Annotated[int, Meta(ge=0, lt=_MAX_ID)]
 Affix = Annotated[list[TokenId], Meta(max_length=MAX_AFFIX_TOKENS)]
 # One line, that changes neither a terminal nor the direction of writing, and that can be written as UTF-8.
 _LINE = r"\A[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]*\Z"
-Label = Annotated[str, Meta(max_length=64, pattern=_LINE)]
-Name = Annotated[str, Meta(min_length=1, max_length=64, pattern=_LINE)]
+Label = Annotated[str, Meta(max_length=MAX_NAME_CHARACTERS, pattern=_LINE)]
+Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARACTERS, pattern=_LINE)]
 Task = Annotated[str, Meta(max_length=MAX_TASK_CHARACTERS, pattern=r"\A[^\x00\ud800-\udfff]*\Z")]
 
 _SEPARATORS = re.compile(r"[-_\s]+")

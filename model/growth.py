@@ -70,7 +70,7 @@ def with_more_tokens(small: Checkpoint, tokenizer: ByteLevelTokenizer) -> Checkp
         tensor[: len(known)] = known
         if len(known) < len(tensor):
             tensor[len(known) :] = torch.stack([known[ids].mean(0) for ids in pieces])
-    return Checkpoint(small.name, large.eval(), Tokenizers.shared(tokenizer))
+    return replace(small, model=large.eval(), tokenizers=Tokenizers.shared(tokenizer))
 
 
 @torch.no_grad()

@@ -30,7 +30,7 @@ from dragoman.server.core.deadlines import Deadlines
 from dragoman.server.cores import TooFewCores, available_cores, divide_cores
 from dragoman.server.engine.settings import DeviceSettings, EngineSettings
 from dragoman.server.faces.grpc.server import GrpcServer, build_server
-from dragoman.server.repository import LoadedModel, Repository, find_bundles
+from dragoman.server.repository import LoadedModel, Repository, check_slots, find_bundles
 from dragoman.server.supervisor import EngineCannotStart, RestartPolicy, SupervisedEngine
 from dragoman.server.telemetry import logs
 from dragoman.server.telemetry.admin import AdminServer
@@ -104,6 +104,8 @@ class Service:
         self.config = config
         self._terminal = terminal
         self._sampler = sampler
+        for bundle in bundles:
+            check_slots(bundle, config.max_slots, config.max_slots_per_request)
         self._engine_cores = _pin(config, bundles) if config.pin_engines else {}
         self._tracer = _make_tracer(config)
         registry = CollectorRegistry()

@@ -4,13 +4,22 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from dragoman.export.bundle import Bundle
+from msgspec import structs
+
+from dragoman.export.bundle import Bundle, Manifest
 from dragoman.model.errors import InputError
+from dragoman.server.core.defaults import default_max_new_tokens
+from dragoman.server.core.frames import Frame, Frames
+from dragoman.server.core.requests import GenerateRequest
+from dragoman.server.core.search_options import search_options
+from dragoman.server.core.validation import check_max_new_tokens
 from dragoman.server.cores import available_cores
 from dragoman.server.engine.loading import load_engine
 from dragoman.server.engine.messages import GREEDY, Finished, Request, SearchOptions
 from dragoman.server.engine.scheduler import Limits
+from dragoman.server.errors import InvalidRequest
 
+ANYTHING = GenerateRequest()
 _ORIGIN = b"offline"
 
 
@@ -25,32 +34,72 @@ class OfflineTranslator:
         """
         self.bundle = Bundle.open(directory)
         self.tokenizers = self.bundle.tokenizers()
+        self.frames = Frames(self.bundle.manifest)
+        self.max_slots_per_request = max_slots
         limits = Limits(max_slots, max_waiting_requests=2**31, max_waiting_tokens=2**62, prefill_tokens_per_step=4096)
         self.engine = load_engine(self.bundle, limits, num_threads or available_cores(), is_warmed_up=False)
 
-    def translate(self, texts: Sequence[str], max_new_tokens: int | None = None, search: SearchOptions = GREEDY) -> list[str]:
+    @property
+    def name(self) -> str:
+        """Of the model."""
+        return self.manifest.name
+
+    @property
+    def manifest(self) -> Manifest:
+        """What the bundle says of itself."""
+        return self.bundle.manifest
+
+    def translate(
+        self,
+        texts: Sequence[str],
+        max_new_tokens: int | None = None,
+        search: SearchOptions | None = None,
+        wanted: GenerateRequest = ANYTHING,
+    ) -> list[str]:
         """Translate, each text to its best answer; they come in the order of `texts`.
 
+        Args:
+            texts: What to translate.
+            max_new_tokens: Tokens of an answer at the most; None for the model's default.
+            search: How tokens are chosen; None for what `wanted` says, and the model's defaults for what it does not.
+            wanted: Languages, and fields of a search.
+
         Raises:
-            InputError: As `run`.
+            InputError: As `run`, or if something is wanted that the model cannot.
         """
-        eos_id = self.bundle.manifest.eos_id
-        sources = [[*ids, eos_id] for ids in self.tokenizers.source.encode_batch(texts)]
-        return [
-            self.tokenizers.target.decode(finished.answers[0].token_ids) for finished in self.run(sources, max_new_tokens, search)
-        ]
+        try:
+            frame = self.frames.find(wanted.source_language, wanted.target_language)
+            request = structs.replace(wanted, max_new_tokens=max_new_tokens)
+            limit = check_max_new_tokens(request, self, 0, frame)
+            search = search_options(request, self, limit, [], frame) if search is None else _framed(search, frame)
+        except InvalidRequest as error:
+            raise InputError(error.message) from error
+        texts = [frame.task + text for text in texts] if frame.task else texts
+        sources = [frame.source_ids(ids) for ids in self.tokenizers.source.encode_batch(texts)]
+        ends = self.run(sources, limit, search, frame.decoder_start_id)
+        return [self.tokenizers.target.decode(end.answers[0].token_ids) for end in ends]
 
     def run(
-        self, sources: Sequence[list[int]], max_new_tokens: int | None = None, search: SearchOptions = GREEDY
+        self,
+        sources: Sequence[list[int]],
+        max_new_tokens: int | None = None,
+        search: SearchOptions = GREEDY,
+        decoder_start_id: int | None = None,
     ) -> list[Finished]:
         """Decode sources, end-of-sequence included, all submitted at once.
+
+        Args:
+            sources: Their ids.
+            max_new_tokens: Tokens of an answer at the most; None for the model's default.
+            search: How tokens are chosen.
+            decoder_start_id: What the decoder is fed first; None for the model's start token.
 
         Raises:
             InputError: If a source or an answer may be longer than the model takes, or the search needs more slots than there are.
             RuntimeError: If a step raised; the log says why.
         """
         manifest = self.bundle.manifest
-        limit = manifest.default_max_new_tokens if max_new_tokens is None else max_new_tokens
+        limit = default_max_new_tokens(manifest) if max_new_tokens is None else max_new_tokens
         num_left = manifest.max_target_tokens - len(search.forced_prefix)
         if not 1 <= limit <= num_left:
             raise InputError(f"max_new_tokens: {limit} is not in 1 to {num_left}")
@@ -62,7 +111,7 @@ class OfflineTranslator:
                 raise InputError(f"text {i}: {len(source)} tokens, but model {manifest.name} takes {manifest.max_source_tokens}")
         now = time.monotonic()
         for i, source in enumerate(sources):
-            self.engine.submit(_ORIGIN, Request(i, source, limit, now, search=search))
+            self.engine.submit(_ORIGIN, Request(i, source, limit, now, search=search, decoder_start_id=decoder_start_id))
         finished: dict[int, Finished] = {}
         while self.engine.has_work:
             self.engine.step()
@@ -71,3 +120,11 @@ class OfflineTranslator:
         if any(end.reason not in ("eos", "length") for end in finished.values()):
             raise RuntimeError("a step raised")
         return [finished[i] for i in range(len(sources))]
+
+
+def _framed(search: SearchOptions, frame: Frame) -> SearchOptions:
+    """Return a search whose answers begin with what the frame forces."""
+    if not frame.target_prefix:
+        return search
+    prefix = [*frame.target_prefix, *search.forced_prefix]
+    return structs.replace(search, forced_prefix=prefix, num_forced=len(frame.target_prefix))

@@ -1,4 +1,4 @@
-"""Make foreign checkpoints, as `save_pretrained` of Transformers writes them: random weights, a family's own tokeniser and settings.
+"""Make foreign checkpoints, as `save_pretrained` of Transformers writes them: random weights, a tokeniser and settings of a family.
 
 `python -m benchmarks.families.checkpoints VARIANT FOLDER [--size real] [--layout transformers]` makes one by hand.
 """
@@ -25,7 +25,7 @@ def make_checkpoint(folder: Path, name: str, size: Size = "small", layout: Layou
     """Make the checkpoint of a variant in a folder, which is made if need be; return the folder.
 
     Args:
-        folder: Where it shall lie.
+        folder: Where it shall lie: a folder that is empty or is not there.
         name: One of `VARIANTS`.
         size: "small", or "real" for the variants that have one: opus-mt-en-de's, bart-base's, Flan-T5-base's, NLLB-600M's.
         layout: Tokeniser files as published checkpoints have them ("hub": SentencePiece's own, or `vocab.json` and `merges.txt`),
@@ -35,6 +35,7 @@ def make_checkpoint(folder: Path, name: str, size: Size = "small", layout: Layou
     Raises:
         KeyError: If there is no such variant.
         ValueError: If it has no real size.
+        FileExistsError: If something lies in the folder.
     """
     variant = VARIANTS[name]
     settings, filled_to = variant.small, None
@@ -43,6 +44,8 @@ def make_checkpoint(folder: Path, name: str, size: Size = "small", layout: Layou
             raise ValueError(f"{name} has no real size")
         settings, filled_to = variant.real, variant.real_vocab_size
     folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.iterdir()):
+        raise FileExistsError(f"{folder} is not empty")
     model = _model(variant, {**settings, **variant.tokens(folder, filled_to)})
     randomise(model, seed, is_tied=settings.get("tie_word_embeddings", True))
     model.save_pretrained(folder)

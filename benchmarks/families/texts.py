@@ -1,38 +1,39 @@
-"""Texts that lie in the repository: what tokenisers of made checkpoints are trained on, and what the models are asked."""
+"""A text that never changes, the licence: what tokenisers of made checkpoints are trained on, and what models are asked."""
 
 import random
 import re
 from functools import cache
 from pathlib import Path
 
-DOCS = Path(__file__).parents[2] / "docs"
-TRAINING_LINES = 500
-"""Enough for a few hundred pieces, which then take a tenth of a second to train."""
-
-_MARKUP = re.compile(r"[^A-Za-z0-9 ,.;:!?'()-]+")
+LICENSE = Path(__file__).parents[2] / "LICENSE"
+SHORTEST, LONGEST = 20, 90
+"""Characters of a line."""
 
 
 @cache
 def lines() -> tuple[str, ...]:
-    """Return sentences of the documentation without markup, 20 to 90 characters each, in one order wherever it is read."""
+    """Return the licence's clauses, one a line, cut between words where they are long."""
     found: dict[str, None] = {}
-    for path in sorted(DOCS.glob("*.md")):
-        if path.name == "your-model.md":  # which changes with what is measured here
-            continue
-        for sentence in re.split(r"(?<=[.!?])\s+|\n\n|\|", path.read_text(encoding="utf-8")):
-            plain = " ".join(_MARKUP.sub(" ", sentence).split())
-            if 20 <= len(plain) <= 90:
-                found[plain] = None
+    text = " ".join(LICENSE.read_text(encoding="utf-8").split())
+    for clause in re.split(r"(?<=[.;:,]) ", text):
+        line = ""
+        for word in [*clause.split(), None]:
+            if word is not None and len(line) + 1 + len(word) <= LONGEST:
+                line = f"{line} {word}".strip()
+                continue
+            if len(line) >= SHORTEST:
+                found[line] = None
+            line = word or ""
     return tuple(found)
 
 
 def training_lines(part: int = 0) -> list[str]:
     """Return lines to train a tokeniser on; `part` 0 and 1 are different lines, for two sides that differ."""
-    return list(lines()[part::2])[:TRAINING_LINES]
+    return list(lines()[part::2])
 
 
 def sources(count: int, seed: int = 0) -> list[str]:
-    """Return texts to ask a model, of one word up to a sentence, no two alike."""
+    """Return texts to ask a model, of one word up to a line, no two alike."""
     choice = random.Random(seed)
     found: dict[str, None] = {}
     while len(found) < count:

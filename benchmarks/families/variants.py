@@ -1,4 +1,4 @@
-"""Every family and variant: the class of Transformers, its settings at a small and a real size, `generation_config` as it is published.
+"""Every family and variant: the class of Transformers, its settings at a small and a real size, its published `generation_config`.
 
 Lengths are scaled to small models. Languages are pairs as Transformers' tokenisers spell them.
 """
@@ -27,8 +27,9 @@ class Variant:
         real_vocab_size: Tokens at the real size.
         generation: `generation_config`, without what the configuration says itself.
         pairs: Source and target languages to try, as Transformers' tokeniser spells them; None where a side has none.
-        task: Text put before every source.
-        has_json: Whether the published folder has a `tokenizer.json` beside SentencePiece's file without which it cannot be read as it is.
+        said: How Transformers is told the target language: the answer's first token is forced, the decoder begins with it, or a
+            text goes before the source's, with "{}" for the language (or for its English name, of those that T5 knows).
+        has_json: Whether it has a `tokenizer.json` beside SentencePiece's file, without which Transformers reads it as another.
         mended: Puts right what today's Transformers writes there.
     """
 
@@ -40,7 +41,7 @@ class Variant:
     real_vocab_size: int | None = None
     generation: Settings = field(default_factory=dict)
     pairs: tuple[tuple[str | None, str | None], ...] = ((None, None),)
-    task: str = ""
+    said: str = ""
     has_json: bool = False
     mended: Callable[[dict[str, Any]], dict[str, Any]] | None = None
 
@@ -174,6 +175,7 @@ _ALL = (
         _MARIAN,
         generation=_MARIAN_DEFAULTS,
         pairs=((None, "fra"), (None, "deu"), (None, "spa_Latn")),
+        said=">>{}<< ",
     ),
     Variant(
         "m2m100",
@@ -182,6 +184,7 @@ _ALL = (
         _M2M,
         generation=dict(max_length=30, num_beams=5, early_stopping=True),
         pairs=(("en", "de"), ("en", "fr"), ("fr", "zh")),
+        said="forced",
     ),
     Variant(
         "nllb",
@@ -194,6 +197,7 @@ _ALL = (
         has_json=True,
         mended=vocabularies.languages_first,
         pairs=(("eng_Latn", "deu_Latn"), ("eng_Latn", "fra_Latn"), ("fra_Latn", "zho_Hant")),
+        said="forced",
     ),
     Variant(
         "nllb-legacy",
@@ -202,6 +206,7 @@ _ALL = (
         _M2M,
         generation=dict(max_length=30),
         pairs=(("eng_Latn", "deu_Latn"), ("deu_Latn", "fra_Latn")),
+        said="forced",
         has_json=True,
         mended=vocabularies.languages_first,
     ),
@@ -228,6 +233,7 @@ _ALL = (
         _MBART,
         generation=dict(early_stopping=True, max_length=30, num_beams=5),
         pairs=(("en_XX", "ro_RO"), ("en_XX", "de_DE"), ("de_DE", "zh_CN")),
+        said="start",
     ),
     Variant(
         "mbart50",
@@ -236,6 +242,7 @@ _ALL = (
         dict(_MBART, decoder_start_token_id=2),
         generation=dict(early_stopping=True, max_length=30, num_beams=5),
         pairs=(("en_XX", "de_DE"), ("en_XX", "fr_XX"), ("de_DE", "sl_SI")),
+        said="forced",
     ),
     Variant(
         "pegasus",
@@ -259,6 +266,7 @@ _ALL = (
         _size(vocabularies.t5),
         dict(_T5_LIKE, **_T5_IDS, feed_forward_proj="relu", task_specific_params=_TASKS),
         pairs=(("en", "de"), ("en", "fr"), (None, None)),
+        said="translate English to {}: ",
     ),
     Variant(
         "t5-v1.1",
@@ -283,6 +291,7 @@ _ALL = (
         _fixed(vocabularies.madlad),
         dict(_GATED, pad_token_id=1, eos_token_id=2, decoder_start_token_id=0),
         pairs=((None, "de"), (None, "fr"), (None, "zh_Hant")),
+        said="<2{}> ",
     ),
 )
 VARIANTS = {variant.name: variant for variant in _ALL}

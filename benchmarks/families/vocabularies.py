@@ -31,7 +31,7 @@ MBART_LANGUAGES, MBART50_LANGUAGES = 25, 52
 
 
 def marian(folder: Path, filled_to: int | None, languages: Sequence[str] = ()) -> int:
-    """Write `source.spm`, `target.spm` and one `vocab.json` for both, in an order of its own, padding last; some pieces have no id."""
+    """Write `source.spm`, `target.spm` and one `vocab.json` for both, in its own order, padding last; some pieces have no id."""
     pieces = {piece: None for part in (0, 1) for piece in _pieces(_write_spm(folder, part))}
     known = [piece for i, piece in enumerate(pieces) if piece not in ("<s>", "</s>", "<unk>") and i % 97 != 96]
     Random(0).shuffle(known)
@@ -192,6 +192,7 @@ def bart(folder: Path, filled_to: int | None) -> int:
 @cache
 def _train(kind: str, size: int, ids: tuple[tuple[str, int], ...], symbols: tuple[str, ...], part: int) -> bytes:
     model = io.BytesIO()
+    options: dict[str, Any] = dict(ids)
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(training_lines(part)),
         model_writer=model,
@@ -202,7 +203,7 @@ def _train(kind: str, size: int, ids: tuple[tuple[str, int], ...], symbols: tupl
         character_coverage=1.0,
         num_threads=1,
         minloglevel=2,
-        **dict(ids),
+        **options,
     )
     return model.getvalue()
 
@@ -214,14 +215,20 @@ def train(kind: str, size: int, ids: Mapping[str, int], symbols: Sequence[str] =
 
 def filled(model: bytes, size: int) -> bytes:
     """Return a SentencePiece model with at least so many pieces: those that are added stand for texts nobody writes."""
-    proto = sentencepiece_model_pb2.ModelProto.FromString(model)
+    proto = _proto(model)
     for i in range(len(proto.pieces), size):
         proto.pieces.add(piece=f"\U000f0000{i}", score=-1000.0)
     return proto.SerializeToString() if size > 0 else model
 
 
 def _pieces(model: bytes) -> list[str]:
-    return [piece.piece for piece in sentencepiece_model_pb2.ModelProto.FromString(model).pieces]
+    return [piece.piece for piece in _proto(model).pieces]
+
+
+def _proto(model: bytes) -> Any:
+    """Parse SentencePiece's file; protobuf makes its class when the module is imported."""
+    kind: Any = vars(sentencepiece_model_pb2)["ModelProto"]
+    return kind.FromString(model)
 
 
 def _write_spm(folder: Path, part: int) -> bytes:

@@ -8,10 +8,19 @@ SCALED, UNSCALED = 1.2, 0.64
 """A weight's standard deviation times √d_model, so that no softmax saturates: T5's attention scores are not divided by √Dh."""
 TABLE, RELATIVE = 1.0, 0.5
 """Standard deviations of T5's table of tokens, where it is the projection too, and of its biases by distance."""
-GAINS = {"q_proj.weight": 1.8, "k_proj.weight": 1.8, "fc2.weight": 2.5, ".wo.weight": 2.5}
-"""What is larger than the rest: a tied table would otherwise answer with the token it was given, over and over."""
-END = 2.5
-"""How much longer the row of end-of-sequence is than others, so that answers end, at various lengths."""
+GAINS = {
+    "q_proj.weight": 1.2,
+    "k_proj.weight": 1.2,
+    "self_attn.out_proj.weight": 0.4,
+    "encoder_attn.out_proj.weight": 1.5,
+    "fc1.weight": 2.0,
+    "fc2.weight": 2.5,
+    ".wo.weight": 2.5,
+}
+"""How much larger than the rest some weights are: else a tied table answers with the token it was given, over and over."""
+ENDS = {"end": (2.0, 1.7), "padding": (1.3, 1.3)}
+"""How much longer the rows of end-of-sequence and padding are than others, in families like BART and in T5's: answers end, at
+various lengths, and padding is among the likely tokens, which a family allows or not."""
 
 
 @torch.no_grad()
@@ -32,7 +41,7 @@ def randomise(model: Any, seed: int, is_tied: bool = True) -> None:
     for name, parameter in sorted(model.named_parameters()):
         values = torch.randn(parameter.shape, generator=noise)
         if "norm" in name and name.endswith("weight"):
-            values = 1.0 + 0.15 * values
+            values = (1.0 + 0.15 * values.abs()) * values.sign()
         elif "relative_attention_bias" in name:
             values *= RELATIVE
         elif is_t5 and name == "shared.weight":
@@ -42,12 +51,17 @@ def randomise(model: Any, seed: int, is_tied: bool = True) -> None:
         elif _is_fixed(parameter, name):
             continue  # sines, or the row of padding, which the family computes
         else:
+            if name.endswith(("fc2.weight", ".wo.weight")):  # or what activations have in common would drown what they say
+                values -= values.mean(1, keepdim=True)
             values *= deviation * next((gain for part, gain in GAINS.items() if name.endswith(part)), 1.0)
         parameter.copy_(values)
     for name, buffer in model.named_buffers():
         if name == "final_logits_bias":
             buffer.copy_(0.3 * torch.randn(buffer.shape, generator=noise))
-    model.get_output_embeddings().weight[config.eos_token_id] *= END
+    table = model.get_output_embeddings().weight
+    table[config.eos_token_id] *= ENDS["end"][is_t5]
+    # M2M100 gives a generated padding token no position. Published ones never generate it: its row is of zeros.
+    table[config.pad_token_id] *= 0.0 if config.model_type == "m2m_100" else ENDS["padding"][is_t5]
 
 
 def _is_fixed(parameter: Any, name: str) -> bool:

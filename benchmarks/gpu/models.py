@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from dragoman.export.caches import attention_caches
 from dragoman.export.half import DTYPES, halved
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.config import ModelConfig
@@ -66,8 +67,10 @@ def make_graphs(model: Transformer, precision: str, folder: Path) -> DeviceModel
 def read_graphs(folder: Path) -> DeviceModel:
     """Describe what `make_graphs` wrote."""
     described = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
+    layers, num_heads = described["num_decoder_layers"], described["num_heads"]
     described |= {
-        "head_dim": described["d_model"] // described["num_heads"],
+        "caches": attention_caches(layers, num_heads, described["d_model"] // num_heads),
+        "num_choices": described["target_vocab_size"],
         "max_source_tokens": described["max_source_positions"],
         "max_target_tokens": described["max_target_positions"],
     }

@@ -68,10 +68,9 @@ def steps_by_rows(device: Device, name: str, model: DeviceModel, rows: Sequence[
 
 def step_bytes(model: DeviceModel, num_rows: int) -> int:
     """Return what a step must read at the least: the decoder's weights, the widened projection, and what is valid in the caches."""
-    width = model.num_heads * model.head_dim
-    weights = model.decoder_path.with_suffix(".weights").stat().st_size + 4 * model.target_vocab_size * width
-    positions = SOURCE_TOKENS + WARM_STEPS + NUM_STEPS // 2
-    return weights + num_rows * model.num_tensors * model.num_heads * model.position_bytes * positions
+    weights = model.decoder_path.with_suffix(".weights").stat().st_size + 4 * model.target_vocab_size * model.d_model
+    pairs = (model.cross_kv, SOURCE_TOKENS), (model.self_kv, WARM_STEPS + NUM_STEPS // 2)
+    return weights + num_rows * sum(kind.num_tensors * kind.token_bytes * positions for kind, positions in pairs)
 
 
 def memory_bandwidth(device: Device) -> float:

@@ -9,7 +9,6 @@ from typing import Any
 
 import sentencepiece
 from transformers import (
-    GenerationConfig,
     MarianConfig,
     MarianMTModel,
     MarianTokenizer,
@@ -33,12 +32,24 @@ class Family:
         tokenizer: Makes the tokeniser from sources, targets and a folder for its files.
         model: Makes the model, with random weights, for a tokeniser.
         learning_rate: The largest, after warming up.
+        num_epochs: Passes over the corpus, after which it translates well enough to tell mistakes from noise.
+        batch_size: Pairs a step.
+        has_zero_start: Whether the embedding of padding, which the decoder starts from, is held at zero. So it is in models that
+            Marian itself has trained, and CTranslate2 counts on it; Transformers' training would move it.
+        has_relative_steps: Whether it is trained as T5 was, with Adafactor, whose steps are relative to the size of what they
+            change: queries and embeddings begin with sizes that lie far apart.
+        task: The one of its configuration that it is trained for; empty where it has none.
     """
 
     prefix: str
     tokenizer: Callable[[Sequence[str], Sequence[str], Path], Any]
     model: Callable[[Any], Any]
     learning_rate: float
+    num_epochs: float
+    batch_size: int
+    has_zero_start: bool = False
+    has_relative_steps: bool = False
+    task: str = ""
 
 
 def marian_tokenizer(sources: Sequence[str], targets: Sequence[str], folder: Path) -> Any:
@@ -78,15 +89,9 @@ def marian_model(tokenizer: Any) -> Any:
         forced_eos_token_id=end,
     )
     model: Any = MarianMTModel(config)
-    model.generation_config = GenerationConfig(
-        num_beams=4,
-        max_length=MAX_LENGTH,
-        bad_words_ids=[[pad]],
-        forced_eos_token_id=end,
-        pad_token_id=pad,
-        eos_token_id=end,
-        decoder_start_token_id=pad,
-    )
+    settings = model.generation_config
+    settings.num_beams, settings.max_length = 4, MAX_LENGTH
+    settings.bad_words_ids, settings.forced_eos_token_id = [[pad]], end
     return model
 
 
@@ -99,7 +104,7 @@ def t5_tokenizer(sources: Sequence[str], targets: Sequence[str], folder: Path) -
 def t5_model(tokenizer: Any) -> Any:
     """Return a model as T5 is, with the gated feed-forward of its version 1.1, but small."""
     assert len(tokenizer) <= T5_VOCABULARY
-    config = T5Config(
+    settings: dict[str, Any] = dict(
         vocab_size=T5_VOCABULARY,
         d_model=128,
         d_kv=32,
@@ -112,9 +117,9 @@ def t5_model(tokenizer: Any) -> Any:
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
         decoder_start_token_id=tokenizer.pad_token_id,
-        task_specific_params={"translation_en_to_de": {"max_length": MAX_LENGTH, "num_beams": 4, "prefix": T5_PREFIX}},
+        task_specific_params={T5_TASK: {"max_length": MAX_LENGTH, "num_beams": 4, "prefix": T5_PREFIX}},
     )
-    model: Any = T5ForConditionalGeneration(config)
+    model: Any = T5ForConditionalGeneration(T5Config(**settings))
     model.generation_config.max_length = MAX_LENGTH
     return model
 
@@ -135,8 +140,9 @@ def _pieces(texts: Sequence[str], size: int, **settings: Any) -> bytes:
     return model.getvalue()
 
 
+T5_TASK = "translation_en_to_de"
 T5_PREFIX = "translate English to German: "
 FAMILIES = {
-    "marian": Family("", marian_tokenizer, marian_model, 2e-3),
-    "t5": Family(T5_PREFIX, t5_tokenizer, t5_model, 3e-3),
+    "marian": Family("", marian_tokenizer, marian_model, 2e-3, 7, 64, has_zero_start=True),
+    "t5": Family(T5_PREFIX, t5_tokenizer, t5_model, 1e-2, 5, 32, has_relative_steps=True, task=T5_TASK),
 }

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 from transformers import (
+    Adafactor,
     DataCollatorForSeq2Seq,
     EarlyStoppingCallback,
     Seq2SeqTrainer,
@@ -38,7 +39,7 @@ class Pairs(Dataset[dict[str, list[int]]]):
         return self._pairs[index]
 
 
-class Limit(TrainerCallback):  # type: ignore[misc]
+class Limit(TrainerCallback):
     """Ends training, with a checkpoint, when the time is up or Ctrl-C is pressed.
 
     Attributes:
@@ -59,7 +60,18 @@ class Limit(TrainerCallback):  # type: ignore[misc]
         self.is_interrupted = True
 
 
-def train(family: Family, data: Path, folder: Path, num_epochs: float, minutes: float) -> bool:
+class ZeroStart(TrainerCallback):
+    """Keeps the embedding of a token at zero."""
+
+    def __init__(self, token: int) -> None:
+        self._token = token
+
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
+        """See `TrainerCallback`."""
+        model.get_input_embeddings().weight.data[self._token] = 0
+
+
+def train(family: Family, data: Path, folder: Path, minutes: float) -> bool:
     """Train, going on from the last checkpoint if there is one, and write `folder/model`; return whether it was not interrupted."""
     set_seed(SEED)
     files = folder / "tokenizer"
@@ -68,14 +80,22 @@ def train(family: Family, data: Path, folder: Path, num_epochs: float, minutes: 
     tokenizer = family.tokenizer(*texts["train"], files)
     model = family.model(tokenizer)
     limit = Limit(minutes)
+    callbacks = [limit, EarlyStoppingCallback(early_stopping_patience=3)]
+    if family.has_zero_start:
+        callbacks.append(ZeroStart(model.config.decoder_start_token_id))
+    optimizer = None
+    if family.has_relative_steps:
+        adafactor: Any = Adafactor
+        optimizer = adafactor(model.parameters(), lr=family.learning_rate, scale_parameter=True, relative_step=False)
     trainer: Any = Seq2SeqTrainer(
         model=model,
-        args=arguments(folder / "checkpoints", num_epochs, family.learning_rate),
+        optimizers=(optimizer, None),
+        args=arguments(family, folder / "checkpoints"),
         train_dataset=Pairs(family, tokenizer, *texts["train"]),
         eval_dataset=Pairs(family, tokenizer, *texts["val"]),
         data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
         processing_class=tokenizer,
-        callbacks=[limit, EarlyStoppingCallback(early_stopping_patience=3)],
+        callbacks=callbacks,
     )
     trainer.train(resume_from_checkpoint=any((folder / "checkpoints").glob("checkpoint-*")))
     model.eval().save_pretrained(folder / "model")
@@ -83,15 +103,15 @@ def train(family: Family, data: Path, folder: Path, num_epochs: float, minutes: 
     return not limit.is_interrupted
 
 
-def arguments(folder: Path, num_epochs: float, learning_rate: float) -> Any:
+def arguments(family: Family, folder: Path) -> Any:
     """Return how the Trainer is to go about it."""
     torch.set_num_threads(1)
     return Seq2SeqTrainingArguments(
         output_dir=str(folder),
-        num_train_epochs=num_epochs,
-        per_device_train_batch_size=64,
+        num_train_epochs=family.num_epochs,
+        per_device_train_batch_size=family.batch_size,
         per_device_eval_batch_size=64,
-        learning_rate=learning_rate,
+        learning_rate=family.learning_rate,
         lr_scheduler_type="cosine",
         warmup_steps=400,
         weight_decay=0.01,

@@ -14,6 +14,7 @@ from dragoman.cli.options import (
     AuthorityOption,
     CertificateOption,
     ConcurrencyOption,
+    FromOption,
     JsonOption,
     KeyOption,
     ModelOption,
@@ -21,6 +22,7 @@ from dragoman.cli.options import (
     ServerOption,
     TimeoutOption,
     TokenOption,
+    ToOption,
 )
 from dragoman.model.errors import InputError
 
@@ -32,6 +34,8 @@ def score(
     source: Annotated[Path, typer.Option(metavar="FILE", help="Texts, one a line.")],
     target: Annotated[Path, typer.Option(metavar="FILE", help="Their translations, which are scored, line by line.")],
     model: ModelOption = "",
+    source_language: FromOption = "",
+    target_language: ToOption = "",
     alignment: Annotated[bool, typer.Option("--alignment", help="Print the links between words too.")] = False,
     alignment_layer: Annotated[int | None, typer.Option(min=0, help="Decoder layer they are taken from; by default all.")] = None,
     length_penalty: Annotated[float | None, typer.Option(help="Exponent of the length in a score.")] = None,
@@ -54,7 +58,9 @@ def score(
     """
     from dragoman.client.score_files import Pairs, ScoreOptions, score_pairs
 
-    options = ScoreOptions(model, length_penalty, alignment, alignment_layer, concurrency, as_json)
+    options = ScoreOptions(
+        model, length_penalty, alignment, alignment_layer, concurrency, as_json, source_language, target_language
+    )
     pairs = Pairs(source, target)
     with connect(server, timeout, token, ca, certificate, key, server_name) as client:
         score_pairs(client, pairs, sys.stdout, options)
@@ -71,7 +77,10 @@ def models(
     key: KeyOption = None,
     server_name: ServerNameOption = "",
 ) -> None:
-    """List a server's models; with --wait, as soon as all are ready."""
+    """List a server's models; with --wait, as soon as all are ready.
+
+    With their languages and defaults; --json has all of each.
+    """
     from dragoman.client.certificates import Tls
     from dragoman.client.health import why_not_serving
     from dragoman.client.models_table import print_models

@@ -8,22 +8,25 @@ import typer
 
 from dragoman.cli.connection import connect
 from dragoman.cli.options import (
+    SEARCH,
     SERVER,
     AuthorityOption,
-    BeamsOption,
     CertificateOption,
+    FromOption,
     JsonOption,
     KeyOption,
     LengthPenaltyOption,
     ModelOption,
     ServerNameOption,
     TokenOption,
+    ToOption,
 )
 from dragoman.model.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from dragoman.client.search import Search
     from dragoman.client.sync import Client
     from dragoman.model.quality import Scores
 
@@ -40,7 +43,12 @@ def evaluate(
         str | None, typer.Option(metavar="HOST:PORT", help="Translate with a running server.", rich_help_panel=SERVER)
     ] = None,
     model: ModelOption = "",
-    num_beams: BeamsOption = 1,
+    source_language: FromOption = "",
+    target_language: ToOption = "",
+    num_beams: Annotated[
+        int | None,
+        typer.Option(min=1, help="Width of beam search, 1 is greedy; by default the model's, or 1.", rich_help_panel=SEARCH),
+    ] = None,
     length_penalty: LengthPenaltyOption = None,
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Score without case.")] = False,
     as_json: JsonOption = False,
@@ -62,22 +70,28 @@ def evaluate(
     for flag, value in of_server.items():
         if value and server is None:
             raise InputError(f"{flag} goes with --server")
-    if length_penalty is not None and num_beams == 1:
+    languages = source_language, target_language
+    if checkpoint is not None and any(languages):
+        raise InputError(f"{'--from' if source_language else '--to'} goes with --server or --bundle")
+    if length_penalty is not None and num_beams in ((1,) if server is not None else (None, 1)):
         raise InputError("--length-penalty goes with --num-beams above 1")
     sources, references = read_parallel(source, reference)
     if server is not None:
+        from dragoman.client.search import Search
+
         with connect(server, 60.0, token, ca, certificate, key, server_name) as client:
             score = _load_score()
-            hypotheses = _translate_with_server(client, source, sources, model, num_beams, length_penalty)
+            search = Search(num_beams=num_beams, length_penalty=length_penalty)
+            hypotheses = _translate_with_server(client, source, sources, model, languages, search)
     elif checkpoint is not None:
         _check_checkpoint(checkpoint)
         score = _load_score()
-        hypotheses = _translate_with_checkpoint(checkpoint, sources, num_beams, length_penalty)
+        hypotheses = _translate_with_checkpoint(checkpoint, sources, num_beams or 1, length_penalty)
     else:
         assert bundle is not None
         _check_bundle(bundle)
         score = _load_score()
-        hypotheses = _translate_with_bundle(bundle, sources, num_beams, length_penalty)
+        hypotheses = _translate_with_bundle(bundle, sources, languages, num_beams, length_penalty)
     scores = score(hypotheses, references, lowercase)
     if as_json:
         typer.echo(json.dumps(scores.to_dict()))
@@ -93,16 +107,17 @@ def _load_score() -> "Callable[[list[str], list[str], bool], Scores]":
 
 
 def _translate_with_server(
-    client: "Client", path: Path, sources: list[str], model: str, num_beams: int, length_penalty: float | None
+    client: "Client", path: Path, sources: list[str], model: str, languages: tuple[str, str], search: "Search"
 ) -> list[str]:
     from dragoman.client.errors import InvalidArgument
     from dragoman.client.flags import refusal
-    from dragoman.client.search import Search
 
-    search = Search(num_beams=num_beams, length_penalty=length_penalty)
+    source_language, target_language = languages
     hypotheses: list[str] = []
     try:
-        for result in client.generate_many(sources, model=model, search=search):
+        for result in client.generate_many(
+            sources, model=model, source_language=source_language, target_language=target_language, search=search
+        ):
             hypotheses.append(result.text)
     except InvalidArgument as error:
         raise refusal(f"{path}, line {len(hypotheses) + 1}", error.message) from error
@@ -132,11 +147,20 @@ def _translate_with_checkpoint(checkpoint: Path, sources: list[str], num_beams: 
     return translate_with_checkpoint(loaded.model, loaded.tokenizers, sources, num_beams, penalty)
 
 
-def _translate_with_bundle(bundle: Path, sources: list[str], num_beams: int, length_penalty: float | None) -> list[str]:
-    from dragoman.server.engine.messages import SearchOptions
+def _translate_with_bundle(
+    bundle: Path, sources: list[str], languages: tuple[str, str], num_beams: int | None, length_penalty: float | None
+) -> list[str]:
+    from dragoman.client.flags import in_flags
+    from dragoman.server.core.requests import GenerateRequest
     from dragoman.server.offline import OfflineTranslator
     from dragoman.server.telemetry.logs import configure_logging
 
     configure_logging("warning", "console")  # standard output is for the scores
-    search = SearchOptions(num_beams=num_beams, length_penalty=1.0 if length_penalty is None else length_penalty)
-    return OfflineTranslator(bundle).translate(sources, search=search)
+    source_language, target_language = languages
+    wanted = GenerateRequest(
+        num_beams=num_beams, length_penalty=length_penalty, source_language=source_language, target_language=target_language
+    )
+    try:
+        return OfflineTranslator(bundle).translate(sources, wanted=wanted)
+    except InputError as error:
+        raise InputError(in_flags(str(error))) from error

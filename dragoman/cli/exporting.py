@@ -26,31 +26,55 @@ def export(
         typer.Option(help="For all but fp32: text that must lose no more than 0.3 BLEU and 0.2 chrF, one sentence a line."),
     ] = None,
     quality_reference: Annotated[Path | None, typer.Option(help="Its translation, line by line.")] = None,
+    shortlist: Annotated[
+        list[Path] | None,
+        typer.Option(help="Text in the target language: choose from its tokens alone. May be given several times."),
+    ] = None,
+    shortlist_size: Annotated[int | None, typer.Option(help="Keep so many of these tokens, the most frequent.")] = None,
+    source_language: Annotated[
+        str, typer.Option(help="Language that the model reads; of several, the one where a request does not say.")
+    ] = "",
+    target_language: Annotated[str, typer.Option(help="Language that it writes; likewise.")] = "",
 ) -> None:
     """Export a checkpoint to an ONNX bundle, and check that it computes the same."""
-    from dragoman.export.arguments import QualityTexts, check_dimensions, check_heads, check_name, check_output, check_precision
+    from dragoman.export.arguments import (
+        QualityTexts,
+        Shortlist,
+        check_dimensions,
+        check_heads,
+        check_name,
+        check_output,
+        check_precision,
+    )
     from dragoman.model.checkpoint_folder import CheckpointFolder
     from dragoman.model.corpus import read_lines, read_parallel
+    from dragoman.model.importers.asked_languages import with_asked_languages
 
     if (quality_source is None) != (quality_reference is None):
         raise InputError("--quality-source and --quality-reference go together")
+    if shortlist_size is not None and not shortlist:
+        raise InputError("--shortlist-size goes with --shortlist")
     check_precision(precision, calibration is not None, quality_source is not None)
     if name is not None:
         check_name(name)
     check_output(output, force)
-    config = CheckpointFolder.load(checkpoint).config
-    check_heads(config)
-    check_dimensions(config)
+    folder = CheckpointFolder.load(checkpoint)
+    check_heads(folder.config)
+    languages = with_asked_languages(folder.languages, source_language, target_language)
+    check_dimensions(folder.config, folder.template, languages, folder.defaults)
     texts = None
     if quality_source is not None and quality_reference is not None:
         texts = QualityTexts(*read_parallel(quality_source, quality_reference))
+    listed = None if not shortlist else Shortlist([line for path in shortlist for line in read_lines(path)], shortlist_size)
     lines = None if calibration is None else read_lines(calibration)
 
     # Threads of PyTorch that wait in a loop take the cores from ONNX Runtime's, which compute the other half of the comparison.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from dragoman.export.exporter import export_checkpoint  # it loads torch, which takes seconds
 
-    bundle = export_checkpoint(checkpoint, output, precision, name, force, lines, texts, lambda line: typer.echo(line, err=True))
+    bundle = export_checkpoint(
+        checkpoint, output, precision, name, force, lines, texts, lambda line: typer.echo(line, err=True), listed, languages
+    )
     manifest = bundle.manifest
     parity, changed = manifest.parity, manifest.parity.quality
     typer.echo(
@@ -58,6 +82,8 @@ def export(
         f"{parity.max_log_prob_difference:.1e} of PyTorch, {parity.num_token_mismatches} of {parity.num_sentences} "
         "greedy answers differ"
     )
+    if listed is not None:
+        typer.echo(f"chooses from {manifest.num_choices} of {manifest.target_vocab_size} tokens")
     typer.echo(f"verified on: {parity.device} ({parity.processor})")
     if changed is not None:
         scores = "" if changed.bleu_change is None else f", BLEU {changed.bleu_change:+.2f}, chrF {changed.chrf_change:+.2f}"

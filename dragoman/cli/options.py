@@ -19,14 +19,20 @@ ServerOption = Annotated[
     ),
 ]
 ModelOption = Annotated[str, typer.Option(metavar="NAME", help="Which of the server's models; may be left out where it has one.")]
+FromOption = Annotated[
+    str, typer.Option("--from", metavar="LANGUAGE", help="Language of the texts, such as en; by default the model's.")
+]
+ToOption = Annotated[
+    str, typer.Option("--to", metavar="LANGUAGE", help="Language of the translations, such as de; by default the model's.")
+]
 ConcurrencyOption = Annotated[int, typer.Option(min=1, max=1000, help="Requests under way at once.", rich_help_panel=SERVER)]
 TimeoutOption = Annotated[
     float, typer.Option(min=0.001, help="Seconds for each request, retries included.", rich_help_panel=SERVER)
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-BeamsOption = Annotated[int, typer.Option(min=1, help="Width of beam search; 1 is greedy.", rich_help_panel=SEARCH)]
 LengthPenaltyOption = Annotated[
-    float | None, typer.Option(help="Exponent of the length in a beam's score; by default 1.", rich_help_panel=SEARCH)
+    float | None,
+    typer.Option(help="Exponent of the length in a beam's score; by default the model's, or 1.", rich_help_panel=SEARCH),
 ]
 TokenOption = Annotated[str | None, typer.Option(envvar="DRAGOMAN_TOKEN", help="Bearer token.", rich_help_panel=SERVER)]
 AuthorityOption = Annotated[

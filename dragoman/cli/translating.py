@@ -13,6 +13,7 @@ from dragoman.cli.options import (
     AuthorityOption,
     CertificateOption,
     ConcurrencyOption,
+    FromOption,
     JsonOption,
     KeyOption,
     LengthPenaltyOption,
@@ -21,6 +22,7 @@ from dragoman.cli.options import (
     ServerOption,
     TimeoutOption,
     TokenOption,
+    ToOption,
 )
 from dragoman.model.errors import InputError
 
@@ -34,6 +36,8 @@ def translate(
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Where its translation goes.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with --out where an earlier run broke off.")] = False,
     model: ModelOption = "",
+    source_language: FromOption = "",
+    target_language: ToOption = "",
     max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of an answer at the most.")] = None,
     truncate: Annotated[bool, typer.Option("--truncate", help="Cut sources that are too long.")] = False,
     stream: Annotated[bool, typer.Option("--stream", help="Print text as it is decoded.")] = False,
@@ -42,36 +46,45 @@ def translate(
     log_probs: Annotated[bool, typer.Option("--log-probs", help="Tell each token's log-probability; with --json.")] = False,
     top_log_probs: Annotated[int, typer.Option(min=0, help="Tell this many likeliest tokens too; with --json.")] = 0,
     num_beams: Annotated[
-        int | None, typer.Option(min=1, help="Width of beam search; by default 1, greedy.", rich_help_panel=SEARCH)
+        int | None,
+        typer.Option(min=1, help="Width of beam search, 1 is greedy; by default the model's, or 1.", rich_help_panel=SEARCH),
     ] = None,
     num_return_sequences: Annotated[
         int | None, typer.Option(min=1, help="Answers to each text, a line each.", rich_help_panel=SEARCH)
     ] = None,
     length_penalty: LengthPenaltyOption = None,
     early_stopping: Annotated[
-        bool,
-        typer.Option("--early-stopping", help="End as soon as --num-beams answers are finished.", rich_help_panel=SEARCH),
-    ] = False,
-    sample: Annotated[bool, typer.Option("--sample", help="Draw tokens at random.", rich_help_panel=SEARCH)] = False,
+        bool | None,
+        typer.Option(
+            "--early-stopping/--no-early-stopping",
+            help="End as soon as --num-beams answers are finished.",
+            rich_help_panel=SEARCH,
+        ),
+    ] = None,
+    sample: Annotated[
+        bool | None, typer.Option("--sample/--no-sample", help="Draw tokens at random.", rich_help_panel=SEARCH)
+    ] = None,
     temperature: Annotated[
         float | None, typer.Option(help="For --sample: flattens probabilities above 1.", rich_help_panel=SEARCH)
     ] = None,
     top_k: Annotated[
-        int, typer.Option(min=0, help="For --sample: draw from the k likeliest; 0 for all.", rich_help_panel=SEARCH)
-    ] = 0,
+        int | None, typer.Option(min=0, help="For --sample: draw from the k likeliest; 0 for all.", rich_help_panel=SEARCH)
+    ] = None,
     top_p: Annotated[
         float | None,
         typer.Option(help="For --sample: draw from the likeliest that together are so probable.", rich_help_panel=SEARCH),
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="For --sample: draw the same again.", rich_help_panel=SEARCH)] = None,
-    min_new_tokens: Annotated[int, typer.Option(min=0, help="Tokens before an answer may end.", rich_help_panel=SEARCH)] = 0,
+    min_new_tokens: Annotated[
+        int | None, typer.Option(min=0, help="Tokens before an answer may end.", rich_help_panel=SEARCH)
+    ] = None,
     repetition_penalty: Annotated[
         float | None, typer.Option(help="Above 1: tokens come again less easily.", rich_help_panel=SEARCH)
     ] = None,
     no_repeat_ngram_size: Annotated[
-        int,
+        int | None,
         typer.Option(min=0, help="No sequence of so many tokens comes twice; 0 for no such rule.", rich_help_panel=SEARCH),
-    ] = 0,
+    ] = None,
     forced_prefix: Annotated[str, typer.Option(metavar="TEXT", help="What answers start with.", rich_help_panel=SEARCH)] = "",
     alternatives: Annotated[
         bool,
@@ -88,7 +101,8 @@ def translate(
 ) -> None:
     """Translate texts, lines or a file with a running server.
 
-    A blank line is answered by a blank line. When the translation of a file
+    What is not said is the model's to choose: `dragoman models` tells its
+    languages and defaults. A blank line is answered by a blank line. When the translation of a file
     breaks off, what is done stays beside --out, and --resume goes on from there.
     """
     from dragoman.client.search import Search
@@ -112,7 +126,9 @@ def translate(
         return_log_probs=log_probs,
         top_log_probs=top_log_probs,
     )
-    options = TranslateOptions(model, max_new_tokens, truncate, concurrency, stream, as_json, search, scores)
+    options = TranslateOptions(
+        model, max_new_tokens, truncate, concurrency, stream, as_json, search, scores, source_language, target_language
+    )
     if (in_ is None) != (out is None):
         raise InputError("--in and --out go together")
     if in_ is not None and texts:

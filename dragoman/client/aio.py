@@ -17,11 +17,12 @@ from dragoman.client.aio_stream import AsyncStream
 from dragoman.client.assembly import Assembly
 from dragoman.client.batch import Batch, Outcome
 from dragoman.client.errors import Unavailable
+from dragoman.client.model_info import ModelInfo, model_from_proto
 from dragoman.client.request import Request, check_texts, fill, generate_request
-from dragoman.client.results import ModelInfo, Result, blank_result, model_from_proto, result_from_proto
+from dragoman.client.results import Result, blank_result, result_from_proto
 from dragoman.client.retry import DEFAULT_RETRY, RetryPolicy
 from dragoman.client.scoring import Score, score_from_proto, score_request
-from dragoman.client.search import GREEDY, Search, SearchOptions, with_options
+from dragoman.client.search import AS_THE_MODEL_DOES, Search, SearchOptions, with_options
 from dragoman.client.settings import DEFAULT_TARGET, ChannelOptions, Settings
 from dragoman.v1 import generation_pb2, generation_pb2_grpc
 
@@ -96,10 +97,12 @@ class AsyncClient:
         text: str,
         *,
         model: str = "",
+        source_language: str = "",
+        target_language: str = "",
         max_new_tokens: int | None = None,
         truncate: bool = False,
         priority: int = 0,
-        search: Search = GREEDY,
+        search: Search = AS_THE_MODEL_DOES,
         request_id: str | None = None,
         timeout_seconds: float | None = None,
         **options: Unpack[SearchOptions],
@@ -109,6 +112,8 @@ class AsyncClient:
         Args:
             text: The source.
             model: Model to ask; may be empty where the server has exactly one.
+            source_language: Language of the source, by any spelling that `models` tells; empty for the model's default.
+            target_language: Language of the answer, likewise.
             max_new_tokens: Tokens to generate at the most; None for the model's default.
             truncate: Cut a source that is too long instead of refusing it.
             priority: Among what waits, be served as if it had come this many seconds earlier.
@@ -118,7 +123,10 @@ class AsyncClient:
             **options: Fields of `Search`, such as `num_beams=4`; they win over those of `search`.
         """
         search = with_options(search, **options)
-        return await self._generate(Request(text, model, max_new_tokens, truncate, priority, search, request_id), timeout_seconds)
+        return await self._generate(
+            Request(text, model, max_new_tokens, truncate, priority, search, request_id, source_language, target_language),
+            timeout_seconds,
+        )
 
     async def _generate(self, asked: Request, timeout_seconds: float | None) -> Result:
         request = generate_request(asked)
@@ -130,17 +138,21 @@ class AsyncClient:
         text: str,
         *,
         model: str = "",
+        source_language: str = "",
+        target_language: str = "",
         max_new_tokens: int | None = None,
         truncate: bool = False,
         priority: int = 0,
-        search: Search = GREEDY,
+        search: Search = AS_THE_MODEL_DOES,
         request_id: str | None = None,
         timeout_seconds: float | None = None,
         **options: Unpack[SearchOptions],
     ) -> AsyncStream:
         """Generate the same answer in pieces; arguments as `generate`."""
         search = with_options(search, **options)
-        request = generate_request(Request(text, model, max_new_tokens, truncate, priority, search, request_id))
+        request = generate_request(
+            Request(text, model, max_new_tokens, truncate, priority, search, request_id, source_language, target_language)
+        )
         self._settings.check_size(request, request.request_id)
         attempts = self._settings.attempts(timeout_seconds, request.request_id)
         metadata = self._settings.metadata()
@@ -158,10 +170,12 @@ class AsyncClient:
         *,
         concurrency: int = 32,
         model: str = "",
+        source_language: str = "",
+        target_language: str = "",
         max_new_tokens: int | None = None,
         truncate: bool = False,
         priority: int = 0,
-        search: Search = GREEDY,
+        search: Search = AS_THE_MODEL_DOES,
         timeout_seconds: float | None = None,
         **options: Unpack[SearchOptions],
     ) -> AsyncGenerator[Result, None]:
@@ -173,6 +187,8 @@ class AsyncClient:
             texts: Sources. A blank one is answered by an empty result in its place, without asking the server.
             concurrency: Calls in flight at once.
             model: As for `generate`, as is what follows.
+            source_language: Of each.
+            target_language: Of each.
             max_new_tokens: Of each.
             truncate: Of each.
             priority: Of each.
@@ -185,7 +201,7 @@ class AsyncClient:
         search = with_options(search, **options)
 
         async def work(text: str) -> Result:
-            asked = Request(text, model, max_new_tokens, truncate, priority, search)
+            asked = Request(text, model, max_new_tokens, truncate, priority, search, None, source_language, target_language)
             return blank_result(model) if asked.is_blank else await self._generate(asked, timeout_seconds)
 
         return in_async_order(texts, work, concurrency)
@@ -229,6 +245,8 @@ class AsyncClient:
         target: str,
         *,
         model: str = "",
+        source_language: str = "",
+        target_language: str = "",
         length_penalty: float | None = None,
         return_alignment: bool = False,
         return_word_alignment: bool = False,
@@ -243,7 +261,9 @@ class AsyncClient:
             text: The source.
             target: The target; may be empty.
             model: Model to ask; may be empty where the server has exactly one.
-            length_penalty: Exponent of the length in the score; None for 1.
+            source_language: Language of the source, by any spelling that `models` tells; empty for the model's default.
+            target_language: Language of the target, likewise.
+            length_penalty: Exponent of the length in the score; None for the model's default.
             return_alignment: Tell the encoder-decoder attention.
             return_word_alignment: Tell the links between words.
             alignment_layer: Decoder layer whose attention both speak of, from 0; None for the mean of all.
@@ -255,6 +275,8 @@ class AsyncClient:
             text,
             target,
             model=model,
+            source_language=source_language,
+            target_language=target_language,
             length_penalty=length_penalty,
             return_alignment=return_alignment,
             return_word_alignment=return_word_alignment,

@@ -12,8 +12,12 @@ _RENAMED: Final = {
     "return_alternatives": "--alternatives",
     "return_log_probs": "--log-probs",
     "return_word_alignment": "--alignment",
+    "source_language": "--from",
+    "target_language": "--to",
     "timeout_seconds": "--timeout",
 }
+DENIABLE: Final = ("early_stopping", "do_sample")
+"""Fields that a model may have as its default, and an option denies."""
 _SAME: Final = (
     "model",
     "max_new_tokens",
@@ -54,6 +58,11 @@ def flag(field: str) -> str:
         KeyError: If it has none.
     """
     return _FLAGS[field]
+
+
+def denial(field: str) -> str:
+    """Return the flag that denies a field of `DENIABLE`."""
+    return flag(field).replace("--", "--no-", 1)
 
 
 def in_flags(message: str) -> str:

@@ -171,7 +171,7 @@ class OutputFile:
     def _check_options(self, options: Mapping[str, Any]) -> None:
         for flag in sorted({*options, *self._options}):
             was, wanted = options.get(flag), self._options.get(flag)
-            if was != wanted:
+            if was != wanted and (_is_set(was) or _is_set(wanted)):
                 given = f"{flag}: {_shown(wanted)}" if _is_set(wanted) else f"{flag}: is not given"
                 made = f"with {_shown(was)}" if _is_set(was) else "without it"
                 raise InputError(f"{given}, but what is done, in {self._partial}, was made {made}")

@@ -8,7 +8,7 @@ from typing import TypeVar
 from google.protobuf.message import Message
 
 from dragoman.client.errors import InvalidArgument
-from dragoman.client.search import GREEDY, Search
+from dragoman.client.search import AS_THE_MODEL_DOES, Search
 from dragoman.v1 import generation_pb2
 
 AnyMessage = TypeVar("AnyMessage", bound=Message)
@@ -26,6 +26,10 @@ class Request:
         priority: Among what waits, be served as if it had come this many seconds earlier.
         search: How the answer is searched for.
         request_id: Id for the server's log; None makes one.
+        source_language: Language of the source, by any spelling that `ModelInfo.source_languages` tells; empty for the model's
+            default.
+        target_language: Language of the answer, by any spelling that `ModelInfo.target_languages` tells; empty for the model's
+            default.
     """
 
     text: str
@@ -33,8 +37,10 @@ class Request:
     max_new_tokens: int | None = None
     truncate: bool = False
     priority: int = 0
-    search: Search = GREEDY
+    search: Search = AS_THE_MODEL_DOES
     request_id: str | None = None
+    source_language: str = ""
+    target_language: str = ""
 
     def __post_init__(self) -> None:
         check_text("text", self.text, "; many texts go to generate_many, or into a Request each for generate_batch")
@@ -99,8 +105,10 @@ def generate_request(request: Request) -> generation_pb2.GenerateRequest:
         "request_id": request_id,
         "max_new_tokens": request.max_new_tokens,
         "priority": request.priority,
+        "source_language": request.source_language,
+        "target_language": request.target_language,
     }
-    if request.search is not GREEDY:
+    if request.search is not AS_THE_MODEL_DOES:
         values |= {field.name: getattr(request.search, field.name) for field in fields(Search)}
     return fill(generation_pb2.GenerateRequest(), values, request_id)
 

@@ -99,6 +99,7 @@ class Result:
         answers: All answers, the one above first: beams by falling score, samples as drawn, alternatives by falling
             log-probability of the token they differ in.
         seed: What the samples were drawn with; None without sampling.
+        shortlist_tokens: Tokens that the answers were chosen from; 0 for the model's whole vocabulary.
     """
 
     text: str
@@ -112,6 +113,7 @@ class Result:
     timings: Timings
     answers: tuple[Answer, ...]
     seed: int | None = None
+    shortlist_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,43 +129,6 @@ class Piece:
     text: str
     tokens: tuple[int, ...]
     result: Result | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ModelInfo:
-    """A model of the server; token limits include end-of-sequence.
-
-    Attributes:
-        name: As requests give it.
-        version: Version of its bundle.
-        is_ready: Whether it answers now.
-        precision: Number format of the weights, for example `fp32`.
-        device: What it runs on, for example `cpu`.
-        max_source_tokens: Longest source.
-        max_target_tokens: Longest answer.
-        default_max_new_tokens: `max_new_tokens` where a request does not say.
-        max_slots: Sequences decoded at once.
-        source_vocab_size: Tokens a source can hold.
-        target_vocab_size: Tokens an answer can hold.
-        domain: What text it knows, in a few words; empty where its card does not say.
-        max_message_bytes: Largest message that the server takes or sends; 0 where it does not say.
-        max_slots_per_request: Of `max_slots`, that one request may take: its beams or answers; 0 where the server does not say.
-    """
-
-    name: str
-    version: str
-    is_ready: bool
-    precision: str
-    device: str
-    max_source_tokens: int
-    max_target_tokens: int
-    default_max_new_tokens: int
-    max_slots: int
-    source_vocab_size: int
-    target_vocab_size: int
-    domain: str = ""
-    max_message_bytes: int = 0
-    max_slots_per_request: int = 0
 
 
 def blank_result(model: str) -> Result:
@@ -210,6 +175,7 @@ def result_from_proto(message: generation_pb2.GenerateResponse) -> Result:
         ),
         answers=tuple(_answer_from_proto(answer, message.request_id) for answer in message.answers),
         seed=message.seed if message.HasField("seed") else None,
+        shortlist_tokens=message.shortlist_tokens,
     )
 
 
@@ -239,23 +205,3 @@ def piece_from_proto(message: generation_pb2.GenerateStreamResponse) -> Piece:
     """Convert a part of an answer; raises as `result_from_proto`."""
     result = result_from_proto(message.result) if message.HasField("result") else None
     return Piece(message.text, tuple(message.tokens), result)
-
-
-def model_from_proto(message: generation_pb2.Model) -> ModelInfo:
-    """Convert the description of a model."""
-    return ModelInfo(
-        name=message.name,
-        version=message.version,
-        is_ready=message.is_ready,
-        precision=message.precision,
-        device=message.device,
-        max_source_tokens=message.max_source_tokens,
-        max_target_tokens=message.max_target_tokens,
-        default_max_new_tokens=message.default_max_new_tokens,
-        max_slots=message.max_slots,
-        source_vocab_size=message.source_vocab_size,
-        target_vocab_size=message.target_vocab_size,
-        domain=message.domain,
-        max_message_bytes=message.max_message_bytes,
-        max_slots_per_request=message.max_slots_per_request,
-    )

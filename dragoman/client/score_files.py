@@ -22,12 +22,14 @@ class ScoreOptions:
 
     Attributes:
         model: Model to ask; may be empty where the server has exactly one.
-        length_penalty: Exponent of the length in a score; None for the server's default.
+        length_penalty: Exponent of the length in a score; None for the model's default.
         is_aligned: Print the links between words too.
         alignment_layer: Decoder layer they are taken from; None for the mean of all.
         concurrency: Calls in flight at once.
         is_json: Print each answer as a JSON object in a line, with every field of `Score`; what is not UTF-8 in a piece becomes
             U+FFFD. Of a blank pair all but the tokens are null.
+        source_language: Language of the texts; empty for the model's default.
+        target_language: Language of the translations; empty for the model's default.
     """
 
     model: str = ""
@@ -36,6 +38,8 @@ class ScoreOptions:
     alignment_layer: int | None = None
     concurrency: int = 32
     is_json: bool = False
+    source_language: str = ""
+    target_language: str = ""
 
     def __post_init__(self) -> None:
         if self.concurrency < 1:
@@ -89,6 +93,8 @@ def score_pairs(client: Client, pairs: Pairs, out: TextIO, options: ScoreOptions
         return client.score(
             *pair,
             model=options.model,
+            source_language=options.source_language,
+            target_language=options.target_language,
             length_penalty=options.length_penalty,
             return_word_alignment=options.is_aligned,
             alignment_layer=options.alignment_layer,

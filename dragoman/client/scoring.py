@@ -54,6 +54,8 @@ def score_request(
     target: str,
     *,
     model: str,
+    source_language: str,
+    target_language: str,
     length_penalty: float | None,
     return_alignment: bool,
     return_word_alignment: bool,
@@ -72,6 +74,8 @@ def score_request(
     request_id = request_id or uuid.uuid4().hex
     fields: dict[str, object] = {
         "model": model,
+        "source_language": source_language,
+        "target_language": target_language,
         "text": text,
         "target": target,
         "request_id": request_id,

@@ -8,22 +8,24 @@ from typing import Final, TypedDict, Unpack
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """Options of a request; the defaults are greedy search. None leaves a value to the server, whose default is named here.
+    """Options of a request; without any it is searched for as the model's defaults say, which may be greedy search.
+
+    None leaves a value to the model, whose defaults `ModelInfo.defaults` tells. What holds where it has none is named here.
 
     Attributes:
         num_beams: Width of beam search; 1 is greedy or, with `do_sample`, sampling. 1.
         num_return_sequences: Answers wanted: of the beams, drawn, or alternatives. 1.
         length_penalty: Exponent of the length in a score. 1.
-        early_stopping: End beam search as soon as `num_beams` hypotheses are finished.
-        do_sample: Draw tokens at random instead of taking the likeliest.
+        early_stopping: End beam search as soon as `num_beams` hypotheses are finished. False.
+        do_sample: Draw tokens at random instead of taking the likeliest. False.
         temperature: For `do_sample`: log-probabilities are divided by it. 1.
-        top_k: For `do_sample`: draw from the k likeliest tokens; 0 for all.
+        top_k: For `do_sample`: draw from the k likeliest tokens; 0 for all. 0.
         top_p: For `do_sample`: draw from the likeliest tokens that together have this probability. 1.
         seed: For `do_sample`: the same request with the same seed has the same answers. One that the server picks and tells.
-        min_new_tokens: Tokens before end-of-sequence may be generated.
+        min_new_tokens: Tokens before end-of-sequence may be generated. 0.
         repetition_penalty: Log-probabilities of tokens that the answer has already are multiplied by it. 1.
-        no_repeat_ngram_size: No sequence of this many tokens occurs twice in an answer; 0 for no such rule.
-        suppressed_tokens: Tokens that are never generated.
+        no_repeat_ngram_size: No sequence of this many tokens occurs twice in an answer; 0 for no such rule. 0.
+        suppressed_tokens: Tokens that are never generated, beside those of the model's defaults.
         forced_prefix: Text the answer starts with.
         return_alternatives: Answer with the `num_return_sequences` likeliest tokens after the prefix, each continued greedily.
         return_log_probs: Tell each generated token's log-probability.
@@ -33,15 +35,15 @@ class Search:
     num_beams: int | None = None
     num_return_sequences: int | None = None
     length_penalty: float | None = None
-    early_stopping: bool = False
-    do_sample: bool = False
+    early_stopping: bool | None = None
+    do_sample: bool | None = None
     temperature: float | None = None
-    top_k: int = 0
+    top_k: int | None = None
     top_p: float | None = None
     seed: int | None = None
-    min_new_tokens: int = 0
+    min_new_tokens: int | None = None
     repetition_penalty: float | None = None
-    no_repeat_ngram_size: int = 0
+    no_repeat_ngram_size: int | None = None
     suppressed_tokens: Sequence[int] = ()
     forced_prefix: str = ""
     return_alternatives: bool = False
@@ -55,15 +57,15 @@ class SearchOptions(TypedDict, total=False):
     num_beams: int | None
     num_return_sequences: int | None
     length_penalty: float | None
-    early_stopping: bool
-    do_sample: bool
+    early_stopping: bool | None
+    do_sample: bool | None
     temperature: float | None
-    top_k: int
+    top_k: int | None
     top_p: float | None
     seed: int | None
-    min_new_tokens: int
+    min_new_tokens: int | None
     repetition_penalty: float | None
-    no_repeat_ngram_size: int
+    no_repeat_ngram_size: int | None
     suppressed_tokens: Sequence[int]
     forced_prefix: str
     return_alternatives: bool
@@ -71,7 +73,7 @@ class SearchOptions(TypedDict, total=False):
     top_log_probs: int
 
 
-GREEDY: Final = Search()
+AS_THE_MODEL_DOES: Final = Search()
 _NAMES: Final = tuple(field.name for field in fields(Search))
 
 

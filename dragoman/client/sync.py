@@ -14,13 +14,14 @@ from dragoman.client.batch import Batch, Outcome
 from dragoman.client.batch_stream import BatchRun
 from dragoman.client.calls import Calls
 from dragoman.client.errors import Unavailable
+from dragoman.client.model_info import ModelInfo, model_from_proto
 from dragoman.client.ordered import in_order
 from dragoman.client.request import Request, check_texts, fill, generate_request
-from dragoman.client.results import ModelInfo, Result, blank_result, model_from_proto, result_from_proto
+from dragoman.client.results import Result, blank_result, result_from_proto
 from dragoman.client.retry import DEFAULT_RETRY, RetryPolicy
 from dragoman.client.scope import Scope, Wait
 from dragoman.client.scoring import Score, score_from_proto, score_request
-from dragoman.client.search import GREEDY, Search, SearchOptions, with_options
+from dragoman.client.search import AS_THE_MODEL_DOES, Search, SearchOptions, with_options
 from dragoman.client.settings import DEFAULT_TARGET, ChannelOptions, Settings
 from dragoman.client.stream import Stream
 from dragoman.v1 import generation_pb2, generation_pb2_grpc
@@ -96,10 +97,12 @@ class Client:
         text: str,
         *,
         model: str = "",
+        source_language: str = "",
+        target_language: str = "",
         max_new_tokens: int | None = None,
         truncate: bool = False,
         priority: int = 0,
-        search: Search = GREEDY,
+        search: Search = AS_THE_MODEL_DOES,
         request_id: str | None = None,
         timeout_seconds: float | None = None,
         scope: Scope | None = None,
@@ -110,6 +113,8 @@ class Client:
         Args:
             text: The source.
             model: Model to ask; may be empty where the server has exactly one.
+            source_language: Language of the source, by any spelling that `models` tells; empty for the model's default.
+            target_language: Language of the answer, likewise.
             max_new_tokens: Tokens to generate at the most; None for the model's default.
             truncate: Cut a source that is too long instead of refusing it.
             priority: Among what waits, be served as if it had come this many seconds earlier.
@@ -120,7 +125,7 @@ class Client:
             **options: Fields of `Search`, such as `num_beams=4`; they win over those of `search`.
         """
         search = with_options(search, **options)
-        asked = Request(text, model, max_new_tokens, truncate, priority, search, request_id)
+        asked = Request(text, model, max_new_tokens, truncate, priority, search, request_id, source_language, target_language)
         return self._generate(asked, timeout_seconds, scope or self._scope)
 
     def _generate(self, asked: Request, timeout_seconds: float | None, scope: Scope) -> Result:
@@ -133,10 +138,12 @@ class Client:
         text: str,
         *,
         model: str = "",
+        source_language: str = "",
+        target_language: str = "",
         max_new_tokens: int | None = None,
         truncate: bool = False,
         priority: int = 0,
-        search: Search = GREEDY,
+        search: Search = AS_THE_MODEL_DOES,
         request_id: str | None = None,
         timeout_seconds: float | None = None,
         scope: Scope | None = None,
@@ -144,7 +151,9 @@ class Client:
     ) -> Stream:
         """Generate the same answer in pieces; arguments as `generate`."""
         search = with_options(search, **options)
-        request = generate_request(Request(text, model, max_new_tokens, truncate, priority, search, request_id))
+        request = generate_request(
+            Request(text, model, max_new_tokens, truncate, priority, search, request_id, source_language, target_language)
+        )
         self._settings.check_size(request, request.request_id)
         attempts = self._settings.attempts(timeout_seconds, request.request_id)
         metadata = self._settings.metadata()
@@ -160,10 +169,12 @@ class Client:
         *,
         concurrency: int = 32,
         model: str = "",
+        source_language: str = "",
+        target_language: str = "",
         max_new_tokens: int | None = None,
         truncate: bool = False,
         priority: int = 0,
-        search: Search = GREEDY,
+        search: Search = AS_THE_MODEL_DOES,
         timeout_seconds: float | None = None,
         **options: Unpack[SearchOptions],
     ) -> Generator[Result, None, None]:
@@ -175,6 +186,8 @@ class Client:
             texts: Sources. A blank one is answered by an empty result in its place, without asking the server.
             concurrency: Calls in flight at once.
             model: As for `generate`, as is what follows.
+            source_language: Of each.
+            target_language: Of each.
             max_new_tokens: Of each.
             truncate: Of each.
             priority: Of each.
@@ -187,7 +200,7 @@ class Client:
         search = with_options(search, **options)
 
         def work(text: str, scope: Scope) -> Result:
-            asked = Request(text, model, max_new_tokens, truncate, priority, search)
+            asked = Request(text, model, max_new_tokens, truncate, priority, search, None, source_language, target_language)
             return blank_result(model) if asked.is_blank else self._generate(asked, timeout_seconds, scope)
 
         return in_order(texts, work, self._scope, concurrency)
@@ -234,6 +247,8 @@ class Client:
         target: str,
         *,
         model: str = "",
+        source_language: str = "",
+        target_language: str = "",
         length_penalty: float | None = None,
         return_alignment: bool = False,
         return_word_alignment: bool = False,
@@ -249,7 +264,9 @@ class Client:
             text: The source.
             target: The target; may be empty.
             model: Model to ask; may be empty where the server has exactly one.
-            length_penalty: Exponent of the length in the score; None for 1.
+            source_language: Language of the source, by any spelling that `models` tells; empty for the model's default.
+            target_language: Language of the target, likewise.
+            length_penalty: Exponent of the length in the score; None for the model's default.
             return_alignment: Tell the encoder-decoder attention.
             return_word_alignment: Tell the links between words.
             alignment_layer: Decoder layer whose attention both speak of, from 0; None for the mean of all.
@@ -262,6 +279,8 @@ class Client:
             text,
             target,
             model=model,
+            source_language=source_language,
+            target_language=target_language,
             length_penalty=length_penalty,
             return_alignment=return_alignment,
             return_word_alignment=return_word_alignment,

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 from dragoman.client.errors import InvalidArgument
-from dragoman.client.flags import flag, refusal
+from dragoman.client.flags import DENIABLE, denial, flag, refusal
 from dragoman.client.lines import LineFile, stream_lines
 from dragoman.client.ordered import Pause, in_order
 from dragoman.client.output_file import OutputFile
 from dragoman.client.progress import line_progress
 from dragoman.client.results import Result
 from dragoman.client.scope import Scope
-from dragoman.client.search import GREEDY, Search
+from dragoman.client.search import AS_THE_MODEL_DOES, Search
 from dragoman.client.sync import Client
 from dragoman.model.errors import InputError
 
@@ -39,6 +39,8 @@ class TranslateOptions:
         search: How answers are searched for. Of several to a text each has a line; there are as many for each text, blank ones
             where it is blank or has fewer answers.
         has_scores: Print each answer's score and a tab before it.
+        source_language: Language of the texts; empty for the model's default.
+        target_language: Language of the answers; empty for the model's default.
     """
 
     model: str = ""
@@ -47,8 +49,10 @@ class TranslateOptions:
     concurrency: int = 32
     is_streamed: bool = False
     is_json: bool = False
-    search: Search = GREEDY
+    search: Search = AS_THE_MODEL_DOES
     has_scores: bool = False
+    source_language: str = ""
+    target_language: str = ""
 
     def __post_init__(self) -> None:
         if self.concurrency < 1:
@@ -64,14 +68,18 @@ class TranslateOptions:
 
     @property
     def num_answers(self) -> int:
-        """Answers to each text."""
+        """Answers to each text that are printed."""
         return 1 if self.search.num_return_sequences is None else self.search.num_return_sequences
 
     def by_flag(self) -> dict[str, Any]:
-        """Return what the answers depend on, by flag."""
+        """Return what the answers depend on, by flag; what is denied has the flag that does so."""
         values = {field.name: getattr(self.search, field.name) for field in fields(Search) if field.name != "suppressed_tokens"}
         values |= {"model": self.model, "max_new_tokens": self.max_new_tokens, "truncate": self.truncate}
-        return {flag(name): value for name, value in values.items()} | {"--json": self.is_json, "--scores": self.has_scores}
+        values |= {"source_language": self.source_language, "target_language": self.target_language}
+        denied = {denial(name): True for name in DENIABLE if values[name] is False}
+        return (
+            {flag(name): value for name, value in values.items()} | denied | {"--json": self.is_json, "--scores": self.has_scores}
+        )
 
 
 def translate_texts(client: Client, texts: Sequence[str], out: TextIO, options: TranslateOptions) -> None:
@@ -167,6 +175,8 @@ def _answers(
         return client.generate(
             line,
             model=options.model,
+            source_language=options.source_language,
+            target_language=options.target_language,
             max_new_tokens=options.max_new_tokens,
             truncate=options.truncate,
             search=options.search,
@@ -190,6 +200,8 @@ def _write_pieces(client: Client, text: str, label: str, out: TextIO, options: T
             with client.stream(
                 text,
                 model=options.model,
+                source_language=options.source_language,
+                target_language=options.target_language,
                 max_new_tokens=options.max_new_tokens,
                 truncate=options.truncate,
                 search=options.search,
@@ -215,7 +227,10 @@ def _lines(result: Result | None, options: TranslateOptions) -> str:
         return "\n" * options.num_answers
     if options.num_answers == 1 and not options.has_scores:
         return _line(result.text)
-    lines = [(f"{answer.score:.6f}\t" if options.has_scores else "") + _line(answer.text) for answer in result.answers]
+    lines = [
+        (f"{answer.score:.6f}\t" if options.has_scores else "") + _line(answer.text)
+        for answer in result.answers[: options.num_answers]
+    ]
     return "".join(lines) + "\n" * (options.num_answers - len(lines))
 
 

@@ -28,6 +28,8 @@ WHEN, WHAT, SEARCH, WRONG, SERVER, OUTPUT = "When", "What", "Search", "What goes
 MOST_CALLERS = 100_000
 MOST_REQUESTS = 100_000
 _NOT_SHOWN = {"token", "output", "report"}
+# Options that are called otherwise than what they set.
+_FLAGS = {"texts": "--in", "source_language": "--from", "target_language": "--to"}
 
 
 class ArrivalShape(StrEnum):
@@ -105,6 +107,12 @@ def load(
     mix: Annotated[str, typer.Option(help="Shares of unary, stream and batch calls.", rich_help_panel=WHAT)] = "unary",
     batch_size: Annotated[int, typer.Option(min=1, max=MOST_REQUESTS, help="Requests of a batch call.", rich_help_panel=WHAT)] = 16,
     model: Annotated[str, typer.Option(help="Which of the server's models.", rich_help_panel=WHAT)] = "",
+    source_language: Annotated[
+        str, typer.Option("--from", metavar="LANGUAGE", help="Language of the sources.", rich_help_panel=WHAT)
+    ] = "",
+    target_language: Annotated[
+        str, typer.Option("--to", metavar="LANGUAGE", help="Language of the answers.", rich_help_panel=WHAT)
+    ] = "",
     max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of an answer at most.", rich_help_panel=WHAT)] = None,
     truncate: Annotated[bool, typer.Option("--truncate", help="Cut sources that are too long.", rich_help_panel=WHAT)] = False,
     priority: Annotated[int, typer.Option(help="Of every request, -10 to 10.", rich_help_panel=WHAT)] = 0,
@@ -114,15 +122,18 @@ def load(
     num_return_sequences: Annotated[int | None, typer.Option(min=1, help="Answers wanted.", rich_help_panel=SEARCH)] = None,
     length_penalty: Annotated[float | None, typer.Option(help="Exponent of the length.", rich_help_panel=SEARCH)] = None,
     early_stopping: Annotated[
-        bool, typer.Option("--early-stopping", help="End as soon as as many are finished.", rich_help_panel=SEARCH)
-    ] = False,
-    sample: Annotated[bool, typer.Option("--sample", help="Draw tokens at random.", rich_help_panel=SEARCH)] = False,
+        bool | None,
+        typer.Option("--early-stopping/--no-early-stopping", help="End as soon as as many are finished.", rich_help_panel=SEARCH),
+    ] = None,
+    sample: Annotated[
+        bool | None, typer.Option("--sample/--no-sample", help="Draw tokens at random.", rich_help_panel=SEARCH)
+    ] = None,
     temperature: Annotated[float | None, typer.Option(help="For --sample.", rich_help_panel=SEARCH)] = None,
-    top_k: Annotated[int, typer.Option(min=0, help="For --sample.", rich_help_panel=SEARCH)] = 0,
+    top_k: Annotated[int | None, typer.Option(min=0, help="For --sample.", rich_help_panel=SEARCH)] = None,
     top_p: Annotated[float | None, typer.Option(help="For --sample.", rich_help_panel=SEARCH)] = None,
-    min_new_tokens: Annotated[int, typer.Option(min=0, help="Tokens before an answer ends.", rich_help_panel=SEARCH)] = 0,
+    min_new_tokens: Annotated[int | None, typer.Option(min=0, help="Tokens before an answer ends.", rich_help_panel=SEARCH)] = None,
     repetition_penalty: Annotated[float | None, typer.Option(help="Above 1: fewer repeats.", rich_help_panel=SEARCH)] = None,
-    no_repeat_ngram_size: Annotated[int, typer.Option(min=0, help="0 for no such rule.", rich_help_panel=SEARCH)] = 0,
+    no_repeat_ngram_size: Annotated[int | None, typer.Option(min=0, help="0 for no such rule.", rich_help_panel=SEARCH)] = None,
     forced_prefix: Annotated[str, typer.Option(help="What answers start with.", rich_help_panel=SEARCH)] = "",
     cancel_share: Annotated[float, typer.Option(help="Calls that are cancelled, 0 to 1.", rich_help_panel=WRONG)] = 0.0,
     cancel_seconds: Annotated[float, typer.Option(help="How long after sending.", rich_help_panel=WRONG)] = 0.02,
@@ -169,8 +180,10 @@ def load(
         mix=_parse_mix(mix),
         batch_size=batch_size,
         beams=_parse_beams(num_beams),
-        search={name: value for name, value in search.items() if value not in (None, False, 0, "")},
+        search={name: value for name, value in search.items() if value is not None and value != ""},
         model=model,
+        source_language=source_language,
+        target_language=target_language,
         max_new_tokens=max_new_tokens,
         truncate=truncate,
         priority=priority,
@@ -261,7 +274,7 @@ def _check(plan: Plan, options: SessionOptions) -> None:
 def _settings(context: typer.Context, server: str) -> dict[str, str]:
     """Return what was asked for, by flag, without what is secret or says only where the result goes."""
     given = {name: value for name, value in context.params.items() if name not in _NOT_SHOWN and _is_given(context, name)}
-    flags = {"--in" if name == "texts" else f"--{name.replace('_', '-')}": str(value) for name, value in given.items()}
+    flags = {_FLAGS.get(name, f"--{name.replace('_', '-')}"): str(value) for name, value in given.items()}
     return {"--server": server} | flags
 
 

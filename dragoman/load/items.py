@@ -65,6 +65,8 @@ class Items:
             "model": work.model,
             "truncate": work.truncate,
             "priority": work.priority,
+            "source_language": work.source_language,
+            "target_language": work.target_language,
             "max_new_tokens": work.max_new_tokens,
         } | work.search
 

@@ -93,6 +93,8 @@ class Work(msgspec.Struct, frozen=True):
         max_new_tokens: Tokens to generate at the most; None for the model's default.
         truncate: Cut sources that are too long.
         priority: Of every request.
+        source_language: Of every request; empty for the model's default.
+        target_language: Of every request; empty for the model's default.
     """
 
     texts: str | None = None
@@ -106,6 +108,8 @@ class Work(msgspec.Struct, frozen=True):
     max_new_tokens: int | None = None
     truncate: bool = False
     priority: int = 0
+    source_language: str = ""
+    target_language: str = ""
 
 
 class Plan(msgspec.Struct, frozen=True):

@@ -26,7 +26,7 @@ NUM_RETRIES = 4
 # The shortest of so many sources is sent: one that is too long among many is a failure of the run, not the end of it.
 _NUM_DRAWN = 16
 # What the fields of a request are called on the command line, where not by their own name.
-_FLAGS = {"do_sample": "--sample"}
+_FLAGS = {"do_sample": "--sample", "source_language": "--from", "target_language": "--to"}
 _FIELDS = frozenset(generation_pb2.GenerateRequest.DESCRIPTOR.fields_by_name)
 # What the user has to mend; everything else is the server's.
 _MISTAKES = frozenset({"INVALID_ARGUMENT", "NOT_FOUND", "OUT_OF_RANGE", "PERMISSION_DENIED", "UNAUTHENTICATED"})

@@ -12,7 +12,7 @@ import langcodes
 from langcodes import data_dicts, registry_parser
 from langcodes.tag_parser import LanguageTagError
 
-from dragoman.model.generation import MAX_LANGUAGE_NAMES, spelling
+from dragoman.model.generation import MAX_LANGUAGE_NAMES, MAX_NAME_CHARACTERS, spelling
 
 # A claim on a spelling: the lower its rank, the better; of several best ones, none is granted.
 _EXACT, _DEFAULT, _REGION, _ALONE = range(4)
@@ -21,6 +21,9 @@ _SCRIPT = 16  # a script that is not said, but usual
 _MEMBER = 30  # a language of a group, where nothing else has the group's name
 _NO_REGION = "XX"  # what mBART's codes say where they mean none
 _OF_A_GROUP = " (individual language)"  # what CLDR adds to a name that is its group's, too
+
+# The group that each standard member is called by; CLDR takes Norwegian for Bokmål without saying so in this table.
+_STANDARD = {**data_dicts.NORMALIZED_MACROLANGUAGES, "nb": "no"}
 
 Claim = tuple[str, int]
 
@@ -56,7 +59,8 @@ def other_names(codes: Sequence[str], aliases: Mapping[str, str] | None = None) 
     names: list[list[tuple[int, str]]] = [[] for _ in codes]
     for name, claimants in claims.items():
         first, *others = sorted(claimants)
-        if name and name not in taken and not (others and others[0][0] == first[0]):
+        is_shared = bool(others) and others[0][0] == first[0]
+        if 0 < len(name) <= MAX_NAME_CHARACTERS and name not in taken and not is_shared:
             names[first[1]].append((first[0], name))
     return [[name for _, name in sorted(found, key=_closeness)[:MAX_LANGUAGE_NAMES]] for found in names]
 
@@ -88,9 +92,9 @@ def _claims(tag: Tag, is_told_apart: bool) -> Iterator[Claim]:
     yield from _codes(tag.language, tag)
     yield from _regions(tag)
     yield from _english(tag.language, tag, is_told_apart)
-    macro = data_dicts.NORMALIZED_MACROLANGUAGES.get(tag.language)
+    macro = _STANDARD.get(tag.language)
     related = [(macro, _MACRO)] if macro else []
-    related += [(one, _MACRO) for one, group in data_dicts.NORMALIZED_MACROLANGUAGES.items() if group == tag.language]
+    related += [(one, _MACRO) for one, group in _STANDARD.items() if group == tag.language]
     for language, rank in related:
         yield from ((name, rank + own) for name, own in _codes(language, tag))
         yield from ((name, rank + own) for name, own in _english(language, tag, is_told_apart))
@@ -170,7 +174,7 @@ def _usual(language: str, region: str | None) -> Tag:
     full = likely.get(f"{language}-{region}") or likely.get(language)
     if full is not None:
         return Tag(*full.split("-"))
-    if (group := data_dicts.NORMALIZED_MACROLANGUAGES.get(language)) is not None:
+    if (group := _STANDARD.get(language)) is not None:
         return _usual(group, region)
     return Tag(language, data_dicts.DEFAULT_SCRIPTS.get(language), None)
 

@@ -12,6 +12,7 @@ from dragoman.model.importers.errors import ForeignError
 # `config.json` has a few kilobytes, a vocabulary of 256,000 tokens or the index of a thousand shards a few megabytes.
 MAX_JSON_BYTES: Final = 128 * 2**20
 MAX_CONFIG_BYTES: Final = 2**20
+MAX_SIZE: Final = 2**24 - 1
 T = TypeVar("T", bool, int, float, str)
 
 
@@ -42,10 +43,9 @@ class Settings:
         return cls(path, load_object(path, MAX_CONFIG_BYTES))
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> None:
-        """Say what holds where the file is silent, or says null."""
+        """Say what holds where the file is silent."""
         for name, value in defaults.items():
-            if self.fields.get(name) is None:
-                self.fields[name] = value
+            self.fields.setdefault(name, value)
 
     def get(self, name: str, kind: type[T]) -> T:
         """Return a field.
@@ -69,11 +69,22 @@ class Settings:
         if value is None:
             return None
         is_whole = kind is float and isinstance(value, int) and not isinstance(value, bool)
-        if (not isinstance(value, kind) and not is_whole) or (isinstance(value, bool) and kind is not bool):
+        if not (isinstance(value, kind) or is_whole) or (isinstance(value, bool) and kind is not bool):
             raise ForeignError(f"{self.path}: {name} must be {_KINDS[kind]}, not {_shown(value)}")
         if kind is float and not _is_finite(value):
             raise ForeignError(f"{self.path}: {name} must be a finite number, not {_shown(value)}")
-        return cast("T", kind(value))
+        return kind(value)
+
+    def size(self, name: str, most: int = MAX_SIZE) -> int:
+        """Return how many there are of something, or how wide it is.
+
+        Raises:
+            ForeignError: If it is missing, no whole number, or none that a model can have.
+        """
+        value = self.get(name, int)
+        if not 0 < value <= most:
+            raise ForeignError(f"{self.path}: {name} is {_shown(value)}, which is not between 1 and {most}")
+        return value
 
     def take(self, name: str) -> Any:
         """Return a field of any type, or None."""

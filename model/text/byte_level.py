@@ -9,12 +9,13 @@ recognised in text: `</s>` typed by a user is four ordinary characters.
 import codecs
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from tokenizers import Tokenizer as Encoder
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from dragoman.model.files import write_text
+from dragoman.model.text.alphabet import byte_alphabet
 from dragoman.model.text.reading import read, reason
 from dragoman.model.text.tokenizer import TokenizerError
 
@@ -88,13 +89,13 @@ class ByteLevelTokenizer:
         return [[piece.id for piece in self.encoder.model.tokenize(token)] for token in tokens]
 
     @classmethod
-    def load(cls, directory: Path) -> Self:
-        """Read `tokenizer.json` from a directory.
+    def load(cls, directory: Path, name: str = FILE_NAME) -> Self:
+        """Read `tokenizer.json`, or the file of another name, from a directory.
 
         Raises:
             TokenizerError: Naming the file and what is wrong with it.
         """
-        path = directory / FILE_NAME
+        path = directory / name
         content = read(path)
         try:
             return cls(Encoder.from_str(content.decode("utf-8")))
@@ -110,9 +111,13 @@ class ByteLevelTokenizer:
         """Write `tokenizer.json` into an existing directory."""
         write_text(directory / FILE_NAME, self.encoder.to_str(pretty=True))
 
-    def files(self) -> Mapping[str, bytes]:
+    def content(self) -> bytes:
         """Return `tokenizer.json`."""
-        return {FILE_NAME: self.encoder.to_str(pretty=True).encode()}
+        return self.encoder.to_str(pretty=True).encode()
+
+    def settings(self) -> Mapping[str, Any]:
+        """Return nothing: the file says all."""
+        return {}
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text, without special tokens."""
@@ -131,6 +136,10 @@ class ByteLevelTokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes a token stands for; nothing for a special token, or for one that only pads a model's vocabulary."""
         return self._bytes[token_id] if token_id < self.vocab_size else b""
+
+    def word_bytes(self, token_id: int) -> bytes:
+        """Return `token_bytes`: nothing is unknown."""
+        return self.token_bytes(token_id)
 
     def detokenizer(self) -> "StreamingDetokenizer":
         """Return the start of an empty text."""
@@ -160,13 +169,3 @@ class StreamingDetokenizer:
             self._is_at_start = False
             return text.removeprefix(" ")
         return text
-
-
-def byte_alphabet() -> dict[str, int]:
-    """Map the characters that byte-level BPE writes for bytes back to the bytes (GPT-2's table).
-
-    Printable Latin-1 stands for itself; the other bytes, in order, are U+0100 onwards.
-    """
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = (byte for byte in range(256) if byte not in set(printable))
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}

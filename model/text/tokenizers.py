@@ -1,11 +1,103 @@
-"""The tokenisers of a model's two sides, and the folder that they are kept in."""
+"""The tokenisers of a model's two sides, and the folder that they are kept in.
 
+`text.json` says of each side what kind it is and what its ids are; its file lies beside it. Our own kind needs none: without
+`text.json`, `tokenizer.json` is that.
+"""
+
+import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Annotated, Any, Final, Self
 
-from dragoman.model.text.byte_level import ByteLevelTokenizer
+import msgspec
+from msgspec import Meta, Struct
+
+from dragoman.model.files import replaced
+from dragoman.model.text.byte_ids import ByteTokenizer
+from dragoman.model.text.byte_level import FILE_NAME, ByteLevelTokenizer
+from dragoman.model.text.json_file import JsonTokenizer
+from dragoman.model.text.reading import read
 from dragoman.model.text.tokenizer import Tokenizer, TokenizerError
+
+if TYPE_CHECKING:
+    from dragoman.model.text.sentencepiece import SentencePieceTokenizer
+
+TEXT_FILE: Final = "text.json"
+FORMAT_VERSION: Final = 1
+
+Id = Annotated[int, Meta(ge=0, lt=1 << 24)]
+IdOrNone = Annotated[int, Meta(ge=-1, lt=1 << 24)]
+FileName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z")]
+
+
+class ByteLevelSide(Struct, tag="byte_level", frozen=True, forbid_unknown_fields=True):
+    """Our own kind."""
+
+    file: FileName
+
+    def load(self, directory: Path) -> ByteLevelTokenizer:
+        """Read the file."""
+        return ByteLevelTokenizer.load(directory, self.file)
+
+
+class SentencePieceSide(Struct, tag="sentencepiece", frozen=True, forbid_unknown_fields=True):
+    """A `.model` file and its table; fields as `SentencePieceTokenizer` has them."""
+
+    file: FileName
+    eos_id: Id
+    ids: list[IdOrNone]
+    pieces: dict[str, str] = {}
+
+    def load(self, directory: Path) -> "SentencePieceTokenizer":
+        """Read the file."""
+        from dragoman.model.text.sentencepiece import SentencePieceTokenizer  # 5 MB that our own kind does without
+
+        if not all(key.isascii() and key.isdecimal() and len(key) <= 8 for key in self.pieces):
+            raise TokenizerError("pieces has an id that is not a number")
+        pieces = {int(key): piece for key, piece in self.pieces.items()}
+        return SentencePieceTokenizer(read(directory / self.file), self.ids, self.eos_id, pieces)
+
+
+class JsonSide(Struct, tag="tokenizers", frozen=True, forbid_unknown_fields=True):
+    """A file of `tokenizers`."""
+
+    file: FileName
+    eos_id: Id
+
+    def load(self, directory: Path) -> JsonTokenizer:
+        """Read the file."""
+        return JsonTokenizer(read(directory / self.file), self.eos_id)
+
+
+class ByteSide(Struct, tag="bytes", frozen=True, forbid_unknown_fields=True):
+    """Bytes; fields as `ByteTokenizer` has them."""
+
+    eos_id: Id
+    offset: Id
+    num_extra: Id
+    file: None = None
+
+    def load(self, _: Path) -> ByteTokenizer:
+        """Make it: there is no file."""
+        return ByteTokenizer(self.eos_id, self.offset, self.num_extra)
+
+
+Side = ByteLevelSide | SentencePieceSide | JsonSide | ByteSide
+_SUFFIXES: Final = {"byte_level": ".json", "sentencepiece": ".model", "tokenizers": ".json", "bytes": ""}
+
+
+class TextFile(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """`text.json`.
+
+    Attributes:
+        format_version: Of this file.
+        source: What reads sources.
+        target: What writes targets; None if it is the same.
+    """
+
+    format_version: int
+    source: Side
+    target: Side | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +124,33 @@ class Tokenizers:
         Raises:
             TokenizerError: Naming the file and what is wrong with it.
         """
-        return cls.shared(ByteLevelTokenizer.load(directory))
+        path = directory / TEXT_FILE
+        if not os.path.lexists(path):
+            return cls.shared(ByteLevelTokenizer.load(directory))
+        content = read(path)
+        try:
+            described = msgspec.json.decode(content, type=TextFile)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise TokenizerError(f"{path}: {error}") from error
+        if described.format_version != FORMAT_VERSION:
+            raise TokenizerError(f"{path}: format_version is {described.format_version}, not {FORMAT_VERSION}")
+        source = _load(directory, described.source)
+        return cls(source, source if described.target is None else _load(directory, described.target))
 
     def save(self, directory: Path) -> None:
         """Write into an existing directory."""
-        self.byte_level().save(directory)
+        path = directory / TEXT_FILE
+        if self.source is self.target and isinstance(self.source, ByteLevelTokenizer):
+            self.source.save(directory)
+            path.unlink(missing_ok=True)  # of a model that was here before
+            return
+        is_shared = self.source is self.target
+        sides = {"source": _save(directory, "shared" if is_shared else "source", self.source)}
+        if not is_shared:
+            sides["target"] = _save(directory, "target", self.target)
+        with replaced(path) as temporary:
+            temporary.write_bytes(msgspec.json.encode({"format_version": FORMAT_VERSION, **sides}))
+        (directory / FILE_NAME).unlink(missing_ok=True)
 
     def byte_level(self) -> ByteLevelTokenizer:
         """Return the one tokeniser of our own that both sides have: the kind that can be trained.
@@ -61,6 +175,25 @@ class Tokenizers:
     def is_same(self, other: "Tokenizers") -> bool:
         """Whether texts and ids mean the same to both."""
         return all(
-            ours.kind == theirs.kind and ours.files() == theirs.files()
+            (ours.kind, ours.settings(), ours.content()) == (theirs.kind, theirs.settings(), theirs.content())
             for ours, theirs in ((self.source, other.source), (self.target, other.target))
         )
+
+
+def _load(directory: Path, side: Side) -> Tokenizer:
+    """Read one side; complaints name its file."""
+    try:
+        return side.load(directory)
+    except TokenizerError as error:
+        path = directory / (side.file or TEXT_FILE)
+        raise error if str(path) in str(error) else TokenizerError(f"{path}: {error}") from error
+
+
+def _save(directory: Path, name: str, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Write one side's file; return what `text.json` says of it."""
+    described = {"type": tokenizer.kind, **tokenizer.settings()}
+    if content := tokenizer.content():
+        described["file"] = f"{name}{_SUFFIXES[tokenizer.kind]}"
+        with replaced(directory / described["file"]) as temporary:
+            temporary.write_bytes(content)
+    return described

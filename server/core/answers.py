@@ -70,6 +70,7 @@ class Generated(Struct, frozen=True):
         generated_tokens: Tokens generated for all answers.
         timings: Where the time went.
         seed: What samples were drawn with; None for other searches.
+        shortlist_tokens: Tokens that the answers were chosen from; 0 for the whole vocabulary.
     """
 
     request_id: str
@@ -81,6 +82,7 @@ class Generated(Struct, frozen=True):
     generated_tokens: int
     timings: Timings
     seed: int | None
+    shortlist_tokens: int = 0
 
     @property
     def best(self) -> Answer:
@@ -133,7 +135,14 @@ def to_generated(call: Call, model: Model, prepared: Prepared, finished: message
             total_seconds=time.monotonic() - request.arrival,
         ),
         seed=None if sampling is None else sampling.seed,
+        shortlist_tokens=shortlist_tokens(model),
     )
+
+
+def shortlist_tokens(model: Model) -> int:
+    """Return the length of a model's shortlist; 0 where it chooses from its whole vocabulary."""
+    manifest = model.manifest
+    return manifest.num_choices if manifest.num_choices < manifest.target_vocab_size else 0
 
 
 class LogProbs(Collection[TokenLogProb]):

@@ -43,6 +43,8 @@ class Generation:
         self._metrics = metrics
         self._deadlines = deadlines
         self._validator = Validator()
+        for model in models.all():  # a quarter of a million tokens take a tenth of a second, which no request shall wait for
+            self._validator.sizes.of(model.tokenizers.target)
 
     def models(self, caller: Caller | None = None) -> Sequence[Model]:
         """Return the models that a caller may use, sorted by name; all of them for nobody in particular."""
@@ -126,7 +128,7 @@ class Generation:
         """Return the scores of a pair; arguments and errors as `generate`."""
         model = self._begin(request, call)
         remaining_seconds = self._time_left(call, remaining_seconds)
-        pair = await prepare_pair(
+        prepared = await prepare_pair(
             request,
             model,
             self._validator,
@@ -135,16 +137,18 @@ class Generation:
             share=call.share,
             limit=limit,
         )
+        pair = prepared.request
         call.source_tokens = len(pair.source_ids)
         if call.caller is not None:
             call.caller.read(len(pair.source_ids) + len(pair.target_ids))
         scored = await model.engine.score(pair)
         if call.span is not None:
             call.span.add_scoring(model.version, scored)
+            call.span.add_languages(prepared.frame.source_language, prepared.frame.target_language)
         if scored.reason != "eos":
             raise_pair_ending(scored, call)
         call.count_answer = partial(self._metrics.observe_scored, model.name, pair, scored)
-        return to_scores(call, model, request, pair, scored)
+        return to_scores(call, model, request, prepared, scored)
 
     async def _pieces(
         self, request: GenerateRequest, call: Call, remaining_seconds: float | None, limit: AnswerLimit | None
@@ -225,6 +229,7 @@ class Generation:
             call.caller.read(call.source_tokens)
         if call.span is not None:
             call.span.describe(model.version, prepared.request)
+            call.span.add_languages(prepared.frame.source_language, prepared.frame.target_language)
         return prepared
 
     def _ensure_place(self, model: Model, call: Call) -> None:

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from dragoman.model.text.tokenizers import Tokenizers
+from dragoman.server.core.frames import Frames
 from dragoman.server.engine import messages
 
 if TYPE_CHECKING:
@@ -59,17 +60,12 @@ class Engine(Protocol):
         ...
 
 
-class Model(Protocol):
-    """A loaded bundle and the engine that runs it."""
+class Limited(Protocol):
+    """What of a model limits what can be asked of it."""
 
     @property
     def name(self) -> str:
         """Name, as requests give it."""
-        ...
-
-    @property
-    def version(self) -> str:
-        """Version of the bundle."""
         ...
 
     @property
@@ -78,8 +74,27 @@ class Model(Protocol):
         ...
 
     @property
+    def max_slots_per_request(self) -> int:
+        """Sequences decoded at once that one request may take: its beams or answers."""
+        ...
+
+
+class Model(Limited, Protocol):
+    """A loaded bundle and the engine that runs it."""
+
+    @property
+    def version(self) -> str:
+        """Version of the bundle."""
+        ...
+
+    @property
     def tokenizers(self) -> Tokenizers:
         """The bundle's tokenisers."""
+        ...
+
+    @property
+    def frames(self) -> Frames:
+        """What is said to it around a text."""
         ...
 
     @property
@@ -95,11 +110,6 @@ class Model(Protocol):
     @property
     def max_slots(self) -> int:
         """Sequences decoded at once."""
-        ...
-
-    @property
-    def max_slots_per_request(self) -> int:
-        """Of those, that one request may take: its beams or answers."""
         ...
 
 

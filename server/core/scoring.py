@@ -3,11 +3,12 @@
 Definitions. A target is tokenised as in training: its text, then end-of-sequence; an empty target is end-of-sequence alone. Each of
 its T tokens has the log-probability (natural logarithm) that the model gives it after the source and the true tokens before it; it
 is what greedy search tells of the same token. `log_prob` is their sum, `score` is log_prob / T^length_penalty, the score that beam
-search gives an answer with these tokens which it did not have to cut short.
+search gives an answer with these tokens which it did not have to cut short. What template and language force every answer to begin
+with comes before the target: nothing is told of those f tokens, but the length in the score is T + f then.
 
 The alignment has a row for each target token and a column for each source token, end-of-sequence included in both: the weights of
 the encoder-decoder attention in the step that says the row's token, averaged over heads, of one decoder layer or averaged over all.
-`alignment.py` defines the links between words.
+What is put around a source has columns too, but is part of no word. `alignment.py` defines the links between words.
 """
 
 import math
@@ -21,6 +22,7 @@ from dragoman.server.core.alignment import word_alignment
 from dragoman.server.core.answer_size import AnswerLimit, check_scores
 from dragoman.server.core.answers import TokenLogProb, token_log_probs
 from dragoman.server.core.calls import Call
+from dragoman.server.core.frames import Frame
 from dragoman.server.core.ports import Model
 from dragoman.server.core.requests import ScoreRequest
 from dragoman.server.core.search_options import check_length_penalty
@@ -40,6 +42,24 @@ class Alignment:
 
     weights: NDArray[np.float32]
     source_pieces: Sequence[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedPair:
+    """A pair for the engine, and what only its answer needs to know about it.
+
+    Attributes:
+        request: For the engine.
+        frame: What is said around its texts.
+    """
+
+    request: messages.ScoreRequest
+    frame: Frame
+
+    @property
+    def target_ids(self) -> Sequence[int]:
+        """Tokens that are told of: those of the target alone, end-of-sequence included."""
+        return self.request.target_ids[len(self.frame.target_prefix) :]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,7 +98,7 @@ async def prepare_pair(
     remaining_seconds: float | None,
     share: messages.Share = messages.ANYBODY,
     limit: AnswerLimit | None = None,
-) -> messages.ScoreRequest:
+) -> PreparedPair:
     """Return the pair for the engine.
 
     Args:
@@ -98,9 +118,10 @@ async def prepare_pair(
     priority = check_priority(request.priority)
     check_length_penalty(request)
     layer = _check_layer(request, model)
+    frame = model.frames.find(request.source_language, request.target_language)
     validator.check_target_length(request.target, model)
-    source_ids, _ = await validator.tokenise_source(request.text, model)
-    target_ids = await validator.tokenise_target(request.target, model)
+    source_ids, _ = await validator.tokenise_source(request.text, model, frame)
+    target_ids = await validator.tokenise_target(request.target, model, frame)
     pair = messages.ScoreRequest(
         id=model.engine.next_id(),
         source_ids=source_ids,
@@ -111,40 +132,45 @@ async def prepare_pair(
         is_aligned=request.return_alignment or request.return_word_alignment,
         alignment_layer=layer,
         share=share,
+        decoder_start_id=frame.decoder_start_id,
     )
     if limit is not None and request.return_alignment:
         check_scores(pair, model.tokenizers, model.manifest.target_vocab_size, limit)
-    return pair
+    return PreparedPair(pair, frame)
 
 
-def to_scores(call: Call, model: Model, request: ScoreRequest, pair: messages.ScoreRequest, scored: messages.Scored) -> PairScores:
+def to_scores(call: Call, model: Model, request: ScoreRequest, prepared: PreparedPair, scored: messages.Scored) -> PairScores:
     """Return what a pair is answered with.
 
     Args:
         call: The request's record.
         model: What scored.
         request: What the caller sent.
-        pair: What the engine was given.
-        scored: What it answered.
+        prepared: The pair.
+        scored: What the engine answered.
     """
-    log_prob = math.fsum(scored.log_probs)
-    num_source, num_target = len(pair.source_ids), len(pair.target_ids)
+    pair, target_ids = prepared.request, prepared.target_ids
+    num_source, num_fed = len(pair.source_ids), len(pair.target_ids)
+    num_forced = num_fed - len(target_ids)
+    log_probs = scored.log_probs[num_forced:]
+    log_prob = math.fsum(log_probs)
     alignment, words = None, ""
     if pair.is_aligned:
-        weights = np.frombuffer(scored.alignment, np.float32).reshape(num_target, num_source)
-        source_pieces = [model.tokenizers.source.token_bytes(token) for token in pair.source_ids]
+        weights = np.frombuffer(scored.alignment, np.float32).reshape(num_fed, num_source)[num_forced:]
         if request.return_alignment:
+            source_pieces = [model.tokenizers.source.token_bytes(token) for token in pair.source_ids]
             alignment = Alignment(weights, source_pieces)
         if request.return_word_alignment:
-            target_pieces = [model.tokenizers.target.token_bytes(token) for token in pair.target_ids]
-            words = word_alignment(weights, source_pieces, target_pieces)
+            source_words = [model.tokenizers.source.word_bytes(token) for token in pair.source_ids]
+            target_words = [model.tokenizers.target.word_bytes(token) for token in target_ids]
+            words = word_alignment(weights, source_words, target_words, prepared.frame.task)
     return PairScores(
         request_id=call.request_id,
         model=model.name,
         model_version=model.version,
         log_prob=log_prob,
-        score=log_prob / num_target ** check_length_penalty(request),
-        tokens=tuple(token_log_probs(model.tokenizers.target, pair.target_ids, scored.log_probs)),
+        score=log_prob / num_fed ** check_length_penalty(request, model.manifest.defaults.length_penalty),
+        tokens=tuple(token_log_probs(model.tokenizers.target, target_ids, log_probs)),
         source_tokens=num_source,
         alignment=alignment,
         word_alignment=words,

@@ -7,7 +7,11 @@ import secrets
 from collections.abc import Sequence
 from operator import attrgetter
 
-from dragoman.server.core.ports import Model
+from msgspec import structs
+
+from dragoman.server.core.defaults import is_end_forced, with_defaults
+from dragoman.server.core.frames import Frame
+from dragoman.server.core.ports import Limited
 from dragoman.server.core.requests import GenerateRequest, ScoreRequest
 from dragoman.server.engine import messages
 from dragoman.server.errors import InvalidRequest
@@ -38,56 +42,81 @@ OPTIONS = (
     "return_log_probs",
     "top_log_probs",
 )
-SAMPLING_FIELDS = ("seed", "temperature", "top_k", "top_p")
+SAMPLING_FIELDS = ("seed", "temperature", "top_p")
 _options_of = attrgetter(*OPTIONS)
 _PLAIN = GenerateRequest()
 _NO_OPTIONS = _options_of(_PLAIN)
 
 
 def search_options(
-    request: GenerateRequest, model: Model, max_new_tokens: int, prefix_ids: Sequence[int]
+    request: GenerateRequest, model: Limited, max_new_tokens: int, prefix_ids: Sequence[int], frame: Frame
 ) -> messages.SearchOptions:
-    """Return the options; `messages.GREEDY` itself for a request that has none.
+    """Return the options; for a request that has none those of the frame, which are `messages.GREEDY` itself for most models.
 
     Args:
         request: What the caller sent.
         model: The model it is for.
         max_new_tokens: Tokens to generate at the most.
         prefix_ids: Tokens of `forced_prefix`.
+        frame: Of its languages.
 
     Raises:
         InvalidRequest: Naming the field and the limit.
     """
     check_num_suppressed(len(request.suppressed_tokens))
     if _options_of(request) == _NO_OPTIONS:
-        return messages.GREEDY
+        return plain_options(frame, max_new_tokens)
+    defaults, eos_id = model.manifest.defaults, model.manifest.eos_id
+    is_forced = is_end_forced(request, defaults, eos_id, max_new_tokens)
+    request = with_defaults(request, defaults, max_new_tokens)
     num_beams = _check_num_beams(request, model)
     _check_kinds(request, num_beams)
     options = messages.SearchOptions(
         num_beams=num_beams,
         num_answers=_check_num_answers(request, model, num_beams),
         length_penalty=check_length_penalty(request),
-        is_stopped_early=request.early_stopping,
+        is_stopped_early=bool(request.early_stopping),
         sampling=_sampling(request, model) if request.do_sample else None,
         has_alternatives=request.return_alternatives,
         min_new_tokens=_check_min_new_tokens(request, max_new_tokens),
         repetition_penalty=_check_repetition_penalty(request),
         no_repeat_ngram_size=_check_ngram_size(request, model),
         suppressed_tokens=_check_suppressed_tokens(request, model),
-        forced_prefix=list(prefix_ids),
+        forced_prefix=[*frame.target_prefix, *prefix_ids],
         num_top_log_probs=_check_top_log_probs(request),
+        num_forced=len(frame.target_prefix),
+        is_end_forced=is_forced,
     )
     return messages.GREEDY if options == messages.GREEDY else options
 
 
-def check_length_penalty(request: GenerateRequest | ScoreRequest) -> float:
-    """Return the exponent of the length in a score, 1 where the request does not say.
+def plain_options(frame: Frame, max_new_tokens: int) -> messages.SearchOptions:
+    """Return the options of a request that has none.
+
+    Args:
+        frame: Of its languages.
+        max_new_tokens: Tokens to generate at the most; the model's default of the least gives way.
+    """
+    search = frame.search
+    if search.sampling is not None:
+        search = structs.replace(search, sampling=structs.replace(search.sampling, seed=secrets.randbits(SEED_BITS)))
+    if search.min_new_tokens >= max_new_tokens:
+        search = structs.replace(search, min_new_tokens=max_new_tokens - 1)
+    return search
+
+
+def check_length_penalty(request: GenerateRequest | ScoreRequest, default: float | None = None) -> float:
+    """Return the exponent of the length in a score.
+
+    Args:
+        request: What the caller sent.
+        default: Of a request that does not say; None for 1.
 
     Raises:
         InvalidRequest: If it is out of range.
     """
     if request.length_penalty is None:
-        return 1.0
+        return 1.0 if default is None else default
     value = request.length_penalty
     if not -MAX_LENGTH_PENALTY <= value <= MAX_LENGTH_PENALTY:  # so that NaN is refused too
         raise InvalidRequest("length_penalty", f"{value:g} is not in {-MAX_LENGTH_PENALTY:g} to {MAX_LENGTH_PENALTY:g}")
@@ -104,7 +133,7 @@ def check_num_suppressed(count: int) -> None:
         raise InvalidRequest("suppressed_tokens", f"{count} tokens; at most {MAX_SUPPRESSED_TOKENS} are allowed")
 
 
-def _check_num_beams(request: GenerateRequest, model: Model) -> int:
+def _check_num_beams(request: GenerateRequest, model: Limited) -> int:
     if request.num_beams is None:
         return 1
     limit = model.max_slots_per_request
@@ -125,11 +154,13 @@ def _check_kinds(request: GenerateRequest, num_beams: int) -> None:
         raise InvalidRequest("return_alternatives", "does not go with do_sample")
     if request.early_stopping and num_beams == 1:
         raise InvalidRequest("early_stopping", "goes with num_beams above 1 only")
-    if not request.do_sample and (stray := [name for name in SAMPLING_FIELDS if getattr(request, name) != getattr(_PLAIN, name)]):
-        raise InvalidRequest(stray[0], "goes with do_sample only")
+    if not request.do_sample:
+        stray = [name for name in SAMPLING_FIELDS if getattr(request, name) is not None]
+        if stray or request.top_k:
+            raise InvalidRequest(stray[0] if stray else "top_k", "goes with do_sample only")
 
 
-def _check_num_answers(request: GenerateRequest, model: Model, num_beams: int) -> int:
+def _check_num_answers(request: GenerateRequest, model: Limited, num_beams: int) -> int:
     if request.num_return_sequences is None:
         return 1
     count = request.num_return_sequences
@@ -141,13 +172,13 @@ def _check_num_answers(request: GenerateRequest, model: Model, num_beams: int) -
         limit, name = 1, "unless num_beams is at least as many, or do_sample or return_alternatives is set"
     if not 1 <= count <= limit:
         raise InvalidRequest("num_return_sequences", f"{count} is not in 1 to {limit}, {name}")
-    choices = model.manifest.target_vocab_size - len(set(request.suppressed_tokens))
+    choices = min(model.manifest.target_vocab_size - len(set(request.suppressed_tokens)), model.manifest.num_choices)
     if request.return_alternatives and count > choices:
         raise InvalidRequest("num_return_sequences", f"{count} alternatives, but model {model.name} has {choices} tokens to choose")
     return count
 
 
-def _sampling(request: GenerateRequest, model: Model) -> messages.Sampling:
+def _sampling(request: GenerateRequest, model: Limited) -> messages.Sampling:
     """Return how to draw; the seed is the server's where the request has none."""
     temperature = 1.0 if request.temperature is None else request.temperature
     if not 0 < temperature <= MAX_TEMPERATURE:
@@ -155,23 +186,22 @@ def _sampling(request: GenerateRequest, model: Model) -> messages.Sampling:
     top_p = 1.0 if request.top_p is None else request.top_p
     if not 0 < top_p <= 1:
         raise InvalidRequest("top_p", f"{top_p:g} is not above 0 and at most 1")
-    vocabulary = model.manifest.target_vocab_size
-    if not 0 <= request.top_k <= vocabulary:
-        raise InvalidRequest("top_k", f"{request.top_k} is not in 0 to {vocabulary}, target_vocab_size of model {model.name}")
+    vocabulary, top_k = model.manifest.target_vocab_size, request.top_k or 0
+    if not 0 <= top_k <= vocabulary:
+        raise InvalidRequest("top_k", f"{top_k} is not in 0 to {vocabulary}, target_vocab_size of model {model.name}")
     seed = secrets.randbits(SEED_BITS) if request.seed is None else request.seed
     if not 0 <= seed < 2**SEED_BITS:
         raise InvalidRequest("seed", f"{seed} is not in 0 to {2**SEED_BITS - 1}")
-    return messages.Sampling(seed, temperature, request.top_k, top_p)
+    return messages.Sampling(seed, temperature, top_k, top_p)
 
 
 def _check_min_new_tokens(request: GenerateRequest, max_new_tokens: int) -> int:
-    if request.min_new_tokens < 0:
-        raise InvalidRequest("min_new_tokens", f"{request.min_new_tokens} is negative")
-    if request.min_new_tokens >= max_new_tokens:
-        raise InvalidRequest(
-            "min_new_tokens", f"{request.min_new_tokens} is not less than max_new_tokens, which is {max_new_tokens}"
-        )
-    return request.min_new_tokens
+    count = request.min_new_tokens or 0
+    if count < 0:
+        raise InvalidRequest("min_new_tokens", f"{count} is negative")
+    if count >= max_new_tokens:
+        raise InvalidRequest("min_new_tokens", f"{count} is not less than max_new_tokens, which is {max_new_tokens}")
+    return count
 
 
 def _check_repetition_penalty(request: GenerateRequest) -> float:
@@ -183,17 +213,14 @@ def _check_repetition_penalty(request: GenerateRequest) -> float:
     return value
 
 
-def _check_ngram_size(request: GenerateRequest, model: Model) -> int:
-    limit = model.manifest.max_target_tokens
-    if not 0 <= request.no_repeat_ngram_size <= limit:
-        raise InvalidRequest(
-            "no_repeat_ngram_size",
-            f"{request.no_repeat_ngram_size} is not in 0 to {limit}, max_target_tokens of model {model.name}",
-        )
-    return request.no_repeat_ngram_size
+def _check_ngram_size(request: GenerateRequest, model: Limited) -> int:
+    limit, size = model.manifest.max_target_tokens, request.no_repeat_ngram_size or 0
+    if not 0 <= size <= limit:
+        raise InvalidRequest("no_repeat_ngram_size", f"{size} is not in 0 to {limit}, max_target_tokens of model {model.name}")
+    return size
 
 
-def _check_suppressed_tokens(request: GenerateRequest, model: Model) -> list[int]:
+def _check_suppressed_tokens(request: GenerateRequest, model: Limited) -> list[int]:
     """Return the tokens, rising, each once; something must be left to generate, before end-of-sequence may be too."""
     if not request.suppressed_tokens:
         return []

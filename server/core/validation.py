@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from dragoman.model.text.tokenizer import Tokenizer
 from dragoman.server.core.answer_size import AnswerLimit, SizesOfTokens, check_answer
-from dragoman.server.core.ports import Model
+from dragoman.server.core.defaults import default_max_new_tokens
+from dragoman.server.core.frames import Frame
+from dragoman.server.core.ports import Limited, Model
 from dragoman.server.core.requests import GenerateRequest
 from dragoman.server.core.search_options import check_num_suppressed, search_options
 from dragoman.server.engine import messages
@@ -27,11 +29,13 @@ class Prepared:
     Attributes:
         request: For the engine.
         is_truncated: Whether the source was cut.
+        frame: What is said around its text.
         has_log_probs: Whether the answer tells its tokens' log-probabilities.
     """
 
     request: messages.Request
     is_truncated: bool
+    frame: Frame
     has_log_probs: bool = False
 
 
@@ -75,16 +79,17 @@ class Validator:
         """
         deadline = check_deadline(remaining_seconds)
         priority = check_priority(request.priority)
+        frame = model.frames.find(request.source_language, request.target_language)
         if not request.truncate:
             self._check_source_length(request.text, model)
         check_num_suppressed(len(request.suppressed_tokens))
-        prefix_ids = await self._tokenise_prefix(request.forced_prefix, model) if request.forced_prefix else []
-        max_new_tokens = check_max_new_tokens(request, model, len(prefix_ids))
-        search = search_options(request, model, max_new_tokens, prefix_ids)
+        prefix_ids = await self._tokenise_prefix(request.forced_prefix, model, frame) if request.forced_prefix else []
+        max_new_tokens = check_max_new_tokens(request, model, len(prefix_ids), frame)
+        search = search_options(request, model, max_new_tokens, prefix_ids, frame)
         has_log_probs = request.return_log_probs or request.top_log_probs > 0
         if limit is not None and (has_log_probs or search.num_answers > 1):
             self._check_answer(search, max_new_tokens, has_log_probs, model, limit)
-        source_ids, is_truncated = await self.tokenise_source(request.text, model, may_cut=request.truncate)
+        source_ids, is_truncated = await self.tokenise_source(request.text, model, frame, may_cut=request.truncate)
         return Prepared(
             messages.Request(
                 id=model.engine.next_id(),
@@ -96,13 +101,15 @@ class Validator:
                 priority=priority,
                 search=search,
                 share=share,
+                decoder_start_id=frame.decoder_start_id,
             ),
             is_truncated,
+            frame,
             has_log_probs,
         )
 
-    async def tokenise_source(self, text: str, model: Model, *, may_cut: bool = False) -> tuple[list[int], bool]:
-        """Return the source ids [S], end-of-sequence included, and whether the text was cut.
+    async def tokenise_source(self, text: str, model: Model, frame: Frame, *, may_cut: bool = False) -> tuple[list[int], bool]:
+        """Return the source ids [S], with all that the frame puts around them, and whether the text was cut.
 
         Raises:
             InvalidRequest: If the text is blank, or is too long and may not be cut.
@@ -112,26 +119,27 @@ class Validator:
             self._check_source_length(text, model)
         if not text or text.isspace():
             raise InvalidRequest("text", "is blank")
-        text = text[: self._max_characters(limit, model.tokenizers.source) + CUT_MARGIN_CHARACTERS]
-        ids = await _encode("text", text, model.tokenizers.source)
-        count = len(ids) + 1
+        kept = text[: self._max_characters(limit, model.tokenizers.source) + CUT_MARGIN_CHARACTERS]
+        ids = await _encode("text", frame.task + kept, model.tokenizers.source)
+        count = len(ids) + frame.num_around
         if count > limit and not may_cut:
-            raise InvalidRequest(
-                "text", f"{count} tokens, end-of-sequence included; max_source_tokens of model {model.name} is {limit}"
-            )
-        return [*ids[: limit - 1], model.manifest.eos_id], count > limit
+            around = "end-of-sequence" if frame.num_around == 1 else "end-of-sequence and what its languages put around a text"
+            raise InvalidRequest("text", f"{count} tokens, {around} included; max_source_tokens of model {model.name} is {limit}")
+        # What is left out was more than most tokenisers could keep, but some make nothing of whole runs of characters.
+        return frame.source_ids(ids[: limit - frame.num_around]), count > limit or len(kept) < len(text)
 
-    async def tokenise_target(self, text: str, model: Model) -> list[int]:
-        """Return the ids of a given target [T], end-of-sequence included; an empty one has nothing else.
+    async def tokenise_target(self, text: str, model: Model, frame: Frame) -> list[int]:
+        """Return the ids of a given target [T], what answers are forced to begin with and end-of-sequence included.
 
         Raises:
             InvalidRequest: If it is too long.
         """
         limit = model.manifest.max_target_tokens
-        ids = await self._target_ids("target", text, model)
+        ids = [*frame.target_prefix, *await self._target_ids("target", text, model)]
         if len(ids) >= limit:
+            around = "end-of-sequence and what answers begin with" if frame.target_prefix else "end-of-sequence"
             raise InvalidRequest(
-                "target", f"{len(ids) + 1} tokens, end-of-sequence included; max_target_tokens of model {model.name} is {limit}"
+                "target", f"{len(ids) + 1} tokens, {around} included; max_target_tokens of model {model.name} is {limit}"
             )
         return [*ids, model.manifest.eos_id]
 
@@ -168,15 +176,13 @@ class Validator:
         self.check_target_length(text, model, field)
         return await _encode(field, text, model.tokenizers.target)
 
-    async def _tokenise_prefix(self, text: str, model: Model) -> list[int]:
+    async def _tokenise_prefix(self, text: str, model: Model, frame: Frame) -> list[int]:
         """Return the ids of a forced prefix, as those of a target, without end-of-sequence; they leave room for one token."""
-        limit = model.manifest.max_target_tokens
         ids = await self._target_ids("forced_prefix", text, model)
+        limit = model.manifest.max_target_tokens - len(frame.target_prefix)
         if len(ids) >= limit:
-            raise InvalidRequest(
-                "forced_prefix",
-                f"{len(ids)} tokens leave none to generate; max_target_tokens of model {model.name} is {limit}",
-            )
+            room = _target_room(model, frame)
+            raise InvalidRequest("forced_prefix", f"{len(ids)} tokens leave none to generate; {room} is {limit}")
         return ids
 
     def _check_answer(
@@ -225,23 +231,33 @@ def check_priority(priority: int) -> int:
     return priority
 
 
-def check_max_new_tokens(request: GenerateRequest, model: Model, num_prefix_tokens: int) -> int:
+def check_max_new_tokens(request: GenerateRequest, model: Limited, num_prefix_tokens: int, frame: Frame) -> int:
     """Return how many tokens may be generated, the model's default or what the prefix leaves where the request does not say.
+
+    Args:
+        request: What the caller sent.
+        model: The model it is for.
+        num_prefix_tokens: Tokens of `forced_prefix`.
+        frame: Of its languages.
 
     Raises:
         InvalidRequest: If the model cannot generate so many after the prefix, or none are asked for.
     """
-    limit = model.manifest.max_target_tokens
+    limit = model.manifest.max_target_tokens - len(frame.target_prefix)
     if request.max_new_tokens is None:
-        return min(model.manifest.default_max_new_tokens, limit - num_prefix_tokens)
+        return min(default_max_new_tokens(model.manifest), limit - num_prefix_tokens)
     if not 1 <= request.max_new_tokens <= limit:
-        raise InvalidRequest(
-            "max_new_tokens", f"{request.max_new_tokens} is not in 1 to {limit}, max_target_tokens of model {model.name}"
-        )
+        raise InvalidRequest("max_new_tokens", f"{request.max_new_tokens} is not in 1 to {limit}, {_target_room(model, frame)}")
     if num_prefix_tokens + request.max_new_tokens > limit:
         both = f"{num_prefix_tokens} tokens and max_new_tokens of {request.max_new_tokens}"
-        raise InvalidRequest("forced_prefix", f"{both} are more than {limit}, max_target_tokens of model {model.name}")
+        raise InvalidRequest("forced_prefix", f"{both} are more than {limit}, {_target_room(model, frame)}")
     return request.max_new_tokens
+
+
+def _target_room(model: Limited, frame: Frame) -> str:
+    """Say where the limit of a target's tokens comes from."""
+    forced = f" less the {len(frame.target_prefix)} that its answers begin with" if frame.target_prefix else ""
+    return f"max_target_tokens of model {model.name}{forced}"
 
 
 async def _encode(field: str, text: str, tokenizer: Tokenizer) -> list[int]:

@@ -20,7 +20,8 @@ from dragoman.server.engine.scheduler import Limits, QueueIsFull, Scheduler
 from dragoman.server.engine.search.candidates import Candidates
 from dragoman.server.engine.search.choice import search_for
 from dragoman.server.engine.search.hypothesis import Hypothesis, num_common_tokens
-from dragoman.server.engine.search.search import Search, TargetSide
+from dragoman.server.engine.search.search import Search
+from dragoman.server.engine.search.target import TargetSide
 from dragoman.server.engine.sequence import Sequence
 from dragoman.server.engine.slots import Slots
 from dragoman.server.runtime.runner import Runner
@@ -155,7 +156,8 @@ class Engine:
         for sequence in admitted:
             sequence.admitted = started
             sequence.search = search_for(sequence.request, self._target)
-            self._rows.start(self.slots.take(sequence), sequence.request.max_new_tokens, is_plain=sequence.search is None)
+            request, row = sequence.request, self.slots.take(sequence)
+            self._rows.start(row, request.max_new_tokens, request.decoder_start_id, is_plain=sequence.search is None)
         groups = group_by_length(admitted)
         for group in groups:
             self._prefill(group)
@@ -236,7 +238,7 @@ class Engine:
     def _step(self, num_candidates: int) -> Candidates:
         """Run the decoder on all rows, with K rounded up so that few different ones occur."""
         num_rows, rows = self.slots.num_rows, self._rows
-        k = min(1 << (num_candidates - 1).bit_length(), self._target.vocab_size)
+        k = min(1 << (num_candidates - 1).bit_length(), self._target.num_choices)
         return self.runner.step(rows.tokens[:num_rows], rows.positions[:num_rows], k)
 
     def _num_candidates(self) -> int:

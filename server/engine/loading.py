@@ -6,7 +6,7 @@ from dragoman.export.bundle import Bundle
 from dragoman.server.engine.engine import Engine
 from dragoman.server.engine.scheduler import Limits
 from dragoman.server.engine.scorer import Scorer
-from dragoman.server.engine.search.search import TargetSide
+from dragoman.server.engine.search.target import TargetSide
 from dragoman.server.engine.settings import DeviceSettings
 from dragoman.server.engine.warmup import warm_up
 from dragoman.server.runtime.runner import Runner
@@ -27,7 +27,9 @@ def load_engine(
     runner = load_runner(bundle, limits, num_threads, device or DeviceSettings(), is_warmed_up=is_warmed_up)
     if is_warmed_up:
         warm_up(runner, manifest)
-    target = TargetSide(manifest.target_vocab_size, manifest.eos_id, manifest.decoder_start_id, manifest.max_target_tokens)
+    target = TargetSide(
+        manifest.target_vocab_size, manifest.eos_id, manifest.decoder_start_id, manifest.max_target_tokens, manifest.num_choices
+    )
     return Engine(runner, limits, target)
 
 
@@ -53,7 +55,7 @@ def load_runner(bundle: Bundle, limits: Limits, num_threads: int, device: Device
     from dragoman.server.runtime.device.model import DeviceModel
     from dragoman.server.runtime.device.runner import DeviceRunner
 
-    sizes = manifest.target_vocab_size, manifest.max_target_tokens, manifest.max_source_tokens
+    sizes = manifest.num_choices, manifest.max_target_tokens, manifest.max_source_tokens
     runner = DeviceRunner(
         CudaDevice(choice.ordinal),
         DeviceModel.of(bundle.directory, manifest),

@@ -44,6 +44,8 @@ class SearchOptions(Struct, frozen=True, array_like=True):
         suppressed_tokens: Never generated.
         forced_prefix: Tokens the answer starts with; not counted in `max_new_tokens`.
         num_top_log_probs: Likeliest tokens told for each position.
+        num_forced: Tokens of the forced prefix that count in a score's length as if they had been generated.
+        is_end_forced: Whether the last token that `max_new_tokens` allows is end-of-sequence, which adds nothing to a score then.
     """
 
     num_beams: int = 1
@@ -58,6 +60,8 @@ class SearchOptions(Struct, frozen=True, array_like=True):
     suppressed_tokens: list[int] = []
     forced_prefix: list[int] = []
     num_top_log_probs: int = 0
+    num_forced: int = 0
+    is_end_forced: bool = False
 
     @property
     def num_slots(self) -> int:
@@ -100,6 +104,7 @@ class Request(Struct, frozen=True, array_like=True):
         priority: Higher is admitted first.
         search: How tokens are chosen.
         share: Whose it is.
+        decoder_start_id: What the decoder is fed first; None for the model's.
     """
 
     id: int
@@ -111,6 +116,7 @@ class Request(Struct, frozen=True, array_like=True):
     priority: int = 0
     search: SearchOptions = GREEDY
     share: Share = ANYBODY
+    decoder_start_id: int | None = None
 
 
 class ScoreRequest(Struct, frozen=True, array_like=True):
@@ -126,6 +132,7 @@ class ScoreRequest(Struct, frozen=True, array_like=True):
         is_aligned: Whether the alignment matrix is wanted.
         alignment_layer: Decoder layer it is taken from; None for the mean of all.
         share: Whose it is.
+        decoder_start_id: What the decoder is fed first; None for the model's.
     """
 
     id: int
@@ -137,6 +144,7 @@ class ScoreRequest(Struct, frozen=True, array_like=True):
     is_aligned: bool = False
     alignment_layer: int | None = None
     share: Share = ANYBODY
+    decoder_start_id: int | None = None
 
 
 class Hello(Struct, frozen=True, array_like=True, tag="hello"):
@@ -188,7 +196,8 @@ class Answer(Struct, frozen=True, array_like=True):
     Attributes:
         token_ids: Tokens, the forced prefix included, end-of-sequence not.
         log_probs: The model's log-probability of each generated token: without the prefix, with end-of-sequence.
-        score: What beams are ranked by: the sum of the log-probabilities as the search saw them, over length^length_penalty.
+        score: What beams are ranked by: the sum of the log-probabilities as the search saw them, over length^length_penalty;
+            `SearchOptions.num_forced` tokens of the prefix count in that length.
         reason: Whether it ended by itself.
         top_ids: For each generated token the likeliest ones at its position, as many as were asked for.
         top_log_probs: Their log-probabilities.

@@ -4,7 +4,7 @@ import numpy as np
 
 from dragoman.server.engine.messages import Answer
 from dragoman.server.engine.search.candidates import Candidates
-from dragoman.server.engine.search.search import TargetSide
+from dragoman.server.engine.search.target import TargetSide
 
 
 class Rows:
@@ -20,14 +20,16 @@ class Rows:
         self.tokens = np.zeros(max_rows, np.int64)
         self.positions = np.zeros(max_rows, np.int64)
         self.is_plain = np.zeros(max_rows, np.bool_)
+        self._starts = np.zeros(max_rows, np.int64)
         self._limits = np.zeros(max_rows, np.int64)
         self._history = np.zeros((max_rows, target.max_tokens), np.int32)
         self._log_probs = np.zeros((max_rows, target.max_tokens), np.float32)
         self._target = target
 
-    def start(self, row: int, max_new_tokens: int, *, is_plain: bool) -> None:
-        """Make a row ready for a new answer."""
-        self.feed(row, self._target.decoder_start_id, 0)
+    def start(self, row: int, max_new_tokens: int, decoder_start_id: int | None = None, *, is_plain: bool) -> None:
+        """Make a row ready for a new answer, which starts with the model's start token unless there is another."""
+        self._starts[row] = self._target.decoder_start_id if decoder_start_id is None else decoder_start_id
+        self.feed(row, int(self._starts[row]), 0)
         self.is_plain[row] = is_plain
         self._limits[row] = max_new_tokens
 
@@ -38,11 +40,11 @@ class Rows:
 
     def feed_again(self, row: int, token_ids: list[int]) -> None:
         """Say that a row is fed what it was fed last: the last of the tokens that it has, or the start token."""
-        self.feed(row, token_ids[-1] if token_ids else self._target.decoder_start_id, len(token_ids))
+        self.feed(row, token_ids[-1] if token_ids else int(self._starts[row]), len(token_ids))
 
     def move(self, source: int, target: int) -> None:
         """Take over what is kept of another row."""
-        for array in (self.tokens, self.positions, self.is_plain, self._limits):
+        for array in (self.tokens, self.positions, self.is_plain, self._starts, self._limits):
             array[target] = array[source]
         length = int(self.positions[source])
         self._history[target, :length] = self._history[source, :length]

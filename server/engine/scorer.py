@@ -29,7 +29,7 @@ class Scorer(Protocol):
         ...
 
     def score(
-        self, source_ids: Sequence[int], target_ids: Sequence[int], layer: int | None = None
+        self, source_ids: Sequence[int], target_ids: Sequence[int], layer: int | None = None, decoder_start_id: int | None = None
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Score one pair, end-of-sequence included in both.
 
@@ -37,6 +37,7 @@ class Scorer(Protocol):
             source_ids: `[S]`.
             target_ids: `[T]`.
             layer: Decoder layer whose attention is wanted; None for the mean of all.
+            decoder_start_id: What the decoder is fed first; None for the model's start token.
 
         Returns:
             The target tokens' log-probabilities `[T]`, and the encoder–decoder attention `[T, S]`, averaged over heads.

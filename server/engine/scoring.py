@@ -212,7 +212,9 @@ class Scoring:
                 continue
             request = pair.request
             try:
-                log_probs, attention = self._scorer.score(request.source_ids, request.target_ids, request.alignment_layer)
+                log_probs, attention = self._scorer.score(
+                    request.source_ids, request.target_ids, request.alignment_layer, request.decoder_start_id
+                )
                 alignment = attention.tobytes() if request.is_aligned else b""
                 outcomes.append(_Outcome(pair, self._clock(), log_probs.tolist(), alignment))
             except Exception as error:

@@ -62,10 +62,20 @@ class EngineSettings(msgspec.Struct, frozen=True):
 
     @property
     def slots_per_request(self) -> int:
-        """Return how many rows one request may take, so that a few wide ones do not take them all; the front end refuses more."""
-        return min(self.max_slots_per_request or max(self.max_slots // 4, USUAL_SLOTS_PER_REQUEST), self.max_slots)
+        """See the function of that name."""
+        return slots_per_request(self.max_slots, self.max_slots_per_request)
 
     @property
     def limits(self) -> Limits:
         """Return what the scheduler keeps to."""
         return Limits(self.max_slots, self.max_waiting_requests, self.max_waiting_tokens, self.prefill_tokens_per_step)
+
+
+def slots_per_request(max_slots: int, max_slots_per_request: int) -> int:
+    """Return how many rows one request may take, so that a few wide ones do not take them all; the front end refuses more.
+
+    Args:
+        max_slots: Rows there are.
+        max_slots_per_request: As it is set; 0 for the usual part of them.
+    """
+    return min(max_slots_per_request or max(max_slots // 4, USUAL_SLOTS_PER_REQUEST), max_slots)

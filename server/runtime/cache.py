@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.export.bundle import Manifest, cross_kv_names, self_kv_names
-from dragoman.server.runtime.memory import sparse_zeros
-
-Buffer = NDArray[np.floating[Any]]
+from dragoman.export.caches import names_of
+from dragoman.export.manifest import Manifest
+from dragoman.server.runtime.block import Buffer, CacheBlock, blocks_of
 
 MIN_CAPACITY = 32
 """Positions that a row always has room for, if the model takes so many."""
@@ -26,13 +25,16 @@ EXCESS = 4
 
 
 class SlotCache:
-    """Self-attention caches `[max_rows, H, T, Dh]`, cross-attention caches `[max_rows, H, S, Dh]`, and what is valid in them.
+    """The caches that a bundle declares, `[max_rows, *shape]` each, and what is valid in them.
 
     T and S change: every method that may move the buffers says so, and `num_moves` counts how often it happened.
 
     Attributes:
-        self_kv: Tensor name to buffer; row r holds `target_lengths[r]` positions.
-        cross_kv: Tensor name to buffer; row r holds `source_lengths[r]` positions.
+        self_kv: Name to buffer of the caches that steps write; row r holds `target_lengths[r]` positions.
+        cross_kv: Name to buffer of those that the encoder gives; row r holds `source_lengths[r]` positions.
+        cross_names: Their names: the encoder's outputs, in the order `write_cross` takes them.
+        source_capacity: Source tokens that a row has room for now (S).
+        target_capacity: Target tokens that a row has room for now (T).
         source_lengths: `[max_rows]`, tokens, end-of-sequence included; 1 for a row that was never used.
         target_lengths: `[max_rows]`, positions decoded; 0 for a row out of use.
         num_moves: How often buffers were replaced, so that addresses kept elsewhere have become invalid.
@@ -41,12 +43,15 @@ class SlotCache:
     def __init__(self, manifest: Manifest, max_rows: int) -> None:
         """Reserve buffers for short sources and targets."""
         self.max_source_tokens, self.max_target_tokens = manifest.max_source_tokens, manifest.max_target_tokens
-        self._max_rows, self._num_heads, self._head_dim = max_rows, manifest.num_heads, manifest.head_dim
-        self._element_type: type[np.floating[Any]] = np.float16 if manifest.precision == "fp16" else np.float32
-        num_layers = manifest.num_decoder_layers
-        self._self_names, self._cross_names = self_kv_names(num_layers), cross_kv_names(num_layers)
-        self._self_kv = self._reserve(min(MIN_CAPACITY, self.max_target_tokens))
-        self._cross_kv = self._reserve(min(MIN_CAPACITY, self.max_source_tokens))
+        self.source_capacity = min(MIN_CAPACITY, self.max_source_tokens)
+        self.target_capacity = min(MIN_CAPACITY, self.max_target_tokens)
+        element_type: type[np.floating[Any]] = np.float16 if manifest.precision == "fp16" else np.float32
+        written = [cache for cache in manifest.caches if cache.role == "self"]
+        given = [cache for cache in manifest.caches if cache.role == "cross"]
+        self._self_names, self.cross_names = names_of(written, "self"), names_of(given, "cross")
+        self._self_blocks = blocks_of(written, max_rows, element_type, self.target_capacity)
+        self._cross_blocks = blocks_of(given, max_rows, element_type, self.source_capacity)
+        self._states = [block for block in self._self_blocks if not block.is_indexed]
         self.source_lengths = np.ones(max_rows, np.int64)
         self.target_lengths = np.zeros(max_rows, np.int64)
         self.num_moves = 0
@@ -55,36 +60,27 @@ class SlotCache:
         self._name_buffers()
 
     @property
-    def cross_names(self) -> list[str]:
-        """Names of the cross-attention tensors: the encoder's outputs, in the order `write_cross` takes them."""
-        return self._cross_names
-
-    @property
-    def source_capacity(self) -> int:
-        """Source tokens that a row has room for now (S)."""
-        return int(self._cross_kv.shape[3])
-
-    @property
-    def target_capacity(self) -> int:
-        """Target tokens that a row has room for now (T)."""
-        return int(self._self_kv.shape[3])
-
-    @property
     def num_bytes_reserved(self) -> int:
         """Size of the buffers. The operating system gives memory only to the parts that were written."""
-        return self._self_kv.nbytes + self._cross_kv.nbytes
+        return sum(block.num_bytes for block in (*self._self_blocks, *self._cross_blocks))
 
     @property
     def num_bytes_used(self) -> int:
         """Size of what is valid in the rows that were in use at the last step or have been filled since."""
         live = slice(self._num_live_rows)
-        num_positions = int(self.source_lengths[live].sum() + self.target_lengths[live].sum())
-        return num_positions * len(self._self_names) * self._num_heads * self._head_dim * self._self_kv.itemsize
+        sources, targets = int(self.source_lengths[live].sum()), int(self.target_lengths[live].sum())
+        pairs = ((self._self_blocks, targets), (self._cross_blocks, sources))
+        return sum(
+            block.position_bytes * (num_positions if block.is_indexed else self._num_live_rows)
+            for blocks, num_positions in pairs
+            for block in blocks
+        )
 
     def write_cross(self, rows: Sequence[int], lengths: NDArray[np.int64], tensors: Sequence[Buffer]) -> None:
-        """Store encoded sources: tensors `[B, H, S, Dh]`, of which row b goes to `rows[b]`; may move the buffers.
+        """Store encoded sources: tensors `[B, *shape]`, of which row b goes to `rows[b]`; may move the buffers.
 
-        What is beyond `lengths[b]` in row b is stored too, since one copy a tensor is faster, and never read.
+        What is beyond `lengths[b]` in row b is stored too, since one copy a tensor is faster, and never read. States that steps
+        write begin with zeros.
         """
         longest = int(lengths.max())
         assert longest <= self.max_source_tokens, "a source is longer than the model takes"
@@ -94,8 +90,10 @@ class SlotCache:
         first, count = rows[0], len(rows)
         is_range = all(row == first + i for i, row in enumerate(rows))
         where = slice(first, first + count) if is_range else np.array(rows)  # a slice is copied faster
-        for buffer, tensor in zip(self._cross_kv, tensors, strict=True):
-            buffer[where, :, :longest] = tensor[:, :, :longest]
+        for block in self._cross_blocks:
+            block.write(where, longest, [tensors[place] for place in block.places])
+        for block in self._states:
+            block.clear(where)
         self.source_lengths[where] = lengths
         self.target_lengths[where] = 0
         self._num_live_rows = max(self._num_live_rows, max(rows) + 1)
@@ -114,16 +112,18 @@ class SlotCache:
             self._review()
 
     def copy_row(self, source: int, target: int, length: int) -> None:
-        """Copy the valid part of a row: its source and the first `length` positions of its self-attention cache."""
+        """Copy the valid part of a row: its source and the first `length` positions of the caches that steps write."""
         source_length = int(self.source_lengths[source])
         self.copy_positions(source, target, 0, length)
-        self._cross_kv[:, target, :, :source_length] = self._cross_kv[:, source, :, :source_length]
+        for block in self._cross_blocks:
+            block.copy_positions(source, target, 0, source_length)
         self.source_lengths[target] = source_length
         self._num_live_rows = max(self._num_live_rows, target + 1)
 
     def copy_positions(self, source: int, target: int, start: int, stop: int) -> None:
-        """Copy positions `[start, stop)` of a row's self-attention cache."""
-        self._self_kv[:, target, :, start:stop] = self._self_kv[:, source, :, start:stop]
+        """Copy positions `[start, stop)` of the caches that steps write, and all of what has no positions."""
+        for block in self._self_blocks:
+            block.copy_positions(source, target, start, stop)
         self.target_lengths[target] = stop
 
     def _review(self) -> None:
@@ -137,33 +137,36 @@ class SlotCache:
         self._num_steps = self._longest_source = self._longest_target = 0
 
     def _move_cross(self, capacity: int) -> None:
-        """Replace the cross-attention caches by larger or smaller ones."""
-        self._cross_kv = self._moved(self._cross_kv, self.source_lengths, capacity)
+        """Replace the caches that the encoder gives by larger or smaller ones."""
+        self._move(self._cross_blocks, self.source_lengths, self.source_capacity, capacity)
+        self.source_capacity = capacity
         self._name_buffers()
 
     def _move_self(self, capacity: int) -> None:
-        """Replace the self-attention caches by larger or smaller ones."""
-        self._self_kv = self._moved(self._self_kv, self.target_lengths, capacity)
+        """Replace the caches that steps write by larger or smaller ones."""
+        self._move(self._self_blocks, self.target_lengths, self.target_capacity, capacity)
+        self.target_capacity = capacity
         self._name_buffers()
 
-    def _moved(self, old: Buffer, lengths: NDArray[np.int64], capacity: int) -> Buffer:
-        """Return a copy of the valid part of the live rows, with room for `capacity` positions."""
-        new = self._reserve(capacity)
-        room = min(capacity, old.shape[3])  # a row that nobody uses may say that it holds more
-        for row, length in enumerate(np.minimum(lengths[: self._num_live_rows], room).tolist()):
-            new[:, row, :, :length] = old[:, row, :, :length]
-        return new
-
-    def _reserve(self, capacity: int) -> Buffer:
-        """Reserve buffers `[2·L, max_rows, H, capacity, Dh]`."""
-        shape = len(self._self_names), self._max_rows, self._num_heads, capacity, self._head_dim
-        return sparse_zeros(shape, self._element_type)
+    def _move(self, blocks: Sequence[CacheBlock], lengths: NDArray[np.int64], old: int, new: int) -> None:
+        """Move the valid part of the live rows to other buffers."""
+        room = min(old, new)  # a row that nobody uses may say that it holds more
+        valid = np.minimum(lengths[: self._num_live_rows], room).tolist()
+        for block in blocks:
+            if block.is_indexed:
+                block.resize(valid, new)
 
     def _name_buffers(self) -> None:
         """Say where the buffers are now."""
-        self.self_kv: dict[str, Buffer] = dict(zip(self._self_names, self._self_kv, strict=True))
-        self.cross_kv: dict[str, Buffer] = dict(zip(self._cross_names, self._cross_kv, strict=True))
+        self.self_kv = _named(self._self_names, self._self_blocks)
+        self.cross_kv = _named(self.cross_names, self._cross_blocks)
         self.num_moves += 1
+
+
+def _named(names: Sequence[str], blocks: Sequence[CacheBlock]) -> dict[str, Buffer]:
+    """Return each cache's buffer, in the order of the names."""
+    found = {name: buffer for block in blocks for name, buffer in zip(block.names, block.buffer, strict=True)}
+    return {name: found[name] for name in names}
 
 
 def _capacity(longest: int, limit: int) -> int:

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from dragoman.export.bundle import Bundle
 from dragoman.export.session import open_session
+from dragoman.export.tensor_names import output_name
 from dragoman.server.engine.search.candidates import Candidates
 from dragoman.server.runtime.cache import SlotCache
 
@@ -115,7 +116,7 @@ class OnnxRunner:
             _bind_input(binding, name, cache[rows])
         for name, cache in self.cache.self_kv.items():
             _bind_input(binding, name, cache[rows])
-            _bind_output(binding, f"{name}_out", cache[rows])
+            _bind_output(binding, output_name(name), cache[rows])
         _bind_output(binding, "candidate_ids", candidates.ids)
         _bind_output(binding, "candidate_log_probs", candidates.log_probs)
         return binding

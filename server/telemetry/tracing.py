@@ -153,6 +153,11 @@ class CallSpan:
                 }
             )
 
+    def add_languages(self, source: str, target: str) -> None:
+        """Say which languages were asked for, as the model calls them; empty where it is told none."""
+        named = {"dragoman.source_language": source, "dragoman.target_language": target}
+        self._span.set_attributes({name: code for name, code in named.items() if code})
+
     def add_phases(self, finished: messages.Finished) -> None:
         """Add the spans of what the engine did, each from where the one before it ended.
 

@@ -9,6 +9,7 @@ import pytest
 from benchmarks.gpu.main import is_right, tables
 from benchmarks.gpu.models import greedy, random_sources
 from benchmarks.gpu.speed import NUM_STEPS, SOURCE_TOKENS, WARM_STEPS, step_bytes
+from dragoman.export.caches import attention_caches
 from dragoman.server.runtime.device.model import DeviceModel
 from dragoman.server.runtime.device.steps import Likeliest
 
@@ -18,7 +19,9 @@ EOS = 1
 @pytest.fixture
 def model(tmp_path: Path) -> DeviceModel:
     (tmp_path / "decoder.weights").write_bytes(b"x" * 1000)
-    return DeviceModel(tmp_path / "encoder.onnx", tmp_path / "decoder.onnx", "fp16", 2, 8, 3, 50, 0, EOS, 2, 40, 40)
+    return DeviceModel(
+        tmp_path / "encoder.onnx", tmp_path / "decoder.onnx", "fp16", attention_caches(3, 2, 8), 16, 50, 50, 0, EOS, 2, 40, 40
+    )
 
 
 class CountingDecoder:

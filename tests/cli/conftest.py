@@ -26,12 +26,14 @@ class Service(generation_pb2_grpc.GenerationServicer):
     Attributes:
         requests: What has come.
         refusals: Status and message that a text is refused with, or None.
+        num_answers: Answers to a text where its request does not say.
         stuck: Set when a call for the text `stuck` has come, which stays until its caller goes.
     """
 
     def __init__(self) -> None:
         self.requests = []
         self.refusals = {}
+        self.num_answers = 1
         self.stuck = threading.Event()
 
     def _begin(self, request, context) -> None:
@@ -51,7 +53,7 @@ class Service(generation_pb2_grpc.GenerationServicer):
         text, reason = request.text.upper(), generation_pb2.FINISH_REASON_EOS
         answers = [
             generation_pb2.Answer(text=text + "!" * i, score=-1.5 - i, finish_reason=reason)
-            for i in range(request.num_return_sequences or 1)
+            for i in range(request.num_return_sequences or self.num_answers)
         ]
         return generation_pb2.GenerateResponse(text=text, finish_reason=reason, answers=answers)
 

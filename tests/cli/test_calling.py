@@ -217,6 +217,53 @@ def test_every_flag_of_the_search_reaches_the_server(run, server: str, service) 
     ]
 
 
+def test_what_is_denied_reaches_the_server_too(run, server: str, service) -> None:
+    command = ["translate", "--server", server, "--model", "loud"]
+    assert run(*command, "--no-early-stopping", "--no-sample", "--top-k", 0, "a")[0] == 0
+    assert run(*command, "a")[0] == 0
+    denied, left = service.requests
+    fields = ("early_stopping", "do_sample", "top_k")
+    assert [denied.HasField(name) for name in fields] == [True] * 3 and not (denied.early_stopping or denied.do_sample)
+    assert [left.HasField(name) for name in fields] == [False] * 3
+
+
+@pytest.mark.parametrize("name", ["translate", "score", "evaluate"])
+def test_languages_reach_the_server(run, server: str, service, files: Path, name: str) -> None:
+    code, _, err = run(*command_for(name, files), "--server", server, "--from", "en", "--to", "deu_Latn")
+    assert (code, err) == (0, "")
+    assert {(request.source_language, request.target_language) for request in service.requests} == {("en", "deu_Latn")}
+
+
+def test_a_refused_language_names_the_flag(run, server: str, service) -> None:
+    service.refusals["a"] = (grpc.StatusCode.INVALID_ARGUMENT, "target_language: 'xx' is not one that loud writes: de, en")
+    told = run("translate", "--server", server, "--model", "loud", "--to", "xx", "a")
+    assert told == (2, "", "dragoman: --to: 'xx' is not one that loud writes: de, en\n")
+
+
+@pytest.mark.parametrize("flag", ["--from", "--to"])
+def test_languages_of_an_evaluation_are_a_servers_or_a_bundles(run, files: Path, flag: str) -> None:
+    pair = ("--source", files / "two", "--reference", files / "two")
+    told = run("evaluate", *pair, "--checkpoint", files, flag, "de")
+    assert told == (2, "", f"dragoman: {flag} goes with --server or --bundle\n")
+
+
+def test_answers_that_only_the_model_asked_for_have_no_line(run, server: str, service) -> None:
+    """A model may have several by default; a line in is a line out unless the caller says."""
+    service.num_answers = 3
+    command = ["translate", "--server", server, "--model", "loud"]
+    assert run(*command, "a", "", "b") == (0, "A\n\nB\n", "")
+    assert run(*command, "--scores", "a", "", "b") == (0, "-1.500000\tA\n\n-1.500000\tB\n", "")
+    assert run(*command, "--num-return-sequences", 2, "a", "", "b") == (0, "A\nA!\n\n\nB\nB!\n", "")
+
+
+def test_a_server_is_evaluated_as_the_model_says(run, server: str, service, files: Path) -> None:
+    pair = ("--source", files / "two", "--reference", files / "two")
+    assert run("evaluate", *pair, "--server", server, "--model", "loud", "--length-penalty", 0.5)[0] == 0
+    assert [request.HasField("num_beams") for request in service.requests] == [False] * 2
+    told = run("evaluate", *pair, "--server", server, "--model", "loud", "--num-beams", 1, "--length-penalty", 0.5)
+    assert told == (2, "", "dragoman: --length-penalty goes with --num-beams above 1\n")
+
+
 def test_a_server_is_evaluated_with_beams(run, server: str, service, files: Path) -> None:
     pair = ("--source", files / "two", "--reference", files / "two")
     flags = ("--server", server, "--model", "loud", "--num-beams", 5, "--length-penalty", 0.5)

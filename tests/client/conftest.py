@@ -111,6 +111,8 @@ class Service(generation_pb2_grpc.GenerationServicer):
                 source_vocab_size=6000,
                 target_vocab_size=7000,
                 domain="captions of photographs",
+                target_languages=[generation_pb2.Language(code="de", names=["deu", "german"])],
+                defaults=generation_pb2.Defaults(num_beams=4),
             ),
             generation_pb2.Model(name="en-fr", version="1"),
         ]

@@ -5,8 +5,9 @@ import dataclasses
 import pytest
 
 from dragoman.client import errors
+from dragoman.client.model_info import Defaults, Language, ModelInfo
 from dragoman.client.request import Request
-from dragoman.client.results import Answer, ModelInfo, Piece, Result, Timings, TokenLogProb, Usage
+from dragoman.client.results import Answer, Piece, Result, Timings, TokenLogProb, Usage
 from dragoman.client.retry import RetryPolicy
 from dragoman.client.search import Search
 from dragoman.v1 import generation_pb2
@@ -179,6 +180,41 @@ def test_blank_text_alone_is_the_servers_to_refuse(call, service, failing) -> No
     with pytest.raises(errors.InvalidArgument, match="text: is blank"):
         call("generate", " ")
     assert len(service.requests) == 1
+
+
+def test_options_denied_are_not_options_left_to_the_model(call, service) -> None:
+    denied = {"early_stopping": False, "do_sample": False, "top_k": 0, "min_new_tokens": 0, "no_repeat_ngram_size": 0}
+    call("generate", "x", **denied)
+    call("generate", "x", num_beams=2)
+    told, left = service.requests
+    assert {name: getattr(told, name) for name in denied if told.HasField(name)} == denied
+    assert [name for name in denied if left.HasField(name)] == []
+
+
+def test_languages_are_sent_by_every_method(call, service) -> None:
+    languages = {"source_language": "en", "target_language": "de-DE"}
+    call("generate", "x", **languages)
+    call("stream", "x", **languages)
+    call("generate_many", ["x"], **languages)
+    call("score", "x", "y", **languages)
+    call("generate_batch", [Request("x", **languages)])
+    requests = [*service.requests, *service.batches[0]]
+    assert [(request.source_language, request.target_language) for request in requests] == [("en", "de-DE")] * 5
+
+
+def test_language_that_is_no_text_is_named(call, service) -> None:
+    with pytest.raises(errors.InvalidArgument, match=r"^target_language: 5 is of the wrong type \(int\)$"):
+        call("generate", "x", target_language=5)
+    assert service.requests == []
+
+
+def test_result_tells_what_it_was_chosen_from(call, service) -> None:
+    def behave(context) -> generation_pb2.GenerateResponse:
+        return generation_pb2.GenerateResponse(finish_reason=generation_pb2.FINISH_REASON_EOS, shortlist_tokens=8192)
+
+    service.script.append(behave)
+    assert call("generate", "x").shortlist_tokens == 8192
+    assert call("generate", "x").shortlist_tokens == 0
 
 
 def test_options_not_given_are_not_sent(call, service) -> None:
@@ -404,9 +440,53 @@ def test_models_are_listed_with_all_they_say(call) -> None:
         source_vocab_size=6000,
         target_vocab_size=7000,
         domain="captions of photographs",
+        target_languages=(Language("de", ("deu", "german")),),
+        defaults=Defaults(num_beams=4),
     )
     assert second.domain == ""
     assert (second.name, second.is_ready) == ("en-fr", False)
+    assert (second.source_languages, second.defaults, second.shortlist_tokens) == ((), Defaults(), 0)
+
+
+def test_models_tell_their_languages_and_defaults(call, service) -> None:
+    german = generation_pb2.Language(code="deu_Latn", names=["de", "de_de"])
+    values = {
+        "num_beams": 5,
+        "num_return_sequences": 2,
+        "length_penalty": 0.5,
+        "early_stopping": False,
+        "do_sample": False,
+        "temperature": 0.75,
+        "top_k": 0,
+        "top_p": 0.25,
+        "repetition_penalty": 1.5,
+        "min_new_tokens": 0,
+        "max_new_tokens": 60,
+        "no_repeat_ngram_size": 3,
+        "is_end_forced": True,
+    }
+    assert values.keys() | {"suppressed_tokens"} == {field.name for field in dataclasses.fields(Defaults)}
+    service.models[0] = generation_pb2.Model(
+        name="nllb",
+        source_languages=[generation_pb2.Language(code="eng_Latn"), german],
+        target_languages=[german],
+        default_source_language="eng_Latn",
+        default_target_language="deu_Latn",
+        defaults=generation_pb2.Defaults(suppressed_tokens=[3, 4], **values),
+        shortlist_tokens=8192,
+    )
+    told = call("models")[0]
+    assert told.source_languages == (Language("eng_Latn"), Language("deu_Latn", ("de", "de_de")))
+    assert told.target_languages == (Language("deu_Latn", ("de", "de_de")),)
+    assert (told.default_source_language, told.default_target_language) == ("eng_Latn", "deu_Latn")
+    assert told.defaults == Defaults(suppressed_tokens=(3, 4), **values)
+    assert told.shortlist_tokens == 8192
+    assert call("model", "nllb") == told
+
+
+def test_what_is_told_of_a_model_is_all_that_the_contract_has() -> None:
+    for kind, message in ((ModelInfo, generation_pb2.Model), (Defaults, generation_pb2.Defaults)):
+        assert {field.name for field in dataclasses.fields(kind)} == {field.name for field in message.DESCRIPTOR.fields}
 
 
 def test_model_is_described(call) -> None:

@@ -22,6 +22,8 @@ from dragoman.client.search import Search
             "--forced-prefix: 3 tokens and --max-new-tokens of 510 are more than 512, max_target_tokens of model en-de",
         ),
         ("model: 'do_sample' is not loaded; loaded: en-de", "--model: 'do_sample' is not loaded; loaded: en-de"),
+        ("source_language: 'xx' is not one of de, en", "--from: 'xx' is not one of de, en"),
+        ("target_language: missing, for source_language is given", "--to: missing, for --from is given"),
         ("text: is blank", "text: is blank"),
         ("the model has no temperature", "the model has no temperature"),
         ("/tmp/do_sample/top_k: No such file", "/tmp/do_sample/top_k: No such file"),

@@ -4,8 +4,8 @@ from io import StringIO
 
 import pytest
 
+from dragoman.client.model_info import Defaults, Language, ModelInfo
 from dragoman.client.models_table import print_models
-from dragoman.client.results import ModelInfo
 
 
 @pytest.fixture
@@ -33,6 +33,58 @@ def test_domains_are_told_below_the_table_by_those_that_have_one(models) -> None
     assert out.getvalue().count("Domain") == 1
 
 
+def languages(*codes: str) -> tuple[Language, ...]:
+    return tuple(Language(code, (code.lower(),)) for code in codes)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "told"),
+    [
+        (["en"], ["de", "fr"], "en → de, fr"),
+        (["de", "en", "fr"], ["de", "en", "fr"], "de, en, fr"),
+        ([f"l{number:03}" for number in range(202)], [f"l{number:03}" for number in range(202)], "202: l000, l001, l002, …"),
+        (["a", "b", "c", "d"], ["e"], "4: a, b, c, … → e"),
+        ([], ["de", "fr"], "any → de, fr"),
+        (["x\x1b[2J"], ["y"], "x\ufffd[2J → y"),
+        ([], [], ""),
+    ],
+)
+def test_languages_of_a_model_are_few_words(models, source: list[str], target: list[str], told: str) -> None:
+    told_model = replace(models[0], source_languages=languages(*source), target_languages=languages(*target))
+    other = replace(models[0], name="other", source_languages=languages("en"), target_languages=languages("de"))
+    out = StringIO()
+    print_models([told_model, other], out)
+    heading, first, _ = (line for line in out.getvalue().splitlines() if line[0] in "┃│")
+    assert heading.strip("┃ ").endswith("languages")
+    assert first.rstrip("│ ").rpartition("│")[2].strip() == (told or "64")  # the cell before an empty one
+
+
+def test_defaults_are_told_below_the_table_by_those_that_have_any(models) -> None:
+    values = Defaults(num_beams=4, length_penalty=0.6, early_stopping=True, no_repeat_ngram_size=0, suppressed_tokens=(7,))
+    forced = Defaults(suppressed_tokens=(1, 2, 3), is_end_forced=True)
+    out = StringIO()
+    print_models(
+        [
+            replace(models[0], defaults=values, default_source_language="en"),
+            replace(models[0], name="b", defaults=forced),
+            replace(models[0], name="c"),
+        ],
+        out,
+    )
+    assert [line for line in out.getvalue().splitlines() if line.startswith("Defaults")] == [
+        "Defaults of en-de: source_language en, num_beams 4, length_penalty 0.6, early_stopping true, no_repeat_ngram_size 0, "
+        "suppressed_tokens [7]",
+        "Defaults of b: 3 suppressed_tokens, end-of-sequence is forced",
+    ]
+
+
+def test_a_shortlist_is_told_below_the_table(models) -> None:
+    out = StringIO()
+    print_models([replace(models[0], shortlist_tokens=512), models[1]], out)
+    [line] = [line for line in out.getvalue().splitlines() if line.startswith("Shortlist")]
+    assert line == "Shortlist of en-de: answers are chosen from 512 of 7000 tokens"
+
+
 def test_what_a_server_says_cannot_steer_the_terminal(models) -> None:
     out = StringIO()
     print_models([replace(models[0], version="\x1b[2J", domain="a\x1b]0;mine\x07b\u202ec")], out)
@@ -40,10 +92,14 @@ def test_what_a_server_says_cannot_steer_the_terminal(models) -> None:
     assert "a\ufffd]0;mine\ufffdb\ufffdc" in out.getvalue()
 
 
-def test_json_has_an_object_for_each_model(models) -> None:
+def test_json_has_an_object_for_each_model_with_all_languages(models) -> None:
     out = StringIO()
-    print_models(models, out, is_json=True)
-    assert [json.loads(line) for line in out.getvalue().splitlines()] == [asdict(model) for model in models]
+    many = replace(models[0], source_languages=languages(*map(str, range(202))), defaults=Defaults(suppressed_tokens=(1, 2)))
+    print_models([many, models[1]], out, is_json=True)
+    first, second = (json.loads(line) for line in out.getvalue().splitlines())
+    assert [language["code"] for language in first["source_languages"]] == [*map(str, range(202))]
+    assert first["source_languages"][0]["names"] == ["0"] and first["defaults"]["suppressed_tokens"] == [1, 2]
+    assert second == json.loads(json.dumps(asdict(models[1])))
 
 
 def test_no_models_is_an_empty_table_and_no_json() -> None:

@@ -111,6 +111,18 @@ def test_other_options_are_named(left: Path, sources: LineFile) -> None:
         OutputFile(left, sources, OPTIONS | {"--model": ""}, is_resumed=True).__enter__()
 
 
+def test_what_was_not_set_may_be_not_given(left: Path, sources: LineFile) -> None:
+    """A run of an earlier version wrote down options that nobody had given."""
+    state = Path(f"{left}.partial.state")
+    head, rest = state.read_text().split("\n", 1)
+    description = json.loads(head)
+    description["options"] |= {"--sample": False, "--forced-prefix": ""}
+    state.write_text(json.dumps(description) + "\n" + rest)
+    with OutputFile(left, sources, OPTIONS | {"--sample": None}, is_resumed=True) as file:
+        assert file.num_done == 2
+        file.write("drei", "DREI\n")
+
+
 def test_a_changed_line_is_named_but_one_that_is_not_done_may_change(left: Path, tmp_path: Path) -> None:
     (tmp_path / "in.txt").write_text("eins\nzwo\n")
     with pytest.raises(InputError, match=r"in\.txt, line 2: not the line that was there"):

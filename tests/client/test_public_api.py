@@ -200,6 +200,7 @@ def test_callers_program_does_what_it_says(installation, server, tmp_path: Path)
         "batch": ["A", "B"],
         "score": [-4.5, "0-0 1-1", 3],
         "models": ["en-de", "en-fr"],
+        "defaults": [["de"], 4],
         "ready": [True, True],
         "error": ["NOT_FOUND", "model", None],
         "input_error": True,

@@ -3,7 +3,7 @@ from typing import get_type_hints
 
 import pytest
 
-from dragoman.client.search import GREEDY, Search, SearchOptions, with_options
+from dragoman.client.search import AS_THE_MODEL_DOES, Search, SearchOptions, with_options
 
 
 def test_keywords_are_the_fields_of_the_search() -> None:
@@ -16,7 +16,7 @@ def test_keywords_win_over_the_search() -> None:
     beams = Search(num_beams=4, length_penalty=0.5)
     assert with_options(beams, num_beams=2, top_k=7) == Search(num_beams=2, length_penalty=0.5, top_k=7)
     assert with_options(beams, num_beams=None) == Search(length_penalty=0.5)
-    assert with_options(GREEDY) is GREEDY
+    assert with_options(AS_THE_MODEL_DOES) is AS_THE_MODEL_DOES
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ def test_keywords_win_over_the_search() -> None:
 )
 def test_keyword_that_is_none_is_named(name: str, hint: str) -> None:
     with pytest.raises(TypeError, match=f"^unexpected keyword argument '{name}'{hint}$"):
-        with_options(GREEDY, **{name: 1})
+        with_options(AS_THE_MODEL_DOES, **{name: 1})
 
 
 @pytest.mark.parametrize("search", [None, {"num_beams": 4}, 4, Search])

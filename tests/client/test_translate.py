@@ -132,6 +132,7 @@ def test_json_has_the_whole_answer_in_a_line(client, service) -> None:
         },
         "answers": [{"text": "Ä\n", "tokens": [228, 10], "finish_reason": "eos", "score": -0.5, "log_probs": []}],
         "seed": None,
+        "shortlist_tokens": 0,
     }
     assert blank.keys() == answer.keys()
     assert (blank["text"], blank["tokens"], blank["finish_reason"], blank["usage"]) == ("", [], None, None)
@@ -264,6 +265,10 @@ def test_a_refused_line_of_a_resumed_run_has_its_own_number(client, service, fai
     [
         (TranslateOptions(model="en-fr"), "--model: en-fr, but"),
         (TranslateOptions(search=Search(do_sample=True)), "--sample: true, but"),
+        (TranslateOptions(search=Search(early_stopping=False)), "--no-early-stopping: true, but"),
+        (TranslateOptions(search=Search(top_k=0)), "--top-k: 0, but"),
+        (TranslateOptions(source_language="en"), "--from: en, but"),
+        (TranslateOptions(target_language="de"), "--to: de, but"),
         (TranslateOptions(is_json=True), "--json: true, but"),
     ],
     ids=str,

@@ -21,6 +21,7 @@ from dragoman.client.sync import Client
 from dragoman.export.exporter import export_checkpoint
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.config import ModelConfig
+from dragoman.model.generation import Defaults, Language, Languages, Template
 from dragoman.model.text.byte_level import ByteLevelTokenizer
 from dragoman.model.text.tokenizers import Tokenizers
 from dragoman.model.transformer import Transformer
@@ -57,7 +58,10 @@ KNOWN = GenerateRequest(
 
 @pytest.fixture(scope="session")
 def short(shelf: Shelf) -> Path:
-    """Bundle of a random model, `alpha`, that never ends an answer but has none longer than 64 tokens, as nobody waits for them."""
+    """Bundle of a random model, `alpha`, that never ends an answer but has none longer than 64 tokens, as nobody waits for them.
+
+    It is told languages and has defaults, which requests may say nothing of.
+    """
     return shelf.get("short", make_short) / "bundles" / "alpha"
 
 
@@ -80,7 +84,13 @@ def make_short(folder: Path) -> None:
     assert model.decoder.output_bias is not None
     model.decoder.output_bias.data[config.eos_id] = -60
     tokenizer = ByteLevelTokenizer.train(["a dog runs over the grass"], 280)
-    Checkpoint("alpha", model, Tokenizers.shared(tokenizer)).save(folder / "checkpoints" / "alpha")
+    german = Language(code="deu_Latn", names=["de"], source_prefix=[270], source_suffix=[271], target_prefix=[272])
+    french = Language(code="fra_Latn", names=["fr"], target_prefix=[273, 274], decoder_start_id=275)
+    languages = Languages(source=[german, french], target=[german, french], default_source="fra_Latn", default_target="deu_Latn")
+    template = Template(source_prefix=[276], task="{source} to {target}: ")
+    defaults = Defaults(num_beams=2, length_penalty=0.5, no_repeat_ngram_size=3, min_new_tokens=2, is_end_forced=True)
+    checkpoint = Checkpoint("alpha", model, Tokenizers.shared(tokenizer), template, languages, defaults)
+    checkpoint.save(folder / "checkpoints" / "alpha")
     export_checkpoint(folder / "checkpoints" / "alpha", folder / "bundles" / "alpha")
 
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from dragoman.export.bundle import DECODER_FILE, DECODER_WEIGHTS_FILE, ENCODER_FILE, ENCODER_WEIGHTS_FILE, SCORER_FILE
+from dragoman.export import storage
 from dragoman.export.cpu import keep_sums_apart
 from dragoman.export.exporter import export_checkpoint
 from dragoman.export.graphs import EncoderGraph, StepGraph
 from dragoman.export.scorer_graph import ScorerGraph
-from dragoman.export.tracing import trace, write, write_sharing
+from dragoman.export.tracing import trace
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.config import ModelConfig
 from dragoman.model.text.byte_level import ByteLevelTokenizer
@@ -96,9 +96,7 @@ def write_graphs() -> WriteGraphs:
         encoder, decoder, scorer = (trace(graph(model)) for graph in (EncoderGraph, StepGraph, ScorerGraph))
         for graph in (encoder, decoder, scorer):
             keep_sums_apart(graph)
-        write(encoder, directory / ENCODER_FILE, ENCODER_WEIGHTS_FILE)
-        write(decoder, directory / DECODER_FILE, DECODER_WEIGHTS_FILE)
-        write_sharing(scorer, directory / SCORER_FILE, [directory / ENCODER_FILE, directory / DECODER_FILE])
+        storage.write_graphs((encoder, decoder, scorer), directory)
         return directory
 
     return write_all

@@ -26,17 +26,16 @@ from dragoman.export.bundle import (
     self_kv_names,
     self_kv_output_names,
 )
+from dragoman.export.caches import attention_caches
 from dragoman.model.errors import InputError
 
-# A manifest of format 2 as it was before there was a domain.
-BEFORE_DOMAINS: dict[str, Any] = {
-    "format_version": 2,
+# A manifest of format 3 with only what it must have.
+LEAST: dict[str, Any] = {
+    "format_version": 3,
     "name": "x",
     "version": "x",
     "precision": "fp32",
     "d_model": 8,
-    "num_heads": 1,
-    "head_dim": 8,
     "num_encoder_layers": 1,
     "num_decoder_layers": 1,
     "source_vocab_size": 3,
@@ -47,6 +46,8 @@ BEFORE_DOMAINS: dict[str, Any] = {
     "max_source_tokens": 4,
     "max_target_tokens": 4,
     "default_max_new_tokens": 4,
+    "caches": msgspec.to_builtins(attention_caches(1, 1, 8)),
+    "num_choices": 3,
     "tensors": msgspec.to_builtins(Tensors.of_layers(1)),
     "files": {"encoder.onnx": {"size": 1, "sha256": "0" * 64}},
     "origin": {"weights_sha256": "0" * 64, "torch": "2", "onnx": "1"},
@@ -139,17 +140,19 @@ def test_missing_directory_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"[]", b"null", b"\xff", b'{"format_version": 2}', b'{"format_version": 2, "name": "x"}']
+    "content", [b"", b"{", b"[]", b"null", b"\xff", b'{"format_version": 3}', b'{"format_version": 3, "name": "x"}']
 )
 def test_invalid_manifest_is_refused(bundle_dir: Path, content: bytes) -> None:
     (bundle_dir / MANIFEST_FILE).write_bytes(content)
     assert refusal(bundle_dir).startswith(f"{bundle_dir / MANIFEST_FILE}: not a bundle's manifest")
 
 
-@pytest.mark.parametrize("version", [FORMAT_VERSION - 1, FORMAT_VERSION + 1, "2", None])
+@pytest.mark.parametrize("version", [FORMAT_VERSION - 1, FORMAT_VERSION + 1, "3", None, 0, -1, True])
 def test_other_format_version_is_refused_before_the_rest_is_read(bundle_dir: Path, version: object) -> None:
     edit(bundle_dir, lambda manifest: manifest.update(format_version=version, later_field=1))
-    assert f"format version {json.dumps(version)}, but this release reads 2" in refusal(bundle_dir)
+    advice = "; export the checkpoint again" if version == FORMAT_VERSION - 1 else ""
+    path = bundle_dir / MANIFEST_FILE
+    assert refusal(bundle_dir) == f"{path}: format version {json.dumps(version)}, but this release reads 3{advice}"
 
 
 @pytest.mark.parametrize(
@@ -158,8 +161,17 @@ def test_other_format_version_is_refused_before_the_rest_is_read(bundle_dir: Pat
         (lambda m: m.update(surprise=1), "surprise"),
         (lambda m: m.pop("eos_id"), "eos_id"),
         (lambda m: m.update(precision="fp12"), "fp12"),
-        (lambda m: m.update(num_heads=0), "num_heads"),
-        (lambda m: m.update(num_heads=5), "5 heads of 8"),
+        (lambda m: m.update(num_choices=301), "num_choices 301 is over the vocabulary of 300"),
+        (lambda m: m["caches"].insert(0, m["caches"].pop()), "caches that steps write come before those that the encoder gives"),
+        (lambda m: m["caches"][1].update(name="self_k_0"), '"self_k_0" twice'),
+        (lambda m: m["caches"][1].update(name="self_k_0_out"), '"self_k_0_out" twice'),
+        (lambda m: m["caches"][0].update(name="prev_ids"), '"prev_ids" twice, or as the name of another tensor'),
+        (lambda m: m["caches"][0].update(name="mine"), "tensors.decoder_inputs lacks mine"),
+        (lambda m: m["caches"].pop(), "tensors.encoder_outputs has unknown cross_v_1"),
+        (lambda m: m["caches"][0].update(shape=[4, "S", 8]), "shape of self_k_0 may have 'T' once, not 'S'"),
+        (lambda m: m["caches"][-1].update(shape=[4, "T", 8]), "shape of cross_v_1 may have 'S' once, not 'T'"),
+        (lambda m: m["caches"][0].update(shape=["T", 4, "T"]), "shape of self_k_0 may have 'T' once, not 'T', 'T'"),
+        (lambda m: m["caches"][0].update(shape=[65536, "T", 2]), "shape of self_k_0 has 131072 numbers a position, over 65536"),
         (lambda m: m.update(pad_id=300), "pad_id 300"),
         (lambda m: m.update(default_max_new_tokens=21), "default_max_new_tokens 21"),
         (lambda m: m["files"]["encoder.onnx"].update(sha256="ABC"), "sha256"),
@@ -270,7 +282,7 @@ def test_bundle_from_before_there_was_a_domain_is_read_and_keeps_its_version(bun
     manifest = Bundle.open(bundle_dir).manifest
     assert manifest.domain == ""
     assert content_version(manifest) == version
-    assert content_version(msgspec.convert(BEFORE_DOMAINS, Manifest)) == "1b2f0f828a99", "what it was then"
+    assert content_version(msgspec.convert(LEAST, Manifest)) == "04ddb4b618ff", "what it was then"
 
 
 def test_version_follows_what_the_model_answers_and_nothing_else(exported: Path) -> None:

@@ -12,10 +12,14 @@ import msgspec
 import pytest
 
 from dragoman.export.arguments import ExportError, check_dimensions, check_name
-from dragoman.export.bundle import MANIFEST_FILE, Bundle, BundleError, Manifest, Tensors, hash_file
-from dragoman.export.manifest import MAX_LAYERS, MAX_TOKENS, MAX_VOCABULARY, MAX_WIDTH, Dimensions, Origin, Parity, Quality
+from dragoman.export.bundle import MANIFEST_FILE, Bundle, BundleError, FileEntry, Manifest, Tensors, hash_file
+from dragoman.export.caches import Cache, attention_caches
+from dragoman.export.evidence import Origin, Parity, Quality
+from dragoman.export.fields import MAX_LAYERS, MAX_TOKENS, MAX_VOCABULARY, MAX_WIDTH
+from dragoman.export.manifest import Dimensions
 from dragoman.export.manifest_file import MAX_MANIFEST_BYTES, read_manifest
 from dragoman.model.config import ModelConfig
+from dragoman.model.generation import Defaults, Language, Languages, Template
 from dragoman.model.text import reading
 from dragoman.model.text.byte_level import ByteLevelTokenizer
 from dragoman.server.faces.grpc.health import LIVENESS, OVERALL
@@ -42,15 +46,24 @@ NOT_PATHS = [
     "/".join("x" * 9),
     MANIFEST_FILE,
 ]
+NOT_SHAPES = [None, {}, [], "T", ["U"], ["t"], ["S"], [None], [1.5], [[4]], ["T", "T"], [0], [-1], [True], [2**16 + 1]]
+NOT_SHAPES += [[2**10, "T", 2**7], [1] * 7, [2**16] * 6, [10**30]]
+CACHE = {"name": "x", "role": "self", "shape": [4, "T", 8]}
+NOT_IDS = [None, {}, 1, [None], [-1], [1.5], [True], ["1"], [300], [2**24], [1] * 65]
+
+
+def wrong_affixes(field: str) -> dict[str, list[Any]]:
+    affixes = {f"{field}.{name}": NOT_IDS for name in ("source_prefix", "source_suffix", "target_prefix")}
+    return affixes | {f"{field}.decoder_start_id": [-1, 1.5, True, "1", 300, 2**24]}
+
+
 # For each field: values that it must not have. `*` stands for each item.
 WRONG: dict[str, list[Any]] = {
-    "format_version": [1, 3, 10**30, 2.0, True, None, "2", [], {}],
+    "format_version": [1, 2, 4, 10**30, 3.0, True, None, "3", [], {}],
     "name": NOT_NAMES,
     "version": ["", "a b", "a\n", "x" * 65, "../x", "\x1b", 1, None],
     "precision": ["", "fp12", "FP32", "x" * 100_000, "\ud800", 1, None],
     "d_model": [*NOT_COUNTS, MAX_WIDTH + 1],
-    "num_heads": [*NOT_COUNTS, MAX_WIDTH + 1],
-    "head_dim": [*NOT_COUNTS, MAX_WIDTH + 1],
     "num_encoder_layers": [*NOT_COUNTS, MAX_LAYERS + 1],
     "num_decoder_layers": [*NOT_COUNTS, MAX_LAYERS + 1, 3 * 10**6],
     "source_vocab_size": [*NOT_COUNTS, MAX_VOCABULARY + 1],
@@ -62,6 +75,48 @@ WRONG: dict[str, list[Any]] = {
     "max_target_tokens": [*NOT_COUNTS, MAX_TOKENS + 1],
     "default_max_new_tokens": [*NOT_COUNTS, MAX_TOKENS + 1],
     "domain": NOT_LINES,
+    "caches": [None, [], {}, [CACHE] * 2049, [CACHE, CACHE]],
+    "caches.*": [None, [], {}, {"name": "x"}, CACHE | {"surprise": 1}],
+    "caches.*.name": ["", "a b", "x" * 65, "Ä", "a\n", "candidate_ids", 1, None],
+    "caches.*.role": ["", "Self", "both", 1, None],
+    "caches.*.shape": NOT_SHAPES,
+    "num_choices": [*NOT_COUNTS, MAX_VOCABULARY + 1, 301],
+    "template": [None, [], 1],
+    **wrong_affixes("template"),
+    "template.task": [None, 1, "\0", "\ud800", "x" * 1025],
+    "languages": [[], 1, "de"],
+    "languages.source": [None, {}, 1, [None], [{}], [{"code": str(i)} for i in range(1025)]],
+    "languages.target": [None, {}, 1, [None], [{}], [{"code": str(i)} for i in range(1025)]],
+    "languages.source.*": [None, [], {}, {"code": "en", "surprise": 1}],
+    "languages.target.*": [None, [], {}, {"code": "en", "surprise": 1}],
+    "languages.default_source": [None, 1, "fr", "EN", "x" * 65],
+    "languages.default_target": [None, 1, "en", "FR", "x" * 65],
+    **{
+        f"languages.{side}.*.{name}": values
+        for side in ("source", "target")
+        for name, values in {
+            "code": ["", None, 1, "x" * 65, "a\n", "-"],
+            "names": [None, {}, [1], [""], ["de"] * 65, ["x" * 65]],
+            "label": [None, 1, "x" * 65, "a\n"],
+        }.items()
+    },
+    **wrong_affixes("languages.source.*"),
+    **wrong_affixes("languages.target.*"),
+    "defaults": [None, [], 1],
+    "defaults.num_beams": [0, -1, 1.5, "1", True, 10**30],
+    "defaults.num_return_sequences": [0, -1, 1.5, "1", True, 10**30, 2],
+    "defaults.length_penalty": [-10.1, 10.1, "1", True, 1e300],
+    "defaults.early_stopping": [0, 1, "true", []],
+    "defaults.do_sample": [0, 1, "true", []],
+    "defaults.temperature": [0, -1, 101, "1", True, 1e300],
+    "defaults.top_k": [-1, 1.5, "1", True, 301, 10**30],
+    "defaults.top_p": [0, -1, 1.1, "1", True],
+    "defaults.repetition_penalty": [0, -1, 101, "1", True],
+    "defaults.min_new_tokens": [-1, 1.5, "1", True, 20, 10**30],
+    "defaults.max_new_tokens": [0, -1, 1.5, "1", True, 21, 10**30],
+    "defaults.no_repeat_ngram_size": [-1, 1.5, "1", True, 21, 10**30],
+    "defaults.suppressed_tokens": [None, {}, 1, [-1], [1.5], [300], [2**24], list(range(257))],
+    "defaults.is_end_forced": [None, 0, 1, "true"],
     "tensors": [None, [], {}],
     **{f"tensors.{name}": [None, {}, "x", [1], ["x" * 65], ["a\nb"], [""], ["x"] * 3000] for name in Tensors.__struct_fields__},
     "files": [None, [], {}, {str(number): {"size": 0, "sha256": DIGEST} for number in range(1025)}],
@@ -87,6 +142,8 @@ WRONG: dict[str, list[Any]] = {
 def content(directory: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((directory / MANIFEST_FILE).read_text())
     found["parity"]["quality"] = dict.fromkeys(Quality.__struct_fields__, 0)
+    found["template"], found["defaults"] = {}, {}
+    found["languages"] = {"source": [{"code": "en"}, {"code": "de"}], "target": [{"code": "fr"}, {"code": "it"}]}
     return found
 
 
@@ -103,19 +160,23 @@ def refusal(directory: Path, text: str | bytes) -> str:
 
 
 def fields_of(struct: type[msgspec.Struct], prefix: str = "") -> set[str]:
-    inner = {"tensors": Tensors, "origin": Origin, "parity": Parity, "quality": Quality}
+    inner: dict[str, type[msgspec.Struct]] = {"tensors": Tensors, "origin": Origin, "parity": Parity, "quality": Quality}
+    inner |= {"template": Template, "languages": Languages, "defaults": Defaults}
     found = {f"{prefix}{name}" for name in struct.__struct_fields__}
     return found.union(*(fields_of(inner[name], f"{prefix}{name}.") for name in struct.__struct_fields__ if name in inner))
 
 
 def test_every_field_has_values_that_are_refused() -> None:
-    assert WRONG.keys() == fields_of(Manifest) | {"files.*", "files.*.size", "files.*.sha256"}
+    items = {"files.*": FileEntry, "caches.*": Cache, "languages.source.*": Language, "languages.target.*": Language}
+    of_items = {f"{item}.{name}" for item, struct in items.items() for name in struct.__struct_fields__}
+    assert WRONG.keys() == fields_of(Manifest) | items.keys() | of_items
 
 
 @pytest.mark.parametrize("field", WRONG)
 def test_value_out_of_bounds_is_refused_and_its_field_named(bundle_dir: Path, field: str) -> None:
     good = content(bundle_dir)
-    *parents, last = ["decoder.weights" if part == "*" else part for part in field.split(".")]
+    item: Any = "decoder.weights" if field.startswith("files") else 0
+    *parents, last = [item if part == "*" else part for part in field.split(".")]
     for value in WRONG[field]:
         changed = json.loads(json.dumps(good))
         holder = changed
@@ -123,12 +184,56 @@ def test_value_out_of_bounds_is_refused_and_its_field_named(bundle_dir: Path, fi
             holder = holder[name]
         holder[last] = value
         message = refusal(bundle_dir, json.dumps(changed)).replace("format version", "format_version")
-        assert last in message, value
+        assert (last if isinstance(last, str) else parents[0]) in message, value
 
 
 def test_the_manifest_that_the_table_changes_is_a_good_one(bundle_dir: Path) -> None:
     (bundle_dir / MANIFEST_FILE).write_text(json.dumps(content(bundle_dir)))
     assert Bundle.open(bundle_dir).manifest.name == "tiny"
+
+
+LIST = list(range(64))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"template": {"source_prefix": LIST[:23]}}, "put 23 tokens around a source, which may have 24"),
+        ({"template": {"source_suffix": LIST[:23]}}, "put 23 tokens around a source, which may have 24"),
+        ({"template": {"target_prefix": LIST[:20]}}, "force 20 tokens of a target, which may have 20"),
+        ({"template": {"target_prefix": LIST[:1]}}, "default_max_new_tokens 20 and 1 forced tokens are over max_target_tokens 20"),
+        (
+            {"default_max_new_tokens": 5, "defaults": {"min_new_tokens": 5}},
+            "min_new_tokens of defaults is 5, which is not",
+        ),
+        ({"languages": {"source": [{"code": "en"}, {"code": "EN"}]}}, "means two languages: 'en' and 'EN'"),
+        ({"languages": {"target": [{"code": "en", "names": ["De"]}]}}, "must be written 'de'"),
+        ({"num_choices": 2, "defaults": {"suppressed_tokens": [3, 4]}}, "suppressed_tokens of defaults leave nothing of 2 tokens"),
+        (
+            {"num_choices": 2, "defaults": {"suppressed_tokens": [3, 3], "min_new_tokens": 1}},
+            "suppressed_tokens of defaults leave nothing of 2 tokens",
+        ),
+    ],
+)
+def test_generation_that_the_model_cannot_do_is_refused(bundle_dir: Path, changes: dict[str, Any], reason: str) -> None:
+    assert reason in refusal(bundle_dir, json.dumps(content(bundle_dir) | changes))
+
+
+def test_what_languages_add_counts_where_it_is_said(bundle_dir: Path) -> None:
+    """A source has the target language's prefix and the source language's affixes, an answer the target language's prefix."""
+    fields = content(bundle_dir) | {
+        "default_max_new_tokens": 10,
+        "template": {"source_prefix": LIST[:2], "target_prefix": LIST[:2]},
+    }
+    source = {"code": "en", "source_prefix": LIST[:10], "source_suffix": LIST[:3], "target_prefix": LIST[:30]}
+    target = {"code": "fr", "source_prefix": LIST[:7], "source_suffix": LIST[:30], "target_prefix": LIST[:8]}
+    fields["languages"] = {"source": [{"code": "x"}, source], "target": [target, {"code": "y"}]}
+    (bundle_dir / MANIFEST_FILE).write_text(json.dumps(fields))
+    assert Bundle.open(bundle_dir).manifest.languages is not None
+    source["source_suffix"] = LIST[:4]
+    assert "put 23 tokens around a source" in refusal(bundle_dir, json.dumps(fields))
+    source["source_suffix"], target["target_prefix"] = LIST[:3], LIST[:9]
+    assert "default_max_new_tokens 10 and 11 forced tokens" in refusal(bundle_dir, json.dumps(fields))
 
 
 @pytest.mark.parametrize("path", NOT_PATHS)
@@ -166,7 +271,7 @@ def test_tensor_that_comes_twice_is_refused_and_many_are_not_all_listed(bundle_d
     changed = content(bundle_dir)
     changed["tensors"]["decoder_outputs"] *= 2
     assert "tensors.decoder_outputs has a tensor twice" in refusal(bundle_dir, json.dumps(changed))
-    changed = content(bundle_dir) | {"num_decoder_layers": MAX_LAYERS}
+    changed = content(bundle_dir) | {"caches": msgspec.to_builtins(attention_caches(MAX_LAYERS, 4, 8))}
     assert "tensors.encoder_outputs lacks cross_k_2, cross_v_2, cross_k_3, cross_v_3, cross_k_4 and 1015 more" in refusal(
         bundle_dir, json.dumps(changed)
     )
@@ -269,7 +374,8 @@ def test_export_refuses_the_dimensions_that_a_server_refuses(field: str, value: 
 def test_largest_model_that_is_allowed_is_read_at_once() -> None:
     """Its tensors are named, and the manifest is within the bytes that are read."""
     tensors = msgspec.to_builtins(Tensors.of_layers(MAX_LAYERS))
-    assert len(json.dumps(tensors)) < MAX_MANIFEST_BYTES / 2
+    caches = msgspec.to_builtins(attention_caches(MAX_LAYERS, 64, 128))
+    assert len(json.dumps([tensors, caches], indent=2)) < MAX_MANIFEST_BYTES * 3 / 4
     assert msgspec.convert(tensors, Tensors) == Tensors.of_layers(MAX_LAYERS)
     assert Dimensions.__struct_fields__
 

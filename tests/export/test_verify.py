@@ -15,7 +15,8 @@ from dragoman.export.bundle import BundleError
 from dragoman.export.graphs import EncoderGraph, StepGraph
 from dragoman.export.parity import Floats, Ints, ParityError
 from dragoman.export.scorer_graph import ScorerGraph
-from dragoman.export.tracing import trace, write, write_sharing
+from dragoman.export.storage import write_graphs
+from dragoman.export.tracing import trace
 from dragoman.export.verify import NUM_RANDOM_CHECKED, SENTENCES, OnnxRunner, OnnxSlots, forced_rows, greedy_sources, verify
 from dragoman.model.checkpoint import Checkpoint
 
@@ -153,10 +154,7 @@ def twins(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> tuple[Checkpoint, 
         decoder.embedding.tokens.weight[6] = decoder.embedding.tokens.weight[5]
         assert decoder.output_bias is not None
         decoder.output_bias[5:7] = 3.0
-    write(trace(EncoderGraph(checkpoint.model)), tmp_path / "encoder.onnx", "encoder.weights")
-    write(trace(StepGraph(checkpoint.model)), tmp_path / "decoder.onnx", "decoder.weights")
-    others = [tmp_path / "encoder.onnx", tmp_path / "decoder.onnx"]
-    write_sharing(trace(ScorerGraph(checkpoint.model)), tmp_path / "scorer.onnx", others)
+    write_graphs([trace(graph(checkpoint.model)) for graph in (EncoderGraph, StepGraph, ScorerGraph)], tmp_path)
     return checkpoint, tmp_path
 
 

@@ -38,6 +38,10 @@ GENERATE = (
         text=TEXT, max_new_tokens=4, min_new_tokens=1, repetition_penalty=1.2, no_repeat_ngram_size=2, suppressed_tokens=[5, 9]
     ),
     GenerateRequest(text=TEXT, max_new_tokens=3, forced_prefix="a dog", return_log_probs=True, top_log_probs=5, priority=2),
+    GenerateRequest(text=TEXT, max_new_tokens=3, source_language="de-AT", target_language="FR", forced_prefix="a", num_beams=1),
+    GenerateRequest(
+        text=TEXT, max_new_tokens=2, target_language="deu_Latn", min_new_tokens=0, early_stopping=False, do_sample=False
+    ),
     GenerateRequest(text=TEXT * 40, max_new_tokens=2, truncate=True, return_alternatives=True, num_return_sequences=3),
 )
 SCORE = (
@@ -46,6 +50,7 @@ SCORE = (
         text=TEXT, target="a dog runs", model="alpha", return_alignment=True, return_word_alignment=True, alignment_layer=1
     ),
     ScoreRequest(text=TEXT, target="", priority=-3, length_penalty=2.0),
+    ScoreRequest(text=TEXT, target="a dog", source_language="DEU_latn", target_language="fr_FR", return_word_alignment=True),
 )
 REFLECTION = (
     ServerReflectionRequest(list_services=""),

@@ -63,3 +63,14 @@ def test_ids_of_a_run_are_unique_and_name_it(make_plan) -> None:
 def test_fields_of_the_search_reach_the_request(make_plan) -> None:
     request = Items(make_plan(work={"search": {"do_sample": True, "temperature": 0.5}, "priority": 3})).make(0).requests[0]
     assert (request.do_sample, request.temperature, request.priority) == (True, 0.5, 3)
+
+
+def test_what_the_search_denies_is_sent_and_what_it_leaves_out_is_not(make_plan) -> None:
+    request = Items(make_plan(work={"search": {"early_stopping": False, "top_k": 0}})).make(0).requests[0]
+    assert request.HasField("early_stopping") and request.HasField("top_k")
+    assert not (request.HasField("do_sample") or request.source_language)
+
+
+def test_languages_reach_the_request(make_plan) -> None:
+    request = Items(make_plan(work={"source_language": "en", "target_language": "de"})).make(0).requests[0]
+    assert (request.source_language, request.target_language) == ("en", "de")

@@ -56,6 +56,7 @@ def test_faults_that_are_wanted_are_not_in_the_probe(fake_server, make_plan, ser
     [
         (grpc.StatusCode.NOT_FOUND, NOT_LOADED, InputError, "{}: --model: 'en-xx' is not loaded; loaded: en-de (NOT_FOUND)"),
         (grpc.StatusCode.INVALID_ARGUMENT, "do_sample: no", InputError, "{}: --sample: no (INVALID_ARGUMENT)"),
+        (grpc.StatusCode.INVALID_ARGUMENT, "target_language: no", InputError, "{}: --to: no (INVALID_ARGUMENT)"),
         (grpc.StatusCode.INVALID_ARGUMENT, "text: too long", InputError, "{}: text: too long (INVALID_ARGUMENT)"),
         (grpc.StatusCode.UNAUTHENTICATED, "who are you?", InputError, "{}: who are you? (UNAUTHENTICATED)"),
         (grpc.StatusCode.INTERNAL, "broken: 0123", CallError, "{}: broken: 0123"),

@@ -50,6 +50,18 @@ def test_a_run_sends_what_was_asked_and_loses_nothing(fake_server, tmp_path: Pat
     assert err == ""  # no terminal, no progress
 
 
+def test_options_reach_the_server_and_are_told_by_their_names(fake_server, tmp_path: Path) -> None:
+    output = tmp_path / "result.json"
+    asked = ("--from", "en", "--to", "de", "--no-sample", "--length-penalty", 0)
+    run("--server", fake_server.address, "--rate", 100, "--requests", 2, *asked, "--output", output)
+    for request in fake_server.service.requests:
+        assert (request.source_language, request.target_language, request.length_penalty) == ("en", "de", 0)
+        assert request.HasField("do_sample") and request.HasField("length_penalty")
+        assert not (request.do_sample or request.HasField("early_stopping") or request.HasField("top_k"))
+    settings = read_result(output).settings
+    assert (settings["--from"], settings["--to"], settings["--sample"]) == ("en", "de", "False")
+
+
 def test_a_server_that_stalls_is_charged_for_everything_that_was_due(fake_server, tmp_path: Path) -> None:
     """No coordinated omission: calls keep coming while the server answers nobody, and all of them have waited."""
     stall = fake_server.service.is_stalled

@@ -1,5 +1,6 @@
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from dragoman.model.checkpoint import Checkpoint, CheckpointError, average_weights, save_tensors
+from dragoman.model.checkpoint_folder import CheckpointFolder
+from dragoman.model.generation import Defaults, Language, Languages, Template
 from dragoman.model.text.byte_level import ByteLevelTokenizer
 from dragoman.model.text.tokenizers import Tokenizers
 
@@ -124,16 +127,64 @@ def change(folder: Path, **fields: Any) -> Path:
     return path
 
 
-@pytest.mark.parametrize("version", [0, 2, "1", None])
+@pytest.mark.parametrize("version", [0, 3, "1", None])
 def test_other_format_version_is_refused(folder: Path, version) -> None:
     path = change(folder, format_version=version)
-    with refuses(path, ": not a checkpoint of format version 1"):
+    with refuses(path, ": not a checkpoint of format version 1 or 2"):
         Checkpoint.load(folder)
+
+
+def test_the_first_format_is_still_read(folder: Path) -> None:
+    change(folder, format_version=1)
+    loaded = Checkpoint.load(folder)
+    assert (loaded.template, loaded.languages, loaded.defaults) == (Template(), None, Defaults())
+
+
+def test_what_is_said_of_generation_is_kept(checkpoint: Checkpoint, folder: Path) -> None:
+    template = Template(source_suffix=[4], task="put into {target}: ")
+    languages = Languages(target=[Language(code="deu_Latn", names=["de"], target_prefix=[7])], default_target="deu_Latn")
+    defaults = Defaults(num_beams=4, suppressed_tokens=[3], is_end_forced=True)
+    replace(checkpoint, template=template, languages=languages, defaults=defaults).save(folder)
+    for loaded in (Checkpoint.load(folder), CheckpointFolder.load(folder)):
+        assert (loaded.template, loaded.languages, loaded.defaults) == (template, languages, defaults)
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ({"template": {"source_prefix": [-1]}}, "source_prefix"),
+        ({"languages": {"target": [{"code": ""}]}}, "target"),
+        ({"languages": {"default_target": "de"}}, "no target language"),
+        ({"defaults": {"num_beams": "4"}}, "num_beams"),
+        ({"defaults": {"colour": 1}}, "colour"),
+        ({"defaults": []}, "defaults"),
+    ],
+)
+def test_wrong_words_of_generation_are_named(folder: Path, said, reason) -> None:
+    path = change(folder, **said)
+    with refuses(path, ": ") as caught:
+        Checkpoint.load(folder)
+    assert reason in str(caught.value)
+
+
+def test_weights_are_mapped_not_copied(folder: Path) -> None:
+    """A large model takes its memory once, and what is written to it does not reach the file."""
+    before = (folder / "model.safetensors").read_bytes()
+    model = Checkpoint.load(folder).model
+    mapped = [
+        line.split("-") for line in Path("/proc/self/maps").read_text().splitlines() if str(folder / "model.safetensors") in line
+    ]
+    spans = [(int(start, 16), int(end.split()[0], 16)) for start, end, *_ in mapped]
+    assert all(any(start <= weight.data_ptr() < end for start, end in spans) for weight in model.parameters())
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.zero_()
+    assert (folder / "model.safetensors").read_bytes() == before
 
 
 def test_description_that_is_no_object_is_refused(folder: Path) -> None:
     (folder / "config.json").write_text("[1]", encoding="utf-8")
-    with refuses(folder / "config.json", ": not a checkpoint of format version 1"):
+    with refuses(folder / "config.json", ": not a checkpoint of format version 1 or 2"):
         Checkpoint.load(folder)
 
 

@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.config import ModelConfig, ModelConfigError
+from dragoman.model.generation import Language, Languages
 from dragoman.model.growth import grown, with_more_tokens
 from dragoman.model.text.byte_level import ByteLevelTokenizer
 from dragoman.model.text.tokenizers import Tokenizers
@@ -117,6 +118,15 @@ def test_more_tokens_have_the_mean_of_their_pieces(make_model, switches: dict[st
         pieces = vocabulary.encode(word)  # which puts the space before it
         for name in grown_tables:
             torch.testing.assert_close(new[name][i], old[name][pieces].mean(0))
+
+
+def test_more_tokens_leave_the_languages_as_they_are(make_model) -> None:
+    vocabulary = ByteLevelTokenizer.train(SENTENCES, 275)
+    languages = Languages(source=[Language(code="en")], target=[Language(code="de")])
+    small = Checkpoint(
+        "toy", make_model(source_vocab_size=275, target_vocab_size=275), Tokenizers.shared(vocabulary), languages=languages
+    )
+    assert with_more_tokens(small, vocabulary.extended(SENTENCES, 290)).languages == languages
 
 
 def test_a_model_with_more_tokens_than_its_vocabulary_gets_none(make_model) -> None:

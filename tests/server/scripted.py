@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from dragoman.model.generation import Defaults, Template
 from dragoman.model.text.byte_level import ByteLevelTokenizer
 from dragoman.model.text.tokenizers import Tokenizers
+from dragoman.server.core.frames import Frames
 from dragoman.server.engine.messages import Answer, Finished, Request, Scored, ScoreRequest, Share, Tokens
 from dragoman.server.errors import QueueFull, UnknownModel
 
@@ -152,8 +154,8 @@ class LoadedModels:
         return [self.by_name[name] for name in sorted(self.by_name)]
 
 
-def scripted_model(tokenizer: ByteLevelTokenizer, name: str = "en-de", **limits: int) -> Any:
-    """Return a model with such an engine."""
+def scripted_model(tokenizer: ByteLevelTokenizer, name: str = "en-de", **fields: Any) -> Any:
+    """Return a model with such an engine; fields of its manifest may be others."""
     manifest = {
         "max_source_tokens": 64,
         "max_target_tokens": 48,
@@ -164,11 +166,17 @@ def scripted_model(tokenizer: ByteLevelTokenizer, name: str = "en-de", **limits:
         "domain": "",
         "source_vocab_size": tokenizer.vocab_size,
         "target_vocab_size": tokenizer.vocab_size,
+        "num_choices": tokenizer.vocab_size,
+        "template": Template(),
+        "languages": None,
+        "defaults": Defaults(),
     }
+    described: Any = SimpleNamespace(name=name, **manifest | fields)
     return SimpleNamespace(
         name=name,
         version="v7",
-        manifest=SimpleNamespace(**manifest | limits),
+        manifest=described,
+        frames=Frames(described),
         tokenizers=Tokenizers.shared(tokenizer),
         engine=ScriptedEngine(tokenizer.encode("Fußball 🐕 日本")),
         device="cpu",

@@ -10,7 +10,8 @@ from dragoman.server.engine.messages import Answer, Request
 from dragoman.server.engine.search.candidates import Candidates
 from dragoman.server.engine.search.constraints import Option
 from dragoman.server.engine.search.hypothesis import Hypothesis, num_common_tokens
-from dragoman.server.engine.search.search import Search, TargetSide
+from dragoman.server.engine.search.search import Search
+from dragoman.server.engine.search.target import TargetSide
 
 
 class BeamSearch(Search):
@@ -52,14 +53,18 @@ class BeamSearch(Search):
 
     def answers(self) -> list[Answer]:
         """See `Search`: by falling score."""
-        return [hypothesis.answer(self.options.length_penalty) for hypothesis in self._finished[: self.options.num_answers]]
+        return [self._answer(hypothesis) for hypothesis in self._finished[: self.options.num_answers]]
 
     @property
     def _num_wanted(self) -> int:
         return 2 * self.options.num_beams
 
-    def _decide_all(self, candidates: Candidates) -> None:
+    def advance(self, candidates: Candidates) -> list[int] | None:
+        """See `Search`."""
         self._best = {}
+        return super().advance(candidates)
+
+    def _decide_all(self, candidates: Candidates) -> None:
         if not self._constraints.is_idle or candidates.log_probs[:, -1].min() == -math.inf:
             super()._decide_all(candidates)
 
@@ -69,6 +74,9 @@ class BeamSearch(Search):
             self._want_more(row, len(ids))
         else:
             self._best[row] = best
+
+    def _decide_on(self, row: int, option: Option) -> None:
+        self._best[row] = [option]
 
     def _extensions(self, candidates: Candidates) -> list[tuple[int, Option]]:
         """Return the best `_num_wanted` of all hypotheses, best first; of equals the better hypothesis and the lower id first."""
@@ -126,13 +134,11 @@ class BeamSearch(Search):
             return True
         if len(self._finished) < self.options.num_beams:
             return False
-        penalty = self.options.length_penalty
-        return self.options.is_stopped_early or live[0].score(penalty) <= self._finished[-1].score(penalty)
+        return self.options.is_stopped_early or self._score(live[0]) <= self._score(self._finished[-1])
 
     def _keep_best(self, hypotheses: list[Hypothesis]) -> None:
         """Let hypotheses compete for the places of finished ones; those that were there first win a tie."""
         if not hypotheses:
             return
-        penalty = self.options.length_penalty
-        ranked = sorted(self._finished + hypotheses, key=lambda hypothesis: -hypothesis.score(penalty))
+        ranked = sorted(self._finished + hypotheses, key=lambda hypothesis: -self._score(hypothesis))
         self._finished = ranked[: self.options.num_beams]

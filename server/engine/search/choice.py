@@ -2,8 +2,9 @@
 
 from dragoman.server.engine.messages import GREEDY, Request
 from dragoman.server.engine.search.beam import BeamSearch
-from dragoman.server.engine.search.search import Search, TargetSide
+from dragoman.server.engine.search.search import Search
 from dragoman.server.engine.search.separate import SeparateSearch
+from dragoman.server.engine.search.target import TargetSide
 
 
 def search_for(request: Request, target: TargetSide) -> Search | None:

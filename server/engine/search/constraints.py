@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from dragoman.server.engine.messages import SearchOptions
 from dragoman.server.engine.search.hypothesis import Hypothesis
+from dragoman.server.engine.search.target import TargetSide
 
 MAX_LISTED = 1024
 """Candidates up to which a loop that stops early is faster than arrays."""
@@ -58,34 +59,46 @@ class Constraints:
         is_idle: Whether there are none.
     """
 
-    def __init__(self, options: SearchOptions, eos_id: int, vocab_size: int) -> None:
-        self._eos_id, self._vocab_size = eos_id, vocab_size
+    def __init__(self, options: SearchOptions, target: TargetSide, max_new_tokens: int) -> None:
+        self._eos_id, self._num_choices = target.eos_id, target.num_choices
+        self._length_before_end = max_new_tokens - 1 if options.is_end_forced else math.inf
         self._suppressed = frozenset(options.suppressed_tokens)
         self._min_new_tokens = options.min_new_tokens
         self._ngram_size = options.no_repeat_ngram_size
         self._penalty = options.repetition_penalty
         self.is_idle = not (self._suppressed or self._min_new_tokens or self._ngram_size or self._penalty != 1)
-        self._marks = np.zeros(0 if self.is_idle else vocab_size, np.bool_)
+        self._marks = np.zeros(0 if self.is_idle else target.vocab_size, np.bool_)
 
     def num_needed(self, hypothesis: Hypothesis, num_wanted: int) -> int:
         """Return how many of the model's candidates are likely to hold the `num_wanted` best after the rules.
 
         They are sure to, where the rules can spoil only a few; `certain` tells of the others.
         """
+        if self.forces_end(hypothesis):
+            return min(1 + NUM_SPARE, self._num_choices)
         if self.is_idle:
-            return min(num_wanted, self._vocab_size)
+            return min(num_wanted, self._num_choices)
         most = num_wanted + NUM_SPARE
         num_spoilt = len(self._suppressed)
         if hypothesis.num_generated < self._min_new_tokens:
             num_spoilt += self._eos_id not in self._suppressed
         if (self._ngram_size or self._penalty != 1) and num_spoilt < most:
             num_spoilt += len(set(hypothesis.token_ids[-most:])) if len(hypothesis.token_ids) <= most else most
-        return min(num_wanted + min(num_spoilt, most), self._vocab_size)
+        return min(num_wanted + min(num_spoilt, most), self._num_choices)
+
+    def forces_end(self, hypothesis: Hypothesis) -> bool:
+        """Tell whether end-of-sequence comes next, whatever the model and the other rules say."""
+        return hypothesis.num_generated >= self._length_before_end
+
+    def end(self, ids: NDArray[np.int64], log_probs: NDArray[np.float32]) -> Option | None:
+        """Return the option of a hypothesis whose end is forced, which costs nothing; None if its candidates `[K]` lack it."""
+        places = np.flatnonzero(ids == self._eos_id)
+        return (self._eos_id, log_probs.item(places[0]), 0.0) if len(places) else None
 
     def certain(
         self, hypothesis: Hypothesis, ids: NDArray[np.int64], log_probs: NDArray[np.float32], num_wanted: int
     ) -> list[Option] | None:
-        """Return the `num_wanted` best of the whole vocabulary, or all that the rules leave; None where one not seen may be better.
+        """Return the `num_wanted` best of all candidates, or all that the rules leave; None where one not seen may be better.
 
         Args:
             hypothesis: Whose candidates they are.
@@ -94,7 +107,7 @@ class Constraints:
             num_wanted: At most K.
         """
         found = self.best(hypothesis, ids, log_probs, num_wanted)
-        if self.is_idle or len(ids) == self._vocab_size:
+        if self.is_idle or len(ids) == self._num_choices:
             return found
         smallest = log_probs.item(-1)
         if smallest == -math.inf:
@@ -144,7 +157,7 @@ class Constraints:
         if self.is_idle and raw[-1] > -np.inf:
             return Options(ids, raw, raw, is_untouched=True)
         tokens, num_lifted = hypothesis.token_ids, 0
-        if self._penalty < 1 and len(ids) < self._vocab_size:
+        if self._penalty < 1 and len(ids) < self._num_choices:
             num_lifted = len(set(tokens)) - int(self._are_among(tokens, ids).sum())
         keep = raw > -np.inf
         if banned := self._banned(hypothesis):

@@ -36,16 +36,21 @@ class Hypothesis(Struct, frozen=True):
         """Tokens generated, end-of-sequence included, the forced prefix not."""
         return len(self.log_probs)
 
-    def score(self, length_penalty: float) -> float:
-        """Return total / length^length_penalty; 0 where nothing was generated."""
-        return self.total / math.pow(self.num_generated, length_penalty) if self.log_probs else 0.0
+    def score(self, length_penalty: float, num_forced: int = 0) -> float:
+        """Return total / length^length_penalty; 0 where nothing was generated.
 
-    def answer(self, length_penalty: float) -> Answer:
+        Args:
+            length_penalty: Exponent.
+            num_forced: Tokens of the forced prefix that count in the length, too.
+        """
+        return self.total / math.pow(self.num_generated + num_forced, length_penalty) if self.log_probs else 0.0
+
+    def answer(self, length_penalty: float, num_forced: int = 0) -> Answer:
         """Describe it to the front end."""
         return Answer(
             self.token_ids,
             self.log_probs,
-            self.score(length_penalty),
+            self.score(length_penalty, num_forced),
             "eos" if self.is_eos else "length",
             self.top_ids,
             self.top_log_probs,

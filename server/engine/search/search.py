@@ -4,7 +4,6 @@ It knows no rows and no caches. The engine gives each live hypothesis a row and 
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,26 +12,10 @@ from dragoman.server.engine.messages import Answer, Request, SearchOptions
 from dragoman.server.engine.search.candidates import Candidates
 from dragoman.server.engine.search.constraints import Constraints, Option
 from dragoman.server.engine.search.hypothesis import Hypothesis
+from dragoman.server.engine.search.target import TargetSide
 
 WIDENING = 16
 """How many times as many candidates a search sees of a hypothesis for which those it saw were not enough."""
-
-
-@dataclass(frozen=True, slots=True)
-class TargetSide:
-    """What searching needs to know of a model.
-
-    Attributes:
-        vocab_size: V, of the target.
-        eos_id: End-of-sequence.
-        decoder_start_id: What the decoder is fed first.
-        max_tokens: Longest target, end-of-sequence included.
-    """
-
-    vocab_size: int
-    eos_id: int
-    decoder_start_id: int
-    max_tokens: int
 
 
 class Search(ABC):
@@ -52,7 +35,7 @@ class Search(ABC):
         self.wanted: dict[int, int] = {}
         self._target = target
         self._max_new_tokens = request.max_new_tokens
-        self._constraints = Constraints(request.search, target.eos_id, target.vocab_size)
+        self._constraints = Constraints(request.search, target, request.max_new_tokens)
         if not self.options.forced_prefix:
             self._set_num_candidates()
 
@@ -72,7 +55,11 @@ class Search(ABC):
                 self._set_num_candidates()
             return [0]
         self._seen = candidates
-        self._decide_all(candidates)
+        if self._constraints.forces_end(self.live[0]):
+            for row in range(len(self.live)):
+                self._see(row, candidates.ids[row], candidates.log_probs[row])
+        else:
+            self._decide_all(candidates)
         if self.wanted:
             self._seen = candidates.kept(self.options.num_top_log_probs)
         return self.resume()
@@ -80,7 +67,7 @@ class Search(ABC):
     def look(self, hypothesis: int, candidates: Candidates) -> None:
         """Take more candidates of a hypothesis in `wanted`: `[1, K]` of the same step, with the K told there."""
         del self.wanted[hypothesis]
-        self._decide(hypothesis, candidates.ids[0], candidates.log_probs[0])
+        self._see(hypothesis, candidates.ids[0], candidates.log_probs[0])
 
     def resume(self) -> list[int] | None:
         """Go on if enough has been seen; see `advance`."""
@@ -120,8 +107,29 @@ class Search(ABC):
         """Keep what a hypothesis may go on with, or ask for more (`_want_more`); it sees candidates `[K]`."""
 
     @abstractmethod
+    def _decide_on(self, row: int, option: Option) -> None:
+        """Keep the one option that a hypothesis has."""
+
+    @abstractmethod
     def _choose(self, candidates: Candidates) -> list[int]:
         """Take one generated token, by what was decided of each hypothesis; see `advance`."""
+
+    def _see(self, row: int, ids: NDArray[np.int64], log_probs: NDArray[np.float32]) -> None:
+        """Decide by a hypothesis's candidates `[K]`; where its end is forced, end-of-sequence only has to be found."""
+        if not self._constraints.forces_end(self.live[row]):
+            self._decide(row, ids, log_probs)
+        elif (end := self._constraints.end(ids, log_probs)) is None:
+            self._want_more(row, len(ids))
+        else:
+            self._decide_on(row, end)
+
+    def _score(self, hypothesis: Hypothesis) -> float:
+        """Return what a hypothesis is ranked by."""
+        return hypothesis.score(self.options.length_penalty, self.options.num_forced)
+
+    def _answer(self, hypothesis: Hypothesis) -> Answer:
+        """Describe one to the front end."""
+        return hypothesis.answer(self.options.length_penalty, self.options.num_forced)
 
     def _decide_all(self, candidates: Candidates) -> None:
         for row in range(len(self.live)):
@@ -129,15 +137,15 @@ class Search(ABC):
 
     def _want_more(self, row: int, num_seen: int, *, is_far: bool = False) -> None:
         """Ask to see more of a hypothesis: everything, if most of it would have to be seen anyhow."""
-        vocab_size = self._target.vocab_size
-        assert num_seen < vocab_size, "the whole vocabulary was not enough"
+        num_choices = self._target.num_choices
+        assert num_seen < num_choices, "everything was not enough"
         wider = num_seen * WIDENING
-        self.wanted[row] = vocab_size if is_far or wider * WIDENING // 2 >= vocab_size else wider
+        self.wanted[row] = num_choices if is_far or wider * WIDENING // 2 >= num_choices else wider
 
     def _set_num_candidates(self) -> None:
         """Ask for what the next choice needs, whatever the rules take away."""
         needed = max(self._constraints.num_needed(hypothesis, self._num_wanted) for hypothesis in self.live)
-        self.num_candidates = min(max(needed, self.options.num_top_log_probs), self._target.vocab_size)
+        self.num_candidates = min(max(needed, self.options.num_top_log_probs), self._target.num_choices)
 
     def _extend(self, row: int, option: Option, candidates: Candidates, index: int = 0) -> Hypothesis:
         """Return a hypothesis made longer by one of its options."""

@@ -8,7 +8,8 @@ from dragoman.server.engine.search.candidates import Candidates
 from dragoman.server.engine.search.constraints import Option
 from dragoman.server.engine.search.hypothesis import Hypothesis
 from dragoman.server.engine.search.sampler import NUM_CANDIDATES, Sampler
-from dragoman.server.engine.search.search import Search, TargetSide
+from dragoman.server.engine.search.search import Search
+from dragoman.server.engine.search.target import TargetSide
 
 
 class SeparateSearch(Search):
@@ -43,7 +44,7 @@ class SeparateSearch(Search):
     def answers(self) -> list[Answer]:
         """See `Search`: in the order of their indices."""
         finished = sorted(self._finished, key=lambda hypothesis: hypothesis.index)
-        return [hypothesis.answer(self.options.length_penalty) for hypothesis in finished]
+        return [self._answer(hypothesis) for hypothesis in finished]
 
     @property
     def _num_wanted(self) -> int:
@@ -63,6 +64,10 @@ class SeparateSearch(Search):
         picks = self._drawn(row, ids, log_probs) if self._samplers else self._likeliest(row, ids, log_probs)
         if picks is not None:
             self._picks[row] = picks
+
+    def _decide_on(self, row: int, option: Option) -> None:
+        count = 1 if self._has_branched else self.options.num_answers
+        self._picks[row] = [option, *[None if self.options.has_alternatives else option] * (count - 1)]
 
     def _choose(self, candidates: Candidates) -> list[int]:
         count = self.options.num_answers
@@ -102,7 +107,7 @@ class SeparateSearch(Search):
 
     def _drawn(self, row: int, ids: NDArray[np.int64], log_probs: NDArray[np.float32]) -> list[Option | None] | None:
         """Return what each answer in a row draws, None for one that cannot go on; None for all if more has to be seen."""
-        num_unseen = self._target.vocab_size - len(ids)
+        num_unseen = self._target.num_choices - len(ids)
         indices = [self.live[row].index] if self._has_branched else range(self.options.num_answers)
         options = self._constraints.apply(self.live[row], ids, log_probs)
         if not len(options.ids):

@@ -5,8 +5,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from google.protobuf.message import Message
+from msgspec import structs
 
-from dragoman.server.core.answers import Generated, Piece, TokenLogProb
+from dragoman.server.core.answers import Generated, Piece, TokenLogProb, shortlist_tokens
+from dragoman.server.core.defaults import default_max_new_tokens
+from dragoman.server.core.ports import Model
 from dragoman.server.core.requests import GenerateRequest, ScoreRequest
 from dragoman.server.core.scoring import PairScores
 from dragoman.server.core.search_options import check_num_suppressed
@@ -39,6 +42,33 @@ def to_score_request(message: generation_pb2.ScoreRequest) -> ScoreRequest:
     return ScoreRequest(**{field.name: value for field, value in message.ListFields()})
 
 
+def to_model(model: Model, max_message_bytes: int) -> generation_pb2.Model:
+    """Return a model's description."""
+    manifest, frames = model.manifest, model.frames
+    return generation_pb2.Model(
+        name=model.name,
+        version=model.version,
+        is_ready=model.engine.is_ready,
+        precision=manifest.precision,
+        device=model.device,
+        max_source_tokens=manifest.max_source_tokens,
+        max_target_tokens=manifest.max_target_tokens,
+        default_max_new_tokens=default_max_new_tokens(manifest),
+        max_slots=model.max_slots,
+        source_vocab_size=manifest.source_vocab_size,
+        target_vocab_size=manifest.target_vocab_size,
+        domain=manifest.domain,
+        max_message_bytes=max_message_bytes,
+        max_slots_per_request=model.max_slots_per_request,
+        source_languages=[generation_pb2.Language(code=x.code, names=x.names) for x in frames.source_languages],
+        target_languages=[generation_pb2.Language(code=x.code, names=x.names) for x in frames.target_languages],
+        defaults=generation_pb2.Defaults(**structs.asdict(manifest.defaults)),
+        shortlist_tokens=shortlist_tokens(model),
+        default_source_language=frames.default_source_language,
+        default_target_language=frames.default_target_language,
+    )
+
+
 async def write_response(generated: Generated, max_message_bytes: int, response: generation_pb2.GenerateResponse) -> None:
     """Write an answer into its message; a large one in slices of time, between which others have theirs.
 
@@ -60,6 +90,8 @@ async def write_response(generated: Generated, max_message_bytes: int, response:
     times.time_to_first_token_seconds = timings.time_to_first_token_seconds
     if generated.seed is not None:
         response.seed = generated.seed
+    if generated.shortlist_tokens:
+        response.shortlist_tokens = generated.shortlist_tokens
     num_written = 0
     for answer in generated.answers:
         written = response.answers.add(

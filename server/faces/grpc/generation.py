@@ -7,10 +7,10 @@ import sys
 from collections.abc import AsyncIterator
 
 from dragoman.server.core.core import Core
-from dragoman.server.core.ports import Model
 from dragoman.server.faces.grpc.batch import Batch, requests_per_stream
 from dragoman.server.faces.grpc.conversion import (
     to_generate_request,
+    to_model,
     to_score_request,
     to_score_response,
     to_stream_response,
@@ -73,11 +73,11 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
     async def ListModels(self, _: generation_pb2.ListModelsRequest, context: Context) -> generation_pb2.ListModelsResponse:
         """Describe every model that the caller may use."""
         models = self._core.generation.models(current_call.get().caller)
-        return generation_pb2.ListModelsResponse(models=list(map(self._describe, models)))
+        return generation_pb2.ListModelsResponse(models=[to_model(model, self._limit.max_bytes) for model in models])
 
     async def GetModel(self, request: generation_pb2.GetModelRequest, context: Context) -> generation_pb2.Model:
         """Describe one model."""
-        return self._describe(self._core.generation.model(request.model, current_call.get().caller))
+        return to_model(self._core.generation.model(request.model, current_call.get().caller), self._limit.max_bytes)
 
     async def _generate(
         self, request: generation_pb2.GenerateRequest, context: Context, response: generation_pb2.GenerateResponse
@@ -86,23 +86,3 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         wanted = to_generate_request(request)
         generated = await self._core.generation.generate(wanted, current_call.get(), context.time_remaining(), self._limit)
         await write_response(generated, self._limit.max_bytes, response)
-
-    def _describe(self, model: Model) -> generation_pb2.Model:
-        """Return a model's description."""
-        manifest = model.manifest
-        return generation_pb2.Model(
-            name=model.name,
-            version=model.version,
-            is_ready=model.engine.is_ready,
-            precision=manifest.precision,
-            device=model.device,
-            max_source_tokens=manifest.max_source_tokens,
-            max_target_tokens=manifest.max_target_tokens,
-            default_max_new_tokens=manifest.default_max_new_tokens,
-            max_slots=model.max_slots,
-            source_vocab_size=manifest.source_vocab_size,
-            target_vocab_size=manifest.target_vocab_size,
-            domain=manifest.domain,
-            max_message_bytes=self._limit.max_bytes,
-            max_slots_per_request=model.max_slots_per_request,
-        )

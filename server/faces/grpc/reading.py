@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 from google.protobuf.message import DecodeError, Message
 
 from dragoman.server.core.endings import RETRY_SECONDS
+from dragoman.server.core.frames import check_language
 from dragoman.server.core.ids import check_request_id
 from dragoman.server.core.search_options import check_num_suppressed
 from dragoman.server.core.validation import check_model_name
@@ -39,6 +40,8 @@ CHECKS: dict[str, Callable[[Any], object]] = {
     "request_id": lambda value: check_request_id("request_id", value),
     "model": check_model_name,
     "suppressed_tokens": lambda values: check_num_suppressed(len(values)),
+    "source_language": lambda value: check_language("source_language", value),
+    "target_language": lambda value: check_language("target_language", value),
 }
 
 

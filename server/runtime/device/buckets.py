@@ -32,7 +32,7 @@ class Buckets:
     def of(
         cls,
         max_rows: int,
-        vocab_size: int,
+        num_choices: int,
         max_targets: int,
         max_sources: int,
         rows: Sequence[int] = ROWS,
@@ -41,7 +41,7 @@ class Buckets:
         """Cut the usual sizes to a model and its number of rows; each list ends with the most that is ever needed."""
         return cls(
             _cut(rows or ROWS, max_rows),
-            tuple(k for k in CANDIDATES if k <= vocab_size),
+            tuple(k for k in CANDIDATES if k <= num_choices),
             _cut(capacities or CAPACITIES, max_targets),
             _cut(capacities or CAPACITIES, max_sources),
         )

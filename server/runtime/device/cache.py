@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from dragoman.server.runtime.device.buckets import at_least
 from dragoman.server.runtime.device.device import Device
+from dragoman.server.runtime.device.kind import CacheKind
 from dragoman.server.runtime.device.model import DeviceModel
 
 SHRINK_PATIENCE = 256
@@ -22,30 +23,31 @@ class DeviceTensors:
     """The caches of one kind, `[max_rows, H, capacity, Dh]` each.
 
     Attributes:
+        kind: Their names and shape.
         capacity: Positions that a row has room for at present.
         capacities: What it can be, rising.
         address: Of the first tensor; each of the others begins `pitch` after the one before.
         pitch: Bytes that are reserved for a tensor.
     """
 
-    def __init__(self, device: Device, model: DeviceModel, max_rows: int, capacities: tuple[int, ...]) -> None:
+    def __init__(self, device: Device, kind: CacheKind, max_rows: int, capacities: tuple[int, ...]) -> None:
         """Reserve them; they begin at the smallest capacity.
 
         Raises:
             OutOfDeviceMemory: If they do not fit.
         """
         self.capacities, self.capacity = capacities, capacities[0]
-        self.num_heads, self.num_tensors = model.num_heads, model.num_tensors
-        self.position_bytes = model.position_bytes
+        self.kind = kind
+        self._num_pieces, self._num_tensors, self._position_bytes = kind.num_pieces, kind.num_tensors, kind.position_bytes
         self.pitch = max_rows * self.row_bytes_at(capacities[-1])
-        self.address = device.allocate(self.num_tensors * self.pitch)
+        self.address = device.allocate(self._num_tensors * self.pitch)
         self._device = device
         self._num_roomy_steps = 0
 
     @property
     def addresses(self) -> list[int]:
         """Where each tensor begins: keys, then values, layer by layer."""
-        return [self.address + i * self.pitch for i in range(self.num_tensors)]
+        return [self.address + i * self.pitch for i in range(self._num_tensors)]
 
     @property
     def row_bytes(self) -> int:
@@ -55,26 +57,26 @@ class DeviceTensors:
     @property
     def num_bytes(self) -> int:
         """Size of all that is reserved."""
-        return self.num_tensors * self.pitch
+        return self._num_tensors * self.pitch
 
     def row_bytes_at(self, capacity: int) -> int:
         """Return the size of one row of one tensor at a capacity."""
-        return self.num_heads * capacity * self.position_bytes
+        return self._num_pieces * capacity * self._position_bytes
 
     def copy_row(self, source: int, target: int) -> None:
         """Copy a whole row of every tensor, what is valid and what is not: one call costs less than a choice."""
         if source != target:
             size = self.row_bytes
             self._device.copy_pieces(
-                self.address + target * size, self.pitch, self.address + source * size, self.pitch, size, self.num_tensors
+                self.address + target * size, self.pitch, self.address + source * size, self.pitch, size, self._num_tensors
             )
 
     def write(self, row: int, sources: Sequence[int], length: int, num_rows: int) -> None:
         """Store consecutive rows of `[B, H, length, Dh]`, one address a tensor, from a row on."""
-        size = length * self.position_bytes
+        size = length * self._position_bytes
         for address, source in zip(self.addresses, sources, strict=True):
             target = address + row * self.row_bytes
-            self._device.copy_pieces(target, self.capacity * self.position_bytes, source, size, size, num_rows * self.num_heads)
+            self._device.copy_pieces(target, self.capacity * self._position_bytes, source, size, size, num_rows * self._num_pieces)
 
     def fit(self, needed: int, num_rows: int, scratch: int) -> None:
         """Make room for `needed` positions of the first rows, or, if less has been enough for long, take less.
@@ -96,8 +98,8 @@ class DeviceTensors:
 
     def _lay_out(self, capacity: int, num_rows: int, scratch: int) -> None:
         """Move rows to another capacity, each tensor through the scratch memory and back."""
-        old, new = self.capacity * self.position_bytes, capacity * self.position_bytes
-        pieces = num_rows * self.num_heads
+        old, new = self.capacity * self._position_bytes, capacity * self._position_bytes
+        pieces = num_rows * self._num_pieces
         for address in self.addresses if pieces else ():
             self._device.copy_pieces(scratch, new, address, old, min(old, new), pieces)
             self._device.copy(address, scratch, pieces * new)
@@ -128,8 +130,8 @@ class DeviceCache:
         Raises:
             OutOfDeviceMemory: If it does not fit.
         """
-        self.self_kv = DeviceTensors(device, model, max_rows, targets)
-        self.cross_kv = DeviceTensors(device, model, max_rows, sources)
+        self.self_kv = DeviceTensors(device, model.self_kv, max_rows, targets)
+        self.cross_kv = DeviceTensors(device, model.cross_kv, max_rows, sources)
         self.source_lengths: NDArray[np.int64] = np.ones(max_rows, np.int64)
         moved = [tensors.pitch for tensors in (self.self_kv, self.cross_kv) if len(tensors.capacities) > 1]
         self._scratch = device.allocate(max(moved)) if moved else 0

@@ -165,8 +165,9 @@ class DeviceDecoder:
     def cache_bytes(self) -> tuple[int, int]:
         """See `runner.Runner`."""
         live = self.cache.source_lengths[: self._num_rows]
-        per_position = self._model.num_tensors * self._model.num_heads * self._model.position_bytes
-        return self.cache.num_bytes_reserved, (int(live.sum()) + self._num_positions) * per_position
+        pairs = (self.cache.cross_kv.kind, int(live.sum())), (self.cache.self_kv.kind, self._num_positions)
+        used = sum(num_positions * kind.num_tensors * kind.token_bytes for kind, num_positions in pairs)
+        return self.cache.num_bytes_reserved, used
 
     def copy_row(self, source: int, target: int, length: int) -> None:
         """See `runner.Runner`."""

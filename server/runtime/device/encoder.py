@@ -7,7 +7,6 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from dragoman.export.tensor_names import cross_kv_names
 from dragoman.server.runtime.device.device import Device
 from dragoman.server.runtime.device.model import DeviceModel
 
@@ -44,8 +43,9 @@ class DeviceEncoder:
         """
         self.max_positions = max_positions
         self._device, self._model, self._session = device, model, session
-        self._pitch = max_positions * model.num_heads * model.position_bytes
-        self._output = device.allocate(model.num_tensors * self._pitch)
+        self._kind = model.cross_kv
+        self._pitch = max_positions * self._kind.token_bytes
+        self._output = device.allocate(self._kind.num_tensors * self._pitch)
         self._input = device.allocate(16 * max_positions)
         self._staged = device.allocate_host(16 * max_positions).view(np.int64)
 
@@ -85,9 +85,9 @@ class DeviceEncoder:
         where = self._device.kind, self._device.ordinal
         binding.bind_input("src_ids", *where, np.int64, ids.shape, self._input)
         binding.bind_input("src_lens", *where, np.int64, (num_rows,), self._input + ids.nbytes)
-        shape = num_rows, self._model.num_heads, longest, self._model.head_dim
-        tensors = [self._output + i * self._pitch for i in range(self._model.num_tensors)]
-        for name, address in zip(cross_kv_names(self._model.num_decoder_layers), tensors, strict=True):
+        shape = self._kind.shape(num_rows, longest)
+        tensors = [self._output + i * self._pitch for i in range(self._kind.num_tensors)]
+        for name, address in zip(self._kind.names, tensors, strict=True):
             binding.bind_output(name, *where, self._model.element_type, shape, address)
         self._device.run(self._session, binding, onnxruntime.RunOptions())
         return Encoded(lengths, longest, tensors)

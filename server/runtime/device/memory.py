@@ -18,12 +18,13 @@ class MemoryPlan:
     """Bytes of each part.
 
     Attributes:
-        slot_bytes: One slot's caches: 2 · L · H · Dh · (T + S) · bytes of an element.
+        slot_bytes: One slot's caches; in a Transformer 2 · L · H · Dh · (T + S) · bytes of an element.
         caches: All slots'.
         scratch: For laying caches out anew, as large as one of them; nothing where there is one capacity only.
         staging: The encoder's outputs, until they lie in their slots.
         arrays: Inputs and outputs of a step.
-        weights: Of both graphs, the output projection twice more, as it is widened to single precision.
+        weights: Of both graphs, the table of tokens once more, which they may share on disk, and the output projection twice more,
+            as it is widened to single precision.
         activations: An estimate of what a step computes with: logits, log-probabilities and the search for the likeliest.
     """
 
@@ -44,20 +45,20 @@ class MemoryPlan:
             buckets: The last of each are what memory is reserved for.
             prefill_tokens: Positions of one run of the encoder at the most, padding included.
         """
-        max_rows, positions = buckets.rows[-1], buckets.targets[-1] + buckets.sources[-1]
-        token_bytes = model.num_heads * model.position_bytes
-        slot = model.num_tensors * token_bytes * positions
-        moved = [sizes[-1] for sizes in (buckets.targets, buckets.sources) if len(sizes) > 1]
-        width = model.num_heads * model.head_dim
-        widened = 4 * model.target_vocab_size * width if model.element_bytes == 2 else 0
+        max_rows, width = buckets.rows[-1], model.d_model
+        kinds = (model.self_kv, buckets.targets), (model.cross_kv, buckets.sources)
+        slot = sum(kind.num_tensors * kind.token_bytes * sizes[-1] for kind, sizes in kinds)
+        moved = [kind.token_bytes * sizes[-1] for kind, sizes in kinds if len(sizes) > 1]
+        widened = 4 * model.num_choices * width if model.element_bytes == 2 else 0
+        shared = model.element_bytes * model.target_vocab_size * width
         return cls(
             slot_bytes=slot,
             caches=slot * max_rows,
-            scratch=max(moved, default=0) * token_bytes * max_rows,
-            staging=model.num_tensors * token_bytes * prefill_tokens,
+            scratch=max(moved, default=0) * max_rows,
+            staging=model.cross_kv.num_tensors * model.cross_kv.token_bytes * prefill_tokens,
             arrays=step_input_bytes(max_rows) + step_output_bytes(max_rows, buckets.candidates[-1]) + 16 * prefill_tokens,
-            weights=model.weights_bytes + widened,
-            activations=max(MIN_ARENA_BYTES, 3 * 4 * max_rows * model.target_vocab_size + 16 * prefill_tokens * width * 4),
+            weights=model.weights_bytes + shared + widened,
+            activations=max(MIN_ARENA_BYTES, 3 * 4 * max_rows * model.num_choices + 16 * prefill_tokens * width * 4),
         )
 
     @property

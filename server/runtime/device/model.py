@@ -1,10 +1,14 @@
 """What the device runner must know of a model: its dimensions and where its graphs lie; no bundle is opened here."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+
+from dragoman.export.caches import Cache
+from dragoman.server.runtime.device.kind import CacheKind
 
 BFLOAT16 = 16
 """ONNX's number of the type, which NumPy does not have."""
@@ -12,15 +16,15 @@ BFLOAT16 = 16
 
 @dataclass(frozen=True, slots=True)
 class DeviceModel:
-    """A model on disk, as its manifest describes it; see `dragoman.export.bundle.Manifest`."""
+    """A model on disk, as its manifest describes it; see `dragoman.export.manifest.Manifest`."""
 
     encoder_path: Path
     decoder_path: Path
     precision: str
-    num_heads: int
-    head_dim: int
-    num_decoder_layers: int
+    caches: Sequence[Cache]
+    d_model: int
     target_vocab_size: int
+    num_choices: int
     pad_id: int
     eos_id: int
     decoder_start_id: int
@@ -49,14 +53,22 @@ class DeviceModel:
         return 2 if self.precision in ("fp16", "bf16") else 4
 
     @property
-    def position_bytes(self) -> int:
-        """What one position of one head takes in one cache: Dh elements."""
-        return self.head_dim * self.element_bytes
+    def self_kv(self) -> CacheKind:
+        """The caches that steps write.
+
+        Raises:
+            DeviceError: If a device cannot keep them.
+        """
+        return CacheKind.of(self.caches, "self", self.element_bytes)
 
     @property
-    def num_tensors(self) -> int:
-        """Caches of a kind: keys and values of every layer."""
-        return 2 * self.num_decoder_layers
+    def cross_kv(self) -> CacheKind:
+        """The caches that the encoder gives.
+
+        Raises:
+            DeviceError: If a device cannot keep them.
+        """
+        return CacheKind.of(self.caches, "cross", self.element_bytes)
 
     @property
     def weights_bytes(self) -> int:

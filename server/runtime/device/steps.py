@@ -10,7 +10,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from dragoman.export.tensor_names import cross_kv_names, self_kv_names
+from dragoman.export.tensor_names import output_name
 from dragoman.server.runtime.device.buckets import NO_GRAPH, Buckets
 from dragoman.server.runtime.device.cache import DeviceCache
 from dragoman.server.runtime.device.device import Device
@@ -168,14 +168,13 @@ class DeviceSteps:
         binding.bind_output("candidate_ids", *where, np.int64, output_shape, output)
         binding.bind_output("candidate_log_probs", *where, np.float32, output_shape, output + 8 * count)
         element: Any = self._model.element_type
-        num_layers = self._model.num_decoder_layers
-        for tensors, names in ((cache.self_kv, self_kv_names(num_layers)), (cache.cross_kv, cross_kv_names(num_layers))):
-            dimensions = num_rows, self._model.num_heads, tensors.capacity, self._model.head_dim
-            for name, address in zip(names, tensors.addresses, strict=True):
+        for tensors in (cache.self_kv, cache.cross_kv):
+            dimensions = tensors.kind.shape(num_rows, tensors.capacity)
+            for name, address in zip(tensors.kind.names, tensors.addresses, strict=True):
                 place = address + first_row * tensors.row_bytes
                 binding.bind_input(name, *where, element, dimensions, place)
                 if tensors is cache.self_kv:
-                    binding.bind_output(f"{name}_out", *where, element, dimensions, place)
+                    binding.bind_output(output_name(name), *where, element, dimensions, place)
         return binding, self._options(shape, is_captured=is_captured)
 
     def _options(self, shape: Shape, *, is_captured: bool) -> onnxruntime.RunOptions:

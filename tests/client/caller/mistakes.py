@@ -17,6 +17,8 @@ def blocking(client: Client) -> None:
     client.generate_many([b"a"])  # E: list-item
     client.generate_batch(["a"])  # E: list-item
     client.score("a")  # E: call-arg
+    client.score("a", "b", target_language=None)  # E: arg-type
+    client.generate("a", do_sample="no")  # E: arg-type
     Search(num_beam=4)  # E: call-arg
     Request(b"a")  # E: arg-type
     Client(b"localhost")  # E: arg-type
@@ -28,6 +30,7 @@ def blocking(client: Client) -> None:
     reveal_type(client.score("a", "b").log_prob)  # R: float
     reveal_type(dragoman.__version__)  # R: str
     reveal_type(Search().num_beams)  # R: int | None
+    reveal_type(client.models()[0].defaults.early_stopping)  # R: bool | None
 
 
 async def asynchronous(client: AsyncClient, outcome: Outcome) -> None:

@@ -14,10 +14,12 @@ from dragoman import (
     Cancelled,
     Client,
     DeadlineExceeded,
+    Defaults,
     FinishReason,
     InputError,
     InternalError,
     InvalidArgument,
+    Language,
     ModelInfo,
     ModelNotFound,
     Outcome,
@@ -46,7 +48,9 @@ TOLD: dict[str, object] = {"version": __version__}
 
 
 def unary(client: Client) -> None:
-    result: Result = client.generate("ab", model="en-de", num_beams=4, num_return_sequences=2, suppressed_tokens=[1, 2])
+    result: Result = client.generate(
+        "ab", model="en-de", target_language="de", num_beams=4, num_return_sequences=2, suppressed_tokens=[1, 2]
+    )
     reason: FinishReason = result.finish_reason
     usage: Usage = result.usage
     timings: Timings = result.timings
@@ -89,6 +93,10 @@ def scored(client: Client) -> None:
 def described(client: Client) -> None:
     models: list[ModelInfo] = client.models()
     TOLD["models"] = [model.name for model in models]
+    languages: tuple[Language, ...] = models[0].target_languages
+    defaults: Defaults = models[0].defaults
+    beams: int | None = defaults.num_beams
+    TOLD["defaults"] = [[language.code for language in languages], beams]
     TOLD["ready"] = [client.model("en-de").is_ready, client.is_ready()]
 
 

@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from dragoman.model.corpus import read_lines
-from dragoman.model.text.byte_level import EOS, PAD, SPECIAL_TOKENS, START, ByteLevelTokenizer, StreamingDetokenizer, byte_alphabet
+from dragoman.model.text.alphabet import byte_alphabet
+from dragoman.model.text.byte_level import EOS, PAD, SPECIAL_TOKENS, START, ByteLevelTokenizer, StreamingDetokenizer
 from dragoman.model.text.tokenizer import TokenizerError
 from tests.examples import num_examples
 

@@ -11,12 +11,13 @@ NAN, INFINITY = float("nan"), float("inf")
 
 
 def options(model: Any, prefix_ids: tuple[int, ...] = (), max_new_tokens: int = 32, **fields: Any) -> SearchOptions:
-    return search_options(GenerateRequest(text="a", **fields), model, max_new_tokens, prefix_ids)
+    return search_options(GenerateRequest(text="a", **fields), model, max_new_tokens, prefix_ids, model.frames.find())
 
 
 def test_request_without_options_shares_the_greedy_ones(make_model: Any) -> None:
     plain = GenerateRequest(model="en-de", text="a", max_new_tokens=9, truncate=True, request_id="r", priority=3)
-    assert search_options(plain, make_model(), 9, ()) is GREEDY
+    model = make_model()
+    assert search_options(plain, model, 9, (), model.frames.find()) is GREEDY
 
 
 @pytest.mark.parametrize(
@@ -217,4 +218,4 @@ def test_tokens_to_suppress_are_counted_before_anything_is_made_of_them(make_mod
 
     for fields in ({}, {"return_alternatives": True, "num_return_sequences": 2}):
         with pytest.raises(InvalidRequest, match=r"^suppressed_tokens: 4100000 tokens; at most 256 are allowed$"):
-            search_options(GenerateRequest(text="a", suppressed_tokens=Endless(), **fields), make_model(), 8, [])
+            options(make_model(), (), 8, suppressed_tokens=Endless(), **fields)

@@ -17,11 +17,12 @@ from dragoman.server.engine.engine import Engine
 from dragoman.server.engine.messages import Answer, Finished, Request
 from dragoman.server.engine.scheduler import Limits
 from dragoman.server.engine.search.candidates import Candidates
-from dragoman.server.engine.search.search import TargetSide
+from dragoman.server.engine.search.target import TargetSide
 
 PAD, EOS, START, MAX_TARGET, VOCAB = 0, 1, 2, 40, 80
 ORIGIN = b"front"
 POISON = -1
+LONG = 25
 # Steps of 1/4 make ties, which the lower id wins.
 LOGITS = np.round(np.random.default_rng(0).normal(0, 2, (509, VOCAB)) * 4) / 4
 
@@ -30,12 +31,14 @@ LOGITS = np.round(np.random.default_rng(0).normal(0, 2, (509, VOCAB)) * 4) / 4
 def model(source: tuple[int, ...], history: tuple[int, ...]) -> NDArray[np.float32]:
     """Return log-probabilities `[V]` after all tokens fed, the start token included.
 
-    The source's first id is the length of the greedy answer, end-of-sequence included; the padding token has no probability.
+    The source's first id is the length of the greedy answer, end-of-sequence included; before the end of a long one
+    end-of-sequence is the least likely of all tokens. The padding token has no probability.
     """
     noise = hash((source, history))
     logits = np.roll(LOGITS[noise % 509], noise // 509 % VOCAB)
     logits[PAD] = -np.inf
-    logits[EOS] = logits[2:].max() + (1 if len(history) >= source[0] else -1)
+    early = -1 if source[0] < LONG else logits[2:].min() - logits[2:].max() - 1
+    logits[EOS] = logits[2:].max() + (1 if len(history) >= source[0] else early)
     return (logits - np.log(np.exp(logits).sum())).astype(np.float32)
 
 
@@ -52,6 +55,7 @@ class Path:
 
     def __init__(self, request: Request) -> None:
         self.request = request
+        self.start = START if request.decoder_start_id is None else request.decoder_start_id
         self.tokens = list(request.search.forced_prefix)
         self.log_probs: list[float] = []
         self.total = 0.0
@@ -60,7 +64,9 @@ class Path:
 
     @property
     def score(self) -> float:
-        return self.total / len(self.log_probs) ** self.request.search.length_penalty if self.log_probs else 0.0
+        search = self.request.search
+        length = len(self.log_probs) + search.num_forced
+        return self.total / length**search.length_penalty if self.log_probs else 0.0
 
     @property
     def has_ended(self) -> bool:
@@ -76,7 +82,9 @@ class Path:
         if size and len(tokens) >= size:
             here = tokens[len(tokens) - size + 1 :]
             banned |= {tokens[i + size - 1] for i in range(len(tokens) - size + 1) if tokens[i : i + size - 1] == here}
-        log_probs = model(tuple(self.request.source_ids), (START, *tokens)).tolist()
+        log_probs = model(tuple(self.request.source_ids), (self.start, *tokens)).tolist()
+        if search.is_end_forced and len(self.log_probs) == self.request.max_new_tokens - 1:
+            return [(0.0, EOS, log_probs[EOS])]
         values = [log_prob * search.repetition_penalty if i in tokens else log_prob for i, log_prob in enumerate(log_probs)]
         allowed = [i for i in range(VOCAB) if i not in banned]
         return [(values[i], i, log_probs[i]) for i in sorted(allowed, key=lambda i: (-values[i], i))]
@@ -84,7 +92,7 @@ class Path:
     def extended(self, option: tuple[float, int, float]) -> "Path":
         value, token, log_prob = option
         longer = Path(self.request)
-        top = likeliest(tuple(self.request.source_ids), (START, *self.tokens))
+        top = likeliest(tuple(self.request.source_ids), (self.start, *self.tokens))
         count = self.request.search.num_top_log_probs
         longer.tokens = self.tokens + [token] * (token != EOS)
         longer.log_probs = [*self.log_probs, log_prob]

@@ -6,7 +6,7 @@ from dragoman.server.engine.engine import Engine
 from dragoman.server.engine.messages import Finished, Request
 from dragoman.server.engine.scheduler import Limits
 from dragoman.server.engine.search.candidates import Candidates
-from dragoman.server.engine.search.search import TargetSide
+from dragoman.server.engine.search.target import TargetSide
 
 
 class SmallRunner:

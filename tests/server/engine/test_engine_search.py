@@ -22,6 +22,11 @@ SEARCHES = {
     "hot samples": SearchOptions(num_answers=3, sampling=HOT),
     "alternatives": SearchOptions(num_answers=4, has_alternatives=True, forced_prefix=[9], num_top_log_probs=5),
     "a penalty that needs the whole vocabulary": SearchOptions(repetition_penalty=0.6, forced_prefix=[33, 44]),
+    "beams after a language": SearchOptions(num_beams=4, num_answers=3, forced_prefix=[5, 6], num_forced=1, length_penalty=0.7),
+    "beams with a forced end": SearchOptions(num_beams=4, num_answers=4, is_end_forced=True, min_new_tokens=9),
+    "greedy with a forced end": SearchOptions(is_end_forced=True, forced_prefix=[8], num_forced=1, num_top_log_probs=2),
+    "samples with a forced end": SearchOptions(num_answers=3, sampling=HOT, is_end_forced=True),
+    "alternatives with a forced end": SearchOptions(num_answers=3, has_alternatives=True, is_end_forced=True),
     "nothing left to choose": SearchOptions(num_beams=2, num_answers=2, suppressed_tokens=list(range(VOCAB))),
     "few left to choose": SearchOptions(num_answers=4, has_alternatives=True, suppressed_tokens=list(range(VOCAB - 2))),
 }
@@ -38,7 +43,7 @@ def test_answers_are_the_reference_whatever_else_runs(
     for seed in range(3):
         bench, random = make_bench(max_slots=9), Random(seed)
         requests = [
-            bench.submit(i, [random.randint(1, 12), i], 12, search=chosen)
+            bench.submit(i, [random.randint(1, 16), i], 12, search=chosen, decoder_start_id=random.choice([None, None, 0, 44]))
             for i, chosen in enumerate(random.choices([search, search, *SEARCHES.values()], k=12))
         ]
         bench.run()
@@ -54,6 +59,39 @@ def test_a_stream_takes_nothing_back_and_ends_complete(make_bench: Any, search: 
         bench.submit(2, [6, seed], 12, search=SEARCHES["beams"])
         bench.run()
         assert bench.streamed.get(1, []) == bench.finished[1].answers[0].token_ids
+
+
+def test_a_forced_end_is_told_as_the_models_wherever_it_lies(make_bench: Any, reference: Callable[[Request], list[Answer]]) -> None:
+    num_looks = 0
+    for seed in range(10):
+        bench = make_bench(max_slots=9)
+        plain = bench.submit(0, [30, seed], 30, decoder_start_id=5)
+        greedy = bench.submit(1, [30, seed], 7, search=SEARCHES["greedy with a forced end"], is_streamed=True)
+        at_once = bench.submit(2, [30, seed], 1, search=SEARCHES["alternatives with a forced end"])
+        beams = bench.submit(3, [30, seed], 10, search=SEARCHES["beams with a forced end"], decoder_start_id=6)
+        bench.run()
+        for request in (plain, greedy, at_once, beams):
+            assert bench.finished[request.id].answers == reference(request)
+        for request in (greedy, at_once, beams):
+            assert all(
+                answer.reason == "eos" and len(answer.log_probs) == request.max_new_tokens
+                for answer in bench.finished[request.id].answers
+            )
+        (answer,) = bench.finished[1].answers
+        assert answer.log_probs[-1] < 0 and answer.score == sum(answer.log_probs[:-1]) / (7 + 1)
+        assert bench.streamed[1] == answer.token_ids
+        assert [answer.token_ids for answer in bench.finished[2].answers] == [[]], "there is one way to end at once"
+        num_looks += len(bench.runner.looks)
+    assert num_looks, "the end is at times beyond what is asked for at first"
+
+
+def test_a_plain_request_may_start_with_another_token(make_bench: Any, reference: Callable[[Request], list[Answer]]) -> None:
+    bench = make_bench(max_slots=5)
+    requests = [bench.submit(i, [9, 1], 12, decoder_start_id=start) for i, start in enumerate((None, 0, 7, START, 7))]
+    bench.run()
+    found = [bench.finished[request.id].answers for request in requests]
+    assert found == [reference(request) for request in requests]
+    assert found[0] == found[3] != found[2] == found[4]
 
 
 def test_a_stream_of_beams_does_not_wait_for_the_end(make_bench: Any) -> None:

@@ -127,7 +127,7 @@ class FakeScorer:
         self.was_interrupted.set()
 
     def score(
-        self, source_ids: Sequence[int], target_ids: Sequence[int], layer: int | None = None
+        self, source_ids: Sequence[int], target_ids: Sequence[int], layer: int | None = None, decoder_start_id: int | None = None
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         self.has_begun.set()
         assert self.gate.wait(10)

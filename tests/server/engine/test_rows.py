@@ -5,7 +5,7 @@ import pytest
 
 from dragoman.server.engine.rows import Rows
 from dragoman.server.engine.search.candidates import Candidates
-from dragoman.server.engine.search.search import TargetSide
+from dragoman.server.engine.search.target import TargetSide
 
 EOS, START = 1, 2
 
@@ -29,6 +29,19 @@ def test_a_row_starts_with_the_start_token_at_position_0(rows: Rows) -> None:
     rows.start(0, 5, is_plain=True)
     assert rows.tokens[:3].tolist() == [START, 6, 7]
     assert rows.positions[:3].tolist() == [0, 1, 1]
+
+
+def test_a_row_may_start_with_a_token_of_its_own_and_is_fed_it_again(rows: Rows) -> None:
+    rows.start(1, 5, 33, is_plain=False)
+    rows.start(2, 5, 0, is_plain=False)
+    assert rows.tokens[:3].tolist() == [START, 33, 0], "padding is a token like others"
+    rows.move(1, 0)
+    for row, token in ((0, 33), (1, 33), (2, 0)):
+        rows.take_likeliest(candidates(5, 6, 7))
+        rows.feed_again(row, [])
+        assert (rows.tokens[row], rows.positions[row]) == (token, 0)
+    rows.start(0, 5, is_plain=True)
+    assert rows.tokens[0] == START
 
 
 def test_answers_end_with_the_end_of_sequence_or_at_their_limit(rows: Rows) -> None:

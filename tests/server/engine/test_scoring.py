@@ -30,6 +30,7 @@ class FakeScorer:
         self.faults: dict[str, Exception] = {}
         self.calls: list[str] = []
         self.asked: list[list[int]] = []
+        self.starts: list[int | None] = []
         self.failing: set[int] = set()
         self.on_score: Callable[[], None] = lambda: None
 
@@ -49,9 +50,10 @@ class FakeScorer:
             raise self.faults[name]
 
     def score(
-        self, source_ids: Sequence[int], target_ids: Sequence[int], layer: int | None = None
+        self, source_ids: Sequence[int], target_ids: Sequence[int], layer: int | None = None, decoder_start_id: int | None = None
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         self.asked.append(list(source_ids))
+        self.starts.append(decoder_start_id)
         self.on_score()
         if source_ids[0] in self.failing:
             raise RuntimeError("made to fail")
@@ -144,6 +146,14 @@ def test_a_pair_is_answered_with_what_was_computed_for_it(bench: Bench) -> None:
     assert bench.ended[5] == Scored(5, "eos", [5.0] * 3, b"", 100.0)
     assert np.frombuffer(bench.ended[6].alignment, np.float32).reshape(3, 2).tolist() == [[-42, -42]] * 3
     assert np.frombuffer(bench.ended[8].alignment, np.float32).reshape(3, 2).tolist() == [[168, 168]] * 3
+
+
+def test_a_pair_is_scored_after_its_own_start_token(bench: Bench) -> None:
+    bench.submit(1)
+    bench.submit(2, decoder_start_id=0)
+    bench.submit(3, decoder_start_id=9)
+    bench.run()
+    assert bench.scorer.starts == [None, 0, 9]
 
 
 def test_a_step_scores_what_the_budget_holds(bench: Bench) -> None:

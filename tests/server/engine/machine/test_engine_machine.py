@@ -57,6 +57,7 @@ def some_search(random: Random) -> SearchOptions:
         "forced_prefix": random.choices(range(2, 10), k=random.randint(1, 5)),
         "num_top_log_probs": random.choice([1, 20]),
     }
+    rules["num_forced"], rules["is_end_forced"] = random.randint(1, 3), True
     kept = {name: value for name, value in rules.items() if random.random() < 0.2}
     return SearchOptions(**random.choice(kinds) | kept)
 
@@ -79,6 +80,7 @@ FIELDS = st.fixed_dictionaries(
         "patience": st.sampled_from([None] * 7 + [0.2, 5.0, 30.0]),
         "is_streamed": st.booleans(),
         "share": st.sampled_from([ANYBODY, ANYBODY, *SHARES]),
+        "decoder_start_id": st.sampled_from([None, None, 0, 5]),
         "priority": st.sampled_from([0, 0, 0, -10, -1, 1, 2, 10]),
     }
 )

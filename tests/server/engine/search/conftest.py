@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from dragoman.server.engine.messages import Answer, Request
 from dragoman.server.engine.search.candidates import Candidates
-from dragoman.server.engine.search.search import Search, TargetSide
+from dragoman.server.engine.search.search import Search
+from dragoman.server.engine.search.target import TargetSide
 
 PAD, EOS, START = 0, 1, 2
 MAX_TOKENS = 16
@@ -46,11 +47,22 @@ class Driven:
 
 
 class TableModel:
-    """A model whose next token depends on the last one only: `[V, V]` log-probabilities."""
+    """A model whose next token depends on the last one only: `[V, V]` log-probabilities.
 
-    def __init__(self, log_probs: Table) -> None:
+    Args:
+        log_probs: Those; tokens that are not choices have none.
+        choices: Tokens that a step chooses from, rising; all where they are not given.
+    """
+
+    def __init__(self, log_probs: Table, choices: NDArray[np.int64] | None = None) -> None:
         self.log_probs = log_probs
-        self.target = TargetSide(len(log_probs), EOS, START, MAX_TOKENS)
+        self.choices = np.arange(len(log_probs)) if choices is None else choices
+        self.target = TargetSide(len(log_probs), EOS, START, MAX_TOKENS, len(self.choices))
+
+    def candidates(self, rows: Table, num_candidates: int) -> Candidates:
+        """Return what a step tells of some rows `[N, V]`."""
+        chosen = top_candidates(rows[:, self.choices], num_candidates)
+        return Candidates(self.choices[chosen.ids], chosen.log_probs)
 
     def row(self, tokens: Sequence[int]) -> Table:
         """Return the log-probabilities of what follows some tokens, `[V]`."""
@@ -64,15 +76,15 @@ class TableModel:
         for _ in range(len(request.search.forced_prefix) + request.max_new_tokens + 1):
             before = search.live
             rows = np.stack([self.row(hypothesis.token_ids) for hypothesis in before])
-            width = self.target.vocab_size if sees_all else search.num_candidates
+            width = self.target.num_choices if sees_all else search.num_candidates
             driven.widths.append(width)
-            parents = search.advance(top_candidates(rows, width))
+            parents = search.advance(self.candidates(rows, width))
             while parents is None:
-                assert width < self.target.vocab_size, "everything was not enough"
+                assert width < self.target.num_choices, "everything was not enough"
                 assert search.live is before, "a search that has to see more must not have changed"
                 driven.num_again += 1
                 for row, wider in list(search.wanted.items()):
-                    search.look(row, top_candidates(rows[row : row + 1], wider))
+                    search.look(row, self.candidates(rows[row : row + 1], wider))
                 parents = search.resume()
             assert parents is not None
             driven.certain.append(search.certain_tokens)
@@ -85,7 +97,16 @@ class TableModel:
         raise AssertionError("the search does not end")
 
 
-def make_table(seed: int, vocab_size: int, scale: float, levels: int | None = None, end_bias: float = 0.0) -> TableModel:
+def make_table(
+    seed: int,
+    vocab_size: int,
+    scale: float,
+    levels: int | None = None,
+    end_bias: float = 0.0,
+    *,
+    is_padding_predicted: bool = False,
+    num_choices: int = 0,
+) -> TableModel:
     """Make a random model.
 
     Args:
@@ -94,6 +115,8 @@ def make_table(seed: int, vocab_size: int, scale: float, levels: int | None = No
         scale: Standard deviation of the logits: 0 for a flat distribution.
         levels: Round logits to that many values, which makes ties; None for no rounding.
         end_bias: Added to end-of-sequence's logit.
+        is_padding_predicted: Whether padding is a token like others.
+        num_choices: How many tokens a step chooses from, padding and end-of-sequence among them; 0 for all.
     """
     rng = np.random.default_rng(seed)
     logits = rng.normal(0, 1, (vocab_size, vocab_size))
@@ -101,10 +124,16 @@ def make_table(seed: int, vocab_size: int, scale: float, levels: int | None = No
         logits = np.round(logits * levels / 4) * 4 / levels
     logits *= scale
     logits[:, EOS] += end_bias
-    logits[:, PAD] = -np.inf
+    if not is_padding_predicted:
+        logits[:, PAD] = -np.inf
+    choices = None
+    if num_choices:
+        others = rng.choice(np.arange(START, vocab_size), num_choices - START, replace=False)
+        choices = np.array([PAD, EOS, *np.sort(others)])
+        logits[:, np.setdiff1d(np.arange(vocab_size), choices)] = -np.inf
     top = logits.max(1, keepdims=True)
     log_probs = logits - top - np.log(np.exp(logits - top).sum(1, keepdims=True))
-    return TableModel(log_probs.astype(np.float32))
+    return TableModel(log_probs.astype(np.float32), choices)
 
 
 @pytest.fixture(scope="session")

@@ -29,6 +29,9 @@ NUM_COMPARED = 12
 CLOSE = 1e-5
 """Two scores whose relative difference is smaller are a tie: which of the two wins depends on rounding."""
 
+NOTHING = -1e6
+"""Less than any answer scores: Transformers fills up with beams of -1e9 where there are fewer answers than beams."""
+
 SUBJECTS = [
     "A man in a blue shirt",
     "Two children",
@@ -63,21 +66,30 @@ class Pair:
         self.translator, self.theirs, self.sources = translator, theirs, sources
         self.config = theirs.config
 
-    def ours(self, sources: list[list[int]], options: SearchOptions, max_new_tokens: int = MAX_NEW_TOKENS) -> list[list[Found]]:
+    def ours(
+        self, sources: list[list[int]], options: SearchOptions, max_new_tokens: int = MAX_NEW_TOKENS, start: int | None = None
+    ) -> list[list[Found]]:
         """Return each source's answers, best first."""
-        finished = self.translator.run(sources, max_new_tokens, options)
+        finished = self.translator.run(sources, max_new_tokens, options, start)
         return [[Found(answer.token_ids, answer.score) for answer in end.answers] for end in finished]
 
     @torch.inference_mode()
-    def generate(self, sources: list[list[int]], options: SearchOptions, max_new_tokens: int) -> Any:
-        """Run Transformers' `generate` with what the options mean there."""
+    def generate(self, sources: list[list[int]], options: SearchOptions, max_new_tokens: int, start: int | None = None) -> Any:
+        """Run Transformers' `generate` with what the options mean there: a forced token that counts is its first new one."""
         config = self.config
+        start = config.decoder_start_token_id if start is None else start
+        num_forced = options.num_forced
+        assert num_forced in (0, len(options.forced_prefix)) and num_forced <= 1
+        prefix = [] if num_forced else options.forced_prefix
+        min_new_tokens = options.min_new_tokens and options.min_new_tokens + num_forced
         ids = pad(sources, config.pad_token_id)
         mask = torch.tensor([[1] * len(row) + [0] * (ids.shape[1] - len(row)) for row in sources])
         is_beam = options.num_beams > 1
         settings = GenerationConfig(
-            max_new_tokens=max_new_tokens,
-            min_new_tokens=options.min_new_tokens or None,
+            max_new_tokens=max_new_tokens + num_forced,
+            min_new_tokens=min_new_tokens or None,
+            forced_bos_token_id=options.forced_prefix[0] if num_forced else None,
+            forced_eos_token_id=config.eos_token_id if options.is_end_forced else None,
             num_beams=options.num_beams,
             num_return_sequences=options.num_answers,
             do_sample=False,
@@ -88,21 +100,24 @@ class Pair:
             suppress_tokens=options.suppressed_tokens or None,
             pad_token_id=config.pad_token_id,
             eos_token_id=config.eos_token_id,
-            decoder_start_token_id=config.decoder_start_token_id,
+            decoder_start_token_id=start,
             return_dict_in_generate=True,
             output_scores=True,
             output_logits=True,
         )
-        prefix = torch.tensor([[config.decoder_start_token_id, *options.forced_prefix]] * len(sources))
-        return self.theirs.generate(input_ids=ids, attention_mask=mask, decoder_input_ids=prefix, generation_config=settings)
+        fed = torch.tensor([[start, *prefix]] * len(sources))
+        return self.theirs.generate(input_ids=ids, attention_mask=mask, decoder_input_ids=fed, generation_config=settings)
 
-    def beams(self, sources: list[list[int]], options: SearchOptions, max_new_tokens: int = MAX_NEW_TOKENS) -> list[list[Found]]:
+    def beams(
+        self, sources: list[list[int]], options: SearchOptions, max_new_tokens: int = MAX_NEW_TOKENS, start: int | None = None
+    ) -> list[list[Found]]:
         """Return each source's answers as Transformers finds them, best first."""
-        found = self.generate(sources, options, max_new_tokens)
+        found = self.generate(sources, options, max_new_tokens, start)
         special = (self.config.pad_token_id, self.config.eos_token_id)
         rows = [[i for i in row[1:] if i not in special] for row in found.sequences.tolist()]
         answers = [Found(*fields) for fields in zip(rows, found.sequences_scores.tolist(), strict=True)]
-        return [answers[i : i + options.num_answers] for i in range(0, len(answers), options.num_answers)]
+        groups = [answers[i : i + options.num_answers] for i in range(0, len(answers), options.num_answers)]
+        return [[answer for answer in group if answer.score > NOTHING] for group in groups]
 
 
 @pytest.fixture(scope="module")
@@ -183,6 +198,41 @@ def test_beam_search_with_rules(pair, chosen, num_beams, rules) -> None:
     options = SearchOptions(num_beams, num_beams, **rules)
     sources = chosen(RULES.index(rules))
     check_same(pair.ours(sources, options), pair.beams(sources, options))
+
+
+FORCED: list[tuple[dict[str, Any], int | None, int]] = [
+    ({"forced_prefix": [348], "num_forced": 1}, None, MAX_NEW_TOKENS),
+    ({"forced_prefix": [348], "num_forced": 1, "length_penalty": 2.0, "is_stopped_early": True}, None, MAX_NEW_TOKENS),
+    ({"forced_prefix": [2164], "num_forced": 1, "min_new_tokens": 9, "no_repeat_ngram_size": 3}, 948, MAX_NEW_TOKENS),
+    ({"is_end_forced": True}, None, 1),
+    ({"is_end_forced": True}, None, 5),
+    ({"is_end_forced": True, "length_penalty": 2.0, "is_stopped_early": True}, None, 8),
+    ({"is_end_forced": True, "min_new_tokens": 9, "length_penalty": 0.0}, None, 10),
+    ({"is_end_forced": True, "forced_prefix": [348], "num_forced": 1, "repetition_penalty": 1.3}, 348, 7),
+    ({}, 2164, MAX_NEW_TOKENS),
+]
+"""Forced tokens and ends, the start token, and how many tokens may come."""
+
+
+@pytest.mark.parametrize("case", range(len(FORCED)))
+def test_beam_search_with_what_is_forced(pair, chosen, case) -> None:
+    rules, start, max_new_tokens = FORCED[case]
+    options = SearchOptions(4, 4, **rules)
+    sources = chosen(case)
+    check_same(pair.ours(sources, options, max_new_tokens, start), pair.beams(sources, options, max_new_tokens, start))
+
+
+@pytest.mark.parametrize("case", [i for i, (rules, _, _) in enumerate(FORCED) if "repetition_penalty" not in rules])
+def test_greedy_search_with_what_is_forced(pair, chosen, case) -> None:
+    rules, start, max_new_tokens = FORCED[case]
+    options = SearchOptions(**{name: value for name, value in rules.items() if name not in ("length_penalty", "is_stopped_early")})
+    sources = chosen(case)
+    found = pair.generate(sources, options, max_new_tokens, start)
+    special = (pair.config.pad_token_id, pair.config.eos_token_id)
+    ended = pair.translator.run(sources, max_new_tokens, options, start)
+    assert [end.answers[0].token_ids for end in ended] == [
+        [token for token in row[1:] if token not in special] for row in found.sequences.tolist()
+    ]
 
 
 def test_fewer_answers_than_beams_are_the_first_of_all(pair, chosen) -> None:

@@ -113,6 +113,42 @@ def test_the_forced_prefix_is_fed_alone_and_not_scored(table_model: Callable[...
         assert answer.log_probs[0] in model.row([C])
 
 
+def test_forced_tokens_count_in_the_length_that_ranks(table_model: Callable[..., Any]) -> None:
+    """Every way an answer can go is tried; which is best depends on how long it is taken to be."""
+    num_others = 0
+    for seed in range(12):
+        model = table_model(seed, 5, 1.5, None, 1.0)
+
+        def best(num_forced: int, model: Any = model) -> list[list[int]]:
+            options = {"forced_prefix": [A, B], "length_penalty": 1.0, "num_answers": 10}
+            answers = model.drive(BeamSearch, request(4, 64, num_forced=num_forced, **options)).answers
+            ways = [(list(ids), n) for n in range(4) for ids in product(range(START, 5), repeat=n)]
+            every = [[*ids, EOS] for ids, _ in ways] + [list(ids) for ids in product(range(START, 5), repeat=4)]
+            totals = [
+                sum(float(model.row([A, B, *ids[:i]])[token]) for i, token in enumerate(ids)) / (len(ids) + num_forced)
+                for ids in every
+            ]
+            assert [answer.score for answer in answers] == pytest.approx(sorted(totals, reverse=True)[:10])
+            return [answer.token_ids for answer in answers]
+
+        num_others += best(0) != best(2)
+    assert num_others, "it is seen in the ranks"
+
+
+def test_a_forced_end_adds_nothing_and_every_live_beam_ends(table_model: Callable[..., Any]) -> None:
+    for seed in range(12):
+        model = table_model(seed, 6, 1.5, None, -3.0)
+        answers = model.drive(BeamSearch, request(3, 40, length_penalty=0.5, is_end_forced=True)).answers
+        tokens = [i for i in range(START, 6)]
+        every = [sum(map(float, model.row([])[[EOS]]))]  # ended by itself after nothing
+        every += [float(model.row([])[a]) + float(model.row([a])[EOS]) for a in tokens]
+        scores = [every[0], *(total / 2**0.5 for total in every[1:])]
+        scores += [(float(model.row([])[a]) + float(model.row([a])[b])) / 3**0.5 for a in tokens for b in tokens]
+        assert [answer.score for answer in answers] == pytest.approx(sorted(scores, reverse=True)[: len(answers)])
+        assert {answer.reason for answer in answers} == {"eos"}
+        assert all(answer.log_probs[-1] == model.row(answer.token_ids)[EOS] for answer in answers), "the model's is told"
+
+
 def test_rules_that_leave_nothing_end_the_search_with_what_there_is(table_model: Callable[..., Any]) -> None:
     model = table_model(5, 6, 1.0)
     options = {"suppressed_tokens": [EOS, START], "no_repeat_ngram_size": 1}

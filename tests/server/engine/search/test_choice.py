@@ -5,8 +5,8 @@ import pytest
 from dragoman.server.engine.messages import GREEDY, Request, Sampling, SearchOptions
 from dragoman.server.engine.search.beam import BeamSearch
 from dragoman.server.engine.search.choice import search_for
-from dragoman.server.engine.search.search import TargetSide
 from dragoman.server.engine.search.separate import SeparateSearch
+from dragoman.server.engine.search.target import TargetSide
 
 TARGET = TargetSide(vocab_size=50, eos_id=1, decoder_start_id=2, max_tokens=20)
 

@@ -6,14 +6,19 @@ import pytest
 from dragoman.server.engine.messages import SearchOptions
 from dragoman.server.engine.search.constraints import NUM_SPARE, Constraints, Options
 from dragoman.server.engine.search.hypothesis import Hypothesis
+from dragoman.server.engine.search.target import TargetSide
 
 EOS, VOCAB_SIZE = 1, 8
 IDS = np.array([3, 1, 5, 4, 6])
 LOG_PROBS = np.array([-1.0, -1.5, -2.0, -2.0, -3.0], np.float32)
 
 
+def rules_of(options: SearchOptions, vocab_size: int, max_new_tokens: int = 99) -> Constraints:
+    return Constraints(options, TargetSide(vocab_size, EOS, 2, 100), max_new_tokens)
+
+
 def constraints(**options: object) -> Constraints:
-    return Constraints(SearchOptions(**options), EOS, VOCAB_SIZE)
+    return rules_of(SearchOptions(**options), VOCAB_SIZE)
 
 
 def grown(*tokens: int, num_forced: int = 0) -> Hypothesis:
@@ -113,8 +118,8 @@ def test_each_rule_needs_as_many_more_as_it_can_spoil() -> None:
 def test_rules_that_could_spoil_many_ask_for_a_few_more_only() -> None:
     """What they spoil is hardly ever among the likeliest; where it is, the search sees more."""
     rules = SearchOptions(suppressed_tokens=list(range(300, 556)), repetition_penalty=0.5, no_repeat_ngram_size=1)
-    assert Constraints(rules, EOS, 5000).num_needed(grown(*range(2, 100)), 1) == 2 + NUM_SPARE
-    assert Constraints(rules, EOS, 5000).num_needed(grown(*range(2, 100)), 32) == 64 + NUM_SPARE
+    assert rules_of(rules, 5000).num_needed(grown(*range(2, 100)), 1) == 2 + NUM_SPARE
+    assert rules_of(rules, 5000).num_needed(grown(*range(2, 100)), 32) == 64 + NUM_SPARE
 
 
 def test_never_more_is_needed_than_there_is() -> None:
@@ -133,7 +138,7 @@ def test_the_best_are_the_first_of_all(penalty: float, options: dict[str, object
         log_probs = (logits - np.log(np.exp(np.append(logits, 0)).sum())).astype(np.float32)
         ids = np.argsort(-log_probs, kind="stable")
         hypothesis = grown(*random.integers(2, 30, random.integers(0, 12)).tolist())
-        rules = Constraints(SearchOptions(repetition_penalty=penalty, **options), EOS, 30)  # type: ignore[arg-type]
+        rules = rules_of(SearchOptions(repetition_penalty=penalty, **options), 30)  # type: ignore[arg-type]
         everything = rules.apply(hypothesis, ids, log_probs[ids])
         expected = list(zip(everything.ids.tolist(), everything.log_probs.tolist(), everything.values.tolist(), strict=True))
         for num_wanted in (1, 2, 5, 40):
@@ -152,7 +157,7 @@ def test_the_best_of_a_part_are_certain_or_there_are_none(penalty: float, option
         log_probs = (logits - np.log(np.exp(logits).sum())).astype(np.float32)
         ids = np.argsort(-log_probs, kind="stable")
         hypothesis = grown(*random.integers(2, size, random.integers(0, 12)).tolist())
-        rules = Constraints(SearchOptions(repetition_penalty=penalty, **options), EOS, size)  # type: ignore[arg-type]
+        rules = rules_of(SearchOptions(repetition_penalty=penalty, **options), size)  # type: ignore[arg-type]
         for num_seen in (1, 3, 8, 20, size):
             for num_wanted in range(1, min(num_seen, 6) + 1):
                 seen = ids[:num_seen]
@@ -168,7 +173,7 @@ def test_the_best_of_a_part_are_certain_or_there_are_none(penalty: float, option
 
 def test_what_a_penalty_cannot_have_lifted_so_far_need_not_be_seen() -> None:
     """A token of the answer that is not seen would be worth 0.9 times the least that is, at the most."""
-    rules, hypothesis = Constraints(SearchOptions(repetition_penalty=0.9), EOS, 5000), grown(77, 78)
+    rules, hypothesis = rules_of(SearchOptions(repetition_penalty=0.9), 5000), grown(77, 78)
     log_probs = np.array([-0.5, -3.0, -8.0], np.float32)
     assert rules.certain(hypothesis, np.array([3, 4, 5]), log_probs, 2) == [(3, -0.5, -0.5), (4, -3.0, -3.0)]
     assert rules.certain(hypothesis, np.array([3, 4, 5]), log_probs, 3) is None
@@ -181,8 +186,22 @@ def test_many_options_are_put_in_order_as_sorting_would() -> None:
         log_probs = np.sort(np.round(random.normal(-8, 2, size)).astype(np.float32))[::-1]
         ids = np.concatenate([np.sort(part) for part in np.split(random.permutation(size), np.flatnonzero(np.diff(log_probs)) + 1)])
         tokens = random.choice(size, 200, replace=False).tolist()
-        options = Constraints(SearchOptions(repetition_penalty=penalty), EOS, size).apply(grown(*tokens), ids, log_probs)
+        options = rules_of(SearchOptions(repetition_penalty=penalty), size).apply(grown(*tokens), ids, log_probs)
         values = np.where(np.isin(ids, tokens), log_probs.astype(np.float64) * penalty, log_probs)
         order = np.lexsort((ids, -values))
         assert options.ids.tolist() == ids[order].tolist()
         assert options.values.tolist() == values[order].tolist()
+
+
+def test_an_end_is_forced_where_the_last_token_is_due() -> None:
+    rules = rules_of(SearchOptions(is_end_forced=True), 5000, max_new_tokens=3)
+    assert [rules.forces_end(grown(*tokens)) for tokens in ([], [3], [3, 4])] == [False, False, True]
+    assert rules.forces_end(grown(7, 7, 3, 4, num_forced=2)) and not rules.forces_end(grown(7, 7, 3, num_forced=2))
+    assert not any(rules_of(SearchOptions(), 5000, max_new_tokens=n).forces_end(grown(3, 4)) for n in (2, 3, 4))
+
+
+def test_a_forced_end_costs_nothing_and_tells_the_models_log_probability() -> None:
+    rules = rules_of(SearchOptions(is_end_forced=True, suppressed_tokens=[EOS], min_new_tokens=2), 5000, max_new_tokens=3)
+    assert rules.end(IDS, LOG_PROBS) == (EOS, -1.5, 0.0)
+    assert rules.end(IDS[2:], LOG_PROBS[2:]) is None, "it is further down"
+    assert rules.num_needed(grown(3, 4), 8) == 1 + NUM_SPARE, "only the end has to be found"

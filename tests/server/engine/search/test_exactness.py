@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from dragoman.server.engine.messages import GREEDY, Request, Sampling, SearchOptions
 from dragoman.server.engine.search.choice import search_for
-from dragoman.server.engine.search.search import Search, TargetSide
+from dragoman.server.engine.search.search import Search
 from dragoman.server.engine.search.separate import SeparateSearch
+from dragoman.server.engine.search.target import TargetSide
 from tests.examples import num_examples
 
 SOME = settings(max_examples=num_examples(60, of=150), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
@@ -19,9 +20,12 @@ MANY = settings(SOME, max_examples=num_examples(200, of=500))
 @st.composite
 def models(draw: st.DrawFn) -> dict[str, Any]:
     """Arguments of `make_table`: flat, ordinary and peaked ones, with ties and without, that end at once or hardly ever."""
+    vocab_size = draw(st.one_of(st.integers(5, 30), st.integers(5, 200)))
     return {
         "seed": draw(st.integers(0, 2**32 - 1)),
-        "vocab_size": draw(st.one_of(st.integers(5, 30), st.integers(5, 200))),
+        "vocab_size": vocab_size,
+        "num_choices": draw(st.one_of(st.just(0), st.integers(4, vocab_size))),
+        "is_padding_predicted": draw(st.booleans()),
         "scale": draw(st.sampled_from([0.0, 0.3, 1.0, 3.0, 10.0])),
         "levels": draw(st.sampled_from([None, None, 3, 8])),
         "end_bias": draw(st.sampled_from([-8.0, 0.0, 2.0, 6.0])),
@@ -59,6 +63,7 @@ def requests(draw: st.DrawFn, vocab_size: int) -> Request:
     tokens = st.integers(1, vocab_size - 1)
     max_new_tokens = draw(st.integers(1, 10))
     prefix = draw(st.lists(st.integers(2, vocab_size - 1), max_size=5))
+    num_forced = draw(st.integers(0, len(prefix)))
     options = SearchOptions(
         min_new_tokens=draw(st.integers(0, max_new_tokens - 1)),
         repetition_penalty=draw(st.sampled_from([0.01, 0.7, 0.9, 1.0, 1.0, 1.2, 3.0])),
@@ -66,6 +71,8 @@ def requests(draw: st.DrawFn, vocab_size: int) -> Request:
         suppressed_tokens=draw(st.lists(tokens, max_size=vocab_size)),
         forced_prefix=prefix,
         num_top_log_probs=draw(st.sampled_from([0, 0, 1, 20])),
+        num_forced=num_forced,
+        is_end_forced=draw(st.booleans()),
         **draw(searches()),
     )
     return Request(0, [1], max_new_tokens, 0.0, search=options)
@@ -103,8 +110,8 @@ def test_certain_tokens_are_never_taken_back(table_model: Callable[..., Any], da
 def test_answers_keep_to_the_rules(table_model: Callable[..., Any], data: st.DataObject) -> None:
     arguments = data.draw(models())
     request = data.draw(requests(arguments["vocab_size"]))
-    options = request.search
-    driven = table_model(**arguments).drive(search_of, request)
+    options, model = request.search, table_model(**arguments)
+    driven = model.drive(search_of, request)
     assert 1 <= len(driven.answers) <= options.num_answers
     assert driven.max_live <= options.num_slots
     for answer in driven.answers:
@@ -112,15 +119,17 @@ def test_answers_keep_to_the_rules(table_model: Callable[..., Any], data: st.Dat
         is_eos = answer.reason == "eos"
         assert prefix == options.forced_prefix
         assert len(answer.log_probs) == len(generated) + is_eos <= request.max_new_tokens
-        assert not set(generated) & {0, 1, *options.suppressed_tokens}
-        assert not is_eos or len(generated) >= options.min_new_tokens
+        never = {1, *options.suppressed_tokens, *([] if arguments["is_padding_predicted"] else [0])}
+        assert not set(generated) & never and set(generated) <= set(model.choices.tolist())
+        is_forced = options.is_end_forced and len(answer.log_probs) == request.max_new_tokens
+        assert is_eos or not is_forced
+        assert not is_eos or is_forced or len(generated) >= options.min_new_tokens
         size = options.no_repeat_ngram_size
         ngrams = [tuple(answer.token_ids[i : i + size]) for i in range(len(answer.token_ids) - size + 1)]
         first_new = max(len(prefix) - size + 1, 0)  # the prefix itself may repeat what it likes
         assert not size or all(ngram not in ngrams[:i] for i, ngram in enumerate(ngrams) if i >= first_new)
         assert (
-            [len(top) for top in answer.top_ids]
-            == [min(options.num_top_log_probs, arguments["vocab_size"])] * len(answer.log_probs)
+            [len(top) for top in answer.top_ids] == [min(options.num_top_log_probs, len(model.choices))] * len(answer.log_probs)
             if options.num_top_log_probs
             else answer.top_ids == []
         )

@@ -12,6 +12,7 @@ from dragoman.server.engine.messages import Sampling, SearchOptions
 from dragoman.server.engine.search.constraints import Constraints, Options
 from dragoman.server.engine.search.hypothesis import Hypothesis
 from dragoman.server.engine.search.sampler import Sampler
+from dragoman.server.engine.search.target import TargetSide
 
 TEMPERATURES = [0.1, 0.3, 0.7, 1.0, 1.2, 2.0, 5.0]
 Values = NDArray[np.float64]
@@ -120,7 +121,9 @@ def test_a_token_lifted_from_among_unseen_ones_does_not_change_a_draw(temperatur
         tokens = rng.choice(vocab_size, int(rng.integers(1, 5)), replace=False)
         top_k, top_p = int(rng.choice([0, 0, 2, 6])), float(rng.choice([1.0, 0.95, 0.3]))
         sampling = Sampling(case, temperature, top_k, top_p)
-        rules = Constraints(SearchOptions(repetition_penalty=float(rng.choice([0.3, 0.8, 0.95]))), 0, vocab_size)
+        rules = Constraints(
+            SearchOptions(repetition_penalty=float(rng.choice([0.3, 0.8, 0.95]))), TargetSide(vocab_size, 0, 1, 99), 99
+        )
         hypothesis = Hypothesis(tokens.tolist(), [-1.0] * len(tokens))
         seen, everything = (rules.apply(hypothesis, np.arange(n), log_probs[:n].astype(np.float32)) for n in (count, vocab_size))
         unseen = 1 - float(np.exp(log_probs[:count]).sum())

@@ -50,6 +50,8 @@ REFUSALS = {
     "text": "characters, which no 64 tokens can hold",
     "target": "characters, which no 48 tokens can hold",
     "forced_prefix": "characters, which no 48 tokens can hold",
+    "source_language": "characters; at most 128 are allowed",
+    "target_language": "characters; at most 128 are allowed",
 }
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from dragoman.export.caches import attention_caches
 from dragoman.server.runtime.device.buckets import Buckets
 from dragoman.server.runtime.device.memory import DEFAULT_SHARE, MIN_ARENA_BYTES, MemoryPlan
 from dragoman.server.runtime.device.model import DeviceModel
@@ -17,7 +18,8 @@ def planned(tmp_path: Path, layers: int, heads: int, width: int, positions: int,
     for name in ("encoder", "decoder"):
         (tmp_path / f"{name}.weights").write_bytes(b"x" * 1000)
     paths = tmp_path / "encoder.onnx", tmp_path / "decoder.onnx"
-    model = DeviceModel(*paths, "fp16", heads, width // heads, layers, 32_000, 0, 1, 2, positions, positions)
+    caches = attention_caches(layers, heads, width // heads)
+    model = DeviceModel(*paths, "fp16", caches, width, 32_000, 32_000, 0, 1, 2, positions, positions)
     return MemoryPlan.of(model, Buckets.of(rows, 32_000, positions, positions), 2048)
 
 
@@ -37,7 +39,7 @@ def test_the_other_parts_are_the_documents(tmp_path: Path) -> None:
     plan = planned(tmp_path, 6, 8, 512, 1024, 64)
     assert plan.staging == 2 * 6 * 512 * 2 * 2048
     assert plan.scratch == 64 * 512 * 1024 * 2
-    assert plan.weights == 2000 + 4 * 32_000 * 512
+    assert plan.weights == 2000 + (2 + 4) * 32_000 * 512
     assert plan.activations >= max(MIN_ARENA_BYTES, 12 * 64 * 32_000)
     assert planned(tmp_path, 6, 8, 512, 512, 64).scratch == 0
 

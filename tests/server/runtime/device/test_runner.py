@@ -13,7 +13,7 @@ from dragoman.export.session import open_session
 from dragoman.server.engine.engine import Engine
 from dragoman.server.engine.messages import Finished, Request, Sampling, SearchOptions
 from dragoman.server.engine.scheduler import Limits
-from dragoman.server.engine.search.search import TargetSide
+from dragoman.server.engine.search.target import TargetSide
 from dragoman.server.runtime.device.buckets import Buckets
 from dragoman.server.runtime.device.cache import SHRINK_PATIENCE
 from dragoman.server.runtime.device.cuda import CudaDevice

@@ -1,0 +1,5 @@
+"""`python -m benchmarks.families`."""
+
+from benchmarks.families.main import main
+
+main()

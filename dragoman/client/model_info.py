@@ -1,0 +1,144 @@
+"""What a server tells of its models: plain, frozen data, and its conversion from the wire."""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from dragoman.v1 import generation_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Language:
+    """A language that a model reads or writes.
+
+    Attributes:
+        code: As the model calls it, for example `deu_Latn`.
+        names: Other spellings that mean it, lower case, with `_` between their parts, for example `de`.
+    """
+
+    code: str
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What a model does where a request does not say; None where it has nothing of its own, and what `Search` names holds.
+
+    Attributes:
+        num_beams: As in `Search`, as are those that follow.
+        num_return_sequences: Answers.
+        length_penalty: Exponent of the length in a score.
+        early_stopping: End beam search as soon as `num_beams` hypotheses are finished.
+        do_sample: Draw tokens at random.
+        temperature: For `do_sample`.
+        top_k: For `do_sample`.
+        top_p: For `do_sample`.
+        repetition_penalty: Log-probabilities of tokens that the answer has already are multiplied by it.
+        min_new_tokens: Tokens before end-of-sequence.
+        max_new_tokens: Tokens to generate at the most.
+        no_repeat_ngram_size: No sequence of this many tokens occurs twice.
+        suppressed_tokens: Tokens that are never generated.
+        is_end_forced: Whether an answer that reaches `max_new_tokens` has end-of-sequence as the last of them.
+    """
+
+    num_beams: int | None = None
+    num_return_sequences: int | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | None = None
+    do_sample: bool | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    repetition_penalty: float | None = None
+    min_new_tokens: int | None = None
+    max_new_tokens: int | None = None
+    no_repeat_ngram_size: int | None = None
+    suppressed_tokens: tuple[int, ...] = ()
+    is_end_forced: bool = False
+
+
+NO_DEFAULTS = Defaults()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """A model of the server; token limits include end-of-sequence.
+
+    Attributes:
+        name: As requests give it.
+        version: Version of its bundle.
+        is_ready: Whether it answers now.
+        precision: Number format of the weights, for example `fp32`.
+        device: What it runs on, for example `cpu`.
+        max_source_tokens: Longest source.
+        max_target_tokens: Longest answer.
+        default_max_new_tokens: `max_new_tokens` where a request does not say.
+        max_slots: Sequences decoded at once.
+        source_vocab_size: Tokens a source can hold.
+        target_vocab_size: Tokens an answer can hold.
+        domain: What text it knows, in a few words; empty where its card does not say.
+        max_message_bytes: Largest message that the server takes or sends; 0 where it does not say.
+        max_slots_per_request: Of `max_slots`, that one request may take: its beams or answers; 0 where the server does not say.
+        source_languages: Languages it reads, by code; empty where it has no choice of them.
+        target_languages: Languages it writes, by code; empty as above.
+        default_source_language: Code of the source's language where a request does not say; empty where it has to.
+        default_target_language: Code of the answer's language where a request does not say; empty where it has to.
+        defaults: What it does where a request does not say.
+        shortlist_tokens: Tokens that its answers are chosen from; 0 for its whole vocabulary.
+    """
+
+    name: str
+    version: str
+    is_ready: bool
+    precision: str
+    device: str
+    max_source_tokens: int
+    max_target_tokens: int
+    default_max_new_tokens: int
+    max_slots: int
+    source_vocab_size: int
+    target_vocab_size: int
+    domain: str = ""
+    max_message_bytes: int = 0
+    max_slots_per_request: int = 0
+    source_languages: tuple[Language, ...] = ()
+    target_languages: tuple[Language, ...] = ()
+    default_source_language: str = ""
+    default_target_language: str = ""
+    defaults: Defaults = NO_DEFAULTS
+    shortlist_tokens: int = 0
+
+
+def model_from_proto(message: generation_pb2.Model) -> ModelInfo:
+    """Convert the description of a model."""
+    return ModelInfo(
+        name=message.name,
+        version=message.version,
+        is_ready=message.is_ready,
+        precision=message.precision,
+        device=message.device,
+        max_source_tokens=message.max_source_tokens,
+        max_target_tokens=message.max_target_tokens,
+        default_max_new_tokens=message.default_max_new_tokens,
+        max_slots=message.max_slots,
+        source_vocab_size=message.source_vocab_size,
+        target_vocab_size=message.target_vocab_size,
+        domain=message.domain,
+        max_message_bytes=message.max_message_bytes,
+        max_slots_per_request=message.max_slots_per_request,
+        source_languages=tuple(_language_from_proto(language) for language in message.source_languages),
+        target_languages=tuple(_language_from_proto(language) for language in message.target_languages),
+        default_source_language=message.default_source_language,
+        default_target_language=message.default_target_language,
+        defaults=_defaults_from_proto(message.defaults),
+        shortlist_tokens=message.shortlist_tokens,
+    )
+
+
+def _language_from_proto(message: generation_pb2.Language) -> Language:
+    return Language(message.code, tuple(message.names))
+
+
+def _defaults_from_proto(message: generation_pb2.Defaults) -> Defaults:
+    told = {field.name: value for field, value in message.ListFields()}
+    values: dict[str, Any] = {field.name: told[field.name] for field in fields(Defaults) if field.name in told}
+    return Defaults(**values | {"suppressed_tokens": tuple(message.suppressed_tokens)})

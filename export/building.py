@@ -1,0 +1,121 @@
+"""The graphs of a bundle: traced, rewritten for a precision, written and proved."""
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import onnx_ir
+
+from dragoman.export.arguments import QualityTexts
+from dragoman.export.calibration import calibrate
+from dragoman.export.cpu import keep_sums_apart, keep_time_axis
+from dragoman.export.fields import Precision
+from dragoman.export.graphs import EncoderGraph, StepGraph
+from dragoman.export.half import DTYPES, halved, store_halved
+from dragoman.export.parity import ParityReport
+from dragoman.export.progress import Progress
+from dragoman.export.quality import verify_quantized
+from dragoman.export.quantize import ActivationRange, ScaleCounts, quantize, weight_key
+from dragoman.export.scorer_graph import ScorerGraph
+from dragoman.export.shortlist_parity import verify_shortlist
+from dragoman.export.storage import write_graphs
+from dragoman.export.tracing import trace
+from dragoman.export.verify import greedy_sources, verify
+from dragoman.export.verify_half import verify_half
+from dragoman.model.checkpoint import Checkpoint
+from dragoman.model.transformer import Transformer
+
+# By default: the last of `greedy_sources`, which are sentences, and random ids before them.
+NUM_CALIBRATION_SOURCES = 64
+
+Ranges = Mapping[str, ActivationRange]
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How graphs are made of a checkpoint.
+
+    Attributes:
+        precision: Of weights, caches and arithmetic.
+        calibration: Sources to calibrate int8 with; by default sentences of several languages and random tokens.
+        quality: Texts on which another precision must translate as well as fp32.
+        shortlist: Ids that a decode step chooses from, rising; None for all.
+    """
+
+    precision: Precision
+    calibration: Sequence[list[int]] | None = None
+    quality: QualityTexts | None = None
+    shortlist: Sequence[int] | None = None
+
+
+def build_graphs(
+    checkpoint: Checkpoint, directory: Path, recipe: Recipe, progress: Progress
+) -> tuple[list[onnx_ir.Model], ParityReport]:
+    """Write encoder, decode step and scorer into a directory, and prove them; return them and how close they are.
+
+    With a shortlist the graphs without one are proved first, as ever, and then those with it against them.
+
+    Raises:
+        ParityError: If they do not answer as the checkpoint does.
+    """
+    half = DTYPES.get(recipe.precision)
+    model = checkpoint.model if half is None else halved(checkpoint.model, half)
+    if recipe.shortlist is None:
+        graphs, report, _ = _build_whole(checkpoint, model, directory, recipe, progress)
+        return graphs, report
+    with tempfile.TemporaryDirectory(prefix="whole.", dir=directory.parent) as folder:
+        graphs, report, ranges = _build_whole(checkpoint, model, Path(folder), recipe, progress)
+        graphs[1] = _short_step(model, recipe, recipe.shortlist, ranges)
+        write_graphs(graphs, directory)
+        found = verify_shortlist(Path(folder), directory, recipe.shortlist, model.config, recipe.precision)
+        progress.done("compare the shortlist")
+    return graphs, msgspec.structs.replace(report, shortlist=found)
+
+
+def _build_whole(
+    checkpoint: Checkpoint, model: Transformer, directory: Path, recipe: Recipe, progress: Progress
+) -> tuple[list[onnx_ir.Model], ParityReport, Ranges]:
+    """Write and prove the graphs that choose from the whole vocabulary; return what int8 was calibrated to, too."""
+    graphs = [_prepared(graph(model), recipe.precision) for graph in (EncoderGraph, StepGraph, ScorerGraph)]
+    if recipe.precision != "int8":
+        write_graphs(graphs, directory)
+        progress.done("write the graphs")
+        if recipe.precision in DTYPES:
+            return graphs, verify_half(checkpoint, directory, recipe.precision, recipe.quality, progress), {}
+        return graphs, verify(checkpoint, directory, progress=progress), {}
+    with tempfile.TemporaryDirectory(prefix="fp32.", dir=directory.parent) as single:
+        write_graphs(graphs, Path(single))
+        progress.done("write the graphs")
+        report = verify(checkpoint, Path(single), progress=progress)
+        ranges = calibrate(model, recipe.calibration or greedy_sources(checkpoint)[-NUM_CALIBRATION_SOURCES:])
+        progress.done("calibrate")
+        encoder, decoder, _ = [quantize(graph, ranges) for graph in graphs]
+        keep_time_axis(graphs[1])
+        write_graphs(graphs, directory)
+        progress.done("quantise")
+    counts = ScaleCounts(encoder.num_constant + decoder.num_constant, encoder.num_row + decoder.num_row)
+    changes = verify_quantized(checkpoint, directory, counts, recipe.quality, progress)
+    return graphs, msgspec.structs.replace(report, quality=changes), ranges
+
+
+def _prepared(module: EncoderGraph | StepGraph | ScorerGraph, precision: Precision) -> onnx_ir.Model:
+    """Return a module's graph, rewritten for a precision but for 8-bit products."""
+    graph = trace(module)
+    if precision in DTYPES:
+        store_halved(graph, DTYPES[precision])
+    else:
+        keep_sums_apart(graph)
+    return graph
+
+
+def _short_step(model: Transformer, recipe: Recipe, shortlist: Sequence[int], ranges: Ranges) -> onnx_ir.Model:
+    """Return the decode step that chooses from a shortlist; its 8-bit projection has the scale that the whole one has."""
+    module = StepGraph(model, shortlist)
+    graph = _prepared(module, recipe.precision)
+    if recipe.precision == "int8":
+        whole, short = (weight_key(decoder.output_weight.detach().numpy().T) for decoder in (model.decoder, module.decoder))
+        quantize(graph, {**ranges, **({short: ranges[whole]} if whole in ranges else {})})
+        keep_time_axis(graph)
+    return graph

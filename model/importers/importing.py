@@ -1,0 +1,146 @@
+"""From a foreign folder to a checkpoint of ours, written whole or not at all, and a report of what was made of it."""
+
+import re
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from safetensors import SafetensorError
+
+from dragoman.model.checkpoint import Checkpoint
+from dragoman.model.checkpoint_folder import CONFIG_FILE, WEIGHTS_FILE
+from dragoman.model.files import put_directory
+from dragoman.model.importers.config_fields import tell_ignored
+from dragoman.model.importers.errors import ForeignError
+from dragoman.model.importers.family import Family, model_config
+from dragoman.model.importers.foreign import Foreign, Limits
+from dragoman.model.importers.generation import ForeignGeneration, read_generation
+from dragoman.model.importers.layout import Layout, load
+from dragoman.model.importers.registry import family_of
+from dragoman.model.importers.report import Report
+from dragoman.model.importers.speech import Wishes
+from dragoman.model.importers.tokenisers import read_tokenizers
+from dragoman.model.importers.verifying import verify_against_transformers, verify_written
+
+_NOT_OF_A_NAME: Final = re.compile(r"[^A-Za-z0-9._-]+")
+_MAX_NAME: Final = 64
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What is asked of an import.
+
+    Attributes:
+        name: Of the model; empty for the folder's.
+        limits: Of lengths.
+        wishes: Of languages and tasks.
+        is_half: Keep weights in half precision.
+        is_forced: Let the checkpoint take the place of one that is there.
+        is_checked: Compare with Transformers, too.
+    """
+
+    name: str = ""
+    limits: Limits = field(default_factory=Limits)
+    wishes: Wishes = field(default_factory=Wishes)
+    is_half: bool = False
+    is_forced: bool = False
+    is_checked: bool = False
+
+
+def import_checkpoint(source: Path, output: Path, order: Order) -> Report:
+    """Read a foreign folder and write a checkpoint.
+
+    Raises:
+        ForeignError: Naming the file, and what is missing, damaged, beyond us, or in the way.
+        CheckpointError: If what was written cannot be read.
+    """
+    output = output.absolute()
+    check_output(source, output, order.is_forced)
+    report = Report()
+    foreign = Foreign.open(source)
+    family = family_of(foreign.config)
+    layout, generation = _described(foreign, family, order, report)
+    tokenizers = read_tokenizers(foreign, family.tokenizers, layout.config, report)
+    model = load(layout, foreign.weights)
+    _tell(foreign, family, layout, generation, report)
+    name = order.name or default_name(source.resolve().name, family.model_type)
+    checkpoint = Checkpoint(name, model, tokenizers, generation.template, generation.languages, generation.defaults)
+    if order.is_checked:
+        verify_against_transformers(source, checkpoint, report)
+    _write(checkpoint, output, order, report)
+    return report
+
+
+def default_name(said: str, otherwise: str) -> str:
+    """Return a name that a model can be served by, as near as can be to one that a folder or a repository has."""
+    name = _NOT_OF_A_NAME.sub("-", said).strip("._-")[:_MAX_NAME]
+    return name or otherwise
+
+
+def check_output(source: Path, output: Path, is_forced: bool) -> None:
+    """Refuse an output that lies in the source or around it, or that holds something else than a checkpoint to be replaced.
+
+    Raises:
+        ForeignError: Naming what is in the way.
+    """
+    inner, outer = output.resolve(), source.resolve()
+    if inner == outer or outer in inner.parents or inner in outer.parents:
+        raise ForeignError(f"{output}: lies in {source} or around it; choose another place")
+    if output.exists() or output.is_symlink():
+        if not output.is_dir():
+            raise ForeignError(f"{output}: exists and is not a directory")
+        if any(output.iterdir()):
+            if not is_forced:
+                raise ForeignError(f"{output}: exists and is not empty; --force replaces a checkpoint")
+            if not ((output / CONFIG_FILE).is_file() and (output / WEIGHTS_FILE).is_file()):
+                raise ForeignError(f"{output}: exists and is not a checkpoint; it will not be replaced")
+    place = next(parent for parent in output.parents if parent.exists())
+    if not place.is_dir():
+        raise ForeignError(f"{place}: exists and is not a directory")
+
+
+def _described(foreign: Foreign, family: Family, order: Order, report: Report) -> tuple[Layout, ForeignGeneration]:
+    """Return the network and what is said to it, of which one thing is the network's."""
+    layout = family.architecture.lay_out(foreign, order.limits, report)
+    said = foreign.generation.fields if foreign.generation.path.exists() else None
+    generation = read_generation(foreign.path, layout.config, foreign.config.fields, said, foreign.tokenizer.fields, order.wishes)
+    fields = layout.config.to_dict() | {"padding": generation.padding}
+    return replace(layout, config=model_config(foreign.config, **fields)), generation
+
+
+def _tell(foreign: Foreign, family: Family, layout: Layout, generation: ForeignGeneration, report: Report) -> None:
+    """Say what was found."""
+    config, weights = layout.config, foreign.weights
+    report.found[:0] = [
+        f"{family.name} (model_type {family.model_type}): {config.num_encoder_layers}+{config.num_decoder_layers} layers, "
+        f"d_model {config.d_model}, {config.num_heads} heads of {config.head_dim}, {config.source_vocab_size:,} source and "
+        f"{config.target_vocab_size:,} target tokens",
+        f"weights: {weights.path.name}, {len(weights)} tensors of {' and '.join(sorted(weights.dtypes))}"
+        f"{'' if weights.dtypes == {'F32'} else ', read into single precision'}",
+    ]
+    padding = {
+        "masked": "is never predicted: its probability is taken after the softmax, as bad_words_ids does",
+        "excluded": "is never predicted",
+        "predicted": "may be predicted as any token",
+    }[config.padding]
+    report.translated.append(f"padding (token {config.pad_id}) {padding}")
+    report.translated += generation.notes
+    report.translated += generation.fields
+    tell_ignored(foreign, report)
+
+
+def _write(checkpoint: Checkpoint, output: Path, order: Order, report: Report) -> None:
+    """Write a checkpoint beside its place, read it again, and put it there."""
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as staging:
+            directory = Path(staging) / "checkpoint"
+            checkpoint.save(directory, order.is_half)
+            verify_written(directory, checkpoint, order.is_half, report)
+            put_directory(directory, output, Path(staging) / "replaced")
+    except (OSError, SafetensorError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise ForeignError(f"{output}: {reason}") from error

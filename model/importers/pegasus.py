@@ -1,0 +1,34 @@
+"""Pegasus: pre-norm, with a bias for each token."""
+
+from typing import Final
+
+from dragoman.model.importers.bart_like import BartLike
+from dragoman.model.importers.family import Family
+from dragoman.model.importers.positions import halves
+from dragoman.model.importers.tokenisers import TokenizerFiles, from_pegasus
+
+_DEFAULTS: Final = {
+    "vocab_size": 50265,
+    "max_position_embeddings": 1024,
+    "encoder_layers": 12,
+    "encoder_ffn_dim": 4096,
+    "encoder_attention_heads": 16,
+    "decoder_layers": 12,
+    "decoder_ffn_dim": 4096,
+    "decoder_attention_heads": 16,
+    "activation_function": "gelu",
+    "d_model": 1024,
+    "scale_embedding": False,
+    "tie_word_embeddings": True,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "forced_eos_token_id": 1,
+    "decoder_start_token_id": 0,
+}
+FAMILY: Final = Family(
+    name="Pegasus",
+    model_type="pegasus",
+    defaults=_DEFAULTS,
+    architecture=BartLike(norm="pre", make_positions=halves),
+    tokenizers=(TokenizerFiles(("spiece.model",), from_pegasus),),
+)

@@ -1,0 +1,206 @@
+"""Files of Hugging Face `tokenizers`: normaliser, pre-tokeniser, model and decoder in one JSON; and byte-level BPE from two files.
+
+Ids are that library's. What it does with special tokens is not done here: their names in a text stay text, whether the file says
+that a token is special or only adds it, and even where a Unigram model has the name among its pieces. For that, such names are
+replaced, in memory, by ones that nobody can type. An answer has the names of tokens that are added and not special, as there.
+"""
+
+import json
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Self
+
+from tokenizers import Tokenizer as Encoder
+
+from dragoman.model.text.decoders import pieces_of
+from dragoman.model.text.names import is_name
+from dragoman.model.text.pieces import PieceDetokenizer
+from dragoman.model.text.reading import reason
+from dragoman.model.text.tokenizer import UNKNOWN_MARK, TokenizerError
+
+MAX_ID = (1 << 24) - 1
+
+
+class JsonTokenizer:
+    """A `tokenizer.json`."""
+
+    kind = "tokenizers"
+
+    def __init__(self, content: bytes, eos_id: int) -> None:
+        """Load a file.
+
+        Args:
+            content: Of the file.
+            eos_id: The end-of-sequence token.
+
+        Raises:
+            TokenizerError: If the file is damaged, or if its decoder is one whose text is not that of its tokens one after another.
+        """
+        self._content, self.eos_id = content, eos_id
+        description = _parsed(content)
+        self._unknown_id = _unknown_id(description["model"])
+        tokens = _hide_names(description)
+        self._table = pieces_of(description.get("decoder"), tokens)
+        self.vocab_size = len(tokens)
+        if not 0 <= eos_id < self.vocab_size:
+            raise TokenizerError(f"eos_id {eos_id} is not in 0 to {self.vocab_size - 1}")
+        self._encoder = _encoder(description)
+        for entry in description["added_tokens"]:
+            if self._encoder.token_to_id(entry["content"]) != entry["id"]:
+                raise TokenizerError(f"added_tokens gives an id, {entry['id']}, that it does not have")
+
+    @classmethod
+    def from_byte_pairs(cls, vocabulary: bytes, merges: bytes, special_tokens: Sequence[str], eos_id: int) -> Self:
+        """Make one of byte-level BPE in two files, as BART has it: no space is put before a text.
+
+        Args:
+            vocabulary: Content of `vocab.json`.
+            merges: Content of `merges.txt`.
+            special_tokens: Names of those that are silent and stay text where they are typed.
+            eos_id: The end-of-sequence token.
+
+        Raises:
+            TokenizerError: If a file is damaged.
+        """
+        ids = _loaded(vocabulary, "vocab.json")
+        if not isinstance(ids, dict):
+            raise TokenizerError("vocab.json: not an object of ids by token")
+        try:
+            lines = merges.decode().splitlines()
+        except UnicodeDecodeError as error:
+            raise TokenizerError("merges.txt: not UTF-8") from error
+        pairs = [line.split(" ") for line in lines if line and not line.startswith("#version")]
+        added = [{"id": ids[name], "content": name, "special": True, **_PLAIN} for name in special_tokens if name in ids]
+        model = {"type": "BPE", "dropout": None, "unk_token": None, "vocab": ids, "merges": pairs}
+        return cls(json.dumps({"version": "1.0", "added_tokens": added, **_BYTE_LEVEL, "model": model}).encode(), eos_id)
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a text, without special tokens."""
+        ids: list[int] = self._encoder.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Encode many texts on all cores."""
+        return [encoding.ids for encoding in self._encoder.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of ids; special tokens are silent, and bytes that are not UTF-8 become U+FFFD, one a bad sequence."""
+        return self._table.decode(ids)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return what a token adds to a text, in UTF-8; nothing for a special token, or one that only pads a model's vocabulary."""
+        return self._table.later(token_id)
+
+    def word_bytes(self, token_id: int) -> bytes:
+        """Return what a token is to the words of an encoded text: its bytes, and for what is unknown a mark without spaces."""
+        return UNKNOWN_MARK if token_id == self._unknown_id else self.token_bytes(token_id)
+
+    def detokenizer(self) -> PieceDetokenizer:
+        """Return the start of an empty text."""
+        return self._table.detokenizer()
+
+    def content(self) -> bytes:
+        """Return the file."""
+        return self._content
+
+    def settings(self) -> Mapping[str, Any]:
+        """Return what else it was made of."""
+        return {"eos_id": self.eos_id}
+
+
+_PLAIN = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+_BYTE_LEVEL = {
+    "truncation": None,
+    "padding": None,
+    "normalizer": None,
+    "pre_tokenizer": _LEVEL,
+    "post_processor": None,
+    "decoder": _LEVEL,
+}
+
+
+def _loaded(content: bytes, name: str) -> Any:
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise TokenizerError(f"{name}: not JSON: {reason(error)}") from error
+
+
+def _parsed(content: bytes) -> dict[str, Any]:
+    """Return the file as JSON, the parts there that are changed here."""
+    description = _loaded(content, "the file")
+    model = description.get("model") if isinstance(description, dict) else None
+    added = description.get("added_tokens", []) if isinstance(description, dict) else None
+    if not isinstance(model, dict) or not isinstance(model.get("vocab"), dict | list) or not isinstance(added, list):
+        raise TokenizerError("not a file of `tokenizers`: it has no model with a vocabulary")
+    for entry in added:
+        if not isinstance(entry, dict) or not isinstance(entry.get("content"), str) or not isinstance(entry.get("id"), int):
+            raise TokenizerError("added_tokens has an entry that is not a token with an id")
+    return {**description, "added_tokens": added}
+
+
+def _hide_names(description: dict[str, Any]) -> list[str | None]:
+    """Rename tokens that are names, in place, so that no text has them; return what every id says, None for special ones."""
+    added, model = description["added_tokens"], description["model"]
+    hidden = {entry["content"]: entry["id"] for entry in added if entry.get("special") or is_name(entry["content"])}
+    tokens = _tokens(model["vocab"], {entry["id"]: entry["content"] for entry in added})
+    for entry in added:
+        if entry.get("special"):
+            tokens[entry["id"]] = None
+    # No pre-tokeniser leaves a space in a word that is looked up; and who would guess the rest?
+    secret = {name: f" {secrets.token_hex(16)} {token_id}" for name, token_id in hidden.items()}
+    # They stay in the list, as the library counts ids on by it.
+    description["added_tokens"] = [
+        {**entry, **_PLAIN, "content": secret[entry["content"]], "special": True} if entry["content"] in secret else entry
+        for entry in added
+    ]
+    # They say which special tokens are put around a text, to what length it is cut or filled up: none of that is done.
+    description.update(post_processor=None, truncation=None, padding=None)
+    if isinstance(model["vocab"], list):
+        model["vocab"] = [[secret.get(piece, piece), score] for piece, score in model["vocab"]]
+    else:
+        model["vocab"] = {secret.get(token, token): token_id for token, token_id in model["vocab"].items()}
+    if isinstance(unknown := model.get("unk_token"), str):
+        model["unk_token"] = secret.get(unknown, unknown)
+    if isinstance(merges := model.get("merges"), list):
+        model["merges"] = [merge for merge in merges if _merged(merge) not in secret]
+    return tokens
+
+
+def _unknown_id(model: Mapping[str, Any]) -> int | None:
+    """Return the token of what has none, if there is one: Unigram names its place, other models the token."""
+    vocabulary = model["vocab"]
+    found = model.get("unk_id") if isinstance(vocabulary, list) else vocabulary.get(str(model.get("unk_token")))
+    return found if isinstance(found, int) else None
+
+
+def _merged(merge: Any) -> str:
+    """Return the token that two make: `["a", "b"]`, or `"a b"` in older files."""
+    return "".join(map(str, merge)) if isinstance(merge, list) else str(merge).replace(" ", "", 1)
+
+
+def _tokens(vocabulary: dict[Any, Any] | list[Any], added: Mapping[int, str]) -> list[str | None]:
+    """Return what every id says."""
+    if isinstance(vocabulary, list):
+        if not all(isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str) for entry in vocabulary):
+            raise TokenizerError("the vocabulary has an entry that is not a piece with its score")
+        texts: dict[int, str] = {i: piece for i, (piece, _) in enumerate(vocabulary)}
+    else:
+        texts = {token_id: token for token, token_id in vocabulary.items()}
+    texts |= added
+    if not texts or not all(isinstance(token_id, int) and 0 <= token_id <= MAX_ID for token_id in texts):
+        raise TokenizerError(f"the vocabulary is empty or has an id that is not in 0 to {MAX_ID}")
+    return [texts.get(token_id) for token_id in range(max(texts) + 1)]
+
+
+def _encoder(description: dict[str, Any]) -> Encoder:
+    try:
+        encoder = Encoder.from_str(json.dumps(description))
+        encoder.encode_special_tokens = True
+        return encoder
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    # The library raises bare Exception for every kind of bad file, and where its native code gives up something beside it.
+    except BaseException as error:
+        raise TokenizerError(f"not a file of `tokenizers`: {reason(error)}") from error

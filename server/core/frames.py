@@ -1,0 +1,179 @@
+"""What is said to a model around a text: its template and its languages, by those that a request asks for.
+
+Both ends of the server's work go through here: requests of callers (`validation.py`, `scoring.py`) and texts without a server
+(`dragoman.server.offline`).
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from dragoman.export.fields import BundleError
+from dragoman.model.generation import Language, Languages
+from dragoman.model.languages import LanguageTable
+from dragoman.server.core.defaults import default_search
+from dragoman.server.engine.messages import SearchOptions
+from dragoman.server.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from dragoman.export.bundle import Manifest
+
+MAX_LANGUAGE_CHARACTERS = 128
+# Of the languages that a refusal lists; a model may have hundreds, and a status travels in headers.
+MAX_LISTED_CHARACTERS = 400
+MAX_SHOWN_CHARACTERS = 32
+# Pairs of languages that are remembered.
+MAX_KEPT = 1024
+READS, WRITES = "reads", "writes"
+
+
+class Frame(Struct, frozen=True, eq=False):
+    """What is around a text, and how it is searched for where the request does not say.
+
+    Attributes:
+        source_language: Code of the source's language; empty where the model is told none.
+        target_language: Code of the answer's.
+        task: Text before the source's own.
+        source_prefix: Ids before the text.
+        source_suffix: Ids after it, of which end-of-sequence is the first.
+        target_prefix: Ids that every answer is forced to begin with.
+        decoder_start_id: What the decoder is fed first; None for the model's.
+        search: The options of a request that has none; the seed of a `Sampling` is to be drawn.
+        num_around: Tokens around a text, end-of-sequence included.
+    """
+
+    source_language: str
+    target_language: str
+    task: str
+    source_prefix: Sequence[int]
+    source_suffix: Sequence[int]
+    target_prefix: list[int]
+    decoder_start_id: int | None
+    search: SearchOptions
+    num_around: int
+
+    def source_ids(self, ids: Sequence[int]) -> list[int]:
+        """Return a source as the encoder reads it, made of the ids of its text."""
+        return [*self.source_prefix, *ids, *self.source_suffix]
+
+
+class Frames:
+    """Those of one model."""
+
+    def __init__(self, manifest: "Manifest") -> None:
+        """Take what a bundle says of generation.
+
+        Raises:
+            BundleError: If the model is told a task that needs a language of a side which has none.
+        """
+        self._manifest = manifest
+        languages = manifest.languages or Languages()
+        self._sides = {
+            READS: LanguageTable(languages.source, languages.default_source),
+            WRITES: LanguageTable(languages.target, languages.default_target),
+        }
+        self._codes = {READS: [x.code for x in languages.source], WRITES: [x.code for x in languages.target]}
+        self._frames: dict[tuple[str, str], Frame] = {}
+        for side, count in (("source", len(languages.source)), ("target", len(languages.target))):
+            if not count and f"{{{side}}}" in manifest.template.task:
+                raise BundleError(f"model {manifest.name}: the task of its template needs a {side} language, but there is none")
+        #: Those that it reads and those that it writes, by code.
+        self.source_languages = sorted(languages.source, key=_code)
+        self.target_languages = sorted(languages.target, key=_code)
+        is_complete = all(table.default is not None or not self._codes[side] for side, table in self._sides.items())
+        self._default = self._frame(self._sides[READS].default, self._sides[WRITES].default) if is_complete else None
+
+    @property
+    def default_source_language(self) -> str:
+        """Code of the language of a source that a request says nothing of; empty where it has to, or there is none."""
+        return _code(self._sides[READS].default)
+
+    @property
+    def default_target_language(self) -> str:
+        """The same of answers."""
+        return _code(self._sides[WRITES].default)
+
+    def find(self, source_language: str = "", target_language: str = "") -> Frame:
+        """Return the frame for two languages, by any of their spellings; empty for the model's default.
+
+        Raises:
+            InvalidRequest: If the model has no such language, or needs one that is not said.
+        """
+        if not (source_language or target_language) and self._default is not None:
+            return self._default
+        source = self._language("source_language", source_language, READS)
+        target = self._language("target_language", target_language, WRITES)
+        key = (_code(source), _code(target))
+        frame = self._frames.get(key)
+        if frame is None:
+            if len(self._frames) >= MAX_KEPT:
+                self._frames.clear()
+            frame = self._frames[key] = self._frame(source, target)
+        return frame
+
+    def _language(self, field: str, asked: str, verb: str) -> Language | None:
+        """Return one side's language, None where the model is told none."""
+        check_language(field, asked)
+        table, codes, name = self._sides[verb], self._codes[verb], self._manifest.name
+        if not asked:
+            if table.default is None and codes:
+                raise InvalidRequest(field, f"is missing; model {name} {verb} {_listed(codes)}")
+            return table.default
+        if not codes:
+            raise InvalidRequest(field, f"model {name} says no languages that it {verb}, so a request cannot choose one")
+        if (language := table.find(asked)) is None:
+            shown = ascii(asked[:MAX_SHOWN_CHARACTERS])
+            raise InvalidRequest(field, f"{shown} is no language that model {name} {verb}, which are {_listed(codes)}")
+        return language
+
+    def _frame(self, source: Language | None, target: Language | None) -> Frame:
+        """Put together what the template and two languages say, in the order of `dragoman.model.generation.Affixes`."""
+        template, defaults = self._manifest.template, self._manifest.defaults
+        source_prefix, source_suffix = list(template.source_prefix), [self._manifest.eos_id, *template.source_suffix]
+        target_prefix, start = list(template.target_prefix), template.decoder_start_id
+        if source is not None:
+            source_prefix = [*source.source_prefix, *source_prefix]
+            source_suffix += source.source_suffix
+        if target is not None:
+            source_prefix = [*target.source_prefix, *source_prefix]
+            target_prefix += target.target_prefix
+            start = start if target.decoder_start_id is None else target.decoder_start_id
+        return Frame(
+            source_language=_code(source),
+            target_language=_code(target),
+            task=template.task_text(source, target),
+            source_prefix=source_prefix,
+            source_suffix=source_suffix,
+            target_prefix=target_prefix,
+            decoder_start_id=start,
+            search=default_search(defaults, target_prefix),
+            num_around=len(source_prefix) + len(source_suffix),
+        )
+
+
+def check_language(field: str, asked: str) -> str:
+    """Return what is asked for as it is.
+
+    Raises:
+        InvalidRequest: If no language can be called so.
+    """
+    if len(asked) > MAX_LANGUAGE_CHARACTERS:
+        raise InvalidRequest(field, f"{len(asked)} characters; at most {MAX_LANGUAGE_CHARACTERS} are allowed")
+    return asked
+
+
+def _code(language: Language | None) -> str:
+    return "" if language is None else language.code
+
+
+def _listed(codes: Sequence[str]) -> str:
+    """Return codes side by side, and how many more there are than are shown."""
+    shown: list[str] = []
+    num_characters = 0
+    for code in codes:
+        num_characters += len(code) + 2
+        if num_characters > MAX_LISTED_CHARACTERS:
+            return f"{', '.join(shown)} and {len(codes) - len(shown)} more"
+        shown.append(code)
+    return ", ".join(shown)

@@ -1,0 +1,271 @@
+"""Settings of Transformers' generation as defaults: what each becomes, and that none is dropped without a word."""
+
+import copy
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import GenerationConfig
+
+from dragoman.model.generation import Defaults
+from dragoman.model.importers.conversion import Target
+from dragoman.model.importers.defaults import Converted, convert
+from dragoman.model.importers.errors import ForeignError
+from dragoman.model.importers.generation_fields import generation_fields
+
+TARGET = Target(pad_id=0, eos_id=1, decoder_start_id=0, vocab_size=60, max_target_tokens=100)
+FORCED = Target(pad_id=0, eos_id=1, decoder_start_id=1, vocab_size=60, max_target_tokens=100, num_forced=1)
+BEAMS = {"num_beams": 4, "max_length": 50}
+OPUS_MT = {
+    "bad_words_ids": [[0]],
+    "bos_token_id": 1,
+    "decoder_start_token_id": 0,
+    "eos_token_id": 1,
+    "forced_eos_token_id": 1,
+    "max_length": 51,
+    "num_beams": 4,
+    "pad_token_id": 0,
+    "renormalize_logits": True,
+    "transformers_version": "4.32.0",
+}
+
+
+def note(converted: Converted, name: str) -> str:
+    (found,) = [line for line in converted.notes if name in line.split(": ")[0].split(", ")]
+    return found
+
+
+def made(fields: dict[str, Any], target: Target = TARGET) -> Defaults:
+    return convert({"max_length": 50, **fields}, target).defaults
+
+
+def test_an_opus_mt_is_converted_exactly() -> None:
+    converted = convert(OPUS_MT, TARGET)
+    assert converted.defaults == Defaults(num_beams=4, max_new_tokens=50, is_end_forced=True)
+    assert converted.padding == "excluded"
+    assert not [line for line in converted.notes if "left out;" in line or "differ" in line]
+
+
+def test_a_summariser_of_barts_is_converted_exactly() -> None:
+    fields = {
+        "early_stopping": True,
+        "length_penalty": 2.0,
+        "max_length": 42,
+        "min_length": 16,
+        "no_repeat_ngram_size": 3,
+        "num_beams": 4,
+        "forced_bos_token_id": 5,
+        "forced_eos_token_id": 1,
+    }
+    assert convert(fields, FORCED).defaults == Defaults(
+        early_stopping=True,
+        length_penalty=2.0,
+        max_new_tokens=40,
+        min_new_tokens=14,
+        no_repeat_ngram_size=3,
+        num_beams=4,
+        is_end_forced=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "target", "most", "least"),
+    [
+        ({"max_length": 20}, TARGET, 19, None),
+        ({"max_length": 20}, FORCED, 18, None),
+        ({"max_new_tokens": 20}, TARGET, 20, None),
+        ({"max_new_tokens": 20}, FORCED, 19, None),
+        ({"max_new_tokens": 20, "max_length": 5}, TARGET, 20, None),
+        ({"max_length": 5, "max_new_tokens": 20}, TARGET, 20, None),
+        ({"max_length": 512}, TARGET, 100, None),
+        ({"max_length": 512}, FORCED, 99, None),
+        ({"max_length": 20, "min_length": 5}, TARGET, 19, 4),
+        ({"max_length": 20, "min_length": 5}, FORCED, 18, 3),
+        ({"max_length": 20, "min_length": 1}, FORCED, 18, None),
+        ({"max_length": 20, "min_new_tokens": 5}, FORCED, 18, 4),
+        ({"max_length": 20, "min_new_tokens": 5, "min_length": 12}, TARGET, 19, 5),
+        ({"max_length": 20, "min_length": 40}, TARGET, 19, 18),
+        ({"max_length": 20, "begin_suppress_tokens": [1]}, TARGET, 19, 1),
+        ({"max_length": 20, "begin_suppress_tokens": [1], "min_length": 9}, TARGET, 19, 8),
+        ({"min_length": 400}, FORCED, None, 98),
+        ({"max_length": 1}, TARGET, None, None),
+        ({"max_length": 2}, FORCED, None, None),
+        ({"max_length": True}, TARGET, None, None),
+        ({"max_length": -5, "min_length": -5}, TARGET, None, None),
+    ],
+)
+def test_lengths_are_those_of_what_the_caller_generates(
+    fields: dict[str, Any], target: Target, most: int | None, least: int | None
+) -> None:
+    defaults = convert(fields, target).defaults
+    assert (defaults.max_new_tokens, defaults.min_new_tokens) == (most, least)
+
+
+@pytest.mark.parametrize(
+    ("fields", "padding", "suppressed"),
+    [
+        ({}, "predicted", []),
+        ({"bad_words_ids": [[0]]}, "masked", []),
+        ({"bad_words_ids": [[0]], "renormalize_logits": True}, "excluded", []),
+        ({"renormalize_logits": True}, "predicted", []),
+        ({"bad_words_ids": [[0], [7], [1], [8, 9]]}, "masked", [7]),
+        ({"bad_words_ids": [[7]], "suppress_tokens": [9, 8, 7]}, "predicted", [7, 8, 9]),
+        ({"suppress_tokens": [0, 60, -1]}, "masked", []),
+        ({"suppress_tokens": "all"}, "predicted", []),
+        ({"bad_words_ids": [7]}, "predicted", []),
+    ],
+)
+def test_words_that_are_ruled_out(fields: dict[str, Any], padding: str, suppressed: list[int]) -> None:
+    converted = convert({**BEAMS, **fields}, TARGET)
+    assert (converted.padding, converted.defaults.suppressed_tokens) == (padding, suppressed)
+
+
+def test_what_cannot_be_said_is_named_with_the_reason() -> None:
+    fields: dict[str, Any] = {
+        **BEAMS,
+        "bad_words_ids": [[8, 9]],
+        "begin_suppress_tokens": [1, 7],
+        "early_stopping": "never",
+        "forced_eos_token_id": 7,
+        "min_length": 5,
+        "renormalize_logits": True,
+        "suppress_tokens": [61],
+        "diversity_penalty": 0.5,
+        "max_time": 3.0,
+        "min_p": 0.1,
+        "typical_p": 1.0,
+        "use_cache": True,
+        "frobnicate": {"x": 1},
+        "eos_token_id": [1, 7],
+    }
+    converted = convert(fields, TARGET)
+    for name, reason in {
+        "bad_words_ids": "several tokens cannot be ruled out",
+        "begin_suppress_tokens": "not offered",
+        "early_stopping": "not offered",
+        "forced_eos_token_id": "not the model's end-of-sequence",
+        "renormalize_logits": "min_length",
+        "suppress_tokens": "no tokens of the model",
+        "diversity_penalty": "not offered",
+        "max_time": "not offered",
+        "min_p": "no effect without do_sample",
+        "typical_p": "no effect",
+        "use_cache": "no effect",
+        "frobnicate": "not known",
+        "eos_token_id": "end with 1 only",
+    }.items():
+        assert reason in note(converted, name)
+    assert converted.defaults == Defaults(num_beams=4, max_new_tokens=49, min_new_tokens=4)
+
+
+def test_repetition_is_penalised_where_both_mean_the_same() -> None:
+    assert made({"repetition_penalty": 1.2}).repetition_penalty is None
+    assert made({"repetition_penalty": 1.2, "do_sample": True}).repetition_penalty is None
+    fields = {**BEAMS, "repetition_penalty": 1.2}
+    assert convert(fields, TARGET).defaults.repetition_penalty == 1.2
+    assert "padding is penalised" in note(convert(fields, TARGET), "repetition_penalty")
+    assert "end-of-sequence is penalised" in note(convert(fields, FORCED), "repetition_penalty")
+    assert note(convert({**fields, "bad_words_ids": [[0]]}, TARGET), "repetition_penalty") == "repetition_penalty: 1.2"
+
+
+def test_ngrams_of_the_start_token_are_named_where_it_can_be_generated() -> None:
+    fields = {**BEAMS, "no_repeat_ngram_size": 3}
+    assert "begin with the decoder's start token" in note(convert(fields, TARGET), "no_repeat_ngram_size")
+    assert note(convert(fields, FORCED), "no_repeat_ngram_size") == "no_repeat_ngram_size: 3"
+    assert note(convert({**fields, "bad_words_ids": [[0]]}, TARGET), "no_repeat_ngram_size") == "no_repeat_ngram_size: 3"
+    assert "never be generated" in note(convert({**fields, "no_repeat_ngram_size": 1}, FORCED), "no_repeat_ngram_size")
+
+
+def test_ngrams_longer_than_answers_are_none() -> None:
+    assert made({"no_repeat_ngram_size": 100}).no_repeat_ngram_size == 100
+    assert made({"no_repeat_ngram_size": 101}).no_repeat_ngram_size is None
+
+
+def test_draws_are_made_as_transformers_makes_them() -> None:
+    assert made({"do_sample": True}) == Defaults(do_sample=True, top_k=50, max_new_tokens=49)
+    assert made({"do_sample": True, "top_k": 0}) == Defaults(do_sample=True, max_new_tokens=49)
+    assert made({"do_sample": True, "top_k": 1000}).top_k == 60
+    assert made({"temperature": 0.7, "top_p": 0.9}) == Defaults(temperature=0.7, top_p=0.9, max_new_tokens=49)
+    assert made({"do_sample": True, "num_beams": 4, "top_k": 5}).do_sample is None
+    assert made({"num_return_sequences": 3}).num_return_sequences is None
+    assert made({"num_return_sequences": 3, "num_beams": 4}).num_return_sequences == 3
+    assert made({"num_return_sequences": 3, "do_sample": True}).num_return_sequences == 3
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e300, "2", [1], {}, -1.0, 10**400])
+@pytest.mark.parametrize("name", ["temperature", "top_p", "length_penalty", "num_beams", "top_k", "no_repeat_ngram_size"])
+def test_values_that_mean_nothing_are_left_out(name: str, value: Any) -> None:
+    if (name, value) in (("length_penalty", -1.0), ("top_k", 10**400), ("no_repeat_ngram_size", 10**400)):
+        return  # these mean something
+    converted = convert({"max_length": 50, name: value}, TARGET)
+    assert converted.defaults == Defaults(max_new_tokens=49)
+    assert "left out" in note(converted, name)
+
+
+def test_too_many_suppressed_tokens_are_named() -> None:
+    target = Target(pad_id=0, eos_id=1, decoder_start_id=0, vocab_size=600, max_target_tokens=100)
+    converted = convert({"max_length": 50, "suppress_tokens": list(range(2, 300))}, target)
+    assert converted.defaults == Defaults(max_new_tokens=49)
+    assert any("at most 256" in line for line in converted.notes)
+
+
+def test_another_end_of_sequence_is_refused() -> None:
+    with pytest.raises(ForeignError, match=r"generation_config\.json: eos_token_id is 7"):
+        convert({"eos_token_id": 7}, TARGET)
+
+
+def test_fields_of_config_json_count_where_there_is_no_other_file() -> None:
+    config = {"model_type": "bart", "num_beams": 4, "max_length": 30, "force_bos_token_to_be_generated": True, "bos_token_id": 3}
+    config["task_specific_params"] = {"summarization": {"num_beams": 6, "min_length": 9}}  # type: ignore[assignment]
+    plain = generation_fields("x", config, None)
+    assert plain.fields == {"num_beams": 4, "max_length": 30, "forced_bos_token_id": 3, "bos_token_id": 3}
+    assert any("not chosen" in line for line in plain.notes)
+    task = generation_fields("x", config, None, "summarization")
+    assert (task.fields["num_beams"], task.fields["min_length"], task.fields["max_length"]) == (6, 9, 30)
+    beside = generation_fields("x", config, {"num_beams": 2, "max_length": None})
+    assert beside.fields == {"num_beams": 2}
+    assert [line for line in beside.notes if line.startswith("num_beams: config.json says 4")]
+    assert [line for line in beside.notes if line.startswith("max_length: config.json says 30")]
+    with pytest.raises(ForeignError, match="no task 'poetry'; it has summarization"):
+        generation_fields("x", config, None, "poetry")
+
+
+def test_tasks_that_differ_are_not_mixed() -> None:
+    tasks = {"translation_en_to_de": {"num_beams": 4, "max_length": 9}, "translation_en_to_fr": {"num_beams": 5, "max_length": 9}}
+    taken = generation_fields("x", {"task_specific_params": tasks}, {}, "translation")
+    assert taken.fields == {"max_length": 9}
+    assert any(line.startswith("num_beams: differs") for line in taken.notes)
+
+
+# Every field that Transformers knows, but for what is set at run time.
+FIELDS = sorted(name for name in vars(GenerationConfig()) if not name.startswith("_"))
+VALUES = st.one_of(
+    st.booleans(),
+    st.integers(-5, 70),
+    st.floats(),
+    st.text(max_size=5),
+    st.lists(st.integers(-1, 70), max_size=4),
+    st.lists(st.lists(st.integers(-1, 70), max_size=3), max_size=4),
+    st.dictionaries(st.text(max_size=3), st.integers(), max_size=2),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.dictionaries(st.sampled_from([*FIELDS, "unheard_of"]), VALUES, max_size=12), st.sampled_from([TARGET, FORCED]))
+def test_no_field_is_dropped_without_a_word(fields: dict[str, Any], target: Target) -> None:
+    fields.pop("eos_token_id", None)
+    before = copy.deepcopy(fields)
+    converted = convert(fields, target)
+    assert repr(fields) == repr(before)
+    for name in fields:
+        assert any(name in line.split(": ")[0].split(", ") for line in converted.notes)
+    assert all("\n" not in line and len(line) < 600 for line in converted.notes)
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_every_field_of_transformers_is_known(name: str) -> None:
+    value = {"bad_words_ids": [[7]], "suppress_tokens": [7], "begin_suppress_tokens": [1], "eos_token_id": 1}.get(name, 2)
+    lines = [line for line in convert({name: value}, TARGET).notes if name in line.split(": ")[0].split(", ")]
+    assert lines and not any("not known here" in line for line in lines)

@@ -1,0 +1,186 @@
+"""Requests of different languages in one running batch, on a real bundle: each has the bits it has alone, and those of PyTorch."""
+
+import asyncio
+import itertools
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from dragoman.export.bundle import Bundle
+from dragoman.export.exporter import export_checkpoint
+from dragoman.model.checkpoint import Checkpoint
+from dragoman.model.errors import InputError
+from dragoman.model.generation import Defaults, Language, Languages, Template
+from dragoman.server.core.frames import Frames
+from dragoman.server.core.requests import GenerateRequest, ScoreRequest
+from dragoman.server.core.scoring import PreparedPair, prepare_pair
+from dragoman.server.core.validation import Prepared, Validator
+from dragoman.server.engine.messages import Answer, Request
+from dragoman.server.offline import OfflineTranslator
+from dragoman.server.runtime.scorer import OnnxScorer
+from tests.shelf import Shelf
+
+LANGUAGES = Languages(
+    source=[Language(code="en", source_prefix=[272]), Language(code="fr", source_suffix=[273])],
+    target=[
+        Language(code="de", target_prefix=[274]),
+        Language(code="nl", source_prefix=[275], target_prefix=[276, 277]),
+        Language(code="da", decoder_start_id=278),
+    ],
+    default_source="en",
+    default_target="de",
+)
+TEMPLATE = Template(source_prefix=[279], task="{target}: ")
+DEFAULTS = Defaults(num_beams=2, no_repeat_ngram_size=2, max_new_tokens=7, is_end_forced=True, length_penalty=0.7)
+TEXTS = ["a dog", "over the grass", "grass", "the dog runs"]
+PAIRS = list(itertools.product(["en", "fr"], ["de", "nl", "da"]))
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tiny_checkpoint: Checkpoint) -> Checkpoint:
+    return Checkpoint("tongues", tiny_checkpoint.model, tiny_checkpoint.tokenizers, TEMPLATE, LANGUAGES, DEFAULTS)
+
+
+@pytest.fixture(scope="module")
+def bundle(checkpoint: Checkpoint, shelf: Shelf) -> Path:
+    def make(folder: Path) -> None:
+        checkpoint.save(folder / "checkpoint")
+        export_checkpoint(folder / "checkpoint", folder / "bundle")
+
+    return shelf.get("tongues", make) / "bundle"
+
+
+class Bench:
+    """A bundle, the core's way to its requests, and its engine."""
+
+    def __init__(self, bundle: Path) -> None:
+        self.translator = OfflineTranslator(bundle, max_slots=9, num_threads=1)
+        opened = self.translator.bundle
+        ids = itertools.count(1)
+        self.model: Any = SimpleNamespace(
+            name="tongues",
+            manifest=opened.manifest,
+            tokenizers=self.translator.tokenizers,
+            frames=Frames(opened.manifest),
+            engine=SimpleNamespace(next_id=lambda: next(ids)),
+            max_slots_per_request=9,
+        )
+
+    def prepare(self, source: str, target: str, text: str, **fields: Any) -> Request:
+        request = GenerateRequest(text=text, source_language=source, target_language=target, **fields)
+        preparing = Validator().prepare(request, self.model, arrival=time.monotonic(), remaining_seconds=None, is_streamed=False)
+        prepared: Prepared = asyncio.run(preparing)
+        return prepared.request
+
+    def pair(self, source: str, target: str, text: str, answer: str) -> PreparedPair:
+        request = ScoreRequest(text=text, target=answer, source_language=source, target_language=target)
+        preparing = prepare_pair(request, self.model, Validator(), arrival=time.monotonic(), remaining_seconds=None)
+        return asyncio.run(preparing)
+
+    def run(self, *requests: Request) -> dict[int, list[Answer]]:
+        engine, found = self.translator.engine, dict[int, list[Answer]]()
+        for request in requests:
+            engine.submit(b"test", request)
+        while engine.has_work:
+            engine.step()
+            for report in engine.take_reports().values():
+                found |= {end.id: end.answers for end in report.finished}
+        return found
+
+
+@pytest.fixture(scope="module")
+def bench(bundle: Path) -> Bench:
+    return Bench(bundle)
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "as the model does": {},
+    "greedy": {"num_beams": 1},
+    "beams": {"num_beams": 4, "num_return_sequences": 3, "max_new_tokens": 6},
+    "samples": {"do_sample": True, "seed": 3, "num_return_sequences": 3},
+    "alternatives": {"return_alternatives": True, "num_return_sequences": 3},
+    "prefix": {"forced_prefix": "the", "top_log_probs": 3},
+}
+
+
+def test_rows_of_different_languages_have_the_bits_of_each_alone(bench: Bench) -> None:
+    kinds = itertools.cycle(KINDS.values())
+    requests = [bench.prepare(*pair, text, **next(kinds)) for text in TEXTS for pair in PAIRS]
+    assert len({tuple(request.source_ids) for request in requests}) == len(requests)
+    together = bench.run(*requests)
+    assert len(together) == len(requests)
+    for request in requests:
+        assert bench.run(request)[request.id] == together[request.id]
+    assert {answer.reason for answers in together.values() for answer in answers} == {"eos"}, "its end is forced"
+
+
+def likeliest(model: Any, source: list[int], start: int, forced: list[int], max_new_tokens: int) -> tuple[list[int], list[float]]:
+    """Return the greedy answer, without end-of-sequence, and the log-probability of each generated token, the forced end's too."""
+    config, tokens, log_probs = model.config, list(forced), list[float]()
+    while True:
+        logits = model(torch.tensor([source]), torch.tensor([len(source)]), torch.tensor([[start, *tokens]]))[0, -1]
+        logits[config.pad_id] = -torch.inf
+        row = logits.log_softmax(-1)
+        token = config.eos_id if len(log_probs) == max_new_tokens - 1 else int(row.argmax())
+        log_probs.append(float(row[token]))
+        if token == config.eos_id:
+            return tokens, log_probs
+        tokens.append(token)
+
+
+@pytest.mark.parametrize(("source", "target"), PAIRS)
+@torch.inference_mode()
+def test_an_answer_is_pytorchs_with_what_the_languages_say(bench: Bench, checkpoint: Checkpoint, source: str, target: str) -> None:
+    around: dict[str, tuple[list[int], list[int]]] = {"en": ([272], []), "fr": ([], [273])}
+    before = {"de": [], "nl": [275], "da": []}[target]
+    forced, start = {"de": ([274], 2), "nl": ([276, 277], 2), "da": ([], 278)}[target]
+    assert checkpoint.model.config.decoder_start_id == 2
+    for text in TEXTS:
+        ids = checkpoint.tokenizers.source.encode(f"{target}: {text}")
+        whole = [*before, *around[source][0], 279, *ids, checkpoint.model.config.eos_id, *around[source][1]]
+        request = bench.prepare(source, target, text, num_beams=1, no_repeat_ngram_size=0)
+        (answer,) = bench.run(request)[request.id]
+        tokens, log_probs = likeliest(checkpoint.model, whole, start, forced, 7)
+        assert answer.token_ids == tokens
+        assert answer.log_probs == pytest.approx(log_probs, abs=1e-4)
+        assert answer.score == pytest.approx(sum(log_probs[:-1]) / (len(log_probs) + len(forced)) ** 0.7, abs=1e-4)
+
+
+def test_a_score_is_what_generate_tells_of_the_same_tokens(bench: Bench, bundle: Path) -> None:
+    scorer = OnnxScorer(Bundle.open(bundle), 1)
+    scorer.check()
+    scorer.open()
+    for source, target in PAIRS:
+        pair = bench.pair(source, target, "a dog", "the grass")
+        words = bench.model.tokenizers.target.encode("the grass")
+        request = bench.prepare(
+            source, target, "a dog", num_beams=1, no_repeat_ngram_size=0, max_new_tokens=1, forced_prefix="the grass"
+        )
+        (answer,) = bench.run(request)[request.id]
+        forced = bench.model.frames.find(source, target).target_prefix
+        assert answer.token_ids == [*forced, *words] and pair.request.target_ids == [*answer.token_ids, 1]
+        found = scorer.score(pair.request.source_ids, pair.request.target_ids, None, pair.request.decoder_start_id)[0]
+        assert found[-1] == pytest.approx(answer.log_probs[0], abs=1e-4), "end-of-sequence, which was forced"
+        assert len(pair.target_ids) == len(words) + 1
+
+
+def test_texts_without_a_server_are_translated_as_requests_are(bench: Bench) -> None:
+    translator, decode = bench.translator, bench.model.tokenizers.target.decode
+    for source, target in (("", ""), ("fr", "nl"), ("en", "da")):
+        requests = [bench.prepare(source, target, text) for text in TEXTS]
+        found = bench.run(*requests)
+        expected = [decode(found[request.id][0].token_ids) for request in requests]
+        assert translator.translate(TEXTS, wanted=GenerateRequest(source_language=source, target_language=target)) == expected
+    greedy = [bench.prepare("en", "nl", text, num_beams=1, max_new_tokens=5) for text in TEXTS]
+    found = bench.run(*greedy)
+    wanted = GenerateRequest(target_language="nl", num_beams=1)
+    assert translator.translate(TEXTS, 5, wanted=wanted) == [decode(found[request.id][0].token_ids) for request in greedy]
+
+
+def test_languages_that_there_are_not_are_no_language_of_a_text_either(bench: Bench) -> None:
+    with pytest.raises(InputError, match="target_language: 'xx' is no language that model tongues writes, which are de, nl, da"):
+        bench.translator.translate(TEXTS, wanted=GenerateRequest(target_language="xx"))
