@@ -172,5 +172,5 @@ def test_one_wrong_best_candidate_is_found(checkpoint: Checkpoint) -> None:
     rows = rows_of_two()
     ids, log_probs = perfect_step(checkpoint, rows)
     log_probs[1, 19] -= 1e-3
-    with pytest.raises(ParityError, match="off by 0.001 at position 0"):
+    with pytest.raises(ParityError, match=r"off by 0.001 at position 0"):
         Comparison(EagerReference(checkpoint.model), 1e-4).observe(rows, ids[:, :20], log_probs[:, :20])

@@ -242,5 +242,5 @@ def test_wrong_candidate_of_a_large_vocabulary_fails(
         return ids, log_probs
 
     patch_step(monkeypatch, change)
-    with pytest.raises(ParityError, match="off by 0.005.* at position 6"):
+    with pytest.raises(ParityError, match=r"off by 0.005.* at position 6"):
         verify(checkpoint, exported)
