@@ -9,7 +9,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from dragoman.cli import calling, checkpoints, evaluating, exporting, loading, serving, texts, training, translating
+from dragoman.cli import calling, checkpoints, evaluating, exporting, importing, loading, serving, texts, training, translating
 from dragoman.cli.connection import CallFailed, Interrupted
 from dragoman.model.errors import InputError
 
@@ -24,7 +24,7 @@ app = typer.Typer(
 for panel, groups in {
     "Call a server": (translating, calling),
     "Serve": (serving,),
-    "Train and export": (training, evaluating, exporting, checkpoints, texts),
+    "Train and export": (training, evaluating, importing, exporting, checkpoints, texts),
     "Measure": (loading,),
 }.items():
     for group in groups:

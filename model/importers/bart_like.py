@@ -95,6 +95,7 @@ class BartLike:
             )
         ids = special_ids(foreign)
         vocab_size = config.size("vocab_size")
+        config.take("decoder_vocab_size")  # says nothing where sides share a vocabulary
         target_size = vocab_size if are_shared else config.size("decoder_vocab_size")
         lengths = self._lengths(config, limits, report)
         return model_config(

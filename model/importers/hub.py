@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from dragoman.model.importers.errors import ForeignError
-from dragoman.model.importers.weights import INDEX_SUFFIX, PICKLED, SAFETENSORS
+from dragoman.model.importers.weight_files import INDEX_SUFFIX, PICKLED, SAFETENSORS
 
 # "t5-small", "Helsinki-NLP/opus-mt-en-de"
 _NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -62,7 +62,7 @@ def fetch(name: str, revision: str | None = None) -> Path:
         raise ForeignError(f"{name}: neither a folder nor, to us, a repository of the hub") from error
     except errors.HFValidationError as error:
         raise ForeignError(f"{name}: neither a folder nor the name of a repository") from error
-    except (OSError, errors.HfHubHTTPError, errors.OfflineModeIsEnabled, ValueError) as error:
+    except Exception as error:  # whatever its HTTP library raises where there is no network
         return _cached(name, revision, error)
 
 

@@ -14,7 +14,7 @@ from dragoman.model.checkpoint_folder import CONFIG_FILE, WEIGHTS_FILE
 from dragoman.model.files import put_directory
 from dragoman.model.importers.config_fields import tell_ignored
 from dragoman.model.importers.errors import ForeignError
-from dragoman.model.importers.family import Family
+from dragoman.model.importers.family import Family, model_config
 from dragoman.model.importers.foreign import Foreign, Limits
 from dragoman.model.importers.generation import ForeignGeneration, read_generation
 from dragoman.model.importers.layout import Layout, load
@@ -107,7 +107,8 @@ def _described(foreign: Foreign, family: Family, order: Order, report: Report) -
     layout = family.architecture.lay_out(foreign, order.limits, report)
     said = foreign.generation.fields if foreign.generation.path.exists() else None
     generation = read_generation(foreign.path, layout.config, foreign.config.fields, said, foreign.tokenizer.fields, order.wishes)
-    return replace(layout, config=replace(layout.config, padding=generation.padding)), generation
+    fields = layout.config.to_dict() | {"padding": generation.padding}
+    return replace(layout, config=model_config(foreign.config, **fields)), generation
 
 
 def _tell(foreign: Foreign, family: Family, layout: Layout, generation: ForeignGeneration, report: Report) -> None:

@@ -22,6 +22,7 @@ _DEFAULTS: Final = {
     "tie_word_embeddings": True,
     "pad_token_id": 58100,
     "eos_token_id": 0,
+    "forced_eos_token_id": 0,
     "decoder_start_token_id": 58100,
     "share_encoder_decoder_embeddings": True,
 }

@@ -21,6 +21,7 @@ _DEFAULTS: Final = {
     "tie_word_embeddings": True,
     "pad_token_id": 1,
     "eos_token_id": 2,
+    "forced_eos_token_id": 2,
     "bos_token_id": 0,
 }
 FAMILY: Final = Family(

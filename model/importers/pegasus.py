@@ -22,6 +22,7 @@ _DEFAULTS: Final = {
     "tie_word_embeddings": True,
     "pad_token_id": 0,
     "eos_token_id": 1,
+    "forced_eos_token_id": 1,
     "decoder_start_token_id": 0,
 }
 FAMILY: Final = Family(

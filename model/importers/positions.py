@@ -11,7 +11,7 @@ TableMaker = Callable[[int, int], Tensor]
 
 
 def halves(num_positions: int, d_model: int) -> Tensor:
-    """Marian's and Pegasus' table `[num_positions, d_model]`: sin(p / 10000^(2i/d)) in the first half of a row, cos in the second."""
+    """Marian's and Pegasus' table `[num_positions, d_model]`: sin(p / 10000^(2i/d)) in the first half of a row, then cos."""
     angles = np.arange(num_positions)[:, None] / np.power(10000, 2 * np.arange((d_model + 1) // 2) / d_model)
     table = np.concatenate([np.sin(angles), np.cos(angles[:, : d_model // 2])], axis=1)
     return torch.from_numpy(table).float()

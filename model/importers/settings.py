@@ -43,10 +43,9 @@ class Settings:
         return cls(path, load_object(path, MAX_CONFIG_BYTES))
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> None:
-        """Say what holds where the file is silent, or says null."""
+        """Say what holds where the file is silent."""
         for name, value in defaults.items():
-            if self.fields.get(name) is None:
-                self.fields[name] = value
+            self.fields.setdefault(name, value)
 
     def get(self, name: str, kind: type[T]) -> T:
         """Return a field.

@@ -1,4 +1,4 @@
-"""T5's families, by `model_type`: t5 (v1.0, v1.1, Flan, ByT5, MADLAD-400), mt5 and umt5. No biases, RMS norms, relative positions."""
+"""T5's families, by `model_type`: t5 (v1.0, v1.1, Flan, ByT5, MADLAD-400), mt5, umt5. No biases, RMS norms, relative positions."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -97,8 +97,8 @@ class T5Like:
             is_scaled = is_tied if said is None else said
         elif is_scaled and not is_tied:
             report.translated.append(
-                "tie_word_embeddings false, yet hidden states are divided by √d_model before the projection: Transformers 5 does so "
-                "with every model of this type, Transformers 4 did not; which is right, a score of a known text can tell"
+                "tie_word_embeddings false, yet hidden states are divided by √d_model before the projection: Transformers 5 does "
+                "so with every model of this type, Transformers 4 did not; which is right, the score of a known text can tell"
             )
         return is_scaled
 

@@ -67,7 +67,7 @@ def choose_tables(
     decoder = _first(weights, [names.decoder, *shared, *[names.encoder] * (is_tied and are_sides_shared), *[names.head] * is_tied])
     if not is_tied and is_head_required and names.head not in weights:
         raise ForeignError(
-            f"{weights.path}: {names.head} is missing, though config.json says that it is tied to no other (tie_word_embeddings false)"
+            f"{weights.path}: {names.head} is missing, though config.json says that it is a table of its own (tie_word_embeddings)"
         )
     head = _first(weights, [names.head, decoder])
     chosen = _merged(weights, encoder, decoder, head)
@@ -100,8 +100,8 @@ def _tell(names: TableNames, weights: Weights, chosen: Tables, report: Report, i
     is_really = chosen.head == chosen.decoder
     if is_tied and not is_really:
         report.translated.append(
-            f"config.json says that the output projection is tied to the token table, but {chosen.head} and {chosen.decoder} differ: "
-            "they stay two"
+            f"config.json says that the output projection is tied to the token table, but {chosen.head} and {chosen.decoder} "
+            "differ: they stay two"
         )
     if not is_tied and is_really:
         how = "there is no projection of its own" if names.head not in weights else "the tensors are equal"

@@ -127,8 +127,8 @@ def from_marian(asked: Asked) -> Tokenizers:
         languages = [name for name in ids if name.startswith(">>") and name.endswith("<<")]
         sides.append(_by_piece(asked, model, vocabulary, ids, [*_SPECIAL, *languages]))
     asked.report.ignored.append(
-        "Marian’s tokeniser in Transformers also rewrites punctuation where the package sacremoses is installed; here texts stay as "
-        "they are"
+        "Marian’s tokeniser in Transformers also rewrites punctuation where the package sacremoses is installed; "
+        "here texts stay as they are"
     )
     return Tokenizers(*sides)
 
@@ -188,7 +188,7 @@ def _by_piece(asked: Asked, model: str, vocabulary: str, ids: Mapping[str, int],
 
 
 def _of_pieces(asked: Asked, name: str, table: Callable[[bytes], list[int]]) -> Tokenizers:
-    """Return the tokeniser of a SentencePiece model, with a family's table of ids, or those of `tokenizer.json` where they differ."""
+    """Return the tokeniser of a SentencePiece model with a family's table of ids, unless `tokenizer.json` knows better."""
     content, hidden = with_names_as_text(asked.content(name))
     if hidden:
         asked.report.translated.append(f"{name}: {listed(list(hidden))} stay text where a user types them")
@@ -200,9 +200,8 @@ def _of_pieces(asked: Asked, name: str, table: Callable[[bytes], list[int]]) -> 
             return _preferring_json(asked, name)
     added = _text_tokens(asked, pieces)
     if added:
-        asked.report.ignored.append(
-            f"added tokens are written, but not looked for in texts, as {name} has them not: {listed(list(added))}"
-        )
+        unsought = listed(list(added))
+        asked.report.ignored.append(f"added tokens are written, but not looked for in texts: {name} has them not: {unsought}")
     others = {token_id: text.replace(" ", SPACE) for text, token_id in added.items()}
     return Tokenizers.shared(SentencePieceTokenizer(content, ids, asked.config.eos_id, others))
 

@@ -1,4 +1,4 @@
-"""What an import is proved by: what was written is what was read; and, where Transformers is installed, it computes what that does."""
+"""What an import is proved by: what was written is what was read; and, if asked for, it computes what Transformers does."""
 
 from pathlib import Path
 from typing import Final

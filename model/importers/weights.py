@@ -1,4 +1,4 @@
-"""The tensors of a foreign folder, whatever files they are in: mapped into memory and read one at a time, never unpickled as code."""
+"""The tensors of a foreign folder, whatever files they are in: mapped into memory, read one at a time, never unpickled as code."""
 
 import contextlib
 import re
@@ -14,10 +14,8 @@ from torch import Tensor
 
 from dragoman.model.importers.errors import ForeignError
 from dragoman.model.importers.settings import load_object
+from dragoman.model.importers.weight_files import INDEX_SUFFIX, OTHERS, PICKLED, SAFETENSORS
 
-SAFETENSORS: Final = "model.safetensors"
-PICKLED: Final = "pytorch_model.bin"
-INDEX_SUFFIX: Final = ".index.json"
 # What is read: each becomes single precision.
 _DTYPES: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _NAMES: Final = {dtype: name for name, dtype in _DTYPES.items()}
@@ -161,7 +159,9 @@ class Weights:
             index = folder / f"{name}{INDEX_SUFFIX}"
             if index.exists() or index.is_symlink():
                 return cls(index, _shards(index, kind))
-        raise ForeignError(f"{folder}: there is neither {SAFETENSORS} nor {PICKLED}")
+        others = [name for name in OTHERS if (folder / name).exists()]
+        instead = f", only {listed(others)}, which is not read here" if others else ""
+        raise ForeignError(f"{folder}: there is neither {SAFETENSORS} nor {PICKLED}{instead}")
 
     def __contains__(self, name: str) -> bool:
         """Tell whether there is such a tensor."""
@@ -231,7 +231,7 @@ def _shards(index: Path, kind: Any) -> dict[str, _File]:
     files: dict[str, _File] = {}
     homes: dict[str, _File] = {}
     for name, shard in table.items():
-        if not isinstance(shard, str) or not shard or Path(shard).name != shard or "\0" in shard or "\\" in shard:
+        if not isinstance(shard, str) or not _is_file_name(shard):
             raise ForeignError(f"{index}: {name} is said to be in {shard!r}, which is no file of the folder")
         if shard not in files:
             _refuse_missing(index, name, shard)
@@ -243,6 +243,11 @@ def _shards(index: Path, kind: Any) -> dict[str, _File]:
             if name not in held:
                 raise ForeignError(f"{index.parent / shard}: {name} is missing, though {index.name} says it is there")
     return homes
+
+
+def _is_file_name(text: str) -> bool:
+    """Tell the name of a file from a path that leads elsewhere."""
+    return text not in ("", ".", "..") and not set(text) & set("/\\\0")
 
 
 def _refuse_missing(index: Path, name: str, shard: str) -> None:

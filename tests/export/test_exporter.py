@@ -20,6 +20,7 @@ from dragoman.export.parity import ParityError, ParityReport
 from dragoman.export.progress import Progress
 from dragoman.export.verify import verify
 from dragoman.model.checkpoint import Checkpoint, CheckpointError
+from dragoman.model.generation import Language, Languages
 from dragoman.model.text.byte_ids import ByteTokenizer
 from dragoman.model.text.id_tables import same_ids
 from dragoman.model.text.sentencepiece import SentencePieceTokenizer
@@ -117,6 +118,13 @@ def test_bundle_is_readable_by_whom_the_umask_allows(exported: Path) -> None:
 
 def test_nothing_else_is_left_beside_the_bundle(exported: Path) -> None:
     assert list(exported.parent.iterdir()) == [exported]
+
+
+def test_languages_that_are_said_take_the_place_of_the_checkpoints(checkpoint_dir: Path, exported: Path, tmp_path: Path) -> None:
+    languages = Languages(source=[Language(code="en")], target=[Language(code="de")])
+    manifest = export_checkpoint(checkpoint_dir, tmp_path / "out", languages=languages).manifest
+    assert manifest.languages == languages
+    assert Bundle.open(exported).manifest.languages is None
 
 
 @pytest.mark.parametrize("precision", ["fp8", "", "FP32"])
