@@ -231,7 +231,7 @@ def _shards(index: Path, kind: Any) -> dict[str, _File]:
     files: dict[str, _File] = {}
     homes: dict[str, _File] = {}
     for name, shard in table.items():
-        if not isinstance(shard, str) or not shard or Path(shard).name != shard or "\0" in shard or "\\" in shard:
+        if not isinstance(shard, str) or not _is_file_name(shard):
             raise ForeignError(f"{index}: {name} is said to be in {shard!r}, which is no file of the folder")
         if shard not in files:
             _refuse_missing(index, name, shard)
@@ -243,6 +243,11 @@ def _shards(index: Path, kind: Any) -> dict[str, _File]:
             if name not in held:
                 raise ForeignError(f"{index.parent / shard}: {name} is missing, though {index.name} says it is there")
     return homes
+
+
+def _is_file_name(text: str) -> bool:
+    """Tell the name of a file from a path that leads elsewhere."""
+    return text not in ("", ".", "..") and not set(text) & set("/\\\0")
 
 
 def _refuse_missing(index: Path, name: str, shard: str) -> None:
