@@ -55,7 +55,7 @@ def make_folder(folder: Path, shape: Shape) -> int:
 
     folder.mkdir(parents=True)
     _write_tokenizer(folder, shape.vocab_size)
-    sides = {
+    sides: dict[str, Any] = {
         f"{side}_{name}": value
         for side in ("encoder", "decoder")
         for name, value in (("layers", shape.num_layers), ("attention_heads", shape.num_heads), ("ffn_dim", shape.ffn_dim))
@@ -75,7 +75,8 @@ def make_folder(folder: Path, shape: Shape) -> int:
         **sides,
     )
     transformers.set_seed(0)
-    model: Any = transformers.M2M100ForConditionalGeneration(config).eval()
+    kind: Any = transformers.M2M100ForConditionalGeneration
+    model = kind(config).eval()
     model.save_pretrained(folder)
     return sum(parameter.numel() for parameter in model.parameters())
 
