@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 GIB = 2**30
+LOOK_SECONDS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +42,21 @@ def run(arguments: Sequence[str], log: Path) -> Measured:
     with log.open("wb") as file:
         redirect = [(os.POSIX_SPAWN_DUP2, file.fileno(), stream) for stream in (1, 2)]
         command = [sys.executable, *arguments]
-        pid = os.posix_spawn(sys.executable, command, os.environ, file_actions=redirect)
-        _, status, usage = os.wait4(pid, 0)
+        pid, peak = os.posix_spawn(sys.executable, command, os.environ, file_actions=redirect), 0
+        while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
+            peak = max(peak, _peak_kib(pid))
+            time.sleep(LOOK_SECONDS)
+    status = ended[1]
     seconds, output = time.monotonic() - started, log.read_text(encoding="utf-8", errors="replace")
     if status:
         raise RuntimeError(f"{' '.join(command)} has failed:\n{output[-2000:]}")
-    return Measured(seconds, usage.ru_maxrss * 1024 / GIB, output)
+    return Measured(seconds, peak * 1024 / GIB, output)
+
+
+def _peak_kib(pid: int) -> int:
+    """Return the most memory that a process had in RAM so far, 0 when it has ended; what it inherits from us is not counted."""
+    lines = (line.split() for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines())
+    return next((int(parts[1]) for parts in lines if parts[0] == "VmHWM:"), 0)
 
 
 def result_of(measured: Measured) -> Any:
