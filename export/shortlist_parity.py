@@ -38,8 +38,9 @@ def verify_shortlist(whole: Path, short: Path, ids: Sequence[int], config: Model
         ParityError: Naming the figure that is off.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        folders = [_runnable(graphs, Path(scratch) / name, precision) for graphs, name in ((whole, "whole"), (short, "short"))]
-        return _compare(*folders, ids, config, HalfRunner if precision == "fp16" else OnnxRunner)
+        whole = _runnable(whole, Path(scratch) / "whole", precision)
+        short = _runnable(short, Path(scratch) / "short", precision)
+        return _compare(whole, short, ids, config, HalfRunner if precision == "fp16" else OnnxRunner)
 
 
 def _compare(whole: Path, short: Path, ids: Sequence[int], config: ModelConfig, kind: type[OnnxRunner]) -> ShortlistParity:
