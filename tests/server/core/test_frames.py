@@ -156,7 +156,7 @@ class Unread(str):
 
 def test_a_long_list_is_cut_and_says_how_much_is_missing() -> None:
     codes = [f"l{i:03d}_Latn" for i in range(202)]
-    many = frames(source=[Language(code=code) for code in codes])
+    many = frames(source=[Language(code=code, source_prefix=[9]) for code in codes])
     for message in (refusal(many), refusal(many, "xx")):
         assert len(message) < 600
         last, more = message.split(", ")[-1].split(" and ")
