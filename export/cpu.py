@@ -32,33 +32,37 @@ def keep_time_axis(model: Model) -> None:
     longer: dict[Value, Value] = {}
     for node in list(graph):
         index = node.inputs[1] if node.op_type == "Gather" else None
-        if index is None or not index.is_graph_input():
+        if index is None or index.shape is None or len(index.shape) != 1:
             continue
         if index not in longer:
             longer[index] = Writer(graph, node).node("Unsqueeze", index, axis)
         node.replace_input_with(1, longer[index])
-    for node in graph:
+    for node in list(graph):
         if node.op_type == "LogSoftmax":
             logits = node.inputs[0]
             assert logits is not None
-            product = logits.producer()
-            assert product is not None, "logits are computed"
-            hidden = product.inputs[0]
-            assert hidden is not None
-            product.replace_input_with(0, Writer(graph, product).node("Squeeze", hidden, axis))
+            last = logits.producer()
+            assert last is not None, "logits are computed"
+            # What a row's own scale is multiplied with has to keep the axis that the scale has.
+            reader = node if last.op_type == "Mul" else last
+            longer_value = reader.inputs[0]
+            assert longer_value is not None
+            reader.replace_input_with(0, Writer(graph, reader).node("Squeeze", longer_value, axis))
     _forget_shapes(graph)
 
 
 def _drop_axis_changes(graph: Graph) -> Value | None:
-    """Take out every node that adds or drops axis 1; return the constant that says which axis."""
+    """Take out every node that adds or drops axis 1, but of positions; return the constant that says which axis."""
     axis = None
     for node in list(graph):
         if node.op_type not in ("Unsqueeze", "Squeeze"):
             continue
+        if len(node.inputs) == 1:  # the size of an axis
+            continue
         source, axes = node.inputs
         assert source is not None and axes is not None
         array = constant_of(axes)
-        if array is not None and array.tolist() == [1]:
+        if array is not None and array.tolist() == [1] and not source.is_graph_input():
             axis = axes
             onnx_ir.convenience.replace_all_uses_with(node.outputs[0], source)
             graph.remove(node, safe=True)

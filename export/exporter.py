@@ -3,6 +3,7 @@
 import os
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -40,6 +41,7 @@ from dragoman.export.tensor_names import STEP_INPUTS, output_name
 from dragoman.export.tracing import input_output_names
 from dragoman.model.card import read_domain
 from dragoman.model.checkpoint import WEIGHTS_FILE, Checkpoint
+from dragoman.model.generation import Languages
 
 
 def export_checkpoint(
@@ -52,6 +54,7 @@ def export_checkpoint(
     quality: QualityTexts | None = None,
     say: Say | None = None,
     shortlist: Shortlist | None = None,
+    languages: Languages | None = None,
 ) -> Bundle:
     """Export a checkpoint; the bundle appears whole and verified, or not at all.
 
@@ -65,6 +68,7 @@ def export_checkpoint(
         quality: Texts on which another precision must translate as well as fp32.
         say: Told a line when a step is done, see `progress`.
         shortlist: Texts whose tokens the model is to choose from.
+        languages: In place of the checkpoint's, where given.
 
     Raises:
         CheckpointError: If the checkpoint cannot be read.
@@ -77,6 +81,7 @@ def export_checkpoint(
     output = output.resolve()
     check_output(output, is_forced)
     checkpoint = Checkpoint.load(checkpoint_dir)
+    checkpoint = checkpoint if languages is None else replace(checkpoint, languages=languages)
     name = checkpoint.name if name is None else name
     check_name(name)
     check_heads(checkpoint.model.config)

@@ -1,8 +1,11 @@
 """A model in half precision: which of its tensors are halved, which stay single, and how its logits' weights are stored.
 
-Halved: token tables, projections and layer norms, and with them activations and caches. Single: what little a half spoils — the sum
-of token and position embeddings, the norm after it, the output bias, the product that gives the logits, log-probabilities. The
-operands of that product are halves, so that a GPU computes it in TF32 without rounding them again.
+Halved: token tables, projections and norms, and with them activations and caches. Single: what little a half spoils — the sum of
+token and position embeddings, the norm after it, the output bias, the product that gives the logits, log-probabilities. What that
+product multiplies are halves, so that a GPU computes it in TF32 without rounding them again.
+
+Between RMS norms the residual stream is single, too, and so are the products that add to it most, those that leave the feed-forward
+layers: in large T5 models both are beyond what a half can hold (Transformers keeps the same products single).
 """
 
 import copy
@@ -17,6 +20,7 @@ from dragoman.model.transformer import Transformer
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 _STORED = {torch.float16: onnx_ir.DataType.FLOAT16, torch.bfloat16: onnx_ir.DataType.BFLOAT16}
+_SINGLE_BETWEEN_RMS_NORMS = ("feed_forward.outer.weight", "feed_forward.outer.bias")
 _SINGLE = ("embedding.positions", "embedding.norm.weight", "embedding.norm.bias", "output_bias")
 
 
@@ -35,8 +39,9 @@ def halved(model: Transformer, dtype: torch.dtype) -> Transformer:
         HalfError: If a weight is beyond the type's range.
     """
     half = copy.deepcopy(model)
+    single = _SINGLE + (_SINGLE_BETWEEN_RMS_NORMS if model.encoder.embedding.is_stream_single else ())
     for name, parameter in half.named_parameters():
-        if name.endswith(_SINGLE):
+        if name.endswith(single):
             continue
         values = parameter.detach().to(dtype)
         if not torch.isfinite(values).all():

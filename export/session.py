@@ -17,7 +17,9 @@ SPIN_MICROSECONDS = "200"
 PRECISION_OPTION = "session.x64quantprecision"
 
 
-def open_session(path: str | Path, num_threads: int, *, is_precise: bool | None = None, is_spinning: bool = True) -> Session:
+def open_session(
+    path: str | Path, num_threads: int, *, is_precise: bool | None = None, is_spinning: bool = True, is_packed: bool = True
+) -> Session:
     """Load a graph, and make sure that it runs where it was meant to.
 
     Args:
@@ -26,6 +28,9 @@ def open_session(path: str | Path, num_threads: int, *, is_precise: bool | None 
         is_precise: Whether products of 8-bit numbers are computed the way that cannot overflow on x86 without VNNI. It costs
             processors with VNNI half of their speed, so by default only processors that may overflow compute so.
         is_spinning: Whether the pool's threads stay awake for a moment when they have nothing to do.
+        is_packed: Whether the session keeps weights of products in an order of its own, a copy in memory for each session. Without
+            it they are read where the file is mapped, once for all sessions and processes; small batches then take up to twice as
+            long, and in single precision a row's bits depend on the batch.
     """
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = num_threads
@@ -41,6 +46,8 @@ def open_session(path: str | Path, num_threads: int, *, is_precise: bool | None 
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     if overflows_in_8_bits() if is_precise is None else is_precise:
         options.add_session_config_entry(PRECISION_OPTION, "1")
+    if not is_packed:
+        options.add_session_config_entry("session.disable_prepacking", "1")
     session = Session(path, options, providers=[PROVIDER])
     assert session.get_providers() == [PROVIDER]
     return session

@@ -28,9 +28,9 @@ from dragoman.server.core.access import read_callers, read_callers_book
 from dragoman.server.core.core import Core
 from dragoman.server.core.deadlines import Deadlines
 from dragoman.server.cores import TooFewCores, available_cores, divide_cores
-from dragoman.server.engine.settings import DeviceSettings, EngineSettings, slots_per_request
+from dragoman.server.engine.settings import DeviceSettings, EngineSettings
 from dragoman.server.faces.grpc.server import GrpcServer, build_server
-from dragoman.server.repository import LoadedModel, Repository, find_bundles
+from dragoman.server.repository import LoadedModel, Repository, check_slots, find_bundles
 from dragoman.server.supervisor import EngineCannotStart, RestartPolicy, SupervisedEngine
 from dragoman.server.telemetry import logs
 from dragoman.server.telemetry.admin import AdminServer
@@ -105,7 +105,7 @@ class Service:
         self._terminal = terminal
         self._sampler = sampler
         for bundle in bundles:
-            _check_slots(config, bundle)
+            check_slots(bundle, config.max_slots, config.max_slots_per_request)
         self._engine_cores = _pin(config, bundles) if config.pin_engines else {}
         self._tracer = _make_tracer(config)
         registry = CollectorRegistry()
@@ -321,20 +321,6 @@ def _pin(config: ServerConfig, bundles: list[Bundle]) -> dict[str, tuple[int, ..
     except TooFewCores as error:
         raise ConfigError(f"pin_engines: {error}") from error
     return dict(zip((bundle.manifest.name for bundle in bundles), cores, strict=True))
-
-
-def _check_slots(config: ServerConfig, bundle: Bundle) -> None:
-    """Do nothing if a request of which nothing is said can be served.
-
-    Raises:
-        ConfigError: If the model's defaults need more slots than a request may take.
-    """
-    name, defaults = bundle.manifest.name, bundle.manifest.defaults
-    limit = slots_per_request(config.max_slots, config.max_slots_per_request)
-    for field in ("num_beams", "num_return_sequences"):
-        if (needed := getattr(defaults, field) or 1) > limit:
-            setting = "max_slots" if limit == config.max_slots else "max_slots_per_request"
-            raise ConfigError(f"{setting}: requests may take {limit} slots, but {field} of model {name} is {needed} by default")
 
 
 def _version() -> str:

@@ -6,7 +6,9 @@ from pathlib import Path
 
 from dragoman.export.bundle import MANIFEST_FILE, Bundle, BundleError, Manifest
 from dragoman.model.text.tokenizers import Tokenizers
+from dragoman.server.config import ConfigError
 from dragoman.server.core.frames import Frames
+from dragoman.server.engine.settings import slots_per_request
 from dragoman.server.errors import UnknownModel
 from dragoman.server.supervisor import SupervisedEngine
 
@@ -34,6 +36,25 @@ def find_bundles(folder: Path) -> list[Bundle]:
             raise BundleError(f"{directory} and {bundles[name].directory} both hold a model named {name!r}")
         bundles[name] = bundle
     return [bundles[name] for name in sorted(bundles)]
+
+
+def check_slots(bundle: Bundle, max_slots: int, max_slots_per_request: int) -> None:
+    """Do nothing if a request of which nothing is said can be served.
+
+    Args:
+        bundle: Of the model.
+        max_slots: As it is set.
+        max_slots_per_request: As it is set; 0 for the usual part of them.
+
+    Raises:
+        ConfigError: If the model's defaults need more slots than a request may take.
+    """
+    name, defaults = bundle.manifest.name, bundle.manifest.defaults
+    limit = slots_per_request(max_slots, max_slots_per_request)
+    for field in ("num_beams", "num_return_sequences"):
+        if (needed := getattr(defaults, field) or 1) > limit:
+            setting = "max_slots" if limit == max_slots else "max_slots_per_request"
+            raise ConfigError(f"{setting}: requests may take {limit} slots, but {field} of model {name} is {needed} by default")
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ GRPC = ("server/main.py", "server/faces/grpc/", "dragoman/client/", "dragoman/lo
 # Library: the files and folders that may import it.
 HOMES = {
     **dict.fromkeys(("grpc", "grpc_status", "grpc_health", "dragoman.v1"), GRPC),
-    "google": (*GRPC, "server/telemetry/tracing.py"),
+    "google": (*GRPC, "server/telemetry/tracing.py", "model/text/piece_model.py"),
     "zmq": ("server/engine/client.py", "server/engine/process.py"),
     "prometheus_client": ("server/main.py", "server/telemetry/"),
     "onnxruntime": ("server/runtime/", "export/session.py"),
@@ -25,6 +25,8 @@ HOMES = {
     "torch": ("model/", "export/", "dragoman/cli/training.py"),
     "opentelemetry": ("server/telemetry/tracing.py", "dragoman/client/trace.py"),
     "sacrebleu": ("model/quality.py",),
+    "sentencepiece": ("model/text/", "model/importers/"),
+    "tokenizers": ("model/text/",),
     "transformers": (),
 }
 FRONT = ("server.core", "server.faces", "server.supervisor", "server.repository", "server.main")

@@ -46,7 +46,7 @@ NOTES = (
     "Transformers in double precision of a log-probability that the server told, of the tokens of greedy answers and of the "
     "five likeliest at each position; beside it that of Transformers in single precision. *greedy*, *4 best* (beam search "
     "with 4 beams, all 4 answers, in order), *defaults* (nothing asked for): questions whose answers are those of "
-    "`generate` in double precision, token by token. *Ties* are answers that `generate` gives itself when its log- "
+    "`generate` in double precision, token by token. *Ties* are answers that `generate` gives itself when its log-"
     "probabilities are off by as much as they are in single precision; others are in bold. *scores*: largest difference of "
     "scores of the same hypothesis. *same bits in a batch*: answers whose texts, tokens, log-probabilities and scores are "
     "the same to the last bit, each alone and all at once on one stream.",
@@ -61,7 +61,7 @@ def questions(name: str, count: int) -> list[Question]:
 
 def import_and_export(folder: Path, checkpoint: Path, bundle: Path) -> None:
     """Make a bundle of a foreign folder, as a user does."""
-    command = [sys.executable, "-m", "dragoman", "import", str(folder), str(checkpoint), "--export", str(bundle)]
+    command = [sys.executable, "-m", "dragoman", "import", str(folder), str(checkpoint), "--export", str(bundle), "--name", bundle.name]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"dragoman import failed:\n{done.stdout}{done.stderr}")

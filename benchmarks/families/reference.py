@@ -133,7 +133,7 @@ class Reference:
             attention_mask=mask,
             logits_processor=transformers.LogitsProcessorList([noise] if noise else []),
             return_dict_in_generate=True,
-            output_scores=False,
+            output_scores=True,
             **told,
             **settings,
         )

@@ -284,9 +284,11 @@ def _class_case(name: str, ours: Tokenizer, theirs: Any, special: Sequence[str],
         if own_unknown not in (None, unknown_id) and swapped(text) == found:
             return "the class has another unknown token"
         normal, prepared = library.normalize(text), _prepared(backend, text)
-        if prepared != normal and (swapped(text) == encode(_plain(normal)) or swapped(_plain(prepared)) == found):
-            return "the class normalises otherwise"
-        return ""
+        if prepared == normal:
+            return ""
+        both = _plain(_prepared(backend, _plain(normal)))  # which neither changes
+        is_known = swapped(text) == encode(_plain(normal)) or swapped(_plain(prepared)) == found or swapped(both) == encode(both)
+        return "the class normalises otherwise" if is_known else ""
 
     unknown, shown = [theirs.unk_token_id], [i for i in theirs.get_added_vocab().values() if i not in theirs.all_special_ids]
     causes = (

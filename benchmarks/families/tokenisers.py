@@ -22,8 +22,8 @@ from benchmarks.families.tokeniser_texts import id_rows, strings
 from benchmarks.harness.report import environment, write
 
 NOTES = (
-    "Tokenisers of some 300 pieces, trained on this repository's text, with ids as the family has them. *Ids*: strings that get the "
-    "same ids, special tokens aside. *Text*: sequences of ids, half of them random and half encoded strings, that get the same "
+    "Tokenisers of some 300 pieces, trained on this repository's text, with ids as the family has them. *Ids*: strings that get "
+    "the same ids, special tokens aside. *Text*: sequences of ids, half of them random and half encoded strings, that get the same "
     "text. Every difference has the cause that is told, and is none without what that concerns.",
 )
 

@@ -8,8 +8,16 @@ SCALED, UNSCALED = 1.2, 0.64
 """A weight's standard deviation times √d_model, so that no softmax saturates: T5's attention scores are not divided by √Dh."""
 TABLE, RELATIVE = 1.0, 0.5
 """Standard deviations of T5's table of tokens, where it is the projection too, and of its biases by distance."""
-GAINS = {"q_proj.weight": 3.0, "k_proj.weight": 3.0, "encoder_attn.out_proj.weight": 3.0, "fc2.weight": 2.5, ".wo.weight": 2.5}
-"""What is larger than the rest: a tied table would otherwise answer with the token it was given, over and over."""
+GAINS = {
+    "q_proj.weight": 1.2,
+    "k_proj.weight": 1.2,
+    "self_attn.out_proj.weight": 0.4,
+    "encoder_attn.out_proj.weight": 1.5,
+    "fc1.weight": 2.0,
+    "fc2.weight": 2.5,
+    ".wo.weight": 2.5,
+}
+"""How much larger than the rest some weights are: else a tied table answers with the token it was given, over and over."""
 ENDS = {"end": (2.0, 1.7), "padding": (1.3, 1.3)}
 """How much longer the rows of end-of-sequence and padding are than others, in families like BART and in T5's: answers end, at
 various lengths, and padding is among the likely tokens, which a family allows or not."""
@@ -52,7 +60,8 @@ def randomise(model: Any, seed: int, is_tied: bool = True) -> None:
             buffer.copy_(0.3 * torch.randn(buffer.shape, generator=noise))
     table = model.get_output_embeddings().weight
     table[config.eos_token_id] *= ENDS["end"][is_t5]
-    table[config.pad_token_id] *= ENDS["padding"][is_t5]
+    # M2M100 gives a generated padding token no position. Published ones never generate it: its row is of zeros.
+    table[config.pad_token_id] *= 0.0 if config.model_type == "m2m_100" else ENDS["padding"][is_t5]
 
 
 def _is_fixed(parameter: Any, name: str) -> bool:

@@ -69,8 +69,10 @@ class Original:
 
     @torch.inference_mode()
     def answers(self, texts: Sequence[str], way: Way) -> list[Answer]:
-        """Answer with `generate`, whose other arguments are left as they are."""
-        settings = {} if way.num_beams is None else {"num_beams": way.num_beams}
+        """Answer with `generate`; what the way does not say is left to it, or to the configuration of the model's task."""
+        tasks = getattr(self._model.config, "task_specific_params", None) or {}
+        own = {name: value for name, value in tasks.get(self._family.task, {}).items() if name != "prefix"}
+        settings = own if way.num_beams is None else {"num_beams": way.num_beams}
         answers = []
         for start in range(0, len(texts), BATCH_SIZE):
             batch = [self._family.prefix + text for text in texts[start : start + BATCH_SIZE]]
@@ -81,11 +83,16 @@ class Original:
 
     @torch.inference_mode()
     def log_probs(self, source: Sequence[int], answer: Sequence[int]) -> list[torch.Tensor]:
-        """Return the distribution after each token of an answer, the first one before any, in double precision."""
+        """Return the distribution before each token that an answer may have, in double precision, up to the one after the last."""
         config = self._double.config
-        fed = torch.tensor([[config.decoder_start_token_id, *answer]])
+        fed = torch.tensor([[config.decoder_start_token_id, *answer[: MAX_LENGTH - 2]]])
         logits = self._double(input_ids=torch.tensor([list(source)]), decoder_input_ids=fed).logits[0]
         return list(logits.log_softmax(-1))
+
+    @property
+    def is_end_forced(self) -> bool:
+        """Whether the last token that may come is end-of-sequence, and worth nothing."""
+        return self._model.generation_config.forced_eos_token_id is not None
 
     def end(self) -> int:
         """Return the id of end-of-sequence."""

@@ -42,6 +42,7 @@ def compare(name: str, folder: Path, data: Path, num_sources: int | None = None)
     """
     test, validation = (read_parallel(data / f"{part}.en.gz", data / f"{part}.de.gz") for part in ("test_2016_flickr", "val"))
     texts, references = (side[:num_sources] for side in test)
+    task = FAMILIES[name].task
     original = Original(FAMILIES[name], folder)
     sources = original.sources(texts)
     theirs = {way: original.answers(texts, way) for way in WAYS}
@@ -50,7 +51,7 @@ def compare(name: str, folder: Path, data: Path, num_sources: int | None = None)
         checkpoint = Path(scratch) / "checkpoint"
         calibration = Path(scratch) / "val.en"
         calibration.write_text("".join(f"{text}\n" for text in validation[0]), encoding="utf-8")
-        dragoman("import", folder, checkpoint, *FAMILIES[name].import_flags)
+        dragoman("import", folder, checkpoint, "--name", name, *(["--task", task] if task else []))
         for precision in PRECISIONS:
             bundle = Path(scratch) / precision / name
             flags: list[str | Path] = ["--calibration", calibration] if precision == "int8" else []

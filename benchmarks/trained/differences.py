@@ -1,10 +1,12 @@
 """Why two programs answer a source differently with the same weights: a tie that rounding decides, or something else."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.libraries.agreement import TIE
 from benchmarks.trained.answers import Answer, Original, Way
+from benchmarks.trained.families import MAX_LENGTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +55,18 @@ def _first_margin(original: Original, source: Sequence[int], ours: Sequence[int]
     """Compare the first tokens that differ; an answer that ends there has end-of-sequence."""
     end = original.end()
     place = next(i for i, (a, b) in enumerate(zip([*ours, end], [*theirs, end], strict=False)) if a != b)
-    after = original.log_probs(source, ours[:place])[place]
-    return float(after[[*ours, end][place]] - after[[*theirs, end][place]])
+    after = original.log_probs(source, ours[:place])
+    if place == len(after):  # beyond the longest answer
+        return math.nan
+    return float(after[place][[*ours, end][place]] - after[place][[*theirs, end][place]])
 
 
 def _score_margin(original: Original, source: Sequence[int], ours: Sequence[int], theirs: Sequence[int]) -> float:
     """Compare the scores of whole answers, with a length penalty of 1."""
     scores = []
     for answer in (ours, theirs):
-        whole = [*answer, original.end()]
-        told = original.log_probs(source, answer)
-        scores.append(sum(float(after[token]) for after, token in zip(told, whole, strict=True)) / len(whole))
+        whole = [*answer, original.end()][: MAX_LENGTH - 1]
+        is_forced = original.is_end_forced and len(whole) == MAX_LENGTH - 1
+        told = zip(original.log_probs(source, answer), whole[:-1] if is_forced else whole, strict=False)
+        scores.append(sum(float(after[token]) for after, token in told) / len(whole))
     return scores[0] - scores[1]

@@ -38,7 +38,7 @@ class Family:
             Marian itself has trained, and CTranslate2 counts on it; Transformers' training would move it.
         has_relative_steps: Whether it is trained as T5 was, with Adafactor, whose steps are relative to the size of what they
             change: queries and embeddings begin with sizes that lie far apart.
-        import_flags: What `dragoman import` is told beside the folder.
+        task: The one of its configuration that it is trained for; empty where it has none.
     """
 
     prefix: str
@@ -49,7 +49,7 @@ class Family:
     batch_size: int
     has_zero_start: bool = False
     has_relative_steps: bool = False
-    import_flags: tuple[str, ...] = ()
+    task: str = ""
 
 
 def marian_tokenizer(sources: Sequence[str], targets: Sequence[str], folder: Path) -> Any:
@@ -144,5 +144,5 @@ T5_TASK = "translation_en_to_de"
 T5_PREFIX = "translate English to German: "
 FAMILIES = {
     "marian": Family("", marian_tokenizer, marian_model, 2e-3, 7, 64, has_zero_start=True),
-    "t5": Family(T5_PREFIX, t5_tokenizer, t5_model, 1e-2, 5, 32, has_relative_steps=True, import_flags=("--task", T5_TASK)),
+    "t5": Family(T5_PREFIX, t5_tokenizer, t5_model, 1e-2, 5, 32, has_relative_steps=True, task=T5_TASK),
 }

@@ -18,8 +18,8 @@ from benchmarks.trained.training import train
 
 PACKAGES = ("torch", "transformers", "sentencepiece", "tokenizers", "onnxruntime", "ctranslate2", "sacrebleu")
 NOTES = (
-    "What a model does where nothing is asked is its own to say: `as the model says` is `generate` without arguments, and a "
-    "request without options.",
+    "What a model does where nothing is asked is its own to say: `as the model says` is `generate` without arguments, or with "
+    "those of the task in the configuration, and a request without options.",
     "A line is unlike Transformers' where a token or a letter is another. A tie: to the model in double precision, both answers' "
     "scores, or in greedy search the log-probabilities of the first tokens that differ, are within 1e-4 of each other.",
     "CTranslate2 ends a beam search sooner than Transformers does by default, and divides by the length without end-of-sequence.",

@@ -85,7 +85,8 @@ def train(family: Family, data: Path, folder: Path, minutes: float) -> bool:
         callbacks.append(ZeroStart(model.config.decoder_start_token_id))
     optimizer = None
     if family.has_relative_steps:
-        optimizer = Adafactor(model.parameters(), lr=family.learning_rate, scale_parameter=True, relative_step=False)
+        adafactor: Any = Adafactor
+        optimizer = adafactor(model.parameters(), lr=family.learning_rate, scale_parameter=True, relative_step=False)
     trainer: Any = Seq2SeqTrainer(
         model=model,
         optimizers=(optimizer, None),

@@ -47,7 +47,7 @@ def evaluate(
     target_language: ToOption = "",
     num_beams: Annotated[
         int | None,
-        typer.Option(min=1, help="Width of beam search, 1 is greedy; by default 1, or a server's.", rich_help_panel=SEARCH),
+        typer.Option(min=1, help="Width of beam search, 1 is greedy; by default the model's, or 1.", rich_help_panel=SEARCH),
     ] = None,
     length_penalty: LengthPenaltyOption = None,
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Score without case.")] = False,
@@ -66,18 +66,13 @@ def evaluate(
 
     if sum(side is not None for side in (checkpoint, bundle, server)) != 1:
         raise InputError("give exactly one of --checkpoint, --bundle and --server")
-    of_server = {
-        "--model": model,
-        "--from": source_language,
-        "--to": target_language,
-        "--ca": ca,
-        "--certificate": certificate,
-        "--key": key,
-        "--server-name": server_name,
-    }
+    of_server = {"--model": model, "--ca": ca, "--certificate": certificate, "--key": key, "--server-name": server_name}
     for flag, value in of_server.items():
         if value and server is None:
             raise InputError(f"{flag} goes with --server")
+    languages = source_language, target_language
+    if checkpoint is not None and any(languages):
+        raise InputError(f"{'--from' if source_language else '--to'} goes with --server or --bundle")
     if length_penalty is not None and num_beams in ((1,) if server is not None else (None, 1)):
         raise InputError("--length-penalty goes with --num-beams above 1")
     sources, references = read_parallel(source, reference)
@@ -87,7 +82,7 @@ def evaluate(
         with connect(server, 60.0, token, ca, certificate, key, server_name) as client:
             score = _load_score()
             search = Search(num_beams=num_beams, length_penalty=length_penalty)
-            hypotheses = _translate_with_server(client, source, sources, model, (source_language, target_language), search)
+            hypotheses = _translate_with_server(client, source, sources, model, languages, search)
     elif checkpoint is not None:
         _check_checkpoint(checkpoint)
         score = _load_score()
@@ -96,7 +91,7 @@ def evaluate(
         assert bundle is not None
         _check_bundle(bundle)
         score = _load_score()
-        hypotheses = _translate_with_bundle(bundle, sources, num_beams or 1, length_penalty)
+        hypotheses = _translate_with_bundle(bundle, sources, languages, num_beams, length_penalty)
     scores = score(hypotheses, references, lowercase)
     if as_json:
         typer.echo(json.dumps(scores.to_dict()))
@@ -152,11 +147,20 @@ def _translate_with_checkpoint(checkpoint: Path, sources: list[str], num_beams: 
     return translate_with_checkpoint(loaded.model, loaded.tokenizers, sources, num_beams, penalty)
 
 
-def _translate_with_bundle(bundle: Path, sources: list[str], num_beams: int, length_penalty: float | None) -> list[str]:
-    from dragoman.server.engine.messages import SearchOptions
+def _translate_with_bundle(
+    bundle: Path, sources: list[str], languages: tuple[str, str], num_beams: int | None, length_penalty: float | None
+) -> list[str]:
+    from dragoman.client.flags import in_flags
+    from dragoman.server.core.requests import GenerateRequest
     from dragoman.server.offline import OfflineTranslator
     from dragoman.server.telemetry.logs import configure_logging
 
     configure_logging("warning", "console")  # standard output is for the scores
-    search = SearchOptions(num_beams=num_beams, length_penalty=1.0 if length_penalty is None else length_penalty)
-    return OfflineTranslator(bundle).translate(sources, search=search)
+    source_language, target_language = languages
+    wanted = GenerateRequest(
+        num_beams=num_beams, length_penalty=length_penalty, source_language=source_language, target_language=target_language
+    )
+    try:
+        return OfflineTranslator(bundle).translate(sources, wanted=wanted)
+    except InputError as error:
+        raise InputError(in_flags(str(error))) from error

@@ -31,6 +31,10 @@ def export(
         typer.Option(help="Text in the target language: choose from its tokens alone. May be given several times."),
     ] = None,
     shortlist_size: Annotated[int | None, typer.Option(help="Keep so many of these tokens, the most frequent.")] = None,
+    source_language: Annotated[
+        str, typer.Option(help="Language that the model reads; of several, the one where a request does not say.")
+    ] = "",
+    target_language: Annotated[str, typer.Option(help="Language that it writes; likewise.")] = "",
 ) -> None:
     """Export a checkpoint to an ONNX bundle, and check that it computes the same."""
     from dragoman.export.arguments import (
@@ -44,6 +48,7 @@ def export(
     )
     from dragoman.model.checkpoint_folder import CheckpointFolder
     from dragoman.model.corpus import read_lines, read_parallel
+    from dragoman.model.importers.asked_languages import with_asked_languages
 
     if (quality_source is None) != (quality_reference is None):
         raise InputError("--quality-source and --quality-reference go together")
@@ -55,7 +60,8 @@ def export(
     check_output(output, force)
     folder = CheckpointFolder.load(checkpoint)
     check_heads(folder.config)
-    check_dimensions(folder.config, folder.template, folder.languages, folder.defaults)
+    languages = with_asked_languages(folder.languages, source_language, target_language)
+    check_dimensions(folder.config, folder.template, languages, folder.defaults)
     texts = None
     if quality_source is not None and quality_reference is not None:
         texts = QualityTexts(*read_parallel(quality_source, quality_reference))
@@ -67,7 +73,7 @@ def export(
     from dragoman.export.exporter import export_checkpoint  # it loads torch, which takes seconds
 
     bundle = export_checkpoint(
-        checkpoint, output, precision, name, force, lines, texts, lambda line: typer.echo(line, err=True), listed
+        checkpoint, output, precision, name, force, lines, texts, lambda line: typer.echo(line, err=True), listed, languages
     )
     manifest = bundle.manifest
     parity, changed = manifest.parity, manifest.parity.quality

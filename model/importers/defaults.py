@@ -48,7 +48,7 @@ class Converted:
     Attributes:
         defaults: The bundle's.
         padding: How the network predicts padding; see `ModelConfig.padding`.
-        notes: `field: what became of it`, for every field.
+        notes: `field: what became of it`, for every field; those that say nothing of answers in one line.
     """
 
     defaults: Defaults
@@ -68,7 +68,9 @@ def convert(fields: Mapping[str, Any], target: Target, path: object = "generatio
         ForeignError: If answers would end with another token than the model's end-of-sequence.
     """
     conversion = Conversion(fields, target, path)
-    notes = [f"{name}: {_became(conversion, name, value)}" for name, value in fields.items()]
+    notes = [f"{name}: {_became(conversion, name, value)}" for name, value in fields.items() if name not in ELSEWHERE]
+    if elsewhere := [name for name in fields if name in ELSEWHERE]:
+        notes.append(f"{', '.join(elsewhere)}: no effect on answers")
     notes += _what_is_not_said(conversion)
     notes += _without_contradictions(conversion)
     defaults = msgspec.convert({**conversion.made, "suppressed_tokens": sorted(conversion.suppressed)}, Defaults)
@@ -83,8 +85,6 @@ def _became(conversion: Conversion, name: str, value: Any) -> str:
         return _CONVERTERS[name](conversion, value)
     if name in _NUMBERS:
         return conversion.make(name, value)
-    if name in ELSEWHERE:
-        return "no effect on answers"
     if name not in BEYOND:
         return f"{shown(value)} is not known here; left out"
     if name in IDLE and value == IDLE[name]:

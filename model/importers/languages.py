@@ -31,7 +31,7 @@ _MBART = re.compile(r"[a-z]{2}_[A-Z]{2}")
 # Classes that read any tokenizer.json, and say nothing of a family.
 _GENERIC = ("", "PreTrainedTokenizer", "TokenizersBackend", "PythonBackend", "SentencePieceBackend")
 # Classes that put end-of-sequence after a text and nothing else around it, and those that put <s> before it, too.
-_PLAIN = ("T5Tokenizer", "ByT5Tokenizer", "PegasusTokenizer", "MarianTokenizer")
+_PLAIN = ("T5Tokenizer", "MT5Tokenizer", "ByT5Tokenizer", "PegasusTokenizer", "MarianTokenizer")
 _BEGUN = ("BartTokenizer", "RobertaTokenizer", "BarthezTokenizer")
 
 

@@ -51,6 +51,10 @@ class ByteTokenizer:
         """Return the byte of a token; nothing for a special one."""
         return self._table.later(token_id)
 
+    def word_bytes(self, token_id: int) -> bytes:
+        """Return `token_bytes`: nothing is unknown."""
+        return self.token_bytes(token_id)
+
     def detokenizer(self) -> PieceDetokenizer:
         """Return the start of an empty text."""
         return self._table.detokenizer()

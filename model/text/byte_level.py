@@ -137,6 +137,10 @@ class ByteLevelTokenizer:
         """Return the bytes a token stands for; nothing for a special token, or for one that only pads a model's vocabulary."""
         return self._bytes[token_id] if token_id < self.vocab_size else b""
 
+    def word_bytes(self, token_id: int) -> bytes:
+        """Return `token_bytes`: nothing is unknown."""
+        return self.token_bytes(token_id)
+
     def detokenizer(self) -> "StreamingDetokenizer":
         """Return the start of an empty text."""
         return StreamingDetokenizer(self)

@@ -16,7 +16,7 @@ from dragoman.model.text.decoders import pieces_of
 from dragoman.model.text.names import is_name
 from dragoman.model.text.pieces import PieceDetokenizer
 from dragoman.model.text.reading import reason
-from dragoman.model.text.tokenizer import TokenizerError
+from dragoman.model.text.tokenizer import UNKNOWN_MARK, TokenizerError
 
 MAX_ID = (1 << 24) - 1
 
@@ -38,12 +38,16 @@ class JsonTokenizer:
         """
         self._content, self.eos_id = content, eos_id
         description = _parsed(content)
+        self._unknown_id = _unknown_id(description["model"])
         tokens = _hide_names(description)
         self._table = pieces_of(description.get("decoder"), tokens)
         self.vocab_size = len(tokens)
         if not 0 <= eos_id < self.vocab_size:
             raise TokenizerError(f"eos_id {eos_id} is not in 0 to {self.vocab_size - 1}")
         self._encoder = _encoder(description)
+        for entry in description["added_tokens"]:
+            if self._encoder.token_to_id(entry["content"]) != entry["id"]:
+                raise TokenizerError(f"added_tokens gives an id, {entry['id']}, that it does not have")
 
     @classmethod
     def from_byte_pairs(cls, vocabulary: bytes, merges: bytes, special_tokens: Sequence[str], eos_id: int) -> Self:
@@ -86,6 +90,10 @@ class JsonTokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """Return what a token adds to a text, in UTF-8; nothing for a special token, or one that only pads a model's vocabulary."""
         return self._table.later(token_id)
+
+    def word_bytes(self, token_id: int) -> bytes:
+        """Return what a token is to the words of an encoded text: its bytes, and for what is unknown a mark without spaces."""
+        return UNKNOWN_MARK if token_id == self._unknown_id else self.token_bytes(token_id)
 
     def detokenizer(self) -> PieceDetokenizer:
         """Return the start of an empty text."""
@@ -142,7 +150,11 @@ def _hide_names(description: dict[str, Any]) -> list[str | None]:
             tokens[entry["id"]] = None
     # No pre-tokeniser leaves a space in a word that is looked up; and who would guess the rest?
     secret = {name: f" {secrets.token_hex(16)} {token_id}" for name, token_id in hidden.items()}
-    description["added_tokens"] = [entry for entry in added if entry["content"] not in hidden]
+    # They stay in the list, as the library counts ids on by it.
+    description["added_tokens"] = [
+        {**entry, **_PLAIN, "content": secret[entry["content"]], "special": True} if entry["content"] in secret else entry
+        for entry in added
+    ]
     # They say which special tokens are put around a text, to what length it is cut or filled up: none of that is done.
     description.update(post_processor=None, truncation=None, padding=None)
     if isinstance(model["vocab"], list):
@@ -154,6 +166,13 @@ def _hide_names(description: dict[str, Any]) -> list[str | None]:
     if isinstance(merges := model.get("merges"), list):
         model["merges"] = [merge for merge in merges if _merged(merge) not in secret]
     return tokens
+
+
+def _unknown_id(model: Mapping[str, Any]) -> int | None:
+    """Return the token of what has none, if there is one: Unigram names its place, other models the token."""
+    vocabulary = model["vocab"]
+    found = model.get("unk_id") if isinstance(vocabulary, list) else vocabulary.get(str(model.get("unk_token")))
+    return found if isinstance(found, int) else None
 
 
 def _merged(merge: Any) -> str:
@@ -177,7 +196,9 @@ def _tokens(vocabulary: dict[Any, Any] | list[Any], added: Mapping[int, str]) ->
 
 def _encoder(description: dict[str, Any]) -> Encoder:
     try:
-        return Encoder.from_str(json.dumps(description))
+        encoder = Encoder.from_str(json.dumps(description))
+        encoder.encode_special_tokens = True
+        return encoder
     except (KeyboardInterrupt, SystemExit):
         raise
     # The library raises bare Exception for every kind of bad file, and where its native code gives up something beside it.

@@ -42,11 +42,8 @@ class PieceModel:
             TokenizerError: If it is damaged, or if texts were to be changed after decoding, which is not done here.
         """
         proto = parsed(content)
-        try:
-            self.pieces: list[str] = [entry.piece for entry in proto.pieces]
-            self.unknown_text: str = proto.trainer_spec.unk_surface
-        except UnicodeDecodeError as error:
-            raise TokenizerError("a piece is not UTF-8") from error
+        self.pieces: list[str] = [entry.piece for entry in proto.pieces]
+        self.unknown_text: str = proto.trainer_spec.unk_surface
         self.types: list[int] = [entry.type for entry in proto.pieces]
         if not 0 < len(self.pieces) <= MAX_PIECES:
             raise TokenizerError(f"{len(self.pieces)} pieces; 1 to {MAX_PIECES} can be read")
@@ -75,6 +72,9 @@ def parsed(content: bytes) -> Any:
         proto.ParseFromString(content)
     except DecodeError as error:
         raise TokenizerError("not a SentencePiece model") from error
+    # Where they are not UTF-8, protobuf gives bytes for strings.
+    if not all(isinstance(text, str) for text in (proto.trainer_spec.unk_surface, *(entry.piece for entry in proto.pieces))):
+        raise TokenizerError("a piece is not UTF-8")
     return proto
 
 
@@ -92,10 +92,7 @@ def with_names_as_text(content: bytes, is_hidden: Callable[[str], bool] = is_nam
         TokenizerError: If the file is damaged.
     """
     proto = parsed(content)
-    try:
-        hidden = [entry for entry in proto.pieces if entry.type == USER_DEFINED and is_hidden(entry.piece)]
-    except UnicodeDecodeError as error:
-        raise TokenizerError("a piece is not UTF-8") from error
+    hidden = [entry for entry in proto.pieces if entry.type == USER_DEFINED and is_hidden(entry.piece)]
     for entry in hidden:
         entry.type = CONTROL
     return (proto.SerializeToString() if hidden else content), [entry.piece for entry in hidden]

@@ -14,7 +14,7 @@ from dragoman.model.text.names import SPACE, is_name
 from dragoman.model.text.piece_model import BYTE, CONTROL, UNKNOWN, UNUSED, PieceModel
 from dragoman.model.text.pieces import PieceDetokenizer, Pieces
 from dragoman.model.text.reading import reason
-from dragoman.model.text.tokenizer import TokenizerError
+from dragoman.model.text.tokenizer import UNKNOWN_MARK, TokenizerError
 
 MAX_ID = (1 << 24) - 1
 NO_ID = -1
@@ -72,6 +72,10 @@ class SentencePieceTokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """Return what a token adds to a text, in UTF-8; nothing for a special token, or one that only pads a model's vocabulary."""
         return self._table.later(token_id)
+
+    def word_bytes(self, token_id: int) -> bytes:
+        """Return what a token is to the words of an encoded text: its bytes, and for what is unknown a mark without spaces."""
+        return UNKNOWN_MARK if token_id == self._ids[self._unknown_id] else self.token_bytes(token_id)
 
     def detokenizer(self) -> PieceDetokenizer:
         """Return the start of an empty text."""

@@ -1,9 +1,11 @@
 """What a tokeniser does, of whatever kind: one side's text to ids and back. No torch, so that the server can import it."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from dragoman.model.errors import InputError
+
+UNKNOWN_MARK: Final = "⁇".encode()
 
 
 class TokenizerError(InputError):
@@ -57,6 +59,10 @@ class Tokenizer(Protocol):
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return what a token adds to a text, in UTF-8; nothing for a special token, or one that only pads a model's vocabulary."""
+        ...
+
+    def word_bytes(self, token_id: int) -> bytes:
+        """Return what a token is to the words of an encoded text: its bytes, and for what is unknown a mark without spaces."""
         ...
 
     def detokenizer(self) -> Detokenizer:

@@ -43,6 +43,8 @@ class Generation:
         self._metrics = metrics
         self._deadlines = deadlines
         self._validator = Validator()
+        for model in models.all():  # a quarter of a million tokens take a tenth of a second, which no request shall wait for
+            self._validator.sizes.of(model.tokenizers.target)
 
     def models(self, caller: Caller | None = None) -> Sequence[Model]:
         """Return the models that a caller may use, sorted by name; all of them for nobody in particular."""

@@ -157,12 +157,13 @@ def to_scores(call: Call, model: Model, request: ScoreRequest, prepared: Prepare
     alignment, words = None, ""
     if pair.is_aligned:
         weights = np.frombuffer(scored.alignment, np.float32).reshape(num_fed, num_source)[num_forced:]
-        source_pieces = [model.tokenizers.source.token_bytes(token) for token in pair.source_ids]
         if request.return_alignment:
+            source_pieces = [model.tokenizers.source.token_bytes(token) for token in pair.source_ids]
             alignment = Alignment(weights, source_pieces)
         if request.return_word_alignment:
-            target_pieces = [model.tokenizers.target.token_bytes(token) for token in target_ids]
-            words = word_alignment(weights, source_pieces, target_pieces, prepared.frame.task)
+            source_words = [model.tokenizers.source.word_bytes(token) for token in pair.source_ids]
+            target_words = [model.tokenizers.target.word_bytes(token) for token in target_ids]
+            words = word_alignment(weights, source_words, target_words, prepared.frame.task)
     return PairScores(
         request_id=call.request_id,
         model=model.name,

@@ -119,13 +119,14 @@ class Validator:
             self._check_source_length(text, model)
         if not text or text.isspace():
             raise InvalidRequest("text", "is blank")
-        text = frame.task + text[: self._max_characters(limit, model.tokenizers.source) + CUT_MARGIN_CHARACTERS]
-        ids = await _encode("text", text, model.tokenizers.source)
+        kept = text[: self._max_characters(limit, model.tokenizers.source) + CUT_MARGIN_CHARACTERS]
+        ids = await _encode("text", frame.task + kept, model.tokenizers.source)
         count = len(ids) + frame.num_around
         if count > limit and not may_cut:
             around = "end-of-sequence" if frame.num_around == 1 else "end-of-sequence and what its languages put around a text"
             raise InvalidRequest("text", f"{count} tokens, {around} included; max_source_tokens of model {model.name} is {limit}")
-        return frame.source_ids(ids[: limit - frame.num_around]), count > limit
+        # What is left out was more than most tokenisers could keep, but some make nothing of whole runs of characters.
+        return frame.source_ids(ids[: limit - frame.num_around]), count > limit or len(kept) < len(text)
 
     async def tokenise_target(self, text: str, model: Model, frame: Frame) -> list[int]:
         """Return the ids of a given target [T], what answers are forced to begin with and end-of-sequence included.

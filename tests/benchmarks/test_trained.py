@@ -11,6 +11,7 @@ pytest.importorskip("sentencepiece")
 from benchmarks.trained.answers import Answer, Original, Way  # noqa: E402
 from benchmarks.trained.comparison import TRANSFORMERS, row  # noqa: E402
 from benchmarks.trained.differences import Difference, differences  # noqa: E402
+from benchmarks.trained.families import MAX_LENGTH  # noqa: E402
 
 GREEDY, BEAMS = Way("greedy", 1), Way("beam 4", 4)
 END = 0
@@ -25,6 +26,8 @@ class Table(Original):
 
     def __init__(self, tables: dict[tuple[int, ...], list[float]]) -> None:
         self.tables = tables
+
+    is_end_forced = False
 
     def end(self) -> int:
         return END
@@ -64,6 +67,25 @@ def test_beams_are_compared_by_their_scores() -> None:
     [worse] = compared(model, answer(4), answer(5, 5), BEAMS)
     assert even.is_tie and not worse.is_tie
     assert worse.margin == pytest.approx(-1.5 - -1.0)
+
+
+def test_a_forced_end_is_worth_nothing() -> None:
+    model = Table({})
+    longest = answer(*[5] * (MAX_LENGTH - 2))
+    [difference] = compared(model, longest, answer(6), BEAMS)
+    assert difference.is_tie
+    model.is_end_forced = True
+    [difference] = compared(model, longest, answer(6), BEAMS)
+    assert difference.margin == pytest.approx(1 / (MAX_LENGTH - 1))
+
+
+def test_what_is_longer_than_any_answer_is_no_tie() -> None:
+    class Limited(Table):
+        def log_probs(self, source: Any, answer: Any) -> list[Any]:
+            return super().log_probs(source, answer[: MAX_LENGTH - 2])
+
+    [difference] = compared(Limited({}), answer(*[5] * (MAX_LENGTH + 1)), answer(*[5] * (MAX_LENGTH - 1)))
+    assert not difference.is_tie
 
 
 def test_the_same_tokens_with_another_text_are_no_tie() -> None:

@@ -241,9 +241,10 @@ def test_a_refused_language_names_the_flag(run, server: str, service) -> None:
 
 
 @pytest.mark.parametrize("flag", ["--from", "--to"])
-def test_languages_of_an_evaluation_are_a_servers(run, files: Path, flag: str) -> None:
+def test_languages_of_an_evaluation_are_a_servers_or_a_bundles(run, files: Path, flag: str) -> None:
     pair = ("--source", files / "two", "--reference", files / "two")
-    assert run("evaluate", *pair, "--bundle", files, flag, "de") == (2, "", f"dragoman: {flag} goes with --server\n")
+    told = run("evaluate", *pair, "--checkpoint", files, flag, "de")
+    assert told == (2, "", f"dragoman: {flag} goes with --server or --bundle\n")
 
 
 def test_answers_that_only_the_model_asked_for_have_no_line(run, server: str, service) -> None:

@@ -138,6 +138,14 @@ def test_what_cannot_be_used_is_named_in_one_line(run, files: Path, command: str
     assert not (files / "out").exists()
 
 
+def test_a_language_that_a_model_does_not_write_is_named(run, files: Path) -> None:
+    shipped = Path(__file__).parents[2] / "model" / "pretrained" / "en-de"
+    code, out, err = run("export", shipped, files / "out", "--target-language", "fr")
+    assert (code, out) == (2, "") and is_one_line(err)
+    assert "--target-language: the model has no 'fr'; it has de" in err
+    assert not (files / "out").exists()
+
+
 def test_the_nearest_candidates_are_written(run, files: Path) -> None:
     (files / "more").write_text("the cow\na dog\ncats\na cat\n")
     output = files / "nearest.gz"

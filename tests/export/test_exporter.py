@@ -11,14 +11,20 @@ from typing import Any
 
 import pytest
 
+from benchmarks.families.tokeniser_cases import trained
 from dragoman.export import building
 from dragoman.export.arguments import ExportError
-from dragoman.export.bundle import Bundle
+from dragoman.export.bundle import Bundle, BundleError
 from dragoman.export.exporter import export_checkpoint
 from dragoman.export.parity import ParityError, ParityReport
 from dragoman.export.progress import Progress
 from dragoman.export.verify import verify
 from dragoman.model.checkpoint import Checkpoint, CheckpointError
+from dragoman.model.generation import Language, Languages
+from dragoman.model.text.byte_ids import ByteTokenizer
+from dragoman.model.text.id_tables import same_ids
+from dragoman.model.text.sentencepiece import SentencePieceTokenizer
+from dragoman.model.text.tokenizers import Tokenizers
 
 MakeCheckpoint = Callable[..., Checkpoint]
 
@@ -46,6 +52,22 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "one token in, one token out": {"max_source_positions": 1, "max_target_positions": 1, "num_heads": 1},
 }
+
+
+def test_tokenisers_of_another_library_go_with_the_model(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    """Of two sides and two kinds: a checkpoint keeps them, and the bundle has the same files."""
+    model = make_checkpoint(target_vocab_size=400, is_embedding_shared=False, is_projection_tied=False, eos_id=1, pad_id=0).model
+    spoken = trained(model_type="unigram", vocab_size=200, unk_id=0, eos_id=1, bos_id=2)
+    tokenizers = Tokenizers(SentencePieceTokenizer(spoken, same_ids(spoken), 1), ByteTokenizer())
+    Checkpoint("tiny", model, tokenizers).save(tmp_path / "checkpoint")
+    bundle = export_checkpoint(tmp_path / "checkpoint", tmp_path / "bundle")
+    assert {path.name for path in (bundle.directory / "tokenizer").iterdir()} == {"text.json", "source.model"}
+    for loaded in (Checkpoint.load(tmp_path / "checkpoint").tokenizers, Bundle.open(tmp_path / "bundle").tokenizers()):
+        assert loaded.is_same(tokenizers)
+        assert loaded.target.decode(loaded.target.encode("grün </s>")) == "grün </s>"
+    (bundle.directory / "tokenizer/source.model").write_bytes(spoken[:-1])
+    with pytest.raises(BundleError, match=r"tokenizer/source\.model"):
+        Bundle.open(tmp_path / "bundle").tokenizers()
 
 
 def contents(directory: Path) -> dict[str, bytes]:
@@ -96,6 +118,13 @@ def test_bundle_is_readable_by_whom_the_umask_allows(exported: Path) -> None:
 
 def test_nothing_else_is_left_beside_the_bundle(exported: Path) -> None:
     assert list(exported.parent.iterdir()) == [exported]
+
+
+def test_languages_that_are_said_take_the_place_of_the_checkpoints(checkpoint_dir: Path, exported: Path, tmp_path: Path) -> None:
+    languages = Languages(source=[Language(code="en")], target=[Language(code="de")])
+    manifest = export_checkpoint(checkpoint_dir, tmp_path / "out", languages=languages).manifest
+    assert manifest.languages == languages
+    assert Bundle.open(exported).manifest.languages is None
 
 
 @pytest.mark.parametrize("precision", ["fp8", "", "FP32"])

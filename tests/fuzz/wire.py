@@ -34,7 +34,8 @@ INTEGERS = (
 )
 FLOATS = (0.0, -0.0, 1.0, -1.0, 1e-45, 1e-6, 0.5, 0.9, 10.0, 10.1, 100.0, 100.1, 3.4e38, float("inf"), float("-inf"), float("nan"))
 TEXTS = (
-    b"deu_Latn", b"DE-at", b"fr", b"zz", b"_-_", b"", b" ", b"\0", b"\r\n", b"a dog runs", b"alpha", b"liveness", b"../../etc/passwd", b"%s%n{0}", b"a" * 128, b"a" * 129,
+    b"deu_Latn", b"DE-at", b"fr", b"zz", b"_-_",
+    b"", b" ", b"\0", b"\r\n", b"a dog runs", b"alpha", b"liveness", b"../../etc/passwd", b"%s%n{0}", b"a" * 128, b"a" * 129,
     b"x " * 700,
     "é".encode(), "\u202e\u200b\ufeff".encode(), "\U0001f415".encode() * 9, "a\u0301".encode() * 50, b"\x7f",
     b"dragoman.v1.Generation",

@@ -7,8 +7,14 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
+from msgspec.structs import replace
+
+from dragoman.export.bundle import MANIFEST_FILE, Bundle, content_version
+from dragoman.model.generation import Defaults
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
@@ -95,3 +101,32 @@ def test_without_onnx_runtime_one_line_says_what_to_install(tiny_bundle: Path, t
     [line] = [event for event in events if event["level"] != "info"]
     assert line["event"] == "cannot serve"
     assert re.search(r"onnxruntime is not installed: .*pip install .*\[cpu\]", line["reason"])
+
+
+BEAMS, DRAWS = {"num_beams": 5}, {"do_sample": True, "num_return_sequences": 3}
+
+
+@pytest.mark.parametrize(
+    ("defaults", "flags", "setting", "limit", "needed"),
+    [
+        (BEAMS, "--max-slots 4", "max_slots", 4, "num_beams of model tiny is 5"),
+        (BEAMS, "--max-slots-per-request 4", "max_slots_per_request", 4, "num_beams of model tiny is 5"),
+        ({"num_beams": 17}, "", "max_slots_per_request", 16, "num_beams of model tiny is 17"),
+        (DRAWS, "--max-slots-per-request 2", "max_slots_per_request", 2, "num_return_sequences of model tiny is 3"),
+    ],
+)
+def test_a_model_whose_defaults_need_more_slots_than_a_request_may_take_stops_the_start(
+    bundle_copy: Path, defaults: dict[str, Any], flags: str, setting: str, limit: int, needed: str
+) -> None:
+    say_defaults(bundle_copy, Defaults(**defaults))
+    command = [sys.executable, "-m", "dragoman", "serve", "--models", str(bundle_copy), *flags.split()]
+    result = subprocess.run([*command, "--port", "0", "--metrics-port", "0"], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    reason = f"{setting}: requests may take {limit} slots, but {needed} by default"
+    assert (result.returncode, result.stderr) == (2, f"dragoman: {reason}\n")
+
+
+def say_defaults(bundle: Path, defaults: Defaults) -> None:
+    """Have a bundle say defaults that its checkpoint did not have."""
+    manifest = replace(Bundle.open(bundle).manifest, defaults=defaults)
+    manifest = replace(manifest, version=content_version(manifest))
+    (bundle / MANIFEST_FILE).write_bytes(msgspec.json.encode(manifest))

@@ -33,7 +33,7 @@ OPUS_MT = {
 
 
 def note(converted: Converted, name: str) -> str:
-    (found,) = [line for line in converted.notes if line.startswith(f"{name}: ")]
+    (found,) = [line for line in converted.notes if name in line.split(": ")[0].split(", ")]
     return found
 
 
@@ -260,12 +260,12 @@ def test_no_field_is_dropped_without_a_word(fields: dict[str, Any], target: Targ
     converted = convert(fields, target)
     assert repr(fields) == repr(before)
     for name in fields:
-        assert any(line.startswith(f"{name}: ") for line in converted.notes)
-    assert all("\n" not in line and len(line) < 400 for line in converted.notes)
+        assert any(name in line.split(": ")[0].split(", ") for line in converted.notes)
+    assert all("\n" not in line and len(line) < 600 for line in converted.notes)
 
 
 @pytest.mark.parametrize("name", FIELDS)
 def test_every_field_of_transformers_is_known(name: str) -> None:
     value = {"bad_words_ids": [[7]], "suppress_tokens": [7], "begin_suppress_tokens": [1], "eos_token_id": 1}.get(name, 2)
-    (line,) = [line for line in convert({name: value}, TARGET).notes if line.startswith(f"{name}: ") and "not said" not in line][:1]
-    assert "not known here" not in line
+    lines = [line for line in convert({name: value}, TARGET).notes if name in line.split(": ")[0].split(", ")]
+    assert lines and not any("not known here" in line for line in lines)

@@ -92,6 +92,18 @@ def test_huge_text_is_cut_as_if_it_had_been_tokenised_whole(make_model: Any, sen
     assert prepared.request.source_ids == [*model.tokenizers.source.encode(text)[:29], model.tokenizers.target.eos_id]
 
 
+def test_a_text_of_which_a_part_was_not_read_is_cut_however_few_tokens_it_has(
+    make_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some tokenisers make one space of many."""
+    model = make_model(max_source_tokens=30)
+    encode = model.tokenizers.source.encode
+    monkeypatch.setattr(model.tokenizers.source, "encode", lambda text: encode(" ".join(text.split())))
+    assert not prepare(GenerateRequest(text="Zwei   Männer", truncate=True), model).is_truncated
+    prepared = prepare(GenerateRequest(text="Zwei" + " " * 100_000 + "Männer", truncate=True), model)
+    assert prepared.is_truncated and prepared.request.source_ids == [*encode("Zwei"), model.manifest.eos_id]
+
+
 def test_long_text_is_tokenised_on_a_thread_and_short_text_inline(make_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_model(max_source_tokens=100_000)
     threads: list[Any] = []

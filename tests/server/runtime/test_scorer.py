@@ -4,6 +4,7 @@ import json
 import shutil
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from dragoman.server.engine.executors import Here
 from dragoman.server.engine.messages import Scored, ScoreRequest
 from dragoman.server.engine.scheduler import Limits
 from dragoman.server.engine.scoring import Scoring
+from dragoman.server.runtime import scorer as scorer_module
 from dragoman.server.runtime.scorer import OnnxScorer
 
 PAIRS = [([7, 8, 9, 1], [10, 11, 1]), ([1], [20] * 19 + [1]), ([5] * 23 + [1], [1])]
@@ -160,3 +162,24 @@ def test_pairs_are_scored_again_once_a_bundle_is_back(bundle_copy: Path) -> None
     now += second.retry_after_seconds
     scoring.step()
     assert score().log_probs == opened(bundle_copy).score(*PAIRS[0])[0].tolist()
+
+
+def test_weights_that_are_large_are_not_copied_and_scores_stay(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    open_session = scorer_module.open_session
+
+    def watched(path: str, num_threads: int, **options: bool) -> Any:
+        asked.append(options["is_packed"])
+        return open_session(path, num_threads, **options)
+
+    monkeypatch.setattr(scorer_module, "open_session", watched)
+    packed = opened(tiny_bundle)
+    num_bytes = sum((tiny_bundle / name).stat().st_size for name in ("encoder.weights", "decoder.weights"))
+    monkeypatch.setattr(scorer_module, "MAX_PACKED_BYTES", num_bytes)
+    opened(tiny_bundle)
+    monkeypatch.setattr(scorer_module, "MAX_PACKED_BYTES", num_bytes - 1)
+    mapped = opened(tiny_bundle)
+    assert asked == [True, True, False]
+    for pair in PAIRS:
+        for a, b in zip(packed.score(*pair), mapped.score(*pair), strict=True):
+            np.testing.assert_allclose(a, b, atol=1e-5)

@@ -9,6 +9,7 @@ import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
+from dragoman.model.generation import Language, Languages
 from dragoman.v1.generation_pb2 import GenerateRequest, ListModelsRequest, ScoreRequest
 
 tracing = pytest.importorskip("dragoman.server.telemetry.tracing", reason="needs the extra `tracing`")
@@ -26,11 +27,11 @@ Run = Callable[..., Any]
 def run(serve: Any, collector: Any) -> Iterator[Run]:
     """Serve, traced, while a coroutine calls; then every span has arrived."""
 
-    def running(call: Callable[[Any], Any], *, ratio: float = 1.0, **settings: Any) -> None:
+    def running(call: Callable[[Any], Any], *models: Any, ratio: float = 1.0, **settings: Any) -> None:
         tracer = tracing.Tracer(collector.endpoint, ratio, "1.2.3")
 
         async def serving() -> None:
-            async with serve(tracer=tracer, **settings) as world:
+            async with serve(*models, tracer=tracer, **settings) as world:
                 await call(world)
                 async with asyncio.timeout(60):
                     while world.server.num_running:
@@ -80,6 +81,20 @@ def test_a_call_is_a_span_below_its_callers(run: Run, collector: Any, logged: An
         "gen_ai.usage.output_tokens": record["generated_tokens"],
         "gen_ai.response.finish_reasons": ["eos"],
     }
+
+
+def test_languages_are_told_as_the_model_calls_them(run: Run, collector: Any, make_model: Any) -> None:
+    languages = Languages(source=[Language(code="eng_Latn", names=["en"])], target=[Language(code="deu_Latn", names=["de"])])
+
+    async def call(world: Any) -> None:
+        await world.stub.Generate(GenerateRequest(text=SECRET, source_language="EN", target_language="de-AT"))
+        await world.stub.Score(ScoreRequest(text=SECRET, target=SECRET))
+
+    run(call, make_model(languages=languages))
+    for name in (GENERATE, "dragoman.v1.Generation/Score"):
+        (span,) = collector.named(name)
+        attributes = collector.attributes(span)
+        assert (attributes["dragoman.source_language"], attributes["dragoman.target_language"]) == ("eng_Latn", "deu_Latn")
 
 
 @pytest.mark.parametrize("method", ["Generate", "GenerateStream"])

@@ -1,0 +1,95 @@
+"""Every family's network in 8 and in 16 bits, through the gates of these."""
+
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+
+from dragoman.export.bundle import DECODER_FILE, DECODER_WEIGHTS_FILE, ENCODER_FILE, ENCODER_WEIGHTS_FILE, SCORER_FILE
+from dragoman.export.calibration import calibrate
+from dragoman.export.cpu import keep_sums_apart, keep_time_axis
+from dragoman.export.graphs import EncoderGraph, StepGraph
+from dragoman.export.half import DTYPES, halved, store_halved
+from dragoman.export.quality import verify_quantized
+from dragoman.export.quantize import ScaleCounts, quantize
+from dragoman.export.scorer_graph import ScorerGraph
+from dragoman.export.tracing import trace, write, write_sharing
+from dragoman.export.verify_half import verify_half
+from dragoman.model.checkpoint import Checkpoint
+from dragoman.model.text.tokenizers import Tokenizers
+from dragoman.model.transformer import Transformer
+from tests.model.families import FAMILIES, random_pair
+
+KINDS = ["marian", "bart-gelu-new", "mbart", "t5", "t5-v1.1", "t5-gated-silu", "umt5"]
+
+
+def traced(model: Transformer) -> list[onnx.ModelProto]:
+    return [trace(graph(model)) for graph in (EncoderGraph, StepGraph, ScorerGraph)]
+
+
+def written(graphs: list[onnx.ModelProto], directory: Path) -> Path:
+    encoder, decoder, scorer = graphs
+    write(encoder, directory / ENCODER_FILE, ENCODER_WEIGHTS_FILE)
+    write(decoder, directory / DECODER_FILE, DECODER_WEIGHTS_FILE)
+    write_sharing(scorer, directory / SCORER_FILE, [directory / ENCODER_FILE, directory / DECODER_FILE])
+    return directory
+
+
+def checkpoint_of(family: str, tokenizers: Tokenizers) -> Checkpoint:
+    assert family in FAMILIES
+    return Checkpoint(family, random_pair(family, scale=0.08)[1], tokenizers)
+
+
+@pytest.mark.parametrize("is_calibrated", [False, True], ids=["a scale a row", "calibrated"])
+@pytest.mark.parametrize("family", KINDS)
+def test_8_bits_pass_their_gate(family: str, is_calibrated: bool, tokenizers: Tokenizers, tmp_path: Path) -> None:
+    """Rows keep their bits in every batch, and answers stay close, with constant scales and with a scale for every row."""
+    checkpoint = checkpoint_of(family, tokenizers)
+    ranges = calibrate(checkpoint.model, [[5, 6, 7], [9] * 12, [20, 21]], 8) if is_calibrated else {}
+    graphs = traced(checkpoint.model)
+    for graph in graphs:
+        keep_sums_apart(graph)
+    encoder, decoder, _ = [quantize(graph, ranges) for graph in graphs]
+    keep_time_axis(graphs[1])
+    counts = ScaleCounts(encoder.num_constant + decoder.num_constant, encoder.num_row + decoder.num_row)
+    assert (counts.num_constant > 0) == is_calibrated
+    num_products = 1 + 3 * (4 + checkpoint.model.config.is_ffn_gated) + 2 * (6 + checkpoint.model.config.is_ffn_gated)
+    assert counts.num_constant + counts.num_row >= num_products, "every product with weights, gates included"
+    assert not [node for node in graphs[1].graph if node.op_type in ("MatMul", "Gemm")]
+    quality = verify_quantized(checkpoint, written(graphs, tmp_path), counts)
+    assert 0 < quality.mean_divergence < 0.05 and quality.agreement > 0.8
+
+
+@pytest.mark.parametrize("precision", DTYPES)
+@pytest.mark.parametrize("family", KINDS)
+def test_16_bits_pass_their_gate(family: str, precision: str, tokenizers: Tokenizers, tmp_path: Path) -> None:
+    checkpoint = checkpoint_of(family, tokenizers)
+    graphs = traced(halved(checkpoint.model, DTYPES[precision]))
+    for graph in graphs:
+        store_halved(graph, DTYPES[precision])
+    report = verify_half(checkpoint, written(graphs, tmp_path), precision)
+    assert report.max_log_prob_difference < 0.05
+
+
+def test_what_would_overflow_a_half_stays_single(tokenizers: Tokenizers, tmp_path: Path) -> None:
+    """The residual stream of large T5s, and what feed-forward layers add to it, are beyond the largest half."""
+    checkpoint = checkpoint_of("t5-v1.1", tokenizers)
+    model = checkpoint.model
+    for layer in (*model.encoder.layers, *model.decoder.layers):
+        layer.feed_forward.outer.weight.data *= 1e6
+    half = halved(model, torch.float16)
+    assert half.encoder.layers[0].feed_forward.outer.weight.dtype == torch.float32
+    assert half.encoder.layers[0].feed_forward.inner.weight.dtype == torch.float16
+    seen: list[torch.Tensor] = []
+    handle = half.decoder.layers[-1].register_forward_hook(lambda _, __, output: seen.append(output))
+    with torch.inference_mode():
+        source, lengths, target = torch.tensor([[7, 8, 1]]), torch.tensor([3]), torch.tensor([[0, 9, 4]])
+        found, expected = (x(source, lengths, target).log_softmax(-1) for x in (half, model))
+    handle.remove()
+    assert float(seen[0].abs().max()) > torch.finfo(torch.float16).max, "the model is one that overflows"
+    torch.testing.assert_close(found, expected, atol=0.05, rtol=0)
+    graphs = traced(half)
+    for graph in graphs:
+        store_halved(graph, torch.float16)
+    verify_half(checkpoint, written(graphs, tmp_path), "fp16")

@@ -1,0 +1,140 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dragoman.model.text.byte_ids import ByteTokenizer
+from dragoman.model.text.byte_level import ByteLevelTokenizer
+from dragoman.model.text.id_tables import same_ids
+from dragoman.model.text.json_file import JsonTokenizer
+from dragoman.model.text.sentencepiece import SentencePieceTokenizer
+from dragoman.model.text.tokenizer import Tokenizer, TokenizerError
+from dragoman.model.text.tokenizers import Tokenizers
+
+TEXTS = ["the work", "</s> é 猫", "", "  two  spaces "]
+
+
+@pytest.fixture(scope="module")
+def kinds(unigram: bytes, tokenizer: ByteLevelTokenizer, cases_of) -> dict[str, Tokenizer]:
+    size = len(same_ids(unigram))
+    json_file = next(case.ours for case in cases_of("BART") if case.ours.kind == "tokenizers")
+    assert isinstance(json_file, JsonTokenizer)
+    return {
+        "byte_level": tokenizer,
+        "sentencepiece": SentencePieceTokenizer(unigram, same_ids(unigram), 2, {size: "猫"}),
+        "tokenizers": json_file,
+        "bytes": ByteTokenizer(),
+    }
+
+
+def files(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def agrees(one: Tokenizer, other: Tokenizer) -> bool:
+    ids = [one.encode(text) for text in TEXTS]
+    return (
+        ids == [other.encode(text) for text in TEXTS]
+        and [*map(one.decode, ids)] == [*map(other.decode, ids)]
+        and (one.kind, one.vocab_size, one.eos_id) == (other.kind, other.vocab_size, other.eos_id)
+    )
+
+
+@pytest.mark.parametrize("source", ["byte_level", "sentencepiece", "tokenizers", "bytes"])
+@pytest.mark.parametrize("target", ["byte_level", "sentencepiece", "tokenizers", "bytes", None])
+def test_what_is_saved_is_loaded(kinds: dict[str, Tokenizer], source: str, target: str | None, tmp_path: Path) -> None:
+    saved = Tokenizers(kinds[source], kinds[target or source])
+    saved.save(tmp_path)
+    loaded = Tokenizers.load(tmp_path)
+    assert agrees(loaded.source, saved.source) and agrees(loaded.target, saved.target)
+    assert (loaded.source is loaded.target) == (target in (None, source))
+    assert loaded.is_same(saved) and saved.is_same(loaded)
+    assert not loaded.is_same(Tokenizers(ByteTokenizer(num_extra=7), ByteTokenizer()))
+
+
+def test_our_own_kind_is_kept_as_it_always_was(kinds: dict[str, Tokenizer], tmp_path: Path) -> None:
+    Tokenizers.shared(kinds["byte_level"]).save(tmp_path)
+    assert files(tmp_path) == {"tokenizer.json"}
+
+
+def test_a_folder_that_had_another_kind_is_that_of_the_last(kinds: dict[str, Tokenizer], tmp_path: Path) -> None:
+    for name in ("byte_level", "sentencepiece", "bytes", "tokenizers", "byte_level"):
+        Tokenizers.shared(kinds[name]).save(tmp_path)
+        assert agrees(Tokenizers.load(tmp_path).source, kinds[name])
+
+
+def test_only_our_own_kind_can_be_trained_further(kinds: dict[str, Tokenizer]) -> None:
+    own = kinds["byte_level"]
+    assert Tokenizers.shared(own).byte_level() is own
+    for others in (Tokenizers.shared(kinds["bytes"]), Tokenizers(own, kinds["bytes"])):
+        with pytest.raises(TokenizerError, match="only one that was learnt here can be trained further"):
+            others.byte_level()
+
+
+def test_a_side_with_more_tokens_than_the_model_is_refused(kinds: dict[str, Tokenizer]) -> None:
+    tokenizers = Tokenizers(kinds["bytes"], kinds["sentencepiece"])
+    size = kinds["sentencepiece"].vocab_size
+    tokenizers.refuse_other_sizes(384, size)
+    for sizes, complaint in (((383, size), "has 384 tokens, the model room for 383"), ((384, size - 1), f"has {size} tokens")):
+        with pytest.raises(TokenizerError, match=complaint):
+            tokenizers.refuse_other_sizes(*sizes)
+
+
+SIDE = {"type": "bytes", "eos_id": 1, "offset": 3, "num_extra": 125}
+MODEL = {"type": "sentencepiece", "file": "shared.model", "eos_id": 2, "ids": [0]}
+
+
+@pytest.mark.parametrize(
+    ("described", "complaint"),
+    [
+        ({}, r"text\.json: .*format_version"),
+        ({"format_version": 2, "source": SIDE}, r"text\.json: format_version is 2, not 1"),
+        ({"format_version": 1}, r"text\.json: .*source"),
+        ({"format_version": 1, "source": {**SIDE, "type": "other"}}, r"text\.json: .*other"),
+        ({"format_version": 1, "source": {**SIDE, "more": 1}}, r"text\.json: .*more"),
+        ({"format_version": 1, "source": {**SIDE, "eos_id": 5}}, r"text\.json: eos_id 5 is not that of a special token"),
+        ({"format_version": 1, "source": {**SIDE, "offset": -5}}, r"text\.json: .*offset"),
+        ({"format_version": 1, "source": SIDE, "target": {**MODEL, "file": "../x"}}, r"text\.json: .*target\.file"),
+        ({"format_version": 1, "source": {**MODEL, "file": "a/b"}}, r"text\.json: .*source\.file"),
+        ({"format_version": 1, "source": MODEL}, r"shared\.model: no such file"),
+        ({"format_version": 1, "source": {**MODEL, "file": "folder"}}, r"folder: not a regular file"),
+        ({"format_version": 1, "source": {**MODEL, "file": "garbage"}}, r"garbage: not a SentencePiece model"),
+        ({"format_version": 1, "source": {**MODEL, "file": "real.model"}}, r"real\.model: ids of 1 pieces"),
+        ({"format_version": 1, "source": {**MODEL, "pieces": {"x": "y"}}}, r"pieces has an id that is not a number"),
+        ({"format_version": 1, "source": {"type": "tokenizers", "file": "garbage", "eos_id": 2}}, r"garbage: the file: not JSON"),
+        ({"format_version": 1, "source": {"type": "byte_level", "file": "garbage"}}, r"garbage: not a byte-level tokeniser"),
+    ],
+)
+def test_what_is_wrong_is_said_with_the_file(described: dict[str, Any], complaint: str, unigram: bytes, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "garbage").write_bytes(b"\xffgarbage")
+    (tmp_path / "real.model").write_bytes(unigram)
+    (tmp_path / "text.json").write_text(json.dumps(described), encoding="utf-8")
+    with pytest.raises(TokenizerError, match=complaint) as caught:
+        Tokenizers.load(tmp_path)
+    assert str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff", b"[" * 100_000, b"nul", b'{"format_version": 1e999}'])
+def test_a_damaged_description_is_refused(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "text.json").write_bytes(content)
+    with pytest.raises(TokenizerError, match=r"text\.json: "):
+        Tokenizers.load(tmp_path)
+
+
+def test_a_description_that_is_no_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text.json").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(TokenizerError, match=r"text\.json: no such file"):
+        Tokenizers.load(tmp_path)
+    (tmp_path / "text.json").unlink()
+    (tmp_path / "text.json").mkdir()
+    with pytest.raises(TokenizerError, match=r"text\.json: not a regular file"):
+        Tokenizers.load(tmp_path)
+
+
+def test_a_file_beyond_the_bound_is_not_read(kinds: dict[str, Tokenizer], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    Tokenizers.shared(kinds["sentencepiece"]).save(tmp_path)
+    monkeypatch.setattr("dragoman.model.text.reading.MAX_FILE_BYTES", 100_000)
+    with pytest.raises(TokenizerError, match=r"shared\.model: more than 100000 bytes"):
+        Tokenizers.load(tmp_path)
