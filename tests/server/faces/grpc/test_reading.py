@@ -47,9 +47,9 @@ REFUSALS = {
     "model": "characters; at most 128 are allowed",
     "request_id": "characters; at most 128 are allowed",
     "suppressed_tokens": "tokens; at most 256 are allowed",
-    "text": "characters, which no 64 tokens can hold",
-    "target": "characters, which no 48 tokens can hold",
-    "forced_prefix": "characters, which no 48 tokens can hold",
+    "text": "characters, which 64 of the longest tokens have",
+    "target": "characters, which 48 of the longest tokens have",
+    "forced_prefix": "characters, which 48 of the longest tokens have",
     "source_language": "characters; at most 128 are allowed",
     "target_language": "characters; at most 128 are allowed",
 }
