@@ -166,7 +166,7 @@ class Validator:
             raise InvalidRequest("text", _too_long(max_characters, limit, f"max_source_tokens of model {model.name}"))
 
     def _max_characters(self, num_tokens: int, tokenizer: Tokenizer) -> int:
-        """Return how many characters so many of the longest tokens hold at the most; runs that a tokeniser makes little of count."""
+        """Return how many characters so many of the longest tokens hold at the most; whatever a tokeniser makes of runs."""
         return num_tokens * self.sizes.of(tokenizer).longest
 
     async def _target_ids(self, field: str, text: str, model: Model) -> list[int]:
