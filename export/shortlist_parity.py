@@ -37,14 +37,23 @@ def verify_shortlist(whole: Path, short: Path, ids: Sequence[int], config: Model
         BundleError: If graphs cannot be loaded.
         ParityError: Naming the figure that is off.
     """
+    with tempfile.TemporaryDirectory() as scratch:
+        whole = _runnable(whole, Path(scratch) / "whole", precision)
+        short = _runnable(short, Path(scratch) / "short", precision)
+        return _compare(whole, short, ids, config, HalfRunner if precision == "fp16" else OnnxRunner)
+
+
+def _compare(whole: Path, short: Path, ids: Sequence[int], config: ModelConfig, kind: type[OnnxRunner]) -> ShortlistParity:
+    """Drive rows through both; `verify_shortlist` says what must hold."""
     expected, rows = _Recording(ids, config), _rows(config)
-    runner, is_exact_alone = _open(whole, config, precision)
+    runner = kind(whole, config)
+    is_exact_alone = not isinstance(runner, HalfRunner) or runner.device == "cpu"
     drive(runner, rows, NUM_SLOTS, config.target_vocab_size, False, expected.observe)
     pairs = [Pair(row.source, [*row.inputs[1:], config.eos_id]) for row in rows[:NUM_ROWS_ALONE]]
     scores = runner.score(pairs)
     del runner
     comparison, rows = _Comparison(ids, expected), _rows(config)
-    runner, _ = _open(short, config, precision)
+    runner = kind(short, config)
     drive(runner, rows, NUM_SLOTS, len(ids), False, comparison.observe)
     alone = rows[: NUM_ROWS_ALONE * is_exact_alone]
     for row in alone:
@@ -55,17 +64,14 @@ def verify_shortlist(whole: Path, short: Path, ids: Sequence[int], config: Model
     return ShortlistParity(len(ids), len(rows), num_positions, comparison.max_difference, len(alone))
 
 
-def _open(directory: Path, config: ModelConfig, precision: Precision) -> tuple[OnnxRunner, bool]:
-    """Return graphs that can run here, and whether a row alone must give the bits that it gives in a batch."""
-    if precision == "fp16":
-        runner = HalfRunner(directory, config)
-        return runner, runner.device == "cpu"
-    if precision == "bf16":
-        with tempfile.TemporaryDirectory() as folder:
-            for name in (ENCODER_FILE, DECODER_FILE, SCORER_FILE):
-                widen(directory / name, Path(folder) / name)
-            return OnnxRunner(Path(folder), config), True
-    return OnnxRunner(directory, config), True
+def _runnable(directory: Path, folder: Path, precision: Precision) -> Path:
+    """Return where graphs lie that can run here: bf16 is widened into a folder that is made."""
+    if precision != "bf16":
+        return directory
+    folder.mkdir()
+    for name in (ENCODER_FILE, DECODER_FILE, SCORER_FILE):
+        widen(directory / name, folder / name)
+    return folder
 
 
 def _rows(config: ModelConfig) -> list[Row]:
@@ -80,7 +86,6 @@ class _Recording:
         self.ids = np.array(ids)
         self.is_padding_masked = config.padding == "masked"
         self.found: dict[tuple[tuple[int, ...], tuple[int, ...], int], Floats] = {}
-        self.largest_mass_error = 0.0
 
     def observe(self, rows: list[Row], ids: Ints, log_probs: Floats) -> None:
         """Keep one step's candidates, `[n, V]`."""
