@@ -65,6 +65,14 @@ def test_it_is_exported_at_once(run: Run, folder: Path, tmp_path: Path) -> None:
     assert f"wrote {tmp_path / 'bundle'}: {folder.name}" in out
 
 
+def test_it_is_exported_with_a_shortlist(run: Run, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("the server answers\n", encoding="utf-8")
+    code, _, _ = run("import", folder, tmp_path / "out", "--export", tmp_path / "bundle", "--shortlist", tmp_path / "text")
+    assert code == 0
+    manifest = Bundle.open(tmp_path / "bundle").manifest
+    assert 0 < manifest.num_choices < manifest.target_vocab_size
+
+
 def test_it_is_compared_with_transformers(run: Run, folder: Path, tmp_path: Path) -> None:
     code, out, _ = run("import", folder, tmp_path / "out", "--check")
     assert code == 0
@@ -87,6 +95,8 @@ def test_what_computes_something_else_is_not_written(
     [
         (["--precision", "int8"], "go with --export"),
         (["--quality-source", "x"], "go with --export"),
+        (["--shortlist", "x"], "go with --export"),
+        (["--export", "{0}/b", "--shortlist-size", "9"], "goes with --shortlist"),
         (["--export", "{0}/b", "--precision", "int3"], "int3"),
         (["--export", "{0}/b", "--quality-source", "x"], "go together"),
         (["--export", "{0}/out"], "a place each"),
