@@ -129,10 +129,6 @@ def from_marian(asked: Asked) -> Tokenizers:
         ids = asked.ids(vocabulary)
         languages = [name for name in ids if name.startswith(">>") and name.endswith("<<")]
         sides.append(_by_piece(asked, model, vocabulary, ids, [*_SPECIAL, *languages]))
-    asked.report.ignored.append(
-        "Marian’s tokeniser in Transformers also rewrites punctuation where the package sacremoses is installed; "
-        "here texts stay as they are"
-    )
     return Tokenizers(*sides)
 
 
