@@ -4,6 +4,7 @@ python -m benchmarks.families [VARIANT ...] [--size small real] [--questions 200
 """
 
 import argparse
+import json
 import subprocess
 import sys
 import tempfile
@@ -20,13 +21,16 @@ from benchmarks.families.reference import Question, Reference
 from benchmarks.families.served import answers, ask_alone, ask_together, request, same_bits
 from benchmarks.families.texts import sources
 from benchmarks.families.variants import VARIANTS
-from benchmarks.harness.report import environment, write
+from benchmarks.harness.report import RESULTS, environment, write
 from benchmarks.harness.served import ServedModel
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.padding import pad
 from dragoman.v1.generation_pb2_grpc import GenerationStub
 
 ROOT = Path(__file__).parents[2]
+SIZES = ("small", "real")
+REAL = ("marian", "bart", "t5-v1.1")
+"""At a real size where no variant is named: opus-mt-en-de's, bart-base's and Flan-T5-base's."""
 NEW_TOKENS = 24
 """Asked for where a checkpoint says no length."""
 
@@ -59,9 +63,20 @@ def questions(name: str, count: int) -> list[Question]:
     return [Question(text, *pairs[i % len(pairs)]) for i, text in enumerate(sources(count))]
 
 
-def import_and_export(folder: Path, checkpoint: Path, bundle: Path) -> None:
+def import_and_export(folder: Path, checkpoint: Path, bundle: Path, task: str) -> None:
     """Make a bundle of a foreign folder, as a user does."""
-    command = [sys.executable, "-m", "dragoman", "import", str(folder), str(checkpoint), "--export", str(bundle), "--name", bundle.name]
+    command = [
+        sys.executable,
+        "-m",
+        "dragoman",
+        "import",
+        str(folder),
+        str(checkpoint),
+        "--export",
+        str(bundle),
+        "--name",
+        bundle.name,
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"dragoman import failed:\n{done.stdout}{done.stderr}")
@@ -88,7 +103,7 @@ def measure(name: str, size: Size, count: int, folder: Path) -> dict[str, Any]:
     """Return a variant's row of the table."""
     foreign, checkpoint, bundle = folder / "foreign", folder / "checkpoint", folder / "bundle" / name
     make_checkpoint(foreign, name, size)
-    import_and_export(foreign, checkpoint, bundle)
+    import_and_export(foreign, checkpoint, bundle, VARIANTS[name].task)
     double, single = (Reference(foreign, name, precision) for precision in ("double", "single"))
     asked = questions(name, count)
     limit = {} if double.has_max_length else {"max_new_tokens": NEW_TOKENS}
@@ -126,19 +141,25 @@ def main() -> None:
     """Measure and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("variants", nargs="*", metavar="VARIANT", help=f"All, if none is named: {', '.join(VARIANTS)}.")
-    parser.add_argument("--size", nargs="+", choices=("small", "real"), default=["small", "real"])
+    parser.add_argument("--size", nargs="+", choices=SIZES, default=SIZES)
     parser.add_argument("--questions", type=int, default=200)
     arguments = parser.parse_args()
-    rows = []
     for size in arguments.size:
-        for name in arguments.variants or VARIANTS:
+        for name in arguments.variants or (VARIANTS if size == "small" else REAL):
             if size == "real" and VARIANTS[name].real is None:
                 continue
             with tempfile.TemporaryDirectory() as folder:
                 row = measure(name, size, arguments.questions, Path(folder))
-            print(row, flush=True)
-            rows.append(row)
-    write("families", "Families of other libraries, against Transformers", about(), rows, NOTES)
+            rows = [row, *(other for other in written() if (other["variant"], other["size"]) != (name, size))]
+            rows.sort(key=lambda row: (SIZES.index(row["size"]), list(VARIANTS).index(row["variant"])))
+            write("families", "Families of other libraries, against Transformers", about(), rows, NOTES)
+
+
+def written() -> list[dict[str, Any]]:
+    """Return the rows there are: variants may be measured one by one."""
+    path = RESULTS / "families.json"
+    rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.is_file() else []
+    return [row for row in rows if row["variant"] in VARIANTS]
 
 
 def about() -> dict[str, Any]:

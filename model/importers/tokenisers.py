@@ -114,7 +114,10 @@ def _refuse_other_end(asked: Asked) -> None:
 
 def from_json(asked: Asked) -> Tokenizers:
     """Read `tokenizer.json`."""
-    return Tokenizers.shared(JsonTokenizer(asked.content(TOKENIZERS_JSON), asked.config.eos_id))
+    try:
+        return Tokenizers.shared(JsonTokenizer(asked.content(TOKENIZERS_JSON), asked.config.eos_id))
+    except TokenizerError as error:  # it may be read in another file's place
+        raise ForeignError(f"{asked.foreign.path / TOKENIZERS_JSON}: {error}") from error
 
 
 def from_marian(asked: Asked) -> Tokenizers:
@@ -126,10 +129,6 @@ def from_marian(asked: Asked) -> Tokenizers:
         ids = asked.ids(vocabulary)
         languages = [name for name in ids if name.startswith(">>") and name.endswith("<<")]
         sides.append(_by_piece(asked, model, vocabulary, ids, [*_SPECIAL, *languages]))
-    asked.report.ignored.append(
-        "Marian’s tokeniser in Transformers also rewrites punctuation where the package sacremoses is installed; "
-        "here texts stay as they are"
-    )
     return Tokenizers(*sides)
 
 
@@ -182,9 +181,12 @@ def _by_piece(asked: Asked, model: str, vocabulary: str, ids: Mapping[str, int],
     unknown = ids.get("<unk>")
     if unknown is None:
         raise ForeignError(f"{asked.foreign.path / vocabulary}: <unk> is missing")
-    content, _ = with_names_as_text(asked.content(model))
-    table, others = ids_by_piece(content, ids, unknown, silent)
-    return SentencePieceTokenizer(content, table, asked.config.eos_id, others)
+    try:
+        content, _ = with_names_as_text(asked.content(model))
+        table, others = ids_by_piece(content, ids, unknown, silent)
+        return SentencePieceTokenizer(content, table, asked.config.eos_id, others)
+    except TokenizerError as error:  # one of several files
+        raise ForeignError(f"{asked.foreign.path / model}: {error}") from error
 
 
 def _of_pieces(asked: Asked, name: str, table: Callable[[bytes], list[int]]) -> Tokenizers:
