@@ -59,9 +59,20 @@ def questions(name: str, count: int) -> list[Question]:
     return [Question(text, *pairs[i % len(pairs)]) for i, text in enumerate(sources(count))]
 
 
-def import_and_export(folder: Path, checkpoint: Path, bundle: Path) -> None:
+def import_and_export(folder: Path, checkpoint: Path, bundle: Path, task: str) -> None:
     """Make a bundle of a foreign folder, as a user does."""
-    command = [sys.executable, "-m", "dragoman", "import", str(folder), str(checkpoint), "--export", str(bundle), "--name", bundle.name]
+    command = [
+        sys.executable,
+        "-m",
+        "dragoman",
+        "import",
+        str(folder),
+        str(checkpoint),
+        "--export",
+        str(bundle),
+        "--name",
+        bundle.name,
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"dragoman import failed:\n{done.stdout}{done.stderr}")
@@ -88,7 +99,7 @@ def measure(name: str, size: Size, count: int, folder: Path) -> dict[str, Any]:
     """Return a variant's row of the table."""
     foreign, checkpoint, bundle = folder / "foreign", folder / "checkpoint", folder / "bundle" / name
     make_checkpoint(foreign, name, size)
-    import_and_export(foreign, checkpoint, bundle)
+    import_and_export(foreign, checkpoint, bundle, VARIANTS[name].task)
     double, single = (Reference(foreign, name, precision) for precision in ("double", "single"))
     asked = questions(name, count)
     limit = {} if double.has_max_length else {"max_new_tokens": NEW_TOKENS}

@@ -81,8 +81,14 @@ class Reference:
         if precision == "double":
             self.model = self.model.double()
         settings = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
-        self.has_max_length = "max_length" in settings
-        self.defaults = settings
+        self.defaults = settings | self._task()
+        self.has_max_length = "max_length" in self.defaults
+
+    def _task(self) -> dict[str, Any]:
+        """Return the parameters of the variant's task, the text before a source left out: all its translations have the same."""
+        tasks: dict[str, dict[str, Any]] = getattr(self.model.config, "task_specific_params", None) or {}
+        chosen = [task for name, task in tasks.items() if self.variant.task and name.startswith(self.variant.task)]
+        return {key: value for key, value in chosen[0].items() if key != "prefix"} if chosen else {}
 
     def source_ids(self, question: Question) -> list[int]:
         """Return what the encoder reads, special tokens included."""
@@ -107,6 +113,22 @@ class Reference:
         if hasattr(self.tokenizer, "get_lang_id"):
             return int(self.tokenizer.get_lang_id(language))
         return int(self.tokenizer.convert_tokens_to_ids(language))
+
+    def forced(self, question: Question) -> list[int]:
+        """Return the tokens that every answer is forced to begin with."""
+        forced = self.told(question).get("forced_bos_token_id", self.defaults.get("forced_bos_token_id"))
+        return [] if forced is None else [int(forced)]
+
+    def target_ids(self, text: str) -> list[int]:
+        """Return a target's own tokens, end-of-sequence included, those that are forced not."""
+        ids = self.tokenizer(text_target=text, add_special_tokens=False)["input_ids"]
+        return [*ids, int(self.model.config.eos_token_id)]
+
+    def score(self, question: Question, target: str) -> list[float]:
+        """Return the log-probability of each of a target's tokens, end-of-sequence included, those that are forced not."""
+        forced, ids = self.forced(question), self.target_ids(target)
+        log_probs = self.log_probs(question, [*forced, *ids])[len(forced) :]
+        return [float(log_probs[t, token]) for t, token in enumerate(ids)]
 
     def generate(self, questions: Sequence[Question], noise: Noise | None = None, **settings: Any) -> list[list[Answer]]:
         """Answer questions, in their order, all hypotheses that are returned; settings override the checkpoint's own."""
@@ -134,8 +156,7 @@ class Reference:
             logits_processor=transformers.LogitsProcessorList([noise] if noise else []),
             return_dict_in_generate=True,
             output_scores=True,
-            **told,
-            **settings,
+            **{**self._task(), **told, **settings},
         )
         scores = getattr(found, "sequences_scores", None)
         answers = [self._answer(row, None if scores is None else scores[i]) for i, row in enumerate(found.sequences.tolist())]

@@ -29,6 +29,7 @@ class Variant:
         pairs: Source and target languages to try, as Transformers' tokeniser spells them; None where a side has none.
         said: How Transformers is told the target language: the answer's first token is forced, the decoder begins with it, or a
             text goes before the source's, with "{}" for the language (or for its English name, of those that T5 knows).
+        task: What `dragoman import --task` is told; Transformers is given that task's parameters with every call.
         has_json: Whether it has a `tokenizer.json` beside SentencePiece's file, without which Transformers reads it as another.
         mended: Puts right what today's Transformers writes there.
     """
@@ -42,6 +43,7 @@ class Variant:
     generation: Settings = field(default_factory=dict)
     pairs: tuple[tuple[str | None, str | None], ...] = ((None, None),)
     said: str = ""
+    task: str = ""
     has_json: bool = False
     mended: Callable[[dict[str, Any]], dict[str, Any]] | None = None
 
@@ -141,9 +143,9 @@ _FLAN_BASE = dict(
 _SUMMARY = dict(early_stopping=True, length_penalty=2.0, max_length=40, min_length=8, no_repeat_ngram_size=3, num_beams=4)
 _TASKS = {
     "summarization": dict(_SUMMARY, max_length=200, min_length=30, prefix="summarize: "),
-    "translation_en_to_de": dict(early_stopping=True, max_length=300, num_beams=4, prefix="translate English to German: "),
-    "translation_en_to_fr": dict(early_stopping=True, max_length=300, num_beams=4, prefix="translate English to French: "),
-    "translation_en_to_ro": dict(early_stopping=True, max_length=300, num_beams=4, prefix="translate English to Romanian: "),
+    "translation_en_to_de": dict(early_stopping=True, max_length=28, num_beams=4, prefix="translate English to German: "),
+    "translation_en_to_fr": dict(early_stopping=True, max_length=28, num_beams=4, prefix="translate English to French: "),
+    "translation_en_to_ro": dict(early_stopping=True, max_length=28, num_beams=4, prefix="translate English to Romanian: "),
 }
 _M2M = dict(_BART_LIKE, **_FAIRSEQ, activation_function="relu", scale_embedding=True, decoder_start_token_id=2)
 _BART = dict(_BART_LIKE, **_FAIRSEQ, activation_function="gelu", decoder_start_token_id=2, forced_eos_token_id=2)
@@ -265,8 +267,15 @@ _ALL = (
         "T5ForConditionalGeneration",
         _size(vocabularies.t5),
         dict(_T5_LIKE, **_T5_IDS, feed_forward_proj="relu", task_specific_params=_TASKS),
-        pairs=(("en", "de"), ("en", "fr"), (None, None)),
+    ),
+    Variant(
+        "t5-translation",
+        "T5ForConditionalGeneration",
+        _size(vocabularies.t5),
+        dict(_T5_LIKE, **_T5_IDS, feed_forward_proj="relu", task_specific_params=_TASKS),
+        pairs=(("en", "de"), ("en", "fr"), ("en", "ro")),
         said="translate English to {}: ",
+        task="translation",
     ),
     Variant(
         "t5-v1.1",

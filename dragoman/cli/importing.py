@@ -1,5 +1,6 @@
 """`dragoman import`."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -68,8 +69,9 @@ def import_(
     from dragoman.model.importers.importing import Order, default_name, import_checkpoint
     from dragoman.model.importers.speech import Wishes
 
+    said = os.path.abspath(checkpoint) if folder == Path(checkpoint) else checkpoint
     order = Order(
-        name=name or default_name(folder.resolve().name if folder == Path(checkpoint) else checkpoint.rpartition("/")[2], "model"),
+        name=name or default_name(os.path.basename(said), "model"),
         limits=Limits(max_source_tokens, max_target_tokens),
         wishes=Wishes(source_language=source_language, target_language=target_language, task=task),
         is_half=half,

@@ -81,8 +81,14 @@ class Frames:
         #: Those that it reads and those that it writes, by code.
         self.source_languages = sorted(languages.source, key=_code)
         self.target_languages = sorted(languages.target, key=_code)
-        is_complete = all(table.default is not None or not self._codes[side] for side, table in self._sides.items())
-        self._default = self._frame(self._sides[READS].default, self._sides[WRITES].default) if is_complete else None
+        told = {READS: (languages.source, "{source}"), WRITES: (languages.target, "{target}")}
+        #: Sides of which a request has to name a language: what it names is said to the model, and there is no default.
+        self._needed = {
+            side
+            for side, (choice, place) in told.items()
+            if choice and self._sides[side].default is None and (place in manifest.template.task or any(map(_is_said, choice)))
+        }
+        self._default = self._frame(self._sides[READS].default, self._sides[WRITES].default) if not self._needed else None
 
     @property
     def default_source_language(self) -> str:
@@ -117,7 +123,7 @@ class Frames:
         check_language(field, asked)
         table, codes, name = self._sides[verb], self._codes[verb], self._manifest.name
         if not asked:
-            if table.default is None and codes:
+            if verb in self._needed:
                 raise InvalidRequest(field, f"is missing; model {name} {verb} {_listed(codes)}")
             return table.default
         if not codes:
@@ -161,6 +167,12 @@ def check_language(field: str, asked: str) -> str:
     if len(asked) > MAX_LANGUAGE_CHARACTERS:
         raise InvalidRequest(field, f"{len(asked)} characters; at most {MAX_LANGUAGE_CHARACTERS} are allowed")
     return asked
+
+
+def _is_said(language: Language) -> bool:
+    """Tell whether the model is told anything of a language, beside what a task may."""
+    affixes = (language.source_prefix, language.source_suffix, language.target_prefix)
+    return any(affixes) or language.decoder_start_id is not None
 
 
 def _code(language: Language | None) -> str:

@@ -127,7 +127,7 @@ TOLD: list[tuple[str, Callable[[Reference, Question], bool]]] = [
     ("m2m100", lambda r, q: r.told(q) == {"forced_bos_token_id": r.language_id("zh")}),
     ("marian-multilingual", lambda r, q: r.tokenizer.convert_ids_to_tokens(r.source_ids(q))[0] == ">>fra<<"),
     ("madlad", lambda r, q: r.tokenizer.convert_ids_to_tokens(r.source_ids(q))[0] == "<2de>"),
-    ("t5", lambda r, q: r.tokenizer.decode(r.source_ids(q), skip_special_tokens=True).startswith("translate")),
+    ("t5-translation", lambda r, q: r.tokenizer.decode(r.source_ids(q), skip_special_tokens=True).startswith("translate")),
 ]
 LANGUAGES = {
     "nllb": ("fra_Latn", "zho_Hant"),
@@ -136,7 +136,7 @@ LANGUAGES = {
     "m2m100": ("fr", "zh"),
     "marian-multilingual": (None, "fra"),
     "madlad": (None, "de"),
-    "t5": ("en", "de"),
+    "t5-translation": ("en", "de"),
 }
 
 

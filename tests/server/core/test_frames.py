@@ -80,6 +80,19 @@ def test_a_language_that_has_to_be_said_is_asked_for() -> None:
     assert (frames().default_source_language, frames().default_target_language) == ("", "")
 
 
+def test_a_source_of_which_the_model_is_told_nothing_need_not_be_named() -> None:
+    """MADLAD reads many languages, and is told only which to write; a task may still have a place for the name."""
+    silent = {"source": [Language(code="de"), Language(code="fr")]}
+    told = frames(**silent)
+    assert told.find(target_language="fr").source_ids([7]) == told.find("de", "fr").source_ids([7])
+    assert (told.find(target_language="fr").source_language, told.find("fr", "fr").source_language) == ("", "fr")
+    assert frames(default_target="fra_Latn", **silent).find().target_language == "fra_Latn"
+    assert refusal(frames(Template(task="{source}: "), **silent), target="fr").startswith("source_language: is missing")
+    for said in ({"source_prefix": [1]}, {"source_suffix": [1]}, {"target_prefix": [1]}, {"decoder_start_id": 1}):
+        several = frames(source=[Language(code="de"), Language(code="fr", **said)])
+        assert refusal(several, target="fr").startswith("source_language: is missing")
+
+
 def test_a_language_that_the_model_has_not_is_refused_with_those_it_has() -> None:
     assert refusal(frames(), "fr", "de") == (
         "source_language: 'fr' is no language that model many reads, which are eng_Latn, deu_Latn"
@@ -143,7 +156,7 @@ class Unread(str):
 
 def test_a_long_list_is_cut_and_says_how_much_is_missing() -> None:
     codes = [f"l{i:03d}_Latn" for i in range(202)]
-    many = frames(source=[Language(code=code) for code in codes])
+    many = frames(source=[Language(code=code, source_prefix=[9]) for code in codes])
     for message in (refusal(many), refusal(many, "xx")):
         assert len(message) < 600
         last, more = message.split(", ")[-1].split(" and ")

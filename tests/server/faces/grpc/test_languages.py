@@ -90,7 +90,7 @@ def test_every_way_of_asking_takes_languages(serve: Any, make_model: Any) -> Non
 
 
 def test_a_language_that_there_is_not_is_refused_with_the_list(serve: Any, make_model: Any) -> None:
-    many = Languages(source=[Language(code=f"x{i:03d}_Latn") for i in range(202)], target=[GERMAN])
+    many = Languages(source=[Language(code=f"x{i:03d}_Latn", source_prefix=[341]) for i in range(202)], target=[GERMAN])
 
     async def run() -> None:
         async with serve(make_model(languages=many), make_model("plain")) as world:

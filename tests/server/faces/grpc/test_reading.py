@@ -121,7 +121,7 @@ def test_of_a_large_one_only_what_a_model_could_use_is_kept() -> None:
     assert kept.ByteSize() < 400
 
 
-@pytest.mark.parametrize("field", ["request_id", "model", "suppressed_tokens"])
+@pytest.mark.parametrize("field", ["request_id", "model", "suppressed_tokens", "source_language", "target_language"])
 def test_what_is_refused_keeps_nothing_of_its_message(field: str) -> None:
     """A traceback would: its frames have the message and its fields."""
     message = GenerateRequest(text="a")
