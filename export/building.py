@@ -78,26 +78,35 @@ def _build_whole(
     checkpoint: Checkpoint, model: Transformer, directory: Path, recipe: Recipe, progress: Progress
 ) -> tuple[list[onnx_ir.Model], ParityReport, Ranges]:
     """Write and prove the graphs that choose from the whole vocabulary; return what int8 was calibrated to, too."""
-    graphs = [_prepared(graph(model), recipe.precision) for graph in (EncoderGraph, StepGraph, ScorerGraph)]
+    prepared = (_prepared(graph(model), recipe.precision) for graph in (EncoderGraph, StepGraph, ScorerGraph))
     if recipe.precision != "int8":
-        write_graphs(graphs, directory)
+        graphs = write_graphs(prepared, directory)
         progress.done("write the graphs")
         if recipe.precision in DTYPES:
             return graphs, verify_half(checkpoint, directory, recipe.precision, recipe.quality, progress), {}
         return graphs, verify(checkpoint, directory, progress=progress), {}
     with tempfile.TemporaryDirectory(prefix="fp32.", dir=directory.parent) as single:
-        write_graphs(graphs, Path(single))
+        graphs = write_graphs(prepared, Path(single))
         progress.done("write the graphs")
         report = verify(checkpoint, Path(single), progress=progress)
         ranges = calibrate(model, recipe.calibration or greedy_sources(checkpoint)[-NUM_CALIBRATION_SOURCES:])
         progress.done("calibrate")
-        encoder, decoder, _ = [quantize(graph, ranges) for graph in graphs]
-        keep_time_axis(graphs[1])
-        write_graphs(graphs, directory)
+        counts = ScaleCounts()
+        write_graphs((_quantized(graph, i, ranges, counts) for i, graph in enumerate(graphs)), directory)
         progress.done("quantise")
-    counts = ScaleCounts(encoder.num_constant + decoder.num_constant, encoder.num_row + decoder.num_row)
     changes = verify_quantized(checkpoint, directory, counts, recipe.quality, progress)
     return graphs, msgspec.structs.replace(report, quality=changes), ranges
+
+
+def _quantized(graph: onnx_ir.Model, place: int, ranges: Ranges, counts: ScaleCounts) -> onnx_ir.Model:
+    """Turn the products of encoder, decode step or scorer, in this order, into 8-bit ones; count the first two's scales."""
+    found = quantize(graph, ranges)
+    if place == 1:
+        keep_time_axis(graph)
+    if place < 2:
+        counts.num_constant += found.num_constant
+        counts.num_row += found.num_row
+    return graph
 
 
 def _prepared(module: EncoderGraph | StepGraph | ScorerGraph, precision: Precision) -> onnx_ir.Model:

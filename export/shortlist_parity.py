@@ -5,7 +5,8 @@ to differ is the normalisation, and the rounding of it.
 """
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -38,34 +39,35 @@ def verify_shortlist(whole: Path, short: Path, ids: Sequence[int], config: Model
         ParityError: Naming the figure that is off.
     """
     expected, rows = _Recording(ids, config), _rows(config)
-    runner, is_exact_alone = _open(whole, config, precision)
-    drive(runner, rows, NUM_SLOTS, config.target_vocab_size, False, expected.observe)
-    pairs = [Pair(row.source, [*row.inputs[1:], config.eos_id]) for row in rows[:NUM_ROWS_ALONE]]
-    scores = runner.score(pairs)
-    del runner
+    with _opened(whole, config, precision) as (runner, is_exact_alone):
+        drive(runner, rows, NUM_SLOTS, config.target_vocab_size, False, expected.observe)
+        pairs = [Pair(row.source, [*row.inputs[1:], config.eos_id]) for row in rows[:NUM_ROWS_ALONE]]
+        scores = runner.score(pairs)
     comparison, rows = _Comparison(ids, expected), _rows(config)
-    runner, _ = _open(short, config, precision)
-    drive(runner, rows, NUM_SLOTS, len(ids), False, comparison.observe)
-    alone = rows[: NUM_ROWS_ALONE * is_exact_alone]
-    for row in alone:
-        check_alone(runner, row, len(ids))
-    if any(a.tobytes() != b.tobytes() for a, b in zip(scores, runner.score(pairs), strict=True)):
-        raise ParityError("the scorer does not give the same bits beside a shortlist")
+    with _opened(short, config, precision) as (runner, _):
+        drive(runner, rows, NUM_SLOTS, len(ids), False, comparison.observe)
+        alone = rows[: NUM_ROWS_ALONE * is_exact_alone]
+        for row in alone:
+            check_alone(runner, row, len(ids))
+        if any(a.tobytes() != b.tobytes() for a, b in zip(scores, runner.score(pairs), strict=True)):
+            raise ParityError("the scorer does not give the same bits beside a shortlist")
     num_positions = sum(row.num_steps for row in rows)
     return ShortlistParity(len(ids), len(rows), num_positions, comparison.max_difference, len(alone))
 
 
-def _open(directory: Path, config: ModelConfig, precision: Precision) -> tuple[OnnxRunner, bool]:
-    """Return graphs that can run here, and whether a row alone must give the bits that it gives in a batch."""
+@contextmanager
+def _opened(directory: Path, config: ModelConfig, precision: Precision) -> Iterator[tuple[OnnxRunner, bool]]:
+    """Give graphs that can run here, and whether a row alone must give the bits that it gives in a batch."""
     if precision == "fp16":
         runner = HalfRunner(directory, config)
-        return runner, runner.device == "cpu"
-    if precision == "bf16":
+        yield runner, runner.device == "cpu"
+    elif precision == "bf16":
         with tempfile.TemporaryDirectory() as folder:
             for name in (ENCODER_FILE, DECODER_FILE, SCORER_FILE):
                 widen(directory / name, Path(folder) / name)
-            return OnnxRunner(Path(folder), config), True
-    return OnnxRunner(directory, config), True
+            yield OnnxRunner(Path(folder), config), True
+    else:
+        yield OnnxRunner(directory, config), True
 
 
 def _rows(config: ModelConfig) -> list[Row]:

@@ -3,7 +3,7 @@
 Graphs are left with tensors that are mapped from what was written, so that nothing of a large model stays in memory twice.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -34,11 +34,22 @@ COMPARED_BYTES = 1 << 24
 Key = tuple[str, tuple[object, ...], bytes]
 
 
-def write_graphs(graphs: Sequence[onnx_ir.Model], directory: Path) -> None:
-    """Write encoder, decode step and scorer, in this order; a graph that needs no weights of its own has no file of them."""
+def write_graphs(graphs: Iterable[onnx_ir.Model], directory: Path) -> list[onnx_ir.Model]:
+    """Write encoder, decode step and scorer, in this order; a graph that needs no weights of its own has no file of them.
+
+    Args:
+        graphs: Each is asked for when the one before is written, so that one at a time need be in memory.
+        directory: Where to; nothing of theirs is there.
+
+    Returns:
+        The graphs.
+    """
     stored: dict[Key, list[ExternalTensor]] = {}
+    written: list[onnx_ir.Model] = []
     for graph, (graph_name, weights_name) in zip(graphs, FILES, strict=True):
         _write(graph, directory, graph_name, weights_name, stored)
+        written.append(graph)
+    return written
 
 
 def _write(

@@ -130,7 +130,7 @@ def _read_description(path: Path) -> dict[str, Any]:
         description = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not JSON: {error}") from error
     if not isinstance(description, dict) or description.get("format_version") not in _READ_VERSIONS:
         raise CheckpointError(f"{path}: not a checkpoint of format version {' or '.join(map(str, _READ_VERSIONS))}")

@@ -27,7 +27,7 @@ HOMES = {
     "sacrebleu": ("model/quality.py",),
     "sentencepiece": ("model/text/", "model/importers/"),
     "tokenizers": ("model/text/",),
-    "transformers": (),
+    "transformers": ("model/importers/verifying.py",),
 }
 FRONT = ("server.core", "server.faces", "server.supervisor", "server.repository", "server.main")
 # Of our own, all below `dragoman`: who must not import whom.

@@ -1,6 +1,6 @@
 """What different programs answer with the same trained model: Transformers, CTranslate2, and Dragoman through gRPC."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -59,6 +59,7 @@ class Original:
         """Load it, in single precision."""
         self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         self._family = family
+        self._known: dict[str, list[Answer]] = {}  # by the settings of `generate`
         self._model: Any = AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
         self._double: Any = AutoModelForSeq2SeqLM.from_pretrained(folder).double().eval()
 
@@ -69,10 +70,21 @@ class Original:
 
     @torch.inference_mode()
     def answers(self, texts: Sequence[str], way: Way) -> list[Answer]:
-        """Answer with `generate`; what the way does not say is left to it, or to the configuration of the model's task."""
+        """Answer with `generate`; what a way does not say is left to it, or to the configuration of the model's task.
+
+        Args:
+            texts: The same ones every time.
+            way: How to search.
+        """
         tasks = getattr(self._model.config, "task_specific_params", None) or {}
         own = {name: value for name, value in tasks.get(self._family.task, {}).items() if name != "prefix"}
         settings = own if way.num_beams is None else {"num_beams": way.num_beams}
+        in_force = str(self._model.generation_config.to_dict() | settings)
+        if in_force not in self._known:
+            self._known[in_force] = self._generate(texts, settings)
+        return self._known[in_force]
+
+    def _generate(self, texts: Sequence[str], settings: Mapping[str, Any]) -> list[Answer]:
         answers = []
         for start in range(0, len(texts), BATCH_SIZE):
             batch = [self._family.prefix + text for text in texts[start : start + BATCH_SIZE]]

@@ -75,7 +75,12 @@ def row(
     """Return one row; why answers differ is only asked of fp32."""
     scores = score([answer.text for answer in answers], references)
     is_explained = who.endswith("fp32") and who != TRANSFORMERS
-    num_ties = sum(difference.is_tie for difference in found)
+    kinds = {
+        "of them ties": [difference.is_tie for difference in found],
+        "as long as any may be": [difference.is_cut and not difference.is_tie for difference in found],
+        "the same tokens with other text": [difference.is_text for difference in found],
+    }
+    kinds["others"] = [not any(these) for these in zip(*kinds.values(), strict=True)]
     return {
         "model": name,
         "decoding": way.name,
@@ -83,9 +88,7 @@ def row(
         "BLEU": f"{scores.bleu:.2f}",
         "chrF": f"{scores.chrf:.2f}",
         "lines unlike Transformers'": "–" if who == TRANSFORMERS else len(found),
-        "of them ties": num_ties if is_explained else "–",
-        "other text of the same tokens": sum(difference.is_text for difference in found) if is_explained else "–",
-        "other tokens": sum(not (difference.is_tie or difference.is_text) for difference in found) if is_explained else "–",
+        **{kind: sum(these) if is_explained else "–" for kind, these in kinds.items()},
     }
 
 
@@ -97,7 +100,8 @@ def is_noted(who: str, difference: Difference) -> bool:
 def note(name: str, way: Way, who: str, difference: Difference) -> str:
     """Return what is told of it."""
     ours, theirs = difference.ours.text, difference.theirs.text
-    return (
-        f"- {name}, {way.name}, {who}, line {difference.index + 1}: `{ours}` for `{theirs}`, which the model "
-        f"in double precision finds better by {difference.margin:.2e}."
-    )
+    line = f"- {name}, {way.name}, {who}, line {difference.index + 1}"
+    if difference.is_text and ours.strip() == theirs.strip():
+        amount = "less" if len(theirs) < len(ours) else "more"
+        return f"{line}: white space at an end of the text, of which Transformers' tokeniser has {amount}."
+    return f"{line}: `{ours}` for `{theirs}`, which the model in double precision finds better by {difference.margin:.2e}."

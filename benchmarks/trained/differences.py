@@ -36,6 +36,11 @@ class Difference:
         """Whether both are as good as each other."""
         return not self.is_text and abs(self.margin) <= TIE
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether one of them is as long as any may be: whether its end is forced is not the same everywhere."""
+        return not self.is_text and max(len(self.ours.tokens), len(self.theirs.tokens)) >= MAX_LENGTH - 2
+
 
 def differences(
     original: Original, sources: Sequence[Sequence[int]], ours: Sequence[Answer], theirs: Sequence[Answer], way: Way

@@ -9,7 +9,6 @@ users do; Ctrl-C keeps what there is, and the same command goes on from there. T
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from benchmarks.harness.report import environment, write
 from benchmarks.trained.comparison import compare
@@ -17,12 +16,13 @@ from benchmarks.trained.families import FAMILIES
 from benchmarks.trained.training import train
 
 PACKAGES = ("torch", "transformers", "sentencepiece", "tokenizers", "onnxruntime", "ctranslate2", "sacrebleu")
+TITLES = {"marian": "Marian", "t5": "T5"}
 NOTES = (
-    "What a model does where nothing is asked is its own to say: `as the model says` is `generate` without arguments, or with "
+    "- What a model does where nothing is asked is its own to say: `as the model says` is `generate` without arguments, or with "
     "those of the task in the configuration, and a request without options.",
-    "A line is unlike Transformers' where a token or a letter is another. A tie: to the model in double precision, both answers' "
+    "- A line is unlike Transformers' where a token or a letter is another. A tie: to the model in double precision, both answers' "
     "scores, or in greedy search the log-probabilities of the first tokens that differ, are within 1e-4 of each other.",
-    "CTranslate2 ends a beam search sooner than Transformers does by default, and divides by the length without end-of-sequence.",
+    "- CTranslate2 ends a beam search sooner than Transformers does by default, and divides by the length without end-of-sequence.",
 )
 
 
@@ -47,14 +47,11 @@ def main() -> None:
             if not train(FAMILIES[family], arguments.data, arguments.folder / family, arguments.minutes):
                 break
         return
-    rows: list[dict[str, Any]] = []
-    notes: list[str] = []
     for family in arguments.family:
-        found = compare(family, arguments.folder / family / "model", arguments.data, arguments.sources)
-        rows, notes = rows + found[0], notes + found[1]
-    if arguments.sources is None:
-        write(
-            "trained", "Models that Transformers' Trainer trained, on test_2016", environment(*PACKAGES), rows, [*NOTES, "", *notes]
-        )
-    else:
-        print(*rows, *notes, sep="\n")
+        about = environment(*PACKAGES)
+        rows, notes = compare(family, arguments.folder / family / "model", arguments.data, arguments.sources)
+        if arguments.sources is None:
+            title = f"A {TITLES[family]} that Transformers' Trainer trained, on test_2016"
+            write(f"trained_{family}", title, about, rows, [*NOTES, *notes])
+        else:
+            print(*rows, *notes, sep="\n")

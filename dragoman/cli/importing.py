@@ -1,5 +1,6 @@
 """`dragoman import`."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -45,12 +46,25 @@ def import_(
         typer.Option(help="For all but fp32: text that must lose no more than 0.3 BLEU and 0.2 chrF.", rich_help_panel=_EXPORT),
     ] = None,
     quality_reference: Annotated[Path | None, typer.Option(help="Its translation, line by line.", rich_help_panel=_EXPORT)] = None,
+    shortlist: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Text in the target language: choose from its tokens alone. May be given several times.", rich_help_panel=_EXPORT
+        ),
+    ] = None,
+    shortlist_size: Annotated[
+        int | None, typer.Option(help="Keep so many of these tokens, the most frequent.", rich_help_panel=_EXPORT)
+    ] = None,
 ) -> None:
     """Make a checkpoint of another library's: Marian, M2M100, NLLB, BART, mBART, Pegasus, T5 and its relatives."""
     from dragoman.model.importers.hub import fetch, is_name
 
-    if export is None and (precision != "fp32" or calibration or quality_source or quality_reference):
-        raise InputError("--precision, --calibration and --quality-… go with --export")
+    if export is None and (
+        precision != "fp32" or calibration or quality_source or quality_reference or shortlist or shortlist_size
+    ):
+        raise InputError("--precision, --calibration, --quality-… and --shortlist… go with --export")
+    if shortlist_size is not None and not shortlist:
+        raise InputError("--shortlist-size goes with --shortlist")
     if export is not None:
         _check_export(export, output, precision, calibration, quality_source, quality_reference, force)
     if name is not None:
@@ -68,8 +82,9 @@ def import_(
     from dragoman.model.importers.importing import Order, default_name, import_checkpoint
     from dragoman.model.importers.speech import Wishes
 
+    said = os.path.abspath(checkpoint) if folder == Path(checkpoint) else checkpoint
     order = Order(
-        name=name or default_name(folder.resolve().name if folder == Path(checkpoint) else checkpoint.rpartition("/")[2], "model"),
+        name=name or default_name(os.path.basename(said), "model"),
         limits=Limits(max_source_tokens, max_target_tokens),
         wishes=Wishes(source_language=source_language, target_language=target_language, task=task),
         is_half=half,
@@ -90,6 +105,8 @@ def import_(
             calibration=calibration,
             quality_source=quality_source,
             quality_reference=quality_reference,
+            shortlist=shortlist,
+            shortlist_size=shortlist_size,
         )
 
 

@@ -46,7 +46,8 @@ _REASONS: Final = (
 
 def tell_ignored(foreign: Foreign, report: Report) -> None:
     """Name what `config.json` says that nobody has asked for, but for settings of generation, which are told elsewhere."""
-    left = {name: value for name, value in foreign.config.unread.items() if name not in SEARCH_FIELDS | TOKEN_FIELDS}
+    told = SEARCH_FIELDS | TOKEN_FIELDS
+    left = {name: value for name, value in foreign.config.unread.items() if value is None or name not in told}
     for names, reason in _REASONS:
         known = {name: left.pop(name) for name in sorted(left.keys() & names)}
         report.ignore("config.json", known.items(), reason)

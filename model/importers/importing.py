@@ -66,7 +66,7 @@ def import_checkpoint(source: Path, output: Path, order: Order) -> Report:
     tokenizers = read_tokenizers(foreign, family.tokenizers, layout.config, report)
     model = load(layout, foreign.weights)
     _tell(foreign, family, layout, generation, report)
-    name = order.name or default_name(source.resolve().name, family.model_type)
+    name = order.name or default_name(source.absolute().name, family.model_type)
     checkpoint = Checkpoint(name, model, tokenizers, generation.template, generation.languages, generation.defaults)
     if order.is_checked:
         verify_against_transformers(source, checkpoint, report)

@@ -114,7 +114,10 @@ def _refuse_other_end(asked: Asked) -> None:
 
 def from_json(asked: Asked) -> Tokenizers:
     """Read `tokenizer.json`."""
-    return Tokenizers.shared(JsonTokenizer(asked.content(TOKENIZERS_JSON), asked.config.eos_id))
+    try:
+        return Tokenizers.shared(JsonTokenizer(asked.content(TOKENIZERS_JSON), asked.config.eos_id))
+    except TokenizerError as error:  # it may be read in another file's place
+        raise ForeignError(f"{asked.foreign.path / TOKENIZERS_JSON}: {error}") from error
 
 
 def from_marian(asked: Asked) -> Tokenizers:
@@ -182,9 +185,12 @@ def _by_piece(asked: Asked, model: str, vocabulary: str, ids: Mapping[str, int],
     unknown = ids.get("<unk>")
     if unknown is None:
         raise ForeignError(f"{asked.foreign.path / vocabulary}: <unk> is missing")
-    content, _ = with_names_as_text(asked.content(model))
-    table, others = ids_by_piece(content, ids, unknown, silent)
-    return SentencePieceTokenizer(content, table, asked.config.eos_id, others)
+    try:
+        content, _ = with_names_as_text(asked.content(model))
+        table, others = ids_by_piece(content, ids, unknown, silent)
+        return SentencePieceTokenizer(content, table, asked.config.eos_id, others)
+    except TokenizerError as error:  # one of several files
+        raise ForeignError(f"{asked.foreign.path / model}: {error}") from error
 
 
 def _of_pieces(asked: Asked, name: str, table: Callable[[bytes], list[int]]) -> Tokenizers:

@@ -1,7 +1,7 @@
 """What an import is proved by: what was written is what was read; and, if asked for, it computes what Transformers does."""
 
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -54,6 +54,7 @@ def verify_against_transformers(source: Path, checkpoint: Checkpoint, report: Re
         from transformers import AutoModelForSeq2SeqLM
     except ImportError as error:
         raise ForeignError("--check compares with Transformers, which is not installed: pip install transformers") from error
+    _quieten()
     try:
         theirs = AutoModelForSeq2SeqLM.from_pretrained(
             source, local_files_only=True, trust_remote_code=False, dtype=torch.float32
@@ -79,6 +80,15 @@ def verify_against_transformers(source: Path, checkpoint: Checkpoint, report: Re
         f"logits of {_ROWS} random sources are within {difference:.1e} of those of Transformers (the largest is {scale:.1f})"
     )
     _compare_texts(source, checkpoint, report)
+
+
+def _quieten() -> None:
+    """Keep Transformers from drawing bars and telling of what it does."""
+    from transformers.utils import logging as transformers_logging
+
+    logging: Any = transformers_logging
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
 
 
 def _compare_texts(source: Path, checkpoint: Checkpoint, report: Report) -> None:

@@ -16,6 +16,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from dragoman.model.files import write_text
 from dragoman.model.text.alphabet import byte_alphabet
+from dragoman.model.text.library import encoder_of, parsed
 from dragoman.model.text.reading import read, reason
 from dragoman.model.text.tokenizer import TokenizerError
 
@@ -98,14 +99,15 @@ class ByteLevelTokenizer:
         path = directory / name
         content = read(path)
         try:
-            return cls(Encoder.from_str(content.decode("utf-8")))
+            encoder = encoder_of(parsed(content))
+        except TokenizerError as error:
+            raise TokenizerError(f"{path}: not a byte-level tokeniser: {error}") from error
+        try:
+            return cls(encoder)
         except TokenizerError as error:
             raise TokenizerError(f"{path}: {error}") from error
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        # The library raises bare Exception for every kind of bad file, and where its native code gives up something beside it.
-        except BaseException as error:
-            raise TokenizerError(f"{path}: not a byte-level tokeniser: {reason(error)}") from error
+        except KeyError as error:  # a token of other characters, or an id that none has
+            raise TokenizerError(f"{path}: not a byte-level tokeniser: {reason(error)} is no token of bytes") from error
 
     def save(self, directory: Path) -> None:
         """Write `tokenizer.json` into an existing directory."""

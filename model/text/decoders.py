@@ -22,7 +22,7 @@ def pieces_of(decoder: Any, tokens: Sequence[str | None]) -> Pieces:
         TokenizerError: If the decoder is one whose text is not that of its tokens one after another.
     """
     steps = _steps(decoder)
-    kinds = [step.get("type") for step in steps]
+    kinds = [str(step.get("type")) for step in steps]
     if kinds == ["Metaspace"]:
         return _metaspace(steps[0], tokens)
     num_cut = 0
@@ -30,7 +30,7 @@ def pieces_of(decoder: Any, tokens: Sequence[str | None]) -> Pieces:
         num_cut = _num_cut(steps.pop())
     if steps[-1].get("type") == "Fuse":  # puts tokens together, which changes no text
         steps.pop()
-    kinds = [step.get("type") for step in steps]
+    kinds = [str(step.get("type")) for step in steps]
     if kinds == ["ByteLevel"]:
         write = _byte_level()
     elif kinds and set(kinds) <= {"Replace", "ByteFallback"}:

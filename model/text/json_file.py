@@ -10,9 +10,8 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
-from tokenizers import Tokenizer as Encoder
-
 from dragoman.model.text.decoders import pieces_of
+from dragoman.model.text.library import encoder_of, parsed
 from dragoman.model.text.names import is_name
 from dragoman.model.text.pieces import PieceDetokenizer
 from dragoman.model.text.reading import reason
@@ -37,14 +36,15 @@ class JsonTokenizer:
             TokenizerError: If the file is damaged, or if its decoder is one whose text is not that of its tokens one after another.
         """
         self._content, self.eos_id = content, eos_id
-        description = _parsed(content)
+        description = _with_added_tokens(parsed(content))
         self._unknown_id = _unknown_id(description["model"])
         tokens = _hide_names(description)
         self._table = pieces_of(description.get("decoder"), tokens)
         self.vocab_size = len(tokens)
         if not 0 <= eos_id < self.vocab_size:
             raise TokenizerError(f"eos_id {eos_id} is not in 0 to {self.vocab_size - 1}")
-        self._encoder = _encoder(description)
+        self._encoder = encoder_of(description)
+        self._encoder.encode_special_tokens = True
         for entry in description["added_tokens"]:
             if self._encoder.token_to_id(entry["content"]) != entry["id"]:
                 raise TokenizerError(f"added_tokens gives an id, {entry['id']}, that it does not have")
@@ -62,7 +62,7 @@ class JsonTokenizer:
         Raises:
             TokenizerError: If a file is damaged.
         """
-        ids = _loaded(vocabulary, "vocab.json")
+        ids = _loaded(vocabulary)
         if not isinstance(ids, dict):
             raise TokenizerError("vocab.json: not an object of ids by token")
         try:
@@ -120,20 +120,18 @@ _BYTE_LEVEL = {
 }
 
 
-def _loaded(content: bytes, name: str) -> Any:
+def _loaded(content: bytes) -> Any:
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise TokenizerError(f"{name}: not JSON: {reason(error)}") from error
+        raise TokenizerError(f"vocab.json: not JSON: {reason(error)}") from error
 
 
-def _parsed(content: bytes) -> dict[str, Any]:
-    """Return the file as JSON, the parts there that are changed here."""
-    description = _loaded(content, "the file")
-    model = description.get("model") if isinstance(description, dict) else None
-    added = description.get("added_tokens", []) if isinstance(description, dict) else None
-    if not isinstance(model, dict) or not isinstance(model.get("vocab"), dict | list) or not isinstance(added, list):
-        raise TokenizerError("not a file of `tokenizers`: it has no model with a vocabulary")
+def _with_added_tokens(description: dict[str, Any]) -> dict[str, Any]:
+    """Return the file with its list of added tokens, which may be empty."""
+    added = description.get("added_tokens", [])
+    if not isinstance(added, list):
+        raise TokenizerError("added_tokens is not a list")
     for entry in added:
         if not isinstance(entry, dict) or not isinstance(entry.get("content"), str) or not isinstance(entry.get("id"), int):
             raise TokenizerError("added_tokens has an entry that is not a token with an id")
@@ -169,10 +167,18 @@ def _hide_names(description: dict[str, Any]) -> list[str | None]:
 
 
 def _unknown_id(model: Mapping[str, Any]) -> int | None:
-    """Return the token of what has none, if there is one: Unigram names its place, other models the token."""
-    vocabulary = model["vocab"]
-    found = model.get("unk_id") if isinstance(vocabulary, list) else vocabulary.get(str(model.get("unk_token")))
-    return found if isinstance(found, int) else None
+    """Return the token of what has none: Unigram names its place, other models the token; BPE may do without.
+
+    Raises:
+        TokenizerError: If there is none where encoding would fail for want of it.
+    """
+    vocabulary, unknown = model["vocab"], model.get("unk_token")
+    found = model.get("unk_id") if isinstance(vocabulary, list) else vocabulary.get(str(unknown))
+    if isinstance(found, int):
+        return found
+    if isinstance(vocabulary, list) or unknown is not None or model.get("type") in ("WordLevel", "WordPiece"):
+        raise TokenizerError("the model has no token for what is unknown, so that some texts have no ids")
+    return None
 
 
 def _merged(merge: Any) -> str:
@@ -186,21 +192,11 @@ def _tokens(vocabulary: dict[Any, Any] | list[Any], added: Mapping[int, str]) ->
         if not all(isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str) for entry in vocabulary):
             raise TokenizerError("the vocabulary has an entry that is not a piece with its score")
         texts: dict[int, str] = {i: piece for i, (piece, _) in enumerate(vocabulary)}
-    else:
+    elif all(isinstance(token_id, int) for token_id in vocabulary.values()):
         texts = {token_id: token for token, token_id in vocabulary.items()}
+    else:
+        raise TokenizerError("the vocabulary has an id that is not a number")
     texts |= added
-    if not texts or not all(isinstance(token_id, int) and 0 <= token_id <= MAX_ID for token_id in texts):
+    if not texts or not all(0 <= token_id <= MAX_ID for token_id in texts):
         raise TokenizerError(f"the vocabulary is empty or has an id that is not in 0 to {MAX_ID}")
     return [texts.get(token_id) for token_id in range(max(texts) + 1)]
-
-
-def _encoder(description: dict[str, Any]) -> Encoder:
-    try:
-        encoder = Encoder.from_str(json.dumps(description))
-        encoder.encode_special_tokens = True
-        return encoder
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    # The library raises bare Exception for every kind of bad file, and where its native code gives up something beside it.
-    except BaseException as error:
-        raise TokenizerError(f"not a file of `tokenizers`: {reason(error)}") from error

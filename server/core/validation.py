@@ -153,22 +153,20 @@ class Validator:
         """Do nothing if a text in the target's language may fit the model.
 
         Raises:
-            InvalidRequest: If it has so many characters that it cannot.
+            InvalidRequest: If it has more characters than the longest tokens.
         """
         limit = model.manifest.max_target_tokens
         if len(text) > (max_characters := self._max_characters(limit, model.tokenizers.target)):
-            at_least = f"more than {max_characters} characters, which no {limit} tokens can hold"
-            raise InvalidRequest(field, f"{at_least}; max_target_tokens of model {model.name} is {limit}")
+            raise InvalidRequest(field, _too_long(max_characters, limit, f"max_target_tokens of model {model.name}"))
 
     def _check_source_length(self, text: str, model: Model) -> None:
-        """Refuse a source that has so many characters that it cannot fit the model."""
+        """Refuse a source that has more characters than the longest tokens that fit the model."""
         limit = model.manifest.max_source_tokens
         if len(text) > (max_characters := self._max_characters(limit, model.tokenizers.source)):
-            at_least = f"more than {max_characters} characters, which no {limit} tokens can hold"
-            raise InvalidRequest("text", f"{at_least}; max_source_tokens of model {model.name} is {limit}")
+            raise InvalidRequest("text", _too_long(max_characters, limit, f"max_source_tokens of model {model.name}"))
 
     def _max_characters(self, num_tokens: int, tokenizer: Tokenizer) -> int:
-        """Return how many characters so many tokens can hold: one is at least a byte."""
+        """Return how many characters so many of the longest tokens hold at the most; whatever a tokeniser makes of runs."""
         return num_tokens * self.sizes.of(tokenizer).longest
 
     async def _target_ids(self, field: str, text: str, model: Model) -> list[int]:
@@ -191,6 +189,10 @@ class Validator:
         """Refuse what might be answered with more than can be sent."""
         sizes = self.sizes.of(model.tokenizers.target)
         check_answer(search, max_new_tokens, has_log_probs, sizes, model.manifest.target_vocab_size, limit)
+
+
+def _too_long(max_characters: int, max_tokens: int, limit: str) -> str:
+    return f"more than {max_characters} characters, which {max_tokens} of the longest tokens have; {limit} is {max_tokens}"
 
 
 def check_model_name(name: str) -> str:

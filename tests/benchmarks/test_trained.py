@@ -9,7 +9,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("sentencepiece")
 
 from benchmarks.trained.answers import Answer, Original, Way  # noqa: E402
-from benchmarks.trained.comparison import TRANSFORMERS, row  # noqa: E402
+from benchmarks.trained.comparison import TRANSFORMERS, note, row  # noqa: E402
 from benchmarks.trained.differences import Difference, differences  # noqa: E402
 from benchmarks.trained.families import MAX_LENGTH  # noqa: E402
 
@@ -97,11 +97,22 @@ def test_a_row_says_how_many_differ_and_why() -> None:
     model = Table({(3,): [-9.0, -9, -9, -9, -0.7, -0.7, -9, -9]})
     found = compared(model, answer(3, 4), answer(3, 5))
     told = row("marian", GREEDY, "Dragoman, fp32", [answer(3, text="ein Hund")], ["ein Hund"], found)
-    assert (told["lines unlike Transformers'"], told["of them ties"], told["other tokens"]) == (1, 1, 0)
+    assert (told["lines unlike Transformers'"], told["of them ties"], told["others"]) == (1, 1, 0)
     unexplained = row("marian", GREEDY, "Dragoman, int8", [answer(3, text="ein Hund")], ["ein Hund"], found)
     assert (unexplained["lines unlike Transformers'"], unexplained["of them ties"]) == (1, "–")
     assert row("marian", GREEDY, TRANSFORMERS, [answer(3, text="a")], ["a"], [])["lines unlike Transformers'"] == "–"
     assert told.keys() == unexplained.keys()
+    cut = compared(model, answer(*[5] * (MAX_LENGTH - 2)), answer(3, 4))
+    told = row("marian", GREEDY, "CTranslate2, fp32", [answer(3, text="ein Hund")], ["ein Hund"], cut)
+    assert (told["of them ties"], told["as long as any may be"], told["others"]) == (0, 1, 0)
+
+
+def test_white_space_at_the_end_is_told_as_what_it_is() -> None:
+    [difference] = compared(Table({}), answer(3, text="ein Hund "), answer(3, text="ein Hund"))
+    told = note("marian", GREEDY, "Dragoman, fp32", difference)
+    assert told == (
+        "- marian, greedy, Dragoman, fp32, line 2: white space at an end of the text, of which Transformers' tokeniser has less."
+    )
 
 
 def test_the_start_of_the_decoder_stays_at_zero() -> None:

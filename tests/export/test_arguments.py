@@ -74,6 +74,10 @@ def export(*arguments: object) -> subprocess.CompletedProcess[str]:
             "{checkpoint} {folder}/out --quality-source {folder}/text.txt --quality-reference {folder}/two.txt",
             "texts for quality go with",
         ),
+        ("{checkpoint} {folder}/out --shortlist-size 5", "--shortlist-size goes with --shortlist"),
+        ("{checkpoint} {folder}/out --shortlist {folder}/two.txt --shortlist-size 0", "keeps at least 1 token of its text, not 0"),
+        ("{checkpoint} {folder}/out --shortlist {folder}/two.txt --shortlist {folder}/nowhere", "nowhere: "),
+        ("{checkpoint} {folder}/out --shortlist {folder}/empty.txt", "empty.txt: the file is empty"),
     ],
 )
 def test_what_is_wrong_is_one_line_before_torch_is_loaded(folder: Path, checkpoint_dir: Path, arguments: str, message: str) -> None:

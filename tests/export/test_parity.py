@@ -142,3 +142,35 @@ def test_wrong_order_is_found(checkpoint: Checkpoint) -> None:
         array[:, [0, 1]] = array[:, [1, 0]]
     with pytest.raises(ParityError, match="order"):
         Comparison(EagerReference(checkpoint.model), 1e-4).observe(rows, ids, log_probs)
+
+
+def test_best_candidates_alone_compare_equal(checkpoint: Checkpoint) -> None:
+    comparison, rows = Comparison(EagerReference(checkpoint.model), 1e-4), rows_of_two()
+    ids, log_probs = perfect_step(checkpoint, rows)
+    comparison.observe(rows, ids[:, :20], log_probs[:, :20])
+    assert comparison.num_positions == 2 and comparison.max_difference < 1e-5
+
+
+def test_a_token_left_out_that_is_likelier_than_a_candidate_is_found(checkpoint: Checkpoint) -> None:
+    rows = rows_of_two()
+    ids, log_probs = perfect_step(checkpoint, rows)
+    for place in (0, 7):
+        kept = [i for i in range(21) if i != place]
+        with pytest.raises(ParityError, match="log-probabilities are off"):
+            Comparison(EagerReference(checkpoint.model), 1e-6).observe(rows, ids[:, kept], log_probs[:, kept])
+
+
+def test_candidate_that_is_there_twice_is_found(checkpoint: Checkpoint) -> None:
+    rows = rows_of_two()
+    ids, log_probs = perfect_step(checkpoint, rows)
+    ids[0, 19], log_probs[0, 19] = ids[0, 18], log_probs[0, 18]
+    with pytest.raises(ParityError, match="off by nan"):
+        Comparison(EagerReference(checkpoint.model), 10.0).observe(rows, ids[:, :20], log_probs[:, :20])
+
+
+def test_one_wrong_best_candidate_is_found(checkpoint: Checkpoint) -> None:
+    rows = rows_of_two()
+    ids, log_probs = perfect_step(checkpoint, rows)
+    log_probs[1, 19] -= 1e-3
+    with pytest.raises(ParityError, match=r"off by 0.001 at position 0"):
+        Comparison(EagerReference(checkpoint.model), 1e-4).observe(rows, ids[:, :20], log_probs[:, :20])

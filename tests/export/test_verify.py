@@ -10,6 +10,7 @@ import onnx
 import pytest
 import torch
 
+from dragoman.export import verify as gate
 from dragoman.export.bundle import BundleError
 from dragoman.export.graphs import EncoderGraph, StepGraph
 from dragoman.export.parity import Floats, Ints, ParityError
@@ -200,3 +201,46 @@ def test_graphs_and_weights_are_all_it_reads(exported: Path, checkpoint: Checkpo
     for path in ("encoder.onnx", "encoder.weights", "decoder.onnx", "decoder.weights", "scorer.onnx"):
         shutil.copy(exported / path, tmp_path)
     assert verify(checkpoint, tmp_path).num_sentences == 64
+
+
+@pytest.fixture
+def as_if_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take 300 tokens for a large vocabulary."""
+    monkeypatch.setattr(gate, "LARGE_VOCABULARY", 299)
+    monkeypatch.setattr(gate, "NUM_BEST", 20)
+
+
+@pytest.mark.usefixtures("as_if_large")
+def test_large_vocabulary_is_compared_whole_in_a_few_rows(
+    checkpoint: Checkpoint, exported: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[int, int] = {}
+
+    def count(step: Any, *inputs: Any) -> tuple[Ints, Floats]:
+        asked[inputs[3]] = asked.get(inputs[3], 0) + len(inputs[0])
+        result: tuple[Ints, Floats] = step(*inputs)
+        return result
+
+    patch_step(monkeypatch, count)
+    report = verify(checkpoint, exported)
+    assert (report.num_rows, report.num_whole_rows) == (24, 3)
+    assert asked.keys() == {300, 20, 1} and asked[20] > 2 * asked[300] > 0
+
+
+@pytest.mark.usefixtures("as_if_large")
+@pytest.mark.parametrize("num_candidates", [300, 20])
+def test_wrong_candidate_of_a_large_vocabulary_fails(
+    checkpoint: Checkpoint, exported: Path, monkeypatch: pytest.MonkeyPatch, num_candidates: int
+) -> None:
+    """The least likely token of all is looked at, and so is the least likely of the best."""
+
+    def change(step: Any, *inputs: Any) -> tuple[Ints, Floats]:
+        ids, log_probs = step(*inputs)
+        if inputs[3] == num_candidates:
+            log_probs[:, -2] -= 5e-3 * (inputs[1] == 6)
+            log_probs[:, -1] -= 5e-3 * (inputs[1] == 6)
+        return ids, log_probs
+
+    patch_step(monkeypatch, change)
+    with pytest.raises(ParityError, match=r"off by 0.005.* at position 6"):
+        verify(checkpoint, exported)

@@ -112,7 +112,7 @@ def test_truncated_weights_are_named(folder: Path, size) -> None:
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe"])
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 100_000])
 def test_damaged_description_is_named(folder: Path, name, content) -> None:
     (folder / name).write_bytes(content)
     with refuses(folder / name, ": not "):

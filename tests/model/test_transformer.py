@@ -170,10 +170,8 @@ def test_padding_is_excluded_masked_or_predicted(any_model: Transformer) -> None
     hidden = torch.randn(2, 3, 16)
     log_probs, logits = decoder.log_probs(hidden), decoder.logits(hidden)
     others = torch.arange(logits.shape[-1]) != config.pad_id
-    if config.padding == "excluded":
-        expected = logits[..., others].log_softmax(-1)
-    else:
-        expected = logits.log_softmax(-1)[..., others]
+    expected = (logits[..., others] if config.padding == "excluded" else logits).log_softmax(-1)
+    expected = expected if config.padding == "excluded" else expected[..., others]
     torch.testing.assert_close(log_probs[..., others], expected, atol=1e-5, rtol=0)
     if config.padding == "predicted":
         assert torch.equal(log_probs, logits.log_softmax(-1))

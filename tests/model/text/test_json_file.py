@@ -163,7 +163,7 @@ def test_ids_are_decoded_as_the_library_does(decoder: Any) -> None:
 BROKEN = """null|[]|{}|{"model": {"vocab": 3}}|{"model": {"vocab": {}}}|{"model": {"vocab": {"a": "b"}}}|{"model": {"vocab": ["a"]}}
 {"model": {"vocab": {"a": 99999999}}}|{"model": {"vocab": {"a": true}}}|{"model": {"vocab": [[1, 2]]}}
 {"model": {"vocab": {"a": 0}}, "added_tokens": [{"id": "x", "content": "y"}]}|{"model": {"vocab": {"a": 0}}, "added_tokens": {}}
-{"model": {"vocab": {"a": -1}}}"""
+{"model": {"vocab": {"a": -1}}}|{"model": {"vocab": {"a": [3]}}}|{"model": {"vocab": {"a": 0}}, "decoder": {"type": {}}}"""
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff", b"[" * 100_000, *map(str.encode, re.split(r"[|\n]", BROKEN))])
@@ -186,6 +186,24 @@ def test_a_file_with_one_thing_wrong_is_refused(description: dict[str, Any]) -> 
         made(description, added_tokens=moved)
     with pytest.raises(TokenizerError, match="eos_id 99999 is not"):
         JsonTokenizer(json.dumps(description).encode(), 99999)
+
+
+def test_a_model_that_cannot_encode_what_is_unknown_is_refused() -> None:
+    for model in (models.Unigram([("a", 0.0)]), models.WordLevel({"a": 0}, "<unk>")):
+        encoder = Encoder(model)
+        encoder.decoder = decoders.Metaspace()
+        with pytest.raises(TokenizerError, match="no token for what is unknown"):
+            JsonTokenizer(encoder.to_str().encode(), 0)
+
+
+def test_merges_that_would_end_the_process_are_refused() -> None:
+    """The library cuts a prefix off the right side of a merge, by its bytes, without looking whether it is there."""
+    model = {"type": "BPE", "vocab": {"a": 0, "é": 1, "aé": 2}, "merges": [["a", "é"]], "continuing_subword_prefix": "#"}
+    found = json.loads(bpe().to_str()) | {"model": model, "added_tokens": []}
+    for merges in ([["a", "é"]], ["a é"], [[]], [3]):
+        model["merges"] = merges
+        with pytest.raises(TokenizerError, match="a merge lacks continuing_subword_prefix '#'"):
+            made(found)
 
 
 def test_two_files_make_byte_level_bpe_without_a_space_before() -> None:

@@ -102,7 +102,7 @@ MODEL = {"type": "sentencepiece", "file": "shared.model", "eos_id": 2, "ids": [0
         ({"format_version": 1, "source": {**MODEL, "file": "garbage"}}, r"garbage: not a SentencePiece model"),
         ({"format_version": 1, "source": {**MODEL, "file": "real.model"}}, r"real\.model: ids of 1 pieces"),
         ({"format_version": 1, "source": {**MODEL, "pieces": {"x": "y"}}}, r"pieces has an id that is not a number"),
-        ({"format_version": 1, "source": {"type": "tokenizers", "file": "garbage", "eos_id": 2}}, r"garbage: the file: not JSON"),
+        ({"format_version": 1, "source": {"type": "tokenizers", "file": "garbage", "eos_id": 2}}, r"garbage: not JSON"),
         ({"format_version": 1, "source": {"type": "byte_level", "file": "garbage"}}, r"garbage: not a byte-level tokeniser"),
     ],
 )

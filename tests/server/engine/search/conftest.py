@@ -77,6 +77,7 @@ class TableModel:
             before = search.live
             rows = np.stack([self.row(hypothesis.token_ids) for hypothesis in before])
             width = self.target.num_choices if sees_all else search.num_candidates
+            assert width <= self.target.num_choices
             driven.widths.append(width)
             parents = search.advance(self.candidates(rows, width))
             while parents is None:

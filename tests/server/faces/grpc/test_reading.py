@@ -47,9 +47,9 @@ REFUSALS = {
     "model": "characters; at most 128 are allowed",
     "request_id": "characters; at most 128 are allowed",
     "suppressed_tokens": "tokens; at most 256 are allowed",
-    "text": "characters, which no 64 tokens can hold",
-    "target": "characters, which no 48 tokens can hold",
-    "forced_prefix": "characters, which no 48 tokens can hold",
+    "text": "characters, which 64 of the longest tokens have",
+    "target": "characters, which 48 of the longest tokens have",
+    "forced_prefix": "characters, which 48 of the longest tokens have",
     "source_language": "characters; at most 128 are allowed",
     "target_language": "characters; at most 128 are allowed",
 }
@@ -121,7 +121,7 @@ def test_of_a_large_one_only_what_a_model_could_use_is_kept() -> None:
     assert kept.ByteSize() < 400
 
 
-@pytest.mark.parametrize("field", ["request_id", "model", "suppressed_tokens"])
+@pytest.mark.parametrize("field", ["request_id", "model", "suppressed_tokens", "source_language", "target_language"])
 def test_what_is_refused_keeps_nothing_of_its_message(field: str) -> None:
     """A traceback would: its frames have the message and its fields."""
     message = GenerateRequest(text="a")
