@@ -77,7 +77,7 @@ def import_and_export(folder: Path, checkpoint: Path, bundle: Path, task: str) -
         "--name",
         bundle.name,
     ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run([*command, "--export", str(bundle)], cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"dragoman import failed:\n{done.stdout}{done.stderr}")
 

@@ -18,6 +18,8 @@ GAINS = {
     ".wo.weight": 2.5,
 }
 """How much larger than the rest some weights are: else a tied table answers with the token it was given, over and over."""
+DEEP = 3
+"""Layers beyond which nothing is larger than the rest: each magnifies what rounding did in those before it."""
 ENDS = {"end": (2.0, 1.7), "padding": (1.3, 1.3)}
 """How much longer the rows of end-of-sequence and padding are than others, in families like BART and in T5's: answers end, at
 various lengths, and padding is among the likely tokens, which a family allows or not."""
@@ -36,6 +38,7 @@ def randomise(model: Any, seed: int, is_tied: bool = True) -> None:
     is_t5 = hasattr(config, "d_kv")
     deviation = (UNSCALED if is_t5 else SCALED) / config.d_model**0.5
     noise = torch.Generator().manual_seed(seed)
+    is_deep = config.num_hidden_layers > DEEP
     if is_t5 and not is_tied:  # which today's classes tie, whatever the configuration says, until a file holds both
         model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.shared.weight))
     for name, parameter in sorted(model.named_parameters()):
@@ -53,7 +56,7 @@ def randomise(model: Any, seed: int, is_tied: bool = True) -> None:
         else:
             if name.endswith(("fc2.weight", ".wo.weight")):  # or what activations have in common would drown what they say
                 values -= values.mean(1, keepdim=True)
-            values *= deviation * next((gain for part, gain in GAINS.items() if name.endswith(part)), 1.0)
+            values *= deviation * (1.0 if is_deep else next((gain for part, gain in GAINS.items() if name.endswith(part)), 1.0))
         parameter.copy_(values)
     for name, buffer in model.named_buffers():
         if name == "final_logits_bias":
