@@ -65,19 +65,9 @@ def questions(name: str, count: int) -> list[Question]:
 
 def import_and_export(folder: Path, checkpoint: Path, bundle: Path, task: str) -> None:
     """Make a bundle of a foreign folder, as a user does."""
-    command = [
-        sys.executable,
-        "-m",
-        "dragoman",
-        "import",
-        str(folder),
-        str(checkpoint),
-        "--export",
-        str(bundle),
-        "--name",
-        bundle.name,
-    ]
-    done = subprocess.run([*command, "--export", str(bundle)], cwd=ROOT, capture_output=True, text=True)
+    options = ["--name", bundle.name, "--task", task, "--export", str(bundle)]
+    command = [sys.executable, "-m", "dragoman", "import", str(folder), str(checkpoint), *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"dragoman import failed:\n{done.stdout}{done.stderr}")
 
