@@ -7,6 +7,8 @@ import pytest
 from google.rpc.error_details_pb2 import RequestInfo, RetryInfo
 from prometheus_client import CollectorRegistry
 
+from dragoman.model.text.byte_ids import ByteTokenizer
+from dragoman.model.text.tokenizers import Tokenizers
 from dragoman.server.core.calls import Call
 from dragoman.server.core.core import Core
 from dragoman.server.errors import Unavailable
@@ -311,7 +313,9 @@ def make_batch(reader: Any, max_slots: int, calls: list[str] | None = None) -> B
         response.request_id = request.request_id
 
     current_call.set(Call.begin("/dragoman.v1.Generation/GenerateBatch"))
-    models: Any = SimpleNamespace(all=lambda: [SimpleNamespace(max_slots=1), SimpleNamespace(max_slots=max_slots)])
+    tokenizers = Tokenizers.shared(ByteTokenizer())
+    loaded = [SimpleNamespace(max_slots=count, tokenizers=tokenizers) for count in (1, max_slots)]
+    models: Any = SimpleNamespace(all=lambda: loaded)
     core = Core(models, Metrics(CollectorRegistry(), [1.0]))
     return Batch(generate, core, reader, Allowance().open(requests_per_stream(core)), Turns())
 

@@ -19,6 +19,7 @@ from dragoman.server.core.core import Core
 from dragoman.server.faces.grpc.server import build_server
 from dragoman.server.telemetry.metrics import Metrics
 from dragoman.v1.generation_pb2 import GenerateRequest
+from tests.server.scripted import LoadedModels
 
 
 def test_drain_refuses_new_work_and_lets_running_requests_finish(serve: Any) -> None:
@@ -145,7 +146,7 @@ def test_taken_port_is_named(tmp_path: Any) -> None:
     async def run(port: int) -> None:
         config = ServerConfig(models=tmp_path, host="127.0.0.1", port=port, metrics_port=0)
         with pytest.raises(ConfigError, match=f"port: cannot listen on 127.0.0.1:{port}"):
-            build_server(config, Core(None, Metrics(CollectorRegistry(), [1.0])))  # type: ignore[arg-type]
+            build_server(config, Core(LoadedModels(), Metrics(CollectorRegistry(), [1.0])))
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         asyncio.run(run(taken.getsockname()[1]))
