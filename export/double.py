@@ -1,7 +1,7 @@
 """The eager model in double precision: the judge where single precision itself is further off than the gate's tolerance.
 
-Scores that nothing divides by √Dh (T5's) can be so large that the softmax magnifies what single precision rounds: eager PyTorch is
-then off, too. Such graphs may be as far from double precision as eager single precision is, times a small factor.
+Deep networks, and those whose scores nothing divides by √Dh (T5's), can magnify what single precision rounds: eager PyTorch is then
+off, too. Such graphs may be as far from double precision as eager single precision is, times a small factor.
 """
 
 import copy
@@ -39,7 +39,6 @@ class DoublePrecision:
 
     def __init__(self, model: Transformer) -> None:
         """Judge a model in single precision and evaluation mode."""
-        self.is_needed = not model.config.is_attention_scaled
         self._single = model
         self._double: Transformer | None = None
         self._passes: dict[EagerPass, EagerPass] = {}

@@ -1,6 +1,5 @@
 """From a checkpoint to a bundle: trace the graphs, prove them right, describe them, and put the directory in its place."""
 
-import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -41,6 +40,7 @@ from dragoman.export.tensor_names import STEP_INPUTS, output_name
 from dragoman.export.tracing import input_output_names
 from dragoman.model.card import read_domain
 from dragoman.model.checkpoint import WEIGHTS_FILE, Checkpoint
+from dragoman.model.files import put_directory
 from dragoman.model.generation import Languages
 
 
@@ -107,7 +107,7 @@ def export_checkpoint(
         (directory / MANIFEST_FILE).write_bytes(_to_json(msgspec.structs.replace(manifest, domain=domain)))
         Bundle.open(directory, is_checked=False)  # its checksums were worked out from these very files a moment ago
         check_output(output, is_forced)
-        _put(directory, output, Path(staging) / "replaced")
+        put_directory(directory, output, Path(staging) / "replaced")
     progress.done("describe")
     return Bundle.open(output, is_checked=False)
 
@@ -178,19 +178,3 @@ def _describe(
 def _to_json(struct: msgspec.Struct) -> bytes:
     """Return a struct as indented JSON."""
     return msgspec.json.format(msgspec.json.encode(struct), indent=2) + b"\n"
-
-
-def _put(directory: Path, output: Path, replaced: Path) -> None:
-    """Move a finished bundle to its place; one that was there is moved away first, and back if that fails.
-
-    A name that holds a directory cannot be given another in one call, so a reader may find nothing for an instant, never a half.
-    """
-    if not output.exists() or not any(output.iterdir()):
-        os.rename(directory, output)
-        return
-    os.rename(output, replaced)
-    try:
-        os.rename(directory, output)
-    except BaseException:
-        os.rename(replaced, output)
-        raise

@@ -48,7 +48,7 @@ def _count_parted(rows: Sequence[Row], reference: EagerReference, tolerance: flo
     for place in parted:
         row, step = places[place]
         margin, allowed = float(margins[place]), tolerance
-        if not margin < allowed and reference.double.is_needed:
+        if not margin < allowed:
             margin, allowed = _in_double(reference, row, step, tolerance)
         if not margin < allowed:  # also refuses NaN
             raise ParityError(

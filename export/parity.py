@@ -186,7 +186,7 @@ class EagerReference:
         return self._passes[key]
 
     def allowance(self, whole: EagerPass) -> Allowance:
-        """Return how far results of a network with unscaled scores may be from double precision."""
+        """Return how far results may be from double precision."""
         return self.double.allowance(whole, self._passes.values())
 
     def of_row(self, row: Row) -> EagerPass:
@@ -291,13 +291,13 @@ class Comparison:
         return largest
 
     def _judge(self, row: Row, found: Floats, log_probs: Floats, difference: float) -> float:
-        """Compare one row's candidates, `[1, V]` and `[1, K]`, with double precision, if scores are not scaled.
+        """Compare one row's candidates, `[1, V]` and `[1, K]`, with double precision.
 
         Raises:
             ParityError: If they are off then, too.
         """
         allowed, double = self.tolerance, self.reference.double
-        if double.is_needed and difference < np.inf:
+        if difference < np.inf:
             whole = self.reference.of_row(row)
             allowed = max(self.tolerance, self.reference.allowance(whole).log_prob)
             precise = double.of(whole).log_probs(row.position, row.position + 1)

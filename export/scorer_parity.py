@@ -52,7 +52,7 @@ class ScorerComparison:
         differences = _differences(found, whole)
         allowed: tuple[float, ...] = self.tolerance, self.tolerance
         double = self.reference.double
-        if double.is_needed and self.tolerance < max(differences) < np.inf:
+        if self.tolerance < max(differences) < np.inf:
             differences = _differences(found, double.of(whole))
             allowed = tuple(max(self.tolerance, allowance) for allowance in self.reference.allowance(whole))
             self.largest_allowed = max(self.largest_allowed, *allowed)

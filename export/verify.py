@@ -179,8 +179,8 @@ def verify(checkpoint: Checkpoint, directory: Path, tolerance: float = TOLERANCE
     full-sequence passes: over the whole vocabulary, or if that is large, some over the whole and the others over their best, which
     no other token may belong to. Some of them, decoded alone, give bit-identical results. Greedy decoding takes at every step the
     token that the eager model would take, except at a tie within the tolerance. The scorer gives the same rows the eager model's
-    log-probabilities and attention weights. Where scores are not scaled, eager single precision may be off by more than the
-    tolerance; graphs may then be as far from double precision as it is, times a small factor (see `double`).
+    log-probabilities and attention weights. Where eager single precision itself is off by more than the tolerance, graphs may be
+    as far from double precision as it is, times a small factor (see `double`).
 
     Raises:
         BundleError: If the graphs cannot be loaded or have other inputs and outputs.

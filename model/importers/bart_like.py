@@ -25,6 +25,20 @@ _FEED_FORWARD: Final = (
     ("feed_residual.norm", "final_layer_norm"),
 )
 _PARTS: Final = ("weight", "bias")
+# What Transformers takes where `config.json` is silent, as far as the families agree.
+DEFAULTS: Final = {
+    "max_position_embeddings": 1024,
+    "encoder_layers": 12,
+    "encoder_ffn_dim": 4096,
+    "encoder_attention_heads": 16,
+    "decoder_layers": 12,
+    "decoder_ffn_dim": 4096,
+    "decoder_attention_heads": 16,
+    "activation_function": "gelu",
+    "d_model": 1024,
+    "scale_embedding": False,
+    "tie_word_embeddings": True,
+}
 _BIAS: Final = "final_logits_bias"
 
 

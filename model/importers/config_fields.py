@@ -5,6 +5,7 @@ from typing import Any, Final
 from dragoman.model.importers.foreign import Foreign, says_something
 from dragoman.model.importers.generation_fields import SEARCH_FIELDS, TOKEN_FIELDS
 from dragoman.model.importers.report import Report
+from dragoman.model.importers.tasks import TASKS_FIELD, tasks_of
 
 
 def _names(text: str) -> frozenset[str]:
@@ -46,7 +47,7 @@ _REASONS: Final = (
 
 def tell_ignored(foreign: Foreign, report: Report) -> None:
     """Name what `config.json` says that nobody has asked for, but for settings of generation, which are told elsewhere."""
-    told = SEARCH_FIELDS | TOKEN_FIELDS
+    told = SEARCH_FIELDS | TOKEN_FIELDS | ({TASKS_FIELD} if tasks_of(foreign.config.fields) else set())
     left = {name: value for name, value in foreign.config.unread.items() if value is None or name not in told}
     for names, reason in _REASONS:
         known = {name: left.pop(name) for name in sorted(left.keys() & names)}

@@ -59,7 +59,8 @@ class Foreign:
     @property
     def is_of_bytes(self) -> bool:
         """Whether its tokens are bytes: ByT5."""
-        return self.tokenizer.find("tokenizer_class", str) == "ByT5Tokenizer"
+        said = self.tokenizer.find("tokenizer_class", str) or self.config.find("tokenizer_class", str)
+        return said == "ByT5Tokenizer"
 
     @classmethod
     def open(cls, path: Path) -> Self:

@@ -59,7 +59,7 @@ def _marian(folder: Folder) -> Speech:
 
 def _m2m100(folder: Folder) -> Speech:
     """M2M100 and NLLB: the source's language before the text, the target's forced to begin the answer."""
-    kind = _kind(folder, {"M2M100Tokenizer": "__en__", "NllbTokenizer": "eng_Latn"})
+    kind = _kind(folder, {"M2M100Tokenizer": "__en__", "NllbTokenizer": "eng_Latn"}, "M2M100Tokenizer")
     if kind == "M2M100Tokenizer":
         codes = WMT21_LANGUAGES if folder.tokenizer.get("language_codes") == "wmt21" else M2M100_LANGUAGES
         known = () if (folder.path / VOCABULARY_FILE).exists() else folder.token_ids
@@ -78,7 +78,7 @@ def _m2m100(folder: Folder) -> Speech:
 
 def _mbart(folder: Folder) -> Speech:
     """mBART: the source's language after end-of-sequence, and the target's starts the decoder; mBART-50: as M2M100."""
-    kind = _kind(folder, {"MBart50Tokenizer": "gl_ES", "MBartTokenizer": "en_XX"})
+    kind = _kind(folder, {"MBart50Tokenizer": "gl_ES", "MBartTokenizer": "en_XX"}, "MBartTokenizer")
     if kind == "MBart50Tokenizer":
         tokens = _coded(folder, MBART50_LANGUAGES, _MBART)
         sources, notes = languages_of(folder, tokens, lambda token_id: {"source_prefix": [token_id]})
@@ -173,8 +173,8 @@ def _template(folder: Folder) -> Template:
     return Template(target_prefix=target_prefix)
 
 
-def _kind(folder: Folder, tokens: Mapping[str, str]) -> str:
-    """Return which of a network's tokenisers a folder has: the class it names, or the one whose token it has.
+def _kind(folder: Folder, tokens: Mapping[str, str], otherwise: str) -> str:
+    """Return which of a network's tokenisers a folder has: the class it names, the one whose token it has, or the usual one.
 
     Raises:
         ForeignError: If it names another class.
@@ -185,7 +185,7 @@ def _kind(folder: Folder, tokens: Mapping[str, str]) -> str:
         known = " or ".join(tokens)
         raise ForeignError(f"{folder.path}: tokenizer_class {folder.tokenizer_class!r} is not known here; known: {known}")
     has = [kind for kind, token in tokens.items() if token in folder.token_ids]
-    return has[0] if has else next(iter(tokens))
+    return has[0] if has else otherwise
 
 
 def _coded(folder: Folder, codes: tuple[str, ...], pattern: re.Pattern[str]) -> dict[str, int]:

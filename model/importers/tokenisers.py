@@ -115,7 +115,7 @@ def _refuse_other_end(asked: Asked) -> None:
 def from_json(asked: Asked) -> Tokenizers:
     """Read `tokenizer.json`."""
     try:
-        return Tokenizers.shared(JsonTokenizer(asked.content(TOKENIZERS_JSON), asked.config.eos_id))
+        return Tokenizers.shared(_with_rows(asked, JsonTokenizer(asked.content(TOKENIZERS_JSON), asked.config.eos_id)))
     except TokenizerError as error:  # it may be read in another file's place
         raise ForeignError(f"{asked.foreign.path / TOKENIZERS_JSON}: {error}") from error
 
@@ -129,10 +129,6 @@ def from_marian(asked: Asked) -> Tokenizers:
         ids = asked.ids(vocabulary)
         languages = [name for name in ids if name.startswith(">>") and name.endswith("<<")]
         sides.append(_by_piece(asked, model, vocabulary, ids, [*_SPECIAL, *languages]))
-    asked.report.ignored.append(
-        "Marian’s tokeniser in Transformers also rewrites punctuation where the package sacremoses is installed; "
-        "here texts stay as they are"
-    )
     return Tokenizers(*sides)
 
 
@@ -170,7 +166,30 @@ def from_byte_pairs(asked: Asked) -> Tokenizers:
         description: dict[str, Any] = json.loads(tokenizer.content())
         description["pre_tokenizer"] |= {"add_prefix_space": True}
         tokenizer = JsonTokenizer(json.dumps(description).encode(), eos_id)
-    return Tokenizers.shared(tokenizer)
+    return Tokenizers.shared(_with_rows(asked, tokenizer))
+
+
+def _with_rows(asked: Asked, tokenizer: JsonTokenizer) -> JsonTokenizer:
+    """Return a tokeniser without the special tokens at its end that the model has no row for, such as BART's mask.
+
+    No text has them. One that lacks rows for other tokens, too, is returned as it is, to be refused.
+    """
+    room = min(asked.config.source_vocab_size, asked.config.target_vocab_size)
+    if tokenizer.vocab_size <= room:
+        return tokenizer
+    description: dict[str, Any] = json.loads(tokenizer.content())
+    beyond = {token["content"]: token["id"] for token in description.get("added_tokens", []) if token["id"] >= room}
+    special = {token["id"] for token in description.get("added_tokens", []) if token.get("special")}
+    if set(beyond.values()) != set(range(room, tokenizer.vocab_size)) or not special >= set(beyond.values()):
+        return tokenizer
+    description["added_tokens"] = [token for token in description["added_tokens"] if token["id"] < room]
+    model = description["model"]
+    if isinstance(model["vocab"], list):
+        model["vocab"] = model["vocab"][:room]
+    else:
+        model["vocab"] = {token: token_id for token, token_id in model["vocab"].items() if token not in beyond}
+    asked.report.translated.append(f"the model has no row for {listed(list(beyond))}: left out, as no text has it")
+    return JsonTokenizer(json.dumps(description, ensure_ascii=False).encode(), asked.config.eos_id)
 
 
 def _bytes(asked: Asked) -> Tokenizers:

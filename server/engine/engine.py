@@ -157,7 +157,8 @@ class Engine:
             sequence.admitted = started
             sequence.search = search_for(sequence.request, self._target)
             request, row = sequence.request, self.slots.take(sequence)
-            self._rows.start(row, request.max_new_tokens, request.decoder_start_id, is_plain=sequence.search is None)
+            is_plain = sequence.search is None
+            self._rows.start(row, request.max_new_tokens, request.decoder_start_id, request.search, is_plain=is_plain)
         groups = group_by_length(admitted)
         for group in groups:
             self._prefill(group)
@@ -300,7 +301,7 @@ class Engine:
             return
         still_waiting: list[Sequence] = []
         for sequence in self._waiting_for_first_token:
-            if sequence.search is None or sequence.search.num_generated:
+            if self._num_generated(sequence):
                 sequence.first_token = now
             else:
                 still_waiting.append(sequence)
@@ -328,10 +329,8 @@ class Engine:
         """Take the rows back of a sequence that the scheduler no longer has, and report its end."""
         if sequence.answers:
             sequence.num_generated = sum(len(answer.log_probs) for answer in sequence.answers)
-        elif sequence.search is not None:
-            sequence.num_generated = sequence.search.num_generated
-        elif sequence.rows:
-            sequence.num_generated = int(self._rows.positions[sequence.rows[0]])
+        else:
+            sequence.num_generated = self._num_generated(sequence)
         if sequence.admitted is not None:
             self.slots.release(sequence)
             self._streamed.pop(sequence, None)
@@ -340,6 +339,12 @@ class Engine:
             if sequence in self._waiting_for_first_token:
                 self._waiting_for_first_token.remove(sequence)
         self._report(sequence, reason, incident)
+
+    def _num_generated(self, sequence: Sequence) -> int:
+        """Return how many tokens have been generated for an answer of a sequence; 0 for one that never ran."""
+        if sequence.search is not None:
+            return sequence.search.num_generated
+        return self._rows.num_generated(sequence.rows[0]) if sequence.rows else 0
 
     def _report(
         self, sequence: Sequence, reason: FinishReason, incident: str = "", *, needed_seconds: float = 0.0, limit: str = ""

@@ -1,8 +1,10 @@
 """What the engine keeps of each row of the decode batch beside the caches: arrays, so that a step handles all rows at once."""
 
+import math
+
 import numpy as np
 
-from dragoman.server.engine.messages import Answer
+from dragoman.server.engine.messages import GREEDY, Answer, SearchOptions
 from dragoman.server.engine.search.candidates import Candidates
 from dragoman.server.engine.search.target import TargetSide
 
@@ -22,16 +24,40 @@ class Rows:
         self.is_plain = np.zeros(max_rows, np.bool_)
         self._starts = np.zeros(max_rows, np.int64)
         self._limits = np.zeros(max_rows, np.int64)
+        self._num_fed = np.zeros(max_rows, np.int64)  # tokens of the forced prefix, which are in the history from the start
+        self._num_counted = np.zeros(max_rows, np.int64)  # those of them that count in the score's length
+        self._length_penalties = np.ones(max_rows, np.float64)
         self._history = np.zeros((max_rows, target.max_tokens), np.int32)
         self._log_probs = np.zeros((max_rows, target.max_tokens), np.float32)
         self._target = target
 
-    def start(self, row: int, max_new_tokens: int, decoder_start_id: int | None = None, *, is_plain: bool) -> None:
-        """Make a row ready for a new answer, which starts with the model's start token unless there is another."""
+    def start(
+        self,
+        row: int,
+        max_new_tokens: int,
+        decoder_start_id: int | None = None,
+        search: SearchOptions = GREEDY,
+        *,
+        is_plain: bool,
+    ) -> None:
+        """Make a row ready for a new answer, which starts with the model's start token unless there is another.
+
+        Args:
+            row: Which.
+            max_new_tokens: Tokens to generate at the most, the forced prefix not included.
+            decoder_start_id: What it is fed first; None for the model's.
+            search: Options; of a plain row's its forced prefix is fed and its score is made as they say.
+            is_plain: Whether the answer is kept here; else a search keeps it.
+        """
         self._starts[row] = self._target.decoder_start_id if decoder_start_id is None else decoder_start_id
         self.feed(row, int(self._starts[row]), 0)
         self.is_plain[row] = is_plain
-        self._limits[row] = max_new_tokens
+        num_fed = len(search.forced_prefix) if is_plain else 0
+        self._history[row, :num_fed] = search.forced_prefix[:num_fed]
+        self._num_fed[row] = num_fed
+        self._num_counted[row] = search.num_forced
+        self._length_penalties[row] = search.length_penalty
+        self._limits[row] = num_fed + max_new_tokens
 
     def feed(self, row: int, token: int, position: int) -> None:
         """Say what a row is fed next."""
@@ -44,14 +70,15 @@ class Rows:
 
     def move(self, source: int, target: int) -> None:
         """Take over what is kept of another row."""
-        for array in (self.tokens, self.positions, self.is_plain, self._starts, self._limits):
+        of_rows = (self.tokens, self.positions, self.is_plain, self._starts, self._limits)
+        for array in (*of_rows, self._num_fed, self._num_counted, self._length_penalties):
             array[target] = array[source]
-        length = int(self.positions[source])
+        length = int(max(self.positions[source], self._num_fed[source]))
         self._history[target, :length] = self._history[source, :length]
         self._log_probs[target, :length] = self._log_probs[source, :length]
 
     def take_likeliest(self, candidates: Candidates) -> list[int]:
-        """Let every row go on with its likeliest token; return the plain ones that have ended.
+        """Let every row go on with its likeliest token, or its next forced one; return the plain ones that have ended.
 
         Rows that are not plain are fed something else by their search before the next step.
         """
@@ -59,20 +86,27 @@ class Rows:
         tokens, positions = self.tokens[:num_rows], self.positions[:num_rows]
         tokens[:] = candidates.ids[:, 0]
         every = np.arange(num_rows)
+        is_forced = positions < self._num_fed[:num_rows]
+        np.copyto(tokens, self._history[every, positions], where=is_forced)
         self._history[every, positions] = tokens
         self._log_probs[every, positions] = candidates.log_probs[:, 0]
         positions += 1
-        has_ended = (tokens == self._target.eos_id) | (positions >= self._limits[:num_rows])
+        has_ended = (tokens == self._target.eos_id) & ~is_forced | (positions >= self._limits[:num_rows])
         ended: list[int] = np.flatnonzero(has_ended & self.is_plain[:num_rows]).tolist()
         return ended
 
     def is_eos(self, row: int) -> bool:
-        """Tell whether a plain row's last token ended its answer."""
-        return int(self.tokens[row]) == self._target.eos_id
+        """Tell whether a plain row's last token ended its answer; one that was forced does not."""
+        return int(self.tokens[row]) == self._target.eos_id and self.num_generated(row) > 0
+
+    def num_generated(self, row: int) -> int:
+        """Return how many tokens were generated in a plain row, end-of-sequence included, the forced prefix not."""
+        return max(int(self.positions[row] - self._num_fed[row]), 0)
 
     def answer(self, row: int) -> Answer:
         """Return the answer that has ended in a plain row."""
-        length, is_eos = int(self.positions[row]), self.is_eos(row)
-        log_probs: list[float] = self._log_probs[row, :length].tolist()
+        length, first, is_eos = int(self.positions[row]), int(self._num_fed[row]), self.is_eos(row)
+        log_probs: list[float] = self._log_probs[row, first:length].tolist()
         token_ids: list[int] = self._history[row, : length - is_eos].tolist()
-        return Answer(token_ids, log_probs, sum(log_probs) / length, "eos" if is_eos else "length")
+        score = sum(log_probs) / math.pow(length - first + int(self._num_counted[row]), float(self._length_penalties[row]))
+        return Answer(token_ids, log_probs, score, "eos" if is_eos else "length")

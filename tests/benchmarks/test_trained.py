@@ -102,7 +102,8 @@ def test_a_row_says_how_many_differ_and_why() -> None:
     assert (unexplained["lines unlike Transformers'"], unexplained["of them ties"]) == (1, "–")
     assert row("marian", GREEDY, TRANSFORMERS, [answer(3, text="a")], ["a"], [])["lines unlike Transformers'"] == "–"
     assert told.keys() == unexplained.keys()
-    cut = compared(model, answer(*[5] * (MAX_LENGTH - 2)), answer(3, 4))
+    apart = Table({(): [-1.0, -1, -1, -2.0, -1, -1, -1, -1]})
+    cut = compared(apart, answer(*[5] * (MAX_LENGTH - 2)), answer(3, 4))
     told = row("marian", GREEDY, "CTranslate2, fp32", [answer(3, text="ein Hund")], ["ein Hund"], cut)
     assert (told["of them ties"], told["as long as any may be"], told["others"]) == (0, 1, 0)
 

@@ -6,7 +6,6 @@ import onnx
 import pytest
 import torch
 
-from dragoman.export.bundle import DECODER_FILE, DECODER_WEIGHTS_FILE, ENCODER_FILE, ENCODER_WEIGHTS_FILE, SCORER_FILE
 from dragoman.export.calibration import calibrate
 from dragoman.export.cpu import keep_sums_apart, keep_time_axis
 from dragoman.export.graphs import EncoderGraph, StepGraph
@@ -14,7 +13,8 @@ from dragoman.export.half import DTYPES, halved, store_halved
 from dragoman.export.quality import verify_quantized
 from dragoman.export.quantize import ScaleCounts, quantize
 from dragoman.export.scorer_graph import ScorerGraph
-from dragoman.export.tracing import trace, write, write_sharing
+from dragoman.export.storage import write_graphs
+from dragoman.export.tracing import trace
 from dragoman.export.verify_half import verify_half
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.text.tokenizers import Tokenizers
@@ -29,10 +29,7 @@ def traced(model: Transformer) -> list[onnx.ModelProto]:
 
 
 def written(graphs: list[onnx.ModelProto], directory: Path) -> Path:
-    encoder, decoder, scorer = graphs
-    write(encoder, directory / ENCODER_FILE, ENCODER_WEIGHTS_FILE)
-    write(decoder, directory / DECODER_FILE, DECODER_WEIGHTS_FILE)
-    write_sharing(scorer, directory / SCORER_FILE, [directory / ENCODER_FILE, directory / DECODER_FILE])
+    write_graphs(graphs, directory)
     return directory
 
 

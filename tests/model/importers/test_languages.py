@@ -179,6 +179,17 @@ def test_ids_are_the_tokenisers_where_only_its_first_files_are_there(
     assert len(speech.languages.source) == {"m2m_100": 100, "mbart": 52 if write is mbart50 else 25}[model_type]
 
 
+def test_mbart_that_names_no_class_is_the_first_of_the_two(tmp_path: Path, fairseq_model: bytes) -> None:
+    """As Transformers takes it where only the model’s type says something; the later one has 52 languages, said otherwise."""
+    (tmp_path / "sentencepiece.bpe.model").write_bytes(fairseq_model)
+    speech = read(tmp_path, "mbart")
+    assert speech.languages is not None
+    assert len(speech.languages.source) == 25
+    first = sentencepiece.SentencePieceProcessor(model_proto=fairseq_model).GetPieceSize() + 1
+    assert {one.code: one.source_suffix for one in speech.languages.source}["en_XX"] == [first + 3]
+    assert {one.code: one.decoder_start_id for one in speech.languages.target}["ro_RO"] == first + 19
+
+
 def test_nllb_without_tokenizer_json_has_fairseqs_ids(tmp_path: Path, fairseq_model: bytes) -> None:
     (tmp_path / "sentencepiece.bpe.model").write_bytes(fairseq_model)
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "NllbTokenizer", "src_lang": "eng_Latn"}')

@@ -60,3 +60,9 @@ def test_groups_come_in_order_and_empty_ones_not_at_all() -> None:
     assert report.lines() == ["found:      a", "found:      b", "checked:    c"]
     report.ignore("config.json", [("x", None), ("y", True), ("z", "0123456789" * 10)], "of training")
     assert report.ignored == ["config.json: x null, y true, z '012345678901234567890123456789012345...: of training"]
+
+
+def test_tasks_are_told_once(foreign: Callable[..., Path], imported: Any) -> None:
+    """As what can be chosen, not as something that has no effect."""
+    _, report = imported(foreign("t5"))
+    assert sum("task_specific_params" in line for line in report.lines()) == 1

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks.families.checkpoints import load_tokenizer
 from dragoman.model.importers.errors import ForeignError
@@ -14,7 +15,7 @@ from dragoman.model.importers.registry import family_of
 from dragoman.model.importers.report import Report
 from dragoman.model.importers.tokenisers import read_tokenizers
 from dragoman.model.text.tokenizers import Tokenizers
-from tests.model.importers.conftest import change_json
+from tests.model.importers.conftest import change_json, change_weights
 
 
 def tokenizers_of(folder: Path) -> tuple[Tokenizers, Report]:
@@ -173,3 +174,43 @@ def test_a_vocabulary_a_side(foreign: Callable[..., Path]) -> None:
     written = ["".join(table[i] for i in side.encode(text)) for table, side in zip(pieces, (read.source, read.target), strict=True)]
     assert written == ["▁the▁server▁answers"] * 2
     assert read.source.encode(text) != read.target.encode(text)
+
+
+@pytest.mark.parametrize("layout", ["hub", "transformers"])
+def test_a_mask_that_the_model_has_no_row_for_is_left_out(layout: str, copied: Callable[..., Path]) -> None:
+    """As of bart-large-cnn: 50,265 tokens, of which the last is the mask, and 50,264 rows."""
+    folder = copied("bart", layout)
+    rows = json.loads((folder / "config.json").read_text())["vocab_size"] - 1
+    change_weights(folder, lambda tensors: cut(tensors, rows))
+    change_json(folder / "config.json", vocab_size=rows)
+    read, report = tokenizers_of(folder)
+    assert read.source.vocab_size == rows
+    assert any("no row for <mask>" in line for line in report.translated)
+    text = "A man walks the dog."
+    assert read.source.encode(text) == load_tokenizer(folder)(text, add_special_tokens=False)["input_ids"]
+    assert max(read.source.encode("a <mask> b")) < rows
+    assert read.source.decode(read.source.encode("a <mask> b")) == "a <mask> b"
+    change_weights(folder, lambda tensors: cut(tensors, rows - 1))
+    change_json(folder / "config.json", vocab_size=rows - 1)
+    with pytest.raises(ForeignError, match=f"{rows + 1} tokens, the model room for {rows - 1}"):
+        tokenizers_of(folder)
+
+
+def cut(tensors: dict[str, torch.Tensor], rows: int) -> None:
+    """Take the last row off every table of tokens, and off the bias."""
+    for name, tensor in tensors.items():
+        for axis, size in enumerate(tensor.shape):
+            if size == rows + 1:
+                tensors[name] = tensor.narrow(axis, 0, rows).contiguous()
+
+
+def test_bytes_may_be_named_in_the_models_configuration_alone(copied: Callable[..., Path]) -> None:
+    """As byt5-small has it."""
+    folder = copied("byt5")
+    change_json(folder / "tokenizer_config.json", tokenizer_class=None)
+    with pytest.raises(ForeignError, match="no tokeniser"):
+        tokenizers_of(folder)
+    change_json(folder / "config.json", tokenizer_class="ByT5Tokenizer")
+    read, _ = tokenizers_of(folder)
+    assert read.source.kind == "bytes"
+    assert read.source.encode("\u00e4b") == [0xC3 + 3, 0xA4 + 3, ord("b") + 3]

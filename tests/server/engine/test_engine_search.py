@@ -24,6 +24,8 @@ SEARCHES = {
     "a penalty that needs the whole vocabulary": SearchOptions(repetition_penalty=0.6, forced_prefix=[33, 44]),
     "beams after a language": SearchOptions(num_beams=4, num_answers=3, forced_prefix=[5, 6], num_forced=1, length_penalty=0.7),
     "beams with a forced end": SearchOptions(num_beams=4, num_answers=4, is_end_forced=True, min_new_tokens=9),
+    "plain after a language": SearchOptions(forced_prefix=[5, 1, 6], num_forced=2, length_penalty=0.7),
+    "plain after a prefix": SearchOptions(forced_prefix=[9]),
     "greedy with a forced end": SearchOptions(is_end_forced=True, forced_prefix=[8], num_forced=1, num_top_log_probs=2),
     "samples with a forced end": SearchOptions(num_answers=3, sampling=HOT, is_end_forced=True),
     "alternatives with a forced end": SearchOptions(num_answers=3, has_alternatives=True, is_end_forced=True),

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from dragoman.server.engine.messages import SearchOptions
 from dragoman.server.engine.rows import Rows
 from dragoman.server.engine.search.candidates import Candidates
 from dragoman.server.engine.search.target import TargetSide
@@ -102,3 +103,37 @@ def test_a_reused_row_has_no_memory(rows: Rows) -> None:
     for tokens in ((3, 4, 5), (6, 7, EOS)):
         ended = rows.take_likeliest(candidates(*tokens))
     assert 0 in ended and rows.answer(0).token_ids == [3, 6]
+
+
+def test_a_forced_prefix_is_fed_whatever_the_candidates_say_and_its_end_of_sequence_ends_nothing(rows: Rows) -> None:
+    search = SearchOptions(forced_prefix=[30, EOS, 31], num_forced=2, length_penalty=0.5)
+    rows.start(0, 2, search=search, is_plain=True)
+    for token in search.forced_prefix:
+        assert rows.take_likeliest(candidates(EOS, 6, 7)) == []
+        assert (rows.tokens[0], rows.tokens[2], rows.num_generated(0), rows.is_eos(0)) == (token, 7, 0, False)
+    assert rows.take_likeliest(candidates(8, 6, 7)) == [] and rows.num_generated(0) == 1
+    assert rows.take_likeliest(candidates(EOS, 6, 7)) == [0, 2] and rows.num_generated(0) == 2
+    answer = rows.answer(0)
+    assert (answer.token_ids, answer.log_probs, answer.reason) == ([30, EOS, 31, 8], [-8 / 64, -EOS / 64], "eos")
+    assert answer.score == (-8 / 64 - EOS / 64) / (2 + 2) ** 0.5
+    assert rows.answer(2).score == -7 / 64, "others count as ever"
+
+
+def test_a_forced_prefix_moves_before_it_is_fed(rows: Rows) -> None:
+    rows.start(2, 1, search=SearchOptions(forced_prefix=[30, 31], num_forced=1), is_plain=True)
+    rows.take_likeliest(candidates(5, 6, 7))
+    rows.move(2, 1)
+    assert rows.take_likeliest(candidates(8, 9)) == [] and rows.tokens[1] == 31
+    assert rows.take_likeliest(candidates(8, 10)) == [1]
+    assert (rows.answer(1).token_ids, rows.answer(1).score) == ([30, 31, 10], -10 / 64 / 2)
+
+
+def test_a_reused_row_has_no_prefix_any_more(rows: Rows) -> None:
+    search = SearchOptions(forced_prefix=[30, 31], num_forced=2, length_penalty=3.0)
+    for is_plain in (True, False):
+        rows.start(0, 5, search=search, is_plain=is_plain)
+        assert rows.take_likeliest(candidates(5, 6, 7)) == []
+        assert rows.tokens[0] == (30 if is_plain else 5), "a search feeds its own"
+    rows.start(0, 1, is_plain=True)
+    assert rows.take_likeliest(candidates(9, 6, 7)) == [0]
+    assert (rows.answer(0).token_ids, rows.answer(0).score) == ([9], -9 / 64)

@@ -15,7 +15,16 @@ def request(options: SearchOptions) -> Request:
     return Request(0, [5, 1], 10, 0.0, search=options)
 
 
-@pytest.mark.parametrize("options", [GREEDY, SearchOptions()])
+@pytest.mark.parametrize(
+    "options",
+    [
+        GREEDY,
+        SearchOptions(),
+        SearchOptions(forced_prefix=[4]),
+        SearchOptions(length_penalty=0.5),
+        SearchOptions(forced_prefix=[4, 5], num_forced=1, length_penalty=2.0),
+    ],
+)
 def test_plain_greedy_search_is_left_to_the_engine(options: SearchOptions) -> None:
     assert search_for(request(options), TARGET) is None
 
@@ -26,9 +35,12 @@ def test_plain_greedy_search_is_left_to_the_engine(options: SearchOptions) -> No
         SearchOptions(sampling=Sampling(1)),
         SearchOptions(has_alternatives=True, num_answers=3),
         SearchOptions(num_top_log_probs=1),
-        SearchOptions(forced_prefix=[4]),
+        SearchOptions(forced_prefix=[4], num_top_log_probs=1),
         SearchOptions(repetition_penalty=1.1),
-        SearchOptions(length_penalty=0.5),
+        SearchOptions(min_new_tokens=1),
+        SearchOptions(no_repeat_ngram_size=3),
+        SearchOptions(suppressed_tokens=[5]),
+        SearchOptions(forced_prefix=[4], num_forced=1, is_end_forced=True),
     ],
 )
 def test_one_beam_with_any_option_grows_answers_separately(options: SearchOptions) -> None:
