@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import GenerationConfig
 
@@ -252,7 +252,7 @@ VALUES = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.dictionaries(st.sampled_from([*FIELDS, "unheard_of"]), VALUES, max_size=12), st.sampled_from([TARGET, FORCED]))
 def test_no_field_is_dropped_without_a_word(fields: dict[str, Any], target: Target) -> None:
     fields.pop("eos_token_id", None)
