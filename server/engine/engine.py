@@ -18,7 +18,7 @@ from dragoman.server.engine.prefill import group_by_length
 from dragoman.server.engine.rows import Rows
 from dragoman.server.engine.scheduler import Limits, QueueIsFull, Scheduler
 from dragoman.server.engine.search.candidates import Candidates
-from dragoman.server.engine.search.choice import search_for
+from dragoman.server.engine.search.choice import search_for, search_from
 from dragoman.server.engine.search.hypothesis import Hypothesis, num_common_tokens
 from dragoman.server.engine.search.search import Search
 from dragoman.server.engine.search.target import TargetSide
@@ -224,6 +224,7 @@ class Engine:
                 self._follow(*choice)
         self._note_first_tokens(now)
         self._stream()
+        self._hand_over(num_rows)
         for sequence, row in ended:
             sequence.answers = [self._rows.answer(row)]
             self._finish(sequence)
@@ -235,6 +236,13 @@ class Engine:
             self._cache_bytes = self.runner.cache_bytes()
         self._num_steps += 1
         self._steps.append(Step(num_rows, self._clock() - started))
+
+    def _hand_over(self, num_rows: int) -> None:
+        """Let a search end those plain answers of which the end is forced, for it has to be found among the candidates."""
+        for row in self._rows.before_forced_end(num_rows):
+            sequence = self.slots.owner(row)
+            sequence.search = search_from(sequence.request, self._target, self._rows.hypothesis(row))
+            self._searching[sequence] = sequence.search
 
     def _step(self, num_candidates: int) -> Candidates:
         """Run the decoder on all rows, with K rounded up so that few different ones occur."""

@@ -6,6 +6,7 @@ import numpy as np
 
 from dragoman.server.engine.messages import GREEDY, Answer, SearchOptions
 from dragoman.server.engine.search.candidates import Candidates
+from dragoman.server.engine.search.hypothesis import Hypothesis
 from dragoman.server.engine.search.target import TargetSide
 
 
@@ -27,6 +28,7 @@ class Rows:
         self._num_fed = np.zeros(max_rows, np.int64)  # tokens of the forced prefix, which are in the history from the start
         self._num_counted = np.zeros(max_rows, np.int64)  # those of them that count in the score's length
         self._length_penalties = np.ones(max_rows, np.float64)
+        self._forces_end = np.zeros(max_rows, np.bool_)
         self._history = np.zeros((max_rows, target.max_tokens), np.int32)
         self._log_probs = np.zeros((max_rows, target.max_tokens), np.float32)
         self._target = target
@@ -57,6 +59,7 @@ class Rows:
         self._num_fed[row] = num_fed
         self._num_counted[row] = search.num_forced
         self._length_penalties[row] = search.length_penalty
+        self._forces_end[row] = search.is_end_forced
         self._limits[row] = num_fed + max_new_tokens
 
     def feed(self, row: int, token: int, position: int) -> None:
@@ -71,7 +74,7 @@ class Rows:
     def move(self, source: int, target: int) -> None:
         """Take over what is kept of another row."""
         of_rows = (self.tokens, self.positions, self.is_plain, self._starts, self._limits)
-        for array in (*of_rows, self._num_fed, self._num_counted, self._length_penalties):
+        for array in (*of_rows, self._num_fed, self._num_counted, self._length_penalties, self._forces_end):
             array[target] = array[source]
         length = int(max(self.positions[source], self._num_fed[source]))
         self._history[target, :length] = self._history[source, :length]
@@ -94,6 +97,21 @@ class Rows:
         has_ended = (tokens == self._target.eos_id) & ~is_forced | (positions >= self._limits[:num_rows])
         ended: list[int] = np.flatnonzero(has_ended & self.is_plain[:num_rows]).tolist()
         return ended
+
+    def before_forced_end(self, num_rows: int) -> list[int]:
+        """Return the plain ones of rows `[0, num_rows)` that have not ended and whose next token has to be end-of-sequence."""
+        positions, is_eos = self.positions[:num_rows], self.tokens[:num_rows] == self._target.eos_id
+        has_ended = is_eos & (positions > self._num_fed[:num_rows])
+        is_before = self._forces_end[:num_rows] & (positions + 1 == self._limits[:num_rows]) & ~has_ended
+        rows: list[int] = np.flatnonzero(is_before & self.is_plain[:num_rows]).tolist()
+        return rows
+
+    def hypothesis(self, row: int) -> Hypothesis:
+        """Return what a plain row has so far, for a search to go on with; from now on the row is that search's."""
+        self.is_plain[row] = False
+        length = int(self.positions[row])
+        log_probs: list[float] = self._log_probs[row, int(self._num_fed[row]) : length].tolist()
+        return Hypothesis(self._history[row, :length].tolist(), log_probs, sum(log_probs))
 
     def is_eos(self, row: int) -> bool:
         """Tell whether a plain row's last token ended its answer; one that was forced does not."""

@@ -39,6 +39,11 @@ class Search(ABC):
         if not self.options.forced_prefix:
             self._set_num_candidates()
 
+    def go_on_from(self, hypothesis: Hypothesis) -> None:
+        """Begin with what has been generated elsewhere, after all of the forced prefix."""
+        self.live = [hypothesis]
+        self._set_num_candidates()
+
     def advance(self, candidates: Candidates) -> list[int] | None:
         """Take the candidates of a step, a row a live hypothesis, and go on with `live`.
 

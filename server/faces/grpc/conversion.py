@@ -5,11 +5,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from google.protobuf.message import Message
-from msgspec import structs
 
-from dragoman.server.core.answers import Generated, Piece, TokenLogProb, shortlist_tokens
-from dragoman.server.core.defaults import default_max_new_tokens
-from dragoman.server.core.ports import Model
+from dragoman.server.core.answers import Generated, Piece, TokenLogProb
 from dragoman.server.core.requests import GenerateRequest, ScoreRequest
 from dragoman.server.core.scoring import PairScores
 from dragoman.server.core.search_options import check_num_suppressed
@@ -40,33 +37,6 @@ def to_generate_request(message: generation_pb2.GenerateRequest) -> GenerateRequ
 def to_score_request(message: generation_pb2.ScoreRequest) -> ScoreRequest:
     """Return the request; what the message does not say is absent."""
     return ScoreRequest(**{field.name: value for field, value in message.ListFields()})
-
-
-def to_model(model: Model, max_message_bytes: int) -> generation_pb2.Model:
-    """Return a model's description."""
-    manifest, frames = model.manifest, model.frames
-    return generation_pb2.Model(
-        name=model.name,
-        version=model.version,
-        is_ready=model.engine.is_ready,
-        precision=manifest.precision,
-        device=model.device,
-        max_source_tokens=manifest.max_source_tokens,
-        max_target_tokens=manifest.max_target_tokens,
-        default_max_new_tokens=default_max_new_tokens(manifest),
-        max_slots=model.max_slots,
-        source_vocab_size=manifest.source_vocab_size,
-        target_vocab_size=manifest.target_vocab_size,
-        domain=manifest.domain,
-        max_message_bytes=max_message_bytes,
-        max_slots_per_request=model.max_slots_per_request,
-        source_languages=[generation_pb2.Language(code=x.code, names=x.names) for x in frames.source_languages],
-        target_languages=[generation_pb2.Language(code=x.code, names=x.names) for x in frames.target_languages],
-        defaults=generation_pb2.Defaults(**structs.asdict(manifest.defaults)),
-        shortlist_tokens=shortlist_tokens(model),
-        default_source_language=frames.default_source_language,
-        default_target_language=frames.default_target_language,
-    )
 
 
 async def write_response(generated: Generated, max_message_bytes: int, response: generation_pb2.GenerateResponse) -> None:
@@ -142,16 +112,16 @@ async def to_score_response(scores: PairScores, max_message_bytes: int) -> gener
     return response
 
 
-def check_size(message: Message, max_message_bytes: int) -> None:
+def check_size(message: Message, max_message_bytes: int, advice: str = "Ask for fewer answers, tokens or details") -> None:
     """Do nothing if an answer can be sent. gRPC itself would end the call, a whole batch with it, as if the server were overloaded.
 
     Raises:
-        InvalidRequest: If it is larger than a message may be.
+        InvalidRequest: If it is larger than a message may be, with what to do about it.
     """
     size = message.ByteSize() + ENVELOPE_BYTES
     if size > max_message_bytes:
         limit = f"max_message_bytes of the server is {max_message_bytes}"
-        raise InvalidRequest("request", f"its answer takes {size} bytes; {limit}. Ask for fewer answers, tokens or details")
+        raise InvalidRequest("request", f"its answer takes {size} bytes; {limit}" + (f". {advice}" if advice else ""))
 
 
 async def _write_log_probs(messages: Any, told: Iterable[TokenLogProb], num_added: int = 0) -> int:

@@ -10,12 +10,12 @@ from dragoman.server.core.core import Core
 from dragoman.server.faces.grpc.batch import Batch, requests_per_stream
 from dragoman.server.faces.grpc.conversion import (
     to_generate_request,
-    to_model,
     to_score_request,
     to_score_response,
     to_stream_response,
     write_response,
 )
+from dragoman.server.faces.grpc.descriptions import Descriptions
 from dragoman.server.faces.grpc.hand import Allowance
 from dragoman.server.faces.grpc.interceptors import Context, current_call
 from dragoman.server.faces.grpc.places import Places, owner_of
@@ -37,6 +37,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         """
         self._core = core
         self._limit = MessageLimit(max_message_bytes)
+        self._descriptions = Descriptions(max_message_bytes)
         self._allowance = Allowance()
         self._turns = OfConnections(Turns)
         self._places = Places("max_batch_streams_per_connection", sys.maxsize, max_batch_streams_per_connection)
@@ -73,11 +74,11 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
     async def ListModels(self, _: generation_pb2.ListModelsRequest, context: Context) -> generation_pb2.ListModelsResponse:
         """Describe every model that the caller may use."""
         models = self._core.generation.models(current_call.get().caller)
-        return generation_pb2.ListModelsResponse(models=[to_model(model, self._limit.max_bytes) for model in models])
+        return self._descriptions.of_all(models)
 
     async def GetModel(self, request: generation_pb2.GetModelRequest, context: Context) -> generation_pb2.Model:
         """Describe one model."""
-        return to_model(self._core.generation.model(request.model, current_call.get().caller), self._limit.max_bytes)
+        return self._descriptions.of(self._core.generation.model(request.model, current_call.get().caller))
 
     async def _generate(
         self, request: generation_pb2.GenerateRequest, context: Context, response: generation_pb2.GenerateResponse

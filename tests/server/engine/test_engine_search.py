@@ -26,6 +26,8 @@ SEARCHES = {
     "beams with a forced end": SearchOptions(num_beams=4, num_answers=4, is_end_forced=True, min_new_tokens=9),
     "plain after a language": SearchOptions(forced_prefix=[5, 1, 6], num_forced=2, length_penalty=0.7),
     "plain after a prefix": SearchOptions(forced_prefix=[9]),
+    "plain with a forced end": SearchOptions(is_end_forced=True),
+    "plain between both": SearchOptions(is_end_forced=True, forced_prefix=[8, 1], num_forced=2, length_penalty=2.0),
     "greedy with a forced end": SearchOptions(is_end_forced=True, forced_prefix=[8], num_forced=1, num_top_log_probs=2),
     "samples with a forced end": SearchOptions(num_answers=3, sampling=HOT, is_end_forced=True),
     "alternatives with a forced end": SearchOptions(num_answers=3, has_alternatives=True, is_end_forced=True),
@@ -85,6 +87,28 @@ def test_a_forced_end_is_told_as_the_models_wherever_it_lies(make_bench: Any, re
         assert [answer.token_ids for answer in bench.finished[2].answers] == [[]], "there is one way to end at once"
         num_looks += len(bench.runner.looks)
     assert num_looks, "the end is at times beyond what is asked for at first"
+
+
+@pytest.mark.parametrize("prefix", [[], [8, 1]])
+@pytest.mark.parametrize("limit", [1, 2, 7])
+def test_a_plain_answer_is_searched_for_at_its_forced_end_only(
+    make_bench: Any, reference: Callable[[Request], list[Answer]], prefix: list[int], limit: int
+) -> None:
+    search = SearchOptions(is_end_forced=True, forced_prefix=prefix, num_forced=len(prefix), length_penalty=0.5)
+    for seed in range(4):
+        bench = make_bench(max_slots=3)
+        requests = [bench.submit(i, [30, seed, i], limit, search=search, is_streamed=True) for i in range(3)]
+        bench.engine.submit(b"front", Request(9, [3, seed], limit + 4, bench.clock.now))
+        for _ in range(len(prefix) + limit - 1):
+            bench.step()
+            is_before_end = len(bench.streamed.get(0, [])) == len(prefix) + limit - 1
+            assert bool(bench.engine._searching) == (is_before_end or limit == 1)
+        assert bench.finished == {}
+        bench.engine.cancel(b"front", 2)
+        bench.run()
+        assert [bench.finished[i].answers for i in range(2)] == [reference(request) for request in requests[:2]]
+        assert [bench.streamed.get(i, []) for i in range(2)] == [bench.finished[i].answers[0].token_ids for i in range(2)]
+        assert [bench.finished[i].num_generated for i in range(3)] == [limit, limit, limit - 1]
 
 
 def test_a_plain_request_may_start_with_another_token(make_bench: Any, reference: Callable[[Request], list[Answer]]) -> None:

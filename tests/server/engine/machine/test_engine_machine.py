@@ -64,7 +64,8 @@ def some_search(random: Random) -> SearchOptions:
 
 def search_of(number: int) -> SearchOptions:
     """Return a search by its number, every fourth one plain greedy, of which every other has a prefix that counts."""
-    plain = SearchOptions(forced_prefix=[7, EOS], num_forced=1, length_penalty=0.7) if number % 8 else GREEDY
+    forced = SearchOptions(forced_prefix=[7, EOS], num_forced=1, length_penalty=0.7, is_end_forced=number % 16 == 4)
+    plain = forced if number % 8 else GREEDY
     return some_search(Random(number)) if number % 4 else plain
 
 

@@ -23,6 +23,7 @@ def request(options: SearchOptions) -> Request:
         SearchOptions(forced_prefix=[4]),
         SearchOptions(length_penalty=0.5),
         SearchOptions(forced_prefix=[4, 5], num_forced=1, length_penalty=2.0),
+        SearchOptions(is_end_forced=True),
     ],
 )
 def test_plain_greedy_search_is_left_to_the_engine(options: SearchOptions) -> None:
@@ -40,11 +41,16 @@ def test_plain_greedy_search_is_left_to_the_engine(options: SearchOptions) -> No
         SearchOptions(min_new_tokens=1),
         SearchOptions(no_repeat_ngram_size=3),
         SearchOptions(suppressed_tokens=[5]),
-        SearchOptions(forced_prefix=[4], num_forced=1, is_end_forced=True),
+        SearchOptions(suppressed_tokens=[5], is_end_forced=True),
     ],
 )
 def test_one_beam_with_any_option_grows_answers_separately(options: SearchOptions) -> None:
     assert isinstance(search_for(request(options), TARGET), SeparateSearch)
+
+
+def test_an_answer_that_is_forced_to_end_at_once_is_not_plain() -> None:
+    at_once = Request(0, [5, 1], 1, 0.0, search=SearchOptions(forced_prefix=[4], is_end_forced=True))
+    assert isinstance(search_for(at_once, TARGET), SeparateSearch)
 
 
 def test_more_beams_are_beam_search() -> None:

@@ -7,6 +7,7 @@ import grpc
 import pytest
 
 from dragoman.model.generation import Defaults, Language, Languages
+from dragoman.server.faces.grpc.descriptions import Descriptions
 from dragoman.v1 import generation_pb2
 from dragoman.v1.generation_pb2 import GenerateRequest, GetModelRequest, ListModelsRequest, ScoreRequest
 
@@ -40,6 +41,43 @@ def test_a_model_tells_its_languages_its_defaults_and_its_shortlist(serve: Any, 
             assert told.defaults.HasField("early_stopping") and not told.defaults.HasField("do_sample")
             assert (told.shortlist_tokens, told.default_max_new_tokens) == (100, 9)
             assert list((await world.stub.ListModels(ListModelsRequest())).models) == [told]
+
+    asyncio.run(run())
+
+
+def test_languages_are_written_once_and_what_changes_each_time(make_model: Any) -> None:
+    """Hundreds of languages take a millisecond, in which no request would be answered."""
+    model, other, descriptions = make_model(languages=LANGUAGES), make_model("plain"), Descriptions(2**20)
+    model.engine.is_ready = True
+    first = descriptions.of(model)
+    assert [language.code for language in first.source_languages] == ["deu_Latn", "eng_Latn"]
+    model.frames.source_languages = model.frames.target_languages = Unreadable()
+    model.engine.is_ready = False
+    second, (third, plain) = descriptions.of(model), descriptions.of_all([model, other]).models
+    assert second == third != first and not second.is_ready and not plain.source_languages
+    first.is_ready = False
+    assert first == second
+    del first.source_languages[:]
+    assert descriptions.of(model) == second, "each has its own"
+
+
+class Unreadable:
+    """Languages that must not be looked at again."""
+
+    def __iter__(self) -> Any:
+        raise AssertionError("written again")
+
+
+def test_a_description_that_no_message_holds_is_refused_with_the_setting(serve: Any, make_model: Any) -> None:
+    many = Languages(source=[Language(code=f"x{i:03}", names=[f"name of {i}".replace(" ", "_")]) for i in range(50)])
+
+    async def run() -> None:
+        async with serve(make_model(languages=many), max_message_bytes=1536) as world:
+            for ask in (world.stub.GetModel(GetModelRequest()), world.stub.ListModels(ListModelsRequest())):
+                error = await failure(ask)
+                assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+                assert "max_message_bytes of the server is 1536" in (error.details() or "")
+            assert (await world.stub.Generate(GenerateRequest(text="a"))).text
 
     asyncio.run(run())
 
