@@ -94,7 +94,8 @@ class _Pickled:
 
 def _refuse_larger_than_storage(path: Path, name: str, tensor: Tensor) -> None:
     """Refuse a tensor that repeats few numbers many times: it would take memory that the file does not have."""
-    if tensor.layout != torch.strided or tensor.is_meta or tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+    is_plain = tensor.layout == torch.strided and not tensor.is_meta
+    if not is_plain or tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
         raise ForeignError(f"{path}: {name} is not a plain tensor")
 
 
