@@ -44,7 +44,8 @@ class Generation:
         self._deadlines = deadlines
         self._validator = Validator()
         for model in models.all():  # a quarter of a million tokens take a tenth of a second, which no request shall wait for
-            self._validator.sizes.of(model.tokenizers.target)
+            for tokenizer in (model.tokenizers.source, model.tokenizers.target):
+                self._validator.sizes.of(tokenizer)
 
     def models(self, caller: Caller | None = None) -> Sequence[Model]:
         """Return the models that a caller may use, sorted by name; all of them for nobody in particular."""

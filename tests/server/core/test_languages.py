@@ -3,13 +3,18 @@
 import asyncio
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from dragoman.model.generation import Defaults, Language, Languages, Template
+from dragoman.model.text.byte_ids import ByteTokenizer
+from dragoman.model.text.tokenizers import Tokenizers
+from dragoman.server.core.answer_size import TokenSizes
 from dragoman.server.core.calls import Call
+from dragoman.server.core.generation import Generation
 from dragoman.server.core.requests import GenerateRequest, ScoreRequest
 from dragoman.server.core.scoring import PreparedPair, prepare_pair, to_scores
 from dragoman.server.core.validation import Prepared, Validator
@@ -186,3 +191,18 @@ def test_words_are_those_of_the_text_whatever_is_around_it(make_model: Any, task
     weights[:2] = 100 * np.eye(2, len(pieces))  # rows of what is forced
     told = Scored(1, "eos", [-1.0] * len(weights), weights.tobytes(), 1.0)
     assert to_scores(a_call(), model, request, prepared, told).word_alignment == "2-0 2-1"
+
+
+def test_the_tokens_of_both_sides_are_measured_before_requests_come(
+    make_model: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, text = make_model(), ByteTokenizer()
+    model.tokenizers = Tokenizers(source=text, target=model.tokenizers.target)
+    models: Any = SimpleNamespace(all=lambda: [model])
+    generation = Generation(models, metrics=SimpleNamespace())  # type: ignore[arg-type]
+
+    def measured(tokenizer: object) -> None:
+        raise AssertionError("measured while requests wait")
+
+    monkeypatch.setattr(TokenSizes, "measured", measured)
+    assert generation.max_characters() > model.manifest.max_target_tokens
