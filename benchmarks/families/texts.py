@@ -27,9 +27,9 @@ def lines() -> tuple[str, ...]:
     return tuple(found)
 
 
-def training_lines(part: int = 0) -> list[str]:
-    """Return lines to train a tokeniser on; `part` 0 and 1 are different lines, for two sides that differ."""
-    return list(lines()[part::2])
+def training_lines(part: int | None = 0) -> list[str]:
+    """Return lines to train a tokeniser on: `part` 0 and 1 are different lines, for two sides that differ; None is all of them."""
+    return list(lines() if part is None else lines()[part::2])
 
 
 def sources(count: int, seed: int = 0) -> list[str]:

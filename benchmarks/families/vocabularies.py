@@ -153,8 +153,12 @@ def t5(folder: Path, filled_to: int | None, extra_ids: int = EXTRA_IDS) -> int:
 
 
 def madlad(folder: Path) -> int:
-    """Write `spiece.model` with a piece `<2xx>` a language; padding is its `<s>`."""
-    model = train("unigram", 300, FAIRSEQ, MADLAD_LANGUAGES)
+    """Write `spiece.model` with a piece `<2xx>` a language; padding is its `<s>`.
+
+    It knows every character of the texts: of one that it does not know, Transformers' class makes T5's id of the unknown token,
+    which is end-of-sequence here.
+    """
+    model = train("unigram", 320, FAIRSEQ, MADLAD_LANGUAGES, part=None)
     (folder / "spiece.model").write_bytes(model)
     _settings(
         folder,
@@ -190,7 +194,7 @@ def bart(folder: Path, filled_to: int | None) -> int:
 
 
 @cache
-def _train(kind: str, size: int, ids: tuple[tuple[str, int], ...], symbols: tuple[str, ...], part: int) -> bytes:
+def _train(kind: str, size: int, ids: tuple[tuple[str, int], ...], symbols: tuple[str, ...], part: int | None) -> bytes:
     model = io.BytesIO()
     options: dict[str, Any] = dict(ids)
     sentencepiece.SentencePieceTrainer.train(
@@ -208,7 +212,7 @@ def _train(kind: str, size: int, ids: tuple[tuple[str, int], ...], symbols: tupl
     return model.getvalue()
 
 
-def train(kind: str, size: int, ids: Mapping[str, int], symbols: Sequence[str] = (), part: int = 0) -> bytes:
+def train(kind: str, size: int, ids: Mapping[str, int], symbols: Sequence[str] = (), part: int | None = 0) -> bytes:
     """Train a SentencePiece model of a kind ("unigram" or "bpe") and about a size; the same model is trained once a process."""
     return _train(kind, size, tuple(ids.items()), tuple(symbols), part)
 

@@ -1,17 +1,23 @@
 """`dragoman export`."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dragoman.cli.termination import tidy_when_terminated
 from dragoman.model.errors import InputError
+
+if TYPE_CHECKING:
+    from dragoman.export.arguments import QualityTexts, Shortlist
 
 app = typer.Typer()
 
 
 @app.command()
+@tidy_when_terminated()
 def export(
     checkpoint: Annotated[Path, typer.Argument(help="Trained checkpoint.")],
     output: Annotated[Path, typer.Argument(help="Bundle to write.")],
@@ -37,17 +43,8 @@ def export(
     target_language: Annotated[str, typer.Option(help="Language that it writes; likewise.")] = "",
 ) -> None:
     """Export a checkpoint to an ONNX bundle, and check that it computes the same."""
-    from dragoman.export.arguments import (
-        QualityTexts,
-        Shortlist,
-        check_dimensions,
-        check_heads,
-        check_name,
-        check_output,
-        check_precision,
-    )
+    from dragoman.export.arguments import check_dimensions, check_heads, check_name, check_output, check_precision
     from dragoman.model.checkpoint_folder import CheckpointFolder
-    from dragoman.model.corpus import read_lines, read_parallel
     from dragoman.model.importers.asked_languages import with_asked_languages
 
     if (quality_source is None) != (quality_reference is None):
@@ -62,11 +59,7 @@ def export(
     check_heads(folder.config)
     languages = with_asked_languages(folder.languages, source_language, target_language)
     check_dimensions(folder.config, folder.template, languages, folder.defaults)
-    texts = None
-    if quality_source is not None and quality_reference is not None:
-        texts = QualityTexts(*read_parallel(quality_source, quality_reference))
-    listed = None if not shortlist else Shortlist([line for path in shortlist for line in read_lines(path)], shortlist_size)
-    lines = None if calibration is None else read_lines(calibration)
+    lines, texts, listed = read_texts(calibration, quality_source, quality_reference, shortlist, shortlist_size)
 
     # Threads of PyTorch that wait in a loop take the cores from ONNX Runtime's, which compute the other half of the comparison.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -91,3 +84,25 @@ def export(
             f"that was before quantisation, which keeps {changed.agreement:.1%} of the likeliest tokens and moves a token's "
             f"log-probability by {changed.mean_log_prob_difference:.3f} on the average{scores}"
         )
+
+
+def read_texts(
+    calibration: Path | None,
+    quality_source: Path | None,
+    quality_reference: Path | None,
+    shortlist: Sequence[Path] | None,
+    shortlist_size: int | None,
+) -> "tuple[Sequence[str] | None, QualityTexts | None, Shortlist | None]":
+    """Read the texts that an export is given: to calibrate with, to judge quality by, to choose tokens from.
+
+    Raises:
+        InputError: Naming the file that is none, or a size that keeps no token.
+    """
+    from dragoman.export.arguments import QualityTexts, Shortlist
+    from dragoman.model.corpus import read_lines, read_parallel
+
+    texts = None
+    if quality_source is not None and quality_reference is not None:
+        texts = QualityTexts(*read_parallel(quality_source, quality_reference))
+    listed = None if not shortlist else Shortlist([line for path in shortlist for line in read_lines(path)], shortlist_size)
+    return None if calibration is None else read_lines(calibration), texts, listed

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from dragoman.cli.termination import tidy_when_terminated
 from dragoman.model.errors import InputError
 
 app = typer.Typer()
@@ -15,6 +16,7 @@ _MOST_TOKENS = 2**20
 
 
 @app.command(name="import")
+@tidy_when_terminated()
 def import_(
     checkpoint: Annotated[
         str, typer.Argument(help="Folder that `save_pretrained` wrote, or the name of a repository of the Hugging Face hub.")
@@ -67,6 +69,9 @@ def import_(
         raise InputError("--shortlist-size goes with --shortlist")
     if export is not None:
         _check_export(export, output, precision, calibration, quality_source, quality_reference, force)
+        from dragoman.cli import exporting
+
+        exporting.read_texts(calibration, quality_source, quality_reference, shortlist, shortlist_size)
     if name is not None:
         from dragoman.export.arguments import check_name
 
@@ -95,8 +100,6 @@ def import_(
         typer.echo(line)
     typer.echo(f"wrote {output}: {order.name}")
     if export is not None:
-        from dragoman.cli import exporting
-
         exporting.export(
             output,
             export,
@@ -126,5 +129,6 @@ def _check_export(
         raise InputError("--quality-source and --quality-reference go together")
     check_precision(precision, calibration is not None, quality_source is not None)
     check_output(bundle, force)
-    if bundle.resolve() == checkpoint.resolve():
+    places = bundle.resolve(), checkpoint.resolve()
+    if any(one.is_relative_to(other) for one, other in (places, places[::-1])):
         raise InputError(f"{bundle}: the checkpoint and the bundle need a place each")

@@ -40,6 +40,7 @@ DEFAULTS: Final = {
     "tie_word_embeddings": True,
 }
 _BIAS: Final = "final_logits_bias"
+_MAX_POSITIONS: Final = 2**17  # a table that no file has is made, however long it is said to be
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +138,7 @@ class BartLike:
 
     def _lengths(self, config: Settings, limits: Limits, report: Report) -> tuple[int, int]:
         """Return the longest source and target."""
-        said = config.size("max_position_embeddings")
+        said = config.size("max_position_embeddings", _MAX_POSITIONS)
         wanted = (limits.max_source_tokens or said, limits.max_target_tokens or said)
         if max(wanted) > said and not self.has_longer_tables:
             raise ForeignError(f"{config.path}: its position tables have {said} rows (max_position_embeddings), not {max(wanted)}")

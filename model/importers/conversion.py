@@ -74,7 +74,7 @@ class Conversion:
             if isinstance(value, float) and not math.isfinite(value):
                 raise msgspec.ValidationError("not a finite number")
             given = msgspec.convert(value, _KINDS[name])
-        except msgspec.ValidationError as error:
+        except ValueError as error:  # msgspec's own, or that of text that is no UTF-8
             return f"{shown(value)} cannot be said here ({error}); left out"
         if given != PLAIN.get(name):
             self.made[name] = given

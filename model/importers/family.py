@@ -78,7 +78,9 @@ def model_config(config: Settings, **fields: Any) -> ModelConfig:
 
 
 def special_ids(foreign: Foreign, start: int | None = None) -> dict[str, int]:
-    """Return which tokens pad, end and start a sequence: those of generation_config.json, where it names any, before config.json's.
+    """Return which tokens pad, end and start a sequence: as generation_config.json, where it names them, or config.json has it.
+
+    Padding is config.json's first: the network counts positions by it, where what `generate` fills rows with has no effect.
 
     Args:
         foreign: The folder.
@@ -99,7 +101,8 @@ def special_ids(foreign: Foreign, start: int | None = None) -> dict[str, int]:
 
 
 def _special_id(foreign: Foreign, name: str) -> int | None:
-    for settings in (foreign.generation, foreign.config):
+    places = foreign.generation, foreign.config
+    for settings in places[::-1] if name == "pad_token_id" else places:
         value = settings.take(name)
         if isinstance(value, list) and name == "eos_token_id":
             if len(value) != 1:

@@ -54,7 +54,9 @@ def _marian(folder: Folder) -> Speech:
     code = folder.wishes.source_language or named(folder, "source_lang")
     source = [Language(code=code, names=other_names([code])[0])] if is_code(folder, code) else []
     languages = Languages(source=source, target=targets, default_target=wished(folder, targets, "target"))
-    return Speech(template=_template(folder), languages=languages, notes=[_counted("writes", targets, ">>fra<<"), *notes])
+    return Speech(
+        template=_template(folder), languages=languages, notes=[_counted("writes", targets, f">>{targets[0].code}<<"), *notes]
+    )
 
 
 def _m2m100(folder: Folder) -> Speech:

@@ -2,17 +2,19 @@
 
 import json
 import math
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar, cast
 
-from dragoman.model.files import read_bounded
+from dragoman.model.files import open_regular, read_bounded
 from dragoman.model.importers.errors import ForeignError
 
 # `config.json` has a few kilobytes, a vocabulary of 256,000 tokens or the index of a thousand shards a few megabytes.
 MAX_JSON_BYTES: Final = 128 * 2**20
 MAX_CONFIG_BYTES: Final = 2**20
 MAX_SIZE: Final = 2**24 - 1
+_POINTER: Final = b"version https://git-lfs.github.com/spec/"
 T = TypeVar("T", bool, int, float, str)
 
 
@@ -38,7 +40,7 @@ class Settings:
         Raises:
             ForeignError: If it cannot be read or is no JSON object.
         """
-        if not is_required and not path.exists():
+        if not is_required and not os.path.lexists(path):
             return cls(path, {})
         return cls(path, load_object(path, MAX_CONFIG_BYTES))
 
@@ -134,9 +136,29 @@ def read(path: Path, max_bytes: int) -> bytes:
         ForeignError: If it is missing, no regular file, or holds more.
     """
     try:
-        return read_bounded(path, max_bytes)
+        content = read_bounded(path, max_bytes)
     except OSError as error:
         raise ForeignError(f"{path}: {error.strerror}") from error
+    _refuse_pointer(path, content)
+    return content
+
+
+def refuse_pointer(path: Path) -> None:
+    """Refuse what Git leaves in a large file's place where its extension LFS is missing.
+
+    Raises:
+        ForeignError: Naming the file, and how it is fetched.
+    """
+    try:
+        with open_regular(path) as file:
+            _refuse_pointer(path, file.read(len(_POINTER)))
+    except OSError as error:
+        raise ForeignError(f"{path}: {error.strerror}") from error
+
+
+def _refuse_pointer(path: Path, content: bytes) -> None:
+    if content.startswith(_POINTER):
+        raise ForeignError(f"{path}: Git LFS’s pointer to the file, not the file; `git lfs pull` fetches it")
 
 
 def _parsed(path: Path, content: bytes, kind: Callable[..., Any], what: str) -> Any:

@@ -28,7 +28,12 @@ def read_token_ids(folder: Path, tokenizer: Mapping[str, Any]) -> dict[str, int]
     Raises:
         ForeignError: If a file is damaged.
     """
-    found = dict(_pieces(folder))
+    return {**dict(_pieces(folder)), **added_tokens(folder, tokenizer)}
+
+
+def added_tokens(folder: Path, tokenizer: Mapping[str, Any]) -> dict[str, int]:
+    """Return the tokens that were added to a vocabulary, in files of their own; arguments and errors as of `read_token_ids`."""
+    found: dict[str, int] = {}
     if (folder / ADDED_FILE).exists():
         found.update(_checked(folder / ADDED_FILE, load_object(folder / ADDED_FILE).items()))
     added = tokenizer.get("added_tokens_decoder")

@@ -1,6 +1,7 @@
 """The tokenisers of foreign folders: which files they are in, and which of the model's ids a piece has."""
 
 import json
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from dragoman.model.importers.errors import ForeignError
 from dragoman.model.importers.foreign import Foreign
 from dragoman.model.importers.report import Report
 from dragoman.model.importers.settings import load_object, read
-from dragoman.model.importers.token_ids import read_token_ids
+from dragoman.model.importers.token_ids import added_tokens, read_token_ids
 from dragoman.model.importers.weights import listed
 from dragoman.model.text.byte_ids import ByteTokenizer
 from dragoman.model.text.id_tables import ids_by_piece, same_ids, shifted_ids
@@ -26,6 +27,8 @@ TOKENIZERS_JSON: Final = "tokenizer.json"
 MAX_FILE_BYTES: Final = 2**26
 _SPECIAL: Final = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 _BYTES_BEFORE, _BYTES_EXTRA = 3, 125
+_M2M100_LANGUAGE: Final = re.compile(r"__[a-z]{2,3}__")
+_PLAIN: Final = {"special": False, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +137,8 @@ def from_marian(asked: Asked) -> Tokenizers:
 
 def from_m2m100(asked: Asked) -> Tokenizers:
     """Read `sentencepiece.bpe.model` and `vocab.json`."""
-    return Tokenizers.shared(_by_piece(asked, "sentencepiece.bpe.model", "vocab.json", asked.ids("vocab.json"), _SPECIAL))
+    silent = [*_SPECIAL, *(name for name in asked.names if _M2M100_LANGUAGE.fullmatch(name))]
+    return Tokenizers.shared(_by_piece(asked, "sentencepiece.bpe.model", "vocab.json", asked.ids("vocab.json"), silent))
 
 
 def from_fairseq(asked: Asked) -> Tokenizers:
@@ -162,9 +166,12 @@ def from_byte_pairs(asked: Asked) -> Tokenizers:
     special = [*_SPECIAL, *(name for name in asked.names if is_name(name))]
     eos_id = asked.config.eos_id
     tokenizer = JsonTokenizer.from_byte_pairs(asked.content("vocab.json"), asked.content("merges.txt"), special, eos_id)
-    if asked.foreign.tokenizer.find("add_prefix_space", bool):
+    added = _text_tokens(asked, asked.ids("vocab.json"))
+    if added or asked.foreign.tokenizer.find("add_prefix_space", bool):
         description: dict[str, Any] = json.loads(tokenizer.content())
-        description["pre_tokenizer"] |= {"add_prefix_space": True}
+        description["pre_tokenizer"] |= {"add_prefix_space": asked.foreign.tokenizer.find("add_prefix_space", bool) is True}
+        description["model"]["vocab"] |= added
+        description["added_tokens"] += [{"id": token_id, "content": text, **_PLAIN} for text, token_id in added.items()]
         tokenizer = JsonTokenizer(json.dumps(description).encode(), eos_id)
     return Tokenizers.shared(_with_rows(asked, tokenizer))
 
@@ -194,6 +201,8 @@ def _with_rows(asked: Asked, tokenizer: JsonTokenizer) -> JsonTokenizer:
 
 def _bytes(asked: Asked) -> Tokenizers:
     """ByT5's: no file, a token is a byte."""
+    if added := _text_tokens(asked, ()):
+        asked.report.ignored.append(f"added tokens are neither looked for in texts nor written: {listed(list(added))}")
     extra = asked.foreign.tokenizer.find("extra_ids", int)
     tokenizer = ByteTokenizer(asked.config.eos_id, _BYTES_BEFORE, _BYTES_EXTRA if extra is None else extra)
     return Tokenizers.shared(tokenizer)
@@ -207,7 +216,9 @@ def _by_piece(asked: Asked, model: str, vocabulary: str, ids: Mapping[str, int],
     try:
         content, _ = with_names_as_text(asked.content(model))
         table, others = ids_by_piece(content, ids, unknown, silent)
-        return SentencePieceTokenizer(content, table, asked.config.eos_id, others)
+        files = added_tokens(asked.foreign.path, asked.foreign.tokenizer.fields)
+        added = {name: token_id for name, token_id in _text_tokens(asked, ids).items() if name in files and name not in silent}
+        return SentencePieceTokenizer(content, table, asked.config.eos_id, {**_written(asked, model, added), **others})
     except TokenizerError as error:  # one of several files
         raise ForeignError(f"{asked.foreign.path / model}: {error}") from error
 
@@ -223,12 +234,17 @@ def _of_pieces(asked: Asked, name: str, table: Callable[[bytes], list[int]]) -> 
         moved = [piece for piece, token_id in pieces.items() if asked.names.get(piece, token_id) != token_id]
         if moved or _text_tokens(asked, pieces):
             return _preferring_json(asked, name)
-    added = _text_tokens(asked, pieces)
-    if added:
-        unsought = listed(list(added))
-        asked.report.ignored.append(f"added tokens are written, but not looked for in texts: {name} has them not: {unsought}")
-    others = {token_id: text.replace(" ", SPACE) for text, token_id in added.items()}
+    others = _written(asked, name, _text_tokens(asked, pieces))
     return Tokenizers.shared(SentencePieceTokenizer(content, ids, asked.config.eos_id, others))
+
+
+def _written(asked: Asked, name: str, added: Mapping[str, int]) -> dict[int, str]:
+    """Return the pieces of added tokens that a SentencePiece model has not; say what becomes of them."""
+    unsought = listed(list(added))
+    told = f"added tokens are written, but not looked for in texts: {name} has them not: {unsought}"
+    if added and told not in asked.report.ignored:
+        asked.report.ignored.append(told)
+    return {token_id: text.replace(" ", SPACE) for text, token_id in added.items()}
 
 
 def _text_tokens(asked: Asked, known: Collection[str]) -> dict[str, int]:

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from dragoman.model.importers.errors import ForeignError
-from dragoman.model.importers.settings import load_object
+from dragoman.model.importers.settings import load_object, refuse_pointer
 from dragoman.model.importers.weight_files import INDEX_SUFFIX, OTHERS, PICKLED, SAFETENSORS
 
 # What is read: each becomes single precision.
@@ -94,7 +94,8 @@ class _Pickled:
 
 def _refuse_larger_than_storage(path: Path, name: str, tensor: Tensor) -> None:
     """Refuse a tensor that repeats few numbers many times: it would take memory that the file does not have."""
-    if tensor.layout != torch.strided or tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+    is_plain = tensor.layout == torch.strided and not tensor.is_meta
+    if not is_plain or tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
         raise ForeignError(f"{path}: {name} is not a plain tensor")
 
 
@@ -221,6 +222,7 @@ def _refuse_irregular(path: Path) -> None:
     if not path.is_file():
         reason = "a link to nothing" if path.is_symlink() and not path.exists() else "not a regular file"
         raise ForeignError(f"{path}: {reason}")
+    refuse_pointer(path)
 
 
 def _shards(index: Path, kind: Any) -> dict[str, _File]:
@@ -235,6 +237,7 @@ def _shards(index: Path, kind: Any) -> dict[str, _File]:
             raise ForeignError(f"{index}: {name} is said to be in {shard!r}, which is no file of the folder")
         if shard not in files:
             _refuse_missing(index, name, shard)
+            refuse_pointer(index.parent / shard)
             files[shard] = kind(index.parent / shard)
         homes[name] = files[shard]
     for shard, file in files.items():

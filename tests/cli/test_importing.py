@@ -100,7 +100,13 @@ def test_what_computes_something_else_is_not_written(
         (["--export", "{0}/b", "--precision", "int3"], "int3"),
         (["--export", "{0}/b", "--quality-source", "x"], "go together"),
         (["--export", "{0}/out"], "a place each"),
+        (["--export", "{0}/out/bundle"], "a place each"),
+        (["--export", "{0}"], "exists and is not empty"),
         (["--export", "{0}/file"], "file"),
+        (["--export", "{0}/b", "--shortlist", "{0}/none"], "none: No such file"),
+        (["--export", "{0}/b", "--shortlist", "{0}/file"], "the file is empty"),
+        (["--export", "{0}/b", "--shortlist", __file__, "--shortlist-size", "0"], "at least 1 token"),
+        (["--export", "{0}/b", "--precision", "int8", "--calibration", "{0}/none"], "none: No such file"),
         (["--name", "a b"], "name must be"),
         (["--revision", "main"], "--revision is of repositories"),
         (["--max-source-tokens", "0"], "--max-source-tokens"),
@@ -152,3 +158,48 @@ def test_a_kill_leaves_the_old_checkpoint(folder: Path, run: Run, tmp_path: Path
     assert run("import", folder, output, "--name", "old")[0] == 0
     assert subprocess.run(killed, capture_output=True).returncode == -signal.SIGKILL
     assert Checkpoint.load(output).name == "old"
+
+
+def test_a_bundle_around_the_checkpoint_is_refused_before_the_work(run: Run, folder: Path, tmp_path: Path) -> None:
+    refused(run("import", folder, tmp_path / "b" / "out", "--export", tmp_path / "b"), "a place each")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["import", "export"])
+def test_what_is_terminated_leaves_nothing(command: str, run: Run, folder: Path, tmp_path: Path) -> None:
+    """The signal comes when there is something beside the place already."""
+    source, place = folder, tmp_path / "place"
+    if command == "export":
+        source = tmp_path / "checkpoint"
+        assert run("import", folder, source)[0] == 0
+    place.mkdir()
+    with subprocess.Popen(
+        [sys.executable, "-c", UNTIL_TERMINATED.format(command=command, source=str(source), place=str(place))],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"begun\n"
+        assert len(list(place.iterdir())) == 1
+        process.terminate()
+        assert process.wait(60) == 128 + signal.SIGTERM
+    assert list(place.iterdir()) == []
+
+
+# What is written beside the place waits there for the signal.
+UNTIL_TERMINATED = """
+import sys, tempfile, time
+
+class Waiting(tempfile.TemporaryDirectory):
+    def __enter__(self):
+        name = super().__enter__()
+        if name.startswith({place!r}):
+            print("begun", flush=True)
+            time.sleep(60)
+        return name
+
+tempfile.TemporaryDirectory = Waiting
+from dragoman.cli.main import main
+sys.argv[1:] = [{command!r}, {source!r}, {place!r} + "/out"]
+main()
+"""

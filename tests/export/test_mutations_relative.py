@@ -1,6 +1,5 @@
 """Graphs of a network with relative positions, gates and RMS norms, broken on purpose: the gate finds out every one."""
 
-from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 from typing import get_args
@@ -13,7 +12,6 @@ from dragoman.export.parity import ParityError
 from dragoman.export.verify import verify
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.config import Padding
-from dragoman.model.transformer import Transformer
 from tests.export.conftest import MakeCheckpoint, WriteGraphs
 from tests.export.test_mutations import Change, insert_before, mutated, nodes, rewrite
 
@@ -173,19 +171,6 @@ def test_where_single_precision_is_off_the_graphs_may_be_as_far_off(
     directory = write_graphs(checkpoint.model, tmp_path / "graphs")
     report = verify(checkpoint, directory)
     assert report.tolerance > 1e-4 and report.max_log_prob_difference > 1e-4
-    with pytest.raises(ParityError, match="log-probabilities are off"):
-        verify(as_if_scaled(checkpoint), write_graphs(as_if_scaled(checkpoint).model, tmp_path / "scaled"))
     (tmp_path / "broken").mkdir()
     with pytest.raises(ParityError, match="log-probabilities are off"):
         verify(checkpoint, mutated(directory, tmp_path / "broken", "decoder", be_one_further))
-
-
-def as_if_scaled(checkpoint: Checkpoint) -> Checkpoint:
-    """Return the same function as a network whose scores are scaled, with queries that make up for it: no excuse for its error."""
-    config = replace(checkpoint.model.config, is_attention_scaled=True)
-    model = Transformer(config).eval()
-    model.load_state_dict(checkpoint.model.state_dict())
-    for layer in (*model.encoder.layers, *model.decoder.layers):
-        for attention in (layer.self_attention, *([layer.cross_attention] if hasattr(layer, "cross_attention") else [])):
-            attention.input.weight.data[: attention.width] *= config.head_dim**0.5
-    return Checkpoint(checkpoint.name, model, checkpoint.tokenizers)

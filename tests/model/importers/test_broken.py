@@ -20,6 +20,7 @@ from tests.model.importers.conftest import change_json, change_weights
 
 Change = Callable[[Path], Any]
 FC1 = "model.encoder.layers.0.fc1.weight"
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:5891b5b522d5df08\nsize 298000000\n"
 WI = "encoder.block.0.layer.1.DenseReluDense.wi.weight"
 
 
@@ -63,6 +64,25 @@ def truncated(folder: Path) -> None:
 def with_code(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     torch.save({"a": Path("a"), "b": os.system}, folder / "pytorch_model.bin")
+
+
+def without_memory(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save({**tensors, FC1: tensors[FC1].to("meta")}, folder / "pytorch_model.bin")
+
+
+def pointer_to_a_shard(folder: Path) -> None:
+    missing_shard(folder)
+    (folder / "model-00002-of-00002.safetensors").write_text(POINTER)
+
+
+def link_to_nothing(name: str) -> Change:
+    def change(folder: Path) -> None:
+        (folder / name).unlink()
+        (folder / name).symlink_to(folder / "nowhere")
+
+    return change
 
 
 def as_directory(name: str) -> Change:
@@ -113,6 +133,36 @@ BROKEN: dict[str, tuple[str, Change, str, str]] = {
         untied_without_head,
         "model.safetensors",
         r"lm_head\.weight is missing, though config\.json says that it is a table of its own \(tie_word_embeddings\)",
+    ),
+    "weights without memory": ("bart", without_memory, "pytorch_model.bin", rf"{re.escape(FC1)} is not a plain tensor"),
+    "weights that Git LFS has": ("bart", with_text("model.safetensors", POINTER), "model.safetensors", "`git lfs pull`"),
+    "pickled weights that Git LFS has": (
+        "bart",
+        lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin").write_text(POINTER),
+        "pytorch_model.bin",
+        "`git lfs pull`",
+    ),
+    "shard that Git LFS has": ("bart", pointer_to_a_shard, "model-00002-of-00002.safetensors", "`git lfs pull`"),
+    "pieces that Git LFS has": ("t5", with_text("spiece.model", POINTER), "spiece.model", "`git lfs pull`"),
+    "side's pieces that Git LFS has": ("marian", with_text("target.spm", POINTER), "target.spm", "`git lfs pull`"),
+    "tokenizer.json that Git LFS has": ("nllb", with_text("tokenizer.json", POINTER), "tokenizer.json", "`git lfs pull`"),
+    "settings that are a link to nothing": (
+        "bart",
+        link_to_nothing("generation_config.json"),
+        "generation_config.json",
+        "No such file or directory",
+    ),
+    "tokeniser's settings that are a link to nothing": (
+        "bart",
+        link_to_nothing("tokenizer_config.json"),
+        "tokenizer_config.json",
+        "No such file or directory",
+    ),
+    "more positions than memory": (
+        "marian",
+        with_config(max_position_embeddings=2**24 - 1),
+        "config.json",
+        "max_position_embeddings is 16777215",
     ),
     "no configuration": ("bart", without("config.json"), "config.json", "No such file or directory"),
     "configuration that is a directory": ("bart", as_directory("config.json"), "config.json", "not a regular file"),

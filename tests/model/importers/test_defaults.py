@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import GenerationConfig
 
@@ -252,7 +252,7 @@ VALUES = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.dictionaries(st.sampled_from([*FIELDS, "unheard_of"]), VALUES, max_size=12), st.sampled_from([TARGET, FORCED]))
 def test_no_field_is_dropped_without_a_word(fields: dict[str, Any], target: Target) -> None:
     fields.pop("eos_token_id", None)
@@ -269,3 +269,11 @@ def test_every_field_of_transformers_is_known(name: str) -> None:
     value = {"bad_words_ids": [[7]], "suppress_tokens": [7], "begin_suppress_tokens": [1], "eos_token_id": 1}.get(name, 2)
     lines = [line for line in convert({name: value}, TARGET).notes if name in line.split(": ")[0].split(", ")]
     assert lines and not any("not known here" in line for line in lines)
+
+
+@pytest.mark.parametrize("name", ["repetition_penalty", "length_penalty", "early_stopping", "num_beams", "temperature"])
+def test_half_a_character_is_no_setting(name: str) -> None:
+    """JSON can say one; it becomes a note."""
+    converted = convert({"num_beams": 2, "max_length": 50, name: "\ud800"}, TARGET)
+    assert "cannot be said here" in note(converted, name)
+    note(converted, name).encode()

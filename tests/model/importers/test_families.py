@@ -1,5 +1,6 @@
 """Every family and variant: what is imported computes what Transformers computes of the same folder."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from dragoman.model.importers.layout import load
 from dragoman.model.importers.registry import FAMILIES, family_of
 from dragoman.model.importers.report import Report
 from dragoman.model.transformer import Transformer
+from tests.model.importers.conftest import change_json
 
 # T5's activation and norms are ONNX Runtime's and PyTorch's own here, and spelt out there: they differ in the last bits.
 T5_TOLERANCE = 2e-5
@@ -121,3 +123,16 @@ def test_made_tables_may_be_longer_and_all_shorter(foreign: Callable[..., Path])
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
     short = network(foreign("bart"), max_source_tokens=20).encoder.embedding.positions
     assert short.shape[0] == 22
+
+
+@pytest.mark.parametrize("variant", ["m2m100", "bart", "marian"])
+def test_what_generate_fills_rows_with_is_not_the_networks_padding(variant: str, copied: Callable[..., Path]) -> None:
+    """M2M100's positions begin behind the padding of config.json, whatever generation_config.json calls so."""
+    folder = copied(variant)
+    pad_id = json.loads((folder / "config.json").read_text())["pad_token_id"]
+    model = network(folder)
+    change_json(folder / "generation_config.json", pad_token_id=model.config.eos_id)
+    assert network(folder).config == model.config
+    assert model.config.pad_id == pad_id
+    ours, theirs = logits(network(folder), folder, VARIANTS[variant].model)
+    assert torch.allclose(ours, theirs, atol=1e-4)

@@ -228,6 +228,11 @@ def test_marian_says_the_targets_language_first(tmp_path: Path, fairseq_model: b
     assert any("pt_BR" in note for note in speech.notes)
 
 
+def test_marian_names_a_language_that_it_has(tmp_path: Path, fairseq_model: bytes) -> None:
+    marian(tmp_path, fairseq_model, ("fin", "est"))
+    assert "writes 2 languages, such as >>fin<<" in read(tmp_path, "marian").notes
+
+
 def test_marian_of_one_pair_names_it(tmp_path: Path, fairseq_model: bytes) -> None:
     tokenizer = marian(tmp_path, fairseq_model, (), source_lang="eng", target_lang="de")
     speech = read(tmp_path, "marian")

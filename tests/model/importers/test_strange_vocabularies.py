@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dragoman.model.generation import Languages, Template
@@ -53,7 +53,7 @@ CLASSES = [
 ]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.sampled_from(["marian", "m2m_100", "mbart", "bart", "pegasus", "t5", "mt5", "umt5", ""]),
     st.dictionaries(NAMES, st.integers(0, 12), max_size=12),

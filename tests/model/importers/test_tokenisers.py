@@ -214,3 +214,43 @@ def test_bytes_may_be_named_in_the_models_configuration_alone(copied: Callable[.
     read, _ = tokenizers_of(folder)
     assert read.source.kind == "bytes"
     assert read.source.encode("\u00e4b") == [0xC3 + 3, 0xA4 + 3, ord("b") + 3]
+
+
+@pytest.mark.parametrize(("variant", "is_sought"), [("bart", True), ("marian", False), ("mbart", False)])
+def test_tokens_added_in_a_file_of_their_own_are_written(variant: str, is_sought: bool, copied: Callable[..., Path]) -> None:
+    """As Transformers writes them; what it finds of them in a text is found of byte pairs, and told of the others."""
+    folder = copied(variant)
+    theirs = load_tokenizer(folder)
+    theirs.add_tokens(["zebra", "SARS-CoV 2"])
+    rows = json.loads((folder / "config.json").read_text())["vocab_size"]
+    ids = {name: theirs.convert_tokens_to_ids(name) for name in ("zebra", "SARS-CoV 2")}
+    (folder / "added_tokens.json").write_text(json.dumps(ids))
+    change_weights(folder, lambda tensors: lengthen(tensors, rows, max(ids.values()) + 1))
+    change_json(folder / "config.json", vocab_size=max(ids.values()) + 1)
+    read, report = tokenizers_of(folder)
+    text = "the zebra is SARS-CoV 2 here"
+    found = theirs(text, add_special_tokens=False)["input_ids"]
+    assert set(ids.values()) <= set(found)
+    assert read.target.decode(found).replace(" ", "") == text.replace(" ", "")
+    assert (read.source.encode(text) == found) == is_sought
+    told = sum("added tokens" in line and "zebra, SARS-CoV 2" in line for line in report.ignored)
+    assert told == (0 if is_sought else len({"source", "target"} if variant == "marian" else {"both"}))
+
+
+def lengthen(tensors: dict[str, torch.Tensor], before: int, after: int) -> None:
+    """Give every table of tokens, and the bias, as many rows of zeros as it lacks."""
+    for name, tensor in tensors.items():
+        for axis, size in enumerate(tensor.shape):
+            if size == before:
+                more = list(tensor.shape)
+                more[axis] = after - before
+                tensors[name] = torch.cat([tensor, torch.zeros(more)], axis)
+
+
+def test_tokens_added_to_bytes_are_told(copied: Callable[..., Path]) -> None:
+    folder = copied("byt5")
+    (folder / "added_tokens.json").write_text('{"zebra": 384, "<extra_id_200>": 385}')
+    _, report = tokenizers_of(folder)
+    assert [line for line in report.ignored if "added tokens" in line] == [
+        "added tokens are neither looked for in texts nor written: zebra"
+    ]
