@@ -33,6 +33,8 @@ validation_target = "val.de"
 # Attention heads; they divide d_model.
 # rule: d_model / 64, at least 4; fewer where that does not divide d_model
 #num_heads = 4
+# Width of all heads of a layer together. Without it: d_model.
+#attention_dim = 128
 # Layers.
 # rule: 2, 4, 4, 6: up to 200,000 target tokens, 2 million, 20 million, beyond
 #num_encoder_layers = 4
@@ -47,11 +49,22 @@ validation_target = "val.de"
 # Layer norm before ("pre") or after ("post") each sub-layer; "post" is the paper's and needs more warm-up.
 # rule: pre
 #norm = "pre"
-# "relu", "gelu" or "silu".
+# "layer": norms subtract the mean and have a bias; "rms": neither.
+#norm_kind = "layer"
+# A bias in each linear map of attention and feed-forward layers.
+#has_biases = true
+# "relu", "gelu", "gelu_tanh" or "silu"; whether a second linear map is multiplied by it.
 #activation = "relu"
-# "sinusoidal" or "learned", and what is added to each position.
+#is_ffn_gated = false
+# Attention scores are divided by the square root of a head's width.
+#is_attention_scaled = true
+# "sinusoidal" or "learned" tables, and what is added to each position; or "relative": biases of scores by distance (T5),
 #positions = "sinusoidal"
 #position_offset = 0
+# ... of which there are so many, that of the farthest begins here, and there may be a table for each layer.
+#relative_buckets = 32
+#relative_max_distance = 128
+#has_relative_bias_per_layer = false
 # One table of embeddings for both sides; the output projection is that table; embeddings are multiplied by √d_model.
 #is_embedding_shared = true
 #is_projection_tied = true
@@ -59,6 +72,10 @@ validation_target = "val.de"
 # A layer norm behind the embeddings; a bias for each token of the output.
 #has_embedding_norm = false
 #has_output_bias = false
+# What the decoder gives is divided by √d_model before the output projection.
+#is_output_scaled = false
+# Padding in answers: "excluded" from the softmax, "masked" behind it, or "predicted" as any token.
+#padding = "excluded"
 # Probability that a value is dropped while training: of embeddings and sub-layers' outputs,
 # rule: 0.3, 0.2, 0.2, 0.1: up to 200,000 target tokens, 2 million, 20 million, beyond
 #dropout = 0.2

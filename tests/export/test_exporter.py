@@ -220,12 +220,13 @@ def test_interrupted_export_leaves_nothing(checkpoint_dir: Path, tmp_path: Path,
 def test_export_that_fails_the_gate_leaves_nothing(
     checkpoint_dir: Path, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def strict(checkpoint: Checkpoint, directory: Path, progress: Progress) -> ParityReport:
-        return verify(checkpoint, directory, tolerance=1e-9)
+    def verify_another(checkpoint: Checkpoint, directory: Path, progress: Progress) -> ParityReport:
+        checkpoint.model.decoder.embedding.tokens.weight.data *= 1.01
+        return verify(checkpoint, directory)
 
-    monkeypatch.setattr(building, "verify", strict)
+    monkeypatch.setattr(building, "verify", verify_another)
     shutil.copytree(exported, tmp_path / "bundle")
-    with pytest.raises(ParityError, match=r"off by .* the tolerance is 1e-09"):
+    with pytest.raises(ParityError, match=r"off by .* the tolerance is 0.0001"):
         export_checkpoint(checkpoint_dir, tmp_path / "bundle", is_forced=True)
     assert contents(tmp_path / "bundle") == contents(exported)
     assert list(tmp_path.iterdir()) == [tmp_path / "bundle"]
