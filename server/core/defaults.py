@@ -15,20 +15,9 @@ if TYPE_CHECKING:
     from dragoman.export.bundle import Manifest
 
 NONE = Defaults()
-# Fields that a request and a model's defaults have both, and that decide what is searched for; `max_new_tokens` is decided before.
-FIELDS = (
-    "num_beams",
-    "num_return_sequences",
-    "length_penalty",
-    "early_stopping",
-    "do_sample",
-    "temperature",
-    "top_k",
-    "top_p",
-    "repetition_penalty",
-    "min_new_tokens",
-    "no_repeat_ngram_size",
-)
+# Fields of a request that a default stands in for. The others: `max_new_tokens` is decided before, what is suppressed is suppressed
+# beside the request's, and a forced end is no field of a request.
+FIELDS = tuple(name for name in Defaults.__struct_fields__ if name not in ("max_new_tokens", "suppressed_tokens", "is_end_forced"))
 DRAWING = ("temperature", "top_k", "top_p")
 
 
