@@ -4,12 +4,12 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.harness import report
 from benchmarks.harness.mixture import SHARES
-from benchmarks.harness.report import RESULTS, environment, write
+from benchmarks.harness.report import environment, figure_name, write
 from benchmarks.serving.comparison import MIN_SAME, OBJECTIVE_FACTOR, Comparison, Standing
 from benchmarks.serving.contender import DRAGOMAN
 from benchmarks.serving.goodput import GOAL_PERCENT, STEP, Point
@@ -152,8 +152,8 @@ def write_report(comparison: Comparison, quality: Mapping[str, float], setup: Se
         "objective_seconds": objective,
         "curves": {standing.contender.name: curve(standing.points) for standing in standings},
     }
-    RESULTS.mkdir(exist_ok=True)
-    figure = Path(f"{name}.png")
-    draw(RESULTS / figure, {standing.contender.name: standing.points for standing in standings}, objective)
+    report.RESULTS.mkdir(exist_ok=True)
+    figure = figure_name(name)
+    draw(report.RESULTS / figure, {standing.contender.name: standing.points for standing in standings}, objective)
     lines = [*notes(setup, objective), "", verdict(standings), "", f"![Latency over rate]({figure})"]
     write(name, f"Serving, {setup.precision}: goodput beside servers built around CTranslate2", about, rows, lines)

@@ -20,7 +20,8 @@ from typing import Any
 
 from benchmarks.harness.load_command import LoadCommand
 from benchmarks.harness.replica import Replica
-from benchmarks.harness.report import RESULTS, environment, write
+from benchmarks.harness import report
+from benchmarks.harness.report import environment, figure_name, write
 from benchmarks.soak.callers import Callers, Count
 from benchmarks.soak.plot import draw
 from benchmarks.soak.references import References
@@ -224,8 +225,8 @@ def main() -> None:
         code = replica.terminate()
     promises = [*verdicts(soaked), (code == 0, f"exit code after SIGTERM: {code}")]
     about |= {"capacity": soaked.capacity, "resources": _resources(soaked)}
-    RESULTS.mkdir(exist_ok=True)
-    draw(RESULTS / "soak.png", soaked.readings)
+    report.RESULTS.mkdir(exist_ok=True)
+    draw(report.RESULTS / figure_name("soak"), soaked.readings)
     write("soak", "Soak", about, soaked.rows(), _notes(arguments, soaked, promises))
     sys.exit(not all(is_kept for is_kept, _ in promises))
 
@@ -256,7 +257,7 @@ def _notes(arguments: argparse.Namespace, soaked: Soaked, promises: Sequence[tup
         "",
         *table,
         "",
-        "![](soak.png)",
+        f"![]({figure_name('soak')})",
         "",
         *(f"- {'kept' if is_kept else 'MISSED'}: {text}" for is_kept, text in promises),
     ]

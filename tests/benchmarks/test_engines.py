@@ -29,6 +29,7 @@ def stage(endless: tuple[Path, Path]) -> Iterator[Stage]:
 @pytest.fixture
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(report, "RESULTS", tmp_path)
+    monkeypatch.setattr(report, "processor_kind", lambda: "avx2")
     monkeypatch.setattr(contest, "PAUSE_SECONDS", 0.0)
     return tmp_path
 
