@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness import report
 from benchmarks.harness.apart import Apart
 from benchmarks.harness.models import base_checkpoint, bundle_of
-from benchmarks.harness import report
 from benchmarks.harness.report import environment, figure_name, write
 from benchmarks.scaling.plot import draw
 from benchmarks.scaling.probe import Probe, Trace

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness import report
 from benchmarks.harness.load_command import LoadCommand
 from benchmarks.harness.replica import Replica
-from benchmarks.harness import report
 from benchmarks.harness.report import environment, figure_name, write
 from benchmarks.soak.callers import Callers, Count
 from benchmarks.soak.plot import draw
