@@ -1,8 +1,8 @@
-"""What every benchmark writes: a JSON file with all figures and what they were measured on, and a Markdown file with tables beside it.
+"""What every benchmark writes: a JSON file with all figures and what they were measured on, and a Markdown file with tables.
 
-Both have a section for each kind of processor (`dragoman.export.processor`), because figures of one say nothing of another: a run
-replaces the section of its own kind and leaves the others as they are. A file of the form before that is one section, of a kind that
-nobody noted down.
+Both have a section for each kind of processor (`dragoman.export.processor`), because figures of one say nothing of another: a
+run replaces the section of its own kind and leaves the others as they are. A file of the form before that is one section, of a kind
+that nobody noted down.
 """
 
 import datetime
@@ -39,10 +39,10 @@ class Section:
     def lines(self) -> list[str]:
         """Return it in Markdown, without a heading."""
         about, columns = self.environment, list(self.rows[0])
+        machine = f"{about['cores']} cores of {about['processor']}"
         versions = [f"{package} {number}" for package, number in about["versions"].items()]
         return [
-            ", ".join([about["date"], f"{about['cores']} cores of {about['processor']}", f"Python {about['python']}", *versions])
-            + ".",
+            ", ".join([about["date"], machine, f"Python {about['python']}", *versions]) + ".",
             "",
             "| " + " | ".join(columns) + " |",
             "|" + "---|" * len(columns),

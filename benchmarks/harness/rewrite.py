@@ -1,4 +1,4 @@
-"""Results that are there already: their Markdown made again from their JSON, and sections moved to the kind they are known to be of.
+"""Results that are there already: their Markdown made again from their JSON, sections moved to the kind they are known to be of.
 
     python -m benchmarks.harness.rewrite [NAME ...] [--kind avx512_vnni]
 
