@@ -12,9 +12,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.ids import Ids
 from dragoman.server.engine.messages import GREEDY, Request, SearchOptions
 from dragoman.server.offline import OfflineTranslator
@@ -150,7 +147,11 @@ class TransformersEngine:
     """Transformers' `generate` on Marian or Pegasus with our weights, in single precision."""
 
     def __init__(self, checkpoint: Path, num_threads: int) -> None:
-        from benchmarks.libraries import transformers_model  # takes seconds, which the other sides' processes need not spend
+        # These take seconds, which the other sides' processes need not spend.
+        import torch
+
+        from benchmarks.libraries import transformers_model
+        from dragoman.model.checkpoint import Checkpoint
 
         torch.set_num_threads(num_threads)
         self._answers_to = transformers_model.best_answers
