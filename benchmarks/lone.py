@@ -121,8 +121,8 @@ def main() -> None:
     about = environment("onnxruntime", "grpcio") | {"setting": str(setting), "rounds": arguments.rounds, "commit": commit()}
     about["latencies"] = {name: [round(seconds, 4) for seconds in side.seconds] for name, side in sides.items()}
     notes = [
-        f"`{arguments.model}`, {arguments.precision}, {setting}: {NUM_CALLERS} callers with beam {NUM_BEAMS} on {LONG_CAPTIONS} joined "
-        f"captions, twice what {TOTAL_SLOTS} slots decode at once, and beside them one caller with short captions, greedy. "
+        f"`{arguments.model}`, {arguments.precision}, {setting}: {NUM_CALLERS} callers with beam {NUM_BEAMS} on {LONG_CAPTIONS} "
+        f"joined captions, twice what {TOTAL_SLOTS} slots decode at once, and beside them one caller with short captions, greedy. "
         f"{arguments.rounds} rounds of {arguments.seconds:g} s a side, in turns; sender and server on the same cores.",
         "",
         verdict(sides),

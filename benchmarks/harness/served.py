@@ -111,7 +111,7 @@ def num_replicas(flags: Sequence[str]) -> int:
 
 def processes(root: int, log: Path) -> dict[str, list[int]]:
     """Return what runs of a server: the ids of the engines that its log tells of, and of all others, those of the front end."""
-    running = descendants(root)
+    running = [pid for pid in descendants(root) if not _is_helper(pid)]
     engines = {int(event["engine_pid"]) for event in events(log, "engine ready") if event.get("engine_pid")}
     return {"front end": [pid for pid in running if pid not in engines], "engine": [pid for pid in running if pid in engines]}
 
@@ -128,6 +128,14 @@ def descendants(root: int) -> list[int]:
     for pid in found:  # grows while it is gone through
         found += sorted(children.get(pid, ()))
     return found
+
+
+def _is_helper(pid: int) -> bool:
+    """Whether it is a process of Python's own that looks after what others leave, and does nothing else."""
+    try:
+        return b"resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 def cpu_seconds(*pids: int) -> float:
