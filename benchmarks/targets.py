@@ -2,8 +2,8 @@
 
     python -m benchmarks.targets [--kind avx512_vnni]
 
-It measures nothing: it reads `benchmarks/results` and prints, of each target, the figure, whether it was reached, and the result that it
-is from. What was not measured on this kind of processor is said to be so.
+It measures nothing: it reads `benchmarks/results` and prints, of each target, the figure, whether it was reached, and the result
+that it is from. What was not measured on this kind of processor is said to be so.
 """
 
 import argparse

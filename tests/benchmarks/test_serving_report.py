@@ -3,6 +3,7 @@
 import json
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -60,6 +61,10 @@ def test_there_is_no_verdict_without_two_sides() -> None:
     assert verdict([standing([point(1, 50.0)])]) == "There was nobody to compare with."
     assert verdict([standing([point(1, 50.0)], 0)]) == "There was nobody to compare with."
     assert verdict([standing([point(1, 50.0)]), standing([None], 0)]) == "No peer met the objective at any rate."
+
+
+def test_other_objectives_have_results_of_their_own() -> None:
+    assert SETUP.result_name == "serving-int8" and replace(SETUP, objective_factor=10).result_name == "serving-int8-10x"
 
 
 def test_a_latency_that_never_ended_is_null() -> None:

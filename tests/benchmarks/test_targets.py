@@ -8,7 +8,20 @@ import pytest
 from benchmarks import targets
 from benchmarks.harness import report
 from benchmarks.harness.report import Result, Section
-from benchmarks.targets import TARGETS, Target, against_before, column, goodput, least_of_best, missed, p99_ratio, share, table
+from benchmarks.targets import (
+    TARGETS,
+    Target,
+    against_before,
+    column,
+    different,
+    goodput,
+    least_of_best,
+    missed,
+    missed_with_kills,
+    p99_ratio,
+    share,
+    table,
+)
 
 ABOUT = {"date": "2026-01-02", "cores": 2, "processor": "a", "python": "3", "versions": {}}
 
@@ -53,13 +66,16 @@ def test_shares_goodput_and_latencies() -> None:
         {"requests": "a call each", "dragoman/s": 90, "share": 0.3},
     )
     assert share("a call each")(rows) == 0.3 and share("16 in a message")(rows) is None
-    servers = section(
-        {"server": "dragoman", "goodput/s": "90"}, {"server": "x", "goodput/s": "30"}, {"server": "y", "goodput/s": "9"}
-    )
+    rates = {"dragoman": "90", "x": "30", "y": "9"}
+    servers = section(*({"server": name, "goodput/s": rate} for name, rate in rates.items()))
     assert goodput(servers) == 3.0 and goodput(section({"server": "dragoman", "goodput/s": "90"})) is None
     assert p99_ratio(section({"server": "now", "p99 ms": "50.0"}, {"server": "before", "p99 ms": "100.0"})) == 0.5
     assert p99_ratio(section({"server": "now", "p99 ms": "50.0"})) is None
     assert missed(section({}, notes=("- kept: a", "- MISSED: b", "- MISSED: c"))) == 2
+    assert missed_with_kills(section({}, notes=("- kept: a", "- MISSED: b"))) is None
+    assert missed_with_kills(section({}, notes=("- kept: killed: engine; as many", "- MISSED: b"))) == 1
+    answered, lost = {"different": 0, "not answered": "none"}, {"different": 2, "not answered": "1 INTERNAL"}
+    assert different(section(answered)) == 0 and different(section(answered, lost)) == 3
 
 
 def test_the_table_is_of_one_kind_of_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +84,7 @@ def test_the_table_is_of_one_kind_of_processor(tmp_path: Path, monkeypatch: pyte
     Result("Captions", {"avx2": section(captions), "avx512_vnni": section(captions | {"engine ÷ CTranslate2": "0.5"})}).write(
         "engines_captions"
     )
-    name = "captions, int8, greedy, small: engines ÷ CTranslate2"
+    name = "captions, int8, greedy, small: engine ÷ CTranslate2"
     for kind, said in (("avx2", "0.95 | reached"), ("avx512_vnni", "0.50 | MISSED"), ("asimd", "— | not measured")):
         rows = table(kind)
         assert len(rows) == len(TARGETS) + 2
