@@ -23,15 +23,6 @@ from dragoman.model.checkpoint import Checkpoint
 
 MACHINE = {"date": "today", "cores": 1, "processor": "a processor", "python": "3", "versions": {}}
 ABOUT = MACHINE | {"rounds": 2, "threads": 1, "commit": "abc"}
-    "date": "today",
-    "cores": 1,
-    "processor": "a processor",
-    "python": "3",
-    "versions": {},
-    "rounds": 2,
-    "threads": 1,
-    "commit": "abc",
-}
 SETTING = Setting(1, 1, 16)
 
 

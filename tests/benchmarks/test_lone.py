@@ -45,4 +45,4 @@ def test_both_loads_are_put_on_a_real_server(endless: tuple[Path, Path], monkeyp
     side = Side()
     with ServedModel(endless[1], "--num-threads=1", "--warmup=false") as server:
         turn(side, server.address, ["a dog runs over the grass"], ["a dog"], 1.0, 1)
-    assert side.failures == 0 and side.seconds and side.rates[0] > 0
+    assert side.failures == 0 and side.seconds and len(side.rates) == 1
