@@ -128,8 +128,8 @@ def notes(setup: Setup, objective: float) -> list[str]:
         f"single and joined ({shares}), that arrive as a Poisson process. The objective is the same for all: {GOAL_PERCENT} % of "
         f"requests answered within {objective * 1000:.0f} ms of when they were due, {setup.objective_factor:g} times the lowest "
         "unloaded median of a server around CTranslate2, with one core or all for a request. Goodput counts what was answered in "
-        f"time at the highest rate that met the objective, one of a ladder with steps of {STEP - 1:.0%}; medians of {rounds}, by turns. "
-        "A request that was refused, failed or got lost counts as one that is never answered.",
+        f"time at the highest rate that met the objective, one of a ladder with steps of {STEP - 1:.0%}; medians of {rounds}, by "
+        "turns. A request that was refused, failed or got lost counts as one that is never answered.",
         "",
         f"Each peer's best setting {tuned}; Dragoman runs with what is named. BLEU, 13a, and sameness are of single captions; "
         f"answers in fp32 have to be the same but for ties ({MIN_SAME:.0%} at least).",

@@ -112,11 +112,6 @@ def verdicts(soaked: Soaked) -> list[tuple[bool, str]]:
     found = [
         (not soaked.num_lost(), f"requests that never ended: {soaked.num_lost()}"),
         (not soaked.num_unexpected(), f"requests that ended with an unexpected status: {soaked.num_unexpected()}"),
-        # The count of a process that was killed is lost with it.
-        (
-            bool(soaked.killed) or least <= answered <= most,
-            f"answers by the server's count: {answered}, by the callers' {least} to {most}",
-        ),
         (
             all(value == 0 for value in left.values()),
             "left over: " + ", ".join(f"{k.removeprefix('dragoman_')} {v}" for k, v in left.items()),
@@ -128,8 +123,10 @@ def verdicts(soaked: Soaked) -> list[tuple[bool, str]]:
         ),
         (not soaked.watch_failures and bool(soaked.trends), f"failed readings of processes: {len(soaked.watch_failures)}"),
     ]
-    if soaked.killed:
+    if soaked.killed:  # the count of a process that was killed is lost with it
         found += verdicts_of_kills(soaked)
+    else:
+        found.append((least <= answered <= most, f"answers by the server's count: {answered}, by the callers' {least} to {most}"))
     for (process, measure), each in soaked.trends.items():
         text = f"{process}, {measure}: {each.before:.1f} to {each.after:.1f} (growth of at most {each.allowed:.1f})"
         found.append((each.is_flat, text))
