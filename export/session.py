@@ -43,8 +43,8 @@ def open_session(
         is_written: Whether the graph is one that `write_to` has written, which has nothing left to improve.
         write_to: Where to put the graph as the session computes it, `NAME.onnx`, and beside it in `NAME.data` its weights, those of
             products also in the session's own order. A session of these files, with the same ONNX Runtime on the same kind of
-            processor, maps that order instead of keeping a copy, and computes the same bits; where the order lies must be aligned first,
-            see `server.runtime.weights_layout`.
+            processor, maps that order instead of keeping a copy, and computes the same bits. Before that, the order has to be
+            aligned, see `server.runtime.weights_layout`.
 
     Raises:
         RuntimeError: If the files cannot be written, and for all else that ONNX Runtime has to say.

@@ -95,7 +95,7 @@ class ServerConfig(BaseSettings):
     weights_cache: str = Field(
         "auto",
         min_length=1,
-        description="Folder through which a model's engines on the CPU share its weights; auto: a temporary one on disk, off: none.",
+        description="Folder by which engines of a model share its weights on the CPU; auto: one of temporary files, or off.",
     )
     max_slots: Count = Field(64, description="Sequences a model decodes at once.")
     max_slots_per_request: int = Field(

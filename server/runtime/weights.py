@@ -2,9 +2,9 @@
 
 ONNX Runtime puts weights of products into another order when it opens a graph, and each session of each process keeps its own
 copy. It can also write that order into a file beside the graph, and sessions of that file map it: the pages are in memory once,
-however many sessions and processes use them. The order depends on the processor and on ONNX Runtime's version, so that the files are
-no part of a bundle but a cache, made where it is used. Opening such a graph, ONNX Runtime makes the order anew, weight by weight,
-and takes what is mapped only where its digest is the new one's; that the file still holds that is for its SHA-256 to say.
+however many sessions and processes use them. The order depends on the processor and on ONNX Runtime's version, so that the files
+are no part of a bundle but a cache, made where it is used. Opening such a graph, ONNX Runtime makes the order anew, weight by
+weight, and takes what is mapped only where its digest is the new one's; that the file still holds that is for its SHA-256 to say.
 """
 
 import hashlib

@@ -1,8 +1,8 @@
 """Weights of several graphs put into one file: each block of bytes once, and where processors can load it in one piece.
 
-ONNX Runtime writes the weights of a graph, and those of products also in its own order, one right behind the other. Where that order
-is read from, its kernels expect addresses that are multiples of 64 bytes, and end the process where they find others. Graphs of one
-model have most of their weights in common, in either order.
+ONNX Runtime writes the weights of a graph, and those of products also in its own order, one right behind the other. Its kernels
+expect that order at addresses that are multiples of 64 bytes, and end the process where they find it elsewhere. Graphs of one model
+have most of their weights in common, in either order.
 
 A graph says of each tensor where its bytes are, in texts that its message holds (`external_data`, see onnx/onnx.proto); only those
 are written anew, for which the few kinds of fields that messages consist of are read here.
@@ -75,11 +75,8 @@ class Layout:
 
 def _moved(tensor: bytes, place: Callable[[int, int], int]) -> bytes:
     """Return a tensor whose texts say where its bytes are now."""
-    entries = [
-        dict((number, value) for number, _, value in _fields(entry))
-        for number, _, entry in _fields(tensor)
-        if number == EXTERNAL_DATA
-    ]
+    found = [value for number, _, value in _fields(tensor) if number == EXTERNAL_DATA]
+    entries = [{number: value for number, _, value in _fields(entry)} for entry in found]
     if not entries:
         return tensor
     texts = {entry[KEY].decode(): entry[VALUE].decode() for entry in entries}

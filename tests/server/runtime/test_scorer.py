@@ -175,9 +175,9 @@ def test_weights_that_are_large_are_not_copied_and_scores_stay(tiny_bundle: Path
     monkeypatch.setattr(weights_module, "open_session", watched)
     packed = opened(tiny_bundle)
     num_bytes = sum((tiny_bundle / name).stat().st_size for name in ("encoder.weights", "decoder.weights"))
-    monkeypatch.setattr(weights_module, "MAX_SCORER_BYTES", num_bytes)
+    monkeypatch.setattr(weights_module, "MAX_COPY_BYTES", num_bytes)
     opened(tiny_bundle)
-    monkeypatch.setattr(weights_module, "MAX_SCORER_BYTES", num_bytes - 1)
+    monkeypatch.setattr(weights_module, "MAX_COPY_BYTES", num_bytes - 1)
     mapped = opened(tiny_bundle)
     assert asked == [True, True, False]
     for pair in PAIRS:

@@ -212,14 +212,6 @@ def test_a_writer_without_room_fails_and_leaves_nothing(tiny: Bundle, tmp_path: 
     assert found.returncode and b"Failed to write external initializers" in found.stderr
 
 
-def test_a_scorer_of_large_weights_reads_the_bundles_files(tiny: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weights_module, "MAX_SCORER_BYTES", 1000)
-    directory = tmp_path / "entry"
-    directory.mkdir()
-    weights_module.write_graphs(tiny, directory)
-    assert sorted(path.name for path in directory.iterdir()) == ["decoder.onnx", "encoder.onnx", WEIGHTS_FILE]
-
-
 def test_without_a_folder_nothing_is_said_or_written(tiny: Bundle) -> None:
     weights, lines = of(tiny, "")
     assert not weights.is_shared and not lines

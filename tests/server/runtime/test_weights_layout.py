@@ -35,11 +35,9 @@ def written(folder: Path, name: str, *, num_blocks: int = 2) -> tuple[Path, Path
             tensor.external_data.add(key=key, value=value)
         tensors.append(tensor)
     inside = numpy_helper.from_array(np.arange(4, dtype=np.int64), "inside")
-    value = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 7])
+    values = [helper.make_tensor_value_info(value, TensorProto.FLOAT, None) for value in ("x", "y")]
     node = helper.make_node("MatMul", ["x", "shared"], ["y"], alpha=1.5)
-    graph = helper.make_graph(
-        [node], "g", [value], [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)], [*tensors, inside]
-    )
+    graph = helper.make_graph([node], "g", values[:1], values[1:], [*tensors, inside])
     path = folder / f"{name}.onnx"
     path.write_bytes(helper.make_model(graph).SerializeToString())
     path.with_suffix(".data").write_bytes(data)
