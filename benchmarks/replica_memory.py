@@ -132,7 +132,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="One and two engines, and nothing is written.")
     arguments = parser.parse_args()
     numbers = sorted(set(NUMBERS[:2] if arguments.quick else arguments.engines))
-    logs.configure_logging("warning", "console")
+    logs.configure_logging("error", "console")
     about = environment("onnxruntime", "numpy") | {"threads": arguments.threads, "kind": processor_kind()}
     with tempfile.TemporaryDirectory(prefix="replica-memory.", dir=arguments.folder) as folder:
         found = [row for bundle in arguments.bundles for row in rows(bundle, numbers, arguments.threads, folder)]
