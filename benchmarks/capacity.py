@@ -239,8 +239,8 @@ def main() -> None:
 def _measured_notes(about: Mapping[str, Any]) -> list[str]:
     return [
         f"Captions of test_2016, greedy, {NUM_SLOTS} at a time, in engines without a server; medians of {about['rounds']} rounds "
-        f"in turns on {about['kind']}. One thread had a core to itself, and nothing ran on the other. Weights read are those of the "
-        "decoder by the time of a full step: what an engine would read from memory if nothing stayed in a cache."
+        f"in turns on {about['kind']}. One thread had a core to itself, and nothing ran on the other. Weights read are those of "
+        "the decoder by the time of a full step: what an engine would read from memory if nothing stayed in a cache."
     ]
 
 

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 MAX_LOAD = 0.8
-"""Part of its time that a process of one thread may be at work; beyond that, requests wait for it as long as it takes, or longer."""
+"""Part of its time that a process of one thread may be at work; beyond that, requests wait longer than it takes."""
 
 
 @dataclass(frozen=True, slots=True)
