@@ -92,6 +92,11 @@ class ServerConfig(BaseSettings):
     gpu_capacity_buckets: Annotated[tuple[Count, ...], NoDecode] = Field(
         (), description="Lengths that caches on CUDA are laid out for, rising; none for the usual ones."
     )
+    weights_cache: str = Field(
+        "auto",
+        min_length=1,
+        description="Folder by which engines of a model share its weights on the CPU; auto: one of temporary files, or off.",
+    )
     max_slots: Count = Field(64, description="Sequences a model decodes at once.")
     max_slots_per_request: int = Field(
         0, ge=0, description="Of those, that one request may take: its beams or answers; 0 for a quarter, but at least 16."

@@ -39,6 +39,7 @@ from dragoman.server.telemetry.metrics import Metrics
 from dragoman.server.telemetry.sampling import TELL_SECONDS, Sampler
 from dragoman.server.terminal import Terminal
 from dragoman.server.watching import Source, Watcher
+from dragoman.server.weights_folder import weights_folder
 
 if TYPE_CHECKING:  # it needs OpenTelemetry
     from dragoman.server.telemetry.tracing import Tracer
@@ -256,7 +257,11 @@ class Service:
             log_format=config.log_format,
             version=bundle.manifest.version,
             device=DeviceSettings(
-                config.device, int(config.gpu_memory_gib * 2**30), config.gpu_row_buckets, config.gpu_capacity_buckets
+                config.device,
+                int(config.gpu_memory_gib * 2**30),
+                config.gpu_row_buckets,
+                config.gpu_capacity_buckets,
+                weights_folder(config.weights_cache, num_engines=1),
             ),
             cores=self._engine_cores.get(name, ()),
         )

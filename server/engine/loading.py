@@ -47,9 +47,10 @@ def load_runner(bundle: Bundle, limits: Limits, num_threads: int, device: Device
     choice = choose_device(device.name, manifest.precision)
     if choice.ordinal is None:
         from dragoman.server.runtime.onnx import OnnxRunner
+        from dragoman.server.runtime.weights import Weights
 
         log.info("device chosen", model=manifest.name, device="cpu", asked_for=device.name, reason=choice.reason)
-        return OnnxRunner(bundle, limits.max_slots, num_threads)
+        return OnnxRunner(bundle, limits.max_slots, num_threads, Weights.of(bundle, device.weights_cache))
     from dragoman.server.runtime.device.buckets import Buckets
     from dragoman.server.runtime.device.cuda import CudaDevice
     from dragoman.server.runtime.device.model import DeviceModel
@@ -84,10 +85,11 @@ def load_scorer(bundle: Bundle, num_threads: int, runner: Runner) -> Scorer:
     the files that the runner has just read; if that fails, for there may be no memory left, it is still to be opened, too.
     """
     from dragoman.server.runtime.device.runner import DeviceRunner
+    from dragoman.server.runtime.onnx import OnnxRunner
     from dragoman.server.runtime.scorer import OnnxScorer
 
     if not isinstance(runner, DeviceRunner):
-        return OnnxScorer(bundle, num_threads)
+        return OnnxScorer(bundle, num_threads, weights=runner.weights if isinstance(runner, OnnxRunner) else None)
     scorer = OnnxScorer(bundle, num_threads, runner.open_session)
     try:
         scorer.open()

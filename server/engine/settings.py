@@ -17,12 +17,14 @@ class DeviceSettings(msgspec.Struct, frozen=True):
         max_memory_bytes: Of a CUDA device, that may be taken; 0 for nine tenths of what is free.
         row_buckets: Numbers of rows that a CUDA graph is captured for; none for the usual ones.
         capacity_buckets: Positions that caches on a CUDA device are laid out for; none for the usual ones.
+        weights_cache: Folder of files through which engines on the CPU share their weights; empty for copies of their own.
     """
 
     name: str = "auto"
     max_memory_bytes: int = 0
     row_buckets: tuple[int, ...] = ()
     capacity_buckets: tuple[int, ...] = ()
+    weights_cache: str = ""
 
 
 class EngineSettings(msgspec.Struct, frozen=True):

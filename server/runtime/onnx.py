@@ -7,10 +7,10 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from dragoman.export.bundle import Bundle
-from dragoman.export.session import open_session
 from dragoman.export.tensor_names import output_name
 from dragoman.server.engine.search.candidates import Candidates
 from dragoman.server.runtime.cache import SlotCache
+from dragoman.server.runtime.weights import Weights
 
 # Bindings with more candidates are rare, and their buffers large: they are made anew each time.
 MAX_KEPT_CANDIDATES = 256
@@ -23,20 +23,22 @@ class OnnxRunner:
 
     device = "cpu"
 
-    def __init__(self, bundle: Bundle, max_rows: int, num_threads: int) -> None:
+    def __init__(self, bundle: Bundle, max_rows: int, num_threads: int, weights: Weights | None = None) -> None:
         """Load both graphs.
 
         Args:
             bundle: Opened, and therefore checked.
             max_rows: Rows of the decode batch at the most.
             num_threads: Threads of ONNX Runtime's pool, this one included; both sessions run on them in turn.
+            weights: What opens the graphs; from the bundle, where it is left out.
         """
         manifest = bundle.manifest
         self.max_rows = max_rows
         self.cache = SlotCache(manifest, max_rows)
         self._pad_id = manifest.pad_id
-        self._encoder = open_session(str(bundle.encoder_path), num_threads)
-        self._decoder = open_session(str(bundle.decoder_path), num_threads)
+        self.weights = weights or Weights(bundle)
+        self._encoder = self.weights.open(bundle.encoder_path, num_threads)
+        self._decoder = self.weights.open(bundle.decoder_path, num_threads)
         self._tokens = np.zeros(max_rows, np.int64)
         self._positions = np.zeros(max_rows, np.int64)
         self._num_candidates = np.ones(1, np.int64)
