@@ -176,7 +176,7 @@ class AsyncBatchStream:
             if sending is asyncio.QueueEmpty:
                 sending = await self._sendings.get()
 
-    def _add_waiting(self, messages: list[generation_pb2.GenerateRequest]) -> "Sending | None | type[asyncio.QueueEmpty]":
+    def _add_waiting(self, messages: list[generation_pb2.GenerateRequest]) -> "Sending | type[asyncio.QueueEmpty] | None":
         """Add what waits and may go in the same message; return what comes after it, `QueueEmpty` if nothing is there yet."""
         num_bytes = messages[0].ByteSize()
         while self._grouping.is_bulk and not self._sendings.empty():

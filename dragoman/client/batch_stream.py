@@ -91,7 +91,7 @@ class BatchStream:
             if sending is Empty:
                 sending = self._sendings.get()
 
-    def _add_waiting(self, messages: list[generation_pb2.GenerateRequest]) -> "Sending | None | type[Empty]":
+    def _add_waiting(self, messages: list[generation_pb2.GenerateRequest]) -> "Sending | type[Empty] | None":
         """Add what waits and may go in the same message; return what comes after it, `Empty` if nothing is there yet."""
         num_bytes = messages[0].ByteSize()
         while self._grouping.is_bulk:

@@ -195,7 +195,7 @@ def _answers(
 def _file_answers(
     client: Client, lines: Iterable[str], label: str, options: TranslateOptions, number: int
 ) -> Generator[Result, None, None]:
-    """Yield the answer to each line of a file in order; the first has this number. The lines share a stream: none waits for another."""
+    """Yield the answer to each line of a file in order; the first has this number. All share one stream."""
     answers = client.generate_many(
         lines,
         concurrency=options.concurrency,
