@@ -2,8 +2,8 @@
 
     python -m benchmarks.front_end --data data/multi30k --bundle bundles/en-de [--before CHECKOUT] [--quick]
 
-Real servers with a small model, one of each checkout, looked at while they work (`benchmarks.harness.sampled`); the sides take turns
-and of each the turn with the least processor time a request counts. What no file of ours is in is gRPC's, asyncio's and the
+Real servers with a small model, one of each checkout, looked at while they work (`benchmarks.harness.sampled`); the sides take
+turns, and of each the turn with the least processor time a request counts. What no file of ours is in is gRPC's, asyncio's and the
 kernel's; its threads beside the first have a line of their own.
 """
 
@@ -161,9 +161,9 @@ def main() -> None:
         return
     about = environment("grpcio", "protobuf", "pyzmq", "structlog", "prometheus-client")
     notes = [
-        f"`{arguments.bundle.name}`, greedy, real captions, 64 requests under way, 16 a stream where there are streams; µs of the front "
-        f"end's processor time a request. Of {num_rounds} turns of {seconds:g} s, the sides one after the other on the same cores as "
-        "engine and sender, the one with the least counts. Parts are the first thread's, by samples.",
+        f"`{arguments.bundle.name}`, greedy, real captions, 64 requests under way, 16 a stream where there are streams; µs of the "
+        f"front end's processor time a request. Of {num_rounds} turns of {seconds:g} s, the sides one after the other on the same "
+        "cores as engine and sender, the one with the least counts. Parts are the first thread's, by samples.",
     ]
     write("front_end", "Where the front end's time goes", about, rows, notes)
 
