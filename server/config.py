@@ -142,7 +142,9 @@ class ServerConfig(BaseSettings):
     )
     max_watches: Count = Field(1024, description="Streams of health's `Watch` at once.")
     max_watches_per_connection: Count = Field(16, description="Of them on one connection.")
-    max_batch_streams_per_connection: Count = Field(64, description="Streams of `GenerateBatch` on one connection.")
+    max_batch_streams_per_connection: Count = Field(
+        64, description="Streams of `GenerateBatch` and `GenerateBulk` of a connection."
+    )
     handshake_seconds: PositiveConnectionSeconds = Field(
         10.0, description="How long a new connection may take until it is one, TLS included."
     )
