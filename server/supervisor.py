@@ -99,6 +99,7 @@ class Supervisor(Generic[A]):
         on_end: Callable[[], None],
         on_change: Callable[[], None],
         on_restart: Callable[[], None],
+        replica: int | None = None,
     ) -> None:
         """Describe an engine; `start` starts it.
 
@@ -111,7 +112,9 @@ class Supervisor(Generic[A]):
             on_end: Called when an incarnation has ended, whether it was ready or not.
             on_change: Called when `is_ready` has changed, and after `on_end`.
             on_restart: Called when a dead engine is about to be replaced.
+            replica: Which of the model's replicas it is, for the log; None for its only engine.
         """
+        self._names = {"model": name} if replica is None else {"model": name, "replica": replica}
         self.name, self.settings, self.policy = name, settings, policy
         self.ready: Ready | None = None
         self.device = ""
@@ -168,7 +171,7 @@ class Supervisor(Generic[A]):
         if self._watch is not None:
             done, _ = await asyncio.wait([self._watch], timeout=STOP_SECONDS)
             if not done:
-                log.warning("engine does not stop, killing it", model=self.name)
+                log.warning("engine does not stop, killing it", **self._names)
                 self._watch.cancel()
             await asyncio.gather(self._watch, return_exceptions=True)
 
@@ -184,7 +187,7 @@ class Supervisor(Generic[A]):
                 self._fail_start(first_ready, reason)
                 ready_seconds = 0.0 if self._ready_at is None else time.monotonic() - self._ready_at
                 backoff = self.policy.backoff_seconds(backoff, ready_seconds)
-                log.error("engine ended, restarting", model=self.name, reason=reason, backoff_seconds=backoff)
+                log.error("engine ended, restarting", **self._names, reason=reason, backoff_seconds=backoff)
                 self._on_restart()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(backoff):
@@ -203,7 +206,7 @@ class Supervisor(Generic[A]):
             with tempfile.TemporaryDirectory(prefix="dragoman-", ignore_cleanup_errors=True) as folder:
                 return await self._run_at(f"ipc://{folder}/engine", first_ready)
         except Exception as error:
-            log.exception("engine cannot be run", model=self.name)
+            log.exception("engine cannot be run", **self._names)
             return f"{type(error).__name__}: {error}"
 
     async def _run_at(self, endpoint: str, first_ready: asyncio.Future[None]) -> str:
@@ -247,7 +250,7 @@ class Supervisor(Generic[A]):
         self.device = self.ready.device
         log.info(
             "engine ready",
-            model=self.name,
+            **self._names,
             engine_pid=self.process_id,
             device=self.device,
             load_seconds=round(self.ready.load_seconds, 3),
@@ -278,7 +281,12 @@ class SupervisedEngine(Supervisor[EngineClient], EngineCalls):
     """The engine of a model that has one.
 
     Requests that run when a process dies end once with `Unavailable`, and so do those that come before its successor is ready.
+
+    Attributes:
+        num_replicas: One.
     """
+
+    num_replicas = 1
 
     def __init__(
         self,
