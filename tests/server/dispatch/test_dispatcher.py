@@ -211,7 +211,7 @@ def test_whatever_happens_nothing_is_lost_and_no_replica_is_given_too_much(opera
     for number, (kind, *arguments) in enumerate(operations):
         now += 0.5
         keys = sorted(there)
-        if kind == "submit":
+        if kind == "submit" and is_open:
             width, caller, priority = arguments
             one = sequence(number, 3, now, priority, width, share=shares[caller], deadline=now + 6 if number % 3 == 0 else None)
             try:
