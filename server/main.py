@@ -27,11 +27,11 @@ from dragoman.server.config import ConfigError, ServerConfig
 from dragoman.server.core.access import read_callers, read_callers_book
 from dragoman.server.core.core import Core
 from dragoman.server.core.deadlines import Deadlines
-from dragoman.server.cores import TooFewCores, available_cores, divide_cores
-from dragoman.server.engine.settings import DeviceSettings, EngineSettings
+from dragoman.server.engine_plan import plan_engines
+from dragoman.server.engines import ModelEngine, make_engine
 from dragoman.server.faces.grpc.server import GrpcServer, build_server
 from dragoman.server.repository import LoadedModel, Repository, check_slots, find_bundles
-from dragoman.server.supervisor import EngineCannotStart, RestartPolicy, SupervisedEngine
+from dragoman.server.supervisor import EngineCannotStart
 from dragoman.server.telemetry import logs
 from dragoman.server.telemetry.admin import AdminServer
 from dragoman.server.telemetry.admin_access import AdminAccess
@@ -39,7 +39,6 @@ from dragoman.server.telemetry.metrics import Metrics
 from dragoman.server.telemetry.sampling import TELL_SECONDS, Sampler
 from dragoman.server.terminal import Terminal
 from dragoman.server.watching import Source, Watcher
-from dragoman.server.weights_folder import weights_folder
 
 if TYPE_CHECKING:  # it needs OpenTelemetry
     from dragoman.server.telemetry.tracing import Tracer
@@ -107,13 +106,12 @@ class Service:
         self._sampler = sampler
         for bundle in bundles:
             check_slots(bundle, config.max_slots, config.max_slots_per_request)
-        self._engine_cores = _pin(config, bundles) if config.pin_engines else {}
+        self._plans = plan_engines(config, bundles)
         self._tracer = _make_tracer(config)
         registry = CollectorRegistry()
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=registry)
         self.metrics = Metrics(registry, config.latency_buckets, _version())
-        self._num_threads = config.num_threads or max(1, available_cores() // len(bundles))
         self.repository = Repository(bundles, self._make_engine)
         for model in self.repository.all():
             self._describe(model)
@@ -147,7 +145,8 @@ class Service:
             try:
                 if await self._start_engines(stopping):
                     names = [model.name for model in self.repository.all()]
-                    log.info("serving", port=face.port, metrics_port=admin.port, models=names, num_threads=self._num_threads)
+                    engines = {name: f"{plan.num_replicas} x {plan.num_threads}" for name, plan in self._plans.items()}
+                    log.info("serving", port=face.port, metrics_port=admin.port, models=names, engines_and_threads=engines)
                     gc.collect()
                     gc.freeze()  # what is there now stays: the collector need not look at it while requests wait
                     gc.set_threshold(10_000, 20, 100)
@@ -241,54 +240,28 @@ class Service:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _make_engine(self, bundle: Bundle) -> SupervisedEngine:
-        config, name = self.config, bundle.manifest.name
-        engine_settings = EngineSettings(
-            endpoint="",
-            bundle=str(bundle.directory),
-            num_threads=self._num_threads,
-            max_slots=config.max_slots,
-            max_slots_per_request=config.max_slots_per_request,
-            max_waiting_requests=config.max_waiting_requests,
-            max_waiting_tokens=config.max_waiting_tokens,
-            prefill_tokens_per_step=config.prefill_tokens_per_step,
-            is_warmed_up=config.warmup,
-            log_level=config.log_level,
-            log_format=config.log_format,
-            version=bundle.manifest.version,
-            device=DeviceSettings(
-                config.device,
-                int(config.gpu_memory_gib * 2**30),
-                config.gpu_row_buckets,
-                config.gpu_capacity_buckets,
-                weights_folder(config.weights_cache, num_engines=1),
-            ),
-            cores=self._engine_cores.get(name, ()),
-        )
-        policy = RestartPolicy(config.restart_backoff_initial_seconds, config.restart_backoff_max_seconds, config.watchdog_seconds)
-        return SupervisedEngine(
-            name,
-            engine_settings,
-            policy,
-            is_inline=config.engine == "inline",
-            on_statistics=lambda statistics: self.metrics.observe_statistics(name, statistics),
+    def _make_engine(self, bundle: Bundle) -> ModelEngine:
+        name = bundle.manifest.name
+        return make_engine(
+            self.config,
+            bundle,
+            self._plans[name],
+            self.metrics,
             on_change=lambda: self._publish(name),
-            on_restart=lambda: self.metrics.observe_restart(name),
         )
 
     def _publish(self, name: str) -> None:
         """Tell health and metrics how a model is now."""
         model = self.repository.get(name)
-        if model.engine.ready is not None:
+        if model.engine.is_ready:
             self._describe(model)
-            self.metrics.observe_load(name, model.engine.ready.load_seconds)
-        self.metrics.set_process(name, model.engine.process_id)
         self.metrics.set_ready(name, model.engine.is_ready)
         if self._face is not None:
             self._face.update_health()
 
     def _describe(self, model: LoadedModel) -> None:
-        self.metrics.add_model(model.name, model.version, model.manifest.precision, model.device, model.max_slots)
+        precision, num_replicas = model.manifest.precision, model.engine.num_replicas
+        self.metrics.add_model(model.name, model.version, precision, model.device, model.max_slots, num_replicas)
 
 
 def _signals() -> list[signal.Signals]:
@@ -313,19 +286,6 @@ def _make_tracer(config: ServerConfig) -> "Tracer | None":
         return Tracer(config.tracing_endpoint, config.tracing_sample_ratio, _version())
     except Exception as error:  # OpenTelemetry reads variables of its own, each with errors of its own
         raise ConfigError(f"tracing_endpoint: a variable OTEL_* cannot be used: {error}") from error
-
-
-def _pin(config: ServerConfig, bundles: list[Bundle]) -> dict[str, tuple[int, ...]]:
-    """Return the cores that each model's engine is to keep to.
-
-    Raises:
-        ConfigError: If there are too few.
-    """
-    try:
-        cores = divide_cores(len(bundles), config.num_threads)
-    except TooFewCores as error:
-        raise ConfigError(f"pin_engines: {error}") from error
-    return dict(zip((bundle.manifest.name for bundle in bundles), cores, strict=True))
 
 
 def _version() -> str:

@@ -9,8 +9,8 @@ from dragoman.model.text.tokenizers import Tokenizers
 from dragoman.server.config import ConfigError
 from dragoman.server.core.frames import Frames
 from dragoman.server.engine.settings import slots_per_request
+from dragoman.server.engines import ModelEngine
 from dragoman.server.errors import UnknownModel
-from dragoman.server.supervisor import SupervisedEngine
 
 
 def find_bundles(folder: Path) -> list[Bundle]:
@@ -64,7 +64,7 @@ class LoadedModel:
     bundle: Bundle
     tokenizers: Tokenizers
     frames: Frames
-    engine: SupervisedEngine
+    engine: ModelEngine
 
     @property
     def manifest(self) -> Manifest:
@@ -88,19 +88,19 @@ class LoadedModel:
 
     @property
     def max_slots(self) -> int:
-        """Rows of the decode batch."""
-        return self.engine.settings.max_slots
+        """Rows of the decode batches of all its engines."""
+        return self.engine.num_replicas * self.engine.settings.max_slots
 
     @property
     def max_slots_per_request(self) -> int:
-        """Rows of it that one request may take."""
+        """Rows that one request may take, all in one engine."""
         return self.engine.settings.slots_per_request
 
 
 class Repository:
     """The models of one server, by name."""
 
-    def __init__(self, bundles: list[Bundle], make_engine: Callable[[Bundle], SupervisedEngine]) -> None:
+    def __init__(self, bundles: list[Bundle], make_engine: Callable[[Bundle], ModelEngine]) -> None:
         """Load tokenisers and make (but not start) engines.
 
         Raises:
