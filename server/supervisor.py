@@ -12,6 +12,7 @@ import msgspec
 import structlog
 
 from dragoman.server.engine.client import EngineClient
+from dragoman.server.engine.link import ZmqLink
 from dragoman.server.engine.messages import Finished, Ready, Request, Scored, ScoreRequest, Share, Statistics, Tokens
 from dragoman.server.engine.settings import EngineSettings
 from dragoman.server.errors import NotReady, Unavailable
@@ -198,7 +199,7 @@ class SupervisedEngine:
     async def _run_at(self, endpoint: str, first_ready: asyncio.Future[None]) -> str:
         """Attach to an endpoint and start the engine that listens there."""
         settings = msgspec.structs.replace(self.settings, endpoint=endpoint)
-        client = EngineClient(endpoint, self._on_statistics)
+        client = EngineClient(ZmqLink(endpoint), self._on_statistics)
         try:
             host: Host = ThreadHost(settings) if self._is_inline else await ProcessHost.start(settings)
             reason = await self._follow(client, host, first_ready)

@@ -18,7 +18,7 @@ GRPC = ("server/main.py", "server/faces/grpc/", "dragoman/client/", "dragoman/lo
 HOMES = {
     **dict.fromkeys(("grpc", "grpc_status", "grpc_health", "dragoman.v1"), GRPC),
     "google": (*GRPC, "server/telemetry/tracing.py", "model/text/piece_model.py"),
-    "zmq": ("server/engine/client.py", "server/engine/process.py"),
+    "zmq": ("server/engine/link.py", "server/engine/process.py"),
     "prometheus_client": ("server/main.py", "server/telemetry/"),
     "onnxruntime": ("server/runtime/", "export/session.py"),
     "onnx": ("export/",),
