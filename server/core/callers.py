@@ -80,8 +80,10 @@ class Caller:
         self._max_requests = math.inf if limits.max_requests is None else limits.max_requests
         self._expiry = math.inf if entry.expires is None else entry.expires.timestamp()
         with self._usage as usage:
-            usage.requests = self._bucket(usage.requests, limits.requests_per_second, limits.requests_burst)
-            usage.tokens = self._bucket(usage.tokens, limits.tokens_per_second, limits.tokens_burst)
+            usage.change(
+                self._bucket(usage.requests, limits.requests_per_second, limits.requests_burst),
+                self._bucket(usage.tokens, limits.tokens_per_second, limits.tokens_burst),
+            )
 
     def forget(self) -> None:
         """Know it no more: what it has under way goes on, and nothing new is taken of it."""

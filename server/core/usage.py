@@ -31,6 +31,10 @@ class Usage(Protocol):
         """Have what was changed seen by whoever looks next."""
         ...
 
+    def change(self, requests: Bucket | None, tokens: Bucket | None) -> None:
+        """Have these buckets from now on; within the `with`, as everything."""
+        ...
+
 
 class OwnUsage:
     """What nobody else changes."""
@@ -50,3 +54,7 @@ class OwnUsage:
 
     def __exit__(self, *_: object) -> None:
         """See `Usage`."""
+
+    def change(self, requests: Bucket | None, tokens: Bucket | None) -> None:
+        """See `Usage`."""
+        self.requests, self.tokens = requests, tokens
