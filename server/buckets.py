@@ -27,7 +27,7 @@ class Bucket:
 
     @property
     def state(self) -> tuple[float, float]:
-        """What was in it, and when that was so: all there is to know beside rate and burst. Another of its kind may go on from it."""
+        """What was in it, and when that was so: all there is to know beside rate and burst. Another may go on from it."""
         return self._level, self._filled
 
     @state.setter

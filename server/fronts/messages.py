@@ -84,7 +84,7 @@ class State(Struct, frozen=True, array_like=True, tag="state"):
 
 
 class Counted(Struct, frozen=True, array_like=True, tag="counted"):
-    """What a front end has counted since it was started; the answer to each `Collect`, in order, and its last word after a drain."""
+    """What a front end has counted since it was started; the answer to each `Collect`, in order, and its last word."""
 
     series: Series
 
