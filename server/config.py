@@ -8,6 +8,7 @@ import difflib
 import itertools
 import os
 import re
+import sys
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -72,6 +73,9 @@ class ServerConfig(BaseSettings):
     )
     metrics_tls_key: FilePath | None = Field(None, description="PEM file with its private key, not encrypted.")
 
+    front_ends: Annotated[int, Field(ge=1, le=64)] = Field(
+        1, description="Processes that answer callers on the port; more where engines outrun one."
+    )
     engine: Literal["process", "inline"] = Field(
         "process", description="Where a model's engine runs: in a process of its own, or on a thread, for debugging."
     )
@@ -248,6 +252,10 @@ class ServerConfig(BaseSettings):
             raise ValueError("pin_engines is for engines in processes of their own, and engine is inline")
         if self.pin_engines and not self.num_threads:
             raise ValueError("pin_engines is set without num_threads, which says how many cores an engine gets")
+        if self.front_ends > 1 and self.engine == "inline":
+            raise ValueError("front_ends are for engines in processes of their own, and engine is inline")
+        if self.front_ends > 1 and sys.platform != "linux":
+            raise ValueError("front_ends: only Linux divides a port's connections among processes")
         if self.max_slots_per_request > self.max_slots:
             raise ValueError(f"max_slots_per_request ({self.max_slots_per_request}) is more than max_slots ({self.max_slots})")
         if self.port == self.metrics_port != 0 and self.host == self.metrics_host:

@@ -92,6 +92,9 @@ class FrontEnd:
         await self._face.start()
         self._telling = asyncio.create_task(self._tell_suppressed())
 
+    async def until_ready(self) -> None:
+        """Do nothing: it is ready when the models are."""
+
     def sources(self) -> Iterator[Source]:
         """Yield the files that may change while it serves."""
         if (tls := self.face.tls) is not None:

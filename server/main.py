@@ -99,7 +99,11 @@ class Service:
         self.repository = Repository(bundles, self._make_engine)
         for model in self.repository.all():
             self._describe(model)
-        self.front = FrontEnd(config, self.repository, self.metrics, tracer, sampler)
+        self.front: FrontEnd | FrontEnds
+        if config.front_ends == 1:
+            self.front = FrontEnd(config, self.repository, self.metrics, make_tracer(config, _version()), sampler)
+        else:
+            self.front = FrontEnds(config, self.repository, self.metrics, _version())
         self._metrics_access = AdminAccess.of(config)
         self._watcher = Watcher(self.metrics.reloads)
         self._tasks: set[asyncio.Task[None]] = set()

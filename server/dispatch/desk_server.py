@@ -15,7 +15,11 @@ log = structlog.get_logger("dragoman.desk")
 
 
 class DeskServer:
-    """A ROUTER socket; front ends attach with `Hello` and are answered by identity, which begins with their own name."""
+    """A ROUTER socket; front ends attach with `Hello` and are answered by identity, which begins with their own name.
+
+    Attributes:
+        endpoint: Where it listens.
+    """
 
     def __init__(self, endpoint: str, desk: Desk) -> None:
         """Listen, within the event loop that the desk belongs to.
@@ -27,6 +31,7 @@ class DeskServer:
         Raises:
             zmq.ZMQError: If there can be no such address.
         """
+        self.endpoint = endpoint
         self._desk = desk
         self._loop = asyncio.get_running_loop()
         self._encoder = msgspec.msgpack.Encoder()

@@ -16,7 +16,7 @@ SETTINGS = ("tls_certificate", "tls_key", "tls_client_ca", "auth_tokens_file")
 MAX_FILE_BYTES = 16 * 2**20
 
 
-def read_files(config: ServerConfig, settings: tuple[str, ...] = SETTINGS) -> dict[str, bytes]:
+def read_files(config: ServerConfig, settings: tuple[str, ...]) -> dict[str, bytes]:
     """Return what is in the files that some settings name, by setting.
 
     Raises:

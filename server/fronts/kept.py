@@ -11,7 +11,7 @@ import structlog
 from dragoman.server.fronts.host import FrontEndHost
 from dragoman.server.fronts.messages import Collect, Counted, Drain, Failed, Files, Start, State
 from dragoman.server.supervisor import RestartPolicy
-from dragoman.server.telemetry.series import Series
+from dragoman.server.telemetry.series import Series, num_requests
 
 WATCH_SECONDS = 1.0
 # How long it may take to answer what it has counted; who asks gets what it said the last time.
@@ -33,6 +33,7 @@ class KeptFrontEnd:
         number: Which one it is, from 0.
         state: What it said of itself last.
         counted: What it said last that it has counted; nothing while there is none.
+        num_requests: Requests that had ended at it, with an answer or without, at the last time that it was asked.
         num_restarts: Times it was started again.
     """
 
@@ -57,6 +58,7 @@ class KeptFrontEnd:
         self.number = number
         self.state = State()
         self.counted: Series = {}
+        self.num_requests = 0
         self.num_restarts = 0
         self._describe, self._policy = describe, policy
         self._on_change, self._on_end = on_change, on_end
@@ -72,6 +74,11 @@ class KeptFrontEnd:
     def process_id(self) -> int | None:
         """Of its process; None while there is none."""
         return None if self._host is None else self._host.process_id
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether it answers callers."""
+        return self.state.is_listening
 
     async def begin(self) -> None:
         """Start it, wait until it listens, and keep it running from then on.
@@ -138,6 +145,8 @@ class KeptFrontEnd:
             host = self._host = await FrontEndHost.start(self._describe(identity))
         except OSError as error:
             return f"{type(error).__name__}: {error}"
+        if self._stopping.is_set():
+            host.kill()
         listening = asyncio.create_task(self._listen(host))
         try:
             return await self._until_end(host, listening)
@@ -146,7 +155,8 @@ class KeptFrontEnd:
             await asyncio.gather(listening, host.wait(), return_exceptions=True)  # its last words are read before it is gone
             self._host, self.state = None, State()
             for asking in self._asking:
-                asking.cancel()
+                if not asking.done():
+                    asking.set_result(None)
             self._asking.clear()
             self._on_end(identity)
             self.counted = {}
@@ -179,6 +189,7 @@ class KeptFrontEnd:
                     if is_new:
                         self._on_change()
                 case Counted(series):
+                    self.num_requests += round(num_requests(series) - num_requests(self.counted))
                     self.counted = series
                     if self._asking and not (asking := self._asking.popleft()).done():
                         asking.set_result(None)

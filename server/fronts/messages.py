@@ -17,11 +17,13 @@ class Desk(Struct, frozen=True, array_like=True):
         bundle: Its directory.
         version: Of the bundle, as the engines have it.
         endpoint: ZeroMQ address of its desk.
+        num_replicas: Engines behind it.
     """
 
     bundle: str
     version: str
     endpoint: str
+    num_replicas: int
 
 
 class Start(Struct, frozen=True, array_like=True, tag="start"):

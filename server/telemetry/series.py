@@ -28,6 +28,16 @@ def take_series(registry: CollectorRegistry) -> Series:
     }
 
 
+def num_requests(series: Series) -> float:
+    """Return the requests that have ended, with an answer or without."""
+    return sum(
+        value
+        for metric in ("dragoman_request_success", "dragoman_requests_failed")
+        for name, _, value in series.get(metric, ())
+        if name == f"{metric}_total"
+    )
+
+
 def without_gauges(series: Series) -> Series:
     """Return what is left of them when a front end has ended."""
     return {name: samples for name, samples in series.items() if name not in SUMMED_GAUGES}
