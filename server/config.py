@@ -79,7 +79,13 @@ class ServerConfig(BaseSettings):
     engine: Literal["process", "inline"] = Field(
         "process", description="Where a model's engine runs: in a process of its own, or on a thread, for debugging."
     )
-    num_threads: int = Field(0, ge=0, description="Threads that compute, for each model; 0 chooses by the cores there are.")
+    replicas: int = Field(
+        0,
+        ge=0,
+        le=256,
+        description="Engines that run each model on the CPU; 0 chooses by the cores, and is one if num_threads is set.",
+    )
+    num_threads: int = Field(0, ge=0, description="Threads that compute, for each engine; 0 chooses by the cores there are.")
     pin_engines: bool = Field(
         False,
         description="Keep each engine to cores of its own; for machines that serve nothing else.",
@@ -96,7 +102,7 @@ class ServerConfig(BaseSettings):
     gpu_capacity_buckets: Annotated[tuple[Count, ...], NoDecode] = Field(
         (), description="Lengths that caches on CUDA are laid out for, rising; none for the usual ones."
     )
-    max_slots: Count = Field(64, description="Sequences a model decodes at once.")
+    max_slots: Count = Field(64, description="Sequences an engine decodes at once.")
     max_slots_per_request: int = Field(
         0, ge=0, description="Of those, that one request may take: its beams or answers; 0 for a quarter, but at least 16."
     )
@@ -252,6 +258,10 @@ class ServerConfig(BaseSettings):
             raise ValueError("pin_engines is for engines in processes of their own, and engine is inline")
         if self.pin_engines and not self.num_threads:
             raise ValueError("pin_engines is set without num_threads, which says how many cores an engine gets")
+        if self.replicas > 1 and self.engine == "inline":
+            raise ValueError("replicas are engines in processes of their own, and engine is inline")
+        if self.replicas > 1 and self.device.startswith("cuda"):
+            raise ValueError(f"replicas are for the CPU, and device is {self.device}: one engine fills a GPU")
         if self.front_ends > 1 and self.engine == "inline":
             raise ValueError("front_ends are for engines in processes of their own, and engine is inline")
         if self.front_ends > 1 and sys.platform != "linux":

@@ -107,6 +107,10 @@ class FrontEnd:
         if (path := self._config.auth_tokens_file) is not None and self._callers is not None:
             yield Source("callers", (path,), partial(read_callers_book, self._config), self._callers.replace)
 
+    def ask(self) -> tuple[()]:
+        """Return what other processes have counted: there are none."""
+        return ()
+
     def update_health(self) -> None:
         """Publish how the models are now."""
         if self._face is not None:

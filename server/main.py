@@ -1,6 +1,6 @@
 """The server process: put the parts together, run until a signal, drain, stop.
 
-The exit code is 0 after a drain, 1 if an engine cannot start, 2 if a setting or a bundle cannot be used.
+The exit code is 0 after a drain, 1 if an engine or a front end cannot start, 2 if a setting or a bundle cannot be used.
 """
 
 import asyncio
@@ -20,13 +20,15 @@ from prometheus_client.registry import CollectorRegistry
 from dragoman.export.bundle import Bundle
 from dragoman.server import config as settings
 from dragoman.server.allocator import give_back_large_blocks
-from dragoman.server.config import ConfigError, ServerConfig
-from dragoman.server.cores import TooFewCores, available_cores, divide_cores
-from dragoman.server.engine.settings import DeviceSettings, EngineSettings
+from dragoman.server.config import ServerConfig
+from dragoman.server.engine_plan import plan_engines
+from dragoman.server.engines import ModelEngine, make_engine
 from dragoman.server.front_end import FrontEnd
+from dragoman.server.fronts.front_ends import FrontEnds
+from dragoman.server.fronts.kept import FrontEndCannotStart
 from dragoman.server.repository import LoadedModel, Repository, check_slots, find_bundles
 from dragoman.server.serving_process import end_process, keep_what_is_there
-from dragoman.server.supervisor import EngineCannotStart, RestartPolicy, SupervisedEngine
+from dragoman.server.supervisor import EngineCannotStart
 from dragoman.server.telemetry import logs
 from dragoman.server.telemetry.admin import AdminServer
 from dragoman.server.telemetry.admin_access import AdminAccess
@@ -89,19 +91,18 @@ class Service:
         self._terminal = terminal
         for bundle in bundles:
             check_slots(bundle, config.max_slots, config.max_slots_per_request)
-        self._engine_cores = _pin(config, bundles) if config.pin_engines else {}
-        tracer = make_tracer(config, _version())
+        self._plans = plan_engines(config, bundles)
+        tracer = make_tracer(config, _version()) if config.front_ends == 1 else None
         registry = CollectorRegistry()
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=registry)
         self.metrics = Metrics(registry, config.latency_buckets, _version())
-        self._num_threads = config.num_threads or max(1, available_cores() // len(bundles))
         self.repository = Repository(bundles, self._make_engine)
         for model in self.repository.all():
             self._describe(model)
         self.front: FrontEnd | FrontEnds
         if config.front_ends == 1:
-            self.front = FrontEnd(config, self.repository, self.metrics, make_tracer(config, _version()), sampler)
+            self.front = FrontEnd(config, self.repository, self.metrics, tracer, sampler)
         else:
             self.front = FrontEnds(config, self.repository, self.metrics, _version())
         self._metrics_access = AdminAccess.of(config)
@@ -118,22 +119,19 @@ class Service:
         with AdminServer(
             self.config.metrics_host,
             self.config.metrics_port,
-            self.metrics.wsgi_app(),
+            self.metrics.wsgi_app(front.ask),
             lambda: front.is_ready,
             self._metrics_access,
         ) as admin:
-            await front.start()
-            self._watch()
-            self._spawn(self._watcher.run())
-            log.info("listening", host=self.config.host, port=front.port, metrics_port=admin.port, pid=os.getpid())
             try:
-                if await self._start_engines(stopping):
+                if await self._unless(stopping, self._open(admin)) and await self._unless(stopping, self._start_engines()):
                     names = [model.name for model in self.repository.all()]
-                    log.info("serving", port=front.port, metrics_port=admin.port, models=names, num_threads=self._num_threads)
+                    engines = {name: f"{plan.num_replicas} x {plan.num_threads}" for name, plan in self._plans.items()}
+                    log.info("serving", port=front.port, metrics_port=admin.port, models=names, engines_and_threads=engines)
                     keep_what_is_there()
                     await stopping.wait()
                     await front.drain(self.config.drain_seconds)
-            except EngineCannotStart as error:
+            except (EngineCannotStart, FrontEndCannotStart) as error:
                 log.error("cannot serve", reason=str(error))
                 return 1
             finally:
@@ -144,18 +142,29 @@ class Service:
         log.info("stopped")
         return 0
 
-    async def _start_engines(self, stopping: asyncio.Event) -> bool:
-        """Start every engine at once; return whether all are ready, which they are not if a signal came first."""
-        starting = asyncio.gather(*(model.engine.start() for model in self.repository.all()))
-        signalled = asyncio.create_task(stopping.wait())
-        either: list[asyncio.Future[Any]] = [starting, signalled]
+    async def _open(self, admin: AdminServer) -> None:
+        """Begin to answer: that models are not ready yet."""
+        await self.front.start()
+        self._watch()
+        self._spawn(self._watcher.run())
+        log.info("listening", host=self.config.host, port=self.front.port, metrics_port=admin.port, pid=os.getpid())
+
+    async def _start_engines(self) -> None:
+        """Start every engine at once; done when all are ready, and who answers knows it."""
+        await asyncio.gather(*(model.engine.start() for model in self.repository.all()))
+        await self.front.until_ready()
+
+    async def _unless(self, stopping: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+        """Do something; return whether it was done, which it is not if a signal came first."""
+        doing, signalled = asyncio.create_task(work), asyncio.create_task(stopping.wait())
+        either: list[asyncio.Future[Any]] = [doing, signalled]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         signalled.cancel()
-        if starting.done():
-            await starting
+        if doing.done():
+            await doing
             return True
-        starting.cancel()
-        await asyncio.gather(starting, return_exceptions=True)
+        doing.cancel()
+        await asyncio.gather(doing, return_exceptions=True)
         return False
 
     def _on_signal(self, number: int, stopping: asyncio.Event) -> None:
@@ -194,68 +203,33 @@ class Service:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _make_engine(self, bundle: Bundle) -> SupervisedEngine:
-        config, name = self.config, bundle.manifest.name
-        engine_settings = EngineSettings(
-            endpoint="",
-            bundle=str(bundle.directory),
-            num_threads=self._num_threads,
-            max_slots=config.max_slots,
-            max_slots_per_request=config.max_slots_per_request,
-            max_waiting_requests=config.max_waiting_requests,
-            max_waiting_tokens=config.max_waiting_tokens,
-            prefill_tokens_per_step=config.prefill_tokens_per_step,
-            is_warmed_up=config.warmup,
-            log_level=config.log_level,
-            log_format=config.log_format,
-            version=bundle.manifest.version,
-            device=DeviceSettings(
-                config.device, int(config.gpu_memory_gib * 2**30), config.gpu_row_buckets, config.gpu_capacity_buckets
-            ),
-            cores=self._engine_cores.get(name, ()),
-        )
-        policy = RestartPolicy(config.restart_backoff_initial_seconds, config.restart_backoff_max_seconds, config.watchdog_seconds)
-        return SupervisedEngine(
-            name,
-            engine_settings,
-            policy,
-            is_inline=config.engine == "inline",
-            on_statistics=lambda statistics: self.metrics.observe_statistics(name, statistics),
+    def _make_engine(self, bundle: Bundle) -> ModelEngine:
+        name = bundle.manifest.name
+        return make_engine(
+            self.config,
+            bundle,
+            self._plans[name],
+            self.metrics,
             on_change=lambda: self._publish(name),
-            on_restart=lambda: self.metrics.observe_restart(name),
         )
 
     def _publish(self, name: str) -> None:
         """Tell health and metrics how a model is now."""
         model = self.repository.get(name)
-        if model.engine.ready is not None:
+        if model.engine.is_ready:
             self._describe(model)
-            self.metrics.observe_load(name, model.engine.ready.load_seconds)
-        self.metrics.set_process(name, model.engine.process_id)
         self.metrics.set_ready(name, model.engine.is_ready)
         self.front.update_health()
 
-    def _describe(self, model: LoadedModel) -> None:
-        self.metrics.add_model(model.name, model.version, model.manifest.precision, model.device, model.max_slots)
+    def _describe(self, model: LoadedModel[ModelEngine]) -> None:
+        precision, num_replicas = model.manifest.precision, model.engine.num_replicas
+        self.metrics.add_model(model.name, model.version, precision, model.device, model.max_slots, num_replicas)
 
 
 def _signals() -> list[signal.Signals]:
     """Return the signals that we hear: SIGHUP among them, unless nohup has it ignored."""
     is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [signal.SIGTERM, signal.SIGINT, *([] if is_ignored else [signal.SIGHUP])]
-
-
-def _pin(config: ServerConfig, bundles: list[Bundle]) -> dict[str, tuple[int, ...]]:
-    """Return the cores that each model's engine is to keep to.
-
-    Raises:
-        ConfigError: If there are too few.
-    """
-    try:
-        cores = divide_cores(len(bundles), config.num_threads)
-    except TooFewCores as error:
-        raise ConfigError(f"pin_engines: {error}") from error
-    return dict(zip((bundle.manifest.name for bundle in bundles), cores, strict=True))
 
 
 def _version() -> str:

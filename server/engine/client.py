@@ -38,7 +38,7 @@ class EngineClient:
     Attributes:
         ready: Resolves to the engine's `Ready`; fails with `Unavailable` if the engine cannot start.
         last_heard: `time.monotonic()` of the last message.
-        has_failed: Whether `fail` was called; it takes no requests any more.
+        failed: Set by `fail`; it takes no requests any more.
         fatal: Why the engine cannot start, once it has said so.
     """
 
@@ -65,12 +65,13 @@ class EngineClient:
         self.ready: asyncio.Future[Ready] = self._loop.create_future()
         self.last_heard = time.monotonic()
         self.fatal: str | None = None
+        self.failed = asyncio.Event()
         link.open(self._hear, lambda: self.fail(Unavailable("the engine cannot be understood")))
         link.send(Hello())
 
     @property
     def has_failed(self) -> bool:
-        """See the class."""
+        """Whether `fail` was called."""
         return self._error is not None
 
     @property
@@ -151,6 +152,7 @@ class EngineClient:
     def fail(self, error: Unavailable) -> None:
         """End everything that waits with an error, once, and refuse what comes later with the same."""
         self._error = error
+        self.failed.set()
         waiters = [*self._waiters.values(), *self._score_waiters.values()]
         self._waiters, self._score_waiters = {}, {}
         for waiter in waiters:

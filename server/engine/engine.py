@@ -302,6 +302,7 @@ class Engine:
             self._rows.feed(row, hypothesis.token_ids[-1], len(hypothesis.token_ids))
         if search.max_rows < sequence.num_slots:
             self.scheduler.shrink(sequence, search.max_rows)
+            self._outbox.add_shrunk(sequence)
 
     def _note_first_tokens(self, now: float) -> None:
         """Note when sequences generated their first token; those that are still fed a prefix have none."""

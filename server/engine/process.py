@@ -188,7 +188,7 @@ class EngineLoop:
                 num_waiting_tokens=report.statistics.num_waiting_tokens + scoring.num_waiting_tokens,
             )
             pairs, num_received = scored.get(origin, []), self._num_received[origin]
-            self._send(origin, Report(report.tokens, report.finished, statistics, pairs, num_received))
+            self._send(origin, Report(report.tokens, report.finished, statistics, pairs, num_received, report.shrunk))
 
     def _answer_first_hello(self, event: Event) -> None:
         """Wait a moment for the front end that started this process, and tell it."""

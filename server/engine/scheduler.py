@@ -172,10 +172,7 @@ class Scheduler:
             is_over_budget = bool(admitted) and sequence.num_source_tokens > budget
             if is_over_budget or sequence.num_slots > num_free:
                 break
-            self._queue.take(sequence, sequence.request.share.caller)
-            del self._waiting[sequence.key]
-            self._running[sequence.key] = sequence
-            self.num_used_slots += sequence.num_slots
+            self._start(sequence)
             budget -= sequence.num_source_tokens
             admitted.append(sequence)
         self._queue.tick()
@@ -206,6 +203,13 @@ class Scheduler:
         """Take everything out, or everything one front end asked for."""
         keys = [key for key in (*self._running, *self._waiting) if origin is None or key[0] == origin]
         return [sequence for key in keys if (sequence := self.remove(key)) is not None]
+
+    def _start(self, sequence: Sequence) -> None:
+        """Move the first in line from waiting to running."""
+        self._queue.take(sequence, sequence.request.share.caller)
+        del self._waiting[sequence.key]
+        self._running[sequence.key] = sequence
+        self.num_used_slots += sequence.num_slots
 
     def _check_share(self, sequence: Sequence) -> None:
         """Raise if a limit of the caller's would be exceeded; what free slots are about to take does not wait."""

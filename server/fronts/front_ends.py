@@ -15,6 +15,7 @@ from dragoman.server.config import ConfigError, ServerConfig
 from dragoman.server.core.access import read_callers_book
 from dragoman.server.dispatch.desk_server import DeskServer
 from dragoman.server.dispatch.replicated_engine import ReplicatedEngine
+from dragoman.server.engines import ModelEngine
 from dragoman.server.faces.grpc.tls import TlsFiles
 from dragoman.server.fronts.files import SETTINGS, read_files
 from dragoman.server.fronts.kept import KeptFrontEnd
@@ -40,7 +41,7 @@ log = structlog.get_logger("dragoman.fronts")
 class FrontEnds:
     """See above; for the rest of the server they are what a `FrontEnd` is."""
 
-    def __init__(self, config: ServerConfig, repository: Repository, metrics: Metrics, version: str) -> None:
+    def __init__(self, config: ServerConfig, repository: Repository[ModelEngine], metrics: Metrics, version: str) -> None:
         """Take the port, and find out whether front ends will be able to start; nothing runs yet.
 
         Args:
@@ -202,7 +203,7 @@ def _tls_files(tls: TlsFiles) -> dict[str, bytes]:
     return {name: content for name, content in files.items() if content is not None}
 
 
-def _engine_of(model: LoadedModel) -> ReplicatedEngine:
+def _engine_of(model: LoadedModel[ModelEngine]) -> ReplicatedEngine:
     """Return a model's engine, which has a desk wherever there are several front ends."""
     assert isinstance(model.engine, ReplicatedEngine)
     return model.engine

@@ -1,4 +1,4 @@
-"""One front end's process: started, told things, listened to, ended. It also ends when this process does: its standard input closes."""
+"""One front end's process: started, told things, listened to, ended. It ends when this one does, too: its standard input closes."""
 
 import asyncio
 import contextlib
