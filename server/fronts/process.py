@@ -5,6 +5,7 @@ input closes: the process that started it is gone, however it went, and the engi
 """
 
 import asyncio
+import contextlib
 import itertools
 import os
 import signal
@@ -50,6 +51,7 @@ from dragoman.server.telemetry.metrics import Metrics
 from dragoman.server.telemetry.sampling import Sampler
 from dragoman.server.telemetry.series import take_series
 from dragoman.server.telemetry.tracers import make_tracer
+from dragoman.server.watching import Source
 
 SIGN_OF_LIFE_SECONDS = 1.0
 EXIT_CANNOT_START = 3
@@ -112,16 +114,19 @@ class FrontEndProcess:
     async def run(self, input_descriptor: int) -> None:
         """Serve until told to end."""
         loop = asyncio.get_running_loop()
+        self._drain: asyncio.Future[Drain] = loop.create_future()
         reader = asyncio.StreamReader()
         await loop.connect_read_pipe(partial(asyncio.StreamReaderProtocol, reader), os.fdopen(input_descriptor, "rb", 0))
         self._writer, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, os.fdopen(self._output, "wb", 0))
         await self._front.start()
         self._state = State(is_listening=True)
+        log.info("front end listens", port=self._front.port, pid=os.getpid())
         for model in self._repository.all():
             model.engine.begin()
+        following = asyncio.create_task(self._follow(reader))  # to the very end: somebody may be gone during the drain
         living = asyncio.create_task(self._give_signs_of_life())
         keep_what_is_there()
-        drain = await self._until_drain(reader)
+        drain = await self._drain
         await self._front.drain(drain.seconds)
         living.cancel()
         await self._front.end()
@@ -129,29 +134,28 @@ class FrontEndProcess:
         self._say(Counted(take_series(self._registry)))
         while self._writer.get_write_buffer_size():
             await asyncio.sleep(0.001)
+        following.cancel()
 
-    async def _until_drain(self, reader: asyncio.StreamReader) -> Drain:
-        """Do what is asked for, until that is to end."""
+    async def _follow(self, reader: asyncio.StreamReader) -> None:
+        """Do what is asked for, for as long as somebody is there who may ask."""
         decoder = msgspec.msgpack.Decoder(ToFrontEnd)
-        sources = {source.name: source for source in self._front.sources()}
+        sources = list(self._front.sources())
         while (payload := await read_message(reader)) is not None:
             match decoder.decode(payload):
                 case Files(contents):
                     self._files.replace(contents)
-                    for source in sources.values():
-                        await self._reload(source)
+                    for source in sources:
+                        await _reload(source)
                 case Collect():
                     self._say(Counted(take_series(self._registry)))
-                case Drain() as drain:
-                    return drain
-        end_process(0)  # nobody is there any more
-
-    async def _reload(self, source: Any) -> None:
-        """Put files to use that have been found good already."""
-        try:
-            source.use(await asyncio.to_thread(source.load))
-        except InputError as error:
-            log.error("cannot be used, what was read before stays in use", source=source.name, reason=str(error))
+                case Drain() as drain if not self._drain.done():
+                    self._drain.set_result(drain)
+        for desk in self._start.desks:  # in the place of who made them
+            socket = Path(desk.endpoint.removeprefix("ipc://"))
+            with contextlib.suppress(OSError):
+                socket.unlink()
+                socket.parent.rmdir()
+        end_process(0)
 
     async def _give_signs_of_life(self) -> None:
         while True:
@@ -178,6 +182,14 @@ class FrontEndProcess:
             on_statistics=lambda _: None,  # the desk tells them once, to the process it lives in
             on_change=self._publish,
         )
+
+
+async def _reload(source: Source) -> None:
+    """Put files to use that have been found good already."""
+    try:
+        source.use(await asyncio.to_thread(source.load))
+    except Exception:
+        log.exception("cannot be used, what was read before stays in use", source=source.name)
 
 
 def read_config(start: Start, files: HandedFiles) -> ServerConfig:
