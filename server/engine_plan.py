@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from dragoman.export.bundle import Bundle
 from dragoman.server.config import ConfigError, ServerConfig
 from dragoman.server.cores import TooFewCores, available_cores, divide_cores
-from dragoman.server.runtime.providers import HALF_PRECISIONS
 
 MAX_THREADS = 4
 """Threads of an engine, where we choose: steps take milliseconds or less, and more threads spend them waiting for each other."""
+CPU_PRECISIONS = ("fp32", "int8")
+"""Of bundles that never run on a GPU, see `runtime/providers.py`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ def plan_engines(config: ServerConfig, bundles: Sequence[Bundle]) -> dict[str, E
     Raises:
         ConfigError: If a model cannot have so many, or there are too few cores to pin them to.
     """
-    num_cores = max(1, available_cores() // len(bundles))
+    num_cores = max(1, available_cores() // max(1, len(bundles)))
     sizes = {bundle.manifest.name: _size(config, bundle, num_cores) for bundle in bundles}
     cores: list[tuple[int, ...]] = [()] * sum(num_replicas for num_replicas, _ in sizes.values())
     if config.pin_engines:
@@ -63,7 +64,7 @@ def choose_replicas(num_cores: int) -> tuple[int, int]:
 
 def _size(config: ServerConfig, bundle: Bundle, num_cores: int) -> tuple[int, int]:
     """Return the engines of a model, and the threads of each."""
-    may_be_on_gpu = config.device != "cpu" and bundle.manifest.precision in HALF_PRECISIONS
+    may_be_on_gpu = config.device != "cpu" and bundle.manifest.precision not in CPU_PRECISIONS
     if config.replicas > 1 and may_be_on_gpu:
         name, precision = bundle.manifest.name, bundle.manifest.precision
         raise ConfigError(

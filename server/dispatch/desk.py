@@ -56,7 +56,7 @@ class Desk:
         """Begin to tell a front end what happens: `Ready` as soon as the model is ready, which may be at once; `Down` when not.
 
         Args:
-            origin: Identity of the front end; what one that is attached already had asked for is ended. Ids are not used again.
+            origin: Identity of the front end; what one that is attached already had asked for is ended. It uses no id again.
             deliver: Called with each event, on the loop, also from within `attach` and `take`; it must not raise.
         """
         self.detach(origin)
