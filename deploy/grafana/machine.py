@@ -35,13 +35,14 @@ def models() -> Row:
 def process() -> Row:
     """What do the processes take?"""
     ours = f"and on (namespace, job, instance) dragoman_build_info{{{PLACE}}}"
+    rows, steps = (rate(f"engine_{what}_total", "model, replica, instance") for what in ("rows", "steps"))
     panels = [
         timeseries(
             "Processor",
             "Cores in use by engines and front ends.",
             "none",
             {
-                "engine {{model}} {{instance}}": rate("engine_cpu_seconds_total", "model, instance"),
+                "engine {{model}} {{replica}} {{instance}}": rate("engine_cpu_seconds_total", "model, replica, instance"),
                 "front end {{instance}}": f"rate(process_cpu_seconds_total{{{PLACE}}}{EVERY}) {ours}",
             },
         ),
@@ -50,7 +51,9 @@ def process() -> Row:
             "Resident memory of engines and front ends.",
             "bytes",
             {
-                "engine {{model}} {{instance}}": metric("engine_resident_memory_bytes"),
+                "engine {{model}} {{replica}} {{instance}}": metric("engine_resident_memory_bytes"),
+                "its caches {{model}} {{replica}} {{instance}}": metric("engine_cache_reserved_bytes"),
+                "used of them {{model}} {{replica}} {{instance}}": metric("engine_cache_used_bytes"),
                 "front end {{instance}}": f"process_resident_memory_bytes{{{PLACE}}} {ours}",
             },
         ),
@@ -59,7 +62,7 @@ def process() -> Row:
             "Files and sockets.",
             "none",
             {
-                "engine {{model}} {{instance}}": metric("engine_open_fds"),
+                "engine {{model}} {{replica}} {{instance}}": metric("engine_open_fds"),
                 "front end {{instance}}": f"process_open_fds{{{PLACE}}} {ours}",
             },
         ),
@@ -67,7 +70,28 @@ def process() -> Row:
             "Silence",
             "Time since each engine was last heard; it speaks once a second.",
             "s",
-            {"{{model}} {{instance}}": metric("engine_silence_seconds")},
+            {"{{model}} {{replica}} {{instance}}": metric("engine_silence_seconds")},
+        ),
+        timeseries(
+            "Engines",
+            "Those that take requests, of all that a model should have.",
+            "none",
+            {
+                "{{model}} {{instance}} up": f"sum by (model, instance) ({metric('engine_up')})",
+                "{{model}} {{instance}} all": f"count by (model, instance) ({metric('engine_up')})",
+            },
+        ),
+        timeseries(
+            "Slots by engine",
+            "In use; alike where all of a model's engines are well.",
+            "none",
+            {"{{model}} {{replica}} {{instance}}": metric("engine_slots_in_use")},
+        ),
+        timeseries(
+            "Rows a step by engine",
+            "Decoded together, on the average.",
+            "none",
+            {"{{model}} {{replica}} {{instance}}": f"{rows} / {steps}"},
         ),
         timeseries(
             "Garbage collections",
