@@ -137,7 +137,7 @@ class ServerConfig(BaseSettings):
         300.0, description="How long a connection may have no call under way before it is closed; 0 for as long as it likes."
     )
     max_connections: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(
-        4096, description="Connections at once to each address listened on; more are closed at once; 0 for any number."
+        4096, description="Connections at once to each address listened on, of a front end; more are closed at once; 0 for any number."
     )
     max_concurrent_streams: Annotated[int, Field(ge=1, le=2**31 - 1)] = Field(
         2048, description="Calls under way on one connection; a client keeps further ones until there is room."
@@ -145,7 +145,7 @@ class ServerConfig(BaseSettings):
     max_messages_per_second: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
         5000.0, description="Messages that are taken up from one connection; more wait; 0 for any number."
     )
-    max_watches: Count = Field(1024, description="Streams of health's `Watch` at once.")
+    max_watches: Count = Field(1024, description="Streams of health's `Watch` at once, of a front end.")
     max_watches_per_connection: Count = Field(16, description="Of them on one connection.")
     max_batch_streams_per_connection: Count = Field(64, description="Streams of `GenerateBatch` on one connection.")
     handshake_seconds: PositiveConnectionSeconds = Field(

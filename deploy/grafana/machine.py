@@ -44,6 +44,7 @@ def process() -> Row:
             {
                 "engine {{model}} {{replica}} {{instance}}": rate("engine_cpu_seconds_total", "model, replica, instance"),
                 "front end {{instance}}": f"rate(process_cpu_seconds_total{{{PLACE}}}{EVERY}) {ours}",
+                "front end {{front_end}} {{instance}}": rate("front_end_cpu_seconds_total", "front_end, instance"),
             },
         ),
         timeseries(
@@ -55,6 +56,7 @@ def process() -> Row:
                 "its caches {{model}} {{replica}} {{instance}}": metric("engine_cache_reserved_bytes"),
                 "used of them {{model}} {{replica}} {{instance}}": metric("engine_cache_used_bytes"),
                 "front end {{instance}}": f"process_resident_memory_bytes{{{PLACE}}} {ours}",
+                "front end {{front_end}} {{instance}}": metric("front_end_resident_memory_bytes"),
             },
         ),
         timeseries(
@@ -64,6 +66,7 @@ def process() -> Row:
             {
                 "engine {{model}} {{replica}} {{instance}}": metric("engine_open_fds"),
                 "front end {{instance}}": f"process_open_fds{{{PLACE}}} {ours}",
+                "front end {{front_end}} {{instance}}": metric("front_end_open_fds"),
             },
         ),
         timeseries(
