@@ -137,7 +137,7 @@ class ServerConfig(BaseSettings):
         300.0, description="How long a connection may have no call under way before it is closed; 0 for as long as it likes."
     )
     max_connections: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(
-        4096, description="Connections at once to each address listened on, of a front end; more are closed at once; 0 for any number."
+        4096, description="Connections at once to each address, of a front end; more are closed at once; 0 for any number."
     )
     max_concurrent_streams: Annotated[int, Field(ge=1, le=2**31 - 1)] = Field(
         2048, description="Calls under way on one connection; a client keeps further ones until there is room."
