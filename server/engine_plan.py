@@ -7,8 +7,8 @@ from dragoman.export.bundle import Bundle
 from dragoman.server.config import ConfigError, ServerConfig
 from dragoman.server.cores import TooFewCores, available_cores, divide_cores
 
-MAX_THREADS = 4
-"""Threads of an engine, where we choose: steps take milliseconds or less, and more threads spend them waiting for each other."""
+USUAL_THREADS = 4
+"""About so many an engine, where we choose: steps take milliseconds or less, and more threads spend them waiting for each other."""
 CPU_PRECISIONS = ("fp32", "int8")
 """Of bundles that never run on a GPU, see `runtime/providers.py`."""
 
@@ -58,8 +58,8 @@ def choose_replicas(num_cores: int) -> tuple[int, int]:
     Args:
         num_cores: For the model.
     """
-    num_replicas = max(1, num_cores // MAX_THREADS)
-    return num_replicas, min(num_cores, MAX_THREADS)
+    num_replicas = max(1, round(num_cores / USUAL_THREADS))
+    return num_replicas, num_cores // num_replicas
 
 
 def _size(config: ServerConfig, bundle: Bundle, num_cores: int) -> tuple[int, int]:

@@ -67,7 +67,7 @@ def test_two_engines_answer_bit_for_bit_as_one(serve: Any, bundles: Path) -> Non
             if flags == TWO:
                 until_both_are_up(server)
             outcomes = sorted(client.generate_batch(requests), key=lambda outcome: outcome.index)
-            scores = [client.score("A dog.", target).log_probs for target in ("Ein Hund.", "Zwei Hunde.", "Eine Katze.")]
+            scores = [client.score("A dog.", target).tokens for target in ("Ein Hund.", "Zwei Hunde.", "Eine Katze.")]
             if flags == TWO:
                 rows = [server.metric("dragoman_engine_rows_total", replica=str(replica)) for replica in (0, 1)]
                 assert min(rows) > 0.2 * max(rows), "both had something to do"
@@ -172,15 +172,9 @@ def test_priority_overtakes_what_waits_for_either_engine(serve: Any, endless: Pa
         with ThreadPoolExecutor(40) as pool:
             tasks = [pool.submit(ask, 0) for _ in range(30)]
             wait_until(lambda: server.metric("dragoman_num_requests_waiting") >= 25, "much waits")
-            tasks += [pool.submit(ask, 100) for _ in range(2)]
+            tasks += [pool.submit(ask, 10) for _ in range(2)]
             for task in tasks:
                 task.result()
-        behind = Counter(order[order.index(100) :])[0]
+        behind = Counter(order[order.index(10) :])[0]
         assert behind >= 15
         assert server.terminate() == 0
-
-
-def test_replicas_on_a_gpu_and_on_a_thread_are_refused(serve: Any, endless: Path) -> None:
-    for flags, words in ((("--device", "cuda"), "one engine fills a GPU"), (("--engine", "inline"), "engine is inline")):
-        with pytest.raises(AssertionError, match=words):
-            serve(endless / "alpha", "--replicas", "2", *flags).__enter__()
