@@ -143,7 +143,8 @@ class KeptFrontEnd:
         self._last_word = ""
         try:
             host = self._host = await FrontEndHost.start(self._describe(identity))
-        except OSError as error:
+        except Exception as error:  # such as that there is no room for a process; the next time may be luckier
+            log.exception("front end cannot be run", front_end=self.number)
             return f"{type(error).__name__}: {error}"
         if self._stopping.is_set():
             host.kill()

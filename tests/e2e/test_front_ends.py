@@ -250,6 +250,16 @@ def knows(server: Any, number: int, token: str) -> bool:
         return code is grpc.StatusCode.OK
 
 
+def test_a_hung_front_end_is_replaced(serve: Any, endless: Path) -> None:
+    with serve(endless / "alpha", *TWO, "--watchdog-seconds", "4") as server:
+        os.kill(front_end_pids(server)[1], signal.SIGSTOP)
+        assert server.wait_for("front end ended, restarting", front_end=1)["reason"].startswith("silent for")
+        server.wait_for("front end listens", front_end=1)
+        with connection_at(server, 1) as channel:
+            assert generate(channel).result().finish_reason
+        assert server.terminate() == 0
+
+
 def test_a_drain_loses_nothing(serve: Any, endless: Path) -> None:
     """More than there are slots for, at both front ends, so that some wait."""
     with serve(endless / "alpha", *TWO) as server, ExitStack() as stack:
