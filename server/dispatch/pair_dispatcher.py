@@ -69,11 +69,11 @@ class PairDispatcher:
     def hand_over(self) -> list[tuple[int, Pair]]:
         """Give replicas what is next; return it in that order."""
         handed: list[tuple[int, Pair]] = []
-        while self._loads:
+        while self._loads and self._pairs.num_waiting:
             load = min(self._loads.values(), key=lambda load: (load.num_tokens, load.index))
-            if load.num_tokens >= self._limits.prefill_tokens_per_step or not (turn := self._pairs.take_turn()):
+            if load.num_tokens >= self._limits.prefill_tokens_per_step:
                 break
-            for pair in turn:
+            for pair in self._pairs.take_turn():
                 self._places[pair] = load
                 load.num_tokens += pair.num_tokens
                 handed.append((load.index, pair))
