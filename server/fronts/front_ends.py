@@ -160,7 +160,13 @@ class FrontEnds:
     def _describe(self, number: int, identity: str) -> Start:
         """Return what an incarnation of a front end is to be told."""
         desks = [
-            Desk(str(model.bundle.directory), model.version, self._desks[model.name].endpoint, model.engine.num_replicas)
+            Desk(
+                str(model.bundle.directory),
+                model.version,
+                self._desks[model.name].endpoint,
+                model.engine.num_replicas,
+                model.engine.is_ready,
+            )
             for model in self._repository.all()
         ]
         config = self._config.model_dump_json(exclude=set(NOT_FOR_FRONT_ENDS))

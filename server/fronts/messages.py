@@ -18,12 +18,14 @@ class Desk(Struct, frozen=True, array_like=True):
         version: Of the bundle, as the engines have it.
         endpoint: ZeroMQ address of its desk.
         num_replicas: Engines behind it.
+        is_ready: Whether one of them is ready.
     """
 
     bundle: str
     version: str
     endpoint: str
     num_replicas: int
+    is_ready: bool
 
 
 class Start(Struct, frozen=True, array_like=True, tag="start"):

@@ -54,6 +54,8 @@ from dragoman.server.telemetry.tracers import make_tracer
 from dragoman.server.watching import Source
 
 SIGN_OF_LIFE_SECONDS = 1.0
+# A model that was ready a moment ago may not be any more.
+ATTACH_SECONDS = 5.0
 EXIT_CANNOT_START = 3
 
 log = structlog.get_logger("dragoman.fronts")
@@ -110,6 +112,7 @@ class FrontEndProcess:
         tracer = make_tracer(self._config, start.version)
         self._front = FrontEnd(self._config, self._repository, metrics, tracer, sampler, table.of)
         self._state = State()
+        self._is_listening = False
 
     async def run(self, input_descriptor: int) -> None:
         """Serve until told to end."""
@@ -118,11 +121,13 @@ class FrontEndProcess:
         reader = asyncio.StreamReader()
         await loop.connect_read_pipe(partial(asyncio.StreamReaderProtocol, reader), os.fdopen(input_descriptor, "rb", 0))
         self._writer, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, os.fdopen(self._output, "wb", 0))
-        await self._front.start()
-        self._state = State(is_listening=True)
-        log.info("front end listens", port=self._front.port, pid=os.getpid())
         for model in self._repository.all():
             model.engine.begin()
+        await self._until_attached()
+        await self._front.start()
+        self._is_listening = True
+        log.info("front end listens", port=self._front.port, pid=os.getpid())
+        self._publish()
         following = asyncio.create_task(self._follow(reader))  # to the very end: somebody may be gone during the drain
         living = asyncio.create_task(self._give_signs_of_life())
         keep_what_is_there()
@@ -135,6 +140,14 @@ class FrontEndProcess:
         while self._writer.get_write_buffer_size():
             await asyncio.sleep(0.001)
         following.cancel()
+
+    async def _until_attached(self) -> None:
+        """Wait for the models that are ready: who comes to one that is started again is not to be told that they are not."""
+        ready = {desk.bundle for desk in self._start.desks if desk.is_ready}
+        engines = [model.engine for model in self._repository.all() if str(model.bundle.directory) in ready]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ATTACH_SECONDS):
+                await asyncio.gather(*(engine.until_ready() for engine in engines))
 
     async def _follow(self, reader: asyncio.StreamReader) -> None:
         """Do what is asked for, for as long as somebody is there who may ask."""
@@ -165,8 +178,9 @@ class FrontEndProcess:
     def _publish(self) -> None:
         """Tell callers and the process that started this one how the models are now."""
         self._front.update_health()
-        self._state = State(is_listening=True, is_ready=self._front.is_ready)
-        self._say(self._state)
+        if self._is_listening:
+            self._state = State(is_listening=True, is_ready=self._front.is_ready)
+            self._say(self._state)
 
     def _say(self, message: FromFrontEnd) -> None:
         self._writer.write(to_bytes(message))
