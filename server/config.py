@@ -8,6 +8,7 @@ import difflib
 import itertools
 import os
 import re
+import sys
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -72,6 +73,9 @@ class ServerConfig(BaseSettings):
     )
     metrics_tls_key: FilePath | None = Field(None, description="PEM file with its private key, not encrypted.")
 
+    front_ends: Annotated[int, Field(ge=1, le=64)] = Field(
+        1, description="Processes that answer callers on the port; more where engines outrun one."
+    )
     engine: Literal["process", "inline"] = Field(
         "process", description="Where a model's engine runs: in a process of its own, or on a thread, for debugging."
     )
@@ -138,7 +142,7 @@ class ServerConfig(BaseSettings):
         300.0, description="How long a connection may have no call under way before it is closed; 0 for as long as it likes."
     )
     max_connections: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(
-        4096, description="Connections at once to each address listened on; more are closed at once; 0 for any number."
+        4096, description="Connections at once to each address, of a front end; more are closed at once; 0 for any number."
     )
     max_concurrent_streams: Annotated[int, Field(ge=1, le=2**31 - 1)] = Field(
         2048, description="Calls under way on one connection; a client keeps further ones until there is room."
@@ -146,7 +150,7 @@ class ServerConfig(BaseSettings):
     max_messages_per_second: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
         5000.0, description="Messages that are taken up from one connection; more wait; 0 for any number."
     )
-    max_watches: Count = Field(1024, description="Streams of health's `Watch` at once.")
+    max_watches: Count = Field(1024, description="Streams of health's `Watch` at once, of a front end.")
     max_watches_per_connection: Count = Field(16, description="Of them on one connection.")
     max_batch_streams_per_connection: Count = Field(
         64, description="Streams of `GenerateBatch` and `GenerateBulk` of a connection."
@@ -265,6 +269,10 @@ class ServerConfig(BaseSettings):
             raise ValueError("replicas are engines in processes of their own, and engine is inline")
         if self.replicas > 1 and self.device.startswith("cuda"):
             raise ValueError(f"replicas are for the CPU, and device is {self.device}: one engine fills a GPU")
+        if self.front_ends > 1 and self.engine == "inline":
+            raise ValueError("front_ends are for engines in processes of their own, and engine is inline")
+        if self.front_ends > 1 and sys.platform != "linux":
+            raise ValueError("front_ends: only Linux divides a port's connections among processes")
         if self.max_slots_per_request > self.max_slots:
             raise ValueError(f"max_slots_per_request ({self.max_slots_per_request}) is more than max_slots ({self.max_slots})")
         if self.port == self.metrics_port != 0 and self.host == self.metrics_host:

@@ -1,4 +1,4 @@
-"""From settings and a bundle to what runs it: one engine, or several before a desk. Nothing is started here."""
+"""From settings and a bundle to what runs it: one engine, or engines before a desk. Nothing is started here."""
 
 from collections.abc import Callable
 
@@ -39,7 +39,7 @@ def make_engine(
             metrics.observe_load(name, ready.load_seconds)
         metrics.set_engine(name, ready is not None, process_id, replica)
 
-    if plan.num_replicas == 1:
+    if plan.num_replicas == 1 and config.front_ends == 1:
 
         def on_engine_change() -> None:
             tell(0, engine.ready, engine.process_id)

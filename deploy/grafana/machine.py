@@ -44,6 +44,7 @@ def process() -> Row:
             {
                 "engine {{model}} {{replica}} {{instance}}": rate("engine_cpu_seconds_total", "model, replica, instance"),
                 "front end {{instance}}": f"rate(process_cpu_seconds_total{{{PLACE}}}{EVERY}) {ours}",
+                "front end {{front_end}} {{instance}}": rate("front_end_cpu_seconds_total", "front_end, instance", PLACE),
             },
         ),
         timeseries(
@@ -55,6 +56,7 @@ def process() -> Row:
                 "its caches {{model}} {{replica}} {{instance}}": metric("engine_cache_reserved_bytes"),
                 "used of them {{model}} {{replica}} {{instance}}": metric("engine_cache_used_bytes"),
                 "front end {{instance}}": f"process_resident_memory_bytes{{{PLACE}}} {ours}",
+                "front end {{front_end}} {{instance}}": metric("front_end_resident_memory_bytes", PLACE),
             },
         ),
         timeseries(
@@ -64,6 +66,7 @@ def process() -> Row:
             {
                 "engine {{model}} {{replica}} {{instance}}": metric("engine_open_fds"),
                 "front end {{instance}}": f"process_open_fds{{{PLACE}}} {ours}",
+                "front end {{front_end}} {{instance}}": metric("front_end_open_fds", PLACE),
             },
         ),
         timeseries(
@@ -102,6 +105,34 @@ def process() -> Row:
         table("Versions", "What runs where.", metric("build_info", PLACE), ("version", "namespace", "instance")),
     ]
     return "Processes", 3, panels
+
+
+def front_ends() -> Row:
+    """What do several front ends do? Empty where there is one."""
+    panels = [
+        timeseries(
+            "Front ends",
+            "Those that answer callers, of all there should be.",
+            "none",
+            {
+                "{{instance}} up": f"sum by (instance) ({metric('front_end_up', PLACE)})",
+                "{{instance}} all": f"count by (instance) ({metric('front_end_up', PLACE)})",
+            },
+        ),
+        timeseries(
+            "Requests by front end",
+            "Ended a second; as connections are spread.",
+            "reqps",
+            {"{{front_end}} {{instance}}": rate("front_end_requests_total", "front_end, instance", PLACE)},
+        ),
+        timeseries(
+            "Front ends started again",
+            "In the last five minutes.",
+            "none",
+            {"{{front_end}} {{instance}}": f"increase(dragoman_front_end_restarts_total{{{PLACE}}}[5m])"},
+        ),
+    ]
+    return "Front ends", 3, panels
 
 
 def gpu() -> Row:

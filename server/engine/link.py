@@ -40,8 +40,13 @@ class Link(Protocol):
 class ZmqLink:
     """A DEALER socket that is attached to whoever listens at an endpoint, or will."""
 
-    def __init__(self, endpoint: str) -> None:
-        """Attach; must be called within the event loop that uses it."""
+    def __init__(self, endpoint: str, identity: bytes = b"") -> None:
+        """Attach; must be called within the event loop that uses it.
+
+        Args:
+            endpoint: ZeroMQ address.
+            identity: What the other end is to know it by; no two links ever have the same. By default ZeroMQ makes one up.
+        """
         self._loop = asyncio.get_running_loop()
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(Event)
@@ -50,6 +55,8 @@ class ZmqLink:
         self._socket.set_hwm(0)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.RECONNECT_IVL, 20)
+        if identity:
+            self._socket.setsockopt(zmq.IDENTITY, identity)
         self._descriptor: int | None = None
         try:
             self._socket.connect(endpoint)

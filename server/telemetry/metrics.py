@@ -1,8 +1,8 @@
 """What the server tells Prometheus: of requests and engines as others report it, of processes and GPUs as it asks."""
 
 import os
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, cast
 
 from prometheus_client import CollectorRegistry, Gauge, Info, disable_created_metrics, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -12,10 +12,12 @@ from dragoman.server.engine import messages
 from dragoman.server.telemetry.caller_metrics import CallerMetrics
 from dragoman.server.telemetry.declarations import Declarations
 from dragoman.server.telemetry.engine_metrics import EngineMetrics
+from dragoman.server.telemetry.front_end_metrics import FrontEndMetrics
 from dragoman.server.telemetry.gpu import open_gpu_source
 from dragoman.server.telemetry.model_metrics import ModelMetrics
 from dragoman.server.telemetry.processes import read_process
 from dragoman.server.telemetry.reload_metrics import ReloadMetrics
+from dragoman.server.telemetry.series import Series, SummedRegistry
 
 if TYPE_CHECKING:
     from wsgiref.types import WSGIApplication
@@ -28,6 +30,7 @@ class Metrics:
         labels: Names of each metric's labels, by its full name.
         callers: What counts for each caller.
         reloads: What counts files that change while the server runs.
+        front_ends: What tells front ends apart, where there are several.
     """
 
     def __init__(self, registry: CollectorRegistry, latency_buckets: Sequence[float], version: str = "unknown") -> None:
@@ -47,10 +50,12 @@ class Metrics:
         Info("dragoman_build", "What runs.", registry=registry).info({"version": version})
         self.callers = CallerMetrics(registry)
         self.reloads = ReloadMetrics(registry)
+        self.front_ends = FrontEndMetrics(registry)
         self._processes = _ProcessMetrics(registry)
         self._gpus = _GpuMetrics(registry)
         self.labels = self._declared.labels | {"dragoman_build_info": ("version",)} | self.callers.labels | self.reloads.labels
         self.labels |= dict.fromkeys(self._processes.names, ("model", "replica")) | dict.fromkeys(self._gpus.names, ("device",))
+        self.labels |= dict.fromkeys(self.front_ends.names, ("front_end",))
 
     def add_model(self, name: str, version: str, precision: str, device: str, num_slots: int, num_replicas: int = 1) -> None:
         """Start a model's series at zero, not ready; for a model already there, say what it is now.
@@ -141,9 +146,13 @@ class Metrics:
         if refusal:
             self._declared.requests_rejected.labels(name, refusal).inc()
 
-    def wsgi_app(self) -> "WSGIApplication":
-        """Return the application that answers a scrape."""
-        app: WSGIApplication = make_wsgi_app(self._registry)
+    def wsgi_app(self, ask: Callable[[], Iterable[Series]] = tuple) -> "WSGIApplication":
+        """Return the application that answers a scrape.
+
+        Args:
+            ask: Returns what other processes have counted.
+        """
+        app: WSGIApplication = make_wsgi_app(cast(CollectorRegistry, SummedRegistry(self._registry, ask)))
         return app
 
 

@@ -50,6 +50,7 @@ def test_names_are_the_ones_that_dashboards_query(registry: CollectorRegistry, m
     gauges |= {"engine_silence_seconds", "engine_resident_memory_bytes", "engine_open_fds", "engine_up", "engine_slots_in_use"}
     gauges |= {"engine_cache_reserved_bytes", "engine_cache_used_bytes"}
     gauges |= {"caller_requests_running", "reload_stale", "tls_certificate_days_left"}
+    gauges |= {"front_end_up", "front_end_resident_memory_bytes", "front_end_open_fds"}
     counters = {
         "request_success",
         "requests_failed",
@@ -57,6 +58,9 @@ def test_names_are_the_ones_that_dashboards_query(registry: CollectorRegistry, m
         "requests_admitted",
         "encoder_tokens",
         "engine_cpu_seconds",
+        "front_end_cpu_seconds",
+        "front_end_requests",
+        "front_end_restarts",
         "engine_steps",
         "engine_rows",
         "prompt_tokens",
