@@ -11,6 +11,7 @@ from dragoman.export.session import open_session
 from dragoman.export.tensor_names import output_name
 from dragoman.server.engine.search.candidates import Candidates
 from dragoman.server.runtime.cache import SlotCache
+from dragoman.server.runtime.encoder import Encoder, PackedEncoder, PaddedEncoder
 
 # Bindings with more candidates are rare, and their buffers large: they are made anew each time.
 MAX_KEPT_CANDIDATES = 256
@@ -34,8 +35,10 @@ class OnnxRunner:
         manifest = bundle.manifest
         self.max_rows = max_rows
         self.cache = SlotCache(manifest, max_rows)
-        self._pad_id = manifest.pad_id
-        self._encoder = open_session(str(bundle.encoder_path), num_threads)
+        encoder = open_session(str(bundle.encoder_path), num_threads)
+        self._encoder: Encoder = (
+            PackedEncoder(encoder, self.cache.token_columns) if manifest.is_packed else PaddedEncoder(encoder, manifest.pad_id)
+        )
         self._decoder = open_session(str(bundle.decoder_path), num_threads)
         self._tokens = np.zeros(max_rows, np.int64)
         self._positions = np.zeros(max_rows, np.int64)
@@ -46,12 +49,7 @@ class OnnxRunner:
 
     def prefill(self, sources: Sequence[Sequence[int]], rows: Sequence[int]) -> None:
         """See `Runner`."""
-        lengths = np.array([len(source) for source in sources], np.int64)
-        ids = np.full((len(sources), lengths.max()), self._pad_id, np.int64)
-        for row, source in zip(ids, sources, strict=True):
-            row[: len(source)] = source
-        outputs = self._encoder.run(self.cache.cross_names, {"src_ids": ids, "src_lens": lengths})
-        self.cache.write_cross(rows, lengths, outputs)
+        self._encoder.fill(self.cache, sources, rows)
 
     def step(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int) -> Candidates:
         """See `Runner`."""
