@@ -12,6 +12,7 @@ from dragoman.export.tensor_names import output_name
 from dragoman.server.engine.search.candidates import Candidates
 from dragoman.server.runtime.cache import SlotCache
 from dragoman.server.runtime.encoder import Encoder, PackedEncoder, PaddedEncoder
+from dragoman.server.runtime.runner import Held, Holder
 
 # Bindings with more candidates are rare, and their buffers large: they are made anew each time.
 MAX_KEPT_CANDIDATES = 256
@@ -50,6 +51,21 @@ class OnnxRunner:
     def prefill(self, sources: Sequence[Sequence[int]], rows: Sequence[int]) -> None:
         """See `Runner`."""
         self._encoder.fill(self.cache, sources, rows)
+
+    @property
+    def holder(self) -> Holder | None:
+        """See `Runner`: sources that come padded go into rows at once."""
+        return self if isinstance(self._encoder, PackedEncoder) else None
+
+    def encode(self, sources: Sequence[Sequence[int]]) -> list[Held]:
+        """See `Holder`."""
+        assert isinstance(self._encoder, PackedEncoder)
+        return self._encoder.encode(sources)
+
+    def place(self, held: Sequence[Held], rows: Sequence[int]) -> None:
+        """See `Holder`."""
+        for tokens, row in zip(held, rows, strict=True):
+            self.cache.write_packed([row], np.array([len(tokens)]), tokens)
 
     def step(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int) -> Candidates:
         """See `Runner`."""
