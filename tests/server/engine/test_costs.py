@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Callable, Iterator
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.server.engine.costs import MAX_SECONDS, NUM_REPEATS, PACKED, PADDED, Costs, grouped, measured
@@ -37,6 +37,7 @@ def partitions(items: list[int]) -> Iterator[list[list[int]]]:
             yield [*rest[:i], [items[0], *group], *rest[i + 1 :]]
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=6), COSTS)
 def test_no_other_batches_take_less(lengths: list[int], costs: Costs) -> None:
     found = lengths_of(grouped(sequences(lengths), costs))

@@ -480,6 +480,7 @@ REQUESTS = st.tuples(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(REQUESTS, max_size=24), st.integers(0, 24))
 def test_who_is_told_to_follow_is_who_is_admitted_then(requests: list[tuple[str, float, int, int, int]], num_asked: int) -> None:
     """Exactly, where nothing comes or ends meanwhile and nobody is charged for slots."""
