@@ -27,12 +27,6 @@ def models() -> Row:
                 "{{model}} used": f"sum by (model) ({metric('cache_used_bytes')})",
             },
         ),
-        timeseries(
-            "Encoded ahead",
-            "Waiting requests whose sources have been encoded already.",
-            "none",
-            {"{{model}}": f"sum by (model) ({metric('requests_encoded_ahead')})"},
-        ),
         timeseries("Pairs scored", "Arrival to scores.", "s", quantiles("score_latency_seconds")),
         timeseries("Load", "Mean time to load a model and to warm it up.", "s", {"{{model}} {{instance}}": load}),
     ]
