@@ -1,7 +1,7 @@
 """The graphs of a bundle: traced, rewritten for a precision, written and proved."""
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,9 +11,11 @@ import onnx_ir
 from dragoman.export.arguments import QualityTexts
 from dragoman.export.calibration import calibrate
 from dragoman.export.cpu import keep_sums_apart, keep_time_axis
+from dragoman.export.encoder_graph import EncoderGraph
 from dragoman.export.fields import Precision
-from dragoman.export.graphs import EncoderGraph, StepGraph
+from dragoman.export.graphs import StepGraph
 from dragoman.export.half import DTYPES, halved, store_halved
+from dragoman.export.packing import is_packed
 from dragoman.export.parity import ParityReport
 from dragoman.export.progress import Progress
 from dragoman.export.quality import verify_quantized
@@ -78,7 +80,7 @@ def _build_whole(
     checkpoint: Checkpoint, model: Transformer, directory: Path, recipe: Recipe, progress: Progress
 ) -> tuple[list[onnx_ir.Model], ParityReport, Ranges]:
     """Write and prove the graphs that choose from the whole vocabulary; return what int8 was calibrated to, too."""
-    prepared = (_prepared(graph(model), recipe.precision) for graph in (EncoderGraph, StepGraph, ScorerGraph))
+    prepared = (_prepared(module, recipe.precision) for module in _modules(model, recipe.precision))
     if recipe.precision != "int8":
         graphs = write_graphs(prepared, directory)
         progress.done("write the graphs")
@@ -96,6 +98,13 @@ def _build_whole(
         progress.done("quantise")
     changes = verify_quantized(checkpoint, directory, counts, recipe.quality, progress)
     return graphs, msgspec.structs.replace(report, quality=changes), ranges
+
+
+def _modules(model: Transformer, precision: Precision) -> Iterator[EncoderGraph | StepGraph | ScorerGraph]:
+    """Yield what is traced, each when it is asked for."""
+    yield EncoderGraph(model, is_packed(precision))
+    yield StepGraph(model)
+    yield ScorerGraph(model, is_packed(precision))
 
 
 def _quantized(graph: onnx_ir.Model, place: int, ranges: Ranges, counts: ScaleCounts) -> onnx_ir.Model:

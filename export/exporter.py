@@ -24,6 +24,7 @@ from dragoman.export.bundle import SHORTLIST_FILE, Bundle, hash_file
 from dragoman.export.caches import Cache, Role
 from dragoman.export.calibration import calibration_sources
 from dragoman.export.evidence import Origin
+from dragoman.export.fields import Precision
 from dragoman.export.manifest import (
     MANIFEST_FILE,
     PARITY_FILE,
@@ -33,6 +34,7 @@ from dragoman.export.manifest import (
     Tensors,
     content_version,
 )
+from dragoman.export.packing import is_packed
 from dragoman.export.parity import ParityReport
 from dragoman.export.progress import Progress, Say, steps_of
 from dragoman.export.shortlist import choose_shortlist
@@ -100,7 +102,7 @@ def export_checkpoint(
         directory.mkdir()
         recipe = Recipe(chosen, ids, quality, listed)
         graphs, report = build_graphs(checkpoint, directory, recipe, progress)
-        caches = _declared_caches(graphs)
+        caches = _declared_caches(graphs, chosen)
         _write_the_rest(checkpoint, directory, listed, report)
         origin = Origin(hash_file(checkpoint_dir / WEIGHTS_FILE), version("torch"), version("onnx"))
         manifest = _describe(checkpoint, name, recipe, directory, caches, origin, report)
@@ -127,7 +129,7 @@ def _write_the_rest(checkpoint: Checkpoint, directory: Path, listed: Sequence[in
         (directory / SHORTLIST_FILE).write_bytes(msgspec.json.encode({"ids": listed}) + b"\n")
 
 
-def _declared_caches(graphs: Sequence[onnx_ir.Model]) -> list[Cache]:
+def _declared_caches(graphs: Sequence[onnx_ir.Model], precision: Precision) -> list[Cache]:
     """Return the caches of a decode step as its inputs have them: what it also gives out it writes."""
     decoder = graphs[1]
     written = set(input_output_names(decoder)[1])
@@ -137,7 +139,7 @@ def _declared_caches(graphs: Sequence[onnx_ir.Model]) -> list[Cache]:
         _, *row = (size if isinstance(size, int) else str(size.value) for size in value.shape)
         caches.append(msgspec.convert({"name": value.name, "role": _role(value.name, written), "shape": row}, Cache))
     traced = [names for graph in graphs for names in input_output_names(graph)]
-    assert Tensors(*traced) == Tensors.of_caches(caches), "the graphs have other tensors than the format"
+    assert Tensors(*traced) == Tensors.of_caches(caches, is_packed(precision)), "the graphs have other tensors than the format"
     return caches
 
 
@@ -164,7 +166,7 @@ def _describe(
         **msgspec.structs.asdict(dimensions),
         caches=caches,
         num_choices=dimensions.target_vocab_size if recipe.shortlist is None else len(recipe.shortlist),
-        tensors=Tensors.of_caches(caches),
+        tensors=Tensors.of_caches(caches, is_packed(recipe.precision)),
         files={path.relative_to(directory).as_posix(): FileEntry(path.stat().st_size, hash_file(path)) for path in paths},
         origin=origin,
         parity=report.headline(),

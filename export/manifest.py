@@ -36,11 +36,12 @@ from dragoman.export.fields import (
     shown,
 )
 from dragoman.export.generation_checks import check_defaults, check_ids, check_room, num_forced
+from dragoman.export.packing import is_packed
 from dragoman.export.tensor_names import TensorNames
 from dragoman.model.generation import Defaults, Languages, Template
 from dragoman.model.text.reading import MAX_FILE_BYTES as MAX_TOKENIZER_BYTES
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 MANIFEST_FILE = "bundle.json"
 PARITY_FILE = "parity.json"
 TOKENIZER_DIRECTORY = "tokenizer"
@@ -64,14 +65,14 @@ class Tensors(Struct, frozen=True, forbid_unknown_fields=True):
     scorer_outputs: TensorList
 
     @classmethod
-    def of_layers(cls, num_decoder_layers: int) -> "Tensors":
+    def of_layers(cls, num_decoder_layers: int, is_packed: bool = True) -> "Tensors":
         """Return what this format version asks of graphs with so many decoder layers."""
-        return cls(*TensorNames.of_layers(num_decoder_layers))
+        return cls(*TensorNames.of_layers(num_decoder_layers, is_packed))
 
     @classmethod
-    def of_caches(cls, caches: Sequence[Cache]) -> "Tensors":
+    def of_caches(cls, caches: Sequence[Cache], is_packed: bool = True) -> "Tensors":
         """Return what it asks of graphs with these caches."""
-        return cls(*TensorNames.of_caches(names_of(caches, "self"), names_of(caches, "cross")))
+        return cls(*TensorNames.of_caches(names_of(caches, "self"), names_of(caches, "cross"), is_packed))
 
 
 class FileEntry(Struct, frozen=True, forbid_unknown_fields=True):
@@ -179,7 +180,12 @@ class Manifest(Dimensions, frozen=True, forbid_unknown_fields=True, kw_only=True
             raise ValueError(f"num_choices {self.num_choices} is over the vocabulary of {self.target_vocab_size}")
         self._check_generation()
         check_caches(self.caches)
-        _check_tensors(self.tensors, Tensors.of_caches(self.caches))
+        _check_tensors(self.tensors, Tensors.of_caches(self.caches, self.is_packed))
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether the encoder takes sources packed, see `is_packed`."""
+        return is_packed(self.precision)
 
     def _check_generation(self) -> None:
         """Refuse a template, languages and defaults that the model cannot do."""

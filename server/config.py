@@ -114,6 +114,9 @@ class ServerConfig(BaseSettings):
     prefill_tokens_per_step: Count = Field(
         512, description="Source tokens the encoder reads between two decode steps, at the most."
     )
+    max_ahead: int = Field(
+        16, ge=0, description="Waiting requests whose sources may be encoded beside others', before they have a slot; 0 for none."
+    )
     max_waiting_requests: Count = Field(1024, description="Requests that may wait for a model before it refuses more.")
     max_waiting_tokens: Count = Field(65536, description="Source tokens of those, before it refuses more.")
     warmup: bool = Field(

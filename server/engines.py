@@ -91,6 +91,7 @@ def engine_settings(config: ServerConfig, bundle: Bundle, plan: EnginePlan) -> l
         max_waiting_requests=config.max_waiting_requests,
         max_waiting_tokens=config.max_waiting_tokens,
         prefill_tokens_per_step=config.prefill_tokens_per_step,
+        max_ahead=config.max_ahead,
         is_warmed_up=config.warmup,
         log_level=config.log_level,
         log_format=config.log_format,

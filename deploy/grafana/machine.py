@@ -19,9 +19,10 @@ def models() -> Row:
         timeseries("Answer p95 by model", "Arrival to last token.", "s", {"{{model}}": p95}),
         timeseries(
             "Caches",
-            "Memory of the caches: what they have, and what requests take of it.",
+            "Memory of the caches: what they have, and what requests take of it; and what is kept of sources that wait for a slot.",
             "bytes",
             {
+                "{{model}} encoded ahead": f"sum by (model) ({metric('encoded_ahead_bytes')})",
                 "{{model}} reserved": f"sum by (model) ({metric('cache_reserved_bytes')})",
                 "{{model}} used": f"sum by (model) ({metric('cache_used_bytes')})",
             },

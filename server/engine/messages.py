@@ -294,12 +294,14 @@ class Prefill(Struct, frozen=True, array_like=True):
         num_tokens: Their tokens.
         num_padded_tokens: The same with padding.
         seconds: Its duration.
+        num_admitted: Requests that got their slots; others among the sources wait for theirs, or have been encoded before.
     """
 
     num_rows: int
     num_tokens: int
     num_padded_tokens: int
     seconds: float
+    num_admitted: int
 
 
 class Statistics(Struct, frozen=True, array_like=True):
@@ -335,6 +337,8 @@ class Statistics(Struct, frozen=True, array_like=True):
     prefills: list[Prefill] = []
     without_claim: dict[str, float] | None = {}
     at_their_limit: dict[str, float] = {}
+    num_ahead: int = 0
+    ahead_bytes: int = 0
 
 
 class Shrunk(Struct, frozen=True, array_like=True):

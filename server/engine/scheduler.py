@@ -34,12 +34,14 @@ class Limits:
         max_waiting_tokens: Their source tokens; a single larger request still fits an empty queue.
         prefill_tokens_per_step: Source tokens encoded between two decode steps, which bounds how long running requests stall;
             a single larger source is still encoded, alone.
+        max_ahead: Requests in the queue whose sources may have been encoded already, see `ahead`.
     """
 
     max_slots: int
     max_waiting_requests: int
     max_waiting_tokens: int
     prefill_tokens_per_step: int
+    max_ahead: int = 0
 
 
 class Scheduler:
@@ -108,6 +110,10 @@ class Scheduler:
     def running(self) -> Iterator[Sequence]:
         """Yield running sequences in order of admission."""
         yield from self._running.values()
+
+    def next_in_line(self, count: int) -> list[Sequence]:
+        """Return about those who will be admitted next, at most so many, the next one first; see `FairQueue.following`."""
+        return self._queue.following(count)
 
     def num_slots_ahead(self, request: Request) -> int:
         """Return the slots of waiting requests that will be admitted before a new one at the least, see `crowding`."""

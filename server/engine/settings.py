@@ -45,6 +45,7 @@ class EngineSettings(msgspec.Struct, frozen=True):
         device: Where the model runs.
         cores: That its process keeps to; none for all.
         max_slots_per_request: See `slots_per_request`; 0 for the usual ones.
+        max_ahead: See `Limits`.
     """
 
     endpoint: str
@@ -61,6 +62,7 @@ class EngineSettings(msgspec.Struct, frozen=True):
     device: DeviceSettings = DeviceSettings()
     cores: tuple[int, ...] = ()
     max_slots_per_request: int = 0
+    max_ahead: int = 0
 
     @property
     def slots_per_request(self) -> int:
@@ -70,7 +72,9 @@ class EngineSettings(msgspec.Struct, frozen=True):
     @property
     def limits(self) -> Limits:
         """Return what the scheduler keeps to."""
-        return Limits(self.max_slots, self.max_waiting_requests, self.max_waiting_tokens, self.prefill_tokens_per_step)
+        return Limits(
+            self.max_slots, self.max_waiting_requests, self.max_waiting_tokens, self.prefill_tokens_per_step, self.max_ahead
+        )
 
 
 def slots_per_request(max_slots: int, max_slots_per_request: int) -> int:

@@ -55,6 +55,12 @@ class CacheBlock:
         for buffer, tensor in zip(self.buffer, tensors, strict=True):
             buffer[(where, *valid)] = tensor[(slice(None), *valid)]
 
+    def write_packed(self, row: int, tokens: Buffer) -> None:
+        """Store one row: `[S, …]`, in which each position has what these caches hold of it, one cache after the other."""
+        assert self.is_indexed
+        view = self._view[:, row, : len(tokens)]
+        view[...] = np.moveaxis(tokens.reshape(len(tokens), len(view), *view.shape[2:]), 0, 1)
+
     def clear(self, where: slice | NDArray[np.int64]) -> None:
         """Put zeros in place of all that rows hold."""
         self.buffer[:, where] = 0

@@ -58,6 +58,8 @@ class Declarations:
         )
         self.cache_reserved = gauge("cache_reserved_bytes", "Memory that the caches of keys and values have.")
         self.cache_used = gauge("cache_used_bytes", "What the sequences in slots take of it.")
+        self.num_ahead = gauge("requests_encoded_ahead", "Waiting requests whose sources have been encoded beside others'.")
+        self.ahead_bytes = gauge("encoded_ahead_bytes", "What is kept of them takes.")
         self.model_ready = gauge("model_ready", "1 while the model takes requests, else 0.")
 
         self.engine_up = gauge("engine_up", "1 while the engine takes requests, else 0.", "replica")

@@ -60,9 +60,10 @@ class ModelMetrics:
             self._step_duration.observe(step.seconds)
             self._step_batch_size.observe(step.num_rows)
         for prefill in statistics.prefills:
-            self._admitted.inc(prefill.num_rows)
-            self._prefill_batch_size.observe(prefill.num_rows)
-            self._prefill_duration.observe(prefill.seconds)
+            self._admitted.inc(prefill.num_admitted)
+            if prefill.num_rows:
+                self._prefill_duration.observe(prefill.seconds)
+                self._prefill_batch_size.observe(prefill.num_rows)
             self._encoder_tokens.inc(prefill.num_tokens)
             self._padded_tokens.inc(prefill.num_padded_tokens)
 
@@ -112,4 +113,6 @@ class ModelMetrics:
         show(metrics.slots_in_use, lambda statistics: statistics.num_slots)
         show(metrics.cache_reserved, lambda statistics: statistics.cache_bytes_reserved)
         show(metrics.cache_used, lambda statistics: statistics.cache_bytes_used)
+        show(metrics.num_ahead, lambda statistics: statistics.num_ahead)
+        show(metrics.ahead_bytes, lambda statistics: statistics.ahead_bytes)
         metrics.kv_cache_usage.labels(name).set_function(lambda: self.statistics.num_slots / self.num_slots)

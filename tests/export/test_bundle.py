@@ -29,9 +29,9 @@ from dragoman.export.bundle import (
 from dragoman.export.caches import attention_caches
 from dragoman.model.errors import InputError
 
-# A manifest of format 3 with only what it must have.
+# A manifest of format 4 with only what it must have.
 LEAST: dict[str, Any] = {
-    "format_version": 3,
+    "format_version": 4,
     "name": "x",
     "version": "x",
     "precision": "fp32",
@@ -92,8 +92,11 @@ def test_tensor_names_are_those_of_the_format() -> None:
     assert self_kv_output_names(1) == ["self_k_0_out", "self_v_0_out"]
     assert cross_kv_names(2) == ["cross_k_0", "cross_v_0", "cross_k_1", "cross_v_1"]
     tensors = Tensors.of_layers(1)
-    assert tensors.encoder_inputs == ["src_ids", "src_lens"]
-    assert tensors.encoder_outputs == cross_kv_names(1)
+    assert tensors.encoder_inputs == ["src_ids", "positions", "cells", "grid", "src_lens"]
+    assert tensors.encoder_outputs == ["cross_kv"]
+    padded = Tensors.of_layers(1, is_packed=False)
+    assert (padded.encoder_inputs, padded.encoder_outputs) == (["src_ids", "src_lens"], cross_kv_names(1))
+    assert msgspec.structs.replace(padded, encoder_inputs=tensors.encoder_inputs, encoder_outputs=["cross_kv"]) == tensors
     assert tensors.decoder_inputs == [
         "prev_ids", "positions", "src_lens", "num_candidates", "self_k_0", "self_v_0", "cross_k_0", "cross_v_0",
     ]  # fmt: skip
@@ -140,19 +143,19 @@ def test_missing_directory_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"[]", b"null", b"\xff", b'{"format_version": 3}', b'{"format_version": 3, "name": "x"}']
+    "content", [b"", b"{", b"[]", b"null", b"\xff", b'{"format_version": 4}', b'{"format_version": 4, "name": "x"}']
 )
 def test_invalid_manifest_is_refused(bundle_dir: Path, content: bytes) -> None:
     (bundle_dir / MANIFEST_FILE).write_bytes(content)
     assert refusal(bundle_dir).startswith(f"{bundle_dir / MANIFEST_FILE}: not a bundle's manifest")
 
 
-@pytest.mark.parametrize("version", [FORMAT_VERSION - 1, FORMAT_VERSION + 1, "3", None, 0, -1, True])
+@pytest.mark.parametrize("version", [FORMAT_VERSION - 1, FORMAT_VERSION + 1, "4", None, 0, -1, True])
 def test_other_format_version_is_refused_before_the_rest_is_read(bundle_dir: Path, version: object) -> None:
     edit(bundle_dir, lambda manifest: manifest.update(format_version=version, later_field=1))
     advice = "; export the checkpoint again" if version == FORMAT_VERSION - 1 else ""
     path = bundle_dir / MANIFEST_FILE
-    assert refusal(bundle_dir) == f"{path}: format version {json.dumps(version)}, but this release reads 3{advice}"
+    assert refusal(bundle_dir) == f"{path}: format version {json.dumps(version)}, but this release reads 4{advice}"
 
 
 @pytest.mark.parametrize(
@@ -167,7 +170,7 @@ def test_other_format_version_is_refused_before_the_rest_is_read(bundle_dir: Pat
         (lambda m: m["caches"][1].update(name="self_k_0_out"), '"self_k_0_out" twice'),
         (lambda m: m["caches"][0].update(name="prev_ids"), '"prev_ids" twice, or as the name of another tensor'),
         (lambda m: m["caches"][0].update(name="mine"), "tensors.decoder_inputs lacks mine"),
-        (lambda m: m["caches"].pop(), "tensors.encoder_outputs has unknown cross_v_1"),
+        (lambda m: m["caches"].pop(), "tensors.decoder_inputs has unknown cross_v_1"),
         (lambda m: m["caches"][0].update(shape=[4, "S", 8]), "shape of self_k_0 may have 'T' once, not 'S'"),
         (lambda m: m["caches"][-1].update(shape=[4, "T", 8]), "shape of cross_v_1 may have 'S' once, not 'T'"),
         (lambda m: m["caches"][0].update(shape=["T", 4, "T"]), "shape of self_k_0 may have 'T' once, not 'T', 'T'"),
@@ -282,7 +285,7 @@ def test_bundle_from_before_there_was_a_domain_is_read_and_keeps_its_version(bun
     manifest = Bundle.open(bundle_dir).manifest
     assert manifest.domain == ""
     assert content_version(manifest) == version
-    assert content_version(msgspec.convert(LEAST, Manifest)) == "04ddb4b618ff", "what it was then"
+    assert content_version(msgspec.convert(LEAST, Manifest)) == "775b7c444f11", "what it was then"
 
 
 def test_version_follows_what_the_model_answers_and_nothing_else(exported: Path) -> None:

@@ -48,7 +48,7 @@ def test_names_are_the_ones_that_dashboards_query(registry: CollectorRegistry, m
     gauges = {"num_requests_running", "num_requests_waiting", "num_tokens_waiting", "slots_in_use", "slots", "model_ready"}
     gauges |= {"estimated_queue_seconds", "kv_cache_usage_ratio", "cache_reserved_bytes", "cache_used_bytes"}
     gauges |= {"engine_silence_seconds", "engine_resident_memory_bytes", "engine_open_fds", "engine_up", "engine_slots_in_use"}
-    gauges |= {"engine_cache_reserved_bytes", "engine_cache_used_bytes"}
+    gauges |= {"engine_cache_reserved_bytes", "engine_cache_used_bytes", "requests_encoded_ahead", "encoded_ahead_bytes"}
     gauges |= {"caller_requests_running", "reload_stale", "tls_certificate_days_left"}
     gauges |= {"front_end_up", "front_end_resident_memory_bytes", "front_end_open_fds"}
     counters = {
@@ -231,6 +231,8 @@ def test_gauges_show_the_engines_last_word(registry: CollectorRegistry, metrics:
         queue_seconds=0.25,
         cache_bytes_reserved=4096,
         cache_bytes_used=1024,
+        num_ahead=3,
+        ahead_bytes=512,
     )
     metrics.observe_statistics("en-de", last)
     assert value(registry, "num_requests_waiting") == 5
@@ -242,12 +244,14 @@ def test_gauges_show_the_engines_last_word(registry: CollectorRegistry, metrics:
     assert value(registry, "estimated_queue_seconds") == 0.25
     assert value(registry, "cache_reserved_bytes") == 4096
     assert value(registry, "cache_used_bytes") == 1024
+    assert value(registry, "requests_encoded_ahead") == 3
+    assert value(registry, "encoded_ahead_bytes") == 512
 
 
 def test_steps_and_prefills_are_observed_only_when_there_was_one(registry: CollectorRegistry, metrics: Metrics) -> None:
     metrics.observe_statistics("en-de", Statistics())
     metrics.observe_statistics("en-de", Statistics(steps=[Step(4, 0.002), Step(3, 0.001)]))
-    metrics.observe_statistics("en-de", Statistics(prefills=[Prefill(2, 9, 12, 0.03)]))
+    metrics.observe_statistics("en-de", Statistics(prefills=[Prefill(2, 9, 12, 0.03, 1), Prefill(0, 0, 0, 0.0, 4)]))
     assert value(registry, "step_duration_seconds_count") == 2
     assert value(registry, "step_duration_seconds_sum") == pytest.approx(0.003)
     assert value(registry, "step_batch_size_sum") == 7
@@ -255,7 +259,8 @@ def test_steps_and_prefills_are_observed_only_when_there_was_one(registry: Colle
     assert value(registry, "prefill_batch_size_sum") == 2
     assert value(registry, "encoder_padded_tokens_total") == 12
     assert value(registry, "encoder_tokens_total") == 9
-    assert value(registry, "requests_admitted_total") == 2
+    assert value(registry, "prefill_duration_seconds_count") == 1
+    assert value(registry, "requests_admitted_total") == 5, "with those that were encoded before"
     assert value(registry, "prefill_duration_seconds_count") == 1
     assert value(registry, "prefill_duration_seconds_sum") == 0.03
 
