@@ -8,7 +8,7 @@ from dragoman.server.engine.sequence import Key, Sequence
 MIN_AHEAD = 2
 """Requests of one slot that a replica is given beyond its slots, at the least."""
 SLOTS_PER_AHEAD = 4
-"""One more for so many slots: what ends while a report and the next requests are on their way, and what is encoded ahead meanwhile."""
+"""One more for so many slots: what ends while a report travels, and what is encoded ahead meanwhile."""
 SUSPICIOUS_SECONDS = 2.5
 """Silence after which others are preferred to a replica; it gives a sign of life every second."""
 
