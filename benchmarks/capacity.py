@@ -42,6 +42,7 @@ NUM_STEPS, POSITION, FIRST_ID = 12, 8, 10
 CORES = (2, 8, 16, 32, 64)
 FRONT_MIB = 90.0
 ONE, BOTH, PAIR = "1 thread", "2 threads", "2 x 1 thread"
+ALONE_US, BESIDE_US = "\u00b5s a sentence, 1 thread", "\u00b5s, 2 x 1 thread"
 
 
 class Worker:
@@ -65,21 +66,21 @@ class Worker:
         return {"rate": len(self._sources) / seconds, "cpu_us": (time.process_time() - cpu) * 1e6 / len(self._sources)}
 
     def step_seconds(self) -> float:
-        """Return how long a full step takes, the weights as fresh in the caches as the step before has left them."""
+        """Return the processor time of a full step, the weights as fresh in the caches as the step before has left them."""
         runner = self._translator.engine.runner
         tokens, positions = np.full(NUM_SLOTS, FIRST_ID, np.int64), np.full(NUM_SLOTS, POSITION, np.int64)
         sources = [self._sources[i % len(self._sources)] for i in range(NUM_SLOTS)]
         runner.prefill(sources, list(range(NUM_SLOTS)))
         found = []
         for _ in range(NUM_STEPS):
-            started = time.perf_counter()
+            started = time.process_time()
             runner.step(tokens, positions, 1)
-            found.append(time.perf_counter() - started)
+            found.append(time.process_time() - started)
         return min(found)
 
 
 def measure(bundle: Path, texts: Sequence[str], num_rounds: int) -> dict[str, float]:
-    """Return sentences a second of one thread, of two, and of two processes, medians of rounds in turns; and more of the first."""
+    """Return sentences a second of one thread, of two, and of two processes, medians of rounds in turns; and processor times."""
     cores = sorted(os.sched_getaffinity(0))[:2]
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="capacity."))
@@ -90,13 +91,15 @@ def measure(bundle: Path, texts: Sequence[str], num_rounds: int) -> dict[str, fl
         first, second = (worker(1, cores[-1 - i :][:1]) for i in range(2))
         both = worker(2, cores)
         threads = stack.enter_context(ThreadPoolExecutor(2))
-        found: dict[str, list[float]] = {ONE: [], BOTH: [], PAIR: [], "cpu_us": []}
+        found: dict[str, list[float]] = {ONE: [], BOTH: [], PAIR: [], ALONE_US: [], BESIDE_US: []}
         for _ in range(num_rounds):
             alone = first.call("answer")
             found[ONE].append(alone["rate"])
-            found["cpu_us"].append(alone["cpu_us"])
+            found[ALONE_US].append(alone["cpu_us"])
             found[BOTH].append(both.call("answer")["rate"])
-            found[PAIR].append(sum(each["rate"] for each in threads.map(lambda side: side.call("answer"), (first, second))))
+            pair = list(threads.map(lambda side: side.call("answer"), (first, second)))
+            found[PAIR].append(sum(each["rate"] for each in pair))
+            found[BESIDE_US].append(statistics.mean(each["cpu_us"] for each in pair))
         step_seconds = first.call("step_seconds")
     return {name: statistics.median(values) for name, values in found.items()} | {"step_seconds": step_seconds}
 
@@ -157,10 +160,10 @@ def costs_of(bundle: Path, found: Mapping[str, float], front: float, desk: float
     files = Bundle.open(bundle, is_checked=False).manifest.files
     first, further = memory_mib(read_results("replica_memory"), bundle.name)
     return Costs(
-        engine_us=1e6 / found[ONE],
+        engine_us=found[ALONE_US],
         front_us=front,
         desk_us=desk,
-        sharing=min(found[PAIR] / (2 * found[ONE]), 1.0),
+        sharing=min(found[ALONE_US] / found[BESIDE_US], 1.0),
         stream_gbs=files["decoder.weights"].size / found["step_seconds"] / 1e9,
         first_mib=first,
         further_mib=further,
@@ -174,8 +177,7 @@ def measured_row(model: str, found: Mapping[str, float], costs: Costs) -> dict[s
         "model": model,
         **{f"{name}: sentences/s": f"{found[name]:,.1f}" for name in (ONE, BOTH, PAIR)},
         "2 x 1 \u00f7 2": f"{found[PAIR] / found[BOTH]:.2f}",
-        "2 x 1 \u00f7 twice 1": f"{found[PAIR] / found[ONE] / 2:.2f}",
-        "\u00b5s a sentence, 1 thread": f"{found['cpu_us']:,.0f}",
+        **{name: f"{found[name]:,.0f}" for name in (ALONE_US, BESIDE_US)},
         "full step ms": f"{found['step_seconds'] * 1000:.2f}",
         "weights read, GB/s": f"{costs.stream_gbs:.1f}",
     }
@@ -239,8 +241,9 @@ def main() -> None:
 def _measured_notes(about: Mapping[str, Any]) -> list[str]:
     return [
         f"Captions of test_2016, greedy, {NUM_SLOTS} at a time, in engines without a server; medians of {about['rounds']} rounds "
-        f"in turns on {about['kind']}. One thread had a core to itself, and nothing ran on the other. Weights read are those of "
-        "the decoder by the time of a full step: what an engine would read from memory if nothing stayed in a cache."
+        f"in turns on {about['kind']}. Sentences a second are by the clock, and need a machine that does nothing else; \u00b5s are "
+        "processor time, which plans are made of: of an engine alone, and of each of two beside each other. Weights read are those "
+        "of the decoder by the time of a full step: what an engine would read from memory if nothing stayed in a cache."
     ]
 
 

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 MAX_LOAD = 0.8
 """Part of its time that a process of one thread may be at work; beyond that, requests wait longer than it takes."""
 
+SHARED_CORES = 4
+"""Up to so many, engines may have all cores, and the front end takes its time from them: a core of its own would be idle mostly."""
+
 
 @dataclass(frozen=True, slots=True)
 class Costs:
@@ -60,12 +63,11 @@ class Plan:
 def plan(cores: int, costs: Costs) -> Plan:
     """Return the number of engines and front ends that answers the most requests.
 
-    With fewer engines cores are idle, with more the front ends that feed them have none. Where there is one core for everybody, the
-    two share it.
+    With fewer engines cores are idle, with more the front ends that feed them have none; few cores all of them share.
     """
     if cores < 1:
         raise ValueError(f"{cores} cores")
-    plans = [_with(cores, engines, costs) for engines in range(1, max(cores, 2))]
+    plans = [_with(cores, engines, costs) for engines in range(1, cores + (cores <= SHARED_CORES))]
     best = max(found.rate for found in plans)
     return next(found for found in plans if found.rate >= best * 0.999)  # the fewest engines that reach it
 
@@ -76,10 +78,11 @@ def _with(cores: int, engines: int, costs: Costs) -> Plan:
     engine_rate = engines * sharing * 1e6 / costs.engine_us
     has_desk = engines > 1
     left = max(cores - engines, 0)
-    if not left:  # one core: what a request costs anybody, it costs that core
-        return _plan(cores, engines, 1, 1e6 / (costs.engine_us + costs.front_us), "engines", costs)
     alone_us = costs.front_us + (costs.desk_us if has_desk else 0.0)
     alone_rate = MAX_LOAD * 1e6 / alone_us
+    if not left:  # what a request costs anybody, it costs these cores
+        together = cores * 1e6 / (costs.engine_us / sharing + alone_us)
+        return _plan(cores, engines, 1, min(together, alone_rate), "engines" if together <= alone_rate else "front end", costs)
     if engine_rate <= alone_rate or left < 3:
         return _plan(
             cores, engines, 1, min(engine_rate, alone_rate), "engines" if engine_rate <= alone_rate else "front end", costs

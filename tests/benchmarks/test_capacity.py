@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.capacity import costs_of, front_us, memory_mib, passing_us, read_results
-from benchmarks.capacity_plan import MAX_LOAD, Costs, plan
+from benchmarks.capacity import ALONE_US, BESIDE_US, costs_of, front_us, memory_mib, passing_us, read_results
+from benchmarks.capacity_plan import MAX_LOAD, SHARED_CORES, Costs, plan
 
 BASE = Costs(engine_us=10_000, front_us=400, desk_us=50)
 
@@ -21,7 +21,7 @@ def test_no_plan_needs_more_than_there_is(cores: int, front: float) -> None:
     assert made.rate > 0 and made.engines >= 1 and made.front_ends >= 1
     busy = made.rate * (costs.engine_us + costs.front_us + (costs.desk_us if made.engines > 1 else 0)) / 1e6
     assert busy <= cores * 1.0001
-    if cores > 1:
+    if cores > SHARED_CORES:
         own = 1 if made.front_ends > 1 else 0
         assert made.engines + made.front_ends + own <= cores
         assert made.rate * costs.front_us / 1e6 <= made.front_ends * MAX_LOAD * 1.0001
@@ -47,7 +47,13 @@ def test_one_front_end_is_enough_until_it_is_not() -> None:
 
 def test_engines_that_hold_each_other_up_do_less() -> None:
     assert plan(16, replace(BASE, sharing=0.8)).rate == pytest.approx(0.8 * plan(16, BASE).rate, rel=0.1)
-    assert plan(2, replace(BASE, sharing=0.8)).rate == plan(2, BASE).rate, "one engine has nobody beside it"
+    assert plan(1, replace(BASE, sharing=0.8)).rate == plan(1, BASE).rate, "one engine has nobody beside it"
+
+
+def test_on_few_cores_the_front_end_takes_its_time_from_the_engines() -> None:
+    made = plan(2, BASE)
+    assert (made.engines, made.front_ends) == (2, 1)
+    assert made.rate == pytest.approx(2e6 / (BASE.engine_us + BASE.front_us + BASE.desk_us))
 
 
 def test_memory_and_streams_are_those_of_the_engines() -> None:
@@ -73,11 +79,11 @@ def test_costs_are_read_from_other_results(tmp_path: Path) -> None:
     assert memory_mib(memory, "other") == memory_mib(memory[:1], "m") == (0.0, 0.0)
 
 
-def test_two_engines_that_do_more_than_twice_as_much_have_been_lucky(endless: tuple[Path, Path]) -> None:
-    found = {"1 thread": 100.0, "2 x 1 thread": 210.0, "step_seconds": 0.001}
+def test_two_engines_that_are_faster_than_one_have_been_lucky(endless: tuple[Path, Path]) -> None:
+    found = {ALONE_US: 10_000.0, BESIDE_US: 9_900.0, "step_seconds": 0.001}
     costs = costs_of(endless[1], found, 100.0, 10.0)
     assert (costs.engine_us, costs.sharing) == (10_000, 1.0)
-    assert costs_of(endless[1], found | {"2 x 1 thread": 150.0}, 100.0, 10.0).sharing == 0.75
+    assert costs_of(endless[1], found | {BESIDE_US: 12_500.0}, 100.0, 10.0).sharing == 0.8
 
 
 def test_passing_a_request_on_costs_something() -> None:
