@@ -233,7 +233,8 @@ class FairQueue(Generic[T]):
             if line.turn is not turn:
                 heapq.heappop(turns)
                 continue
-            if not line.num_slots or (now := line.turn_at(self._num_ticks))[0] == turn[0]:
+            # Also where it holds no slots any more: what it was charged for those it held may not be in this turn yet.
+            if (now := line.turn_at(self._num_ticks))[0] == turn[0]:
                 return turn
             line.turn = now
             heapq.heapreplace(turns, now)

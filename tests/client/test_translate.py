@@ -276,7 +276,7 @@ def test_a_refused_line_of_a_resumed_run_has_its_own_number(client, service, fai
 def test_resuming_with_other_options_is_refused_and_asks_nothing(
     client, service, failing, source: Path, tmp_path: Path, options: TranslateOptions, named: str
 ) -> None:
-    service.behaviours["zwei Käfer"] = failing("INTERNAL")
+    service.behaviours["犬"] = failing("INTERNAL")  # the last line: nothing is under way after it
     with pytest.raises(InternalError):
         translate_file(client, source, tmp_path / "out.txt", TranslateOptions(concurrency=1))
     service.requests.clear()

@@ -5,7 +5,7 @@ from collections import Counter
 from itertools import count
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dragoman.server.engine.line import NUM_KEPT, TOKENS_PER_PRIORITY
@@ -74,8 +74,14 @@ KINDS = st.fixed_dictionaries(
 CUSTOMERS = st.lists(st.tuples(WEIGHTS, st.lists(KINDS, min_size=1, max_size=5), st.integers(10, 40)), min_size=2, max_size=4)
 
 
+ONE_STEP = {"num_tokens": 1, "num_steps": 1, "priority": 0}
+WIDE_AND_LONG = {"num_tokens": 1, "num_steps": 10, "width": 4, "priority": 0}
+
+
 @settings(max_examples=num_examples(15, of=400), deadline=None)
 @given(CUSTOMERS, st.integers(4, 9), st.sampled_from([10**9, 20]))
+# Whoever has just given all slots back has been charged for them, too.
+@example([(0.25, [ONE_STEP | {"width": 1}, ONE_STEP | {"width": 2}], 10), (0.25, [WIDE_AND_LONG], 10)], 4, 10**9)
 def test_who_always_waits_is_served_by_weight_whatever_it_asks_for(
     customers: list[tuple[float, list[dict[str, int]], int]], slots: int, budget: int
 ) -> None:
