@@ -10,6 +10,7 @@ import onnx_ir
 
 from dragoman.export.arguments import QualityTexts
 from dragoman.export.calibration import calibrate
+from dragoman.export.choice import choose_one_in_blocks
 from dragoman.export.cpu import keep_sums_apart, keep_time_axis
 from dragoman.export.fields import Precision
 from dragoman.export.graphs import EncoderGraph, StepGraph
@@ -116,6 +117,8 @@ def _prepared(module: EncoderGraph | StepGraph | ScorerGraph, precision: Precisi
         store_halved(graph, DTYPES[precision])
     else:
         keep_sums_apart(graph)
+        if isinstance(module, StepGraph):
+            choose_one_in_blocks(graph)
     return graph
 
 

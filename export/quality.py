@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from dragoman.export.arguments import QualityTexts
 from dragoman.export.bundle import Quality
+from dragoman.export.choice_parity import check_one_candidate
 from dragoman.export.parity import EagerReference, Floats, Ints, ParityError, drive, is_ordered, refuse_padding, stretches
 from dragoman.export.progress import STEPS, Progress
 from dragoman.export.quantize import ScaleCounts
@@ -147,6 +148,7 @@ def check_rows_apart(runners: Sequence[OnnxRunner], rows: Sequence[Row]) -> int:
             alone = row.again()
             drive(runner, [alone], 1, min(NUM_CANDIDATES, runner.config.target_vocab_size), True)
             _compare([alone], [digest])
+        check_one_candidate(runner, again[:NUM_ROWS_ALONE], BATCH_SLOTS[0])
     return len(rows)
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from dragoman.export.bundle import DECODER_FILE, ENCODER_FILE, SCORER_FILE, BundleError, Tensors, cross_kv_names, self_kv_names
+from dragoman.export.choice_parity import check_one_candidate
 from dragoman.export.greedy_parity import check_greedy
 from dragoman.export.parity import Comparison, CrossKV, EagerReference, Floats, Ints, ParityError, ParityReport, drive, stretches
 from dragoman.export.processor import processor_kind
@@ -177,7 +178,8 @@ def verify(checkpoint: Checkpoint, directory: Path, tolerance: float = TOLERANCE
 
     Four things must hold. Teacher-forced rows of many lengths, batched at different positions, give the log-probabilities of eager
     full-sequence passes: over the whole vocabulary, or if that is large, some over the whole and the others over their best, which
-    no other token may belong to. Some of them, decoded alone, give bit-identical results. Greedy decoding takes at every step the
+    no other token may belong to. Some of them, decoded alone, give bit-identical results, and asked for one
+    candidate the first of those they gave. Greedy decoding takes at every step the
     token that the eager model would take, except at a tie within the tolerance. The scorer gives the same rows the eager model's
     log-probabilities and attention weights. Where eager single precision itself is off by more than the tolerance, graphs may be
     as far from double precision as it is, times a small factor (see `double`).
@@ -220,8 +222,10 @@ def compare(
     num_steps = 0
     for part, num_candidates in by_candidates(driven, config.target_vocab_size):
         num_steps += drive(runner, part, NUM_SLOTS, num_candidates, False, comparison.observe)
-        for row in _hardest(part)[: NUM_ROWS_ALONE * is_exact_alone]:
-            check_alone(runner, row, num_candidates)
+        if hardest := _hardest(part)[: NUM_ROWS_ALONE * is_exact_alone]:
+            for row in hardest:
+                check_alone(runner, row, num_candidates)
+            check_one_candidate(runner, hardest, NUM_SLOTS)
     progress.done("compare log-probabilities")
     sources = greedy_sources(checkpoint)
     num_tokens, num_mismatches = check_greedy(runner, reference, sources, tolerance)
