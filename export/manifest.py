@@ -13,7 +13,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from dragoman.export.caches import Cache, CacheList, check_caches, names_of
+from dragoman.export.caches import Cache, CacheList, check_caches, names_of, passed_names
 from dragoman.export.evidence import Origin, Parity
 from dragoman.export.fields import (
     MAX_BUNDLE_BYTES,
@@ -31,6 +31,7 @@ from dragoman.export.fields import (
     TokenId,
     Version,
     Vocabulary,
+    WeightBits,
     Width,
     listed,
     shown,
@@ -40,7 +41,7 @@ from dragoman.export.tensor_names import TensorNames
 from dragoman.model.generation import Defaults, Languages, Template
 from dragoman.model.text.reading import MAX_FILE_BYTES as MAX_TOKENIZER_BYTES
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 MANIFEST_FILE = "bundle.json"
 PARITY_FILE = "parity.json"
 TOKENIZER_DIRECTORY = "tokenizer"
@@ -71,7 +72,7 @@ class Tensors(Struct, frozen=True, forbid_unknown_fields=True):
     @classmethod
     def of_caches(cls, caches: Sequence[Cache]) -> "Tensors":
         """Return what it asks of graphs with these caches."""
-        return cls(*TensorNames.of_caches(names_of(caches, "self"), names_of(caches, "cross")))
+        return cls(*TensorNames.of_caches(names_of(caches, "self"), names_of(caches, "cross"), passed_names(caches)))
 
 
 class FileEntry(Struct, frozen=True, forbid_unknown_fields=True):
@@ -135,7 +136,8 @@ class Manifest(Dimensions, frozen=True, forbid_unknown_fields=True, kw_only=True
         format_version: Of the bundle format.
         name: Of the model; see `check_name`.
         version: See `content_version`.
-        precision: Of weights, caches and arithmetic.
+        precision: Of weights, caches and arithmetic; caches of an int8 bundle say their own.
+        weight_bits: Of the weights of 8-bit products. Those of 7 cannot overflow on any processor.
         caches: What a decode step keeps of a row, in the graphs' order: those that steps write, then those that the encoder gives.
         num_choices: Tokens that a step chooses from: V, or the length of the model's shortlist.
         tensors: Inputs and outputs of the graphs.
@@ -152,6 +154,7 @@ class Manifest(Dimensions, frozen=True, forbid_unknown_fields=True, kw_only=True
     name: str
     version: Version
     precision: Precision
+    weight_bits: WeightBits = 8
     caches: CacheList
     num_choices: Vocabulary
     tensors: Tensors
@@ -178,8 +181,23 @@ class Manifest(Dimensions, frozen=True, forbid_unknown_fields=True, kw_only=True
         if self.num_choices > self.target_vocab_size:
             raise ValueError(f"num_choices {self.num_choices} is over the vocabulary of {self.target_vocab_size}")
         self._check_generation()
+        self._check_precision()
         check_caches(self.caches)
         _check_tensors(self.tensors, Tensors.of_caches(self.caches))
+
+    @property
+    def can_overflow(self) -> bool:
+        """Whether its products may overflow on processors that sum pairs in 16 bits: 2 · 255 · 127 is more than they hold."""
+        return self.precision == "int8" and self.weight_bits == 8
+
+    def _check_precision(self) -> None:
+        """Refuse fewer bits in a bundle that is not of 8-bit products."""
+        if self.precision == "int8":
+            return
+        if self.weight_bits != 8:
+            raise ValueError(f"weight_bits {self.weight_bits} go with int8, not {self.precision}")
+        if any(cache.precision is not None for cache in self.caches):
+            raise ValueError(f"caches have precision int8 in a bundle of int8 alone, not in {self.precision}")
 
     def _check_generation(self) -> None:
         """Refuse a template, languages and defaults that the model cannot do."""

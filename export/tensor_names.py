@@ -1,5 +1,6 @@
 """What the graphs call their inputs and outputs. It imports nothing, so that whatever traces, runs or reads a graph may ask."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 STEP_INPUTS = ("prev_ids", "positions", "src_lens", "num_candidates")
@@ -37,18 +38,19 @@ class TensorNames(NamedTuple):
     scorer_outputs: list[str]
 
     @classmethod
-    def of_caches(cls, self_names: list[str], cross_names: list[str]) -> "TensorNames":
+    def of_caches(cls, self_names: list[str], cross_names: list[str], passed_names: Sequence[str] = ()) -> "TensorNames":
         """Return what the bundle's format version asks of graphs with caches of these names.
 
         Args:
             self_names: Those that steps write.
             cross_names: Those that the encoder gives.
+            passed_names: Those of them that steps have as outputs, too, though they write nothing.
         """
         return cls(
             encoder_inputs=["src_ids", "src_lens"],
             encoder_outputs=list(cross_names),
             decoder_inputs=[*STEP_INPUTS, *self_names, *cross_names],
-            decoder_outputs=[*STEP_OUTPUTS, *map(output_name, self_names)],
+            decoder_outputs=[*STEP_OUTPUTS, *map(output_name, self_names), *map(output_name, passed_names)],
             scorer_inputs=["src_ids", "src_lens", "tgt_ids", "tgt_lens", "labels"],
             scorer_outputs=["label_log_probs", "attention"],
         )

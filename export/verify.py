@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from dragoman.export.bundle import DECODER_FILE, ENCODER_FILE, SCORER_FILE, BundleError, Tensors, cross_kv_names, self_kv_names
 from dragoman.export.choice_parity import check_one_candidate
@@ -15,11 +17,14 @@ from dragoman.export.progress import STEPS, Progress
 from dragoman.export.row import Row
 from dragoman.export.scorer_parity import Pair, ScorerComparison, check_scorer, padded
 from dragoman.export.session import Session, open_session
+from dragoman.export.tensor_names import output_name
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.config import ModelConfig
 from dragoman.model.transformer import Transformer
 
 TOLERANCE = 1e-4
+# What is restored into caches in 8 bits lies within.
+RESTORED_RANGE = 4.0
 NUM_ROWS, NUM_ROWS_ALONE, NUM_SLOTS = 24, 4, 8
 # Beyond so many tokens, few rows are compared over all of them, and the others over their best: to sort them costs most of a step.
 LARGE_VOCABULARY, NUM_WHOLE_ROWS, NUM_BEST = 2**16, 3, 512
@@ -44,6 +49,9 @@ SENTENCES = (
 )
 
 
+CacheBuffer = NDArray[np.number[Any]]
+
+
 class OnnxSlots:
     """Cache buffers of which the first n rows are bound for a step, as input and as output."""
 
@@ -52,8 +60,14 @@ class OnnxSlots:
         noise = np.random.default_rng(0)
         layers, heads, width = config.num_decoder_layers, config.num_heads, config.head_dim
         self.session = session
-        self.self_kv = {name: noise.random((num_slots, heads, max_targets, width), np.float32) for name in self_kv_names(layers)}
-        self.cross_kv = {name: noise.random((num_slots, heads, max_sources, width), np.float32) for name in cross_kv_names(layers)}
+        self.outputs = {output.name for output in session.get_outputs()}
+        self.levels = 127 if has_integer_caches(session) else None
+
+        def buffers(names: Sequence[str], capacity: int) -> dict[str, CacheBuffer]:
+            return {name: self._stored(noise.random((num_slots, heads, capacity, width), np.float32)) for name in names}
+
+        self.self_kv = buffers(self_kv_names(layers), max_targets)
+        self.cross_kv = buffers(cross_kv_names(layers), max_sources)
 
     def fill(self, slot: int, cross_kv: CrossKV) -> None:
         """See `Slots`."""
@@ -63,7 +77,7 @@ class OnnxSlots:
     def restore(self, slot: int, self_kv: CrossKV) -> None:
         """See `Slots`."""
         for buffer, part in zip(self.self_kv.values(), self_kv, strict=True):
-            buffer[slot, :, : part.shape[1]] = part
+            buffer[slot, :, : part.shape[1]] = self._stored(part)
 
     def move(self, source: int, destination: int) -> None:
         """See `Slots`."""
@@ -87,10 +101,24 @@ class OnnxSlots:
         ids, log_probs = np.empty((rows, num_candidates), np.int64), np.empty((rows, num_candidates), np.float32)
         for name, result in (("candidate_ids", ids), ("candidate_log_probs", log_probs)):
             binding.bind_output(name, "cpu", 0, result.dtype, result.shape, result.ctypes.data)
-        for name, buffer in self.self_kv.items():
-            binding.bind_output(f"{name}_out", "cpu", 0, buffer.dtype, (rows, *buffer.shape[1:]), buffer.ctypes.data)
+        for name, buffer in (*self.self_kv.items(), *self.cross_kv.items()):
+            if output_name(name) not in self.outputs:
+                continue
+            binding.bind_output(output_name(name), "cpu", 0, buffer.dtype, (rows, *buffer.shape[1:]), buffer.ctypes.data)
         self.session.run_with_iobinding(binding)
         return ids, log_probs
+
+    def _stored(self, part: Floats) -> CacheBuffer:
+        """Return numbers as the caches have them; in 8 bits, of which nothing but bits is compared, each has the same scale."""
+        if self.levels is None:
+            return part
+        levels: CacheBuffer = np.clip(np.rint(part * (self.levels / RESTORED_RANGE)), -self.levels, self.levels).astype(np.int8)
+        return levels
+
+
+def has_integer_caches(session: Session) -> bool:
+    """Tell whether a decode step keeps its caches in 8 bits."""
+    return any(value.type == "tensor(int8)" for value in session.get_inputs())
 
 
 class OnnxRunner:
@@ -141,9 +169,16 @@ class OnnxRunner:
             except Exception as error:  # the library's errors have no common base but this
                 raise BundleError(f"{path}: ONNX Runtime cannot load it: {error}") from error
             found = tuple([value.name for value in group] for group in (session.get_inputs(), session.get_outputs()))
-            if found != self._expected[name]:
+            if found != self._names(name, session):
                 raise BundleError(f"{path}: its inputs and outputs are not those of a model with this configuration")
             self._sessions[name] = session
+
+    def _names(self, name: str, session: Session) -> tuple[list[str], list[str]]:
+        """Return what a graph's inputs and outputs have to be called."""
+        inputs, outputs = self._expected[name]
+        if name == DECODER_FILE and has_integer_caches(session):
+            outputs = [*outputs, *map(output_name, self._expected[ENCODER_FILE][1])]
+        return inputs, outputs
 
     def _open(self, path: Path) -> Session:
         return open_session(path, self.num_threads, is_precise=self.is_precise)

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from dragoman.export.caches import Cache
 from dragoman.server.runtime.memory import sparse_zeros
 
-Buffer = NDArray[np.floating[Any]]
+Element = type[np.number[Any]]
+Buffer = NDArray[np.number[Any]]
 
 
 class CacheBlock:
@@ -22,9 +23,7 @@ class CacheBlock:
         is_indexed: Whether there is an axis of positions.
     """
 
-    def __init__(
-        self, caches: Sequence[tuple[int, Cache]], max_rows: int, element_type: type[np.floating[Any]], capacity: int
-    ) -> None:
+    def __init__(self, caches: Sequence[tuple[int, Cache]], max_rows: int, element_type: Element, capacity: int) -> None:
         """Reserve room for `capacity` positions of every row.
 
         Args:
@@ -85,9 +84,10 @@ class CacheBlock:
         return sparse_zeros(shape, self._element_type)
 
 
-def blocks_of(caches: Sequence[Cache], max_rows: int, element_type: type[np.floating[Any]], capacity: int) -> list[CacheBlock]:
-    """Return the caches of a role in as few blocks as they have shapes."""
-    shapes: dict[tuple[int | str, ...], list[tuple[int, Cache]]] = {}
+def blocks_of(caches: Sequence[Cache], max_rows: int, element_type: Element, capacity: int) -> list[CacheBlock]:
+    """Return the caches of a role in as few blocks as they have kinds; numbers have the type given where a cache says no other."""
+    kinds: dict[tuple[Element, tuple[int | str, ...]], list[tuple[int, Cache]]] = {}
     for place, cache in enumerate(caches):
-        shapes.setdefault(tuple(cache.shape), []).append((place, cache))
-    return [CacheBlock(alike, max_rows, element_type, capacity) for alike in shapes.values()]
+        element = np.int8 if cache.precision == "int8" else element_type
+        kinds.setdefault((element, tuple(cache.shape)), []).append((place, cache))
+    return [CacheBlock(alike, max_rows, element, capacity) for (element, _), alike in kinds.items()]

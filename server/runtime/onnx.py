@@ -35,8 +35,9 @@ class OnnxRunner:
         self.max_rows = max_rows
         self.cache = SlotCache(manifest, max_rows)
         self._pad_id = manifest.pad_id
-        self._encoder = open_session(str(bundle.encoder_path), num_threads)
-        self._decoder = open_session(str(bundle.decoder_path), num_threads)
+        is_precise = None if manifest.can_overflow else False
+        self._encoder = open_session(str(bundle.encoder_path), num_threads, is_precise=is_precise)
+        self._decoder = open_session(str(bundle.decoder_path), num_threads, is_precise=is_precise)
         self._tokens = np.zeros(max_rows, np.int64)
         self._positions = np.zeros(max_rows, np.int64)
         self._num_candidates = np.ones(1, np.int64)
@@ -112,11 +113,11 @@ class OnnxRunner:
         for name, vector in inputs.items():
             _bind_input(binding, name, vector[rows])
         _bind_input(binding, "num_candidates", self._num_candidates)
-        for name, cache in self.cache.cross_kv.items():
+        caches = {**self.cache.self_kv, **self.cache.cross_kv}
+        for name, cache in caches.items():
             _bind_input(binding, name, cache[rows])
-        for name, cache in self.cache.self_kv.items():
-            _bind_input(binding, name, cache[rows])
-            _bind_output(binding, output_name(name), cache[rows])
+        for name in self.cache.output_names:
+            _bind_output(binding, output_name(name), caches[name][rows])
         _bind_output(binding, "candidate_ids", candidates.ids)
         _bind_output(binding, "candidate_log_probs", candidates.log_probs)
         return binding

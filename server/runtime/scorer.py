@@ -64,10 +64,13 @@ class OnnxScorer:
             self._session = self._open_on_device(path)
         else:
             # Threads that spin while they wait would take time from decode steps for nothing.
-            files = self._bundle.manifest.files
-            num_bytes = sum(entry.size for name, entry in files.items() if name.endswith(".weights"))
+            manifest = self._bundle.manifest
+            num_bytes = sum(entry.size for name, entry in manifest.files.items() if name.endswith(".weights"))
             is_packed = num_bytes <= MAX_PACKED_BYTES
-            self._session = open_session(str(path), self._num_threads, is_spinning=False, is_packed=is_packed)
+            is_precise = None if manifest.can_overflow else False
+            self._session = open_session(
+                str(path), self._num_threads, is_precise=is_precise, is_spinning=False, is_packed=is_packed
+            )
 
     def score(
         self, source_ids: Sequence[int], target_ids: Sequence[int], layer: int | None = None, decoder_start_id: int | None = None

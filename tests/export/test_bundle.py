@@ -29,9 +29,9 @@ from dragoman.export.bundle import (
 from dragoman.export.caches import attention_caches
 from dragoman.model.errors import InputError
 
-# A manifest of format 3 with only what it must have.
+# A manifest of format 4 with only what it must have.
 LEAST: dict[str, Any] = {
-    "format_version": 3,
+    "format_version": 4,
     "name": "x",
     "version": "x",
     "precision": "fp32",
@@ -140,19 +140,19 @@ def test_missing_directory_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"[]", b"null", b"\xff", b'{"format_version": 3}', b'{"format_version": 3, "name": "x"}']
+    "content", [b"", b"{", b"[]", b"null", b"\xff", b'{"format_version": 4}', b'{"format_version": 4, "name": "x"}']
 )
 def test_invalid_manifest_is_refused(bundle_dir: Path, content: bytes) -> None:
     (bundle_dir / MANIFEST_FILE).write_bytes(content)
     assert refusal(bundle_dir).startswith(f"{bundle_dir / MANIFEST_FILE}: not a bundle's manifest")
 
 
-@pytest.mark.parametrize("version", [FORMAT_VERSION - 1, FORMAT_VERSION + 1, "3", None, 0, -1, True])
+@pytest.mark.parametrize("version", [FORMAT_VERSION - 1, FORMAT_VERSION + 1, "4", None, 0, -1, True])
 def test_other_format_version_is_refused_before_the_rest_is_read(bundle_dir: Path, version: object) -> None:
     edit(bundle_dir, lambda manifest: manifest.update(format_version=version, later_field=1))
     advice = "; export the checkpoint again" if version == FORMAT_VERSION - 1 else ""
     path = bundle_dir / MANIFEST_FILE
-    assert refusal(bundle_dir) == f"{path}: format version {json.dumps(version)}, but this release reads 3{advice}"
+    assert refusal(bundle_dir) == f"{path}: format version {json.dumps(version)}, but this release reads 4{advice}"
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ def test_bundle_from_before_there_was_a_domain_is_read_and_keeps_its_version(bun
     manifest = Bundle.open(bundle_dir).manifest
     assert manifest.domain == ""
     assert content_version(manifest) == version
-    assert content_version(msgspec.convert(LEAST, Manifest)) == "04ddb4b618ff", "what it was then"
+    assert content_version(msgspec.convert(LEAST, Manifest)) == "670e465e9f41", "what it was then"
 
 
 def test_version_follows_what_the_model_answers_and_nothing_else(exported: Path) -> None:
