@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -22,6 +23,14 @@ pytest_plugins = ["tests.cost", "tests.shelf"]
 
 # Workers share the cores: a pool of threads in each, and in whatever each starts, would only have them wait for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell has what it starts in the background ignore SIGINT, and nohup SIGHUP, and so does whatever that starts. What tests start
+# is to end by these signals however they themselves were started: a signal that has a handler is as usual in what is started.
+if threading.current_thread() is threading.main_thread():
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 @pytest.fixture(autouse=True)
