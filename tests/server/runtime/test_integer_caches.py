@@ -63,6 +63,7 @@ def test_caches_take_a_quarter_and_change_answers_little(bundles: tuple[Bundle, 
     for runner in runners:
         runner.prefill(SOURCES, [0, 1, 2])
     tokens = [np.array([FED[row][position] for row in range(3)]) for position in range(LENGTH)]
+    differences: list[float] = []
     for position, fed in enumerate(tokens):
         single, integer = (runner.step(fed, np.full(3, position), 280) for runner in runners)
         places = [np.argsort(candidates.ids) for candidates in (single, integer)]
@@ -70,5 +71,6 @@ def test_caches_take_a_quarter_and_change_answers_little(bundles: tuple[Bundle, 
             np.take_along_axis(candidates.log_probs, place, 1) for candidates, place in zip((single, integer), places, strict=True)
         ]
         is_possible = np.isfinite(by_id[0])
-        assert 0 < np.abs(by_id[0][is_possible] - by_id[1][is_possible]).max() < 0.5
+        differences += np.abs(by_id[0][is_possible] - by_id[1][is_possible]).tolist()
+    assert 0 < np.mean(differences) < 0.1
     assert runners[0].cache_bytes()[1] == 4 * runners[1].cache_bytes()[1]
