@@ -8,7 +8,6 @@ The exit code is 1 if the chart's rule does not hold where it should, or the pro
 """
 
 import argparse
-import json
 import random
 import statistics
 import sys
@@ -19,7 +18,8 @@ from typing import Any
 import msgspec
 import yaml
 
-from benchmarks.harness.report import RESULTS, environment, write
+from benchmarks.harness import report
+from benchmarks.harness.report import environment, figure_name, parse, write
 from benchmarks.simulation.balancing import Balancer, Clients, Proxy
 from benchmarks.simulation.cluster import Cluster, Rule
 from benchmarks.simulation.controller import Behaviour, read_behaviour
@@ -29,6 +29,7 @@ from benchmarks.simulation.plot import draw
 from benchmarks.simulation.replica import capacity
 from benchmarks.simulation.server_probe import Check, ServerProbe, on_cores, split_cores
 from benchmarks.simulation.surge import Curve, Outcome, Surge, curve, judge
+from dragoman.export.processor import processor_kind
 from dragoman.model.corpus import read_lines
 
 CHART = Path(__file__).parents[1] / "deploy/helm/dragoman/values.yaml"
@@ -118,14 +119,16 @@ def measure(arguments: argparse.Namespace) -> tuple[Costs, list[Check], tuple[fl
 
 
 def read_costs(path: Path) -> Costs:
-    """Read the costs out of an earlier result.
+    """Read the costs out of an earlier result, of this kind of processor if it has them, else of the first one it has.
 
     Raises:
         SystemExit: If there are none.
     """
     try:
-        return msgspec.convert(json.loads(path.read_text(encoding="utf-8"))["environment"]["costs"], Costs)
-    except (OSError, ValueError, KeyError, msgspec.ValidationError) as error:
+        sections = parse(path).sections
+        section = sections.get(processor_kind()) or next(iter(sections.values()))
+        return msgspec.convert(section.environment["costs"], Costs)
+    except (OSError, ValueError, KeyError, StopIteration, msgspec.ValidationError) as error:
         raise SystemExit(f"--costs: {path}: holds no costs: {error}") from error
 
 
@@ -154,8 +157,8 @@ def main() -> None:
     scaling = yaml.safe_load(CHART.read_text(encoding="utf-8"))["autoscaling"]
     rows, outcomes, curves, loads = simulate(arguments, costs, scaling)
     promises = verdicts(outcomes) + ([trust(checks, capacities)] if capacities is not None else [])
-    RESULTS.mkdir(exist_ok=True)
-    draw(RESULTS / "autoscaling.png", loads, curves, arguments.objective)
+    report.RESULTS.mkdir(exist_ok=True)
+    draw(report.RESULTS / figure_name("autoscaling"), loads, curves, arguments.objective)
     about |= {
         "costs": msgspec.to_builtins(costs),
         "validation": [check.row() for check in checks],
@@ -167,7 +170,7 @@ def main() -> None:
         "",
         *_about_checks([check.row() for check in checks], capacities),
         "",
-        "![](autoscaling.png)",
+        f"![]({figure_name('autoscaling')})",
         "",
     ]
     notes += [f"- {'kept' if is_kept else 'MISSED'}: {text}" for is_kept, text in promises]

@@ -1,34 +1,44 @@
 """What the server costs around the model: requests a second beside those of a server that does nothing.
 
-    python -m benchmarks.overhead --data data/multi30k [--quick]
+    python -m benchmarks.overhead --data data/multi30k [--source ../older] [--quick]
 
 `dragoman serve` with a small model, and a bare grpc.aio server with the same protocol that answers with a message of the same size
-(see `benchmarks.harness.noop`); the same sender, in a process of its own on the same cores, keeps 1, 16 and 64 calls under way. The
-sides take turns; medians of the rounds count. Which process is the busiest says what bounds the requests a second.
+(see `benchmarks.harness.noop`); the same sender, in a process of its own on the same cores, keeps 1, 16 and 64 calls under way, and
+then 64 requests in messages of 16 on one `GenerateBulk` stream, which the no-op server answers message by message. The sides take
+turns; medians of the rounds count. Which process is the busiest says what bounds the requests a second.
 """
 
 import argparse
+import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import grpc
+import msgspec
 
 from benchmarks.engine_share import Share, measure_share
-from benchmarks.harness.load import Load, Record, run
+from benchmarks.engines.table import commit, uniform
+from benchmarks.harness.load import Load, Record, has_bulk, run
+from benchmarks.harness.models import SHIPPED, bundle_by
 from benchmarks.harness.noop import NoopServer
 from benchmarks.harness.report import environment, write
 from benchmarks.harness.served import ServedModel, cpu_seconds
+from benchmarks.harness.setting import Setting
 from benchmarks.overload import percentile
+from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.corpus import read_lines
 from dragoman.v1 import generation_pb2, generation_pb2_grpc
 
 CONCURRENCIES = (1, 16, 64)
-MIN_SHARE = 0.5
-SERVED, NOOP = "dragoman", "no-op"
+BATCH_SIZE, BATCH_CONCURRENCY = 16, 64
+MIN_SHARE, MIN_BATCH_SHARE = 0.35, 0.8
+SERVED, NOOP, BEFORE = "dragoman", "no-op", "before"
+UNARY, BATCH = "a call each", f"{BATCH_SIZE} in a message"
 SAMPLE_TEXTS = 50
 SHARE_ROWS = 64
 
@@ -69,18 +79,20 @@ def summarise(record: Record, cpu: Mapping[str, float]) -> Round:
     return Round(len(seconds) / wall, seconds, {"sender": record.cpu_seconds, **cpu}, wall)
 
 
-def turn(address: str, pids: Mapping[str, int], texts: list[str], seconds: float, concurrency: int) -> Round:
+def turn(address: str, pids: Mapping[str, Sequence[int]], load: Load) -> Round:
     """Put one closed load on a side."""
-    before = {name: cpu_seconds(pid) for name, pid in pids.items()}
-    record = run(Load(address, texts, 1, seconds, concurrency=concurrency))
-    return summarise(record, {name: cpu_seconds(pid) - before[name] for name, pid in pids.items()})
+    before = {name: cpu_seconds(*own) for name, own in pids.items()}
+    record = run(msgspec.structs.replace(load, address=address))
+    return summarise(record, {name: cpu_seconds(*own) - before[name] for name, own in pids.items()})
 
 
-def row(concurrency: int, served: Sequence[Round], noop: Sequence[Round]) -> dict[str, Any]:
-    """Return the figures of one concurrency for the table; of each process its time a request, and its share of a core."""
+def row(load: Load, found: Mapping[str, Sequence[Round]]) -> dict[str, Any]:
+    """Return the figures of one load for the table; of each process its time a request, and its share of a core."""
+    served, noop = found[SERVED], found[NOOP]
     rate, noop_rate = (median(each.rate for each in rounds) for rounds in (served, noop))
     line: dict[str, Any] = {
-        "concurrency": concurrency,
+        "requests": BATCH if load.batch_size else UNARY,
+        "concurrency": load.concurrency,
         f"{SERVED}/s": round(rate, 1),
         f"{NOOP}/s": round(noop_rate, 1),
         "share": round(rate / noop_rate, 3),
@@ -92,6 +104,9 @@ def row(concurrency: int, served: Sequence[Round], noop: Sequence[Round]) -> dic
         for name in rounds[0].cpu_seconds:
             line[f"{side}: {name} µs"] = round(median(each.cpu_seconds[name] / each.num_answers for each in rounds) * 1e6)
     line["busiest"] = busiest(served)
+    if BEFORE in found:
+        before = median(each.rate for each in found[BEFORE])
+        line |= {f"{BEFORE}/s": round(before, 1), f"{BEFORE}: share": round(before / noop_rate, 3)}
     return line
 
 
@@ -102,12 +117,24 @@ def busiest(rounds: Sequence[Round]) -> str:
     return f"{name} {shares[name]:.2f}"
 
 
-def verdict(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Say whether the target was met: at the concurrency with the most requests a second, where throughput is what counts."""
-    best = max(rows, key=lambda line: float(line[f"{SERVED}/s"]))
-    word = "kept" if best["share"] >= MIN_SHARE else "MISSED"
-    where = f"at concurrency {best['concurrency']}"
-    return f"- {word}: {best['share']:.1%} of the no-op server's requests a second {where} (at least {MIN_SHARE:.0%})"
+def verdicts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Say whether the targets were met: with calls at the concurrency with the most requests a second, and in batches."""
+    found = []
+    for kind, least in ((UNARY, MIN_SHARE), (BATCH, MIN_BATCH_SHARE)):
+        own = [line for line in rows if line["requests"] == kind]
+        if own:
+            best = max(own, key=lambda line: float(line[f"{SERVED}/s"]))
+            word = "kept" if best["share"] >= least else "MISSED"
+            where = f"{kind}, concurrency {best['concurrency']}"
+            found.append(f"- {word}: {best['share']:.1%} of the no-op server's requests a second, {where} (at least {least:.0%})")
+    return found
+
+
+def front_end_share(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Say of each way what the no-op server's processor time for a request is of the front end's: what is left of Python."""
+    found = {line["requests"]: line[f"{NOOP}: server µs"] / line[f"{SERVED}: front end µs"] for line in rows}
+    told = "the no-op server's processor time for a request is"
+    return [f"- {kind}: {told} {share:.1%} of the front end's" for kind, share in found.items()]
 
 
 def describe(share: Share) -> str:
@@ -128,25 +155,35 @@ def typical_answer(address: str, texts: Sequence[str]) -> generation_pb2.Generat
     return answer
 
 
-def measure(
-    bundle: Path, texts: list[str], flags: Sequence[str], concurrencies: Sequence[int], num_rounds: int, seconds: float
-) -> list[dict[str, Any]]:
-    """Return a row for each concurrency; both servers run all the time, and one of them works at a time."""
-    with ServedModel(bundle, *flags) as server, NoopServer(typical_answer(server.address, texts)) as noop:
-        sides = {
-            SERVED: (server.address, {"front end": server.front_pid, "engine": server.engine_pid}),
-            NOOP: (noop.address, {"server": noop.pid}),
-        }
-        rows = []
-        for concurrency in concurrencies:
-            rounds: dict[str, list[Round]] = {side: [] for side in sides}
-            for number in range(num_rounds + 1):
-                for side, (address, pids) in sides.items():
-                    done = turn(address, pids, texts, seconds, concurrency)
-                    if number:  # the first round warms up
-                        rounds[side].append(done)
-            rows.append(row(concurrency, rounds[SERVED], rounds[NOOP]))
-        return rows
+def measure(servers: Mapping[str, ServedModel], noop: NoopServer, loads: Sequence[Load], num_rounds: int) -> list[dict[str, Any]]:
+    """Return a row for each load; all servers run all the time, and one of them works at a time."""
+    sides = {name: (server.address, server.processes()) for name, server in servers.items()}
+    sides[NOOP] = noop.address, {"server": [noop.pid]}
+    rows = []
+    for load in loads:
+        # A checkout without GenerateBulk takes part in calls only.
+        taking_part = {name: side for name, side in sides.items() if not (load.batch_size and name == BEFORE)}
+        rounds: dict[str, list[Round]] = {side: [] for side in taking_part}
+        for number in range(num_rounds + 1):
+            for side, (address, pids) in taking_part.items():
+                done = turn(address, pids, load)
+                if number:  # the first round warms up
+                    rounds[side].append(done)
+        rows.append(row(load, rounds))
+        print(rows[-1], flush=True)
+    return rows
+
+
+def start(stack: ExitStack, arguments: argparse.Namespace, texts: Sequence[str]) -> tuple[dict[str, ServedModel], NoopServer]:
+    """Start every server."""
+    setting = Setting(arguments.replicas, arguments.threads, arguments.slots, arguments.front_ends)
+    servers = {SERVED: stack.enter_context(ServedModel(arguments.bundle, *setting.flags()))}
+    if arguments.source:
+        source = arguments.source.resolve()
+        bundle = arguments.source_bundle or bundle_by(source, Checkpoint.load(SHIPPED), arguments.cache)
+        flags = Setting(1, arguments.threads, arguments.slots).flags(source)
+        servers[BEFORE] = stack.enter_context(ServedModel(bundle, *flags, source=source))
+    return servers, stack.enter_context(NoopServer(typical_answer(servers[SERVED].address, texts)))
 
 
 def main() -> None:
@@ -154,7 +191,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path("data/multi30k"))
     parser.add_argument("--bundle", type=Path, default=Path("bundles/en-de"))
-    parser.add_argument("--threads", type=int, default=1, help="Of the engine; 0 leaves it to the server.")
+    parser.add_argument("--threads", type=int, default=1, help="Of each engine.")
+    parser.add_argument("--replicas", type=int, default=1, help="Engines.")
+    parser.add_argument("--front-ends", type=int, default=1)
+    parser.add_argument("--slots", type=int, default=64, help="Of each engine.")
+    parser.add_argument("--source", type=Path, help="Older checkout whose server takes part, with a bundle of the shipped en-de.")
+    parser.add_argument("--source-bundle", type=Path, help="Its bundle, where there is one already.")
+    parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "dragoman-benchmark-bundles")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=5.0, help="Of each side's turn.")
     parser.add_argument("--concurrency", type=int, nargs="+", default=CONCURRENCIES)
@@ -162,26 +205,36 @@ def main() -> None:
     arguments = parser.parse_args()
     num_rounds, seconds = (1, 1.0) if arguments.quick else (arguments.rounds, arguments.seconds)
     texts = read_lines(arguments.data / "test_2016_flickr.en.gz")
-    flags = [f"--num-threads={arguments.threads}"]
-    rows = measure(arguments.bundle, texts, flags, arguments.concurrency, num_rounds, seconds)
+    loads = [Load("", texts, 1, seconds, concurrency=count) for count in arguments.concurrency]
+    if has_bulk():
+        loads.append(Load("", texts, 1, seconds, concurrency=BATCH_CONCURRENCY, batch_size=BATCH_SIZE))
+    with ExitStack() as stack:
+        rows = uniform(measure(*start(stack, arguments, texts), loads, num_rounds))
     about = environment("onnxruntime", "grpcio", "pyzmq") | {
         "bundle": arguments.bundle.name,
         "threads": arguments.threads,
+        "replicas": arguments.replicas,
+        "front_ends": arguments.front_ends,
+        "commit": commit(),
         "rounds": num_rounds,
         "seconds": seconds,
     }
     share = measure_share(arguments.bundle, SHARE_ROWS, arguments.threads, 2 if arguments.quick else num_rounds)
     if arguments.quick:
-        print(*rows, describe(share), verdict(rows), sep="\n")
+        print(describe(share), *verdicts(rows), *front_end_share(rows), sep="\n")
         return
     notes = [
-        f"`{arguments.bundle.name}`, greedy, real captions, closed loop; medians of {num_rounds} rounds of {seconds:g} s a side, "
+        f"`{arguments.bundle.name}`, {arguments.replicas} engines of {arguments.threads} threads, {arguments.front_ends} front "
+        f"ends, greedy, real captions, closed loop; medians of {num_rounds} rounds of {seconds:g} s a side, "
         "in turns, sender and servers on the same cores. µs are processor time a request, of all threads of a process; `busiest` "
         "is the process that used the most of a core while dragoman worked. The no-op server runs no model.",
         "",
-        verdict(rows),
+        *verdicts(rows),
+        *front_end_share(rows),
         describe(share),
     ]
+    if arguments.source:
+        notes[0] += f" `{BEFORE}` is the server of commit {commit(arguments.source)} with one engine and one front end."
     write(
         "overhead", "Requests a second beside a server that does nothing", about | {"share_inside": share.share_inside}, rows, notes
     )

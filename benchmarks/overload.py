@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.engines.table import commit
 from benchmarks.harness.load import UNFINISHED, Load, Record, run
 from benchmarks.harness.report import environment, write
 from benchmarks.harness.served import ServedModel, cpu_seconds
+from benchmarks.harness.setting import Setting
 from dragoman.model.corpus import read_lines
 
 BUNDLE = Path("bundles/en-de")
@@ -27,7 +29,7 @@ REJECTED = "RESOURCE_EXHAUSTED"
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """Processor time over wall time, by process."""
+    """Processor time over wall time: of the sender, of all front ends, and of all engines."""
 
     sender: float
     front: float
@@ -145,10 +147,11 @@ def verdicts(summaries: Sequence[Summary], bound_seconds: float) -> list[str]:
 
 def measure(server: ServedModel, load: Load) -> tuple[Record, Cores]:
     """Put one load on the server."""
-    front, engine = cpu_seconds(server.front_pid), cpu_seconds(server.engine_pid)
+    pids = server.processes()
+    before = {name: cpu_seconds(*own) for name, own in pids.items()}
     record = run(load)
-    used = record.cpu_seconds, cpu_seconds(server.front_pid) - front, cpu_seconds(server.engine_pid) - engine
-    return record, Cores(*(seconds / record.wall_seconds for seconds in used))
+    used = [cpu_seconds(*own) - before[name] for name, own in pids.items()]
+    return record, Cores(*(seconds / record.wall_seconds for seconds in (record.cpu_seconds, *used)))
 
 
 def find_capacity(server: ServedModel, texts: list[str], num_beams: int, concurrency: int, seconds: float) -> float:
@@ -178,15 +181,18 @@ def main() -> None:
     parser.add_argument("--max-waiting-requests", type=int, default=64)
     parser.add_argument("--threads", type=int, default=0, help="Of the engine; 0 leaves it to the server.")
     parser.add_argument("--pin", action="store_true", help="Give the engine cores of its own (pin_engines); needs --threads.")
+    parser.add_argument("--replicas", type=int, default=1, help="Engines, which share the slots.")
+    parser.add_argument("--front-ends", type=int, default=1)
     arguments = parser.parse_args()
     texts = read_lines(arguments.data / "test_2016_flickr.en.gz")
     num_beams, num_waiting = arguments.num_beams, arguments.max_waiting_requests
     num_running = arguments.max_slots // num_beams
-    flags = {"max-slots": arguments.max_slots, "max-waiting-requests": num_waiting, "num-threads": arguments.threads}
-    flags |= {"pin-engines": str(arguments.pin).lower()}
-    about = environment("onnxruntime", "grpcio") | {"device": "cpu", "num_beams": num_beams, "seconds": arguments.seconds} | flags
+    setting = Setting(arguments.replicas, arguments.threads, arguments.max_slots // arguments.replicas, arguments.front_ends)
+    flags = [*setting.flags(), f"--max-waiting-requests={num_waiting}", f"--pin-engines={str(arguments.pin).lower()}"]
+    about = environment("onnxruntime", "grpcio") | {"device": "cpu", "num_beams": num_beams, "seconds": arguments.seconds}
+    about |= {"flags": flags, "commit": commit()}
     summaries: list[Summary] = []
-    with ServedModel(arguments.bundle, *(f"--{name}={value}" for name, value in flags.items())) as server:
+    with ServedModel(arguments.bundle, *flags) as server:
         concurrency = num_running + num_waiting // 2
         capacity = find_capacity(server, texts, num_beams, concurrency, max(5.0, arguments.seconds / 3))
         for factor in LOADS:
@@ -195,7 +201,7 @@ def main() -> None:
     about["capacity"] = capacity
     bound_seconds = 2 * (num_waiting + num_running) / capacity
     notes = [
-        f"`{arguments.bundle.name}`, beam {num_beams} on cpu, {arguments.max_slots} slots, a queue of {num_waiting} requests; "
+        f"`{arguments.bundle.name}`, beam {num_beams} on cpu, {setting}, a queue of {num_waiting} requests; "
         f"capacity {capacity:.1f} requests/s, with {concurrency} callers. {arguments.seconds:g} s of each load, sender and "
         "server on the same cores. Latency counts from when a request was due; `lost` is everything that was neither answered "
         f"nor refused (a call without a status would be {UNFINISHED}). `cores` is processor time over wall time.",
@@ -203,8 +209,15 @@ def main() -> None:
         *verdicts(summaries, bound_seconds),
     ]
     rows = [summary.row(summaries[0].completed) for summary in summaries]
-    name = arguments.bundle.name
-    write("overload" if name == BUNDLE.name else f"overload-{name}", "Arrivals beyond capacity", about, rows, notes)
+    write(result_name(arguments.bundle.name, setting), "Arrivals beyond capacity", about, rows, notes)
+
+
+def result_name(bundle: str, setting: Setting) -> str:
+    """Return the name of the result: other bundles than the usual one, and several processes, have results of their own."""
+    parts = ["overload"] if bundle == BUNDLE.name else ["overload", bundle]
+    if (setting.replicas, setting.front_ends) != (1, 1):
+        parts.append(f"{setting.replicas}x{setting.front_ends}")
+    return "-".join(parts)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The graphs of a bundle: traced, rewritten for a precision, written and proved."""
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,9 +13,11 @@ from dragoman.export.cache_quantize import quantize_given_caches, quantize_step_
 from dragoman.export.calibration import Calibration, calibrate
 from dragoman.export.choice import choose_one_in_blocks
 from dragoman.export.cpu import keep_sums_apart, keep_time_axis
+from dragoman.export.encoder_graph import EncoderGraph
 from dragoman.export.fields import CachePrecision, Precision, WeightBits
-from dragoman.export.graphs import EncoderGraph, StepGraph
+from dragoman.export.graphs import StepGraph
 from dragoman.export.half import DTYPES, halved, store_halved
+from dragoman.export.packing import is_packed
 from dragoman.export.parity import ParityReport
 from dragoman.export.progress import Progress
 from dragoman.export.quality import verify_quantized
@@ -82,7 +84,7 @@ def _build_whole(
     checkpoint: Checkpoint, model: Transformer, directory: Path, recipe: Recipe, progress: Progress
 ) -> tuple[list[onnx_ir.Model], ParityReport, Calibration]:
     """Write and prove the graphs that choose from the whole vocabulary; return what int8 was calibrated to, too."""
-    prepared = (_prepared(graph(model), recipe.precision) for graph in (EncoderGraph, StepGraph, ScorerGraph))
+    prepared = (_prepared(module, recipe.precision) for module in _modules(model, recipe.precision))
     if recipe.precision != "int8":
         graphs = write_graphs(prepared, directory)
         progress.done("write the graphs")
@@ -98,8 +100,16 @@ def _build_whole(
         counts = ScaleCounts()
         write_graphs((_quantized(graph, i, recipe, calibration, counts) for i, graph in enumerate(graphs)), directory)
         progress.done("quantise")
-    changes = verify_quantized(checkpoint, directory, counts, recipe.quality, progress)
+    is_precise = None if recipe.weight_bits == 8 else False
+    changes = verify_quantized(checkpoint, directory, counts, recipe.quality, progress, is_precise)
     return graphs, msgspec.structs.replace(report, quality=changes), calibration
+
+
+def _modules(model: Transformer, precision: Precision) -> Iterator[EncoderGraph | StepGraph | ScorerGraph]:
+    """Yield what is traced, each when it is asked for."""
+    yield EncoderGraph(model, is_packed(precision))
+    yield StepGraph(model)
+    yield ScorerGraph(model, is_packed(precision))
 
 
 def _quantized(graph: onnx_ir.Model, place: int, recipe: Recipe, calibration: Calibration, counts: ScaleCounts) -> onnx_ir.Model:

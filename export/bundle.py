@@ -88,6 +88,16 @@ class Bundle:
         """The scorer graph; its weights are those of the other two."""
         return self.directory / SCORER_FILE
 
+    def check_tokenizers(self) -> None:
+        """Compare the tokenisers' files with the manifest; for one who has opened the bundle without comparing anything.
+
+        Raises:
+            BundleError: Naming the file and why it is refused.
+        """
+        for path, entry in self.manifest.files.items():
+            if path.startswith(f"{TOKENIZER_DIRECTORY}/"):
+                _check_file(self.directory, path, entry, is_hashed=True)
+
     def tokenizers(self) -> Tokenizers:
         """Load the tokenisers.
 

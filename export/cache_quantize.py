@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from onnx_ir import Graph, Model, Value
 
 from dragoman.export.rewriting import Writer
-from dragoman.export.tensor_names import output_name
+from dragoman.export.tensor_names import cross_kv_names, output_name
 
 LEVELS = 127
 # Room above the calibrated range.
@@ -38,20 +38,27 @@ def scales_of(ranges: Ranges, cache: str) -> NDArray[np.float32]:
     return np.ascontiguousarray(scales[None, :, None, :])
 
 
+def scales_of_columns(ranges: Ranges) -> NDArray[np.float32]:
+    """Return the same for all that an encoder gives of a token, `[n·H·Dh]`: keys, then values, layer by layer."""
+    names = cross_kv_names(sum(name.startswith("cross_k_") for name in ranges))
+    return np.concatenate([scales_of(ranges, name).ravel() for name in names])
+
+
 def quantize_given_caches(model: Model, ranges: Ranges) -> None:
-    """Let an encoder give its keys and values in 8 bits; rewrites it in place."""
+    """Let an encoder give the keys and values of all layers, `[P, n·H·Dh]`, in 8 bits; rewrites it in place.
+
+    They are multiplied first and rounded then: ONNX Runtime takes 45 times as long to quantise columns that have a scale each
+    (1.31, 256 rows of 6,144, one thread: 29.5 ms instead of 0.65 ms).
+    """
     graph = model.graph
-    for place, output in enumerate(list(graph.outputs)):
-        name, last = str(output.name), output.producer()
-        assert last is not None
-        writer = Writer(graph, graph[-1])
-        scales = writer.constant(f"{name}.levels", 1 / scales_of(ranges, name))
-        levels = _after(graph, "Mul", output, scales)
-        zero = writer.scalar(0, np.int8)
-        result = _after(graph, "QuantizeLinear", levels, writer.scalar(1.0), zero)
-        result.shape, result.dtype = output.shape, onnx_ir.DataType.INT8
-        output.name, result.name = f"{name}.float", name
-        graph.outputs[place] = result
+    (output,) = graph.outputs
+    name = str(output.name)
+    writer = Writer(graph, graph[-1])
+    levels = _after(graph, "Mul", output, writer.constant(f"{name}.levels", 1 / scales_of_columns(ranges)))
+    result = _after(graph, "QuantizeLinear", levels, writer.scalar(1.0), writer.scalar(0, np.int8))
+    result.shape, result.dtype = output.shape, onnx_ir.DataType.INT8
+    output.name, result.name = f"{name}.float", name
+    graph.outputs[0] = result
 
 
 def quantize_step_caches(model: Model, ranges: Ranges) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from dragoman.export.encoder_graph import MemoryProjection
 from dragoman.export.quantize import ActivationRange, weight_key
 from dragoman.model.decode import greedy_search
 from dragoman.model.errors import InputError
@@ -73,7 +74,15 @@ def calibrate(model: Transformer, sources: Sequence[list[int]], max_new_tokens: 
             inputs = torch.tensor([[config.decoder_start_id, *answer.ids][: config.max_target_positions]])
             with watcher:
                 model(ids, torch.tensor([ids.shape[1]]), inputs)
-    return Calibration(watcher.ranges(), watcher.cache_ranges())
+    ranges = watcher.ranges()
+    return Calibration(ranges | _of_memory(model, ranges), watcher.cache_ranges())
+
+
+def _of_memory(model: Transformer, ranges: dict[str, ActivationRange]) -> dict[str, ActivationRange]:
+    """Return the range of the product that the encoder's graph makes of those of all layers, which read the same memory."""
+    joint = MemoryProjection(model.decoder).weight.numpy()
+    first = joint[: len(joint) // model.config.num_decoder_layers]
+    return {weight_key(joint.T): ranges[weight_key(first.T)]}
 
 
 class _Watcher(TorchFunctionMode):

@@ -22,9 +22,10 @@ from dragoman.export.arguments import (
 )
 from dragoman.export.building import Recipe, build_graphs
 from dragoman.export.bundle import SHORTLIST_FILE, Bundle, hash_file
-from dragoman.export.caches import Cache
+from dragoman.export.caches import AXES, Cache
 from dragoman.export.calibration import calibration_sources
 from dragoman.export.evidence import Origin
+from dragoman.export.fields import Precision
 from dragoman.export.manifest import (
     MANIFEST_FILE,
     PARITY_FILE,
@@ -34,6 +35,7 @@ from dragoman.export.manifest import (
     Tensors,
     content_version,
 )
+from dragoman.export.packing import is_packed
 from dragoman.export.parity import ParityReport
 from dragoman.export.progress import Progress, Say, steps_of
 from dragoman.export.shortlist import choose_shortlist
@@ -106,7 +108,7 @@ def export_checkpoint(
         directory.mkdir()
         recipe = Recipe(chosen, ids, quality, listed, bits, caches_in)
         graphs, report = build_graphs(checkpoint, directory, recipe, progress)
-        caches = _declared_caches(graphs)
+        caches = _declared_caches(graphs, chosen)
         _write_the_rest(checkpoint, directory, listed, report)
         origin = Origin(hash_file(checkpoint_dir / WEIGHTS_FILE), version("torch"), version("onnx"))
         manifest = _describe(checkpoint, name, recipe, directory, caches, origin, report)
@@ -133,19 +135,18 @@ def _write_the_rest(checkpoint: Checkpoint, directory: Path, listed: Sequence[in
         (directory / SHORTLIST_FILE).write_bytes(msgspec.json.encode({"ids": listed}) + b"\n")
 
 
-def _declared_caches(graphs: Sequence[onnx_ir.Model]) -> list[Cache]:
-    """Return the caches of a decode step as its inputs have them: what the encoder gives they read, and the others they write."""
+def _declared_caches(graphs: Sequence[onnx_ir.Model], precision: Precision) -> list[Cache]:
+    """Return the caches of a decode step as its inputs have them, in which the axis of positions says who fills them."""
     decoder = graphs[1]
-    given = set(input_output_names(graphs[0])[1])
     caches = []
     for value in decoder.graph.inputs[len(STEP_INPUTS) :]:
         assert value.name is not None and value.shape is not None
         _, *row = (size if isinstance(size, int) else str(size.value) for size in value.shape)
-        precision = "int8" if value.dtype is onnx_ir.DataType.INT8 else None
-        role = "cross" if value.name in given else "self"
-        caches.append(msgspec.convert({"name": value.name, "role": role, "shape": row, "precision": precision}, Cache))
+        role = next(role for role, axis in AXES.items() if axis in row)
+        numbers = "int8" if value.dtype is onnx_ir.DataType.INT8 else None
+        caches.append(msgspec.convert({"name": value.name, "role": role, "shape": row, "precision": numbers}, Cache))
     traced = [names for graph in graphs for names in input_output_names(graph)]
-    assert Tensors(*traced) == Tensors.of_caches(caches), "the graphs have other tensors than the format"
+    assert Tensors(*traced) == Tensors.of_caches(caches, is_packed(precision)), "the graphs have other tensors than the format"
     return caches
 
 
@@ -169,7 +170,7 @@ def _describe(
         **msgspec.structs.asdict(dimensions),
         caches=caches,
         num_choices=dimensions.target_vocab_size if recipe.shortlist is None else len(recipe.shortlist),
-        tensors=Tensors.of_caches(caches),
+        tensors=Tensors.of_caches(caches, is_packed(recipe.precision)),
         files={path.relative_to(directory).as_posix(): FileEntry(path.stat().st_size, hash_file(path)) for path in paths},
         origin=origin,
         parity=report.headline(),

@@ -1,6 +1,6 @@
-"""The two graphs that generate: `model/transformer.py`'s encoder and decoder, with an attention backend that emits ONNX operators.
+"""The decode step: `model/transformer.py`'s decoder, with an attention backend that emits ONNX operators.
 
-The graph that scores is in `scorer_graph`.
+What goes before is in `encoder_graph`, the graph that scores in `scorer_graph`.
 
 Nothing here computes attention: when it is traced (see `tracing`), a layer's attention becomes one node, a
 `com.microsoft.GroupQueryAttention` with as many key/value heads as query heads, the one operator of ONNX Runtime with a length per
@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from dragoman.export.recording import Recorder, axis_size, write_node
 from dragoman.export.short_head import shortened
 from dragoman.export.tensor_names import TensorNames, cross_kv_names, self_kv_names
-from dragoman.model.attention import split_heads
 from dragoman.model.backend import attention_scale
 from dragoman.model.config import ModelConfig
 from dragoman.model.relative import RelativeBias
@@ -104,28 +103,6 @@ def group_query_attention(
     return attended, key, value
 
 
-class EncoderAttention:
-    """Backend of the encoder: every row attends to all of its own first `source_lengths` positions, in both directions."""
-
-    def __init__(self, config: ModelConfig, source_ids: Tensor, source_lengths: Tensor) -> None:
-        """Take sources `[B, S]` and their lengths `[B]`."""
-        self.heads = Heads.of(config)
-        self.last_positions = (source_lengths - 1).to(torch.int32)
-        self.capacity = axis_size(source_ids, 1)
-        at = torch.arange(source_ids.shape[1])
-        self.biases = Biases(at[None], at)
-
-    def self_attention(self, layer: int, qkv: Tensor, bias: RelativeBias | None) -> Tensor:
-        """See `dragoman.model.backend.AttentionBackend`."""
-        absent, added = (None, None), self.biases.of(bias, qkv.dtype)
-        lengths = self.last_positions, self.capacity
-        return group_query_attention(qkv, absent, absent, *lengths, self.heads, added, is_causal=False)[0]
-
-    def cross_attention(self, layer: int, query: Tensor) -> Tensor:
-        """Never called: the encoder has no cross-attention."""
-        raise AssertionError("the encoder has no cross-attention")
-
-
 class CachedAttention:
     """Backend of the decode step, on rows without a time axis: `[N, H·Dh]` stands for one token of each."""
 
@@ -165,37 +142,6 @@ class CachedAttention:
         added, past = (self.nothing, self.nothing), self.cross_kv[layer]
         attended = group_query_attention(query, added, past, self.last_source_positions, self.source_capacity, self.heads)[0]
         return attended.squeeze(1)
-
-
-class EncoderGraph(nn.Module):
-    """Sources to the cross-attention keys and values of every decoder layer."""
-
-    def __init__(self, model: Transformer) -> None:
-        """Use a model's own layers."""
-        super().__init__()
-        self.encoder = model.encoder
-        self.decoder = model.decoder
-        self.config: ModelConfig = model.config
-        self.tensors = TensorNames.of_layers(model.config.num_decoder_layers)
-
-    @property
-    def input_names(self) -> list[str]:
-        """Names of the graph's inputs."""
-        return self.tensors.encoder_inputs
-
-    @property
-    def output_names(self) -> list[str]:
-        """Names of the graph's outputs."""
-        return self.tensors.encoder_outputs
-
-    def forward(self, src_ids: Tensor, src_lens: Tensor) -> list[Tensor]:
-        """Encode `src_ids` `[B, S]`, right-padded to `src_lens` `[B]` → per layer keys, then values, `[B, H, S, Dh]`."""
-        memory = self.encoder(src_ids, EncoderAttention(self.config, src_ids, src_lens))
-        return [split_heads(part, self.config.num_heads) for pair in self.decoder.project_memory(memory) for part in pair]
-
-    def inputs(self, recorder: Recorder) -> dict[str, Any]:
-        """Add the graph's inputs; return them as `forward` takes them."""
-        return {"src_ids": recorder.input("src_ids", ("B", "S")), "src_lens": recorder.input("src_lens", ("B",))}
 
 
 class StepGraph(nn.Module):

@@ -37,6 +37,7 @@ from dragoman.export.fields import (
     shown,
 )
 from dragoman.export.generation_checks import check_defaults, check_ids, check_room, num_forced
+from dragoman.export.packing import is_packed
 from dragoman.export.tensor_names import TensorNames
 from dragoman.model.generation import Defaults, Languages, Template
 from dragoman.model.text.reading import MAX_FILE_BYTES as MAX_TOKENIZER_BYTES
@@ -65,14 +66,15 @@ class Tensors(Struct, frozen=True, forbid_unknown_fields=True):
     scorer_outputs: TensorList
 
     @classmethod
-    def of_layers(cls, num_decoder_layers: int) -> "Tensors":
+    def of_layers(cls, num_decoder_layers: int, is_packed: bool = True) -> "Tensors":
         """Return what this format version asks of graphs with so many decoder layers."""
-        return cls(*TensorNames.of_layers(num_decoder_layers))
+        return cls(*TensorNames.of_layers(num_decoder_layers, is_packed))
 
     @classmethod
-    def of_caches(cls, caches: Sequence[Cache]) -> "Tensors":
+    def of_caches(cls, caches: Sequence[Cache], is_packed: bool = True) -> "Tensors":
         """Return what it asks of graphs with these caches."""
-        return cls(*TensorNames.of_caches(names_of(caches, "self"), names_of(caches, "cross"), passed_names(caches)))
+        self_names, cross_names = names_of(caches, "self"), names_of(caches, "cross")
+        return cls(*TensorNames.of_caches(self_names, cross_names, passed_names(caches), is_packed))
 
 
 class FileEntry(Struct, frozen=True, forbid_unknown_fields=True):
@@ -183,7 +185,12 @@ class Manifest(Dimensions, frozen=True, forbid_unknown_fields=True, kw_only=True
         self._check_generation()
         self._check_precision()
         check_caches(self.caches)
-        _check_tensors(self.tensors, Tensors.of_caches(self.caches))
+        _check_tensors(self.tensors, Tensors.of_caches(self.caches, self.is_packed))
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether the encoder takes sources packed, see `is_packed`."""
+        return is_packed(self.precision)
 
     @property
     def can_overflow(self) -> bool:
@@ -191,7 +198,9 @@ class Manifest(Dimensions, frozen=True, forbid_unknown_fields=True, kw_only=True
         return self.precision == "int8" and self.weight_bits == 8
 
     def _check_precision(self) -> None:
-        """Refuse fewer bits in a bundle that is not of 8-bit products."""
+        """Refuse fewer bits in a bundle that is not of 8-bit products, and several kinds of numbers in an encoder's one output."""
+        if self.is_packed and len({cache.precision for cache in self.caches if cache.role == "cross"}) > 1:
+            raise ValueError("caches that the encoder gives have different precisions")
         if self.precision == "int8":
             return
         if self.weight_bits != 8:

@@ -6,6 +6,10 @@ from pathlib import Path
 PROCESSOR_FILE = Path("/proc/cpuinfo")
 # Products of 8-bit numbers that are summed in 32 bits; AMX has them, too, and no processor has AMX without VNNI.
 EXACT_FLAGS = ("avx512_vnni", "avx_vnni")
+# What says what a processor can do: on x86, on arm64.
+ABILITIES = ("flags", "Features")
+# That, and what else tells one processor from another there.
+IDENTIFYING = (*ABILITIES, "vendor_id", "cpu family", "model", "stepping", "CPU implementer", "CPU variant", "CPU part")
 # What a kind of processor is called after: the first that it has.
 KINDS = (*EXACT_FLAGS, "avx512f", "avx2", "avx", "asimddp", "asimd")
 
@@ -26,10 +30,23 @@ def processor_kind(processor_file: Path = PROCESSOR_FILE) -> str:
     return next((kind for kind in KINDS if kind in flags), platform.machine() or "unknown")
 
 
+def processor_identity(processor_file: Path = PROCESSOR_FILE) -> str:
+    """Return all of the first processor that ONNX Runtime may choose its way of computing by; empty if there is no telling."""
+    found: dict[str, str] = {}
+    for name, _, value in (line.partition(":") for line in _lines(processor_file)):
+        if name.strip() in IDENTIFYING:
+            found.setdefault(name.strip(), " ".join(sorted(value.split())))
+    return "" if found.keys().isdisjoint(ABILITIES) else "; ".join(f"{name}: {value}" for name, value in sorted(found.items()))
+
+
 def _flags(processor_file: Path) -> frozenset[str]:
     """Return what the first processor says that it has: `flags` on x86, `Features` on arm64."""
+    lines = _lines(processor_file)
+    return frozenset(next((line.partition(":")[2].split() for line in lines if line.startswith(ABILITIES)), ()))
+
+
+def _lines(processor_file: Path) -> list[str]:
     try:
-        lines = processor_file.read_text(encoding="ascii", errors="replace").splitlines()
+        return processor_file.read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
-        return frozenset()
-    return frozenset(next((line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features"))), ()))
+        return []

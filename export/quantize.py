@@ -155,7 +155,7 @@ class _Quantizer:
         else:
             self.counts.num_row += 1
             result = self._with_row_scales(writer, product)
-        onnx_ir.convenience.replace_all_uses_with(product.output, result, replace_graph_outputs=True)
+        _take_place(product.output, result)
 
     def _with_constant_scale(self, writer: Writer, product: Product, scale: float, zero_point: int) -> Value:
         """Quantise the input with one scale, saturating, and let the product add the bias."""
@@ -186,6 +186,14 @@ class _Quantizer:
     def _weight(self, writer: Writer, product: Product) -> tuple[Value, Value]:
         integers, scales = quantize_columns(product.weight, self.weight_levels)
         return writer.constant(f"{product.name}.int8", integers), writer.constant(f"{product.name}.scale", scales)
+
+
+def _take_place(old: Value, new: Value) -> None:
+    """Let everything read another value, which takes over name and shape where the graph gives it out."""
+    is_output, name = old.is_graph_output(), old.name
+    onnx_ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+    if is_output:
+        old.name, new.name, new.shape, new.type = None, name, old.shape, old.type
 
 
 def _as_product(node: Node) -> Product | None:

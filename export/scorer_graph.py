@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dragoman.export.graphs import Biases, EncoderAttention, Heads, KeyValue, group_query_attention
+from dragoman.export.encoder_graph import MemoryProjection, encode_padded
+from dragoman.export.graphs import Biases, Heads, KeyValue, group_query_attention
 from dragoman.export.recording import Recorder, axis_size
 from dragoman.export.tensor_names import TensorNames
 from dragoman.model.attention import merge_heads, padding_mask, split_heads
@@ -69,15 +70,21 @@ class ScoringAttention:
 class ScorerGraph(nn.Module):
     """Pairs of source and target to the log-probabilities of the targets' tokens and the attention between the two.
 
-    The decoder runs on rows `[B·T, …]`, as the decode step does on `[N, …]`, so that both have the same weights in the same layout
-    and the graph needs none of its own.
+    The encoder runs on rows `[B·S, …]`, the decoder on rows `[B·T, …]`, as the other graphs do on theirs, so that all have the same
+    weights in the same layout and the graph needs none of its own.
     """
 
-    def __init__(self, model: Transformer) -> None:
-        """Use a model's own layers."""
+    def __init__(self, model: Transformer, is_packed: bool = True) -> None:
+        """Use a model's own layers.
+
+        Args:
+            model: In the precision of the graph.
+            is_packed: Whether the encoder's graph takes sources packed; this one has its weights.
+        """
         super().__init__()
         self.encoder = model.encoder
         self.decoder = model.decoder
+        self.memory = MemoryProjection(model.decoder) if is_packed else None
         self.config = model.config
         self.tensors = TensorNames.of_layers(model.config.num_decoder_layers)
 
@@ -107,8 +114,10 @@ class ScorerGraph(nn.Module):
             The labels' log-probabilities `[B, T]`, and the encoder–decoder attention `[B, L, T, S]`, averaged over heads, whose
             rows sum to 1 over the source. Both mean nothing beyond a row's target.
         """
-        memory = self.encoder(src_ids, EncoderAttention(self.config, src_ids, src_lens))
-        backend = ScoringAttention(self.config, src_ids, src_lens, tgt_ids, tgt_lens, self.decoder.project_memory(memory))
+        memory, layout = encode_padded(self.encoder, self.config, src_ids, src_lens)
+        pairs = self.decoder.project_memory(memory) if self.memory is None else self.memory.by_layer(memory)
+        cross_kv = [(layout.apart(key), layout.apart(value)) for key, value in pairs]
+        backend = ScoringAttention(self.config, src_ids, src_lens, tgt_ids, tgt_lens, cross_kv)
         positions = torch.arange(tgt_ids.shape[1]).expand(tgt_ids.shape).flatten()
         hidden = self.decoder(tgt_ids.flatten(), positions, backend)
         log_probs = self.decoder.log_probs(hidden).gather(-1, labels.flatten()[:, None])

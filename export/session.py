@@ -14,11 +14,20 @@ from dragoman.export.processor import overflows_in_8_bits
 Session: TypeAlias = onnxruntime.InferenceSession
 PROVIDER, CUDA_PROVIDER = "CPUExecutionProvider", "CUDAExecutionProvider"
 SPIN_MICROSECONDS = "200"
+WRITTEN_SUFFIX = ".data"
+MIN_WRITTEN_BYTES = "1024"  # smaller tensors stay in the graph
 PRECISION_OPTION = "session.x64quantprecision"
 
 
 def open_session(
-    path: str | Path, num_threads: int, *, is_precise: bool | None = None, is_spinning: bool = True, is_packed: bool = True
+    path: str | Path,
+    num_threads: int,
+    *,
+    is_precise: bool | None = None,
+    is_spinning: bool = True,
+    is_packed: bool = True,
+    is_written: bool = False,
+    write_to: Path | None = None,
 ) -> Session:
     """Load a graph, and make sure that it runs where it was meant to.
 
@@ -31,6 +40,14 @@ def open_session(
         is_packed: Whether the session keeps weights of products in an order of its own, a copy in memory for each session. Without
             it they are read where the file is mapped, once for all sessions and processes; small batches then take up to twice as
             long, and in single precision a row's bits depend on the batch.
+        is_written: Whether the graph is one that `write_to` has written, which has nothing left to improve.
+        write_to: Where to put the graph as the session computes it, `NAME.onnx`, and beside it in `NAME.data` its weights, those of
+            products also in the session's own order. A session of these files, with the same ONNX Runtime on the same kind of
+            processor, maps that order instead of keeping a copy, and computes the same bits. Before that, the order has to be
+            aligned, see `server.runtime.weights_layout`.
+
+    Raises:
+        RuntimeError: If the files cannot be written, and for all else that ONNX Runtime has to say.
     """
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = num_threads
@@ -48,9 +65,23 @@ def open_session(
         options.add_session_config_entry(PRECISION_OPTION, "1")
     if not is_packed:
         options.add_session_config_entry("session.disable_prepacking", "1")
+    if is_written:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    if write_to is not None:
+        _write(options, write_to)
     session = Session(path, options, providers=[PROVIDER])
     assert session.get_providers() == [PROVIDER]
     return session
+
+
+def _write(options: onnxruntime.SessionOptions, path: Path) -> None:
+    options.optimized_model_filepath = str(path)
+    for name, value in (
+        ("session.optimized_model_external_initializers_file_name", path.with_suffix(WRITTEN_SUFFIX).name),
+        ("session.optimized_model_external_initializers_min_size_in_bytes", MIN_WRITTEN_BYTES),
+        ("session.save_external_prepacked_constant_initializers", "1"),
+    ):
+        options.add_session_config_entry(name, value)
 
 
 def has_cuda() -> bool:

@@ -65,7 +65,7 @@ def _opened(directory: Path, config: ModelConfig, precision: Precision) -> Itera
         with tempfile.TemporaryDirectory() as folder:
             for name in (ENCODER_FILE, DECODER_FILE, SCORER_FILE):
                 widen(directory / name, Path(folder) / name)
-            yield OnnxRunner(Path(folder), config), True
+            yield OnnxRunner(Path(folder), config, is_packed=False), True
     else:
         yield OnnxRunner(directory, config), True
 

@@ -27,6 +27,11 @@ def output_name(name: str) -> str:
     return f"{name}_out"
 
 
+PACKED_INPUTS = ("src_ids", "positions", "cells", "grid", "src_lens")
+PACKED_OUTPUT = "cross_kv"
+"""Inputs and output of an encoder that takes sources packed, see `dragoman.export.packing`."""
+
+
 class TensorNames(NamedTuple):
     """Inputs and outputs of the graphs, in the graphs' order."""
 
@@ -38,17 +43,20 @@ class TensorNames(NamedTuple):
     scorer_outputs: list[str]
 
     @classmethod
-    def of_caches(cls, self_names: list[str], cross_names: list[str], passed_names: Sequence[str] = ()) -> "TensorNames":
+    def of_caches(
+        cls, self_names: list[str], cross_names: list[str], passed_names: Sequence[str] = (), is_packed: bool = True
+    ) -> "TensorNames":
         """Return what the bundle's format version asks of graphs with caches of these names.
 
         Args:
             self_names: Those that steps write.
             cross_names: Those that the encoder gives.
             passed_names: Those of them that steps have as outputs, too, though they write nothing.
+            is_packed: Whether the encoder takes sources packed, and gives all caches side by side.
         """
         return cls(
-            encoder_inputs=["src_ids", "src_lens"],
-            encoder_outputs=list(cross_names),
+            encoder_inputs=list(PACKED_INPUTS) if is_packed else ["src_ids", "src_lens"],
+            encoder_outputs=[PACKED_OUTPUT] if is_packed else list(cross_names),
             decoder_inputs=[*STEP_INPUTS, *self_names, *cross_names],
             decoder_outputs=[*STEP_OUTPUTS, *map(output_name, self_names), *map(output_name, passed_names)],
             scorer_inputs=["src_ids", "src_lens", "tgt_ids", "tgt_lens", "labels"],
@@ -56,6 +64,6 @@ class TensorNames(NamedTuple):
         )
 
     @classmethod
-    def of_layers(cls, num_decoder_layers: int) -> "TensorNames":
+    def of_layers(cls, num_decoder_layers: int, is_packed: bool = True) -> "TensorNames":
         """Return the same for a Transformer with so many decoder layers."""
-        return cls.of_caches(self_kv_names(num_decoder_layers), cross_kv_names(num_decoder_layers))
+        return cls.of_caches(self_kv_names(num_decoder_layers), cross_kv_names(num_decoder_layers), is_packed=is_packed)

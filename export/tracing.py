@@ -10,8 +10,9 @@ import onnx_ir
 import torch
 from onnx_ir.passes.common import ClearMetadataAndDocStringPass, RemoveUnusedNodesPass, RemoveUnusedOpsetsPass
 
+from dragoman.export.encoder_graph import EncoderGraph
 from dragoman.export.functions import Functions
-from dragoman.export.graphs import EncoderGraph, StepGraph
+from dragoman.export.graphs import StepGraph
 from dragoman.export.recording import Recorder
 from dragoman.export.scorer_graph import ScorerGraph
 

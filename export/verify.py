@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 
 from dragoman.export.bundle import DECODER_FILE, ENCODER_FILE, SCORER_FILE, BundleError, Tensors, cross_kv_names, self_kv_names
 from dragoman.export.choice_parity import check_one_candidate
+from dragoman.export.encoder_parity import check_sources_apart
 from dragoman.export.greedy_parity import check_greedy
+from dragoman.export.packing import pack
 from dragoman.export.parity import Comparison, CrossKV, EagerReference, Floats, Ints, ParityError, ParityReport, drive, stretches
 from dragoman.export.processor import processor_kind
 from dragoman.export.progress import STEPS, Progress
@@ -127,7 +129,12 @@ class OnnxRunner:
     slots_type = OnnxSlots
 
     def __init__(
-        self, directory: Path, config: ModelConfig, num_threads: int | None = None, is_precise: bool | None = None
+        self,
+        directory: Path,
+        config: ModelConfig,
+        num_threads: int | None = None,
+        is_precise: bool | None = None,
+        is_packed: bool = True,
     ) -> None:
         """Load those that decode; without a number of threads they get as many as PyTorch has.
 
@@ -136,16 +143,17 @@ class OnnxRunner:
             config: Of their model.
             num_threads: Of each session.
             is_precise: See `open_session`.
+            is_packed: Whether their encoder takes sources packed.
 
         Raises:
             BundleError: If ONNX Runtime cannot, or if their inputs and outputs are not those of the bundle format.
         """
-        self.config = config
+        self.config, self.is_packed = config, is_packed
         self.directory = directory
         self.num_threads = num_threads or torch.get_num_threads()
         self.is_precise = is_precise
         self._sessions: dict[str, Session] = {}
-        inputs_outputs = Tensors.of_layers(config.num_decoder_layers)
+        inputs_outputs = Tensors.of_layers(config.num_decoder_layers, self.is_packed)
         self._expected = {
             ENCODER_FILE: (inputs_outputs.encoder_inputs, inputs_outputs.encoder_outputs),
             DECODER_FILE: (inputs_outputs.decoder_inputs, inputs_outputs.decoder_outputs),
@@ -177,7 +185,7 @@ class OnnxRunner:
         """Return what a graph's inputs and outputs have to be called."""
         inputs, outputs = self._expected[name]
         if name == DECODER_FILE and has_integer_caches(session):
-            outputs = [*outputs, *map(output_name, self._expected[ENCODER_FILE][1])]
+            outputs = [*outputs, *map(output_name, cross_kv_names(self.config.num_decoder_layers))]
         return inputs, outputs
 
     def _open(self, path: Path) -> Session:
@@ -185,9 +193,14 @@ class OnnxRunner:
 
     def encode(self, sources: Sequence[list[int]]) -> list[CrossKV]:
         """See `Runner`."""
-        ids, lengths = padded(sources, self.config.pad_id)
         self.open(ENCODER_FILE, DECODER_FILE)
-        outputs = self._sessions[ENCODER_FILE].run(None, {"src_ids": ids, "src_lens": lengths})
+        session, heads = self._sessions[ENCODER_FILE], self.config.num_heads
+        if self.is_packed:
+            (rows,) = session.run(None, packed := pack(sources))
+            parts = np.split(rows, packed["src_lens"].cumsum()[:-1])
+            return [list(part.reshape(len(part), -1, heads, self.config.head_dim).transpose(1, 2, 0, 3)) for part in parts]
+        ids, lengths = padded(sources, self.config.pad_id)
+        outputs = session.run(None, {"src_ids": ids, "src_lens": lengths})
         return [[output[i, :, :length].copy() for output in outputs] for i, length in enumerate(lengths)]
 
     def slots(self, num_slots: int, max_targets: int, max_sources: int) -> OnnxSlots:
@@ -211,13 +224,13 @@ class OnnxRunner:
 def verify(checkpoint: Checkpoint, directory: Path, tolerance: float = TOLERANCE, progress: Progress | None = None) -> ParityReport:
     """Compare the graphs in a directory with the checkpoint.
 
-    Four things must hold. Teacher-forced rows of many lengths, batched at different positions, give the log-probabilities of eager
+    Five things must hold. Teacher-forced rows of many lengths, batched at different positions, give the log-probabilities of eager
     full-sequence passes: over the whole vocabulary, or if that is large, some over the whole and the others over their best, which
-    no other token may belong to. Some of them, decoded alone, give bit-identical results, and asked for one
-    candidate the first of those they gave. Greedy decoding takes at every step the
-    token that the eager model would take, except at a tie within the tolerance. The scorer gives the same rows the eager model's
-    log-probabilities and attention weights. Where eager single precision itself is off by more than the tolerance, graphs may be
-    as far from double precision as it is, times a small factor (see `double`).
+    no other token may belong to. Some of them, decoded alone, give bit-identical results, and asked for one candidate the first of
+    those they gave. Sources, too, give the same bits alone and in any mixture (see `encoder_parity`). Greedy decoding takes at each
+    step the token that the eager model would take, except at a tie within the tolerance. The scorer gives the same rows the eager
+    model's log-probabilities and attention weights. Where eager single precision itself is off by more than the tolerance, graphs
+    may be as far from double precision as it is, times a small factor (see `double`).
 
     Raises:
         BundleError: If the graphs cannot be loaded or have other inputs and outputs.
@@ -254,6 +267,8 @@ def compare(
     reference, rows = EagerReference(model), forced_rows(config)
     driven = [part for row in rows for part in stretches(reference, row)]
     comparison = Comparison(reference, tolerance)
+    if is_exact_alone:
+        check_sources_apart([runner], rows)
     num_steps = 0
     for part, num_candidates in by_candidates(driven, config.target_vocab_size):
         num_steps += drive(runner, part, NUM_SLOTS, num_candidates, False, comparison.observe)

@@ -60,7 +60,7 @@ class HalfRunner(OnnxRunner):
 
     def __init__(self, directory: Path, config: ModelConfig) -> None:
         self.device = "cuda" if torch.cuda.is_available() and has_cuda() else "cpu"
-        super().__init__(directory, config)
+        super().__init__(directory, config, is_packed=False)
 
     def _open(self, path: Path) -> Session:
         return open_on_cuda(path) if self.device == "cuda" else super()._open(path)
@@ -93,7 +93,7 @@ def verify_half(
     with tempfile.TemporaryDirectory() as folder:
         for name in (ENCODER_FILE, DECODER_FILE, SCORER_FILE):
             widen(directory / name, Path(folder) / name)
-        widened = OnnxRunner(Path(folder), checkpoint.model.config)
+        widened = OnnxRunner(Path(folder), checkpoint.model.config, is_packed=False)
         report = compare(checkpoint, widened, rounded, WIDENED_TOLERANCE, is_exact_alone=True, progress=progress)
     _check_answers(checkpoint, half)
     if progress is not None:

@@ -153,9 +153,9 @@ class Encoder(nn.Module):
         self.relative_bias = relative_bias(config, config.num_encoder_layers, is_causal=False)
         self.norm = norm(config) if config.norm == "pre" else nn.Identity()
 
-    def forward(self, ids: Tensor, backend: AttentionBackend) -> Tensor:
-        """Source ids `[B, S]` → memory `[B, S, d_model]`."""
-        x: Tensor = self.embedding(ids, torch.arange(ids.shape[1], device=ids.device))
+    def forward(self, ids: Tensor, backend: AttentionBackend, positions: Tensor | None = None) -> Tensor:
+        """Source ids `[B, S]` → memory `[B, S, d_model]`; or several sources' tokens at their positions `[P]` → `[P, d_model]`."""
+        x: Tensor = self.embedding(ids, torch.arange(ids.shape[1], device=ids.device) if positions is None else positions)
         for i, layer in enumerate(self.layers):
             x = layer(x, backend, bias_of_layer(self.relative_bias, i))
         x = self.norm(x)

@@ -26,6 +26,15 @@ class Bucket:
         self._level, self._filled = burst, clock()
 
     @property
+    def state(self) -> tuple[float, float]:
+        """What was in it, and when that was so: all there is to know beside rate and burst. Another may go on from it."""
+        return self._level, self._filled
+
+    @state.setter
+    def state(self, state: tuple[float, float]) -> None:
+        self._level, self._filled = state
+
+    @property
     def level(self) -> float:
         """What is in it now; negative while more has been taken than it got."""
         now = self._clock()

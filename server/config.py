@@ -8,6 +8,7 @@ import difflib
 import itertools
 import os
 import re
+import sys
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -72,10 +73,19 @@ class ServerConfig(BaseSettings):
     )
     metrics_tls_key: FilePath | None = Field(None, description="PEM file with its private key, not encrypted.")
 
+    front_ends: Annotated[int, Field(ge=1, le=64)] = Field(
+        1, description="Processes that answer callers on the port; more where engines outrun one."
+    )
     engine: Literal["process", "inline"] = Field(
         "process", description="Where a model's engine runs: in a process of its own, or on a thread, for debugging."
     )
-    num_threads: int = Field(0, ge=0, description="Threads that compute, for each model; 0 chooses by the cores there are.")
+    replicas: int = Field(
+        0,
+        ge=0,
+        le=256,
+        description="Engines that run each model on the CPU; 0 chooses by the cores, and is one if num_threads is set.",
+    )
+    num_threads: int = Field(0, ge=0, description="Threads that compute, for each engine; 0 chooses by the cores there are.")
     pin_engines: bool = Field(
         False,
         description="Keep each engine to cores of its own; for machines that serve nothing else.",
@@ -92,12 +102,20 @@ class ServerConfig(BaseSettings):
     gpu_capacity_buckets: Annotated[tuple[Count, ...], NoDecode] = Field(
         (), description="Lengths that caches on CUDA are laid out for, rising; none for the usual ones."
     )
-    max_slots: Count = Field(64, description="Sequences a model decodes at once.")
+    weights_cache: str = Field(
+        "auto",
+        min_length=1,
+        description="Folder by which engines of a model share its weights on the CPU; auto: one of temporary files, or off.",
+    )
+    max_slots: Count = Field(64, description="Sequences an engine decodes at once.")
     max_slots_per_request: int = Field(
         0, ge=0, description="Of those, that one request may take: its beams or answers; 0 for a quarter, but at least 16."
     )
     prefill_tokens_per_step: Count = Field(
         512, description="Source tokens the encoder reads between two decode steps, at the most."
+    )
+    max_ahead: int = Field(
+        16, ge=0, description="Waiting requests whose sources may be encoded beside others', before they have a slot; 0 for none."
     )
     max_waiting_requests: Count = Field(1024, description="Requests that may wait for a model before it refuses more.")
     max_waiting_tokens: Count = Field(65536, description="Source tokens of those, before it refuses more.")
@@ -127,7 +145,7 @@ class ServerConfig(BaseSettings):
         300.0, description="How long a connection may have no call under way before it is closed; 0 for as long as it likes."
     )
     max_connections: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(
-        4096, description="Connections at once to each address listened on; more are closed at once; 0 for any number."
+        4096, description="Connections at once to each address, of a front end; more are closed at once; 0 for any number."
     )
     max_concurrent_streams: Annotated[int, Field(ge=1, le=2**31 - 1)] = Field(
         2048, description="Calls under way on one connection; a client keeps further ones until there is room."
@@ -135,9 +153,11 @@ class ServerConfig(BaseSettings):
     max_messages_per_second: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
         5000.0, description="Messages that are taken up from one connection; more wait; 0 for any number."
     )
-    max_watches: Count = Field(1024, description="Streams of health's `Watch` at once.")
+    max_watches: Count = Field(1024, description="Streams of health's `Watch` at once, of a front end.")
     max_watches_per_connection: Count = Field(16, description="Of them on one connection.")
-    max_batch_streams_per_connection: Count = Field(64, description="Streams of `GenerateBatch` on one connection.")
+    max_batch_streams_per_connection: Count = Field(
+        64, description="Streams of `GenerateBatch` and `GenerateBulk` of a connection."
+    )
     handshake_seconds: PositiveConnectionSeconds = Field(
         10.0, description="How long a new connection may take until it is one, TLS included."
     )
@@ -248,6 +268,14 @@ class ServerConfig(BaseSettings):
             raise ValueError("pin_engines is for engines in processes of their own, and engine is inline")
         if self.pin_engines and not self.num_threads:
             raise ValueError("pin_engines is set without num_threads, which says how many cores an engine gets")
+        if self.replicas > 1 and self.engine == "inline":
+            raise ValueError("replicas are engines in processes of their own, and engine is inline")
+        if self.replicas > 1 and self.device.startswith("cuda"):
+            raise ValueError(f"replicas are for the CPU, and device is {self.device}: one engine fills a GPU")
+        if self.front_ends > 1 and self.engine == "inline":
+            raise ValueError("front_ends are for engines in processes of their own, and engine is inline")
+        if self.front_ends > 1 and sys.platform != "linux":
+            raise ValueError("front_ends: only Linux divides a port's connections among processes")
         if self.max_slots_per_request > self.max_slots:
             raise ValueError(f"max_slots_per_request ({self.max_slots_per_request}) is more than max_slots ({self.max_slots})")
         if self.port == self.metrics_port != 0 and self.host == self.metrics_host:

@@ -3,14 +3,15 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, Protocol, TypeVar
 
 from dragoman.export.bundle import MANIFEST_FILE, Bundle, BundleError, Manifest
 from dragoman.model.text.tokenizers import Tokenizers
 from dragoman.server.config import ConfigError
 from dragoman.server.core.frames import Frames
-from dragoman.server.engine.settings import slots_per_request
+from dragoman.server.core.ports import Engine
+from dragoman.server.engine.settings import EngineSettings, slots_per_request
 from dragoman.server.errors import UnknownModel
-from dragoman.server.supervisor import SupervisedEngine
 
 
 def find_bundles(folder: Path) -> list[Bundle]:
@@ -57,14 +58,29 @@ def check_slots(bundle: Bundle, max_slots: int, max_slots_per_request: int) -> N
             raise ConfigError(f"{setting}: requests may take {limit} slots, but {field} of model {name} is {needed} by default")
 
 
+class SizedEngine(Engine, Protocol):
+    """What runs a model, and how much of it there is."""
+
+    device: str
+    settings: EngineSettings
+
+    @property
+    def num_replicas(self) -> int:
+        """Engines that share the model's requests."""
+        ...
+
+
+E = TypeVar("E", bound=SizedEngine)
+
+
 @dataclass(frozen=True, slots=True)
-class LoadedModel:
+class LoadedModel(Generic[E]):
     """A model that requests can name."""
 
     bundle: Bundle
     tokenizers: Tokenizers
     frames: Frames
-    engine: SupervisedEngine
+    engine: E
 
     @property
     def manifest(self) -> Manifest:
@@ -88,19 +104,19 @@ class LoadedModel:
 
     @property
     def max_slots(self) -> int:
-        """Rows of the decode batch."""
-        return self.engine.settings.max_slots
+        """Rows of the decode batches of all its engines."""
+        return self.engine.num_replicas * self.engine.settings.max_slots
 
     @property
     def max_slots_per_request(self) -> int:
-        """Rows of it that one request may take."""
+        """Rows that one request may take, all in one engine."""
         return self.engine.settings.slots_per_request
 
 
-class Repository:
+class Repository(Generic[E]):
     """The models of one server, by name."""
 
-    def __init__(self, bundles: list[Bundle], make_engine: Callable[[Bundle], SupervisedEngine]) -> None:
+    def __init__(self, bundles: list[Bundle], make_engine: Callable[[Bundle], E]) -> None:
         """Load tokenisers and make (but not start) engines.
 
         Raises:
@@ -108,7 +124,7 @@ class Repository:
         """
         self._models = {b.manifest.name: LoadedModel(b, b.tokenizers(), Frames(b.manifest), make_engine(b)) for b in bundles}
 
-    def get(self, name: str) -> LoadedModel:
+    def get(self, name: str) -> LoadedModel[E]:
         """Return a model; an empty name means the only one.
 
         Raises:
@@ -121,6 +137,6 @@ class Repository:
         except KeyError:
             raise UnknownModel(name, list(self._models)) from None
 
-    def all(self) -> list[LoadedModel]:
+    def all(self) -> list[LoadedModel[E]]:
         """Return every model, sorted by name."""
         return list(self._models.values())

@@ -1,19 +1,21 @@
-"""Engines: start, watch, restart with back-off, stop. One `SupervisedEngine` a model; it is what the API calls."""
+"""Engines: start, watch, restart with back-off, stop."""
 
 import asyncio
 import contextlib
-import itertools
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 import structlog
 
 from dragoman.server.engine.client import EngineClient
-from dragoman.server.engine.messages import Finished, Ready, Request, Scored, ScoreRequest, Share, Statistics, Tokens
+from dragoman.server.engine.link import ZmqLink
+from dragoman.server.engine.messages import Ready, Statistics
 from dragoman.server.engine.settings import EngineSettings
+from dragoman.server.engine_calls import EngineCalls
 from dragoman.server.errors import NotReady, Unavailable
 from dragoman.server.hosts import Host, ProcessHost, ThreadHost
 
@@ -55,22 +57,49 @@ class RestartPolicy:
         return min(2 * previous, self.max_backoff_seconds)
 
 
-class SupervisedEngine:
-    """One model's engine, whichever process it lives in at the moment.
+class Attachment(Protocol):
+    """What listens to one incarnation of an engine, see `EngineClient`."""
 
-    Requests that run when a process dies end once with `Unavailable`, and so do those that come before its successor is ready.
-    """
+    ready: asyncio.Future[Ready]
+    last_heard: float
+    fatal: str | None
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether `fail` was called."""
+        ...
+
+    def stop_engine(self) -> None:
+        """Tell the engine process to end."""
+        ...
+
+    def fail(self, error: Unavailable) -> None:
+        """End everything that waits."""
+        ...
+
+    async def close(self) -> None:
+        """Detach."""
+        ...
+
+
+A = TypeVar("A", bound=Attachment)
+
+
+class Supervisor(Generic[A]):
+    """Keeps one engine running, whichever process it lives in at the moment."""
 
     def __init__(
         self,
         name: str,
         settings: EngineSettings,
         policy: RestartPolicy,
+        attach: Callable[[str], A],
         *,
         is_inline: bool,
-        on_statistics: Callable[[Statistics], None],
+        on_end: Callable[[], None],
         on_change: Callable[[], None],
         on_restart: Callable[[], None],
+        replica: int | None = None,
     ) -> None:
         """Describe an engine; `start` starts it.
 
@@ -78,18 +107,20 @@ class SupervisedEngine:
             name: Of the model, for messages.
             settings: What the process is told; its endpoint is chosen anew for each start.
             policy: When to restart.
+            attach: Attaches to an endpoint.
             is_inline: Run the engine on a thread instead.
-            on_statistics: Called with each report's statistics.
-            on_change: Called when `is_ready` has changed.
+            on_end: Called when an incarnation has ended, whether it was ready or not.
+            on_change: Called when `is_ready` has changed, and after `on_end`.
             on_restart: Called when a dead engine is about to be replaced.
+            replica: Which of the model's replicas it is, for the log; None for its only engine.
         """
+        self._names = {"model": name} if replica is None else {"model": name, "replica": replica}
         self.name, self.settings, self.policy = name, settings, policy
         self.ready: Ready | None = None
         self.device = ""
-        self._is_inline = is_inline
-        self._on_statistics, self._on_change, self._on_restart = on_statistics, on_change, on_restart
-        self._ids = itertools.count(1)
-        self._client: EngineClient | None = None
+        self._attach, self._is_inline = attach, is_inline
+        self._on_end, self._on_change, self._on_restart = on_end, on_change, on_restart
+        self._client: A | None = None
         self._host: Host | None = None
         self._watch: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
@@ -105,45 +136,30 @@ class SupervisedEngine:
         """Of the engine's process; None when there is none."""
         return self._host.process.pid if isinstance(self._host, ProcessHost) else None
 
-    def next_id(self) -> int:
-        """Return a request id that this engine has not seen."""
-        return next(self._ids)
-
-    def ensure_place(self, share: Share) -> None:
-        """See `EngineClient.ensure_place`.
-
-        Raises:
-            Unavailable: If the engine is down.
-        """
-        self._ready_client().ensure_place(share)
-
-    async def generate(self, request: Request) -> Finished:
-        """See `EngineClient.generate`."""
-        return await self._ready_client().generate(request)
-
-    async def stream(self, request: Request) -> AsyncGenerator[Tokens | Finished, None]:
-        """See `EngineClient.stream`."""
-        async with contextlib.aclosing(self._ready_client().stream(request)) as events:
-            async for event in events:
-                yield event
-
-    async def score(self, request: ScoreRequest) -> Scored:
-        """See `EngineClient.score`."""
-        return await self._ready_client().score(request)
-
     async def start(self) -> None:
         """Start the engine, wait until it is ready, and keep it running from then on.
 
         Raises:
             EngineCannotStart: If it ends, or is stopped, before it is ready.
         """
-        ready = asyncio.get_running_loop().create_future()
-        self._watch = asyncio.create_task(self._keep_running(ready), name=f"engine {self.name}")
         try:
-            await ready
+            await self.begin()
         except BaseException:
             await self.stop()
             raise
+
+    def begin(self, *, is_persistent: bool = False) -> asyncio.Future[None]:
+        """Start the engine and keep it running.
+
+        Args:
+            is_persistent: Whether it is tried again also if it never was ready.
+
+        Returns:
+            What is done when it is ready for the first time; it fails with `EngineCannotStart` if the first try does.
+        """
+        ready = asyncio.get_running_loop().create_future()
+        self._watch = asyncio.create_task(self._keep_running(ready, is_persistent), name=f"engine {self.name}")
+        return ready
 
     async def stop(self) -> None:
         """End the engine; what still runs ends with `Unavailable`. One that is not ready has nothing to finish, and is killed."""
@@ -155,35 +171,33 @@ class SupervisedEngine:
         if self._watch is not None:
             done, _ = await asyncio.wait([self._watch], timeout=STOP_SECONDS)
             if not done:
-                log.warning("engine does not stop, killing it", model=self.name)
+                log.warning("engine does not stop, killing it", **self._names)
                 self._watch.cancel()
             await asyncio.gather(self._watch, return_exceptions=True)
 
-    def _ready_client(self) -> EngineClient:
-        if not self.is_ready:
-            raise NotReady(f"model {self.name!r} is not ready", retry_after_seconds=self.policy.initial_backoff_seconds)
-        assert self._client is not None
-        return self._client
-
-    async def _keep_running(self, first_ready: asyncio.Future[None]) -> None:
+    async def _keep_running(self, first_ready: asyncio.Future[None], is_persistent: bool) -> None:
         """Run incarnation after incarnation until stopped; fail `first_ready` if the very first does not get there."""
         backoff: float | None = None
         reason = "it was stopped"
         try:
             while not self._stopping.is_set():
                 reason = await self._run_once(first_ready)
-                if self._stopping.is_set() or not first_ready.done():
+                if self._stopping.is_set() or not (first_ready.done() or is_persistent):
                     return
+                self._fail_start(first_ready, reason)
                 ready_seconds = 0.0 if self._ready_at is None else time.monotonic() - self._ready_at
                 backoff = self.policy.backoff_seconds(backoff, ready_seconds)
-                log.error("engine ended, restarting", model=self.name, reason=reason, backoff_seconds=backoff)
+                log.error("engine ended, restarting", **self._names, reason=reason, backoff_seconds=backoff)
                 self._on_restart()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(backoff):
                         await self._stopping.wait()
         finally:
-            if not first_ready.done():
-                first_ready.set_exception(EngineCannotStart(f"model {self.name!r}: {reason}"))
+            self._fail_start(first_ready, reason)
+
+    def _fail_start(self, first_ready: asyncio.Future[None], reason: str) -> None:
+        if not first_ready.done():
+            first_ready.set_exception(EngineCannotStart(f"model {self.name!r}: {reason}"))
 
     async def _run_once(self, first_ready: asyncio.Future[None]) -> str:
         """Run one incarnation to its end; return how it ended, or why it could not even begin."""
@@ -192,13 +206,13 @@ class SupervisedEngine:
             with tempfile.TemporaryDirectory(prefix="dragoman-", ignore_cleanup_errors=True) as folder:
                 return await self._run_at(f"ipc://{folder}/engine", first_ready)
         except Exception as error:
-            log.exception("engine cannot be run", model=self.name)
+            log.exception("engine cannot be run", **self._names)
             return f"{type(error).__name__}: {error}"
 
     async def _run_at(self, endpoint: str, first_ready: asyncio.Future[None]) -> str:
         """Attach to an endpoint and start the engine that listens there."""
         settings = msgspec.structs.replace(self.settings, endpoint=endpoint)
-        client = EngineClient(endpoint, self._on_statistics)
+        client = self._attach(endpoint)
         try:
             host: Host = ThreadHost(settings) if self._is_inline else await ProcessHost.start(settings)
             reason = await self._follow(client, host, first_ready)
@@ -206,7 +220,7 @@ class SupervisedEngine:
             await client.close()
         return reason if client.fatal is None else f"the engine cannot start: {client.fatal}"
 
-    async def _follow(self, client: EngineClient, host: Host, first_ready: asyncio.Future[None]) -> str:
+    async def _follow(self, client: A, host: Host, first_ready: asyncio.Future[None]) -> str:
         """Serve with an engine until it ends or has to be ended; return how."""
         self._client, self._host = client, host
         if self._stopping.is_set():
@@ -222,7 +236,7 @@ class SupervisedEngine:
             readying.cancel()
             self._client = self._host = self.ready = None
             client.fail(Unavailable(f"the engine of model {self.name!r} ended", self.policy.initial_backoff_seconds))
-            self._on_statistics(Statistics())  # nothing runs or waits any more
+            self._on_end()
             self._on_change()
             if not ended.done():
                 host.kill()
@@ -230,13 +244,13 @@ class SupervisedEngine:
             ended.cancel()
             await asyncio.gather(readying, ended, return_exceptions=True)
 
-    async def _become_ready(self, client: EngineClient, first_ready: asyncio.Future[None]) -> None:
+    async def _become_ready(self, client: A, first_ready: asyncio.Future[None]) -> None:
         self.ready = await client.ready
         self._ready_at = time.monotonic()
         self.device = self.ready.device
         log.info(
             "engine ready",
-            model=self.name,
+            **self._names,
             engine_pid=self.process_id,
             device=self.device,
             load_seconds=round(self.ready.load_seconds, 3),
@@ -245,7 +259,7 @@ class SupervisedEngine:
         if not first_ready.done():
             first_ready.set_result(None)
 
-    async def _until_end(self, client: EngineClient, ended: asyncio.Task[str]) -> str:
+    async def _until_end(self, client: A, ended: asyncio.Task[str]) -> str:
         """Wait for the end, or for a silence that is too long.
 
         Silence is counted in our own waits, not read off the clock: while this process was held up it heard nothing either.
@@ -261,3 +275,57 @@ class SupervisedEngine:
             silence = silence + WATCH_SECONDS if client.ready.done() and client.last_heard == heard else 0.0
             if silence >= self.policy.watchdog_seconds:
                 return f"silent for {silence:.0f} s"
+
+
+class SupervisedEngine(Supervisor[EngineClient], EngineCalls):
+    """The engine of a model that has one.
+
+    Requests that run when a process dies end once with `Unavailable`, and so do those that come before its successor is ready.
+
+    Attributes:
+        num_replicas: One.
+    """
+
+    num_replicas = 1
+
+    def __init__(
+        self,
+        name: str,
+        settings: EngineSettings,
+        policy: RestartPolicy,
+        *,
+        is_inline: bool,
+        on_statistics: Callable[[Statistics], None],
+        on_change: Callable[[], None],
+        on_restart: Callable[[], None],
+    ) -> None:
+        """Describe an engine; see `Supervisor`.
+
+        Args:
+            name: See `Supervisor`, as the next two.
+            settings: See `Supervisor`.
+            policy: See `Supervisor`.
+            is_inline: See `Supervisor`.
+            on_statistics: Called with each report's statistics.
+            on_change: See `Supervisor`, as the next.
+            on_restart: See `Supervisor`.
+        """
+        Supervisor.__init__(
+            self,
+            name,
+            settings,
+            policy,
+            lambda endpoint: EngineClient(ZmqLink(endpoint), on_statistics),
+            is_inline=is_inline,
+            on_end=lambda: on_statistics(Statistics()),  # nothing runs or waits any more
+            on_change=on_change,
+            on_restart=on_restart,
+        )
+        EngineCalls.__init__(self)
+
+    def ready_client(self) -> EngineClient:
+        """See `EngineCalls`."""
+        if not self.is_ready:
+            raise NotReady(f"model {self.name!r} is not ready", retry_after_seconds=self.policy.initial_backoff_seconds)
+        assert self._client is not None
+        return self._client

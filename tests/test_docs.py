@@ -91,6 +91,8 @@ def test_python_examples_name_what_exists(document: Path) -> None:
         "Answer",
         "TokenLogProb",
         "GenerateBatchResponse",
+        "GenerateBulkRequest",
+        "GenerateBulkResponse",
         "Error",
         "ScoreRequest",
         "ScoreResponse",

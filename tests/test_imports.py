@@ -18,8 +18,8 @@ GRPC = ("server/main.py", "server/faces/grpc/", "dragoman/client/", "dragoman/lo
 HOMES = {
     **dict.fromkeys(("grpc", "grpc_status", "grpc_health", "dragoman.v1"), GRPC),
     "google": (*GRPC, "server/telemetry/tracing.py", "model/text/piece_model.py"),
-    "zmq": ("server/engine/client.py", "server/engine/process.py"),
-    "prometheus_client": ("server/main.py", "server/telemetry/"),
+    "zmq": ("server/engine/link.py", "server/engine/process.py", "server/dispatch/desk_server.py"),
+    "prometheus_client": ("server/main.py", "server/fronts/process.py", "server/telemetry/"),
     "onnxruntime": ("server/runtime/", "export/session.py"),
     "onnx": ("export/",),
     "torch": ("model/", "export/", "dragoman/cli/training.py"),
@@ -29,7 +29,8 @@ HOMES = {
     "tokenizers": ("model/text/",),
     "transformers": ("model/importers/verifying.py",),
 }
-FRONT = ("server.core", "server.faces", "server.supervisor", "server.repository", "server.main")
+FRONT_ENDS = ("server.front_end", "server.fronts")
+FRONT = ("server.core", "server.faces", *FRONT_ENDS, "server.supervisor", "server.repository", "server.main")
 # Of our own, all below `dragoman`: who must not import whom.
 FORBIDDEN = [
     ("model/", ("export", "server", "client", "load", "cli")),

@@ -9,14 +9,12 @@ checkout under test only the server runs, and in `client` its client.
 """
 
 import argparse
-import json
 import subprocess
 import tempfile
 import time
 import traceback
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from benchmarks.attacks import (
     answers,
@@ -38,7 +36,7 @@ from benchmarks.attacks import (
 )
 from benchmarks.attacks.attack import Attack, Figure, Scene
 from benchmarks.harness.models import SHIPPED, endless_bundle
-from benchmarks.harness.report import RESULTS, environment, write
+from benchmarks.harness.report import Section, environment, read, write
 
 NAME = "attacks"
 ROOT = Path(__file__).parents[2]
@@ -102,14 +100,13 @@ def main() -> None:
 
 def _keep(side: str, source: Path, attack: Attack, figures: Sequence[Figure]) -> None:
     """Write the table with an attack's new figures."""
-    path = RESULTS / f"{NAME}.json"
-    old: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {"environment": {}, "rows": []}
+    old = read(NAME) or Section({}, [])
     about = environment("grpcio", "onnxruntime")
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=source, capture_output=True, text=True, check=False)
-    sides = old["environment"].get("sides", {}) | {side: {"commit": commit.stdout.strip(), "date": about["date"]}}
+    sides = old.environment.get("sides", {}) | {side: {"commit": commit.stdout.strip(), "date": about["date"]}}
     told = [f"{name}: commit {sides[name]['commit']}, {sides[name]['date']}." for name in SIDES if name in sides]
     known = {each.title for each in ATTACKS}
-    rows = [row for row in old["rows"] if row["attack"] in known]
+    rows = [row for row in old.rows if row["attack"] in known]
     write(NAME, "Attacks", about | {"sides": sides}, merge(rows, side, attack, figures), [*NOTES, "", *told])
 
 

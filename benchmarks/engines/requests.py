@@ -6,15 +6,17 @@ from functools import partial
 from typing import Any
 
 from benchmarks.engines.sides import Run, Workload
-from benchmarks.engines.stage import ENGINE, SERVED, TRANSFORMERS, Stage, worker_name
+from benchmarks.engines.stage import BEFORE, ENGINE, SERVED, TRANSFORMERS, Stage, worker_name
+from benchmarks.engines.table import Table
 from benchmarks.harness.contest import Contender, in_rounds, median_rate, median_ratio, share_of_same_answers, size_for
 from benchmarks.harness.random_text import random_texts
-from benchmarks.harness.report import write
+from benchmarks.harness.setting import Setting
 
 NUM_NEW_TOKENS = 32
 NUM_TEXTS = 512
 MIN_BATCHES = 3
 """Of our own side, so that requests that come while others are decoded are part of the figure."""
+CASE = ("precision", "search", "source tokens", "requests")
 TRANSFORMERS_SOURCE_TOKENS = 16
 """Transformers is measured with these sources alone: it is far behind, and takes the time of all others together."""
 
@@ -48,10 +50,9 @@ def workload(stage: Stage, case: Case) -> Workload:
 
 @dataclass(slots=True)
 class Results:
-    """Rows of the table, and every single run behind them."""
+    """What was measured of requests; `table` is the rows and every single run behind them."""
 
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    runs: list[dict[str, Any]] = field(default_factory=list)
+    table: Table = field(default_factory=Table)
 
     def measure(self, stage: Stage, case: Case, concurrency: int, num_rounds: int, seconds: float) -> None:
         """Measure every side on one case.
@@ -59,28 +60,15 @@ class Results:
         Raises:
             RuntimeError: If an answer has another length, or the server answers otherwise than the engine.
         """
-        requests = workload(stage, case)
-        sides: dict[str, tuple[Contender, int]] = {
-            SERVED: (lambda count: stage.serve(requests.first(count), concurrency), MIN_BATCHES),
-            ENGINE: (lambda count: stage.decode(requests.first(count), concurrency), MIN_BATCHES),
-        }
-        for num_workers in stage.workers:
-            if concurrency >= num_workers:
-                sides[worker_name(num_workers)] = partial(_ctranslate2, stage, requests, num_workers, concurrency), 1
-        if stage.has_transformers and case.source_tokens == TRANSFORMERS_SOURCE_TOKENS:
-            sides[TRANSFORMERS] = (lambda count: stage.transformers(requests.first(count), concurrency)), 1
         contenders: dict[str, Callable[[], Run]] = {}
-        for name, (side, min_batches) in sides.items():
+        for name, (side, min_batches) in sides(stage, case, concurrency).items():
             contenders[name] = partial(side, size_for(side, concurrency, seconds, min_batches))
         found = in_rounds(contenders, num_rounds)
         check_lengths(found)
-        check_sameness(found[SERVED][0], found[ENGINE][0])
-        about = {"precision": stage.precision, "search": case.search, "source tokens": case.source_tokens} | {
-            "requests": concurrency
-        }
-        self.rows.append(about | _figures(stage, found))
-        self.runs += [about | describe(name, runs) for name, runs in found.items()]
-        print(self.rows[-1], flush=True)
+        for setting in stage.plan.settings:
+            if served_name(setting) in found:
+                check_sameness(found[served_name(setting)][0], found[ENGINE][0])
+        self.table.add(case.about(stage) | {"requests": concurrency}, _figures(stage, found), found)
 
     def write(self, about: Mapping[str, Any]) -> None:
         """Write the table."""
@@ -91,11 +79,44 @@ class Results:
             f"answer has {NUM_NEW_TOKENS} tokens, and no side spends anything on forcing them.",
             "",
             "`requests` is how many are under way at any time. Dragoman gets each as text, over gRPC, from a process on the same "
-            "cores that sends the next when it has its answer (`engine`: as ids, in process). CTranslate2 and Transformers get "
-            "ids, all at once, in batches of that size: `2 × 1` is two batches of half the size, a thread each. `same answers` is "
+            "cores that sends the next when it has its answer (`engine`: as ids, in process; `2 × 1` is two replicas of a thread "
+            "each). CTranslate2 and Transformers get ids, all at once, in batches of that size: `2 × 1` is two batches of half the "
+            "size, a thread each. `gRPC ÷ better` is the better of our settings by the better of CTranslate2's. `same answers` is "
             "the share on which CTranslate2 and Dragoman agree token by token.",
         ]
-        write("engines", "Engines beside each other", {**about, "runs": self.runs}, uniform(self.rows), notes)
+        if "before" in about:
+            notes += ["", f"`before` is the server of commit {about['before']}, with its own bundle and settings."]
+        self.table.write("engines", "Engines beside each other", about, CASE, notes)
+
+
+def sides(stage: Stage, case: Case, concurrency: int) -> dict[str, tuple[Contender, int]]:
+    """Return who takes part in a case, and how many batches' worth of requests it has at least; those who can use so many."""
+    requests = workload(stage, case)
+    single = Setting(1, stage.plan.num_threads, stage.plan.settings[0].total_slots)
+    found: dict[str, tuple[Contender, int]] = {
+        ENGINE: (lambda count: stage.decode(single, requests.first(count), concurrency), MIN_BATCHES)
+    }
+    for setting in stage.plan.settings:
+        if concurrency >= setting.replicas:
+            found[served_name(setting)] = partial(_serve, stage, setting, requests, concurrency), MIN_BATCHES
+    if stage.plan.source:
+        found[BEFORE] = (lambda count: stage.serve_before(requests.first(count), concurrency)), MIN_BATCHES
+    for num_workers in stage.workers:
+        if concurrency >= num_workers:
+            found[worker_name(num_workers)] = partial(_ctranslate2, stage, requests, num_workers, concurrency), 1
+    if stage.has_transformers and case.source_tokens == TRANSFORMERS_SOURCE_TOKENS:
+        found[TRANSFORMERS] = (lambda count: stage.transformers(requests.first(count), concurrency)), 1
+    return found
+
+
+def served_name(setting: Setting) -> str:
+    """Name our server in a setting."""
+    fronts = f", {setting.front_ends} front ends" if setting.front_ends > 1 else ""
+    return f"{SERVED} {setting.replicas} × {setting.threads}{fronts}"
+
+
+def _serve(stage: Stage, setting: Setting, requests: Workload, concurrency: int, count: int) -> Run:
+    return stage.serve(setting, requests.first(count), concurrency)
 
 
 def _ctranslate2(stage: Stage, requests: Workload, num_workers: int, concurrency: int, count: int) -> Run:
@@ -125,8 +146,12 @@ def check_sameness(served: Run, engine: Run) -> None:
 
 def _figures(stage: Stage, found: Mapping[str, list[Run]]) -> dict[str, Any]:
     """Return the figures of one case, those of CTranslate2 and Transformers where they are here."""
-    served, engine = found[SERVED], found[ENGINE]
-    figures: dict[str, Any] = {"Dragoman gRPC": f"{median_rate(served):,.0f}", "engine": f"{median_rate(engine):,.0f}"}
+    served = {name: runs for name, runs in found.items() if name.startswith(SERVED)}
+    ours = max(served.values(), key=median_rate)
+    figures: dict[str, Any] = {name.replace(",", ""): f"{median_rate(runs):,.0f}" for name, runs in served.items()}
+    figures["engine"] = f"{median_rate(found[ENGINE]):,.0f}"
+    if BEFORE in found:
+        figures["before, gRPC"] = f"{median_rate(found[BEFORE]):,.0f}"
     theirs = {count: found[worker_name(count)] for count in stage.workers if worker_name(count) in found}
     for count in stage.workers:
         name = f"CTranslate2 {stage.worker_threads(count)}"
@@ -135,25 +160,10 @@ def _figures(stage: Stage, found: Mapping[str, list[Run]]) -> dict[str, Any]:
         figures["Transformers"] = f"{median_rate(found[TRANSFORMERS]):,.0f}"
     if theirs:
         first, best = theirs[min(theirs)], max(theirs.values(), key=median_rate)
-        figures[f"gRPC ÷ {stage.worker_threads(min(theirs))}"] = f"{median_ratio(served, first):.2f}"
-        figures["gRPC ÷ better"] = f"{median_ratio(served, best):.2f}"
-        figures["same answers"] = f"{share_of_same_answers(engine[0], first[0]):.0%}"
-    figures["gRPC ÷ engine"] = f"{median_ratio(served, engine):.2f}"
+        figures[f"gRPC ÷ {stage.worker_threads(min(theirs))}"] = f"{median_ratio(ours, first):.2f}"
+        figures["gRPC ÷ better"] = f"{median_ratio(ours, best):.2f}"
+        if BEFORE in found:
+            figures["before ÷ better"] = f"{median_ratio(found[BEFORE], best):.2f}"
+        figures["same answers"] = f"{share_of_same_answers(found[ENGINE][0], first[0]):.0%}"
+    figures["gRPC ÷ engine"] = f"{median_ratio(ours, found[ENGINE]):.2f}"
     return figures
-
-
-def describe(name: str, runs: list[Run]) -> dict[str, Any]:
-    """Return one side's runs, ready for JSON."""
-    return {
-        "side": name,
-        "answers": [len(run.answers) for run in runs],
-        "seconds": [round(run.seconds, 3) for run in runs],
-        "tokens a second": [round(run.tokens_per_second, 1) for run in runs],
-        "cores": [{process: round(share, 2) for process, share in run.cores.items()} for run in runs],
-    }
-
-
-def uniform(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Give every row the same columns, those of the row that has most first; what a row lacks stays empty."""
-    columns = list(dict.fromkeys(column for row in sorted(rows, key=len, reverse=True) for column in row))
-    return [{column: row.get(column, "") for column in columns} for row in rows]

@@ -4,6 +4,7 @@ A side is made once, in an `Apart`, and told to `run` a `Workload` again and aga
 part of a server's work, which `sender.py` measures, and not of an engine's.
 """
 
+import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,9 +12,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.ids import Ids
 from dragoman.server.engine.messages import GREEDY, Request, SearchOptions
 from dragoman.server.offline import OfflineTranslator
@@ -41,6 +39,10 @@ class Workload:
         places = [i % len(self.sources) for i in range(count)]
         return Workload([self.texts[i] for i in places], [self.sources[i] for i in places], self.num_beams, self.max_new_tokens)
 
+    def dealt(self, count: int) -> "list[Workload]":
+        """Return so many pieces of it, dealt out like cards, to be worked on at the same time."""
+        return [Workload(self.texts[i::count], self.sources[i::count], self.num_beams, self.max_new_tokens) for i in range(count)]
+
 
 @dataclass(frozen=True, slots=True)
 class Run:
@@ -56,6 +58,14 @@ class Run:
     answers: list[list[int]]
     cores: dict[str, float]
 
+    @classmethod
+    def together(cls, runs: "Sequence[Run]", seconds: float) -> "Run":
+        """Return what several did at the same time with the pieces that `Workload.dealt` made."""
+        answers: list[list[int]] = [[] for _ in range(sum(len(run.answers) for run in runs))]
+        for i, run in enumerate(runs):
+            answers[i :: len(runs)] = run.answers
+        return cls(seconds, answers, {})
+
     @property
     def tokens_per_second(self) -> float:
         """Tokens of the answers over the time they took, encoder included."""
@@ -70,7 +80,10 @@ class Run:
 class DragomanEngine:
     """Our engine driven directly, without processes, sockets or text."""
 
-    def __init__(self, bundle: Path, num_threads: int, max_slots: int) -> None:
+    def __init__(self, bundle: Path, num_threads: int, max_slots: int, cores: Sequence[int] = ()) -> None:
+        """Load the bundle; on Linux's cores of these numbers alone, if there are any."""
+        if cores:
+            os.sched_setaffinity(0, cores)
         translator = OfflineTranslator(bundle, max_slots, num_threads)
         self._engine, self._eos_id = translator.engine, translator.bundle.manifest.eos_id
 
@@ -134,7 +147,11 @@ class TransformersEngine:
     """Transformers' `generate` on Marian or Pegasus with our weights, in single precision."""
 
     def __init__(self, checkpoint: Path, num_threads: int) -> None:
-        from benchmarks.libraries import transformers_model  # takes seconds, which the other sides' processes need not spend
+        # These take seconds, which the other sides' processes need not spend.
+        import torch
+
+        from benchmarks.libraries import transformers_model
+        from dragoman.model.checkpoint import Checkpoint
 
         torch.set_num_threads(num_threads)
         self._answers_to = transformers_model.best_answers

@@ -1,85 +1,97 @@
 """The part `throughput` of the benchmark `engines`: tokens a second where nothing limits how many requests are decoded at once."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from benchmarks.engines.requests import NUM_NEW_TOKENS, Case, check_lengths, check_sameness, describe, uniform, workload
-from benchmarks.engines.stage import CT2, ENGINE, SERVED, Stage
-from benchmarks.harness.contest import in_rounds, median_rate, median_ratio, size_for
-from benchmarks.harness.report import write
+from benchmarks.engines.requests import NUM_NEW_TOKENS, Case, check_lengths, check_sameness, workload
+from benchmarks.engines.sides import Run
+from benchmarks.engines.stage import BEFORE, BULK, CT2, ENGINE, SERVED, Stage
+from benchmarks.engines.sweep import Best, about_tries, best, ways_of_ctranslate2, ways_of_dragoman
+from benchmarks.engines.table import Table
+from benchmarks.harness.contest import in_rounds, median_rate, median_ratio
+from benchmarks.harness.setting import Setting
 
 CONCURRENCY = (64, 128)
-"""Requests under way in our server; hypotheses are as many times more as a search has beams."""
+"""Requests under way that unary calls are tried with, and the older server is measured with."""
+TRIED_ROWS = 256
+WARM_UP = 8
 BATCHES_A_WORKER = 2
+LABELS = {ENGINE: "engine", SERVED: "gRPC", BULK: "gRPC in bulk", CT2: "CTranslate2"}
+CASE = ("precision", "search", "source tokens")
 
 
 @dataclass(slots=True)
 class Results:
-    """Rows of the table, and every single run behind them."""
+    """What was measured.
 
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    runs: list[dict[str, Any]] = field(default_factory=list)
+    Attributes:
+        engines: Settings of our engines alone.
+        table: See there.
+    """
+
+    engines: list[Setting]
+    table: Table = field(default_factory=Table)
 
     def measure(self, stage: Stage, case: Case, batch_rows: Sequence[int], num_rounds: int, seconds: float) -> None:
-        """Find CTranslate2's best setting, then measure that beside ours.
+        """Find everyone's best setting, then measure those in turns.
 
         Raises:
-            RuntimeError: See `engine_requests.check_lengths` and `check_sameness`.
+            RuntimeError: See `requests.check_lengths` and `check_sameness`.
         """
         requests = workload(stage, case)
-        about = case.about(stage)
-        contenders = {}
-        names = {count: f"{SERVED}, {count} requests" for count in CONCURRENCY}
-        for count, name in names.items():
-            served = partial(lambda concurrency, total: stage.serve(requests.first(total), concurrency), count)
-            contenders[name] = partial(served, size_for(served, count, seconds, 2))
-        decoded = partial(lambda concurrency, total: stage.decode(requests.first(total), concurrency), CONCURRENCY[0])
-        contenders[ENGINE] = partial(decoded, size_for(decoded, CONCURRENCY[0], seconds, 2))
-        found_settings = self._sweep(stage, case, batch_rows) if stage.workers else []
-        if found_settings:
-            _, num_workers, batch_size = max(found_settings)
-            total = _num_requests(num_workers, batch_size)
-            contenders[CT2] = partial(stage.ctranslate2, requests.first(total), num_workers, batch_size)
+        # Whole batches for each worker of CTranslate2, whatever their size: powers of two.
+        part = requests.first(max(TRIED_ROWS // case.num_beams, BATCHES_A_WORKER * max(stage.workers, default=1)))
+        ways = ways_of_dragoman(stage, self.engines, case.num_beams, CONCURRENCY)
+        if stage.workers:
+            sizes = [rows // case.num_beams for rows in batch_rows]
+            fitting = [size for size in sizes if BATCHES_A_WORKER * size <= len(part.sources)] or [min(sizes)]
+            ways[CT2] = ways_of_ctranslate2(stage, [(size, "examples") for size in fitting])
+        chosen = {side: best(own, part, WARM_UP) for side, own in ways.items()}
+        slowest = min(each.run.sentences_per_second for each in chosen.values())
+        times = max(1, round(slowest * seconds / len(part.sources)))
+        work = requests.first(times * len(part.sources))
+        contenders: dict[str, Callable[[], Run]] = {side: partial(each.work, work) for side, each in chosen.items()}
+        if stage.plan.source:
+            for count in CONCURRENCY:
+                stage.serve_before(part.first(WARM_UP), count)
+                contenders[f"{BEFORE}, {count}"] = partial(stage.serve_before, work, count)
         found = in_rounds(contenders, num_rounds)
         check_lengths(found)
-        check_sameness(found[names[CONCURRENCY[0]]][0], found[ENGINE][0])
-        row = about | {f"Dragoman gRPC, {count}": f"{median_rate(found[name]):,.0f}" for count, name in names.items()}
-        row[f"engine, {CONCURRENCY[0]}"] = f"{median_rate(found[ENGINE]):,.0f}"
-        if found_settings:
-            row["CTranslate2, best"] = f"{median_rate(found[CT2]):,.0f}"
-            row["its setting"] = f"{stage.worker_threads(num_workers)}, batches of {batch_size}"
-            row |= {f"gRPC {count} ÷ best": f"{median_ratio(found[name], found[CT2]):.2f}" for count, name in names.items()}
-        self.rows.append(row)
-        self.runs += [about | describe(name, runs) for name, runs in found.items()]
-        sweep = [{"workers": workers, "batch": batch, "tokens a second": round(rate)} for rate, workers, batch in found_settings]
-        self.runs.append(about | {"side": f"{CT2}, every setting", "sweep": sweep})
-        print(row, flush=True)
-
-    def _sweep(self, stage: Stage, case: Case, batch_rows: Sequence[int]) -> list[tuple[float, int, int]]:
-        """Try CTranslate2's settings once each, after a warm-up; return tokens a second, workers and batch size of each."""
-        requests = workload(stage, case)
-        found = []
-        for num_workers in stage.workers:
-            stage.ctranslate2(requests.first(num_workers), num_workers, 1)
-            for rows in batch_rows:
-                batch_size = rows // case.num_beams
-                run = stage.ctranslate2(requests.first(_num_requests(num_workers, batch_size)), num_workers, batch_size)
-                found.append((run.tokens_per_second, num_workers, batch_size))
-        return found
+        for side in (SERVED, BULK):
+            check_sameness(found[side][0], found[ENGINE][0])
+        about = case.about(stage)
+        self.table.add(about, _figures(found, chosen), found)
+        self.table.runs += [about | tries for tries in about_tries(chosen)]
 
     def write(self, about: dict[str, Any]) -> None:
         """Write the table."""
         notes = [
             f"Tokens a second, encoder included, answers of {NUM_NEW_TOKENS} tokens; model, rounds and threads as in engines.md. "
-            f"Dragoman has {' or '.join(map(str, CONCURRENCY))} requests under way. CTranslate2 is given {BATCHES_A_WORKER} "
-            "batches a worker at once, in the best of all settings that were tried: workers × threads of each, and batch size; "
-            "the others' figures are in engines_throughput.json.",
+            "Every side runs in the best of the settings that were tried, which are in engines_throughput.json, and is given the "
+            "same requests, many times what it can decode at once; what the sides are is told in engines_captions.md.",
         ]
-        write("engines_throughput", "Engines at their best throughput", about | {"runs": self.runs}, uniform(self.rows), notes)
+        if "before" in about:
+            notes += [
+                "",
+                f"`before` is the better of {' and '.join(map(str, CONCURRENCY))} calls at a time on commit {about['before']}.",
+            ]
+        self.table.write("engines_throughput", "Engines at their best throughput", about, CASE, notes)
 
 
-def _num_requests(num_workers: int, batch_size: int) -> int:
-    """Return how many requests keep every worker busy for its batches."""
-    return BATCHES_A_WORKER * num_workers * batch_size
+def _figures(found: Mapping[str, list[Run]], chosen: Mapping[str, Best]) -> dict[str, Any]:
+    """Return speeds and ratios."""
+    figures: dict[str, Any] = {}
+    for side, each in chosen.items():
+        figures[LABELS[side]] = f"{median_rate(found[side]):,.0f}"
+        figures[f"{LABELS[side]}: setting"] = each.label
+    before = max((runs for side, runs in found.items() if side.startswith(BEFORE)), key=median_rate, default=None)
+    if before:
+        figures["before, gRPC"] = f"{median_rate(before):,.0f}"
+    if CT2 in found:
+        for side in (ENGINE, SERVED, BULK):
+            figures[f"{LABELS[side]} ÷ CTranslate2"] = f"{median_ratio(found[side], found[CT2]):.2f}"
+        if before:
+            figures["before ÷ CTranslate2"] = f"{median_ratio(before, found[CT2]):.2f}"
+    return figures

@@ -4,7 +4,6 @@ python -m benchmarks.families [VARIANT ...] [--size small real] [--questions 200
 """
 
 import argparse
-import json
 import subprocess
 import sys
 import tempfile
@@ -21,7 +20,7 @@ from benchmarks.families.reference import Question, Reference
 from benchmarks.families.served import answers, ask_alone, ask_together, request, same_bits
 from benchmarks.families.texts import sources
 from benchmarks.families.variants import VARIANTS
-from benchmarks.harness.report import RESULTS, environment, write
+from benchmarks.harness.report import environment, read, write
 from benchmarks.harness.served import ServedModel
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.padding import pad
@@ -146,10 +145,9 @@ def main() -> None:
 
 
 def written() -> list[dict[str, Any]]:
-    """Return the rows there are: variants may be measured one by one."""
-    path = RESULTS / "families.json"
-    rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.is_file() else []
-    return [row for row in rows if row["variant"] in VARIANTS]
+    """Return the rows there are of this kind of processor: variants may be measured one by one."""
+    section = read("families")
+    return [row for row in section.rows if row["variant"] in VARIANTS] if section else []
 
 
 def about() -> dict[str, Any]:

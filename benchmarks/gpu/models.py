@@ -50,13 +50,14 @@ def shipped_checkpoint() -> Checkpoint:
 
 def make_graphs(model: Transformer, precision: str, folder: Path) -> DeviceModel:
     """Write a model's encoder and decode step in half precision, and what they are; see `read_graphs`."""
-    from dragoman.export.graphs import EncoderGraph, StepGraph
+    from dragoman.export.encoder_graph import EncoderGraph
+    from dragoman.export.graphs import StepGraph
     from dragoman.export.half import store_halved
     from dragoman.export.tracing import trace, write
 
     folder.mkdir(parents=True, exist_ok=True)
     half = halved(model, DTYPES[precision])
-    for name, module in (("encoder", EncoderGraph(half)), ("decoder", StepGraph(half))):
+    for name, module in (("encoder", EncoderGraph(half, is_packed=False)), ("decoder", StepGraph(half))):
         graph = trace(module)
         store_halved(graph, DTYPES[precision])
         write(graph, folder / f"{name}.onnx", f"{name}.weights")

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import msgspec
 from grpc import aio
 
@@ -25,6 +26,7 @@ CONNECT_SECONDS = 30.0
 LEAD_SECONDS = 0.2
 GRACE_SECONDS = 60.0
 UNFINISHED = "UNFINISHED"
+_messages: Any = generation_pb2
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -38,6 +40,7 @@ class Load(msgspec.Struct, frozen=True):
         rate: Arrivals a second, as a Poisson process; None for callers that wait.
         concurrency: Callers, where they wait.
         seed: Of the arrivals and the order of the texts.
+        batch_size: Requests in a message of a `GenerateBulk` stream, `concurrency` of them under way; 0 for a call each.
     """
 
     address: str
@@ -47,6 +50,7 @@ class Load(msgspec.Struct, frozen=True):
     rate: float | None = None
     concurrency: int = 0
     seed: int = 0
+    batch_size: int = 0
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True):
@@ -125,6 +129,49 @@ async def send_in_turns(call: Call, load: Load) -> list[Outcome]:
     return sorted(outcomes, key=lambda outcome: outcome.sent)
 
 
+async def send_in_bulk(stub: Any, load: Load) -> list[Outcome]:
+    """Keep `concurrency` requests under way on one stream, `batch_size` in a message; return how each ended."""
+    loop = asyncio.get_running_loop()
+    start = loop.time()
+    texts = _shuffled(load)
+    sent: list[float] = []
+    ended: dict[int, tuple[float, str]] = {}
+    stream = stub.GenerateBulk()
+
+    async def fill() -> None:
+        """Send whole messages as long as there is room for one, and time."""
+        while len(sent) - len(ended) + load.batch_size <= load.concurrency and loop.time() - start < load.seconds:
+            numbers = range(len(sent), len(sent) + load.batch_size)
+            requests = [
+                generation_pb2.GenerateRequest(text=next(texts), num_beams=load.num_beams, request_id=str(i)) for i in numbers
+            ]
+            sent.extend([loop.time() - start] * load.batch_size)
+            await stream.write(_messages.GenerateBulkRequest(requests=requests))
+
+    await fill()
+    while len(ended) < len(sent):
+        response = await stream.read()
+        if response is aio.EOF:
+            break
+        now = loop.time() - start
+        for answer in response.answers:
+            ended[answer.index] = now, _status_name(answer.error.code) if answer.HasField("error") else "OK"
+        await fill()
+    await stream.done_writing()
+    code = await stream.code()
+    given_up = loop.time() - start, UNFINISHED if code is grpc.StatusCode.OK else code.name
+    return [Outcome(at, at, *ended.get(i, given_up)) for i, at in enumerate(sent)]
+
+
+def has_bulk() -> bool:
+    """Whether the protocol has messages of several requests."""
+    return hasattr(generation_pb2, "GenerateBulkRequest")
+
+
+def _status_name(number: int) -> str:
+    return next(code.name for code in grpc.StatusCode if code.value[0] == number)
+
+
 def arrivals(rate: float, seconds: float, seed: int) -> Iterator[float]:
     """Yield the times of a Poisson process, up to `seconds`."""
     generator = random.Random(seed)
@@ -169,7 +216,10 @@ async def send(load: Load) -> Record:
             return "OK"
 
         wall, cpu = time.perf_counter(), time.process_time()
-        outcomes = await (send_in_turns if load.rate is None else send_openly)(call, load)
+        if load.batch_size:
+            outcomes = await send_in_bulk(stub, load)
+        else:
+            outcomes = await (send_in_turns if load.rate is None else send_openly)(call, load)
         return Record(outcomes, time.process_time() - cpu, time.perf_counter() - wall)
 
 

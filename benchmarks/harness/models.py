@@ -4,6 +4,10 @@ Most of these models never end a sequence: how long answers are is the benchmark
 """
 
 import hashlib
+import os
+import shutil
+import subprocess
+import sys
 import tempfile
 from dataclasses import replace
 from functools import cache as remembered
@@ -82,6 +86,29 @@ def without_end(model: Transformer) -> Transformer:
     return endless
 
 
+def bundle_by(source: Path, checkpoint: Checkpoint, cache: Path, precision: str = "fp32") -> Path:
+    """As `bundle_of`, by the exporter of another checkout, in the format that its server reads.
+
+    Raises:
+        subprocess.CalledProcessError: If that exporter fails; it has said why on standard error.
+    """
+    digest = _exporter_digest(source)
+    folder = cache.resolve() / f"{checkpoint.name}-{precision}-{digest[:12]}"
+    note = cache / f"{folder.name}.exporter"
+    with tempfile.TemporaryDirectory() as scratch:
+        saved = Path(scratch) / checkpoint.name
+        checkpoint.save(saved)
+        made_of = f"{digest} {hash_file(saved / WEIGHTS_FILE)}"
+        if not (folder.is_dir() and note.is_file() and note.read_text() == made_of):
+            shutil.rmtree(folder, ignore_errors=True)
+            cache.mkdir(parents=True, exist_ok=True)
+            command = [sys.executable, "-m", "dragoman", "export", str(saved), str(folder), "--precision", precision]
+            environment = {**os.environ, "PYTHONPATH": str(source)}
+            subprocess.run(command, cwd=source, env=environment, stdout=subprocess.DEVNULL, check=True)
+    note.write_text(made_of)
+    return folder
+
+
 def bundle_of(checkpoint: Checkpoint, cache: Path, precision: str = "fp32") -> Path:
     """Export a checkpoint into the cache, unless the same exporter has put the same weights there; return the bundle's folder.
 
@@ -105,9 +132,9 @@ def bundle_of(checkpoint: Checkpoint, cache: Path, precision: str = "fp32") -> P
 
 
 @remembered
-def _exporter_digest() -> str:
+def _exporter_digest(source: Path = ROOT) -> str:
     """Return what tells one state of the code that makes bundles from another."""
     digest = hashlib.sha256()
-    for path in sorted(path for folder in ("export", "model") for path in (ROOT / folder).glob("*.py")):
+    for path in sorted(path for folder in ("export", "model") for path in (source / folder).glob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -1,13 +1,14 @@
 """The least a gRPC server in Python can do: grpc.aio, our protocol, no interceptor, and one answer made beforehand.
 
 `python -m benchmarks.harness.noop` reads that answer, a serialised `GenerateResponse`, from standard input, writes its port to
-standard output, and answers every `Generate` with it until SIGTERM.
+standard output, and answers every `Generate`, and every request of a `GenerateBulk`, with it until SIGTERM.
 """
 
 import asyncio
 import signal
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -18,6 +19,7 @@ from dragoman.v1 import generation_pb2, generation_pb2_grpc
 
 ROOT = Path(__file__).parents[2]
 STOP_SECONDS = 10.0
+_messages: Any = generation_pb2
 
 
 class NoopServicer(generation_pb2_grpc.GenerationServicer):
@@ -32,6 +34,17 @@ class NoopServicer(generation_pb2_grpc.GenerationServicer):
         response = generation_pb2.GenerateResponse()
         response.CopyFrom(self._answer)
         return response
+
+    async def GenerateBulk(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        """Answer every message with as many answers, in one message."""
+        index = 0
+        async for message in requests:
+            response = _messages.GenerateBulkResponse()
+            for _ in message.requests:
+                answer = response.answers.add(index=index)
+                answer.response.CopyFrom(self._answer)
+                index += 1
+            yield response
 
 
 class NoopServer:

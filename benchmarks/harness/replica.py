@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from benchmarks.harness.served import wait_for_event
+from benchmarks.harness.served import num_replicas, processes, wait_for_event
 
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 180.0
@@ -75,10 +75,16 @@ class Replica:
         environment["PYTHONPATH"] = str(self._source)
         with self._log.open("wb") as log:
             self._process = subprocess.Popen([*command, *ports, *self._flags], stderr=log, cwd=self._source, env=environment)
-        self.engine_pid = int(wait_for_event(self._process, self._log, "engine ready", START_SECONDS)["engine_pid"])
+        engines = num_replicas(self._flags)
+        self.engine_pid = int(wait_for_event(self._process, self._log, "engine ready", START_SECONDS, engines)["engine_pid"])
         wait_for_event(self._process, self._log, "serving", START_SECONDS)
         self.front_pid = self._process.pid
         return time.monotonic() - begun
+
+    def processes(self) -> dict[str, list[int]]:
+        """Return what runs now: the ids of the engines, and of all others, those of the front end."""
+        assert self._process is not None
+        return processes(self._process.pid, self._log)
 
     def terminate(self, seconds: float = STOP_SECONDS) -> int:
         """Send SIGTERM, wait until it has drained and ended, and return the exit code.

@@ -21,6 +21,7 @@ class StopwatchRunner:
 
     def __init__(self, runner: Runner, clock: Callable[[], float] = time.perf_counter) -> None:
         self.device, self.max_rows = runner.device, runner.max_rows
+        self.holder = None  # whatever is encoded goes through here
         self._runner, self._clock = runner, clock
         self.reset()
 

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness import report
 from benchmarks.harness.apart import Apart
 from benchmarks.harness.models import base_checkpoint, bundle_of
-from benchmarks.harness.report import RESULTS, environment, write
+from benchmarks.harness.report import environment, figure_name, write
 from benchmarks.scaling.plot import draw
 from benchmarks.scaling.probe import Probe, Trace
 from dragoman.model.checkpoint import Checkpoint
@@ -111,7 +112,7 @@ def run(
         with ExitStack() as stack:
             probes = {name: stack.enter_context(Apart(Probe, bundle, max_rows, num_threads)) for name, bundle in bundles.items()}
             found = measure(probes, sweep, num_rounds)
-        draw(RESULTS / f"scaling_{sweep.name}.png", sweep.label, found)
+        draw(report.RESULTS / figure_name(f"scaling_{sweep.name}"), sweep.label, found)
         for row in found:
             print(row, flush=True)
         rows += found
@@ -129,7 +130,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, help="How often each point is measured.")
     parser.add_argument("--quick", action="store_true", help="Few points: to see that it works.")
     arguments = parser.parse_args()
-    RESULTS.mkdir(exist_ok=True)
+    report.RESULTS.mkdir(exist_ok=True)
     num_rounds = arguments.rounds or (1 if arguments.quick else 3)
     about = environment("onnxruntime", "numpy") | {"threads": arguments.threads, "rounds": num_rounds, "is quick": arguments.quick}
     rows = run(base_checkpoint(), arguments.only, arguments.cache, arguments.threads, num_rounds, arguments.quick)
@@ -150,5 +151,5 @@ def notes(about: Mapping[str, Any]) -> list[str]:
         "the moment all are submitted until the last one has its first token, so it holds the encoder's time for all of them; "
         "`memory MB` is by how much the process has grown since its model was loaded.",
         "",
-        *(f"![{sweep.label}](scaling_{sweep.name}.png)" for sweep in sweeps(is_quick=False)),
+        *(f"![{sweep.label}]({figure_name(f'scaling_{sweep.name}')})" for sweep in sweeps(is_quick=False)),
     ]

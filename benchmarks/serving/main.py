@@ -14,12 +14,13 @@ import signal
 import sys
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.harness.models import bundle_of
 from benchmarks.libraries import ctranslate2_model
 from benchmarks.peers.server import KINDS
-from benchmarks.serving.comparison import Comparison, Size
+from benchmarks.serving.comparison import OBJECTIVE_FACTOR, Comparison, Size
 from benchmarks.serving.contender import DRAGOMAN, NAMES, Contender, Models, missing
 from benchmarks.serving.report import Setup, write_report
 from benchmarks.widened import widened_checkpoint
@@ -58,6 +59,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "dragoman-benchmark-bundles")
     parser.add_argument("--dragoman-flags", default="", help="Of `dragoman serve`, as one argument; its defaults otherwise.")
     parser.add_argument("--rounds", type=int)
+    parser.add_argument("--objective-factor", type=float, default=OBJECTIVE_FACTOR, help="Of the lowest unloaded latency.")
     parser.add_argument("--quick", action="store_true", help="Little of everything, peers not tuned: to see that it works.")
     return parser.parse_args()
 
@@ -82,7 +84,7 @@ def main() -> None:
         print(f"{name} is skipped; to install it: {command}", flush=True)
     sources, references = read_parallel(*(arguments.data / f"test_2016_flickr.{language}.gz" for language in ("en", "de")))
     contenders = gather(arguments, skipped)
-    size = QUICK if arguments.quick else FULL
+    size = replace(QUICK if arguments.quick else FULL, objective_factor=arguments.objective_factor)
     num_rounds = arguments.rounds or size.num_rounds
     comparison = Comparison(contenders, sources, size, available_cores())
     comparison.look()
@@ -95,5 +97,6 @@ def main() -> None:
     for contender in contenders:
         versions |= contender.kind.versions(arguments.environments) if contender.kind else {}
     model = contenders[0].models.name
-    setup = Setup(model, arguments.precision, size.seconds, num_rounds, size.tuning_seconds > 0, skipped, versions)
+    is_tuned, factor = size.tuning_seconds > 0, size.objective_factor
+    setup = Setup(model, arguments.precision, size.seconds, num_rounds, is_tuned, skipped, versions, factor)
     write_report(comparison, quality, setup)

@@ -4,12 +4,12 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.harness import report
 from benchmarks.harness.mixture import SHARES
-from benchmarks.harness.report import RESULTS, environment, write
+from benchmarks.harness.report import environment, figure_name, write
 from benchmarks.serving.comparison import MIN_SAME, OBJECTIVE_FACTOR, Comparison, Standing
 from benchmarks.serving.contender import DRAGOMAN
 from benchmarks.serving.goodput import GOAL_PERCENT, STEP, Point
@@ -30,6 +30,7 @@ class Setup:
         is_tuned: Whether the peers' settings were searched for.
         skipped: Commands that install the servers which did not take part.
         versions: Of the peers.
+        objective_factor: See `Size`.
     """
 
     model: str
@@ -39,6 +40,13 @@ class Setup:
     is_tuned: bool
     skipped: Mapping[str, str]
     versions: Mapping[str, str]
+    objective_factor: float = OBJECTIVE_FACTOR
+
+    @property
+    def result_name(self) -> str:
+        """Name of the result: other objectives than the usual one have results of their own."""
+        usual = self.objective_factor == OBJECTIVE_FACTOR
+        return f"serving-{self.precision}" if usual else f"serving-{self.precision}-{self.objective_factor:g}x"
 
 
 def goodput(standing: Standing) -> float:
@@ -118,10 +126,10 @@ def notes(setup: Setup, objective: float) -> list[str]:
     return [
         f"`{setup.model}`, {setup.precision}, greedy search, sender and server on the same cores. Texts are captions of test_2016, "
         f"single and joined ({shares}), that arrive as a Poisson process. The objective is the same for all: {GOAL_PERCENT} % of "
-        f"requests answered within {objective * 1000:.0f} ms of when they were due, {OBJECTIVE_FACTOR} times the lowest unloaded "
-        "median of a server around CTranslate2, with one core or all for a request. Goodput counts what was answered in time at "
-        f"the highest rate that met the objective, one of a ladder with steps of {STEP - 1:.0%}; medians of {rounds}, by turns. "
-        "A request that was refused, failed or got lost counts as one that is never answered.",
+        f"requests answered within {objective * 1000:.0f} ms of when they were due, {setup.objective_factor:g} times the lowest "
+        "unloaded median of a server around CTranslate2, with one core or all for a request. Goodput counts what was answered in "
+        f"time at the highest rate that met the objective, one of a ladder with steps of {STEP - 1:.0%}; medians of {rounds}, by "
+        "turns. A request that was refused, failed or got lost counts as one that is never answered.",
         "",
         f"Each peer's best setting {tuned}; Dragoman runs with what is named. BLEU, 13a, and sameness are of single captions; "
         f"answers in fp32 have to be the same but for ties ({MIN_SAME:.0%} at least).",
@@ -138,7 +146,7 @@ def write_report(comparison: Comparison, quality: Mapping[str, float], setup: Se
         setup: See there.
     """
     standings, objective = comparison.standings, comparison.objective
-    name = f"serving-{setup.precision}"
+    name = setup.result_name
     reference = next((goodput(standing) for standing in standings if not standing.contender.kind), 0.0)
     rows = [
         row(standing, quality[standing.contender.name], comparison.share_of_same(standing), reference) for standing in standings
@@ -152,8 +160,8 @@ def write_report(comparison: Comparison, quality: Mapping[str, float], setup: Se
         "objective_seconds": objective,
         "curves": {standing.contender.name: curve(standing.points) for standing in standings},
     }
-    RESULTS.mkdir(exist_ok=True)
-    figure = Path(f"{name}.png")
-    draw(RESULTS / figure, {standing.contender.name: standing.points for standing in standings}, objective)
+    report.RESULTS.mkdir(exist_ok=True)
+    figure = figure_name(name)
+    draw(report.RESULTS / figure, {standing.contender.name: standing.points for standing in standings}, objective)
     lines = [*notes(setup, objective), "", verdict(standings), "", f"![Latency over rate]({figure})"]
     write(name, f"Serving, {setup.precision}: goodput beside servers built around CTranslate2", about, rows, lines)

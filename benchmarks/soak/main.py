@@ -1,10 +1,11 @@
 """A mixed soak at 80 % of capacity: nothing may be lost, no slot leak, nothing grow, and no answer change.
 
-    python -m benchmarks.soak --data data/multi30k [--minutes 10]
+    python -m benchmarks.soak --data data/multi30k [--minutes 10] [--replicas 2 --front-ends 2 --kill]
 
 One server. Two `dragoman load`s send unary calls, streams and batches, greedy, beams and samples, cancelled calls, short deadlines,
 slow readers and malformed requests; callers of our own score, send what is no message, and break connections; reference sentences
-are translated all the while. The exit code is 1 if a promise was not kept.
+are translated all the while. With `--kill` one of several engines and one of several front ends are killed meanwhile. The exit
+code is 1 if a promise was not kept.
 """
 
 import argparse
@@ -14,23 +15,28 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.engines.table import commit
+from benchmarks.harness import report
 from benchmarks.harness.load_command import LoadCommand
 from benchmarks.harness.replica import Replica
-from benchmarks.harness.report import RESULTS, environment, write
+from benchmarks.harness.report import environment, figure_name, write
+from benchmarks.harness.setting import Setting
 from benchmarks.soak.callers import Callers, Count
+from benchmarks.soak.kills import RETRIES, kill, victims, wait_until_back, watched
 from benchmarks.soak.plot import draw
 from benchmarks.soak.references import References
-from benchmarks.soak.watch import MEASURES, Reading, Trend, Watch, trend
+from benchmarks.soak.soaked import IDLE, Soaked, verdicts
+from benchmarks.soak.watch import MEASURES, Watch, trend
 from dragoman.load.result import Result
 from dragoman.load.scrape import parse, read_url
 from dragoman.model.corpus import read_lines
 
 LOAD = 0.8
 NUM_CALLERS = 48
+SLOTS = 64
 BATCH_SIZE, BATCH_SHARE = 4, 0.1
 MIX = f"--mix=unary=0.6,stream=0.3,batch={BATCH_SHARE}"
 LOADS: dict[str, tuple[float, tuple[str, ...]]] = {
@@ -41,113 +47,6 @@ LOADS: dict[str, tuple[float, tuple[str, ...]]] = {
 WRONG = ("--cancel-share=0.05", "--deadline-share=0.05", "--slow-share=0.05", "--malformed-share=0.05")
 REQUESTS_A_CALL = 1 - BATCH_SHARE + BATCH_SHARE * BATCH_SIZE
 IDLE_SECONDS = 15.0
-# The watched gauges that must be zero once nothing is asked any more, and the count that must never move.
-IDLE = ("dragoman_num_requests_running", "dragoman_num_requests_waiting", "dragoman_slots_in_use")
-RESTARTS, ANSWERED = "dragoman_engine_restarts_total", "dragoman_request_success_total"
-
-
-@dataclass(slots=True)
-class Soaked:
-    """What came of it.
-
-    Attributes:
-        capacity: Requests a second of each load with callers that wait, everything else going on beside.
-        loads: Reports of the load generator.
-        counts: Of our own callers.
-        num_different: Reference answers that were not the first one's bytes.
-        num_compared: Reference answers.
-        reference_failures: Reference sentences without an answer, by status.
-        trends: By process and measure; empty where too little was read.
-        readings: Of the server's processes, by name.
-        watch_failures: Readings that failed.
-        before: Metrics of the server before.
-        after: The same, after everything had ended.
-    """
-
-    capacity: dict[str, float]
-    loads: dict[str, Result] = field(default_factory=dict)
-    counts: dict[str, Count] = field(default_factory=dict)
-    num_different: int = 0
-    num_compared: int = 0
-    reference_failures: dict[str, int] = field(default_factory=dict)
-    trends: dict[tuple[str, str], Trend] = field(default_factory=dict)
-    readings: dict[str, list[Reading]] = field(default_factory=dict)
-    watch_failures: list[str] = field(default_factory=list)
-    before: dict[str, float] = field(default_factory=dict)
-    after: dict[str, float] = field(default_factory=dict)
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Return the table: how the requests of each kind ended."""
-        rows = []
-        for title, result in self.loads.items():
-            for name, group in result.groups.items():
-                counts = group.counts
-                ended = {"OK": counts.num_ok, **counts.intended, **counts.failures}
-                rows.append(_row(f"{name}, {title}", counts.num, ended, counts.failures))
-        for name, count in self.counts.items():
-            rows.append(_row(name, count.num_begun, count.ended, count.unexpected, count.num_lost))
-        return rows
-
-    def num_lost(self) -> int:
-        """Return how many requests never ended, or did without a status."""
-        of_loads = sum(
-            group.counts.num - group.counts.num_ok - sum(group.counts.intended.values()) - sum(group.counts.failures.values())
-            for result in self.loads.values()
-            for group in result.groups.values()
-        )
-        return of_loads + sum(count.num_lost for count in self.counts.values())
-
-    def num_unexpected(self) -> int:
-        """Return how many ended otherwise than they may."""
-        of_loads = sum(result.total.num_failed for result in self.loads.values())
-        of_callers = sum(sum(count.unexpected.values()) for count in self.counts.values())
-        return of_loads + of_callers + sum(self.reference_failures.values())
-
-
-def _row(kind: str, num: int, ended: dict[str, int] | Any, unexpected: dict[str, int], num_lost: int = 0) -> dict[str, Any]:
-    listed = ", ".join(f"{count} {code}" for code, count in sorted(ended.items()) if count)
-    wrong = ", ".join(f"{count} {code}" for code, count in sorted(unexpected.items()))
-    return {"requests": kind, "sent": num, "ended": listed, "unexpected": wrong or "none", "lost": num_lost}
-
-
-def verdicts(soaked: Soaked) -> list[tuple[bool, str]]:
-    """Say of each promise whether it was kept."""
-    left = {name: soaked.after.get(name) for name in IDLE}
-    restarts = soaked.after.get(RESTARTS, -1.0)
-    answered, least, most = answers(soaked)
-    found = [
-        (not soaked.num_lost(), f"requests that never ended: {soaked.num_lost()}"),
-        (not soaked.num_unexpected(), f"requests that ended with an unexpected status: {soaked.num_unexpected()}"),
-        (least <= answered <= most, f"answers by the server's count: {answered}, by the callers' {least} to {most}"),
-        (
-            all(value == 0 for value in left.values()),
-            "left over: " + ", ".join(f"{k.removeprefix('dragoman_')} {v}" for k, v in left.items()),
-        ),
-        (restarts == 0, f"engine restarts: {restarts:.0f}"),
-        (
-            not soaked.num_different and soaked.num_compared > 0,
-            f"reference answers that differed: {soaked.num_different} of {soaked.num_compared}",
-        ),
-        (not soaked.watch_failures and bool(soaked.trends), f"failed readings of processes: {len(soaked.watch_failures)}"),
-    ]
-    for (process, measure), each in soaked.trends.items():
-        text = f"{process}, {measure}: {each.before:.1f} to {each.after:.1f} (growth of at most {each.allowed:.1f})"
-        found.append((each.is_flat, text))
-    return found
-
-
-def answers(soaked: Soaked) -> tuple[int, int, int]:
-    """Return answers that the server counted, and the fewest and the most it may have, by the callers' counts.
-
-    A call that was cancelled, late or cut off may have been answered all the same.
-    """
-    counted = round(soaked.after.get(ANSWERED, 0.0) - soaked.before.get(ANSWERED, 0.0))
-    groups = [group.counts for result in soaked.loads.values() for group in result.groups.values()]
-    least = sum(group.num_ok for group in groups) + sum(count.ended["OK"] for count in soaked.counts.values())
-    least += soaked.num_compared
-    open_ended = sum(sum(group.failures.values()) + sum(group.intended.values()) for group in groups)
-    open_ended += sum(count.num_begun - count.ended["OK"] for count in soaked.counts.values())
-    return counted, least, least + open_ended
 
 
 def read_metrics(replica: Replica) -> dict[str, float]:
@@ -163,11 +62,14 @@ def wait_idle(replica: Replica) -> dict[str, float]:
     return read_metrics(replica)
 
 
-async def soak(replica: Replica, lines: Sequence[str], texts: Path, seconds: float) -> Soaked:
-    """Measure the capacity, and put everything on the server at once for so long."""
+async def soak(replica: Replica, lines: Sequence[str], texts: Path, seconds: float, *, has_kills: bool = False) -> Soaked:
+    """Measure the capacity, and put everything on the server at once for so long; kill processes meanwhile if told to."""
+    processes = replica.processes()
+    doomed = victims(processes, replica.front_pid) if has_kills else []
+    retries = (f"--retries={RETRIES}",) if doomed else ()
     references = References(replica.address, lines[:6])
-    address = (f"--server={replica.address}", f"--in={texts}", "--warmup=0", MIX, f"--batch-size={BATCH_SIZE}")
-    watch = Watch({"front end": replica.front_pid, "engine": replica.engine_pid}, max(1.0, seconds / 600))
+    address = (f"--server={replica.address}", f"--in={texts}", "--warmup=0", MIX, f"--batch-size={BATCH_SIZE}", *retries)
+    watch = Watch(watched(processes, doomed), max(1.0, seconds / 600))
     async with references:
         await references.translate()
         short = min(30.0, max(5.0, seconds / 10))
@@ -181,7 +83,11 @@ async def soak(replica: Replica, lines: Sequence[str], texts: Path, seconds: flo
         rates = {title: soaked.capacity[title] * LOAD / REQUESTS_A_CALL for title in LOADS}
         sending = {title: [*address, *WRONG, *flags, f"--rate={rates[title]:g}"] for title, (_, flags) in LOADS.items()}
         with watch:
+            killing = asyncio.create_task(kill(doomed, seconds))
             soaked.loads, soaked.counts = await _together(replica, references, sending, lines, seconds)
+            await killing
+        soaked.killed = doomed
+        soaked.is_whole = wait_until_back(replica, {role: len(pids) for role, pids in processes.items()})
         await references.translate()
     soaked.num_compared = references.num_translated - num_before
     soaked.num_different, soaked.reference_failures = references.num_different, dict(references.failures)
@@ -212,21 +118,27 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("data/multi30k"))
     parser.add_argument("--bundle", type=Path, default=Path("bundles/en-de"))
     parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--threads", type=int, default=1, help="Of the engine.")
+    parser.add_argument("--threads", type=int, default=1, help="Of each engine.")
+    parser.add_argument("--replicas", type=int, default=1, help="Engines.")
+    parser.add_argument("--front-ends", type=int, default=1)
+    parser.add_argument("--kill", action="store_true", help="Kill one of several engines, and one of several front ends.")
     arguments = parser.parse_args()
+    setting = Setting(arguments.replicas, arguments.threads, SLOTS, arguments.front_ends)
+    name = "soak" if (arguments.replicas, arguments.front_ends) == (1, 1) else f"soak-{arguments.replicas}x{arguments.front_ends}"
     lines = read_lines(arguments.data / "test_2016_flickr.en.gz")
-    about = environment("onnxruntime", "grpcio") | {"minutes": arguments.minutes, "load": LOAD, "threads": arguments.threads}
-    with tempfile.TemporaryDirectory() as folder, Replica(arguments.bundle, f"--num-threads={arguments.threads}") as replica:
+    about = environment("onnxruntime", "grpcio") | {"minutes": arguments.minutes, "load": LOAD, "flags": setting.flags()}
+    about["commit"] = commit()
+    with tempfile.TemporaryDirectory() as folder, Replica(arguments.bundle, *setting.flags()) as replica:
         texts = Path(folder) / "texts"
         texts.write_text("\n".join(lines) + "\n", encoding="utf-8")
         replica.start()
-        soaked = asyncio.run(soak(replica, lines, texts, arguments.minutes * 60))
+        soaked = asyncio.run(soak(replica, lines, texts, arguments.minutes * 60, has_kills=arguments.kill))
         code = replica.terminate()
     promises = [*verdicts(soaked), (code == 0, f"exit code after SIGTERM: {code}")]
     about |= {"capacity": soaked.capacity, "resources": _resources(soaked)}
-    RESULTS.mkdir(exist_ok=True)
-    draw(RESULTS / "soak.png", soaked.readings)
-    write("soak", "Soak", about, soaked.rows(), _notes(arguments, soaked, promises))
+    report.RESULTS.mkdir(exist_ok=True)
+    draw(report.RESULTS / figure_name(name), soaked.readings)
+    write(name, "Soak", about, soaked.rows(), _notes(arguments, soaked, promises, setting, name))
     sys.exit(not all(is_kept for is_kept, _ in promises))
 
 
@@ -241,13 +153,15 @@ def _resources(soaked: Soaked) -> dict[str, Any]:
     }
 
 
-def _notes(arguments: argparse.Namespace, soaked: Soaked, promises: Sequence[tuple[bool, str]]) -> list[str]:
+def _notes(
+    arguments: argparse.Namespace, soaked: Soaked, promises: Sequence[tuple[bool, str]], setting: Setting, name: str
+) -> list[str]:
     table = ["| process | measure | first third | last third | slope an hour |", "|---|---|---|---|---|"]
     for (process, measure), each in soaked.trends.items():
         table.append(f"| {process} | {measure} | {each.before:.1f} | {each.after:.1f} | {each.per_hour:+.1f} |")
     capacity = sum(soaked.capacity.values())
     return [
-        f"`{arguments.bundle.name}`, {arguments.threads} thread, {arguments.minutes:g} minutes at {LOAD:.0%} of the {capacity:.0f} "
+        f"`{arguments.bundle.name}`, {setting}, {arguments.minutes:g} minutes at {LOAD:.0%} of the {capacity:.0f} "
         f"requests/s that {NUM_CALLERS} callers who wait got, everything else going on beside; the senders on the same cores. "
         "Requests of a batch count by themselves. A request that misbehaved may be answered all the same; what must not be is "
         "unexpected.",
@@ -256,7 +170,7 @@ def _notes(arguments: argparse.Namespace, soaked: Soaked, promises: Sequence[tup
         "",
         *table,
         "",
-        "![](soak.png)",
+        f"![]({figure_name(name)})",
         "",
         *(f"- {'kept' if is_kept else 'MISSED'}: {text}" for is_kept, text in promises),
     ]

@@ -18,6 +18,7 @@ def rows() -> list[Row]:
         callers.callers(),
         machine.models(),
         machine.process(),
+        machine.front_ends(),
         machine.gpu(),
     ]
 

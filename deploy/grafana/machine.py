@@ -19,9 +19,10 @@ def models() -> Row:
         timeseries("Answer p95 by model", "Arrival to last token.", "s", {"{{model}}": p95}),
         timeseries(
             "Caches",
-            "Memory of the caches: what they have, and what requests take of it.",
+            "Memory of the caches: what they have, and what requests take of it; and what is kept of sources that wait for a slot.",
             "bytes",
             {
+                "{{model}} encoded ahead": f"sum by (model) ({metric('encoded_ahead_bytes')})",
                 "{{model}} reserved": f"sum by (model) ({metric('cache_reserved_bytes')})",
                 "{{model}} used": f"sum by (model) ({metric('cache_used_bytes')})",
             },
@@ -35,14 +36,16 @@ def models() -> Row:
 def process() -> Row:
     """What do the processes take?"""
     ours = f"and on (namespace, job, instance) dragoman_build_info{{{PLACE}}}"
+    rows, steps = (rate(f"engine_{what}_total", "model, replica, instance") for what in ("rows", "steps"))
     panels = [
         timeseries(
             "Processor",
             "Cores in use by engines and front ends.",
             "none",
             {
-                "engine {{model}} {{instance}}": rate("engine_cpu_seconds_total", "model, instance"),
+                "engine {{model}} {{replica}} {{instance}}": rate("engine_cpu_seconds_total", "model, replica, instance"),
                 "front end {{instance}}": f"rate(process_cpu_seconds_total{{{PLACE}}}{EVERY}) {ours}",
+                "front end {{front_end}} {{instance}}": rate("front_end_cpu_seconds_total", "front_end, instance", PLACE),
             },
         ),
         timeseries(
@@ -50,8 +53,11 @@ def process() -> Row:
             "Resident memory of engines and front ends.",
             "bytes",
             {
-                "engine {{model}} {{instance}}": metric("engine_resident_memory_bytes"),
+                "engine {{model}} {{replica}} {{instance}}": metric("engine_resident_memory_bytes"),
+                "its caches {{model}} {{replica}} {{instance}}": metric("engine_cache_reserved_bytes"),
+                "used of them {{model}} {{replica}} {{instance}}": metric("engine_cache_used_bytes"),
                 "front end {{instance}}": f"process_resident_memory_bytes{{{PLACE}}} {ours}",
+                "front end {{front_end}} {{instance}}": metric("front_end_resident_memory_bytes", PLACE),
             },
         ),
         timeseries(
@@ -59,15 +65,37 @@ def process() -> Row:
             "Files and sockets.",
             "none",
             {
-                "engine {{model}} {{instance}}": metric("engine_open_fds"),
+                "engine {{model}} {{replica}} {{instance}}": metric("engine_open_fds"),
                 "front end {{instance}}": f"process_open_fds{{{PLACE}}} {ours}",
+                "front end {{front_end}} {{instance}}": metric("front_end_open_fds", PLACE),
             },
         ),
         timeseries(
             "Silence",
             "Time since each engine was last heard; it speaks once a second.",
             "s",
-            {"{{model}} {{instance}}": metric("engine_silence_seconds")},
+            {"{{model}} {{replica}} {{instance}}": metric("engine_silence_seconds")},
+        ),
+        timeseries(
+            "Engines",
+            "Those that take requests, of all that a model should have.",
+            "none",
+            {
+                "{{model}} {{instance}} up": f"sum by (model, instance) ({metric('engine_up')})",
+                "{{model}} {{instance}} all": f"count by (model, instance) ({metric('engine_up')})",
+            },
+        ),
+        timeseries(
+            "Slots by engine",
+            "In use; alike where all of a model's engines are well.",
+            "none",
+            {"{{model}} {{replica}} {{instance}}": metric("engine_slots_in_use")},
+        ),
+        timeseries(
+            "Rows a step by engine",
+            "Decoded together, on the average.",
+            "none",
+            {"{{model}} {{replica}} {{instance}}": f"{rows} / {steps}"},
         ),
         timeseries(
             "Garbage collections",
@@ -78,6 +106,34 @@ def process() -> Row:
         table("Versions", "What runs where.", metric("build_info", PLACE), ("version", "namespace", "instance")),
     ]
     return "Processes", 3, panels
+
+
+def front_ends() -> Row:
+    """What do several front ends do? Empty where there is one."""
+    panels = [
+        timeseries(
+            "Front ends",
+            "Those that answer callers, of all there should be.",
+            "none",
+            {
+                "{{instance}} up": f"sum by (instance) ({metric('front_end_up', PLACE)})",
+                "{{instance}} all": f"count by (instance) ({metric('front_end_up', PLACE)})",
+            },
+        ),
+        timeseries(
+            "Requests by front end",
+            "Ended a second; as connections are spread.",
+            "reqps",
+            {"{{front_end}} {{instance}}": rate("front_end_requests_total", "front_end, instance", PLACE)},
+        ),
+        timeseries(
+            "Front ends started again",
+            "In the last five minutes.",
+            "none",
+            {"{{front_end}} {{instance}}": f"increase(dragoman_front_end_restarts_total{{{PLACE}}}[5m])"},
+        ),
+    ]
+    return "Front ends", 3, panels
 
 
 def gpu() -> Row:

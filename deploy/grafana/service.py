@@ -148,9 +148,13 @@ def queue() -> Row:
     panels = [
         timeseries(
             "Running and waiting",
-            "Requests in slots, and not yet.",
+            "Requests in slots, and not yet; of these, whose sources have been encoded already.",
             "none",
-            {"running": f"sum({metric('num_requests_running')})", "waiting": f"sum({metric('num_requests_waiting')})"},
+            {
+                "running": f"sum({metric('num_requests_running')})",
+                "waiting": f"sum({metric('num_requests_waiting')})",
+                "encoded ahead": f"sum({metric('requests_encoded_ahead')})",
+            },
         ),
         timeseries(
             "Wait to be expected",

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable
+from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Self, Unpack
 
@@ -12,14 +13,15 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from dragoman.client.aio_batch_stream import AsyncBatchRun, BatchCalls
 from dragoman.client.aio_calls import AsyncCalls
-from dragoman.client.aio_ordered import as_async, in_async_order
+from dragoman.client.aio_ordered import as_async
 from dragoman.client.aio_stream import AsyncStream
 from dragoman.client.assembly import Assembly
 from dragoman.client.batch import Batch, Outcome
 from dragoman.client.errors import Unavailable
+from dragoman.client.many import InOrder
 from dragoman.client.model_info import ModelInfo, model_from_proto
 from dragoman.client.request import Request, check_texts, fill, generate_request
-from dragoman.client.results import Result, blank_result, result_from_proto
+from dragoman.client.results import Result, result_from_proto
 from dragoman.client.retry import DEFAULT_RETRY, RetryPolicy
 from dragoman.client.scoring import Score, score_from_proto, score_request
 from dragoman.client.search import AS_THE_MODEL_DOES, Search, SearchOptions, with_options
@@ -77,6 +79,7 @@ class AsyncClient:
             self._channel = aio.insecure_channel(self._settings.target, channel_options)
         else:
             self._channel = aio.secure_channel(self._settings.target, credentials, channel_options)
+        self._grouping = self._settings.grouping()
         self._stub: Any = generation_pb2_grpc.GenerationStub(self._channel)  # type: ignore[no-untyped-call]
         self._health = health_pb2_grpc.HealthStub(self._channel)
 
@@ -182,10 +185,11 @@ class AsyncClient:
         """Yield the answers of many texts in their order; the first that fails ends them and cancels the rest.
 
         The texts are read as answers are asked for, at most `2 * concurrency` ahead; closing the generator cancels what runs.
+        They share one stream, as those of `generate_batch` do, and so one server where several share a name.
 
         Args:
             texts: Sources. A blank one is answered by an empty result in its place, without asking the server.
-            concurrency: Calls in flight at once.
+            concurrency: Requests under way at once.
             model: As for `generate`, as is what follows.
             source_language: Of each.
             target_language: Of each.
@@ -198,13 +202,28 @@ class AsyncClient:
         """
         check_texts(texts)
         self._calls.check()
-        search = with_options(search, **options)
+        search, order, items = with_options(search, **options), InOrder(concurrency), aiter(as_async(texts))
+        places = asyncio.Semaphore(max(0, order.max_ahead))
 
-        async def work(text: str) -> Result:
-            asked = Request(text, model, max_new_tokens, truncate, priority, search, None, source_language, target_language)
-            return blank_result(model) if asked.is_blank else await self._generate(asked, timeout_seconds)
+        async def ask() -> AsyncGenerator[Request, None]:
+            while True:
+                await places.acquire()
+                try:
+                    text = await anext(items)
+                except StopAsyncIteration:
+                    return
+                yield Request(text, model, max_new_tokens, truncate, priority, search, None, source_language, target_language)
 
-        return in_async_order(texts, work, concurrency)
+        run = self._run(self._settings.batch_of_texts(self._grouping, timeout_seconds), ask(), concurrency)
+
+        async def results() -> AsyncGenerator[Result, None]:
+            async with aclosing(run.outcomes()) as outcomes:
+                async for outcome in outcomes:
+                    for result in order.put(outcome):
+                        places.release()
+                        yield result
+
+        return results()
 
     def generate_batch(
         self,
@@ -227,17 +246,19 @@ class AsyncClient:
             CallError: If the stream fails for good.
         """
         self._calls.check()
-        clock = self._settings.clock
-        deadline = self._settings.deadline(timeout_seconds)
+        return self._run(self._settings.batch(self._grouping, timeout_seconds), as_async(requests), concurrency).outcomes()
+
+    def _run(self, batch: Batch, requests: AsyncIterable[Request], concurrency: int) -> AsyncBatchRun:
+        """Return what sends requests and takes their answers."""
         metadata = self._settings.metadata()
 
-        def open_call(messages: Any, seconds: float | None) -> Any:
+        def open_call(messages: Any, seconds: float | None, is_bulk: bool) -> Any:
             self._calls.check()
-            return self._stub.GenerateBatch(messages, timeout=seconds, metadata=metadata)
+            method = self._stub.GenerateBulk if is_bulk else self._stub.GenerateBatch
+            return method(messages, timeout=seconds, metadata=metadata)
 
-        batch = Batch(self._settings.retry, deadline, clock, max_request_bytes=self._settings.max_request_bytes)
         calls = BatchCalls(open_call, self._calls.error, self._calls.cancelled)
-        return AsyncBatchRun(batch, as_async(requests), calls, concurrency, deadline, clock, self._sleep).outcomes()
+        return AsyncBatchRun(batch, requests, calls, concurrency, batch.deadline, self._settings.clock, self._sleep)
 
     async def score(
         self,

@@ -12,6 +12,7 @@ import grpc
 from dragoman.client.aio_stream import is_task_cancelled
 from dragoman.client.batch import Batch, Outcome, Sending
 from dragoman.client.errors import CallError, DeadlineExceeded, FailedCall, InternalError, Unavailable, from_rpc_error
+from dragoman.client.grouping import Grouping, apart, together
 from dragoman.client.request import Request, check_request
 from dragoman.v1 import generation_pb2
 
@@ -25,12 +26,13 @@ class BatchCalls:
     """How the calls of a batch begin, and what their ends are called.
 
     Attributes:
-        open: Starts a call of grpc.aio with an iterator of messages and so many seconds, None for no limit.
+        open: Starts a call of grpc.aio with an iterator of messages and so many seconds, None for no limit; says whether the
+            messages are of several requests.
         to_error: Makes our error of a call that failed.
         cancelled: Makes the error of a call that was cancelled here.
     """
 
-    open: Callable[[AsyncIterator[generation_pb2.GenerateRequest], float | None], Any]
+    open: Callable[[AsyncIterator[Any], float | None, bool], Any]
     to_error: Callable[[FailedCall], CallError]
     cancelled: Callable[[], CallError]
 
@@ -46,7 +48,12 @@ class InputEnd:
     failure: Exception | None
 
 
-Event = Request | InputEnd | generation_pb2.GenerateBatchResponse | Exception | None
+@dataclass(frozen=True, slots=True)
+class Expiry:
+    """Some request has had its time."""
+
+
+Event = Request | InputEnd | Expiry | generation_pb2.GenerateBatchResponse | Exception | None
 
 
 class EndStatus:
@@ -110,11 +117,12 @@ def _ready(value: Coroutine[Any, Any, Any]) -> Any:
 
 
 class AsyncBatchStream:
-    """One GenerateBatch call: messages in, answers out.
+    """One GenerateBatch or GenerateBulk call: requests in, answers out.
 
     Args:
         calls: Begins a call.
         seconds: Time for it; None for no limit.
+        grouping: How requests are put together: those that wait while the message before them leaves go together.
         events: Gets each answer, then an error the call failed with, or None for its end.
         clock: Seconds that only ever grow.
         sleep: Waits so many seconds.
@@ -124,6 +132,7 @@ class AsyncBatchStream:
         self,
         calls: BatchCalls,
         seconds: float | None,
+        grouping: Grouping,
         events: asyncio.Queue[Event],
         clock: Callable[[], float],
         sleep: Callable[[float], Awaitable[object]],
@@ -133,7 +142,8 @@ class AsyncBatchStream:
         self._sendings: asyncio.Queue[Sending | None] = asyncio.Queue()
         self._events = events
         self._cancelled = calls.cancelled
-        self._call = calls.open(self._messages(), seconds)
+        self._grouping = grouping
+        self._call = calls.open(self._messages(), seconds, self._grouping.is_bulk)
         self._status = EndStatus(self._call, calls.to_error)
         self._receiving = asyncio.create_task(self._receive())
 
@@ -153,19 +163,38 @@ class AsyncBatchStream:
         self._receiving.cancel()
         await asyncio.gather(self._receiving, return_exceptions=True)
 
-    async def _messages(self) -> AsyncIterator[generation_pb2.GenerateRequest]:
+    async def _messages(self) -> AsyncIterator[Any]:
         """Yield what is to be sent."""
-        while (sending := await self._sendings.get()) is not None:
+        sending: Sending | type[asyncio.QueueEmpty] | None = await self._sendings.get()
+        while isinstance(sending, Sending):
             delay = sending.not_before - self._clock()
             if delay > 0:
                 await self._sleep(delay)
-            yield sending.message
+            messages = [sending.message]
+            sending = self._add_waiting(messages)
+            yield together(messages, self._grouping.is_bulk)
+            if sending is asyncio.QueueEmpty:
+                sending = await self._sendings.get()
+
+    def _add_waiting(self, messages: list[generation_pb2.GenerateRequest]) -> "Sending | type[asyncio.QueueEmpty] | None":
+        """Add what waits and may go in the same message; return what comes after it, `QueueEmpty` if nothing is there yet."""
+        num_bytes = messages[0].ByteSize()
+        while self._grouping.is_bulk and not self._sendings.empty():
+            sending = self._sendings.get_nowait()
+            if sending is None:
+                return None
+            num_bytes += sending.message.ByteSize()
+            if sending.not_before > self._clock() or not self._grouping.takes(len(messages) + 1, num_bytes):
+                return sending
+            messages.append(sending.message)
+        return asyncio.QueueEmpty
 
     async def _receive(self) -> None:
         end: Exception | None = None
         try:
             async for response in self._call:
-                self._events.put_nowait(response)
+                for answer in apart(response):
+                    self._events.put_nowait(answer)
         except grpc.RpcError:
             end = await self._status.error()
         except asyncio.CancelledError:
@@ -220,7 +249,7 @@ class AsyncBatchRun:
         reading = asyncio.create_task(self._read())
         try:
             while self._end is None or self._batch.num_open:
-                for step in await self._steps(await self._events.get()):
+                for step in await self._steps(await self._event()):
                     if isinstance(step, Outcome):
                         self._places.release()
                         yield step
@@ -249,6 +278,17 @@ class AsyncBatchRun:
             failure = error
         self._events.put_nowait(InputEnd(failure))
 
+    async def _event(self) -> Event:
+        """Return what happens next."""
+        seconds = self._batch.seconds_until_expiry
+        if math.isinf(seconds) or not self._events.empty():
+            return await self._events.get()
+        try:
+            async with asyncio.timeout(max(0.0, seconds)):
+                return await self._events.get()
+        except TimeoutError:
+            return Expiry()
+
     async def _steps(self, event: Event) -> list[Sending | Outcome]:
         """Return what an event leads to.
 
@@ -261,6 +301,8 @@ class AsyncBatchRun:
             case InputEnd():
                 self._end = event
                 return []
+            case Expiry():
+                return [*self._batch.expire()]
             case generation_pb2.GenerateBatchResponse():
                 return [self._batch.take(event)]
             case None:
@@ -268,7 +310,8 @@ class AsyncBatchRun:
             case CallError():
                 self._stream = None
                 wait, steps = self._batch.interrupt(event)
-                await self._sleep(wait)
+                if wait:
+                    await self._sleep(wait)
                 return steps
             case _:
                 raise event
@@ -279,5 +322,7 @@ class AsyncBatchRun:
             if seconds <= 0:
                 raise DeadlineExceeded("the batch's time has passed")
             timeout = None if math.isinf(seconds) else seconds
-            self._stream = AsyncBatchStream(self._calls, timeout, self._events, self._clock, self._sleep)
+            self._stream = AsyncBatchStream(
+                self._calls, timeout, self._batch.begin_stream(), self._events, self._clock, self._sleep
+            )
         return self._stream

@@ -5,11 +5,12 @@ import random
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from dragoman.client.errors import CallError, InternalError, InvalidArgument, TooLarge, from_status
+from dragoman.client.errors import CallError, DeadlineExceeded, InternalError, InvalidArgument, TooLarge, from_status
+from dragoman.client.grouping import Grouping
 from dragoman.client.request import Request, check_request, generate_request
-from dragoman.client.results import Result, result_from_proto
+from dragoman.client.results import Result, blank_result, result_from_proto
 from dragoman.client.retry import RetryPolicy
 from dragoman.client.sizes import check_size
 from dragoman.v1 import generation_pb2
@@ -57,6 +58,7 @@ class _Entry:
     index: int
     request: Request
     message: generation_pb2.GenerateRequest
+    expires: float
     num_attempts: int = 1
     place: int = 0
 
@@ -66,12 +68,18 @@ class Batch:
 
     A request that fails alone is tried again as `RetryPolicy` says, and so are all unanswered ones when the stream fails.
 
+    Attributes:
+        deadline: When the time for all of it is over, on the clock.
+
     Args:
         policy: When to try again.
         deadline: When the time for all of it is over, on the clock.
         clock: Seconds that only ever grow.
         draw: Random numbers from 0 to 1.
         max_request_bytes: Largest request that is sent.
+        grouping: How requests are put together; None for one in a message.
+        request_seconds: Time for each request, from when it is added.
+        is_blank_answered: Whether a blank text is answered here, by nothing, instead of being refused by the server.
     """
 
     def __init__(
@@ -81,13 +89,20 @@ class Batch:
         clock: Callable[[], float] = time.monotonic,
         draw: Callable[[], float] = random.random,
         max_request_bytes: float = math.inf,
+        grouping: Grouping | None = None,
+        request_seconds: float = math.inf,
+        is_blank_answered: bool = False,
     ) -> None:
         self._policy = policy
-        self._deadline = deadline
+        self.deadline = deadline
         self._clock = clock
         self._draw = draw
         self._entries: dict[str, _Entry] = {}  # by the id on the wire
         self._max_request_bytes = max_request_bytes
+        self._grouping = grouping or Grouping(is_bulk=False)
+        self._used = self._grouping
+        self._request_seconds = request_seconds
+        self._is_blank_answered = is_blank_answered
         self._num_added = 0
         self._num_sent = 0  # on the stream at hand
         self._num_interruptions = 0
@@ -97,6 +112,29 @@ class Batch:
         """Requests without an outcome."""
         return len(self._entries)
 
+    @property
+    def seconds_until_expiry(self) -> float:
+        """Time until the next request has had its time."""
+        if math.isinf(self._request_seconds) or not self._entries:
+            return math.inf
+        return min(entry.expires for entry in self._entries.values()) - self._clock()
+
+    def begin_stream(self) -> Grouping:
+        """Return how requests are put together on the stream that begins now."""
+        self._used = replace(self._grouping)
+        return self._used
+
+    def expire(self) -> list[Outcome]:
+        """Give up the requests that have had their time."""
+        if math.isinf(self._request_seconds):
+            return []
+        now = self._clock()
+        late = [(wire_id, entry) for wire_id, entry in self._entries.items() if entry.expires <= now]
+        for wire_id, _ in late:
+            del self._entries[wire_id]
+        reason = f"not answered within {self._request_seconds:g} s"
+        return [Outcome(x.index, x.request, error=DeadlineExceeded(reason, x.message.request_id)) for _, x in late]
+
     def add(self, request: Request) -> Sending | Outcome:
         """Take the next request in; one that cannot be sent at all has its outcome at once.
 
@@ -105,6 +143,8 @@ class Batch:
         """
         check_request(request)
         index, self._num_added = self._num_added, self._num_added + 1
+        if self._is_blank_answered and request.is_blank:
+            return Outcome(index, request, blank_result(request.model))
         try:
             message = generate_request(request)
             if message.request_id in self._entries:
@@ -112,7 +152,8 @@ class Batch:
             check_size(message, self._max_request_bytes - _LONGER_ID_BYTES, message.request_id)
         except InvalidArgument as error:
             return Outcome(index, request, error=error)
-        return self._send(_Entry(index, request, message), message.request_id)
+        expires = self._clock() + self._request_seconds
+        return self._send(_Entry(index, request, message, expires), message.request_id)
 
     def take(self, response: generation_pb2.GenerateBatchResponse) -> Sending | Outcome:
         """Take an answer in; return the request's outcome, or the request, to be sent again.
@@ -133,7 +174,7 @@ class Batch:
                 return Outcome(entry.index, entry.request, error=unreadable)
         error = from_status(response.error, request_id)
         wait = self._policy.wait_seconds(entry.num_attempts, error, self._draw())
-        if wait is None or self._clock() + wait >= self._deadline:
+        if wait is None or self._clock() + wait >= min(self.deadline, entry.expires):
             return Outcome(entry.index, entry.request, error=error)
         # An id is used once on a stream, so another is made, which shows whose it is.
         return self._send_again(entry, f"{request_id[:_KEPT_ID_CHARACTERS]}~{uuid.uuid4().hex}", self._clock() + wait)
@@ -145,11 +186,14 @@ class Batch:
             CallError: The same error, if the batch fails with it.
         """
         self._num_sent = 0
+        largest = max((entry.message.ByteSize() for entry in self._entries.values()), default=0)
+        if self._grouping.learn(error, largest, self._used):
+            return 0.0, [self._send(entry, wire_id) for wire_id, entry in list(self._entries.items())]
         if isinstance(error, TooLarge) and self._entries:
             return 0.0, self._part_with(error)
         self._num_interruptions += 1
         wait = self._policy.wait_seconds(self._num_interruptions, error, self._draw())
-        if wait is None or self._clock() + wait >= self._deadline:
+        if wait is None or self._clock() + wait >= self.deadline:
             raise error
         entries, self._entries = self._entries, {}
         return wait, [self._resume(entry, error) for entry in entries.values()]

@@ -10,33 +10,37 @@ import grpc
 
 from dragoman.client.batch import Batch, Outcome, Sending
 from dragoman.client.errors import CallError, Cancelled, DeadlineExceeded, FailedCall, InternalError, from_rpc_error
+from dragoman.client.grouping import Grouping, apart, together
 from dragoman.client.request import Request
 from dragoman.client.scope import Scope
 from dragoman.v1 import generation_pb2
 
-OpenCall = Callable[[Iterator[generation_pb2.GenerateRequest], float | None], Any]
+OpenCall = Callable[[Iterator[Any], float | None, bool], Any]
 Event = generation_pb2.GenerateBatchResponse | Exception | None
 
 
 class BatchStream:
-    """One GenerateBatch call: messages in, answers out; two threads move them.
+    """One GenerateBatch or GenerateBulk call: requests in, answers out; two threads move them.
 
     Args:
-        open_call: Starts a call of grpc with an iterator of messages.
+        open_call: Starts a call of grpc with an iterator of messages; says whether they are of several requests.
         scope: Scope of this call alone.
+        grouping: How requests are put together: those that wait while the message before them leaves go together.
         clock: Seconds that only ever grow.
         to_error: Makes our error of a call that failed.
     """
 
     def __init__(
         self,
-        open_call: Callable[[Iterator[generation_pb2.GenerateRequest]], Any],
+        open_call: Callable[[Iterator[Any], bool], Any],
         scope: Scope,
+        grouping: Grouping,
         clock: Callable[[], float],
         to_error: Callable[[FailedCall], CallError] = from_rpc_error,
     ) -> None:
         self._open_call = open_call
         self._scope = scope
+        self._grouping = grouping
         self._clock = clock
         self._to_error = to_error
         self._sendings: SimpleQueue[Sending | None] = SimpleQueue()
@@ -48,13 +52,17 @@ class BatchStream:
         """Send a message when its time has come and those before it have gone."""
         self._sendings.put(sending)
 
-    def take(self, may_wait: bool) -> Event:
+    def take(self, may_wait: bool, seconds: float = math.inf) -> Event:
         """Return the next answer, an error the call failed with, or None for its end.
+
+        Args:
+            may_wait: Whether to wait for it.
+            seconds: For how long.
 
         Raises:
             Empty: If there is nothing yet, and no waiting.
         """
-        return self._events.get(block=may_wait)
+        return self._events.get(may_wait, None if math.isinf(seconds) else max(0.0, min(seconds, threading.TIMEOUT_MAX)))
 
     def end(self) -> None:
         """Say that everything is sent and answered, and wait for the call to end; how it does, does not matter any more."""
@@ -67,24 +75,46 @@ class BatchStream:
         self._scope.cancel()
         self._sendings.put(None)
 
-    def _messages(self) -> Iterator[generation_pb2.GenerateRequest]:
+    def _messages(self) -> Iterator[Any]:
         """Yield what is to be sent, to grpc's thread."""
-        while (sending := self._sendings.get()) is not None:
+        sending: Sending | type[Empty] | None = self._sendings.get()
+        while isinstance(sending, Sending):
             delay = sending.not_before - self._clock()
             try:
                 if delay > 0:
                     self._scope.sleep(delay)
             except Cancelled:
                 return
-            yield sending.message
+            messages = [sending.message]
+            sending = self._add_waiting(messages)
+            yield together(messages, self._grouping.is_bulk)
+            if sending is Empty:
+                sending = self._sendings.get()
+
+    def _add_waiting(self, messages: list[generation_pb2.GenerateRequest]) -> "Sending | type[Empty] | None":
+        """Add what waits and may go in the same message; return what comes after it, `Empty` if nothing is there yet."""
+        num_bytes = messages[0].ByteSize()
+        while self._grouping.is_bulk:
+            try:
+                sending = self._sendings.get_nowait()
+            except Empty:
+                return Empty
+            if sending is None:
+                return None
+            num_bytes += sending.message.ByteSize()
+            if sending.not_before > self._clock() or not self._grouping.takes(len(messages) + 1, num_bytes):
+                return sending
+            messages.append(sending.message)
+        return Empty
 
     def _receive(self) -> None:
         try:
             self._scope.check()
-            call = self._open_call(self._messages())
+            call = self._open_call(self._messages(), self._grouping.is_bulk)
             with self._scope.holding(call):
                 for response in call:
-                    self._events.put(response)
+                    for answer in apart(response):
+                        self._events.put(answer)
             self._events.put(None)
         except grpc.RpcError as failure:
             self._events.put(Cancelled(self._scope.reason) if self._scope.is_cancelled else self._to_error(failure))
@@ -100,12 +130,14 @@ class BatchRun:
     Args:
         batch: Keeps track of it.
         requests: What to ask, read as outcomes are taken.
-        open_call: Starts a call of grpc with an iterator of messages and so many seconds, None for no limit.
+        open_call: Starts a call of grpc with an iterator of messages and so many seconds, None for no limit; says whether the
+            messages are of several requests.
         parent: Scope that all of it ends with.
         concurrency: Requests under way at once.
         deadline: When the time for all of it is over, on the clock.
         clock: Seconds that only ever grow.
         to_error: Makes our error of a call that failed.
+        may_read: Says whether another request may be read now; where none is under way it does.
     """
 
     def __init__(
@@ -118,6 +150,7 @@ class BatchRun:
         deadline: float,
         clock: Callable[[], float],
         to_error: Callable[[FailedCall], CallError] = from_rpc_error,
+        may_read: Callable[[], bool] = lambda: True,
     ) -> None:
         if concurrency < 1:
             raise ValueError(f"concurrency: {concurrency} is less than 1")
@@ -129,6 +162,7 @@ class BatchRun:
         self._deadline = deadline
         self._clock = clock
         self._to_error = to_error
+        self._may_read = may_read
         self._stream: BatchStream | None = None
         self._is_read = False
         self._failure: Exception | None = None
@@ -159,9 +193,10 @@ class BatchRun:
         if self._stream is None:
             return []
         try:
-            event = self._stream.take(may_wait=self._is_read or self._batch.num_open >= self._concurrency)
+            may_wait = self._is_read or self._batch.num_open >= self._concurrency or not self._may_read()
+            event = self._stream.take(may_wait, self._batch.seconds_until_expiry if may_wait else math.inf)
         except Empty:
-            return []
+            return [*self._batch.expire()]
         if isinstance(event, generation_pb2.GenerateBatchResponse):
             return [self._batch.take(event)]
         if event is None:
@@ -171,11 +206,14 @@ class BatchRun:
         self._stream.cancel()
         self._stream = None
         wait, steps = self._batch.interrupt(event)
-        scope.sleep(wait)
+        if wait:
+            scope.sleep(wait)
         return steps
 
     def _read(self) -> list[Sending | Outcome]:
         """Return what the next request leads to; one that cannot be read ends the batch, after those before it."""
+        if not self._may_read():
+            return []
         try:
             return [self._batch.add(next(self._requests))]
         except StopIteration:
@@ -191,6 +229,10 @@ class BatchRun:
                 raise DeadlineExceeded("the batch's time has passed")
             timeout = None if math.isinf(seconds) else seconds
             self._stream = BatchStream(
-                lambda messages: self._open_call(messages, timeout), Scope(scope), self._clock, self._to_error
+                lambda messages, is_bulk: self._open_call(messages, timeout, is_bulk),
+                Scope(scope),
+                self._batch.begin_stream(),
+                self._clock,
+                self._to_error,
             )
         return self._stream

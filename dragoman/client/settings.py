@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 
 from google.protobuf.message import Message
 
+from dragoman.client.batch import Batch
 from dragoman.client.errors import CallError, FailedCall, from_rpc_error
+from dragoman.client.grouping import MAX_BYTES, MIN_ANSWER_BYTES, Grouping
 from dragoman.client.retry import Attempts, RetryPolicy
 from dragoman.client.sizes import DEFAULT_MAX_REQUEST_BYTES, SEND_OPTION, check_size
 from dragoman.client.target import DEFAULT_PORT, grpc_target
@@ -17,6 +19,7 @@ DEFAULT_TARGET = f"127.0.0.1:{DEFAULT_PORT}"
 
 ChannelOptions = Mapping[str, str | int]
 
+_RECEIVE_OPTION = "grpc.max_receive_message_length"
 _MAX_ANSWER_BYTES = 64 * 1024 * 1024
 # gRPC counts nanoseconds with a sign, in 64 bits, from a beginning of its own: what is longer than 292 years has passed at once.
 MAX_TIMEOUT_SECONDS = 1e9
@@ -28,7 +31,7 @@ _CHANNEL_OPTIONS: ChannelOptions = {
     "grpc.use_local_subchannel_pool": 1,
     # Larger ones are refused before they are sent: see `check_size`.
     SEND_OPTION: DEFAULT_MAX_REQUEST_BYTES,
-    "grpc.max_receive_message_length": _MAX_ANSWER_BYTES,
+    _RECEIVE_OPTION: _MAX_ANSWER_BYTES,
     # A peer that vanished without a word is noticed well within a call's time, and the call can be tried elsewhere. No pings
     # without calls: servers take many of those for abuse.
     "grpc.keepalive_time_ms": 20_000,
@@ -100,6 +103,40 @@ class Settings:
         else:
             _check_timeout(timeout_seconds)
         return Attempts(self.retry, timeout_seconds, request_id, self.clock)
+
+    def grouping(self) -> Grouping:
+        """Return how the requests of batches are put together: several in a message, if answers may be as large as that needs."""
+        largest = int({**_CHANNEL_OPTIONS, **self.options}[_RECEIVE_OPTION])
+        return Grouping(is_bulk=not 0 <= largest < MIN_ANSWER_BYTES, max_bytes=min(MAX_BYTES, self.max_request_bytes))
+
+    def batch(self, grouping: Grouping, timeout_seconds: float | None) -> Batch:
+        """Start the clock for a batch.
+
+        Args:
+            grouping: How its requests are put together.
+            timeout_seconds: Time for all of it; None for as long as it takes.
+        """
+        deadline = self.deadline(timeout_seconds)
+        return Batch(self.retry, deadline, self.clock, max_request_bytes=self.max_request_bytes, grouping=grouping)
+
+    def batch_of_texts(self, grouping: Grouping, timeout_seconds: float | None) -> Batch:
+        """Start a batch in which each request has its own time, and blank ones are answered here.
+
+        Args:
+            grouping: How its requests are put together.
+            timeout_seconds: Time for each; None for the client's.
+        """
+        seconds = self.timeout_seconds if timeout_seconds is None else timeout_seconds
+        _check_timeout(seconds)
+        return Batch(
+            self.retry,
+            math.inf,
+            self.clock,
+            max_request_bytes=self.max_request_bytes,
+            grouping=grouping,
+            request_seconds=seconds,
+            is_blank_answered=True,
+        )
 
     def deadline(self, timeout_seconds: float | None) -> float:
         """Return when so many seconds have passed, on the clock; never, for None."""

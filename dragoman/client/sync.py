@@ -14,10 +14,10 @@ from dragoman.client.batch import Batch, Outcome
 from dragoman.client.batch_stream import BatchRun
 from dragoman.client.calls import Calls
 from dragoman.client.errors import Unavailable
+from dragoman.client.many import InOrder
 from dragoman.client.model_info import ModelInfo, model_from_proto
-from dragoman.client.ordered import in_order
 from dragoman.client.request import Request, check_texts, fill, generate_request
-from dragoman.client.results import Result, blank_result, result_from_proto
+from dragoman.client.results import Result, result_from_proto
 from dragoman.client.retry import DEFAULT_RETRY, RetryPolicy
 from dragoman.client.scope import Scope, Wait
 from dragoman.client.scoring import Score, score_from_proto, score_request
@@ -73,6 +73,7 @@ class Client:
             self._channel = grpc.insecure_channel(self._settings.target, channel_options)
         else:
             self._channel = grpc.secure_channel(self._settings.target, credentials, channel_options)
+        self._grouping = self._settings.grouping()
         self._stub = generation_pb2_grpc.GenerationStub(self._channel)  # type: ignore[no-untyped-call]
         self._health = health_pb2_grpc.HealthStub(self._channel)
 
@@ -176,15 +177,17 @@ class Client:
         priority: int = 0,
         search: Search = AS_THE_MODEL_DOES,
         timeout_seconds: float | None = None,
+        scope: Scope | None = None,
         **options: Unpack[SearchOptions],
     ) -> Generator[Result, None, None]:
         """Yield the answers of many texts in their order; the first that fails ends them and cancels the rest.
 
         The texts are read as answers are asked for, at most `2 * concurrency` ahead; dropping the generator cancels what runs.
+        They share one stream, as those of `generate_batch` do, and so one server where several share a name.
 
         Args:
             texts: Sources. A blank one is answered by an empty result in its place, without asking the server.
-            concurrency: Calls in flight at once.
+            concurrency: Requests under way at once.
             model: As for `generate`, as is what follows.
             source_language: Of each.
             target_language: Of each.
@@ -193,17 +196,20 @@ class Client:
             priority: Of each.
             search: Of each.
             timeout_seconds: Of each.
+            scope: Cancels what runs when it ends.
             **options: Of each.
         """
         check_texts(texts)
         self._scope.check()
-        search = with_options(search, **options)
+        search, order = with_options(search, **options), InOrder(concurrency)
 
-        def work(text: str, scope: Scope) -> Result:
-            asked = Request(text, model, max_new_tokens, truncate, priority, search, None, source_language, target_language)
-            return blank_result(model) if asked.is_blank else self._generate(asked, timeout_seconds, scope)
+        def ask(text: str) -> Request:
+            order.num_read += 1
+            return Request(text, model, max_new_tokens, truncate, priority, search, None, source_language, target_language)
 
-        return in_order(texts, work, self._scope, concurrency)
+        batch = self._settings.batch_of_texts(self._grouping, timeout_seconds)
+        run = self._run(batch, map(ask, texts), scope or self._scope, concurrency, may_read=lambda: order.has_room)
+        return order.results(run.outcomes())
 
     def generate_batch(
         self,
@@ -229,17 +235,20 @@ class Client:
             CallError: If the stream fails for good.
         """
         self._scope.check()
-        clock = self._settings.clock
-        deadline = self._settings.deadline(timeout_seconds)
-        metadata = self._settings.metadata()
+        batch = self._settings.batch(self._grouping, timeout_seconds)
+        return self._run(batch, requests, scope or self._scope, concurrency).outcomes()
 
-        def open_call(messages: Any, seconds: float | None) -> Any:
-            return self._stub.GenerateBatch(messages, timeout=seconds, metadata=metadata)
+    def _run(
+        self, batch: Batch, requests: Iterable[Request], scope: Scope, concurrency: int, may_read: Callable[[], bool] = lambda: True
+    ) -> BatchRun:
+        """Return what sends requests and takes their answers."""
+        metadata, settings = self._settings.metadata(), self._settings
 
-        batch = Batch(self._settings.retry, deadline, clock, max_request_bytes=self._settings.max_request_bytes)
-        return BatchRun(
-            batch, requests, open_call, scope or self._scope, concurrency, deadline, clock, self._settings.error
-        ).outcomes()
+        def open_call(messages: Any, seconds: float | None, is_bulk: bool) -> Any:
+            method = self._stub.GenerateBulk if is_bulk else self._stub.GenerateBatch
+            return method(messages, timeout=seconds, metadata=metadata)
+
+        return BatchRun(batch, requests, open_call, scope, concurrency, batch.deadline, settings.clock, settings.error, may_read)
 
     def score(
         self,

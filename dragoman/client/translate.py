@@ -145,9 +145,9 @@ def translate_file(
         line_progress(progress, in_path.name, len(lines), file.num_done) as advance,
     ):
         first = file.num_done
-        with closing(_answers(client, islice(lines, first, None), f"{in_path}, line", options, first + 1)) as answers:
+        with closing(_file_answers(client, islice(lines, first, None), f"{in_path}, line", options, first + 1)) as answers:
             for line, answer in zip(islice(lines, first, None), answers, strict=True):
-                file.write(line, _lines(answer, options))
+                file.write(line, _lines(answer if line.strip() else None, options))
                 advance()
     return len(lines)
 
@@ -184,6 +184,29 @@ def _answers(
         )
 
     with client.scope() as scope, closing(in_order(lines, work, scope, options.concurrency)) as answers:
+        try:
+            for answer in answers:
+                yield answer
+                number += 1
+        except InvalidArgument as error:
+            raise refusal(f"{label} {number}", error.message) from error
+
+
+def _file_answers(
+    client: Client, lines: Iterable[str], label: str, options: TranslateOptions, number: int
+) -> Generator[Result, None, None]:
+    """Yield the answer to each line of a file in order; the first has this number. All share one stream."""
+    answers = client.generate_many(
+        lines,
+        concurrency=options.concurrency,
+        model=options.model,
+        source_language=options.source_language,
+        target_language=options.target_language,
+        max_new_tokens=options.max_new_tokens,
+        truncate=options.truncate,
+        search=options.search,
+    )
+    with closing(answers):
         try:
             for answer in answers:
                 yield answer

@@ -50,6 +50,11 @@ class GenerationStub:
                 request_serializer=dragoman_dot_v1_dot_generation__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=dragoman_dot_v1_dot_generation__pb2.GenerateBatchResponse.FromString,
                 _registered_method=True)
+        self.GenerateBulk = channel.stream_stream(
+                '/dragoman.v1.Generation/GenerateBulk',
+                request_serializer=dragoman_dot_v1_dot_generation__pb2.GenerateBulkRequest.SerializeToString,
+                response_deserializer=dragoman_dot_v1_dot_generation__pb2.GenerateBulkResponse.FromString,
+                _registered_method=True)
         self.Score = channel.unary_unary(
                 '/dragoman.v1.Generation/Score',
                 request_serializer=dragoman_dot_v1_dot_generation__pb2.ScoreRequest.SerializeToString,
@@ -93,6 +98,15 @@ class GenerationServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GenerateBulk(self, request_iterator, context):
+        """The same as GenerateBatch with several requests and several answers in a message, which costs caller and server less. How
+        requests are put together is the caller's choice; answers that are finished together come together, and none waits for others.
+        A server that is older than this RPC ends it with UNIMPLEMENTED.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Score(self, request, context):
         """Gives the log-probability of a target that is given, and how its tokens align with the source's.
         """
@@ -131,6 +145,11 @@ def add_GenerationServicer_to_server(servicer, server):
                     servicer.GenerateBatch,
                     request_deserializer=dragoman_dot_v1_dot_generation__pb2.GenerateRequest.FromString,
                     response_serializer=dragoman_dot_v1_dot_generation__pb2.GenerateBatchResponse.SerializeToString,
+            ),
+            'GenerateBulk': grpc.stream_stream_rpc_method_handler(
+                    servicer.GenerateBulk,
+                    request_deserializer=dragoman_dot_v1_dot_generation__pb2.GenerateBulkRequest.FromString,
+                    response_serializer=dragoman_dot_v1_dot_generation__pb2.GenerateBulkResponse.SerializeToString,
             ),
             'Score': grpc.unary_unary_rpc_method_handler(
                     servicer.Score,
@@ -230,6 +249,33 @@ class Generation:
             '/dragoman.v1.Generation/GenerateBatch',
             dragoman_dot_v1_dot_generation__pb2.GenerateRequest.SerializeToString,
             dragoman_dot_v1_dot_generation__pb2.GenerateBatchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GenerateBulk(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/dragoman.v1.Generation/GenerateBulk',
+            dragoman_dot_v1_dot_generation__pb2.GenerateBulkRequest.SerializeToString,
+            dragoman_dot_v1_dot_generation__pb2.GenerateBulkResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -132,8 +132,7 @@ class ByteLevelTokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of ids; special tokens are silent, and bytes that are not UTF-8 become U+FFFD."""
-        detokenizer = self.detokenizer()
-        return detokenizer.push(ids) + detokenizer.finish()
+        return b"".join(map(self.token_bytes, ids)).decode(errors="replace").removeprefix(" ")
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes a token stands for; nothing for a special token, or for one that only pads a model's vocabulary."""

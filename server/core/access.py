@@ -1,29 +1,35 @@
 """From the settings to who may call: the file of callers, read at the start and again when it has changed."""
 
+from collections.abc import Callable
+
 import structlog
 
 from dragoman.server.config import ServerConfig
 from dragoman.server.core.callers import Callers
 from dragoman.server.core.callers_file import Book, read_book
 from dragoman.server.core.deadlines import Deadlines
+from dragoman.server.core.usage import OwnUsage, Usage
 from dragoman.server.telemetry.metrics import Metrics
 
 log = structlog.get_logger("dragoman.callers")
 
 
-def read_callers(config: ServerConfig, metrics: Metrics, deadlines: Deadlines) -> Callers | None:
+def read_callers(
+    config: ServerConfig, metrics: Metrics, deadlines: Deadlines, usage_of: Callable[[str], Usage] = OwnUsage
+) -> Callers | None:
     """Return who may call; None if anybody may.
 
     Args:
         config: Names the file, if there is one.
         metrics: Where callers are counted.
         deadlines: The server's own.
+        usage_of: Returns what a caller of a name has used of its limits.
 
     Raises:
         ConfigError: If the file cannot be used.
     """
     book = read_callers_book(config)
-    return None if book is None else Callers(book, metrics.callers, deadlines)
+    return None if book is None else Callers(book, metrics.callers, deadlines, usage_of=usage_of)
 
 
 def read_callers_book(config: ServerConfig) -> Book | None:

@@ -1,7 +1,7 @@
 """Who may call, and how much: callers by their tokens and certificates, their limits, and what they have used of them.
 
 It knows no protocol: a face brings what came beside a request, and the names in the certificate that its connection has verified.
-Everything here belongs to the event loop's thread.
+Everything here belongs to the event loop's thread; what callers have used may be shared with other processes (`usage.py`).
 """
 
 import math
@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from dragoman.server.buckets import Bucket
 from dragoman.server.core.callers_file import Book, Entry
 from dragoman.server.core.deadlines import NO_DEADLINES, Deadlines
+from dragoman.server.core.usage import OwnUsage, Usage
 from dragoman.server.credentials import digest_of
 from dragoman.server.engine.messages import Share
 from dragoman.server.errors import ClientFault, InvalidRequest, LimitReached, Unauthenticated
@@ -34,8 +35,6 @@ class Caller:
         share: What engines are told.
         models: Names of the models it may use; None for all.
         deadlines: How long its requests may take.
-        num_running: Requests under way.
-        num_streams: Streams of requests that are open.
         is_known: Whether the file still has it.
     """
 
@@ -43,28 +42,27 @@ class Caller:
         self,
         entry: Entry,
         meter: CallerMeter,
+        usage: Usage,
         deadlines: Deadlines,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
     ) -> None:
-        """Start with nothing used.
+        """Go on from what has been used.
 
         Args:
             entry: What the file says.
             meter: What counts.
+            usage: What has been used.
             deadlines: The server's own.
             clock: Seconds that only rise, for rates.
             wall_clock: Seconds since 1970, for the expiry.
         """
         self.name = entry.name
-        self.num_running = 0
-        self.num_streams = 0
         self.is_known = True
         self._meter = meter
+        self._usage = usage
         self._server_deadlines = deadlines
         self._clock, self._wall_clock = clock, wall_clock
-        self._requests: Bucket | None = None
-        self._tokens: Bucket | None = None
         self.change(entry)
 
     def change(self, entry: Entry) -> None:
@@ -81,8 +79,11 @@ class Caller:
         )
         self._max_requests = math.inf if limits.max_requests is None else limits.max_requests
         self._expiry = math.inf if entry.expires is None else entry.expires.timestamp()
-        self._requests = self._bucket(self._requests, limits.requests_per_second, limits.requests_burst)
-        self._tokens = self._bucket(self._tokens, limits.tokens_per_second, limits.tokens_burst)
+        with self._usage as usage:
+            usage.change(
+                self._bucket(usage.requests, limits.requests_per_second, limits.requests_burst),
+                self._bucket(usage.tokens, limits.tokens_per_second, limits.tokens_burst),
+            )
 
     def forget(self) -> None:
         """Know it no more: what it has under way goes on, and nothing new is taken of it."""
@@ -115,12 +116,13 @@ class Caller:
             Unauthenticated: See `check`.
         """
         self.check()
-        if self.num_running >= self._max_requests:
-            raise self.limit_reached("max_requests", f"{self.num_running} are under way", RETRY_SECONDS)
-        if self._tokens is not None and (seconds := self._tokens.seconds_until(ALMOST)) > 0:
-            raise self.limit_reached("tokens_per_second", f"{self._tokens.rate:g} are allowed", seconds)
-        self._take_request()
-        self.num_running += 1
+        with self._usage as usage:
+            if usage.num_running >= self._max_requests:
+                raise self.limit_reached("max_requests", f"{usage.num_running} are under way", RETRY_SECONDS)
+            if usage.tokens is not None and (seconds := usage.tokens.seconds_until(ALMOST)) > 0:
+                raise self.limit_reached("tokens_per_second", f"{usage.tokens.rate:g} are allowed", seconds)
+            self._take_request(usage)
+            usage.num_running += 1
         self._meter.num_running.inc()
 
     def leave(self, generated_tokens: int) -> None:
@@ -129,12 +131,13 @@ class Caller:
         Args:
             generated_tokens: Tokens generated for it.
         """
-        self.num_running -= 1
+        with self._usage as usage:
+            usage.num_running -= 1
+            if usage.tokens is not None and generated_tokens:
+                usage.tokens.take(generated_tokens)
         self._meter.num_running.dec()
         if generated_tokens:
             self._meter.generated_tokens.inc(generated_tokens)
-            if self._tokens is not None:
-                self._tokens.take(generated_tokens)
 
     def enter_stream(self) -> None:
         """Open a stream of requests, which counts as a request, but not as one under way; `leave_stream` when it is closed.
@@ -144,20 +147,25 @@ class Caller:
             Unauthenticated: See `check`.
         """
         self.check()
-        if self.num_streams >= self._max_requests:
-            raise self.limit_reached("max_requests", f"{self.num_streams} streams are open", RETRY_SECONDS)
-        self._take_request()
-        self.num_streams += 1
+        with self._usage as usage:
+            if usage.num_streams >= self._max_requests:
+                raise self.limit_reached("max_requests", f"{usage.num_streams} streams are open", RETRY_SECONDS)
+            self._take_request(usage)
+            usage.num_streams += 1
 
     def leave_stream(self) -> None:
         """Close a stream that `enter_stream` opened."""
-        self.num_streams -= 1
+        with self._usage as usage:
+            usage.num_streams -= 1
 
     def read(self, tokens: int) -> None:
         """Take the tokens of a source, or of a pair, that is going to its engine."""
         self._meter.source_tokens.inc(tokens)
-        if self._tokens is not None:
-            self._tokens.take(tokens)
+        if self.limits.tokens_per_second is None:
+            return
+        with self._usage as usage:
+            if usage.tokens is not None:
+                usage.tokens.take(tokens)
 
     def check_priority(self, priority: int) -> None:
         """Do nothing if a request may have this priority.
@@ -190,11 +198,11 @@ class Caller:
         self._meter.refused(limit)
         return LimitReached(limit, f"{reason}; it is a limit of caller {self.name}", retry_after_seconds)
 
-    def _take_request(self) -> None:
-        if self._requests is not None:
-            if (seconds := self._requests.seconds_until(1.0 - ALMOST)) > 0:
-                raise self.limit_reached("requests_per_second", f"{self._requests.rate:g} are allowed", seconds)
-            self._requests.take(1.0)
+    def _take_request(self, usage: Usage) -> None:
+        if usage.requests is not None:
+            if (seconds := usage.requests.seconds_until(1.0 - ALMOST)) > 0:
+                raise self.limit_reached("requests_per_second", f"{usage.requests.rate:g} are allowed", seconds)
+            usage.requests.take(1.0)
         self._meter.requests.inc()
 
     def _bucket(self, bucket: Bucket | None, rate: float | None, burst: int | None) -> Bucket | None:
@@ -222,6 +230,7 @@ class Callers:
         deadlines: Deadlines = NO_DEADLINES,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
+        usage_of: Callable[[str], Usage] = OwnUsage,
     ) -> None:
         """Know those of a file.
 
@@ -231,10 +240,11 @@ class Callers:
             deadlines: The server's own, for those that have none of theirs.
             clock: Seconds that only rise, for rates.
             wall_clock: Seconds since 1970, for expiries.
+            usage_of: Returns what a caller of a name has used.
         """
         self._metrics = metrics
         self._deadlines = deadlines
-        self._clock, self._wall_clock = clock, wall_clock
+        self._clock, self._wall_clock, self._usage_of = clock, wall_clock, usage_of
         self._callers: dict[str, Caller] = {}
         self.replace(book)
 
@@ -246,7 +256,8 @@ class Callers:
             if (caller := self._callers.get(name)) is not None:
                 caller.change(entry)
             else:
-                self._callers[name] = Caller(entry, self._metrics.open(name), self._deadlines, self._clock, self._wall_clock)
+                usage, clocks = self._usage_of(name), (self._clock, self._wall_clock)
+                self._callers[name] = Caller(entry, self._metrics.open(name), usage, self._deadlines, *clocks)
         self._by_token: Mapping[bytes, str] = book.tokens
         self._by_certificate: Mapping[str, str] = book.certificates
         self.has_tokens, self.has_certificates = bool(book.tokens), bool(book.certificates)

@@ -32,6 +32,8 @@ def raise_ending(finished: messages.Finished, call: Call) -> NoReturn:
             raise QueueFull("too many requests are waiting", finished.retry_after_seconds, limit=finished.limit)
         case "step_failed":
             raise StepFailed(f"generation failed; quote incident {finished.incident}")
+        case "lost":
+            raise _lost(finished.retry_after_seconds)
         case reason:
             _raise_common(reason)
 
@@ -47,6 +49,8 @@ def raise_pair_ending(scored: messages.Scored, call: Call) -> NoReturn:
             raise QueueFull("too many pairs are waiting to be scored", scored.retry_after_seconds, limit=scored.limit)
         case "step_failed":
             raise StepFailed(f"scoring failed; quote incident {scored.incident}")
+        case "lost":
+            raise _lost(scored.retry_after_seconds)
         case "not_loaded":
             raise Unavailable("the model cannot score at the moment", retry_after_seconds=scored.retry_after_seconds)
         case reason:
@@ -63,6 +67,10 @@ def place_refused(caller: Caller, limit: str, retry_after_seconds: float | None)
     """
     reason = "the request needs more slots" if limit == "max_slots" else "too many requests are waiting"
     return caller.limit_reached(limit, reason, RETRY_SECONDS if retry_after_seconds is None else retry_after_seconds)
+
+
+def _lost(retry_after_seconds: float) -> Unavailable:
+    return Unavailable("the engine that had the request ended", retry_after_seconds)
 
 
 def _deadline(call: Call) -> str:

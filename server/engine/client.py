@@ -7,13 +7,10 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
 
-import msgspec
-import structlog
-import zmq
-
+from dragoman.server.engine.link import Link
 from dragoman.server.engine.messages import (
     Cancel,
-    Command,
+    Down,
     Event,
     Fatal,
     Finished,
@@ -32,41 +29,29 @@ from dragoman.server.engine.messages import (
 )
 from dragoman.server.errors import QueueFull, Unavailable
 
-log = structlog.get_logger("dragoman.engine.client")
-
-# As a plain number: `&` of enumerations makes an object each time.
-POLLIN = int(zmq.POLLIN)
-
 Waiter = asyncio.Future[Finished] | asyncio.Queue[Tokens | Finished | Unavailable]
 
 
 class EngineClient:
-    """One attachment to one incarnation of an engine process; it does not survive the process.
+    """One attachment to one incarnation of an engine process, or to a desk before several; it does not survive their end.
 
     Attributes:
         ready: Resolves to the engine's `Ready`; fails with `Unavailable` if the engine cannot start.
         last_heard: `time.monotonic()` of the last message.
-        has_failed: Whether `fail` was called; it takes no requests any more.
+        failed: Set by `fail`; it takes no requests any more.
         fatal: Why the engine cannot start, once it has said so.
     """
 
-    def __init__(self, endpoint: str, on_statistics: Callable[[Statistics], None]) -> None:
-        """Attach; must be called within the event loop that uses it."""
+    def __init__(self, link: Link, on_statistics: Callable[[Statistics], None]) -> None:
+        """Attach; must be called within the event loop that uses it.
+
+        Args:
+            link: To the engine; its own from now on.
+            on_statistics: Called with each report's statistics.
+        """
         self._loop = asyncio.get_running_loop()
         self._on_statistics = on_statistics
-        self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(Event)
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.set_hwm(0)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.RECONNECT_IVL, 20)
-        try:
-            self._socket.connect(endpoint)
-        except zmq.ZMQError:
-            self._socket.close()
-            self._context.term()
-            raise
+        self._link = link
         self._waiters: dict[int, Waiter] = {}
         self._score_waiters: dict[int, asyncio.Future[Scored]] = {}
         self._to_submit: list[Request] = []
@@ -80,15 +65,13 @@ class EngineClient:
         self.ready: asyncio.Future[Ready] = self._loop.create_future()
         self.last_heard = time.monotonic()
         self.fatal: str | None = None
-        # The descriptor says that something has happened on the socket, once; what that was is for the socket to say.
-        descriptor = self._socket.fileno()
-        self._loop.add_reader(descriptor, self._receive)
-        self._descriptor: int | None = descriptor
-        self._send(Hello())
+        self.failed = asyncio.Event()
+        link.open(self._hear, lambda: self.fail(Unavailable("the engine cannot be understood")))
+        link.send(Hello())
 
     @property
     def has_failed(self) -> bool:
-        """See the class."""
+        """Whether `fail` was called."""
         return self._error is not None
 
     @property
@@ -164,11 +147,12 @@ class EngineClient:
 
     def stop_engine(self) -> None:
         """Tell the engine process to end."""
-        self._send(Stop())
+        self._link.send(Stop())
 
     def fail(self, error: Unavailable) -> None:
         """End everything that waits with an error, once, and refuse what comes later with the same."""
         self._error = error
+        self.failed.set()
         waiters = [*self._waiters.values(), *self._score_waiters.values()]
         self._waiters, self._score_waiters = {}, {}
         for waiter in waiters:
@@ -182,9 +166,7 @@ class EngineClient:
 
     async def close(self) -> None:
         """Detach; call `fail` before, if anything may still wait."""
-        self._stop_receiving()
-        self._socket.close()
-        self._context.term()
+        self._link.close()
 
     def _refuse(self, caller: str) -> None:
         """Raise that the queue is full, unless there may be somebody in it who has more than a caller."""
@@ -224,46 +206,18 @@ class EngineClient:
         """Send what has been submitted; nothing if a cancellation in the same turn took it along."""
         requests, self._to_submit = self._to_submit, []
         if requests:
-            self._send(Submit(requests))
+            self._link.send(Submit(requests))
         pairs, self._to_score = self._to_score, []
         if pairs:
-            self._send(Score(pairs))
+            self._link.send(Score(pairs))
 
     def _flush_cancellations(self) -> None:
         self._flush_submissions()  # a cancellation stays behind the submission it belongs to
         ids, self._to_cancel = self._to_cancel, []
-        self._send(Cancel(ids))
+        self._link.send(Cancel(ids))
 
-    def _send(self, command: Command) -> None:
-        if self._socket.closed:
-            return
-        self._socket.send(self._encoder.encode(command), zmq.NOBLOCK)
-        # Sending may swallow what the descriptor would have said of a message that has arrived.
-        if self._has_arrivals():
-            self._loop.call_soon(self._receive)
-
-    def _receive(self) -> None:
-        """Hand out everything that has arrived; what cannot be handled ends the attachment."""
-        try:
-            while self._descriptor is not None and self._has_arrivals():
-                payload = self._socket.recv(zmq.NOBLOCK)
-                self.last_heard = time.monotonic()
-                self._handle(self._decoder.decode(payload))
-        except Exception:
-            log.exception("a message from the engine cannot be handled")
-            self._stop_receiving()
-            self.fail(Unavailable("the engine cannot be understood"))
-
-    def _has_arrivals(self) -> bool:
-        return bool(int(self._socket.getsockopt(zmq.EVENTS)) & POLLIN)
-
-    def _stop_receiving(self) -> None:
-        """Listen no more; doing so again does nothing."""
-        if self._descriptor is not None:
-            self._loop.remove_reader(self._descriptor)
-            self._descriptor = None
-
-    def _handle(self, event: Event) -> None:
+    def _hear(self, event: Event) -> None:
+        self.last_heard = time.monotonic()
         match event:
             case Report():
                 self._deliver(event)
@@ -272,6 +226,8 @@ class EngineClient:
             case Fatal(reason):
                 self.fatal = reason
                 self.fail(Unavailable("the engine cannot start"))
+            case Down(reason, retry_after_seconds):
+                self.fail(Unavailable(reason, retry_after_seconds))
 
     def _deliver(self, report: Report) -> None:
         for tokens in report.tokens:

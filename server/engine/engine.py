@@ -10,11 +10,12 @@ from functools import partial
 
 import structlog
 
+from dragoman.server.engine.costs import PACKED, Costs
 from dragoman.server.engine.forecast import Forecast
 from dragoman.server.engine.looks import Looks
-from dragoman.server.engine.messages import FinishReason, Prefill, Report, Request, Share, Statistics, Step
+from dragoman.server.engine.messages import FinishReason, Report, Request, Share, Statistics, Step
 from dragoman.server.engine.outbox import Outbox
-from dragoman.server.engine.prefill import group_by_length
+from dragoman.server.engine.prefill import Prefills
 from dragoman.server.engine.rows import Rows
 from dragoman.server.engine.scheduler import Limits, QueueIsFull, Scheduler
 from dragoman.server.engine.search.candidates import Candidates
@@ -43,7 +44,15 @@ class EngineIsBroken(Exception):
 class Engine:
     """Scheduler, slots, searches and runner of one model, used from one thread."""
 
-    def __init__(self, runner: Runner, limits: Limits, target: TargetSide, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        limits: Limits,
+        target: TargetSide,
+        *,
+        costs: Costs = PACKED,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.runner = runner
         self.scheduler = Scheduler(limits)
         self.slots = Slots(limits.max_slots)
@@ -56,7 +65,9 @@ class Engine:
         self._waiting_for_first_token: list[Sequence] = []
         self._outbox = Outbox()
         self._steps: list[Step] = []
-        self._prefills: list[Prefill] = []
+        self._prefills = Prefills(
+            lambda: self.runner, costs, limits, clock, self._forecast.observe_prefill, self._fail, self._refuse
+        )
         self._num_failures = 0
         self._num_failures_before = 0
         self._num_steps = 0
@@ -70,7 +81,7 @@ class Engine:
     @property
     def has_news(self) -> bool:
         """Whether a front end waits for something that happened since the last report, or gave up a place in the queue for it."""
-        return self._outbox.has_news or bool(self._prefills)
+        return self._outbox.has_news or bool(self._prefills.done)
 
     def submit(self, origin: bytes, request: Request) -> None:
         """Queue a request, or report at once that the queue is full or that its deadline cannot be met.
@@ -124,7 +135,7 @@ class Engine:
     def take_reports(self) -> dict[bytes, Report]:
         """Return, for each front end, what happened to its requests since the last call."""
         reports = self._outbox.take(self.scheduler.running(), self.statistics())
-        self._steps, self._prefills = [], []
+        self._steps, self._prefills.done = [], []
         return reports
 
     def statistics(self) -> Statistics:
@@ -142,13 +153,15 @@ class Engine:
             cache_bytes_reserved=self._cache_bytes[0],
             cache_bytes_used=self._cache_bytes[1] if scheduler.num_used_slots else 0,
             steps=self._steps,
-            prefills=self._prefills,
+            prefills=self._prefills.done,
             without_claim=None if without_claim is None else self._seconds_until_places(without_claim),
             at_their_limit=self._seconds_until_places(scheduler.at_their_limit()),
+            num_ahead=len(self._prefills.ahead),
+            ahead_bytes=self._prefills.ahead.num_bytes,
         )
 
     def _admit(self) -> None:
-        """Give rows to the next in line and encode their sources, similar lengths together."""
+        """Give rows to the next in line, and put into them what decoder layers read of their sources."""
         admitted = self.scheduler.admit()
         if not admitted:
             return
@@ -159,43 +172,12 @@ class Engine:
             request, row = sequence.request, self.slots.take(sequence)
             is_plain = sequence.search is None
             self._rows.start(row, request.max_new_tokens, request.decoder_start_id, request.search, is_plain=is_plain)
-        groups = group_by_length(admitted)
-        for group in groups:
-            self._prefill(group)
-        num_tokens = sum(sequence.num_source_tokens for sequence in admitted)
-        num_padded_tokens = sum(len(group) * max(s.num_source_tokens for s in group) for group in groups)
-        self._prefills.append(Prefill(len(admitted), num_tokens, num_padded_tokens, self._clock() - started))
-
-    def _prefill(self, group: list[Sequence]) -> None:
-        """Encode one batch of sources into the first rows of their sequences."""
-        started = self._clock()
-        try:
-            self.runner.prefill([sequence.request.source_ids for sequence in group], [sequence.rows[0] for sequence in group])
-        except MemoryError:
-            self._prefill_apart(group)
-            return
-        except Exception:
-            self._fail(group, "prefill failed")
-            return
-        seconds = self._clock() - started
-        self._forecast.observe_prefill(sum(sequence.num_source_tokens for sequence in group), seconds)
-        for sequence in group:
-            sequence.prefill_seconds = seconds
+        for sequence in self._prefills.fill(admitted, self.scheduler.next_in_line):
             self._waiting_for_first_token.append(sequence)
             if sequence.request.is_streamed:
                 self._streamed[sequence] = None
             if sequence.search is not None:
                 self._searching[sequence] = sequence.search
-
-    def _prefill_apart(self, group: list[Sequence]) -> None:
-        """Encode sources one by one that a device has no memory for together; refuse one for which there is none even alone."""
-        if len(group) > 1:
-            for sequence in group:
-                self._prefill([sequence])
-            return
-        log.warning("no memory for a source", num_tokens=group[0].num_source_tokens)
-        self.scheduler.remove(group[0].key)
-        self._release(group[0], "queue_full")
 
     def _compact(self) -> None:
         """Close the holes that ended requests left."""
@@ -302,6 +284,7 @@ class Engine:
             self._rows.feed(row, hypothesis.token_ids[-1], len(hypothesis.token_ids))
         if search.max_rows < sequence.num_slots:
             self.scheduler.shrink(sequence, search.max_rows)
+            self._outbox.add_shrunk(sequence)
 
     def _note_first_tokens(self, now: float) -> None:
         """Note when sequences generated their first token; those that are still fed a prefix have none."""
@@ -339,6 +322,7 @@ class Engine:
             sequence.num_generated = sum(len(answer.log_probs) for answer in sequence.answers)
         else:
             sequence.num_generated = self._num_generated(sequence)
+        self._prefills.ahead.take(sequence)
         if sequence.admitted is not None:
             self.slots.release(sequence)
             self._streamed.pop(sequence, None)
@@ -368,6 +352,11 @@ class Engine:
 
     def _seconds_until_places(self, shares: list[Share]) -> dict[str, float]:
         return {share.caller: self._seconds_until_a_place(share) for share in shares}
+
+    def _refuse(self, sequence: Sequence) -> None:
+        """End a sequence for whose source there is no memory."""
+        self.scheduler.remove(sequence.key)
+        self._release(sequence, "queue_full")
 
     def _fail(self, sequences: list[Sequence], event: str) -> None:
         """End the sequences of a step that raised; call it while the exception is being handled."""

@@ -7,10 +7,11 @@ slots holds it back.
 """
 
 import heapq
+import itertools
 from collections.abc import Collection
 from typing import Generic
 
-from dragoman.server.engine.line import NUM_KEPT, Line, Place, T, Turn
+from dragoman.server.engine.line import NUM_KEPT, Line, Place, T, Turn, rising
 from dragoman.server.engine.messages import Share
 
 
@@ -91,6 +92,26 @@ class FairQueue(Generic[T]):
         """Return the item whose turn it is; None if none waits but such as their callers' limits hold back."""
         turn = self._first_turn()
         return None if turn is None else turn[-1].first.item
+
+    def following(self, count: int) -> list[T]:
+        """Return about those whose turn is next if nothing comes or ends meanwhile, at most so many, the next one first.
+
+        Turns are as they were noted last, and what callers hold is charged for no tick more, so that it costs little; only `first`
+        says whose turn it is.
+        """
+        lines = [turn[-1] for turn in itertools.islice(rising(self._turns), 2 * count) if turn[-1].turn is turn]
+        upcoming = [next_turn for line in lines if (next_turn := line.next_turn(line.in_order(), line.served, line.num_slots))]
+        heapq.heapify(upcoming)
+        found: list[T] = []
+        while upcoming and len(found) < count:
+            turn = upcoming[0]
+            found.append(turn.place.item)
+            following = turn.line.next_turn(turn.places, turn.served + turn.cost, turn.num_slots + turn.place.num_slots)
+            if following is None:
+                heapq.heappop(upcoming)
+            else:
+                heapq.heapreplace(upcoming, following)
+        return found
 
     def take(self, item: T, caller: str) -> None:
         """Let an item of a caller's that waits have its tokens and slots, at its caller's charge."""

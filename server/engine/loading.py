@@ -1,5 +1,7 @@
 """From a bundle to an engine that runs it on ONNX Runtime, on the device that was chosen for it."""
 
+from dataclasses import asdict
+
 import structlog
 
 from dragoman.export.bundle import Bundle
@@ -8,7 +10,7 @@ from dragoman.server.engine.scheduler import Limits
 from dragoman.server.engine.scorer import Scorer
 from dragoman.server.engine.search.target import TargetSide
 from dragoman.server.engine.settings import DeviceSettings
-from dragoman.server.engine.warmup import warm_up
+from dragoman.server.engine.warmup import usual_costs, warm_up
 from dragoman.server.runtime.runner import Runner
 
 log = structlog.get_logger("dragoman.engine")
@@ -25,12 +27,12 @@ def load_engine(
     """
     manifest = bundle.manifest
     runner = load_runner(bundle, limits, num_threads, device or DeviceSettings(), is_warmed_up=is_warmed_up)
-    if is_warmed_up:
-        warm_up(runner, manifest)
+    costs = warm_up(runner, manifest) if is_warmed_up else usual_costs(manifest)
+    log.info("encoder measured", model=manifest.name, is_measured=is_warmed_up, **asdict(costs))
     target = TargetSide(
         manifest.target_vocab_size, manifest.eos_id, manifest.decoder_start_id, manifest.max_target_tokens, manifest.num_choices
     )
-    return Engine(runner, limits, target)
+    return Engine(runner, limits, target, costs=costs)
 
 
 def load_runner(bundle: Bundle, limits: Limits, num_threads: int, device: DeviceSettings, *, is_warmed_up: bool) -> Runner:
@@ -47,9 +49,10 @@ def load_runner(bundle: Bundle, limits: Limits, num_threads: int, device: Device
     choice = choose_device(device.name, manifest.precision)
     if choice.ordinal is None:
         from dragoman.server.runtime.onnx import OnnxRunner
+        from dragoman.server.runtime.weights import Weights
 
         log.info("device chosen", model=manifest.name, device="cpu", asked_for=device.name, reason=choice.reason)
-        return OnnxRunner(bundle, limits.max_slots, num_threads)
+        return OnnxRunner(bundle, limits.max_slots, num_threads, Weights.of(bundle, device.weights_cache))
     from dragoman.server.runtime.device.buckets import Buckets
     from dragoman.server.runtime.device.cuda import CudaDevice
     from dragoman.server.runtime.device.model import DeviceModel
@@ -84,10 +87,11 @@ def load_scorer(bundle: Bundle, num_threads: int, runner: Runner) -> Scorer:
     the files that the runner has just read; if that fails, for there may be no memory left, it is still to be opened, too.
     """
     from dragoman.server.runtime.device.runner import DeviceRunner
+    from dragoman.server.runtime.onnx import OnnxRunner
     from dragoman.server.runtime.scorer import OnnxScorer
 
     if not isinstance(runner, DeviceRunner):
-        return OnnxScorer(bundle, num_threads)
+        return OnnxScorer(bundle, num_threads, weights=runner.weights if isinstance(runner, OnnxRunner) else None)
     scorer = OnnxScorer(bundle, num_threads, runner.open_session)
     try:
         scorer.open()

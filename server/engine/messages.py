@@ -8,7 +8,7 @@ from typing import Literal
 from msgspec import Struct
 
 FinishReason = Literal[
-    "eos", "length", "cancelled", "deadline", "deadline_unmet", "queue_full", "step_failed", "draining", "not_loaded"
+    "eos", "length", "cancelled", "deadline", "deadline_unmet", "queue_full", "step_failed", "draining", "not_loaded", "lost"
 ]
 
 
@@ -224,7 +224,7 @@ class Finished(Struct, frozen=True, array_like=True):
         first_token: When its first token was chosen; None if there was none.
         ended: When it ended.
         incident: Id to quote for `step_failed`, as in the log; empty otherwise.
-        retry_after_seconds: For `queue_full`: when a place is likely.
+        retry_after_seconds: For `queue_full`: when a place is likely; for `lost`: when to try again.
         needed_seconds: For `deadline_unmet`: the time it would have taken from now on.
         limit: For `queue_full`: name of the limit; empty for the queue's own.
     """
@@ -294,12 +294,14 @@ class Prefill(Struct, frozen=True, array_like=True):
         num_tokens: Their tokens.
         num_padded_tokens: The same with padding.
         seconds: Its duration.
+        num_admitted: Requests that got their slots; others among the sources wait for theirs, or have been encoded before.
     """
 
     num_rows: int
     num_tokens: int
     num_padded_tokens: int
     seconds: float
+    num_admitted: int
 
 
 class Statistics(Struct, frozen=True, array_like=True):
@@ -335,6 +337,15 @@ class Statistics(Struct, frozen=True, array_like=True):
     prefills: list[Prefill] = []
     without_claim: dict[str, float] | None = {}
     at_their_limit: dict[str, float] = {}
+    num_ahead: int = 0
+    ahead_bytes: int = 0
+
+
+class Shrunk(Struct, frozen=True, array_like=True):
+    """A running request that will not need so many slots again: it holds fewer from now on."""
+
+    id: int
+    num_slots: int
 
 
 class Report(Struct, frozen=True, array_like=True, tag="report"):
@@ -346,6 +357,7 @@ class Report(Struct, frozen=True, array_like=True, tag="report"):
         statistics: The engine, and what it did.
         scored: Pairs that ended.
         num_received: Requests (not pairs) that had come from this front end when `statistics` was made, ever.
+        shrunk: Running requests that have given slots back.
     """
 
     tokens: list[Tokens]
@@ -353,6 +365,7 @@ class Report(Struct, frozen=True, array_like=True, tag="report"):
     statistics: Statistics
     scored: list[Scored] = []
     num_received: int = 0
+    shrunk: list[Shrunk] = []
 
 
 class Fatal(Struct, frozen=True, array_like=True, tag="fatal"):
@@ -365,4 +378,16 @@ class Fatal(Struct, frozen=True, array_like=True, tag="fatal"):
     reason: str
 
 
-Event = Ready | Report | Fatal
+class Down(Struct, frozen=True, array_like=True, tag="down"):
+    """The last replica of a model is gone, and with it all that ran or waited; `Ready` follows once there is one again.
+
+    Attributes:
+        reason: For callers.
+        retry_after_seconds: When one is likely to be there again, at the earliest.
+    """
+
+    reason: str
+    retry_after_seconds: float
+
+
+Event = Ready | Report | Fatal | Down

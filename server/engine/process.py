@@ -21,6 +21,7 @@ import zmq
 from dragoman.export.bundle import Bundle, BundleError
 from dragoman.extras import install_command
 from dragoman.model.errors import InputError
+from dragoman.server.allocator import give_back_blocks, keep_blocks
 from dragoman.server.engine.bell import Bell
 from dragoman.server.engine.engine import Engine
 from dragoman.server.engine.loading import load_engine, load_scorer
@@ -137,7 +138,8 @@ class EngineLoop:
             return True
         # Rounded up: what is due in a moment is not due yet.
         milliseconds = min(HEARTBEAT_MILLISECONDS, seconds * 1000 + 1)
-        ready = dict(self._poller.poll(int(milliseconds)))
+        if not (ready := dict(self._poller.poll(int(milliseconds)))):
+            give_back_blocks()
         if self._bell.fileno() in ready:
             self._bell.silence()
         return self._socket in ready
@@ -188,7 +190,7 @@ class EngineLoop:
                 num_waiting_tokens=report.statistics.num_waiting_tokens + scoring.num_waiting_tokens,
             )
             pairs, num_received = scored.get(origin, []), self._num_received[origin]
-            self._send(origin, Report(report.tokens, report.finished, statistics, pairs, num_received))
+            self._send(origin, Report(report.tokens, report.finished, statistics, pairs, num_received, report.shrunk))
 
     def _answer_first_hello(self, event: Event) -> None:
         """Wait a moment for the front end that started this process, and tell it."""
@@ -230,6 +232,7 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     exit_with_parent(settings.endpoint)
+    keep_blocks()
     if settings.cores:
         os.sched_setaffinity(0, settings.cores)
     loop = EngineLoop(settings)

@@ -34,12 +34,14 @@ class Limits:
         max_waiting_tokens: Their source tokens; a single larger request still fits an empty queue.
         prefill_tokens_per_step: Source tokens encoded between two decode steps, which bounds how long running requests stall;
             a single larger source is still encoded, alone.
+        max_ahead: Requests in the queue whose sources may have been encoded already, see `ahead`.
     """
 
     max_slots: int
     max_waiting_requests: int
     max_waiting_tokens: int
     prefill_tokens_per_step: int
+    max_ahead: int = 0
 
 
 class Scheduler:
@@ -109,6 +111,10 @@ class Scheduler:
         """Yield running sequences in order of admission."""
         yield from self._running.values()
 
+    def next_in_line(self, count: int) -> list[Sequence]:
+        """Return about those who will be admitted next, at most so many, the next one first; see `FairQueue.following`."""
+        return self._queue.following(count)
+
     def num_slots_ahead(self, request: Request) -> int:
         """Return the slots of waiting requests that will be admitted before a new one at the least, see `crowding`."""
         return crowding.num_slots_ahead(self._queue, request.share, place_in_line(request), request.priority)
@@ -172,10 +178,7 @@ class Scheduler:
             is_over_budget = bool(admitted) and sequence.num_source_tokens > budget
             if is_over_budget or sequence.num_slots > num_free:
                 break
-            self._queue.take(sequence, sequence.request.share.caller)
-            del self._waiting[sequence.key]
-            self._running[sequence.key] = sequence
-            self.num_used_slots += sequence.num_slots
+            self._start(sequence)
             budget -= sequence.num_source_tokens
             admitted.append(sequence)
         self._queue.tick()
@@ -206,6 +209,13 @@ class Scheduler:
         """Take everything out, or everything one front end asked for."""
         keys = [key for key in (*self._running, *self._waiting) if origin is None or key[0] == origin]
         return [sequence for key in keys if (sequence := self.remove(key)) is not None]
+
+    def _start(self, sequence: Sequence) -> None:
+        """Move the first in line from waiting to running."""
+        self._queue.take(sequence, sequence.request.share.caller)
+        del self._waiting[sequence.key]
+        self._running[sequence.key] = sequence
+        self.num_used_slots += sequence.num_slots
 
     def _check_share(self, sequence: Sequence) -> None:
         """Raise if a limit of the caller's would be exceeded; what free slots are about to take does not wait."""

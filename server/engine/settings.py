@@ -17,12 +17,14 @@ class DeviceSettings(msgspec.Struct, frozen=True):
         max_memory_bytes: Of a CUDA device, that may be taken; 0 for nine tenths of what is free.
         row_buckets: Numbers of rows that a CUDA graph is captured for; none for the usual ones.
         capacity_buckets: Positions that caches on a CUDA device are laid out for; none for the usual ones.
+        weights_cache: Folder of files through which engines on the CPU share their weights; empty for copies of their own.
     """
 
     name: str = "auto"
     max_memory_bytes: int = 0
     row_buckets: tuple[int, ...] = ()
     capacity_buckets: tuple[int, ...] = ()
+    weights_cache: str = ""
 
 
 class EngineSettings(msgspec.Struct, frozen=True):
@@ -43,6 +45,7 @@ class EngineSettings(msgspec.Struct, frozen=True):
         device: Where the model runs.
         cores: That its process keeps to; none for all.
         max_slots_per_request: See `slots_per_request`; 0 for the usual ones.
+        max_ahead: See `Limits`.
     """
 
     endpoint: str
@@ -59,6 +62,7 @@ class EngineSettings(msgspec.Struct, frozen=True):
     device: DeviceSettings = DeviceSettings()
     cores: tuple[int, ...] = ()
     max_slots_per_request: int = 0
+    max_ahead: int = 0
 
     @property
     def slots_per_request(self) -> int:
@@ -68,7 +72,9 @@ class EngineSettings(msgspec.Struct, frozen=True):
     @property
     def limits(self) -> Limits:
         """Return what the scheduler keeps to."""
-        return Limits(self.max_slots, self.max_waiting_requests, self.max_waiting_tokens, self.prefill_tokens_per_step)
+        return Limits(
+            self.max_slots, self.max_waiting_requests, self.max_waiting_tokens, self.prefill_tokens_per_step, self.max_ahead
+        )
 
 
 def slots_per_request(max_slots: int, max_slots_per_request: int) -> int:

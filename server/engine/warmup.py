@@ -3,11 +3,12 @@
 import numpy as np
 
 from dragoman.export.bundle import Manifest
+from dragoman.server.engine.costs import PACKED, PADDED, Costs, measured
 from dragoman.server.runtime.runner import Runner
 
 
-def warm_up(runner: Runner, manifest: Manifest) -> None:
-    """Run the encoder on a short and a long source and the decoder on 1, 2, 4 … `max_rows` rows.
+def warm_up(runner: Runner, manifest: Manifest) -> Costs:
+    """Run the encoder on a short and a long source and the decoder on 1, 2, 4 … `max_rows` rows; return what the encoder takes.
 
     What it leaves in the caches is never read: a row's length starts at 0 with each request.
     """
@@ -19,5 +20,17 @@ def warm_up(runner: Runner, manifest: Manifest) -> None:
         zeros = np.zeros(num_rows, np.int64)
         runner.step(zeros + manifest.decoder_start_id, zeros, 1)
         if num_rows == runner.max_rows:
-            return
+            break
         num_rows = min(2 * num_rows, runner.max_rows)
+    if runner.holder is None:
+        return usual_costs(manifest)
+
+    def encode(lengths: list[int]) -> None:
+        runner.prefill([[manifest.eos_id] * length for length in lengths], list(range(len(lengths))))
+
+    return measured(encode, runner.max_rows, manifest.max_source_tokens)
+
+
+def usual_costs(manifest: Manifest) -> Costs:
+    """Return what to take the encoder to cost where it is not measured."""
+    return PACKED if manifest.is_packed else PADDED

@@ -20,6 +20,7 @@ class CacheBlock:
         names: Of the caches, n of them.
         places: Where each stands among the caches of its role.
         buffer: What they hold.
+        element_type: Of the numbers.
         is_indexed: Whether there is an axis of positions.
     """
 
@@ -33,7 +34,7 @@ class CacheBlock:
             capacity: Positions; it means nothing where the shape has no axis of them.
         """
         self.names, self.places = [cache.name for _, cache in caches], [place for place, _ in caches]
-        self._cache, self._max_rows, self._element_type = caches[0][1], max_rows, element_type
+        self._cache, self._max_rows, self.element_type = caches[0][1], max_rows, element_type
         self.is_indexed = self._cache.position_axis is not None
         self._inner = (slice(None),) * (self._cache.position_axis or 0)  # the axes of a row before that of positions
         self._take(self._reserve(capacity))
@@ -53,6 +54,12 @@ class CacheBlock:
         valid = (*self._inner, slice(longest)) if self.is_indexed else ()
         for buffer, tensor in zip(self.buffer, tensors, strict=True):
             buffer[(where, *valid)] = tensor[(slice(None), *valid)]
+
+    def write_packed(self, row: int, tokens: Buffer) -> None:
+        """Store one row: `[S, …]`, in which each position has what these caches hold of it, one cache after the other."""
+        assert self.is_indexed
+        view = self._view[:, row, : len(tokens)]
+        view[...] = np.moveaxis(tokens.reshape(len(tokens), len(view), *view.shape[2:]), 0, 1)
 
     def clear(self, where: slice | NDArray[np.int64]) -> None:
         """Put zeros in place of all that rows hold."""
@@ -81,7 +88,7 @@ class CacheBlock:
 
     def _reserve(self, capacity: int) -> Buffer:
         shape = len(self.names), self._max_rows, *self._cache.row_shape(capacity)
-        return sparse_zeros(shape, self._element_type)
+        return sparse_zeros(shape, self.element_type)
 
 
 def blocks_of(caches: Sequence[Cache], max_rows: int, element_type: Element, capacity: int) -> list[CacheBlock]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.export.caches import names_of
+from dragoman.export.caches import Cache, names_of
 from dragoman.export.manifest import Manifest
 from dragoman.server.runtime.block import Buffer, CacheBlock, Element, blocks_of
 
@@ -31,8 +31,10 @@ class SlotCache:
     Attributes:
         self_kv: Name to buffer of the caches that steps write; row r holds `target_lengths[r]` positions.
         cross_kv: Name to buffer of those that the encoder gives; row r holds `source_lengths[r]` positions.
-        cross_names: Their names: the encoder's outputs, in the order `write_cross` takes them.
+        cross_names: Their names, in the order `write_cross` takes them.
         output_names: Names of those that a step has as outputs, too, at the same place.
+        token_columns: Numbers that those that the encoder gives have of one source token, all of them together.
+        token_type: Type of these numbers.
         source_capacity: Source tokens that a row has room for now (S).
         target_capacity: Target tokens that a row has room for now (T).
         source_lengths: `[max_rows]`, tokens, end-of-sequence included; 1 for a row that was never used.
@@ -52,6 +54,9 @@ class SlotCache:
         self._self_names, self.cross_names = names_of(written, "self"), names_of(given, "cross")
         self._self_blocks = blocks_of(written, max_rows, element_type, self.target_capacity)
         self._cross_blocks = blocks_of(given, max_rows, element_type, self.source_capacity)
+        self.token_columns = sum(cache.elements_per_position for cache in given)
+        self.token_type = next((block.element_type for block in self._cross_blocks), element_type)
+        self._columns = _columns(given, self._cross_blocks)
         self._states = [block for block in self._self_blocks if not block.is_indexed]
         self.source_lengths = np.ones(max_rows, np.int64)
         self.target_lengths = np.zeros(max_rows, np.int64)
@@ -83,20 +88,27 @@ class SlotCache:
         What is beyond `lengths[b]` in row b is stored too, since one copy a tensor is faster, and never read. States that steps
         write begin with zeros.
         """
-        longest = int(lengths.max())
-        assert longest <= self.max_source_tokens, "a source is longer than the model takes"
-        self._longest_source = max(self._longest_source, longest)
-        if longest > self.source_capacity:
-            self._move_cross(_capacity(longest, self.max_source_tokens))
+        longest = self._make_source_room(lengths)
         first, count = rows[0], len(rows)
         is_range = all(row == first + i for i, row in enumerate(rows))
         where = slice(first, first + count) if is_range else np.array(rows)  # a slice is copied faster
         for block in self._cross_blocks:
             block.write(where, longest, [tensors[place] for place in block.places])
-        for block in self._states:
-            block.clear(where)
-        self.source_lengths[where] = lengths
-        self.target_lengths[where] = 0
+        self._begin(where, lengths)
+        self._num_live_rows = max(self._num_live_rows, max(rows) + 1)
+
+    def write_packed(self, rows: Sequence[int], lengths: NDArray[np.int64], tokens: Buffer) -> None:
+        """Store encoded sources: `[P, …]`, the tokens of one source after the other, with all caches' numbers side by side.
+
+        Source b goes to `rows[b]`; may move the buffers, and is otherwise as `write_cross`.
+        """
+        self._make_source_room(lengths)
+        start = 0
+        for row, length in zip(rows, lengths.tolist(), strict=True):
+            for block, columns in zip(self._cross_blocks, self._columns, strict=True):
+                block.write_packed(row, tokens[start : start + length, columns])
+            start += length
+        self._begin(np.array(rows), lengths)
         self._num_live_rows = max(self._num_live_rows, max(rows) + 1)
 
     def make_room(self, positions: NDArray[np.int64]) -> None:
@@ -126,6 +138,22 @@ class SlotCache:
         for block in self._self_blocks:
             block.copy_positions(source, target, start, stop)
         self.target_lengths[target] = stop
+
+    def _make_source_room(self, lengths: NDArray[np.int64]) -> int:
+        """Prepare for new sources; return the longest one's length."""
+        longest = int(lengths.max())
+        assert longest <= self.max_source_tokens, "a source is longer than the model takes"
+        self._longest_source = max(self._longest_source, longest)
+        if longest > self.source_capacity:
+            self._move_cross(_capacity(longest, self.max_source_tokens))
+        return longest
+
+    def _begin(self, where: slice | NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
+        """Note what rows hold that have got their sources."""
+        for block in self._states:
+            block.clear(where)
+        self.source_lengths[where] = lengths
+        self.target_lengths[where] = 0
 
     def _review(self) -> None:
         """Give back room that nothing has needed since the last review."""
@@ -168,6 +196,18 @@ def _named(names: Sequence[str], blocks: Sequence[CacheBlock]) -> dict[str, Buff
     """Return each cache's buffer, in the order of the names."""
     found = {name: buffer for block in blocks for name, buffer in zip(block.names, block.buffer, strict=True)}
     return {name: found[name] for name in names}
+
+
+def _columns(caches: Sequence[Cache], blocks: Sequence[CacheBlock]) -> list[slice | NDArray[np.int64]]:
+    """Return where each block's numbers stand among those of one token, which caches have one after the other."""
+    ends = np.cumsum([cache.elements_per_position for cache in caches])
+    found: list[slice | NDArray[np.int64]] = []
+    for block in blocks:
+        parts = [np.arange(ends[place] - caches[place].elements_per_position, ends[place]) for place in block.places]
+        columns = np.concatenate(parts)
+        is_range = bool((np.diff(columns) == 1).all())
+        found.append(slice(int(columns[0]), int(columns[-1]) + 1) if is_range else columns)  # a slice is not copied
+    return found
 
 
 def _capacity(longest: int, limit: int) -> int:

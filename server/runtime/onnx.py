@@ -7,10 +7,12 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from dragoman.export.bundle import Bundle
-from dragoman.export.session import open_session
 from dragoman.export.tensor_names import output_name
 from dragoman.server.engine.search.candidates import Candidates
 from dragoman.server.runtime.cache import SlotCache
+from dragoman.server.runtime.encoder import Encoder, PackedEncoder, PaddedEncoder
+from dragoman.server.runtime.runner import Held, Holder
+from dragoman.server.runtime.weights import Weights
 
 # Bindings with more candidates are rare, and their buffers large: they are made anew each time.
 MAX_KEPT_CANDIDATES = 256
@@ -23,21 +25,26 @@ class OnnxRunner:
 
     device = "cpu"
 
-    def __init__(self, bundle: Bundle, max_rows: int, num_threads: int) -> None:
+    def __init__(self, bundle: Bundle, max_rows: int, num_threads: int, weights: Weights | None = None) -> None:
         """Load both graphs.
 
         Args:
             bundle: Opened, and therefore checked.
             max_rows: Rows of the decode batch at the most.
             num_threads: Threads of ONNX Runtime's pool, this one included; both sessions run on them in turn.
+            weights: What opens the graphs; from the bundle, where it is left out.
         """
         manifest = bundle.manifest
         self.max_rows = max_rows
         self.cache = SlotCache(manifest, max_rows)
-        self._pad_id = manifest.pad_id
-        is_precise = None if manifest.can_overflow else False
-        self._encoder = open_session(str(bundle.encoder_path), num_threads, is_precise=is_precise)
-        self._decoder = open_session(str(bundle.decoder_path), num_threads, is_precise=is_precise)
+        self.weights = weights or Weights(bundle)
+        encoder = self.weights.open(bundle.encoder_path, num_threads)
+        self._encoder: Encoder = (
+            PackedEncoder(encoder, self.cache.token_columns, self.cache.token_type)
+            if manifest.is_packed
+            else PaddedEncoder(encoder, manifest.pad_id)
+        )
+        self._decoder = self.weights.open(bundle.decoder_path, num_threads)
         self._tokens = np.zeros(max_rows, np.int64)
         self._positions = np.zeros(max_rows, np.int64)
         self._num_candidates = np.ones(1, np.int64)
@@ -47,12 +54,22 @@ class OnnxRunner:
 
     def prefill(self, sources: Sequence[Sequence[int]], rows: Sequence[int]) -> None:
         """See `Runner`."""
-        lengths = np.array([len(source) for source in sources], np.int64)
-        ids = np.full((len(sources), lengths.max()), self._pad_id, np.int64)
-        for row, source in zip(ids, sources, strict=True):
-            row[: len(source)] = source
-        outputs = self._encoder.run(self.cache.cross_names, {"src_ids": ids, "src_lens": lengths})
-        self.cache.write_cross(rows, lengths, outputs)
+        self._encoder.fill(self.cache, sources, rows)
+
+    @property
+    def holder(self) -> Holder | None:
+        """See `Runner`: sources that come padded go into rows at once."""
+        return self if isinstance(self._encoder, PackedEncoder) else None
+
+    def encode(self, sources: Sequence[Sequence[int]]) -> list[Held]:
+        """See `Holder`."""
+        assert isinstance(self._encoder, PackedEncoder)
+        return self._encoder.encode(sources)
+
+    def place(self, held: Sequence[Held], rows: Sequence[int]) -> None:
+        """See `Holder`."""
+        for tokens, row in zip(held, rows, strict=True):
+            self.cache.write_packed([row], np.array([len(tokens)]), tokens)
 
     def step(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int) -> Candidates:
         """See `Runner`."""

@@ -1,19 +1,45 @@
 """What the engine asks of whatever computes: encode sources into rows, decode one token for every row, copy rows."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.server.engine.search.candidates import Candidates
 
+Held = NDArray[np.number[Any]]
+"""An encoded source that is in no row yet, `[S, …]`: for each token what decoder layers read of it."""
+
+
+class Holder(Protocol):
+    """A runner that can encode sources before there are rows for them."""
+
+    def encode(self, sources: Sequence[Sequence[int]]) -> list[Held]:
+        """Encode sources (end-of-sequence included) as one batch, each into memory of its own."""
+        ...
+
+    def place(self, held: Sequence[Held], rows: Sequence[int]) -> None:
+        """Put encoded sources into rows, which are then as `Runner.prefill` leaves them, to the last bit."""
+        ...
+
 
 class Runner(Protocol):
-    """One loaded model with its caches. Used from one thread."""
+    """One loaded model with its caches. Used from one thread.
+
+    Attributes:
+        device: Name of what computes.
+        max_rows: Rows of the decode batch at the most.
+        holder: Itself, if it can encode sources ahead of rows; None if it cannot.
+    """
 
     device: str
     max_rows: int
+
+    @property
+    def holder(self) -> Holder | None:
+        """See the class."""
+        ...
 
     def prefill(self, sources: Sequence[Sequence[int]], rows: Sequence[int]) -> None:
         """Encode sources (end-of-sequence included) as one batch and put their cross-attention keys and values into rows."""

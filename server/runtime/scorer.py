@@ -8,11 +8,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from dragoman.export.bundle import Bundle, BundleError
-from dragoman.export.session import open_session
-
-MAX_PACKED_BYTES = 1 << 28
-"""Weights of a bundle that a scorer has a copy of in memory, in the order in which products are fastest. Larger ones it reads where
-their files are mapped, once for all engines: a pair of 30 tokens takes a tenth to a quarter longer then."""
+from dragoman.server.runtime.weights import Weights
 
 OpenSession = Callable[[Path], onnxruntime.InferenceSession]
 
@@ -20,17 +16,21 @@ OpenSession = Callable[[Path], onnxruntime.InferenceSession]
 class OnnxScorer:
     """See `dragoman.server.engine.scorer.Scorer`. A pair is always computed alone, without padding, so its bits never change."""
 
-    def __init__(self, bundle: Bundle, num_threads: int, open_on_device: OpenSession | None = None) -> None:
+    def __init__(
+        self, bundle: Bundle, num_threads: int, open_on_device: OpenSession | None = None, weights: Weights | None = None
+    ) -> None:
         """Remember what to load.
 
         Args:
             bundle: Opened; what lies in its directory is compared with it again by `check`.
             num_threads: Threads of ONNX Runtime's pool, the calling one included.
             open_on_device: Loads the graph elsewhere than on the CPU.
+            weights: Of the runner on the CPU; those in the bundle where they are left out.
         """
         self._bundle = bundle
         self._num_threads = num_threads
         self._open_on_device = open_on_device
+        self._weights = weights or Weights(bundle)
         self._session: onnxruntime.InferenceSession | None = None
         self._running: onnxruntime.RunOptions | None = None
 
@@ -64,13 +64,7 @@ class OnnxScorer:
             self._session = self._open_on_device(path)
         else:
             # Threads that spin while they wait would take time from decode steps for nothing.
-            manifest = self._bundle.manifest
-            num_bytes = sum(entry.size for name, entry in manifest.files.items() if name.endswith(".weights"))
-            is_packed = num_bytes <= MAX_PACKED_BYTES
-            is_precise = None if manifest.can_overflow else False
-            self._session = open_session(
-                str(path), self._num_threads, is_precise=is_precise, is_spinning=False, is_packed=is_packed
-            )
+            self._session = self._weights.open(path, self._num_threads, is_spinning=False)
 
     def score(
         self, source_ids: Sequence[int], target_ids: Sequence[int], layer: int | None = None, decoder_start_id: int | None = None

@@ -1,7 +1,9 @@
 """Every metric of models and of the server, declared in one place; what engines' processes and GPUs say is in `metrics.py`.
 
-Names follow vLLM's with the prefix `dragoman_`, so that its dashboards and alerts carry over. The label `model` holds names of
-loaded models only; a failure that belongs to none of them is counted under the empty name, so callers cannot add series.
+Names follow vLLM's with the prefix `dragoman_`, so that its dashboards and alerts carry over. What is called `dragoman_engine_…` is
+of one engine and has its number in the label `replica`, `0` where a model has one; all else is the model's, over all its replicas.
+The label `model` holds names of loaded models only; a failure that belongs to none of them is counted under the empty name, so
+callers cannot add series.
 
 Nothing here costs time by the token. Per engine step there are a few histogram observations; gauges that describe the engine are
 read from its last `Statistics` when Prometheus asks; `inter_token_latency_seconds` gets one observation a request, the mean time
@@ -36,8 +38,8 @@ class Declarations:
         """
         self.labels: dict[str, tuple[str, ...]] = {}
 
-        def gauge(name: str, text: str) -> Gauge:
-            return Gauge(self._declare(name), text, ["model"], registry=registry)
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(self._declare(name, *labels), text, ["model", *labels], registry=registry)
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(self._declare(name, *labels), text, ["model", *labels], registry=registry)
@@ -56,8 +58,19 @@ class Declarations:
         )
         self.cache_reserved = gauge("cache_reserved_bytes", "Memory that the caches of keys and values have.")
         self.cache_used = gauge("cache_used_bytes", "What the sequences in slots take of it.")
-        self.engine_silence = gauge("engine_silence_seconds", "Time since the engine was last heard; it speaks once a second.")
+        self.num_ahead = gauge("requests_encoded_ahead", "Waiting requests whose sources have been encoded beside others'.")
+        self.ahead_bytes = gauge("encoded_ahead_bytes", "What is kept of them takes.")
         self.model_ready = gauge("model_ready", "1 while the model takes requests, else 0.")
+
+        self.engine_up = gauge("engine_up", "1 while the engine takes requests, else 0.", "replica")
+        self.engine_silence = gauge(
+            "engine_silence_seconds", "Time since the engine was last heard; it speaks once a second.", "replica"
+        )
+        self.engine_slots_in_use = gauge("engine_slots_in_use", "Rows of its decode batch that hold a sequence.", "replica")
+        self.engine_cache_reserved = gauge("engine_cache_reserved_bytes", "Memory that the engine's caches have.", "replica")
+        self.engine_cache_used = gauge("engine_cache_used_bytes", "What the sequences in its slots take of it.", "replica")
+        self.engine_steps = counter("engine_steps_total", "Decode steps the engine has done.", "replica")
+        self.engine_rows = counter("engine_rows_total", "Rows decoded in them.", "replica")
 
         self.request_success = counter("request_success_total", "Requests answered.", "finish_reason")
         self.requests_failed = counter("requests_failed_total", "Requests that ended with an error, by gRPC status.", "code")
@@ -70,7 +83,9 @@ class Declarations:
             "generation_tokens_total", "Tokens generated for requests that ended, failed ones included."
         )
         self.score_tokens = counter("score_tokens_total", "Source and target tokens of the pairs that were scored.")
-        self.engine_restarts = counter("engine_restarts_total", "Times the engine was started again after it died or hung.")
+        self.engine_restarts = counter(
+            "engine_restarts_total", "Times the engine was started again after it died or hung.", "replica"
+        )
         self.encoder_tokens = counter("encoder_tokens_total", "Source tokens the encoder read.")
         self.encoder_padded_tokens = counter("encoder_padded_tokens_total", "Positions the encoder computed, padding included.")
 

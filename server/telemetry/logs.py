@@ -12,6 +12,7 @@ import contextlib
 import logging
 import os
 import sys
+from collections.abc import Mapping, MutableMapping
 from typing import Any, Literal, TextIO, cast
 
 import msgspec
@@ -25,18 +26,22 @@ LogFormat = Literal["json", "console"]
 CALLER_LEFT = "ExecuteBatchError raised in core by servicer method"
 
 
-def configure_logging(level: str, log_format: LogFormat, stream: TextIO | None = None) -> Sampler:
+def configure_logging(
+    level: str, log_format: LogFormat, stream: TextIO | None = None, fields: Mapping[str, object] | None = None
+) -> Sampler:
     """Send structlog and the standard library's logging to one stream; return what leaves out other libraries' lines.
 
     Args:
         level: Least severe level that is written: `debug`, `info`, `warning` or `error`.
         log_format: `json` or `console`.
         stream: Where to; standard error if None, and nowhere if the process was started without one.
+        fields: What every line has.
     """
     # Opened even to lose what is written: otherwise the next socket gets the descriptor that C libraries write warnings to.
     target = cast(TextIO, _Lossy(stream or sys.stderr or open(os.devnull, "w", encoding="utf-8")))  # noqa: SIM115
     threshold = logging.getLevelNamesMapping()[level.upper()]
     shared: list[Processor] = [
+        *([_adding(fields)] if fields else []),
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -65,6 +70,16 @@ def configure_logging(level: str, log_format: LogFormat, stream: TextIO | None =
     root.setLevel(threshold)
     logging.captureWarnings(True)
     return sampler
+
+
+def _adding(fields: Mapping[str, object]) -> Processor:
+    """Return what puts fields on a line."""
+
+    def add(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        event.update(fields)
+        return event
+
+    return add
 
 
 def _tell_suppressed(kind: str, count: int) -> None:

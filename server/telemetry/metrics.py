@@ -1,8 +1,8 @@
 """What the server tells Prometheus: of requests and engines as others report it, of processes and GPUs as it asks."""
 
 import os
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, cast
 
 from prometheus_client import CollectorRegistry, Gauge, Info, disable_created_metrics, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -11,10 +11,13 @@ from prometheus_client.registry import Collector
 from dragoman.server.engine import messages
 from dragoman.server.telemetry.caller_metrics import CallerMetrics
 from dragoman.server.telemetry.declarations import Declarations
+from dragoman.server.telemetry.engine_metrics import EngineMetrics
+from dragoman.server.telemetry.front_end_metrics import FrontEndMetrics
 from dragoman.server.telemetry.gpu import open_gpu_source
 from dragoman.server.telemetry.model_metrics import ModelMetrics
 from dragoman.server.telemetry.processes import read_process
 from dragoman.server.telemetry.reload_metrics import ReloadMetrics
+from dragoman.server.telemetry.series import Series, SummedRegistry
 
 if TYPE_CHECKING:
     from wsgiref.types import WSGIApplication
@@ -27,6 +30,7 @@ class Metrics:
         labels: Names of each metric's labels, by its full name.
         callers: What counts for each caller.
         reloads: What counts files that change while the server runs.
+        front_ends: What tells front ends apart, where there are several.
     """
 
     def __init__(self, registry: CollectorRegistry, latency_buckets: Sequence[float], version: str = "unknown") -> None:
@@ -41,19 +45,30 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = registry
         self._models: dict[str, ModelMetrics] = {}
+        self._engines: dict[tuple[str, int], EngineMetrics] = {}
         self._declared = Declarations(registry, latency_buckets)
         Info("dragoman_build", "What runs.", registry=registry).info({"version": version})
         self.callers = CallerMetrics(registry)
         self.reloads = ReloadMetrics(registry)
+        self.front_ends = FrontEndMetrics(registry)
         self._processes = _ProcessMetrics(registry)
         self._gpus = _GpuMetrics(registry)
         self.labels = self._declared.labels | {"dragoman_build_info": ("version",)} | self.callers.labels | self.reloads.labels
-        self.labels |= dict.fromkeys(self._processes.names, ("model",)) | dict.fromkeys(self._gpus.names, ("device",))
+        self.labels |= dict.fromkeys(self._processes.names, ("model", "replica")) | dict.fromkeys(self._gpus.names, ("device",))
+        self.labels |= dict.fromkeys(self.front_ends.names, ("front_end",))
 
-    def add_model(self, name: str, version: str, precision: str, device: str, num_slots: int) -> None:
+    def add_model(self, name: str, version: str, precision: str, device: str, num_slots: int, num_replicas: int = 1) -> None:
         """Start a model's series at zero, not ready; for a model already there, say what it is now.
 
         Call it before anything else is said of the model.
+
+        Args:
+            name: Of the model, as the next three.
+            version: Of the bundle.
+            precision: Of the bundle.
+            device: Where it runs; empty for not known yet.
+            num_slots: Of all its engines.
+            num_replicas: Its engines.
         """
         self._declared.model_info.labels(name).info({"version": version, "precision": precision, "device": device})
         self._declared.slots.labels(name).set(num_slots)
@@ -62,36 +77,51 @@ class Metrics:
             self._models[name].num_slots = num_slots
         else:
             self._models[name] = ModelMetrics(self._declared, name, num_slots)
+            for replica in range(num_replicas):
+                self._engines[name, replica] = EngineMetrics(self._declared, name, replica)
 
     def remove_model(self, name: str) -> None:
         """End the series of a model that is no longer loaded; counts of its failures end too."""
         if self._models.pop(name, None) is None:
             return
-        self._processes.ids.pop(name, None)
+        for key in [key for key in self._engines if key[0] == name]:
+            del self._engines[key]
+            self._processes.ids.pop(key, None)
         self._declared.remove_model(name)
 
     def set_ready(self, model: str, is_ready: bool) -> None:
         """Say whether a model takes requests; one that does not has nothing waiting or running."""
         self._models[model].set_ready(is_ready)
 
-    def set_process(self, model: str, process_id: int | None) -> None:
-        """Say which process a model's engine has; None for none of its own."""
+    def set_engine(self, model: str, is_up: bool, process_id: int | None, replica: int = 0) -> None:
+        """Say whether one of a model's engines takes requests, and which process it has; None for none of its own."""
+        self._engines[model, replica].set_up(is_up)
         if process_id is None:
-            self._processes.ids.pop(model, None)
+            self._processes.ids.pop((model, replica), None)
         else:
-            self._processes.ids[model] = process_id
+            self._processes.ids[model, replica] = process_id
 
     def observe_load(self, model: str, seconds: float) -> None:
         """Record how long a model took to load and warm up."""
         self._declared.model_load.labels(model).observe(seconds)
 
-    def observe_restart(self, model: str) -> None:
+    def observe_restart(self, model: str, replica: int = 0) -> None:
         """Count an engine that is started again."""
-        self._models[model].restarts.inc()
+        self._engines[model, replica].restarts.inc()
 
     def observe_statistics(self, model: str, statistics: messages.Statistics) -> None:
-        """Record what the engine said after a step."""
-        self._models[model].observe_statistics(statistics)
+        """Record what the only engine of a model said after a step."""
+        self.observe_engine(model, statistics)
+        self.observe_queue(model, statistics)
+
+    def observe_engine(self, model: str, statistics: messages.Statistics, replica: int = 0) -> None:
+        """Record what one of a model's engines said after a step of its own and what it has."""
+        self._engines[model, replica].observe(statistics)
+        self._models[model].observe_work(statistics)
+
+    def observe_queue(self, model: str, statistics: messages.Statistics) -> None:
+        """Record what waits for a model and what runs, in all its engines together."""
+        self._models[model].statistics = statistics
 
     def observe_finished(self, model: str, request: messages.Request, finished: messages.Finished) -> None:
         """Record how a request ended in the engine: its tokens and, for an answer, its success and where its time went."""
@@ -116,9 +146,13 @@ class Metrics:
         if refusal:
             self._declared.requests_rejected.labels(name, refusal).inc()
 
-    def wsgi_app(self) -> "WSGIApplication":
-        """Return the application that answers a scrape."""
-        app: WSGIApplication = make_wsgi_app(self._registry)
+    def wsgi_app(self, ask: Callable[[], Iterable[Series]] = tuple) -> "WSGIApplication":
+        """Return the application that answers a scrape.
+
+        Args:
+            ask: Returns what other processes have counted.
+        """
+        app: WSGIApplication = make_wsgi_app(cast(CollectorRegistry, SummedRegistry(self._registry, ask)))
         return app
 
 
@@ -127,25 +161,28 @@ class _ProcessMetrics(Collector):
 
     Attributes:
         names: Of the metrics.
-        ids: Of the processes, by model.
+        ids: Of the processes, by model and replica.
     """
 
     names = ("dragoman_engine_resident_memory_bytes", "dragoman_engine_cpu_seconds_total", "dragoman_engine_open_fds")
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.ids: dict[str, int] = {}
+        self.ids: dict[tuple[str, int], int] = {}
         registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
         """Yield what the kernel says; a process that is gone has no series."""
-        memory = GaugeMetricFamily(self.names[0], "Memory that the engine's process has.", labels=["model"])
-        cpu = CounterMetricFamily(self.names[1], "Processor time that the engine's process has used.", labels=["model"])
-        files = GaugeMetricFamily(self.names[2], "Files and sockets that the engine's process has open.", labels=["model"])
-        for model, process_id in list(self.ids.items()):
+        memory = GaugeMetricFamily(self.names[0], "Memory that the engine's process has.", labels=["model", "replica"])
+        cpu = CounterMetricFamily(self.names[1], "Processor time that the engine's process has used.", labels=["model", "replica"])
+        files = GaugeMetricFamily(
+            self.names[2], "Files and sockets that the engine's process has open.", labels=["model", "replica"]
+        )
+        for (model, replica), process_id in list(self.ids.items()):
             if (reading := read_process(process_id)) is not None:
-                memory.add_metric([model], reading.resident_memory_bytes)
-                cpu.add_metric([model], reading.cpu_seconds)
-                files.add_metric([model], reading.num_open_fds)
+                labels = [model, str(replica)]
+                memory.add_metric(labels, reading.resident_memory_bytes)
+                cpu.add_metric(labels, reading.cpu_seconds)
+                files.add_metric(labels, reading.num_open_fds)
         yield from (memory, cpu, files)
 
 

@@ -1,9 +1,8 @@
-"""One model's series: what the engine and the API say of it, counted.
+"""One model's series: what its engines and the API say of it, counted.
 
 What the metrics are called and mean is in `declarations.py`.
 """
 
-import time
 from collections.abc import Callable
 
 from prometheus_client import Gauge
@@ -22,12 +21,9 @@ REFUSALS = ("deadline_unmet", "invalid", "not_ready", "queue_full")
 class ModelMetrics:
     """One model's series, looked up once: finding a labelled child costs more than counting."""
 
-    def __init__(self, metrics: Declarations, name: str, num_slots: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, metrics: Declarations, name: str, num_slots: int) -> None:
         self.num_slots = num_slots
         self.statistics = messages.Statistics()
-        self.restarts = metrics.engine_restarts.labels(name)
-        self._clock = clock
-        self._last_heard: float | None = None
         self._ready = metrics.model_ready.labels(name)
         self._success = {reason: metrics.request_success.labels(name, reason) for reason in (*ANSWERS, SCORED)}
         self._admitted = metrics.requests_admitted.labels(name)
@@ -53,26 +49,21 @@ class ModelMetrics:
         self._show_statistics(metrics, name)
 
     def set_ready(self, is_ready: bool) -> None:
-        """Say whether the model takes requests; one that does not has nothing waiting or running, and is not expected to speak."""
+        """Say whether the model takes requests; one that does not has nothing waiting or running."""
         self._ready.set(is_ready)
-        if is_ready:
-            self._last_heard = self._clock()
-        else:
-            self._last_heard = None
+        if not is_ready:
             self.statistics = messages.Statistics()
 
-    def observe_statistics(self, statistics: messages.Statistics) -> None:
-        """Keep them for the gauges; observe the steps and prefills since the last ones."""
-        self.statistics = statistics
-        if self._last_heard is not None:
-            self._last_heard = self._clock()
+    def observe_work(self, statistics: messages.Statistics) -> None:
+        """Observe the steps and prefills that one of the model's engines has done since its last statistics."""
         for step in statistics.steps:
             self._step_duration.observe(step.seconds)
             self._step_batch_size.observe(step.num_rows)
         for prefill in statistics.prefills:
-            self._admitted.inc(prefill.num_rows)
-            self._prefill_batch_size.observe(prefill.num_rows)
-            self._prefill_duration.observe(prefill.seconds)
+            self._admitted.inc(prefill.num_admitted)
+            if prefill.num_rows:
+                self._prefill_duration.observe(prefill.seconds)
+                self._prefill_batch_size.observe(prefill.num_rows)
             self._encoder_tokens.inc(prefill.num_tokens)
             self._padded_tokens.inc(prefill.num_padded_tokens)
 
@@ -110,7 +101,7 @@ class ModelMetrics:
             metrics.requests_rejected.labels(name, reason)
 
     def _show_statistics(self, metrics: Declarations, name: str) -> None:
-        """Have the gauges read the engine's last word."""
+        """Have the gauges read `statistics`, the last word on the model."""
 
         def show(gauge: Gauge, value: Callable[[messages.Statistics], float]) -> None:
             gauge.labels(name).set_function(lambda: value(self.statistics))
@@ -122,9 +113,6 @@ class ModelMetrics:
         show(metrics.slots_in_use, lambda statistics: statistics.num_slots)
         show(metrics.cache_reserved, lambda statistics: statistics.cache_bytes_reserved)
         show(metrics.cache_used, lambda statistics: statistics.cache_bytes_used)
+        show(metrics.num_ahead, lambda statistics: statistics.num_ahead)
+        show(metrics.ahead_bytes, lambda statistics: statistics.ahead_bytes)
         metrics.kv_cache_usage.labels(name).set_function(lambda: self.statistics.num_slots / self.num_slots)
-        metrics.engine_silence.labels(name).set_function(self._silence_seconds)
-
-    def _silence_seconds(self) -> float:
-        heard = self._last_heard
-        return 0.0 if heard is None else max(0.0, self._clock() - heard)

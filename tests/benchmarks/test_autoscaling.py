@@ -7,6 +7,7 @@ import msgspec
 import pytest
 import yaml
 
+from benchmarks import autoscaling
 from benchmarks.autoscaling import AT_ONCE, CHART, CHART_RULE, CPU, read_costs, rules, surges, trust, verdicts
 from benchmarks.simulation.costs import Costs, Job
 from benchmarks.simulation.engine_probe import EngineProbe
@@ -55,11 +56,17 @@ def test_a_simulation_that_is_far_off_is_not_trusted() -> None:
     assert not trust([near], (100.0, 150.0))[0]
 
 
-def test_costs_come_back_out_of_a_result(tmp_path: Path) -> None:
+def test_costs_come_back_out_of_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     costs = Costs(1, 8, [1, 8], [0.1, 0.2], 0.1, 0.0, 512, 16, [Job(3, 4)])
     path = tmp_path / "autoscaling.json"
-    path.write_text(json.dumps({"environment": {"costs": msgspec.to_builtins(costs)}}), encoding="utf-8")
-    assert read_costs(path) == costs
+    sections = {
+        kind: {"environment": {"costs": msgspec.to_builtins(msgspec.structs.replace(costs, cores=cores))}, "rows": []}
+        for kind, cores in (("avx2", 1), ("avx512_vnni", 2))
+    }
+    path.write_text(json.dumps({"title": "Autoscaling", "kinds": sections}), encoding="utf-8")
+    for kind, cores in (("avx2", 1), ("avx512_vnni", 2), ("asimd", 1)):
+        monkeypatch.setattr(autoscaling, "processor_kind", lambda kind=kind: kind)
+        assert read_costs(path).cores == cores
     path.write_text("{}", encoding="utf-8")
     with pytest.raises(SystemExit, match="holds no costs"):
         read_costs(path)

@@ -3,7 +3,7 @@
 import contextlib
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -81,6 +81,8 @@ def test_the_objective_is_one_for_all_and_a_peer_s(monkeypatch: pytest.MonkeyPat
     ours, slow, fast = Formula("d", 50, 0.01), Formula("p", 40, 0.3, object()), Formula("q", 40, 0.2, object())
     assert run_with(monkeypatch, [ours, slow, fast], QUICK).objective == pytest.approx(OBJECTIVE_FACTOR * 0.2)
     assert run_with(monkeypatch, [ours], QUICK).objective == pytest.approx(OBJECTIVE_FACTOR * 0.01)
+    generous = replace(QUICK, objective_factor=10)
+    assert run_with(monkeypatch, [ours, slow, fast], generous).objective == pytest.approx(10 * 0.2)
 
 
 def test_peers_are_tuned_and_every_round_starts_everyone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,28 @@
 """How the rounds of two servers become a row, and the server that does nothing."""
 
 import os
+from typing import Any
 
 import pytest
 
 from benchmarks.engine_share import Share
-from benchmarks.harness.load import Load, Outcome, Record, run
+from benchmarks.harness.load import Load, Outcome, Record, has_bulk, run
 from benchmarks.harness.noop import NoopServer
-from benchmarks.overhead import Round, busiest, describe, row, summarise, typical_answer, verdict
+from benchmarks.overhead import (
+    BATCH,
+    BEFORE,
+    NOOP,
+    SERVED,
+    UNARY,
+    Round,
+    busiest,
+    describe,
+    front_end_share,
+    row,
+    summarise,
+    typical_answer,
+    verdicts,
+)
 from dragoman.v1 import generation_pb2
 
 
@@ -44,22 +59,35 @@ def test_a_turn_without_answers_does_not_count(bad: Record) -> None:
 
 def test_medians_of_the_rounds_make_the_row() -> None:
     served = [a_round(100.0, 0.03, 0.09), a_round(400.0, 0.05, 0.07), a_round(90.0, 0.01, 0.08)]
-    line = row(16, served, [a_noop_round(rate) for rate in (250.0, 10.0, 200.0)])
+    noop = [a_noop_round(rate) for rate in (250.0, 10.0, 200.0)]
+    line = row(Load("", [], 1, 1.0, concurrency=16), {SERVED: served, NOOP: noop})
+    assert (line["requests"], line["concurrency"]) == (UNARY, 16) and not any(BEFORE in column for column in line)
     assert (line["dragoman/s"], line["no-op/s"], line["share"]) == (100.0, 200.0, 0.5)
     assert (line["dragoman p50 ms"], line["dragoman p99 ms"], line["no-op p50 ms"]) == (1.0, 1.0, 0.5)
     assert (line["dragoman: front end µs"], line["dragoman: engine µs"], line["no-op: server µs"]) == (300, 800, 200)
     assert line["busiest"] == "engine 0.08"
 
 
+def test_an_older_server_has_its_own_share() -> None:
+    found = {SERVED: [a_round(100.0, 0.03, 0.09)], NOOP: [a_noop_round(400.0)], BEFORE: [a_round(80.0, 0.03, 0.09)]}
+    line = row(Load("", [], 1, 1.0, concurrency=64, batch_size=16), found)
+    assert (line["requests"], line["share"], line["before/s"], line["before: share"]) == (BATCH, 0.25, 80.0, 0.2)
+    assert front_end_share([line]) == [f"- {BATCH}: the no-op server's processor time for a request is 66.7% of the front end's"]
+
+
 def test_the_busiest_process_is_named() -> None:
     assert busiest([a_round(1.0, 0.96, 0.5)]) == "front end 0.96"
 
 
-def test_the_target_counts_where_throughput_is_highest() -> None:
-    rows = [{"concurrency": 1, "dragoman/s": 50.0, "share": 0.9}, {"concurrency": 64, "dragoman/s": 80.0, "share": 0.4}]
-    assert verdict(rows) == "- MISSED: 40.0% of the no-op server's requests a second at concurrency 64 (at least 50%)"
-    rows[1]["share"] = 0.5
-    assert verdict(rows).startswith("- kept: 50.0%")
+def test_targets_count_where_throughput_is_highest() -> None:
+    rows: list[dict[str, Any]] = [
+        {"requests": UNARY, "concurrency": 1, "dragoman/s": 50.0, "share": 0.9},
+        {"requests": UNARY, "concurrency": 64, "dragoman/s": 80.0, "share": 0.3},
+    ]
+    assert verdicts(rows) == [f"- MISSED: 30.0% of the no-op server's requests a second, {UNARY}, concurrency 64 (at least 35%)"]
+    rows[1]["share"] = 0.35
+    rows.append({"requests": BATCH, "concurrency": 64, "dragoman/s": 70.0, "share": 0.81})
+    assert [line.partition(" of the")[0] for line in verdicts(rows)] == ["- kept: 35.0%", "- kept: 81.0%"]
 
 
 def test_what_is_not_inside_the_runner_is_outside() -> None:
@@ -88,3 +116,12 @@ def test_the_answer_of_median_size_is_typical(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr("benchmarks.overhead.generation_pb2_grpc.GenerationStub", Stub)
     assert typical_answer("127.0.0.1:1", ["aaaaa", "a", "aaa"]).text == "aaa"
+
+
+@pytest.mark.skipif(not has_bulk(), reason="the protocol has no messages of several requests")
+def test_a_batch_is_answered_request_by_request() -> None:
+    answer = generation_pb2.GenerateResponse(text="Ein Hund.", tokens=[3, 4, 5])
+    with NoopServer(answer) as noop:
+        done = run(Load(noop.address, ["a", "b"], 1, 0.2, concurrency=8, batch_size=4))
+    assert len(done.outcomes) >= 8 and len(done.outcomes) % 4 == 0
+    assert {outcome.code for outcome in done.outcomes} == {"OK"}

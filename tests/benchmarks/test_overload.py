@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import pytest
 
 from benchmarks.harness.load import UNFINISHED, Outcome, Record
-from benchmarks.overload import Cores, Summary, percentile, summarise, verdicts
+from benchmarks.harness.setting import Setting
+from benchmarks.overload import Cores, Summary, percentile, result_name, summarise, verdicts
 
 CORES = Cores(0.25, 0.5, 1.0)
 
@@ -64,3 +65,9 @@ def test_a_load_without_refusals_has_no_figures_for_them() -> None:
     found = summary(1, ("OK", 1.0))
     assert found.row(found.completed)["rejection p99 ms"] == "—"
     assert is_kept(verdicts([found], bound_seconds=1.0)) == [True] * 4
+
+
+def test_results_of_other_bundles_and_other_processes_stay_apart() -> None:
+    one, several = Setting(1, 1, 64), Setting(2, 1, 32, 2)
+    assert result_name("en-de", one) == "overload" and result_name("en-de-base-int8", one) == "overload-en-de-base-int8"
+    assert result_name("en-de", several) == "overload-2x2"

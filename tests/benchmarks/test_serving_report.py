@@ -3,6 +3,7 @@
 import json
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,6 @@ import pytest
 
 from benchmarks.harness import report
 from benchmarks.peers.server import KINDS, Settings
-from benchmarks.serving import report as serving_report
 from benchmarks.serving.comparison import Comparison, Standing
 from benchmarks.serving.contender import Contender, Models
 from benchmarks.serving.goodput import Point
@@ -63,6 +63,10 @@ def test_there_is_no_verdict_without_two_sides() -> None:
     assert verdict([standing([point(1, 50.0)]), standing([None], 0)]) == "No peer met the objective at any rate."
 
 
+def test_other_objectives_have_results_of_their_own() -> None:
+    assert SETUP.result_name == "serving-int8" and replace(SETUP, objective_factor=10).result_name == "serving-int8-10x"
+
+
 def test_a_latency_that_never_ended_is_null() -> None:
     (found,) = curve([point(0, 1.0, math.inf, Counter(UNFINISHED=9))])
     assert found["p95_seconds"] is None and found["p50_seconds"] is None
@@ -72,8 +76,8 @@ def test_a_latency_that_never_ended_is_null() -> None:
 
 def test_table_figures_and_plot_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib", reason="draws the figure")
-    for module in (report, serving_report):
-        monkeypatch.setattr(module, "RESULTS", tmp_path)
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    monkeypatch.setattr(report, "processor_kind", lambda: "avx2")
     standings = [standing([point(20, 50.0), point(21, 52.0)]), standing([point(12, 20.0), point(12, 21.0, math.inf)], 0)]
     share = Comparison.share_of_same
     compared: Any = SimpleNamespace(standings=standings, objective=0.4)
@@ -83,5 +87,5 @@ def test_table_figures_and_plot_are_written(tmp_path: Path, monkeypatch: pytest.
     assert "within 400 ms" in table and "2.49 times triton's goodput" in table
     assert "litserve was not installed; `benchmarks/peers/setup.sh x litserve`" in table and "mosec 0.9.8" in table
     written = json.loads((tmp_path / "serving-int8.json").read_text(encoding="utf-8"))
-    assert [len(points) for points in written["environment"]["curves"].values()] == [2, 2]
-    assert (tmp_path / "serving-int8.png").read_bytes().startswith(b"\x89PNG")
+    assert [len(points) for points in written["kinds"]["avx2"]["environment"]["curves"].values()] == [2, 2]
+    assert (tmp_path / "serving-int8-avx2.png").read_bytes().startswith(b"\x89PNG")

@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import subprocess
+import sys
 import time
 from collections import Counter
 from dataclasses import replace
@@ -13,8 +15,10 @@ import pytest
 from benchmarks.harness.cut_line import CutLine
 from benchmarks.harness.replica import Replica
 from benchmarks.soak.callers import Callers, Count
-from benchmarks.soak.main import IDLE, RESTARTS, Soaked, verdicts, wait_idle
+from benchmarks.soak.kills import Victim, kill, victims, watched
+from benchmarks.soak.main import wait_idle
 from benchmarks.soak.references import SEARCHES, References
+from benchmarks.soak.soaked import IDLE, RESTARTS, Soaked, verdicts
 from benchmarks.soak.watch import MEASURES, Reading, Watch, read, slope, trend
 from dragoman.v1 import generation_pb2
 
@@ -166,3 +170,36 @@ def test_what_is_left_over_breaks_a_promise(name: str) -> None:
     found = soaked()
     found.after[name] = 1.0
     assert sum(not kept for kept, _ in verdicts(found)) == 1
+
+
+def test_one_of_several_is_killed_and_never_the_process_that_was_started() -> None:
+    assert victims({"front end": [1], "engine": [2]}, 1) == []
+    assert victims({"front end": [1], "engine": [2, 3]}, 1) == [Victim("engine", 3)]
+    several = {"front end": [1, 4, 5], "engine": [2, 3]}
+    assert victims(several, 1) == [Victim("engine", 3), Victim("front end", 5)]
+    assert victims({"front end": [1, 4], "engine": [2]}, 1) == []
+    assert watched(several, victims(several, 1)) == {"front end 1": 1, "front end 2": 4, "engine 1": 2}
+    assert watched({"front end": [1], "engine": [2]}, []) == {"front end": 1, "engine": 2}
+
+
+def test_victims_are_killed_in_their_time() -> None:
+    processes = [subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) for _ in range(2)]
+    asyncio.run(kill([Victim("engine", process.pid) for process in processes], 0.02))
+    assert [process.wait(30) for process in processes] == [-9, -9]
+
+
+def test_a_killed_process_excuses_calls_that_it_had_and_nothing_else() -> None:
+    unavailable = Count(frozenset({"OK"}), 101, Counter({"OK": 100, "UNAVAILABLE": 1}))
+    found = soaked(counts={"score": unavailable}, killed=[Victim("engine", 7), Victim("front end", 8)])
+    found.after[RESTARTS] = 1.0
+    assert all(kept for kept, _ in verdicts(found))
+    assert any("begun: 1, 0.95% of all" in text for _, text in verdicts(found))
+    found.counts["score"].ended["UNAVAILABLE"] += 1
+    found.counts["score"].num_begun += 1
+    (broken,) = [text for kept, text in verdicts(found) if not kept]
+    assert broken.startswith("UNAVAILABLE where nobody tried again")
+    found.counts["score"].ended.update({"UNAVAILABLE": -1, "INTERNAL": 1})
+    assert [text for kept, text in verdicts(found) if not kept] == ["requests that ended with an unexpected status: 1"]
+    found = soaked(killed=[Victim("engine", 7)], is_whole=False)
+    broken = [text for kept, text in verdicts(found) if not kept]
+    assert broken == ["engine restarts: 0, engines killed: 1", broken[1]] and "as many processes" in broken[1]

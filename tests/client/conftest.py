@@ -5,6 +5,8 @@ import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from queue import SimpleQueue
 
 import grpc
 import pytest
@@ -86,7 +88,9 @@ class Service(generation_pb2_grpc.GenerationServicer):
     def __init__(self) -> None:
         self.script = deque()
         self.behaviours = {}  # by source text, beside the script
+        self.has_bulk = True  # False as on a server that is older
         self.is_cut_short = False  # streams end without their result
+        self.messages = []  # of each stream of several requests in a message, how many each had
         self.batches = []  # what came on each stream of a batch
         self.breaks = deque()  # for each such stream: how many requests it answers, and the behaviour that follows
         self.refusals = {}  # by source text: statuses that its attempts end with, before it is answered
@@ -185,6 +189,47 @@ class Service(generation_pb2_grpc.GenerationServicer):
         if len(seen) == num_answers:
             break_off(context)
 
+    def GenerateBulk(self, messages, context):
+        """Answer each request side by side, as Generate would; `batches`, `breaks` and `refusals` are as in GenerateBatch."""
+        if not self.has_bulk:
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+        seen, answers = [], SimpleQueue()
+        with self._lock:
+            self.batches.append(seen)
+            self.messages.append([])
+            num_answers, break_off = self.breaks.popleft() if self.breaks else (None, None)
+
+        def serve(request) -> None:
+            item = _Item(context)
+            try:
+                answers.put({"response": self.Generate(request, item), "request_id": request.request_id})
+            except _Aborted:
+                answers.put({"error": item.error, "request_id": request.request_id})
+
+        def read() -> None:
+            with ThreadPoolExecutor(32) as threads, suppress(grpc.RpcError):
+                for message in messages:
+                    self.messages[-1].append(len(message.requests))
+                    for request in message.requests:
+                        seen.append(request)
+                        if len(seen) - 1 == num_answers:
+                            answers.put(break_off)
+                            return
+                        if refusals := self.refusals.get(request.text):
+                            answers.put({"error": refusals.pop(0), "request_id": request.request_id})
+                        else:
+                            threads.submit(serve, request)
+            answers.put(break_off if len(seen) == num_answers else None)
+
+        reading = threading.Thread(target=read)
+        reading.start()
+        while isinstance(answer := answers.get(), dict):
+            response = generation_pb2.GenerateBatchResponse(**answer)
+            yield generation_pb2.GenerateBulkResponse(answers=[response])
+        if answer is not None:
+            answer(context)
+        reading.join()
+
     def Score(self, request, context):
         """Find each character of the target as likely as its place says; the attention is on the diagonal."""
         behave = self._begin(request, context)
@@ -207,6 +252,30 @@ class Service(generation_pb2_grpc.GenerationServicer):
             if model.name == request.model:
                 return model
         context.abort(grpc.StatusCode.NOT_FOUND, f"model: {request.model!r} is not loaded; loaded: en-de, en-fr")
+
+
+class _Aborted(Exception):
+    """A request of a stream has failed."""
+
+
+class _Item:
+    """The context of one request of a stream."""
+
+    def __init__(self, stream) -> None:
+        self._stream = stream
+        self.error = None
+
+    def __getattr__(self, name: str):
+        return getattr(self._stream, name)
+
+    def abort(self, code, details):
+        self.error = generation_pb2.Error(code=code.value[0], message=details)
+        raise _Aborted
+
+    def abort_with_status(self, status):
+        found = dict(status.trailing_metadata)
+        self.error = generation_pb2.Error.FromString(found["grpc-status-details-bin"])
+        raise _Aborted
 
 
 class Held:

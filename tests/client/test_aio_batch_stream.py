@@ -10,6 +10,12 @@ from dragoman.client.errors import Cancelled, Unavailable
 from dragoman.client.request import Request
 
 
+@pytest.fixture(autouse=True)
+def _old_server(service) -> None:
+    """What a server does that knows GenerateBatch only: a request a message. The other kind is in `test_bulk.py`."""
+    service.has_bulk = False
+
+
 def test_slow_input_does_not_keep_outcomes_back(server, running_async) -> None:
     async def main() -> None:
         is_answered = asyncio.Event()

@@ -183,8 +183,8 @@ def test_generate_many_fails_in_its_turn_and_cancels_the_rest(client, service, f
 
 def test_dropped_generate_many_cancels_what_runs(client, service, held) -> None:
     stuck = held()
-    service.script.extend([lambda context: None, stuck])
-    answers = client.generate_many(["a", "b"], concurrency=1)
+    service.behaviours = {"b": stuck}
+    answers = client.generate_many(["a", "b"], concurrency=2)
     assert next(answers).text == "A"
     stuck.wait_until_began()
     del answers

@@ -70,7 +70,7 @@ def test_each_call_names_the_active_span(heard: tuple[Heard, str]) -> None:
     interceptor, target = heard
     with Client(target, retry=ONCE, token="secret") as client, active():
         call_all(client)
-    methods = ("Generate", "GenerateStream", "Score", "GenerateBatch", "ListModels")
+    methods = ("Generate", "GenerateStream", "Score", "GenerateBulk", "GenerateBatch", "ListModels")
     assert interceptor.parents() == {method: {PARENT} for method in methods}
     assert {metadata["tracestate"] for _, metadata in interceptor.calls} == {"vendor=7"}
     assert {metadata["authorization"] for _, metadata in interceptor.calls} == {"Bearer secret"}
@@ -80,7 +80,7 @@ def test_calls_on_other_threads_name_the_span_too(heard: tuple[Heard, str]) -> N
     interceptor, target = heard
     with Client(target, retry=ONCE) as client, active(), pytest.raises(CallError):
         list(client.generate_many(["a", "b"]))
-    assert interceptor.parents() == {"Generate": {PARENT}}
+    assert interceptor.parents() == {"GenerateBulk": {PARENT}, "GenerateBatch": {PARENT}}
 
 
 def test_without_a_span_nothing_is_named(heard: tuple[Heard, str]) -> None:
@@ -110,6 +110,7 @@ def test_calls_of_tasks_name_their_own_span(heard: tuple[Heard, str]) -> None:
     assert interceptor.parents() == {
         "Generate": {PARENT},
         "GenerateStream": {PARENT},
+        "GenerateBulk": {PARENT},
         "GenerateBatch": {PARENT},
         "Score": {None},
     }

@@ -186,7 +186,7 @@ def test_notes_name_what_lies_open(render: Render) -> None:
 def test_every_setting_of_the_values_is_the_servers_and_no_other_is_taken(root: Path) -> None:
     schema = json.loads((root / "deploy/helm/dragoman/values.schema.json").read_text())
     taken = schema["properties"]["config"]["properties"]
-    set_by_the_chart = {"models", "port", "metrics_port", "drain_seconds"}
+    set_by_the_chart = {"models", "port", "metrics_port", "drain_seconds", "weights_cache"}
     set_by_the_chart |= {"tls_certificate", "tls_key", "tls_client_ca", "auth_tokens_file"}
     set_by_the_chart |= {"metrics_token_file", "metrics_tls_certificate", "metrics_tls_key"}
     assert taken.keys() == settings.ServerConfig.model_fields.keys() - set_by_the_chart, "run make chart"
@@ -211,6 +211,17 @@ def test_pods_satisfy_the_restricted_standard_and_write_nowhere(render: Render, 
     kinds = {kind for volume in pod["volumes"] for kind in volume.keys() - {"name"}}
     assert kinds <= {"emptyDir", "configMap", "secret", "persistentVolumeClaim", "image"}
     assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
+
+
+def test_weights_are_shared_on_a_disk_of_the_pods_own_or_not_at_all(render: Render) -> None:
+    def variable(pod: dict[str, Any]) -> str:
+        return str(next(entry["value"] for entry in pod["containers"][0]["env"] if entry["name"] == "DRAGOMAN_WEIGHTS_CACHE"))
+
+    assert variable(render().pod) == "off"
+    pod = render({"weightsCache": {"enabled": True, "sizeLimit": "9Gi"}}).pod
+    mount = next(mount for mount in pod["containers"][0]["volumeMounts"] if mount["mountPath"] == variable(pod))
+    volume = next(volume for volume in pod["volumes"] if volume["name"] == mount["name"])
+    assert volume["emptyDir"] == {"sizeLimit": "9Gi"} and not mount.get("readOnly")
 
 
 def test_pods_get_no_token_and_no_variables_of_services(render: Render) -> None:

@@ -98,6 +98,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"serviceAccount": {"name": "mt", "annotations": {"eks.amazonaws.com/role-arn": "arn"}}},
     ],
     "tmp": [{}, {"tmp": {"medium": "Memory", "sizeLimit": "64Mi"}}],
+    "weights": [{}, {"weightsCache": {"enabled": True, "sizeLimit": "9Gi"}}],
     "metrics": [{}, {"metrics": {"serviceMonitor": MONITOR}}, {"metrics": {"podMonitor": MONITOR}}],
     "metrics-port": [
         {},

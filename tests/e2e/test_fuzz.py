@@ -25,7 +25,7 @@ from dragoman.model.generation import Defaults, Language, Languages, Template
 from dragoman.model.text.byte_level import ByteLevelTokenizer
 from dragoman.model.text.tokenizers import Tokenizers
 from dragoman.model.transformer import Transformer
-from dragoman.v1.generation_pb2 import GenerateBatchResponse, GenerateRequest, GenerateResponse
+from dragoman.v1.generation_pb2 import GenerateBatchResponse, GenerateBulkResponse, GenerateRequest, GenerateResponse
 from dragoman.v1.generation_pb2_grpc import GenerationStub
 from tests.fuzz.caller import send
 from tests.fuzz.cases import Case, cases, make_case, methods
@@ -41,7 +41,7 @@ NUM_WARMUP_MESSAGES = 1_000
 MAX_GROWTH_BYTES = 64 * 2**20
 # gRPC keeps idle threads for a while, up to about as many as there are cores.
 MAX_MORE_THREADS = 4
-COUNTED = ("Generate", "GenerateStream", "GenerateBatch", "Score")
+COUNTED = ("Generate", "GenerateStream", "GenerateBatch", "GenerateBulk", "Score")
 UNCOUNTED = ("ListModels", "GetModel", "Check", "Watch", "ServerReflectionInfo")
 BLAMED = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND)
 # With these a call may have ended for its caller before the server's answer came, or gRPC ended it before the server saw it.
@@ -151,15 +151,28 @@ def wrong_counts(counted: Counter[grpc.StatusCode], endings: list[tuple[Case, En
                 continue
             num_seen = (ending.code is code) + [item.error.code for item in batch_items(case, ending)].count(code.value[0])
             at_least += num_seen
-            at_most += max(1, len(case.messages)) if ending.code in LEFT else num_seen
+            at_most += max(1, num_requests(case)) if ending.code in LEFT else num_seen
         if not at_least <= counted[code] <= at_most:
             problems.append(f"{code.name}: the server counted {counted[code]}, callers saw {at_least} to {at_most}")
     return problems
 
 
 def batch_items(case: Case, ending: Ending) -> list[Any]:
-    is_batch = case.method is not None and case.method.name == "GenerateBatch"
-    return [GenerateBatchResponse.FromString(data) for data in ending.answers] if is_batch else []
+    match case.method.name if case.method is not None else "":
+        case "GenerateBatch":
+            return [GenerateBatchResponse.FromString(data) for data in ending.answers]
+        case "GenerateBulk":
+            return [item for data in ending.answers for item in GenerateBulkResponse.FromString(data).answers]
+        case _:
+            return []
+
+
+def num_requests(case: Case) -> int:
+    """Return how many requests a case has at the most; each of several in a message takes two bytes at least."""
+    assert case.method is not None
+    if case.method.name != "GenerateBulk":
+        return len(case.messages)
+    return sum(max(1, len(data) // 2) for data in case.messages)
 
 
 def services(address: str) -> list[str]:

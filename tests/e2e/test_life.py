@@ -185,6 +185,20 @@ def test_a_pinned_engine_keeps_to_its_core(serve: Any, endless: Path) -> None:
         assert server.terminate() == 0
 
 
+def test_an_engine_and_its_successor_map_the_same_weights(serve: Any, endless: Path, tmp_path: Path) -> None:
+    flags = ("--restart-backoff-initial-seconds", "0.1", "--weights-cache", str(tmp_path))
+    with serve(endless / "alpha", *flags) as server, Client(server.address, retry=MANY_RETRIES) as client:
+        answer = client.generate("a dog runs", max_new_tokens=2)
+        (weights,) = tmp_path.glob("*/alpha-*/weights.data")
+        first = engine_pid(server, "alpha")
+        assert str(weights) in Path(f"/proc/{first}/maps").read_text()
+        os.kill(first, signal.SIGKILL)
+        assert client.generate("a dog runs", max_new_tokens=2).text == answer.text
+        second = server.wait_for("engine ready")["engine_pid"]
+        assert second != first and str(weights) in Path(f"/proc/{second}/maps").read_text()
+        assert server.terminate() == 0
+
+
 def engine_pid(server: Any, model: str) -> int:
     """Return the process id of a model's first engine."""
     events = (event for event in server.events if event["event"] == "engine ready" and event["model"] == model)

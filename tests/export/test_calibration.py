@@ -5,7 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from dragoman.export.calibration import calibrate, calibration_sources
-from dragoman.export.graphs import EncoderGraph, StepGraph
+from dragoman.export.encoder_graph import EncoderGraph
+from dragoman.export.graphs import StepGraph
 from dragoman.export.quantize import find_products
 from dragoman.export.scorer_graph import ScorerGraph
 from dragoman.export.tracing import trace

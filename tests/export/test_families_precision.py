@@ -10,7 +10,8 @@ import torch
 from dragoman.export.cache_quantize import quantize_given_caches, quantize_step_caches
 from dragoman.export.calibration import calibrate
 from dragoman.export.cpu import keep_sums_apart, keep_time_axis
-from dragoman.export.graphs import EncoderGraph, StepGraph
+from dragoman.export.encoder_graph import EncoderGraph
+from dragoman.export.graphs import StepGraph
 from dragoman.export.half import DTYPES, halved, store_halved
 from dragoman.export.quality import verify_quantized
 from dragoman.export.quantize import ScaleCounts, quantize
@@ -26,8 +27,8 @@ from tests.model.families import FAMILIES, random_pair
 KINDS = ["marian", "bart-gelu-new", "mbart", "t5", "t5-v1.1", "t5-gated-silu", "umt5"]
 
 
-def traced(model: Transformer) -> list[onnx.ModelProto]:
-    return [trace(graph(model)) for graph in (EncoderGraph, StepGraph, ScorerGraph)]
+def traced(model: Transformer, is_packed: bool = True) -> list[onnx.ModelProto]:
+    return [trace(module) for module in (EncoderGraph(model, is_packed), StepGraph(model), ScorerGraph(model, is_packed))]
 
 
 def written(graphs: list[onnx.ModelProto], directory: Path) -> Path:
@@ -70,7 +71,7 @@ def test_8_bits_pass_their_gate(family: str, is_calibrated: bool, has_caches: bo
 @pytest.mark.parametrize("family", KINDS)
 def test_16_bits_pass_their_gate(family: str, precision: str, tokenizers: Tokenizers, tmp_path: Path) -> None:
     checkpoint = checkpoint_of(family, tokenizers)
-    graphs = traced(halved(checkpoint.model, DTYPES[precision]))
+    graphs = traced(halved(checkpoint.model, DTYPES[precision]), is_packed=False)
     for graph in graphs:
         store_halved(graph, DTYPES[precision])
     report = verify_half(checkpoint, written(graphs, tmp_path), precision)
@@ -94,7 +95,7 @@ def test_what_would_overflow_a_half_stays_single(tokenizers: Tokenizers, tmp_pat
     handle.remove()
     assert float(seen[0].abs().max()) > torch.finfo(torch.float16).max, "the model is one that overflows"
     torch.testing.assert_close(found, expected, atol=0.05, rtol=0)
-    graphs = traced(half)
+    graphs = traced(half, is_packed=False)
     for graph in graphs:
         store_halved(graph, torch.float16)
     verify_half(checkpoint, written(graphs, tmp_path), "fp16")

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
-from dragoman.export.bundle import Tensors, cross_kv_names
+from dragoman.export.bundle import Tensors
 from dragoman.export.recording import OPSET_VERSION
 from dragoman.export.tracing import IR_VERSION
 from dragoman.export.verify import OnnxRunner
@@ -38,8 +38,8 @@ def test_axes_are_dynamic_and_named(exported: Path) -> None:
 
     encoder = onnx.load(exported / "encoder.onnx", load_external_data=False).graph
     decoder = onnx.load(exported / "decoder.onnx", load_external_data=False).graph
-    assert axes(encoder.input) == {"src_ids": ["B", "S"], "src_lens": ["B"]}
-    assert axes(encoder.output) == {name: ["B", 4, "S", 8] for name in cross_kv_names(2)}
+    assert axes(encoder.input) == {"src_ids": ["P"], "positions": ["P"], "cells": ["P"], "grid": ["B", "S"], "src_lens": ["B"]}
+    assert axes(encoder.output) == {"cross_kv": ["P", 4 * 4 * 8]}
     inputs, outputs = axes(decoder.input), axes(decoder.output)
     assert list(inputs) == Tensors.of_layers(2).decoder_inputs
     assert inputs["prev_ids"] == inputs["positions"] == inputs["src_lens"] == ["N"]

@@ -132,6 +132,25 @@ def leak_into_the_neighbour(model: ModelProto) -> None:
     insert_before(model, softmax, 0, new)
 
 
+def leak_into_the_next_source(model: ModelProto) -> None:
+    """Add a trace of the mean over all tokens of a batch to what is projected: far below the tolerance, but not the same bits."""
+    product = nodes(model, "Gemm")[-1]
+    model.graph.initializer.append(numpy_helper.from_array(np.array(1e-6, np.float32), "a_trace"))
+    model.graph.initializer.append(numpy_helper.from_array(np.array([0], np.int64), "rows"))
+    new = [
+        helper.make_node("ReduceMean", [product.input[0], "rows"], ["mean_of_rows"], keepdims=1),
+        helper.make_node("Mul", ["mean_of_rows", "a_trace"], ["leak"]),
+        helper.make_node("Add", [product.input[0], "leak"], ["leaky"]),
+    ]
+    insert_before(model, product, 0, new)
+
+
+def take_the_next_token_s_place(model: ModelProto) -> None:
+    """Bring what attention gives back to the tokens as they stood in another order."""
+    gather = nodes(model, "Gather")[-1]
+    insert_before(model, gather, 1, [helper.make_node("Neg", [gather.input[1]], ["backwards"])])
+
+
 def spoil_late_positions(model: ModelProto) -> None:
     """Spoil one position in the middle of those that are not driven step by step: 100 of 150."""
     rewrite(model, "decoder.embedding.positions", lambda table: table + (np.arange(len(table)) == 100)[:, None] * np.float32(0.5))
@@ -149,7 +168,9 @@ MUTATIONS: dict[str, tuple[str, Change, str]] = {
     "a key too few": ("decoder", attend_one_key_too_few, "log-probabilities are off"),
     "keys for values": ("decoder", swap_keys_and_values, "log-probabilities are off"),
     "a step that ignores src_lens": ("decoder", ignore_source_lengths, "log-probabilities are off"),
-    "an encoder that ignores src_lens": ("encoder", ignore_source_lengths, "log-probabilities are off"),
+    "an encoder that ignores src_lens": ("encoder", ignore_source_lengths, "not encoded to the same bits"),
+    "a source that leaks into the next": ("encoder", leak_into_the_next_source, "not encoded to the same bits"),
+    "tokens in each other's places": ("encoder", take_the_next_token_s_place, "not encoded to the same bits"),
     "a row that leaks into its neighbours": ("decoder", leak_into_the_neighbour, "same bits alone"),
     "a position that only the scorer reaches": ("scorer", spoil_late_positions, "the scorer's log-probabilities are off"),
     "a scorer that ignores src_lens": ("scorer", ignore_source_lengths, "the scorer"),
@@ -190,15 +211,19 @@ def share_one_scale(model: ModelProto) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
-    [(exchange_scales, "too much harm|log-probabilities"), (share_one_scale, "same bits in every batch")],
-    ids=["a scale error in one product", "a scale that rows share"],
+    ("graph", "change", "message"),
+    [
+        ("decoder", exchange_scales, "too much harm|log-probabilities"),
+        ("decoder", share_one_scale, "same bits in every batch"),
+        ("encoder", share_one_scale, "not encoded to the same bits in every batch"),
+    ],
+    ids=["a scale error in one product", "a scale that rows share", "a scale that sources share"],
 )
 def test_broken_quantised_graph_is_refused(
-    bundles: dict[str, Path], long: Checkpoint, tmp_path: Path, change: Change, message: str
+    bundles: dict[str, Path], long: Checkpoint, tmp_path: Path, graph: str, change: Change, message: str
 ) -> None:
     with pytest.raises((ParityError, BundleError), match=message):
-        verify_quantized(long, mutated(bundles["int8"], tmp_path, "decoder", change), ScaleCounts(1, 0))
+        verify_quantized(long, mutated(bundles["int8"], tmp_path, graph, change), ScaleCounts(1, 0))
 
 
 def test_weights_that_tracing_gets_wrong_are_found(bundles: dict[str, Path], long: Checkpoint) -> None:

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.export.processor import overflows_in_8_bits, processor_kind
+from dragoman.export.processor import overflows_in_8_bits, processor_identity, processor_kind
 
 
 @pytest.mark.parametrize(
@@ -43,3 +43,31 @@ def test_a_processor_is_called_after_what_multiplies(tmp_path: Path, line: str, 
 
 def test_an_unknown_processor_is_called_after_its_architecture(tmp_path: Path) -> None:
     assert processor_kind(tmp_path / "missing") == platform.machine()
+
+
+def test_a_processors_identity_changes_with_what_it_can_do_and_with_nothing_else(tmp_path: Path) -> None:
+    file = tmp_path / "cpuinfo"
+    lines = [
+        "processor\t: 0",
+        "vendor_id\t: X",
+        "model\t\t: 17",
+        "model name\t: Some",
+        "cpu MHz\t: 2000",
+        "flags\t\t: fpu avx2 sse2",
+    ]
+
+    def identity(*lines: str) -> str:
+        file.write_text("\n".join(lines), encoding="ascii")
+        return processor_identity(file)
+
+    found = identity(*lines, "", "processor\t: 1", "model\t\t: 18")
+    assert found == identity(*lines[:4], "cpu MHz\t: 3000", "flags\t\t: avx2 fpu sse2")
+    for i, other in ((1, "vendor_id\t: Y"), (2, "model\t\t: 18"), (5, "flags\t\t: fpu sse2")):
+        assert identity(*lines[:i], other, *lines[i + 1 :]) != found
+    assert identity("CPU part\t: 0xd0c", "Features\t: asimd") != identity("CPU part\t: 0xd0c", "Features\t: asimd i8mm")
+
+
+def test_a_processor_that_does_not_say_what_it_can_do_has_no_identity(tmp_path: Path) -> None:
+    assert processor_identity(tmp_path / "missing") == ""
+    (tmp_path / "cpuinfo").write_text("vendor_id\t: X\nmodel\t: 17\n", encoding="ascii")
+    assert processor_identity(tmp_path / "cpuinfo") == ""

@@ -12,7 +12,8 @@ import torch
 
 from dragoman.export import verify as gate
 from dragoman.export.bundle import BundleError
-from dragoman.export.graphs import EncoderGraph, StepGraph
+from dragoman.export.encoder_graph import EncoderGraph
+from dragoman.export.graphs import StepGraph
 from dragoman.export.parity import Floats, Ints, ParityError
 from dragoman.export.scorer_graph import ScorerGraph
 from dragoman.export.storage import write_graphs
@@ -66,7 +67,7 @@ def test_other_checkpoint_fails(make_checkpoint: MakeCheckpoint, exported: Path)
 @pytest.mark.parametrize(
     ("graph", "weight"),
     [
-        ("encoder", "MatMul_1.1"),
+        ("encoder", "encoder.layers.0.self_attention.output.weight"),
         ("decoder", "decoder.layers.1.feed_forward.inner.weight"),
         ("decoder", "decoder.layers.0.self_attention.input.weight"),
     ],
@@ -112,7 +113,7 @@ def test_wrong_greedy_token_fails(checkpoint: Checkpoint, exported: Path, monkey
         verify(checkpoint, exported)
 
 
-@pytest.mark.parametrize("change", [("MatMul", 3), ("Softmax", 0)])
+@pytest.mark.parametrize("change", [("Gemm", 5), ("Softmax", 0)])
 def test_tampered_scorer_fails(checkpoint: Checkpoint, bundle_dir: Path, change: tuple[str, int]) -> None:
     """Its weights are the other graphs', so only the graph itself can be wrong: here a node is made to do something else."""
     path = bundle_dir / "scorer.onnx"

@@ -16,7 +16,7 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthListRequest
 from grpc_reflection.v1alpha.reflection_pb2 import ExtensionRequest, ServerReflectionRequest
 
-from dragoman.v1.generation_pb2 import GenerateRequest, GetModelRequest, ListModelsRequest, ScoreRequest
+from dragoman.v1.generation_pb2 import GenerateBulkRequest, GenerateRequest, GetModelRequest, ListModelsRequest, ScoreRequest
 from tests.fuzz.wire import Mutator
 
 REQUEST_ID_KEY = "x-request-id"
@@ -61,6 +61,7 @@ REFLECTION = (
 )
 SEEDS: Mapping[type[Message], tuple[Message, ...]] = {
     GenerateRequest: GENERATE,
+    GenerateBulkRequest: (GenerateBulkRequest(requests=GENERATE[:3]), GenerateBulkRequest(requests=GENERATE[2:4])),
     ScoreRequest: SCORE,
     ListModelsRequest: (ListModelsRequest(),),
     GetModelRequest: (GetModelRequest(model="alpha"), GetModelRequest()),
@@ -69,7 +70,7 @@ SEEDS: Mapping[type[Message], tuple[Message, ...]] = {
     ServerReflectionRequest: REFLECTION,
 }
 # How often a method is chosen; the rest have 1.
-WEIGHTS = {"Generate": 8, "GenerateStream": 4, "GenerateBatch": 4, "Score": 5, "Check": 2}
+WEIGHTS = {"Generate": 8, "GenerateStream": 4, "GenerateBatch": 4, "GenerateBulk": 4, "Score": 5, "Check": 2}
 METADATA_VALUES = (
     "", "x", "a" * 128, "a" * 129, "a" * 3000, "00-" + "a" * 32 + "-" + "b" * 16 + "-01", "00-" + "0" * 32 + "-" + "0" * 16 + "-00",
     "ff-x-y-z",
@@ -183,6 +184,11 @@ def _message(chance: random.Random, method: MethodDescriptor | None, is_as_meant
         assert isinstance(message, GenerateRequest)
         message = GenerateRequest.FromString(message.SerializeToString())
         message.request_id = request_id
+    if method is not None and method.name == "GenerateBulk":
+        assert isinstance(message, GenerateBulkRequest)
+        message = GenerateBulkRequest.FromString(message.SerializeToString())
+        for place, request in enumerate(message.requests):
+            request.request_id = f"{request_id}-{place}"
     if is_as_meant:
         return message.SerializeToString()
     if chance.random() < 0.05:

@@ -10,7 +10,13 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionResponse
 
-from dragoman.v1.generation_pb2 import GenerateBatchResponse, GenerateStreamResponse
+from dragoman.v1.generation_pb2 import (
+    GenerateBatchResponse,
+    GenerateBulkRequest,
+    GenerateBulkResponse,
+    GenerateRequest,
+    GenerateStreamResponse,
+)
 from tests.fuzz.cases import REQUEST_ID_KEY, Case
 
 Code = grpc.StatusCode
@@ -21,6 +27,7 @@ CODES = {
     "Generate": {Code.NOT_FOUND},
     "GenerateStream": {Code.NOT_FOUND},
     "GenerateBatch": set(),
+    "GenerateBulk": set(),
     "Score": {Code.NOT_FOUND},
     "GetModel": {Code.NOT_FOUND},
     "Check": {Code.NOT_FOUND},
@@ -81,6 +88,8 @@ def _allowed(case: Case) -> set[Code]:
 def _names_a_field(case: Case, details: str) -> bool:
     assert case.method is not None
     fields = {field.name for field in case.method.input_type.fields} | {"request", REQUEST_ID_KEY}
+    if case.method.name == "GenerateBulk":
+        fields |= {field.name for field in GenerateRequest.DESCRIPTOR.fields}
     return details.partition(":")[0] in fields and len(details) > len(details.partition(":")[0]) + 3
 
 
@@ -101,6 +110,15 @@ def _about_answers(case: Case, ending: Ending) -> Iterator[str]:
             items = [answer for answer in answers if isinstance(answer, GenerateBatchResponse)]
             if len(items) > len(case.messages) or (is_ok and len(items) != len(case.messages)):
                 yield f"{len(items)} answers to {len(case.messages)} requests"
+            for item in items:
+                yield from _about_item(case, item)
+        case "GenerateBulk":
+            items = [item for answer in answers if isinstance(answer, GenerateBulkResponse) for item in answer.answers]
+            places = sorted(item.index for item in items)
+            if len(set(places)) != len(places) or (is_ok and places != list(range(len(places)))):
+                yield f"answers are to requests {places[:50]}"
+            if case.is_as_meant and len(items) != sum(len(GenerateBulkRequest.FromString(data).requests) for data in case.messages):
+                yield f"{len(items)} answers to all requests of {len(case.messages)} messages"
             for item in items:
                 yield from _about_item(case, item)
         case "ServerReflectionInfo":

@@ -74,12 +74,16 @@ def delimited(content: bytes) -> bytes:
 
 
 def records(message: Message) -> list[Record]:
-    """Return the fields of a message, by number; repeated numbers are packed."""
-    return [_record(field, value) for field, value in message.ListFields()]
+    """Return the fields of a message, by number; repeated numbers are packed, repeated messages have a record each."""
+    return [
+        _record(field, one)
+        for field, value in message.ListFields()
+        for one in (value if field.is_repeated and field.message_type is not None else [value])
+    ]
 
 
 def _record(field: FieldDescriptor, value: object) -> Record:
-    if field.is_repeated:  # of numbers: requests have no others
+    if field.is_repeated and field.message_type is None:  # of numbers: requests have no others
         return Record(field.number, BYTES, delimited(b"".join(map(varint, value))))  # type: ignore[call-overload]
     if field.cpp_type == FieldDescriptor.CPPTYPE_FLOAT:
         return Record(field.number, FIXED32, struct.pack("<f", value))
@@ -130,6 +134,8 @@ class Mutator:
         return [*(record for record in fields if record.number != field.number), self._value(field)]
 
     def _value(self, field: FieldDescriptor) -> Record:
+        if field.message_type is not None:
+            return Record(field.number, BYTES, delimited(self._text()))
         if field.is_repeated:
             count = self._chance.choice((1, 2, 255, 256, 257, 5_000))
             numbers = [self._chance.choice((*INTEGERS, self._chance.randrange(280))) for _ in range(min(count, 257))]

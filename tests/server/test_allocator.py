@@ -31,3 +31,38 @@ def test_large_blocks_are_given_back_where_glibc_would_keep_them(is_asked: bool)
     command = [sys.executable, "-c", PROGRAM, "yes" if is_asked else "no"]
     megabytes = int(subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout)
     assert (megabytes < 10) is is_asked
+
+
+KEEPING = """
+import resource, sys
+from dragoman.server.allocator import give_back_blocks, keep_blocks
+
+def resident():
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmRSS")) // 1024
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+if sys.argv[1] == "yes":
+    keep_blocks()
+def use():
+    blocks = [bytearray(b"x") * 16_000_000 for _ in range(4)]
+for _ in range(3):
+    use()
+before = faults()
+for _ in range(10):
+    use()
+kept, num_faults = resident(), faults() - before
+give_back_blocks()
+print(num_faults, kept - resident())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries keep memory in other ways")
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_blocks_are_kept_for_the_next_ones_until_they_are_given_back(is_asked: bool) -> None:
+    command = [sys.executable, "-c", KEEPING, "yes" if is_asked else "no"]
+    output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    num_faults, megabytes = map(int, output.split())
+    assert (num_faults < 1000) is is_asked, "640 MB are 160,000 pages, or 320 huge ones"
+    assert (megabytes > 50) is is_asked

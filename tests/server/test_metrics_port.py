@@ -11,7 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from dragoman.server import main
+from dragoman.server import main, serving_process
 from dragoman.server.config import load
 from dragoman.server.telemetry.admin import AdminServer
 from dragoman.server.telemetry.sampling import Sampler
@@ -34,7 +34,7 @@ def test_metrics_of_a_server_need_the_token_of_its_settings(tmp_path: Path, monk
             started.put_nowait(self)
 
     monkeypatch.setattr(main, "AdminServer", Observed)
-    monkeypatch.setattr(main, "gc", Mock())  # it is set for a process that serves
+    monkeypatch.setattr(serving_process, "gc", Mock())  # it is set for a process that serves
     local = {"host": "127.0.0.1", "metrics_host": "127.0.0.1", "port": 0, "metrics_port": 0, "num_threads": 1}
     config = load({"models": "bundles", "metrics_token_file": tmp_path / "token"} | local)
 
@@ -47,7 +47,6 @@ def test_metrics_of_a_server_need_the_token_of_its_settings(tmp_path: Path, monk
         assert await asyncio.to_thread(status, server.port, "/healthz") == 200
         os.kill(os.getpid(), signal.SIGTERM)
         assert await running == 0
-        assert service._face is not None
-        await service._face.stop()  # the process would end here
+        await service.front.face.stop()  # the process would end here
 
     asyncio.run(scenario())

@@ -7,12 +7,11 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from dragoman.server import supervisor
-from dragoman.server.engine.client import EngineClient
+from dragoman.server.engine.link import ZmqLink
 from dragoman.server.engine.settings import EngineSettings
 from dragoman.server.supervisor import EngineCannotStart, RestartPolicy, SupervisedEngine
 
@@ -38,16 +37,16 @@ def anything_goes() -> Iterator[None]:
 async def start_without_a_bundle(seen: list[str]) -> None:
     """Start an engine as the server does, and have the intruder try when it listens."""
 
-    class Attacked(EngineClient):
-        def __init__(self, endpoint: str, *arguments: Any) -> None:
-            super().__init__(endpoint, *arguments)
+    class AttackedLink(ZmqLink):
+        def __init__(self, endpoint: str) -> None:
+            super().__init__(endpoint)
             self.path = Path(endpoint.removeprefix("ipc://"))
             folder = self.path.parent.stat()
             assert (stat.S_IMODE(folder.st_mode), folder.st_uid) == (0o700, os.getuid())
             seen.append(str(self.path))
 
-        def fail(self, *arguments: Any) -> None:
-            super().fail(*arguments)
+        def close(self) -> None:
+            super().close()
             if os.getuid() == 0:
                 user = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
                 command = ["/bin/sh", "-c", INTRUDER, "sh", str(self.path), str(self.path.parent)]
@@ -56,7 +55,7 @@ async def start_without_a_bundle(seen: list[str]) -> None:
     settings = EngineSettings("", "/nowhere", 1, 1, 1, 1, 1, False, "critical", "json")
     nothing = {"on_statistics": lambda _: None, "on_change": lambda: None, "on_restart": lambda: None}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(supervisor, "EngineClient", Attacked)
+        patch.setattr(supervisor, "ZmqLink", AttackedLink)
         with pytest.raises(EngineCannotStart, match="/nowhere"):
             await SupervisedEngine("x", settings, RestartPolicy(), is_inline=True, **nothing).start()
 

@@ -1,8 +1,11 @@
-"""GenerateBatch: many requests on one stream, each served as Generate serves it, answered when it is done, and failing alone.
+"""GenerateBatch and GenerateBulk: many requests on one stream, each served as by Generate, answered when it is done, failing alone.
 
 A stream has a bounded number of requests and of bytes in hand (`hand.py`): requests read whose answers are not written yet. It is
 not read further meanwhile, so a caller who sends faster than the models answer, or reads slower than they do, is held back by
 gRPC's own flow control. Of an answer that waits to be taken nothing is kept but its bytes.
+
+In GenerateBulk a message has several requests, which are begun one by one as there are places, and several answers: those that are
+made in one turn of the event loop, as what the engine reports together is, or while the message before them is taken.
 
 An id that is unfit is never sent back. Every answer says which message of its stream it answers, from 0.
 """
@@ -22,10 +25,15 @@ from dragoman.server.faces.grpc import errors
 from dragoman.server.faces.grpc.hand import Hand, RecentIds
 from dragoman.server.faces.grpc.interceptors import Context, cancellation_code, current_call
 from dragoman.server.faces.grpc.reading import Refused, Turns, large_bytes_read
+from dragoman.server.faces.grpc.several import Several, put_together
 from dragoman.v1 import generation_pb2
 
 # Requests in hand for each slot of the largest model: one that decodes and one that is ready to take its place.
 REQUESTS_PER_SLOT = 2
+# Requests of one message that are begun before others have their turn.
+REQUESTS_PER_TURN = 16
+# Bytes of answers that go together; a larger one goes alone.
+MAX_TOGETHER_BYTES = 64 * 2**10
 
 Message: TypeAlias = generation_pb2.GenerateRequest | Refused
 Generate: TypeAlias = "Callable[[generation_pb2.GenerateRequest, Context, generation_pb2.GenerateResponse], Awaitable[None]]"
@@ -39,7 +47,9 @@ def requests_per_stream(core: Core) -> int:
 class Batch:
     """One stream of requests."""
 
-    def __init__(self, generate: Generate, core: Core, context: Context, hand: Hand, turns: Turns) -> None:
+    def __init__(
+        self, generate: Generate, core: Core, context: Context, hand: Hand, turns: Turns, *, is_bulk: bool = False
+    ) -> None:
         """Start without requests, inside the RPC's task.
 
         Args:
@@ -48,8 +58,10 @@ class Batch:
             context: Of the RPC.
             hand: What the stream has in hand.
             turns: Of the connection's streams, at reading.
+            is_bulk: Whether a message has several answers.
         """
         self._generate = generate
+        self._is_bulk = is_bulk
         self._records = core.calls.records
         self._draining = core.calls.draining
         self._context = context
@@ -58,9 +70,10 @@ class Batch:
         self._rpc = current_call.get()
         self._ids = RecentIds()
         self._num_read = 0
-        self._writing = asyncio.Lock()  # gRPC sends one message at a time
+        self._answers: list[bytes] = []  # not sent yet
+        self._is_writing = False  # gRPC sends one message at a time
 
-    async def serve(self, requests: AsyncIterator[Message]) -> None:
+    async def serve(self, requests: AsyncIterator[Message | Several]) -> None:
         """Answer what comes until the caller has sent everything, or the server drains: then what was read is answered.
 
         Cancelling this cancels every request that runs.
@@ -79,22 +92,43 @@ class Batch:
         if reading.cancelled():
             raise Unavailable("the server is shutting down", retry_after_seconds=RETRY_SECONDS)
 
-    async def _read(self, requests: AsyncIterator[Message], tasks: asyncio.TaskGroup) -> None:
-        """Start each request; the next is read when there is a place for it."""
+    async def _read(self, requests: AsyncIterator[Message | Several], tasks: asyncio.TaskGroup) -> None:
+        """Start each request; the next message is read when there is a place for it."""
         arrivals = aiter(requests)
         while True:
             await self._hand.room()
             try:
                 # The first one may be large for all we know.
                 is_in_turn = large_bytes_read.get() or not self._num_read
-                request = await (self._turns.take(anext(arrivals)) if is_in_turn else anext(arrivals))
+                message = await (self._turns.take(anext(arrivals)) if is_in_turn else anext(arrivals))
             except StopAsyncIteration:
                 return
-            self._hand.read(request.ByteSize())
-            await self._hand.turn()
-            tasks.create_task(self._answer(request, self._num_read))
-            self._num_read += 1
-            del request  # or it would be kept until the next one comes
+            if isinstance(message, Several):
+                await self._begin_each(message, tasks)
+            else:
+                await self._begin(message, tasks)
+            del message  # or it would be kept until the next one comes
+
+    async def _begin_each(self, message: Several, tasks: asyncio.TaskGroup) -> None:
+        """Start the requests of a message, each when there is a place for it; those that are left count with their bytes."""
+        num_bytes = message.ByteSize()
+        self._hand.hold(num_bytes)
+        for number in range(len(message)):
+            if number:
+                await self._hand.room()
+                if number % REQUESTS_PER_TURN == 0:
+                    await asyncio.sleep(0)
+            request = message.take()
+            self._hand.hold(message.ByteSize() - num_bytes)
+            num_bytes = message.ByteSize()
+            await self._begin(request, tasks)
+
+    async def _begin(self, request: Message, tasks: asyncio.TaskGroup) -> None:
+        """Start one request, when the answers before it are taken, if they are large."""
+        self._hand.read(request.ByteSize())
+        await self._hand.turn()
+        tasks.create_task(self._answer(request, self._num_read))
+        self._num_read += 1
 
     async def _answer(self, request: Message, index: int) -> None:
         """Serve one request, the number of which on its stream is given, and write what became of it."""
@@ -120,9 +154,32 @@ class Batch:
         data = response.SerializeToString()
         self._hand.answered(request.ByteSize(), len(data))
         del request, response
-        async with self._writing:
-            await self._context.write(data)
-        self._hand.taken(len(data))
+        self._answers.append(data)
+        if not self._is_writing:
+            await self._write()
+
+    async def _write(self) -> None:
+        """Send the answers there are, and those that come meanwhile; whoever made them need not wait."""
+        self._is_writing = True
+        await asyncio.sleep(0)  # what is answered in the same turn goes along
+        while self._answers:
+            together = self._answers[: self._num_together()]
+            del self._answers[: len(together)]
+            await self._context.write(put_together(together) if self._is_bulk else together[0])
+            for answer in together:
+                self._hand.taken(len(answer))
+        self._is_writing = False
+
+    def _num_together(self) -> int:
+        """Return how many of the answers there are fit one message; at least one."""
+        if not self._is_bulk:
+            return 1
+        num_bytes = 0
+        for count, answer in enumerate(self._answers):
+            num_bytes += len(answer)
+            if count and num_bytes > MAX_TOGETHER_BYTES:
+                return count
+        return len(self._answers)
 
     async def _serve(self, request: Message, call: Call, response: generation_pb2.GenerateBatchResponse) -> None:
         """Write the answer to one request, whose id is checked first.

@@ -5,6 +5,7 @@ Errors are raised as `server.errors` and become statuses where they are counted:
 
 import sys
 from collections.abc import AsyncIterator
+from typing import Any
 
 from dragoman.server.core.core import Core
 from dragoman.server.faces.grpc.batch import Batch, requests_per_stream
@@ -20,6 +21,7 @@ from dragoman.server.faces.grpc.hand import Allowance
 from dragoman.server.faces.grpc.interceptors import Context, current_call
 from dragoman.server.faces.grpc.places import Places, owner_of
 from dragoman.server.faces.grpc.reading import OfConnections, Turns
+from dragoman.server.faces.grpc.several import Several
 from dragoman.server.faces.grpc.sizes import MessageLimit
 from dragoman.v1 import generation_pb2, generation_pb2_grpc
 
@@ -57,13 +59,11 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
 
     async def GenerateBatch(self, requests: AsyncIterator[generation_pb2.GenerateRequest], context: Context) -> None:
         """Write the answer to each request of a stream when it is there."""
-        peer = context.peer()
-        with self._places.take(peer):
-            hand = self._allowance.open(requests_per_stream(self._core), owner_of(current_call.get(), peer))
-            try:
-                await Batch(self._generate, self._core, context, hand, self._turns.of(peer)).serve(requests)
-            finally:
-                hand.close()
+        await self._serve_batch(requests, context, is_bulk=False)
+
+    async def GenerateBulk(self, requests: AsyncIterator[Several], context: Context) -> None:
+        """Write the answers to the requests of a stream as they are there, several in a message."""
+        await self._serve_batch(requests, context, is_bulk=True)
 
     async def Score(self, request: generation_pb2.ScoreRequest, context: Context) -> generation_pb2.ScoreResponse:
         """Return the scores of a pair."""
@@ -79,6 +79,16 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
     async def GetModel(self, request: generation_pb2.GetModelRequest, context: Context) -> generation_pb2.Model:
         """Describe one model."""
         return self._descriptions.of(self._core.generation.model(request.model, current_call.get().caller))
+
+    async def _serve_batch(self, requests: AsyncIterator[Any], context: Context, *, is_bulk: bool) -> None:
+        peer = context.peer()
+        with self._places.take(peer):
+            hand = self._allowance.open(requests_per_stream(self._core), owner_of(current_call.get(), peer))
+            try:
+                batch = Batch(self._generate, self._core, context, hand, self._turns.of(peer), is_bulk=is_bulk)
+                await batch.serve(requests)
+            finally:
+                hand.close()
 
     async def _generate(
         self, request: generation_pb2.GenerateRequest, context: Context, response: generation_pb2.GenerateResponse

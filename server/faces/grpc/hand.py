@@ -156,6 +156,10 @@ class Hand:
         while self._num_untaken_bytes > MAX_UNTAKEN_BYTES:
             await self._change()
 
+    def hold(self, num_bytes: int) -> None:
+        """Count so many bytes more, or less, of a message whose requests are not begun."""
+        self._allowance.change(self, 0, num_bytes)
+
     def read(self, num_bytes: int) -> None:
         """Count a request."""
         self._allowance.change(self, 1, num_bytes)

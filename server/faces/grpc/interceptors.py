@@ -26,12 +26,17 @@ from dragoman.server.faces.grpc import errors
 from dragoman.server.faces.grpc.pace import Pace
 from dragoman.server.faces.grpc.places import owner_of
 from dragoman.server.faces.grpc.reading import Arrivals, LargeRequests, OfConnections, Refused, large_bytes_read, reader
+from dragoman.server.faces.grpc.several import reader_of_several
+from dragoman.v1 import generation_pb2
 
 # What a drain waits for: requests, and what is asked about models. Whatever else is open is no work of anybody's.
 AWAITED_PREFIX = "/dragoman.v1.Generation/"
 HEALTH_PREFIX = "/grpc.health.v1.Health/"
 # RPCs that generate or score; what becomes of the others is no matter for the metrics.
-COUNTED_METHODS = frozenset(f"/dragoman.v1.Generation/{name}" for name in ("Generate", "GenerateStream", "GenerateBatch", "Score"))
+COUNTED_METHODS = frozenset(
+    f"{AWAITED_PREFIX}{name}" for name in ("Generate", "GenerateStream", "GenerateBatch", "GenerateBulk", "Score")
+)
+BULK_METHOD = f"{AWAITED_PREFIX}GenerateBulk"
 # A caller that is gone has no message to come either; if that is why, gRPC cancels the RPC within this time.
 GONE_SECONDS = 0.1
 # More than there are methods; names that callers make up push each other out.
@@ -102,7 +107,11 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         """Return a handler with everything around it, for every RPC of this method."""
         has_items = bool(handler.request_streaming and handler.response_streaming)
         run = self._run_health if method.startswith(HEALTH_PREFIX) else partial(self._run, method, has_items)
-        return _wrap(handler, run, self._max_characters)
+        reads = None
+        if handler.request_deserializer is not None:
+            one = generation_pb2.GenerateRequest.FromString if method == BULK_METHOD else handler.request_deserializer
+            reads = reader(one, self._max_characters)
+        return _wrap(handler, run, reader_of_several(reads) if reads and method == BULK_METHOD else reads)
 
     async def _read(self, context: Context) -> Any:
         """Return the message of an RPC that has one; `Refused` if there is none to come, or it takes too long."""
@@ -224,7 +233,7 @@ def _code_name(context: Context) -> str:
 
 
 def _wrap(
-    handler: Handler, around: Callable[[Behaviour, Any, Context], Awaitable[Any]], max_characters: Callable[[], int]
+    handler: Handler, around: Callable[[Behaviour, Any, Context], Awaitable[Any]], reads: Callable[[bytes], Any] | None
 ) -> Handler:
     """Return a handler of the same kind that runs `around` the given one; streams are written by it, never yielded."""
     # For gRPC each takes a stream of messages, of which one is read where there is one: gRPC calls the handler of a message when
@@ -240,8 +249,6 @@ def _wrap(
     async def wrapped(requests: Any, context: Context) -> Any:
         return await around(behaviour, None if has_one else requests, context)
 
-    deserialise = handler.request_deserializer
-    reads = None if deserialise is None else reader(deserialise, max_characters)
     return make(wrapped, reads, _passing_bytes(handler.response_serializer))
 
 

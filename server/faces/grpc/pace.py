@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from dragoman.server.errors import ConnectionLimit
+from dragoman.server.faces.grpc.several import Several
 
 # Of a second's messages, so many may come at once.
 BURST_SECONDS = 1.0
@@ -68,15 +69,25 @@ class Pace:
             await asyncio.sleep(seconds)
 
     async def read(self, messages: AsyncIterator[Any], peer: str) -> AsyncIterator[Any]:
-        """Yield the messages of a stream of this connection, each when it may be taken up, however long that is."""
+        """Yield the messages of a stream of this connection, each when it may be taken up, however long that is.
+
+        One of several requests counts as so many.
+        """
         async for message in messages:
+            count = len(message) if isinstance(message, Several) else 1
             yield message
-            while True:
-                try:
-                    seconds = self.take(peer)
-                except ConnectionLimit:
-                    await asyncio.sleep(MAX_WAIT_SECONDS)
-                else:
-                    break
-            if seconds:
-                await asyncio.sleep(seconds)
+            del message
+            for _ in range(count):
+                await self._take_up(peer)
+
+    async def _take_up(self, peer: str) -> None:
+        """Count a message of a stream, and wait as long as it has to."""
+        while True:
+            try:
+                seconds = self.take(peer)
+            except ConnectionLimit:
+                await asyncio.sleep(MAX_WAIT_SECONDS)
+            else:
+                break
+        if seconds:
+            await asyncio.sleep(seconds)

@@ -31,6 +31,7 @@ ARRIVALS_AT_ONCE = 16
 ARRIVAL_SECONDS = 5.0
 
 Value = TypeVar("Value")
+CANNOT_BE_PARSED = "cannot be parsed; is every string UTF-8?"
 # Of large unary requests under way: gRPC keeps the bytes of each until its call ends.
 MAX_LARGE_BYTES = 32 * 2**20
 # Bytes of the last large message that came in the task at hand; 0 for none.
@@ -73,16 +74,22 @@ def reader(deserialise: Callable[[bytes], Any], max_characters: Callable[[], int
     """
 
     def read(data: bytes) -> Any:
-        is_large = len(data) > LARGE_BYTES
-        if is_large:
-            large_bytes_read.set(len(data))
+        is_large = note_large(data)
         try:
             message = deserialise(data)
         except DecodeError:
-            return Refused(InvalidRequest("request", "cannot be parsed; is every string UTF-8?"))
+            return Refused(InvalidRequest("request", CANNOT_BE_PARSED))
         return _slimmed(message, max_characters()) if is_large else message
 
     return read
+
+
+def note_large(data: bytes) -> bool:
+    """Return whether a message is large; one that is, the task at hand will know of."""
+    is_large = len(data) > LARGE_BYTES
+    if is_large:
+        large_bytes_read.set(len(data))
+    return is_large
 
 
 def _slimmed(message: Message, max_characters: int) -> Message | Refused:

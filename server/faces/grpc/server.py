@@ -101,8 +101,9 @@ def _listen(server: grpc.aio.Server, config: ServerConfig, credentials: grpc.Ser
 def _options(config: ServerConfig) -> list[tuple[str, Any]]:
     """Return gRPC's options; names are gRPC core's."""
     options: list[tuple[str, Any]] = [
-        # Without this, two servers could share a port without knowing, each getting half of the connections.
-        ("grpc.so_reuseport", 0),
+        # Without this, two servers could share a port without knowing, each getting half of the connections. Front ends of one
+        # server are to share it, and the process that starts them sees to it that nobody else does.
+        ("grpc.so_reuseport", int(config.front_ends > 1)),
         # Calls that arrive while the event loop is busy wait to be taken up. gRPC core would end some as CANCELLED from 1,000 on
         # and all from 3,000 on; refusing is ours to do, with a status that says why and when to come back. But each takes some
         # 20 KB, and seconds pass before the last of so many is taken up: there has to be an end.

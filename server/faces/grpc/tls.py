@@ -77,6 +77,11 @@ class TlsFiles:
         """When the server's certificate, not its authorities', expires, in seconds since 1970."""
         return self._dates[1]
 
+    @property
+    def contents(self) -> Contents:
+        """What is in use."""
+        return self._contents
+
     def reload(self) -> bool:
         """Read the files again; return whether they hold anything new. What is wrong with them leaves everything as it was.
 

@@ -11,7 +11,9 @@ from dragoman.server.runtime.device.decoder import DeviceDecoder
 
 
 class DeviceRunner(DeviceDecoder):
-    """See `runner.Runner`."""
+    """See `runner.Runner`. Encoded sources go into rows at once: memory of the device is reckoned and taken before."""
+
+    holder = None
 
     def step(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int) -> Candidates:
         """See `Runner`."""

@@ -193,6 +193,7 @@ class FakeRunner:
         self.step_rows: list[int] = []
         self.step_candidates: list[int] = []
         self.prefill_batches: list[int] = []
+        self.encode_batches: list[int] = []
         self.copies: list[tuple[str, int, int]] = []
         self.looks: list[tuple[int, int, int]] = []
         self.last_step: dict[int, tuple[int, int]] = {}
@@ -215,6 +216,24 @@ class FakeRunner:
         self._maybe_fail("prefill")
         self._demand(len(set(rows)) == len(rows) == len(sources), "a row for each source")
         self.prefill_batches.append(len(rows))
+        self._fill(sources, rows)
+
+    @property
+    def holder(self) -> "FakeRunner":
+        return self
+
+    def encode(self, sources: Sequence[Sequence[int]]) -> list[NDArray[np.float32]]:
+        """Keep the ids in place of what is made of them, two numbers a token."""
+        self._maybe_fail("encode")
+        self.encode_batches.append(len(sources))
+        return [np.repeat(np.array(source, np.float32)[:, None], 2, 1) for source in sources]
+
+    def place(self, held: Sequence[NDArray[np.float32]], rows: Sequence[int]) -> None:
+        self._maybe_fail("place")
+        self._demand(len(set(rows)) == len(rows) == len(held) > 0, "a row for each source")
+        self._fill([tokens[:, 0].astype(int).tolist() for tokens in held], rows)
+
+    def _fill(self, sources: Sequence[Sequence[int]], rows: Sequence[int]) -> None:
         for source, row in zip(sources, rows, strict=True):
             self._num_prefilled += 1
             self.sources[row], self.owners[row] = tuple(source), self._num_prefilled
@@ -273,13 +292,18 @@ class Bench:
     """An engine with a fake runner and a fake clock, and the ends of its requests."""
 
     def __init__(
-        self, max_slots: int = 4, max_waiting_requests: int = 1000, max_waiting_tokens: int = 10_000, budget: int = 1000
+        self,
+        max_slots: int = 4,
+        max_waiting_requests: int = 1000,
+        max_waiting_tokens: int = 10_000,
+        budget: int = 1000,
+        max_ahead: int = 0,
     ) -> None:
         self.clock = FakeClock()
         self.runner = FakeRunner(max_slots)
         self.engine = Engine(
             self.runner,
-            Limits(max_slots, max_waiting_requests, max_waiting_tokens, budget),
+            Limits(max_slots, max_waiting_requests, max_waiting_tokens, budget, max_ahead),
             TargetSide(VOCAB, EOS, START, MAX_TARGET),
             clock=self.clock,
         )

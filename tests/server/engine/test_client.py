@@ -12,6 +12,7 @@ import zmq
 import zmq.asyncio
 
 from dragoman.server.engine.client import EngineClient
+from dragoman.server.engine.link import ZmqLink
 from dragoman.server.engine.messages import (
     ANYBODY,
     Answer,
@@ -96,7 +97,7 @@ def play(tmp_path: Path) -> Callable[..., None]:
     async def attached(on_statistics: Callable[[Statistics], None]) -> AsyncIterator[tuple[EngineClient, HandEngine]]:
         endpoint = f"ipc://{tmp_path}/engine"
         engine = HandEngine(endpoint)
-        client = EngineClient(endpoint, on_statistics)
+        client = EngineClient(ZmqLink(endpoint), on_statistics)
         try:
             assert await engine.receive() == Hello()
             yield client, engine
@@ -409,7 +410,7 @@ def test_what_cannot_be_read_ends_the_waiting(play: Callable[..., None], payload
 def test_an_endpoint_that_cannot_be_is_refused(tmp_path: Path) -> None:
     async def attach() -> None:
         with pytest.raises(zmq.ZMQError):
-            EngineClient(f"ipc://{tmp_path}/{'x' * 200}", lambda _: None)
+            ZmqLink(f"ipc://{tmp_path}/{'x' * 200}")
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(attach())

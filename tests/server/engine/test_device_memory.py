@@ -14,6 +14,7 @@ class SmallRunner:
 
     device = "small"
     max_rows = 4
+    holder = None
 
     def prefill(self, sources: list[list[int]], rows: list[int]) -> None:
         if len(sources) > 1 or len(sources[0]) > 5:

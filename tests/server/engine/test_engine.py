@@ -210,12 +210,17 @@ def test_one_bad_step_is_one_failure_however_many_batches_it_encodes(make_bench,
     assert bench.finished[9].answers[0].token_ids == answer_of([5, 5], 40)[0]
 
 
-def test_similar_lengths_are_encoded_together(make_bench) -> None:
-    bench = make_bench(max_slots=4)
+def test_sources_are_encoded_together_unless_padding_costs_more_than_another_run(make_bench) -> None:
+    bench = make_bench(max_slots=4, budget=10_000)
     for i, size in enumerate((20, 4, 19, 4)):
         bench.submit(i, [3] * size)
     bench.step()
-    assert bench.runner.prefill_batches == [2, 2]
+    assert bench.runner.prefill_batches == [4]
+    bench.run()
+    for i, size in enumerate((600, 4, 598, 4)):
+        bench.submit(i + 4, [3] * size)
+    bench.step()
+    assert bench.runner.prefill_batches == [4, 2, 2]
 
 
 def test_statistics_describe_the_step(make_bench) -> None:

@@ -473,3 +473,30 @@ def test_what_comes_and_goes_in_a_line_leaves_nothing() -> None:
             policy.remove((b"", i - 1))
     line = policy._queue.line("a")
     assert line is not None and len(line._places) < 3 * NUM_KEPT and len(policy._queue._turns) < 3 * NUM_KEPT
+
+
+REQUESTS = st.tuples(
+    st.sampled_from(["a", "b", "c"]), st.sampled_from([1.0, 0.5, 4.0]), st.integers(0, 3), st.integers(1, 40), st.integers(0, 2)
+)
+
+
+@settings(deadline=None)
+@given(st.lists(REQUESTS, max_size=24), st.integers(0, 24))
+def test_who_is_told_to_follow_is_who_is_admitted_then(requests: list[tuple[str, float, int, int, int]], num_asked: int) -> None:
+    """Exactly, where nothing comes or ends meanwhile and nobody is charged for slots."""
+    policy = scheduler(slots=100, requests=100, tokens=10**6, budget=10**6)
+    for i, (caller, weight, priority, size, late) in enumerate(requests):
+        request = Request(i, [5] * size, 8, float(late), priority=priority, share=Share(caller, weight))
+        policy.submit(Sequence(b"", request))
+    foreseen = policy.next_in_line(num_asked)
+    assert len(foreseen) == min(num_asked, len(requests))
+    assert foreseen == policy.admit()[:num_asked]
+
+
+def test_who_may_not_go_by_its_own_limit_is_not_told_to_follow() -> None:
+    policy = scheduler(slots=8, requests=100, tokens=10**6, budget=10**6)
+    for i in range(4):
+        policy.submit(Sequence(b"", Request(i, [5], 8, float(i), share=Share("a", max_slots=2))))
+        policy.submit(Sequence(b"", Request(10 + i, [5], 8, float(i), share=Share("b"))))
+    assert [sequence.request.id for sequence in policy.next_in_line(9)] == [0, 10, 1, 11, 12, 13]
+    assert policy.num_waiting == 8, "looking takes nobody out"

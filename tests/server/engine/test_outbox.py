@@ -1,6 +1,6 @@
 """Reports: to each front end its own, once."""
 
-from dragoman.server.engine.messages import Report, Request, Statistics, Tokens
+from dragoman.server.engine.messages import Report, Request, Shrunk, Statistics, Tokens
 from dragoman.server.engine.outbox import Outbox
 from dragoman.server.engine.sequence import Sequence
 
@@ -38,3 +38,12 @@ def test_a_report_is_not_changed_by_what_follows() -> None:
     outbox.add_tokens(ours, [5])
     outbox.add_finished(ours, ours.finished("eos", 1.0))
     assert report == Report([Tokens(1, [4])], [], STATISTICS)
+
+
+def test_slots_that_were_given_back_are_reported_with_the_next_step() -> None:
+    outbox, ours = Outbox(), sequence(b"ours", 1)
+    ours.num_slots = 3
+    outbox.add_shrunk(ours)
+    assert not outbox.has_news, "nobody waits for it"
+    assert outbox.take([ours], STATISTICS) == {b"ours": Report([], [], STATISTICS, shrunk=[Shrunk(1, 3)])}
+    assert outbox.take([ours], STATISTICS) == {b"ours": Report([], [], STATISTICS)}

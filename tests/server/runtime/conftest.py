@@ -12,11 +12,19 @@ import onnxruntime
 import pytest
 
 from dragoman.export.bundle import Bundle
+from dragoman.export.cpu import keep_sums_apart
+from dragoman.export.encoder_graph import EncoderGraph
+from dragoman.export.graphs import StepGraph
+from dragoman.export.scorer_graph import ScorerGraph
+from dragoman.export.storage import write_graphs
+from dragoman.export.tracing import trace
+from dragoman.model.checkpoint import Checkpoint
 from dragoman.server.runtime.device.buckets import Buckets
 from dragoman.server.runtime.device.device import OutOfDeviceMemory
 from dragoman.server.runtime.device.host import HostDevice
 from dragoman.server.runtime.device.model import DeviceModel
 from dragoman.server.runtime.device.runner import DeviceRunner
+from tests.shelf import Shelf
 
 MAX_ROWS = 6
 
@@ -138,9 +146,24 @@ def bundle(tiny_bundle: Path) -> Bundle:
     return Bundle.open(tiny_bundle)
 
 
+@pytest.fixture(scope="module")
+def device_model(bundle: Bundle, tiny_checkpoint: Checkpoint, shelf: Shelf) -> DeviceModel:
+    """The bundle's graphs as a device takes them: its encoder takes sources padded, and is in single precision to compare bits."""
+
+    def make(folder: Path) -> None:
+        folder.mkdir()
+        model = tiny_checkpoint.model
+        graphs = [trace(module) for module in (EncoderGraph(model, False), StepGraph(model), ScorerGraph(model, False))]
+        for graph in graphs:
+            keep_sums_apart(graph)
+        write_graphs(graphs, folder)
+
+    return DeviceModel.of(shelf.get("tiny-device", make), bundle.manifest)
+
+
 @pytest.fixture
-def model(bundle: Bundle) -> DeviceModel:
-    return DeviceModel.of(bundle.directory, bundle.manifest)
+def model(device_model: DeviceModel) -> DeviceModel:
+    return device_model
 
 
 @pytest.fixture

@@ -71,6 +71,34 @@ def test_what_the_encoder_gives_goes_to_its_rows_whatever_its_shape(cache: SlotC
         assert not buffer[others].any()
 
 
+def test_tokens_side_by_side_go_where_tensors_apart_go(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two shapes that take turns, positions on different axes, and rows in any order."""
+    monkeypatch.setattr(cache_module, "MIN_CAPACITY", 2)
+    shapes: list[list[int | str]] = [["S", 8], [3, "S", 4], ["S", 8], [3, "S", 4], [2, 5, "S"]]
+    caches = [CACHES[0], *(Cache(f"given_{i}", "cross", shape) for i, shape in enumerate(shapes))]
+    packed, padded = (SlotCache(declaring(tiny_bundle, caches), 4) for _ in range(2))
+    lengths, rows = np.array([2, 5, 1]), [3, 0, 2]
+    random = np.random.default_rng(5)
+    tensors = [random.random((3, *cache.row_shape(5)), np.float32) for cache in caches[1:]]
+    given = list(zip(caches[1:], tensors, strict=True))
+    tokens = [
+        np.concatenate([np.take(tensor[b], t, cache.position_axis).ravel() for cache, tensor in given])
+        for b, length in enumerate(lengths)
+        for t in range(length)
+    ]
+    packed.write_packed(rows, lengths, np.stack(tokens))
+    padded.write_cross(rows, lengths, tensors)
+    assert packed.token_columns == len(tokens[0]) and packed.source_capacity == padded.source_capacity == 8
+    assert packed.source_lengths.tolist() == padded.source_lengths.tolist() == [5, 1, 1, 2]
+    for cache in caches[1:]:
+        for row, length in zip(rows, lengths, strict=True):
+            found, expected = (
+                np.take(each.cross_kv[cache.name][row], range(length), cache.position_axis) for each in (packed, padded)
+            )
+            np.testing.assert_array_equal(found, expected)
+        assert not packed.cross_kv[cache.name][1].any(), "a row of nobody's"
+
+
 def test_a_new_source_begins_with_a_state_of_zeros(cache: SlotCache) -> None:
     fill(cache)
     before = cache.self_kv["state"].copy()

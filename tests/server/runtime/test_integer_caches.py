@@ -1,5 +1,7 @@
 """The runner with caches in 8 bits: a quarter of the memory, and rows that give the same bits wherever they stand."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -7,6 +9,7 @@ from dragoman.export.bundle import Bundle
 from dragoman.export.exporter import export_checkpoint
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.server.runtime.onnx import OnnxRunner
+from dragoman.server.runtime.weights import Weights
 
 MAX_ROWS, LENGTH = 5, 9
 SOURCES = [[5, 9, 200, 31, 1], [77, 1], [*range(30, 53), 1]]
@@ -54,6 +57,26 @@ def test_copied_row_goes_on_as_the_row_it_was_copied_from(bundles: tuple[Bundle,
     runner.copy_row(1, 0, 4)
     ends = answers(runner, [2, 2], first=4)
     assert ends[0] == ends[1] == alone(bundles[1], 2)[-len(ends[0]) :]
+
+
+def test_sources_encoded_ahead_are_those_encoded_into_rows(bundles: tuple[Bundle, Bundle]) -> None:
+    runner, other = OnnxRunner(bundles[1], MAX_ROWS, 1), OnnxRunner(bundles[1], MAX_ROWS, 1)
+    holder = runner.holder
+    assert holder is not None
+    held = holder.encode(SOURCES)
+    assert {tokens.dtype for tokens in held} == {np.dtype(np.int8)}
+    holder.encode([[50, 1]])
+    holder.place(held, [2, 0, 1])
+    other.prefill(SOURCES, [2, 0, 1])
+    assert answers(runner, [1, 2, 0]) == answers(other, [1, 2, 0]) == [alone(bundles[1], row) for row in (1, 2, 0)]
+
+
+def test_shared_weights_give_the_same_bits(bundles: tuple[Bundle, Bundle], tmp_path: Path) -> None:
+    weights = Weights.of(bundles[1], str(tmp_path))
+    assert weights.is_shared
+    runner = OnnxRunner(bundles[1], 1, 1, weights)
+    runner.prefill([SOURCES[2]], [0])
+    assert answers(runner, [2])[0] == alone(bundles[1], 2)
 
 
 def test_caches_take_a_quarter_and_change_answers_little(bundles: tuple[Bundle, Bundle]) -> None:

@@ -88,6 +88,20 @@ def test_a_row_is_the_same_alone_and_in_any_company(make_runner: Callable[..., O
         assert run(alone, [source], CAPACITY)[0] == answers[row]
 
 
+def test_a_source_that_was_encoded_ahead_gives_the_same_bits(make_runner: Callable[..., OnnxRunner], bundle: Bundle) -> None:
+    """In any company, kept while others are encoded, and placed in any rows."""
+    everything = [3, 0, 4, 2, 1]
+    at_once, ahead = make_runner(), make_runner()
+    at_once.prefill(sources_of(bundle, everything), [0, 1, 2, 3, 4])
+    holder = ahead.holder
+    assert holder is not None
+    first, second = (holder.encode(sources_of(bundle, part)) for part in ([2, 4, 0], [1, 3]))
+    holder.place([second[1], first[2]], [0, 1])
+    holder.place([first[1], first[0], second[0]], [2, 3, 4])
+    assert [len(tokens) for tokens in first] == [len(SOURCES[i]) + 1 for i in (2, 4, 0)]
+    assert run(ahead, everything, CAPACITY) == run(at_once, everything, CAPACITY)
+
+
 def test_a_row_goes_on_after_a_move_as_if_nothing_had_happened(make_runner: Callable[..., OnnxRunner], bundle: Bundle) -> None:
     undisturbed = make_runner(1)
     undisturbed.prefill(sources_of(bundle, [2]), [0])

@@ -18,7 +18,7 @@ from dragoman.server.engine.executors import Here
 from dragoman.server.engine.messages import Scored, ScoreRequest
 from dragoman.server.engine.scheduler import Limits
 from dragoman.server.engine.scoring import Scoring
-from dragoman.server.runtime import scorer as scorer_module
+from dragoman.server.runtime import weights as weights_module
 from dragoman.server.runtime.scorer import OnnxScorer
 
 PAIRS = [([7, 8, 9, 1], [10, 11, 1]), ([1], [20] * 19 + [1]), ([5] * 23 + [1], [1])]
@@ -166,18 +166,18 @@ def test_pairs_are_scored_again_once_a_bundle_is_back(bundle_copy: Path) -> None
 
 def test_weights_that_are_large_are_not_copied_and_scores_stay(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bool] = []
-    open_session = scorer_module.open_session
+    open_session = weights_module.open_session
 
     def watched(path: str, num_threads: int, **options: bool) -> Any:
         asked.append(options["is_packed"])
         return open_session(path, num_threads, **options)
 
-    monkeypatch.setattr(scorer_module, "open_session", watched)
+    monkeypatch.setattr(weights_module, "open_session", watched)
     packed = opened(tiny_bundle)
     num_bytes = sum((tiny_bundle / name).stat().st_size for name in ("encoder.weights", "decoder.weights"))
-    monkeypatch.setattr(scorer_module, "MAX_PACKED_BYTES", num_bytes)
+    monkeypatch.setattr(weights_module, "MAX_COPY_BYTES", num_bytes)
     opened(tiny_bundle)
-    monkeypatch.setattr(scorer_module, "MAX_PACKED_BYTES", num_bytes - 1)
+    monkeypatch.setattr(weights_module, "MAX_COPY_BYTES", num_bytes - 1)
     mapped = opened(tiny_bundle)
     assert asked == [True, True, False]
     for pair in PAIRS:

@@ -7,8 +7,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from dragoman.server.config import LATENCY_BUCKETS
 from dragoman.server.engine.messages import Answer, Finished, Prefill, Request, Scored, ScoreRequest, Statistics, Step
 from dragoman.server.telemetry.declarations import Declarations
+from dragoman.server.telemetry.engine_metrics import EngineMetrics
 from dragoman.server.telemetry.metrics import Metrics
-from dragoman.server.telemetry.model_metrics import CODES, REFUSALS, ModelMetrics
+from dragoman.server.telemetry.model_metrics import CODES, REFUSALS
 
 REQUEST = Request(id=1, source_ids=[5, 6, 7, 2], max_new_tokens=10, arrival=100.0)
 
@@ -46,8 +47,10 @@ def test_names_are_the_ones_that_dashboards_query(registry: CollectorRegistry, m
     names = {family.name for family in registry.collect()}
     gauges = {"num_requests_running", "num_requests_waiting", "num_tokens_waiting", "slots_in_use", "slots", "model_ready"}
     gauges |= {"estimated_queue_seconds", "kv_cache_usage_ratio", "cache_reserved_bytes", "cache_used_bytes"}
-    gauges |= {"engine_silence_seconds", "engine_resident_memory_bytes", "engine_open_fds"}
+    gauges |= {"engine_silence_seconds", "engine_resident_memory_bytes", "engine_open_fds", "engine_up", "engine_slots_in_use"}
+    gauges |= {"engine_cache_reserved_bytes", "engine_cache_used_bytes", "requests_encoded_ahead", "encoded_ahead_bytes"}
     gauges |= {"caller_requests_running", "reload_stale", "tls_certificate_days_left"}
+    gauges |= {"front_end_up", "front_end_resident_memory_bytes", "front_end_open_fds"}
     counters = {
         "request_success",
         "requests_failed",
@@ -55,6 +58,11 @@ def test_names_are_the_ones_that_dashboards_query(registry: CollectorRegistry, m
         "requests_admitted",
         "encoder_tokens",
         "engine_cpu_seconds",
+        "front_end_cpu_seconds",
+        "front_end_requests",
+        "front_end_restarts",
+        "engine_steps",
+        "engine_rows",
         "prompt_tokens",
         "generation_tokens",
         "engine_restarts",
@@ -176,36 +184,36 @@ def test_an_engines_process_is_read_when_somebody_asks_and_only_while_there_is_o
     registry: CollectorRegistry, metrics: Metrics
 ) -> None:
     names = ("engine_resident_memory_bytes", "engine_cpu_seconds_total", "engine_open_fds")
-    assert {value(registry, name) for name in names} == {None}
-    metrics.set_process("en-de", os.getpid())
-    assert all((value(registry, name) or 0) > 0 for name in names)
-    metrics.set_process("en-de", None)
-    assert {value(registry, name) for name in names} == {None}
+    assert {value(registry, name, replica="0") for name in names} == {None}
+    metrics.set_engine("en-de", True, os.getpid())
+    assert all((value(registry, name, replica="0") or 0) > 0 for name in names)
+    metrics.set_engine("en-de", False, None)
+    assert {value(registry, name, replica="0") for name in names} == {None}
 
 
 def test_silence_is_counted_from_the_last_report_of_a_ready_engine(registry: CollectorRegistry) -> None:
     now = [50.0]
-    series = ModelMetrics(Declarations(registry, LATENCY_BUCKETS), "en-fr", 4, clock=lambda: now[0])
+    series = EngineMetrics(Declarations(registry, LATENCY_BUCKETS), "en-fr", 1, clock=lambda: now[0])
 
     def silence() -> float | None:
-        return value(registry, "engine_silence_seconds", model="en-fr")
+        return value(registry, "engine_silence_seconds", model="en-fr", replica="1")
 
     now[0] = 60.0
     assert silence() == 0, "it has not been ready"
-    series.set_ready(True)
+    series.set_up(True)
     now[0] = 62.0
     assert silence() == 2
-    series.observe_statistics(Statistics())
+    series.observe(Statistics())
     now[0] = 62.5
     assert silence() == 0.5
-    series.set_ready(False)
-    series.observe_statistics(Statistics())
+    series.set_up(False)
+    series.observe(Statistics())
     now[0] = 99.0
     assert silence() == 0
 
 
 def test_labels_are_what_is_told_of_each_metric(registry: CollectorRegistry, metrics: Metrics) -> None:
-    metrics.set_process("en-de", os.getpid())
+    metrics.set_engine("en-de", True, os.getpid())
     for family in registry.collect():
         name = family.name + {"counter": "_total", "info": "_info"}.get(family.type, "")
         for sample in family.samples:
@@ -223,6 +231,8 @@ def test_gauges_show_the_engines_last_word(registry: CollectorRegistry, metrics:
         queue_seconds=0.25,
         cache_bytes_reserved=4096,
         cache_bytes_used=1024,
+        num_ahead=3,
+        ahead_bytes=512,
     )
     metrics.observe_statistics("en-de", last)
     assert value(registry, "num_requests_waiting") == 5
@@ -234,12 +244,14 @@ def test_gauges_show_the_engines_last_word(registry: CollectorRegistry, metrics:
     assert value(registry, "estimated_queue_seconds") == 0.25
     assert value(registry, "cache_reserved_bytes") == 4096
     assert value(registry, "cache_used_bytes") == 1024
+    assert value(registry, "requests_encoded_ahead") == 3
+    assert value(registry, "encoded_ahead_bytes") == 512
 
 
 def test_steps_and_prefills_are_observed_only_when_there_was_one(registry: CollectorRegistry, metrics: Metrics) -> None:
     metrics.observe_statistics("en-de", Statistics())
     metrics.observe_statistics("en-de", Statistics(steps=[Step(4, 0.002), Step(3, 0.001)]))
-    metrics.observe_statistics("en-de", Statistics(prefills=[Prefill(2, 9, 12, 0.03)]))
+    metrics.observe_statistics("en-de", Statistics(prefills=[Prefill(2, 9, 12, 0.03, 1), Prefill(0, 0, 0, 0.0, 4)]))
     assert value(registry, "step_duration_seconds_count") == 2
     assert value(registry, "step_duration_seconds_sum") == pytest.approx(0.003)
     assert value(registry, "step_batch_size_sum") == 7
@@ -247,9 +259,37 @@ def test_steps_and_prefills_are_observed_only_when_there_was_one(registry: Colle
     assert value(registry, "prefill_batch_size_sum") == 2
     assert value(registry, "encoder_padded_tokens_total") == 12
     assert value(registry, "encoder_tokens_total") == 9
-    assert value(registry, "requests_admitted_total") == 2
+    assert value(registry, "prefill_duration_seconds_count") == 1
+    assert value(registry, "requests_admitted_total") == 5, "with those that were encoded before"
     assert value(registry, "prefill_duration_seconds_count") == 1
     assert value(registry, "prefill_duration_seconds_sum") == 0.03
+
+
+def test_each_engine_of_a_model_has_its_own_series_and_the_model_the_sums(registry: CollectorRegistry, metrics: Metrics) -> None:
+    metrics.add_model("en-fr", "v1", "int8", "cpu", 32, num_replicas=2)
+    for replica in (0, 1):
+        metrics.set_engine("en-fr", True, None, replica)
+    metrics.observe_engine("en-fr", Statistics(num_slots=3, cache_bytes_reserved=50, steps=[Step(3, 0.1)] * 2), 0)
+    metrics.observe_engine("en-fr", Statistics(num_slots=5, cache_bytes_used=7, steps=[Step(5, 0.1)]), 1)
+    metrics.observe_queue("en-fr", Statistics(num_waiting=4, num_running=6, num_slots=8))
+    metrics.observe_restart("en-fr", 1)
+    metrics.set_engine("en-fr", False, None, 0)
+
+    def engine(name: str) -> list[float | None]:
+        return [value(registry, f"engine_{name}", model="en-fr", replica=replica) for replica in ("0", "1", "2")]
+
+    assert engine("up") == [0, 1, None]
+    assert engine("slots_in_use") == [0, 5, None], "one that is down has nothing"
+    assert engine("cache_reserved_bytes") == [0, 0, None] and engine("cache_used_bytes") == [0, 7, None]
+    assert engine("steps_total") == [2, 1, None]
+    assert engine("rows_total") == [6, 5, None]
+    assert engine("restarts_total") == [0, 1, None]
+    assert value(registry, "step_batch_size_sum", model="en-fr") == 11
+    assert value(registry, "slots_in_use", model="en-fr") == 8
+    assert value(registry, "kv_cache_usage_ratio", model="en-fr") == 0.25
+    assert value(registry, "num_requests_waiting", model="en-fr") == 4
+    metrics.remove_model("en-fr")
+    assert b"en-fr" not in generate_latest(registry)
 
 
 def test_model_that_is_not_ready_has_nothing_running(registry: CollectorRegistry, metrics: Metrics) -> None:
@@ -260,7 +300,7 @@ def test_model_that_is_not_ready_has_nothing_running(registry: CollectorRegistry
     metrics.set_ready("en-de", False)
     metrics.observe_restart("en-de")
     assert (value(registry, "model_ready"), value(registry, "num_requests_running")) == (0, 0)
-    assert value(registry, "engine_restarts_total") == 1
+    assert value(registry, "engine_restarts_total", replica="0") == 1
 
 
 def test_what_runs_and_what_is_loaded_can_be_read(registry: CollectorRegistry, metrics: Metrics) -> None:
@@ -280,7 +320,7 @@ def test_removed_model_leaves_no_series(registry: CollectorRegistry, metrics: Me
     metrics.add_model("en-fr", "v1", "fp32", "cpu", 16)
     metrics.observe_finished("en-de", REQUEST, finished())
     metrics.observe_failure("en-de", "INTERNAL")
-    metrics.set_process("en-de", os.getpid())
+    metrics.set_engine("en-de", True, os.getpid())
     metrics.remove_model("en-de")
     metrics.remove_model("en-de")
     text = generate_latest(registry)

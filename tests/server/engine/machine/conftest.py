@@ -280,6 +280,11 @@ class Witness:
         self.seen["pause"] += len(engine._looks) > 0
         assert set(engine._streamed) == {s for s in running if s.request.is_streamed}
         assert set(engine._waiting_for_first_token) == {s for s in running if s.first_token is None}
+        ahead = engine._prefills.ahead
+        assert ahead._held.keys() <= set(waiting) and ahead._refused <= set(waiting), "kept for nobody"
+        assert len(ahead) <= scheduler.limits.max_ahead
+        assert ahead.num_bytes == sum(held.nbytes for held in ahead._held.values())
+        self.seen["encoded ahead"] += len(ahead) > 0
         inside = {s.key: s.request for s in (*running, *waiting)}
         assert inside == {key: self.records[key].request for key in self.outstanding}
 

@@ -30,7 +30,7 @@ ENDS = ("eos", "length", "cancelled", "deadline", "deadline_unmet", "queue_full"
 KINDS = ("beams", "samples", "alternatives", "greedy")
 LIMITS = ("max_slots", "max_waiting")
 LOOKS = ("look", "look beside others", "pause")
-MUST_BE_SEEN = (*ENDS, *KINDS, *LOOKS, *LIMITS, "pushed out", "held back")
+MUST_BE_SEEN = (*ENDS, *KINDS, *LOOKS, *LIMITS, "pushed out", "held back", "encoded ahead")
 EOS, VOCAB = 1, 80
 SHARES = ANYBODY, Share("a"), Share("a", 3.0), Share("b", 0.5, max_slots=2), Share("c", max_waiting=3), Share("d", 1e-9)
 ORIGINS = b"one", b"two", b"three"
@@ -97,11 +97,14 @@ class EngineMachine(RuleBasedStateMachine):
         self.num_since_trouble = self.num_since_quiet = 0
 
     @initialize(
-        slots=st.sampled_from([6, 4, 9, 13, 2, 1]), waiting=st.sampled_from([60, 12, 1]), budget=st.sampled_from([90, 20, 4])
+        slots=st.sampled_from([6, 4, 9, 13, 2, 1]),
+        waiting=st.sampled_from([60, 12, 1]),
+        budget=st.sampled_from([90, 20, 4]),
+        ahead=st.sampled_from([16, 3, 0]),
     )
-    def start(self, slots: int, waiting: int, budget: int) -> None:
+    def start(self, slots: int, waiting: int, budget: int, ahead: int) -> None:
         self.max_slots = slots
-        self.witness = self.make_witness(self.seen, slots, waiting, 12 * waiting, budget)
+        self.witness = self.make_witness(self.seen, slots, waiting, 12 * waiting, budget, ahead)
 
     def operation(self, name: str) -> None:
         self.seen["operations"] += 1
@@ -159,7 +162,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.witness.clock.now += seconds
 
     @precondition(lambda self: self.num_since_trouble > 4)
-    @rule(what=st.sampled_from(["step", "prefill"]), count=st.sampled_from([1, 1, 1, MAX_CONSECUTIVE_FAILURES]))
+    @rule(what=st.sampled_from(["step", "prefill", "encode", "place"]), count=st.sampled_from([1, 1, 1, MAX_CONSECUTIVE_FAILURES]))
     def fail(self, what: str, count: int) -> None:
         """Let the model raise, up to so often that the engine gives up."""
         self.trouble("fail")

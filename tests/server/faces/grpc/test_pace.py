@@ -13,6 +13,7 @@ from grpc_status import rpc_status
 from dragoman.server.errors import ConnectionLimit
 from dragoman.server.faces.grpc import pace as pace_module
 from dragoman.server.faces.grpc.pace import BURST_SECONDS, MAX_PEERS, MAX_WAIT_SECONDS, Pace
+from dragoman.server.faces.grpc.several import Several
 from dragoman.v1.generation_pb2 import GenerateRequest, ScoreRequest
 
 
@@ -30,6 +31,20 @@ def test_a_burst_passes_at_once_and_the_rest_at_the_rate() -> None:
     assert waits[: round(100 * BURST_SECONDS)] == [0.0] * round(100 * BURST_SECONDS)
     assert waits[100:] == pytest.approx([number / 100 for number in range(1, 201)])
     assert pace.take("b") == 0, "another connection is not held up"
+
+
+def test_a_message_of_several_requests_counts_as_so_many() -> None:
+    async def messages() -> AsyncIterator[Any]:
+        yield Several([b"a"] * 30, bytes)
+        yield b"b"
+
+    async def run() -> None:
+        pace = Pace(100, Clock())
+        assert len([message async for message in pace.read(messages(), "a")]) == 2
+        waits = [pace.take("a") for _ in range(100)]
+        assert sum(not wait for wait in waits) == 100 * BURST_SECONDS - 31
+
+    asyncio.run(run())
 
 
 def test_who_waits_is_as_good_as_new() -> None:

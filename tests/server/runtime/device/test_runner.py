@@ -86,11 +86,10 @@ def source(length: int, seed: int = 0) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def shared_runners(bundle: Bundle) -> tuple[DeviceRunner, OnnxRunner]:
+def shared_runners(bundle: Bundle, device_model: DeviceModel) -> tuple[DeviceRunner, OnnxRunner]:
     """Runners that many examples use one after the other, as requests do."""
-    model = DeviceModel.of(bundle.directory, bundle.manifest)
     buckets = Buckets.of(MAX_ROWS, 280, 20, 24, rows=(1, 2, 4), capacities=(4, 8))
-    return DeviceRunner(HostDevice(), model, buckets, prefill_tokens=48), OnnxRunner(bundle, MAX_ROWS, 1)
+    return DeviceRunner(HostDevice(), device_model, buckets, prefill_tokens=48), OnnxRunner(bundle, MAX_ROWS, 1)
 
 
 OPERATIONS = st.lists(

@@ -1,0 +1,87 @@
+"""A model's engine that is several: the desk, its replicas, and the front end's attachment, all in one process."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from dragoman.server.dispatch.attached_engine import AttachedEngine
+from dragoman.server.dispatch.direct_link import DirectLink
+from dragoman.server.dispatch.pool import ReplicaPool
+from dragoman.server.engine.messages import Statistics
+from dragoman.server.engine.settings import EngineSettings
+from dragoman.server.supervisor import RestartPolicy
+
+
+class ReplicatedEngine(AttachedEngine):
+    """What the core calls, and what is started and stopped; see `SupervisedEngine` for the same of one engine.
+
+    What a replica was doing when it dies ends once with `Unavailable`; what waited goes to the others. Only while there is none
+    does everything end so.
+
+    Attributes:
+        settings: Of the first replica; those of the others differ in their cores.
+        pool: What keeps the replicas running.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        settings: Sequence[EngineSettings],
+        policy: RestartPolicy,
+        *,
+        on_statistics: Callable[[Statistics], None],
+        on_engine_statistics: Callable[[int, Statistics], None],
+        on_change: Callable[[], None],
+        on_engine_change: Callable[[int], None],
+        on_restart: Callable[[int], None],
+    ) -> None:
+        """Describe engines; `start` starts them.
+
+        Args:
+            name: Of the model, for messages.
+            settings: Of each replica.
+            policy: When to restart one.
+            on_statistics: Called with what the desk says of the model, see `Desk.statistics`.
+            on_engine_statistics: See `ReplicaPool`.
+            on_change: Called when `is_ready` has changed.
+            on_engine_change: Called when a replica's `is_ready` has changed.
+            on_restart: See `ReplicaPool`.
+        """
+        self.settings = settings[0]
+        self.pool = ReplicaPool(
+            name,
+            settings,
+            policy,
+            on_statistics=on_engine_statistics,
+            on_change=on_engine_change,
+            on_restart=on_restart,
+        )
+        super().__init__(
+            name,
+            lambda: DirectLink(self.pool.desk),
+            policy.initial_backoff_seconds,
+            on_statistics=on_statistics,
+            on_change=on_change,
+        )
+
+    @property
+    def num_replicas(self) -> int:
+        """Engines, whether they are ready or not."""
+        return len(self.pool.replicas)
+
+    async def start(self) -> None:
+        """Start replicas; done once one is ready.
+
+        Raises:
+            EngineCannotStart: If none can be.
+        """
+        self.begin()
+        try:
+            await self.pool.start()
+            await self.until_ready()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """End all; what still runs or waits ends with `Unavailable`."""
+        await asyncio.gather(self.pool.stop(), super().stop())

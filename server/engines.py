@@ -1,0 +1,101 @@
+"""From settings and a bundle to what runs it: one engine, or engines before a desk. Nothing is started here."""
+
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from dragoman.export.bundle import Bundle
+from dragoman.server.config import ServerConfig
+from dragoman.server.dispatch.replicated_engine import ReplicatedEngine
+from dragoman.server.engine.messages import Ready
+from dragoman.server.engine.settings import DeviceSettings, EngineSettings
+from dragoman.server.engine_plan import EnginePlan
+from dragoman.server.supervisor import RestartPolicy, SupervisedEngine
+from dragoman.server.telemetry.metrics import Metrics
+from dragoman.server.weights_folder import weights_folder
+
+ModelEngine = SupervisedEngine | ReplicatedEngine
+
+
+def make_engine(
+    config: ServerConfig, bundle: Bundle, plan: EnginePlan, metrics: Metrics, *, on_change: Callable[[], None]
+) -> ModelEngine:
+    """Return what runs a model.
+
+    Args:
+        config: The settings.
+        bundle: Of the model.
+        plan: How many engines, and where.
+        metrics: Where they are observed.
+        on_change: Called when the model has become ready, or is not any more.
+    """
+    name = bundle.manifest.name
+    settings = engine_settings(config, bundle, plan)
+    policy = RestartPolicy(config.restart_backoff_initial_seconds, config.restart_backoff_max_seconds, config.watchdog_seconds)
+
+    def tell(replica: int, ready: Ready | None, process_id: int | None) -> None:
+        """Say how one engine is now."""
+        if ready is not None:
+            metrics.observe_load(name, ready.load_seconds)
+        metrics.set_engine(name, ready is not None, process_id, replica)
+
+    if plan.num_replicas == 1 and config.front_ends == 1:
+
+        def on_engine_change() -> None:
+            tell(0, engine.ready, engine.process_id)
+            on_change()
+
+        engine = SupervisedEngine(
+            name,
+            settings[0],
+            policy,
+            is_inline=config.engine == "inline",
+            on_statistics=lambda statistics: metrics.observe_statistics(name, statistics),
+            on_change=on_engine_change,
+            on_restart=lambda: metrics.observe_restart(name),
+        )
+        return engine
+
+    def on_replica_change(index: int) -> None:
+        replica = engines.pool.replicas[index]
+        tell(index, replica.ready, replica.process_id)
+
+    engines = ReplicatedEngine(
+        name,
+        settings,
+        policy,
+        on_statistics=lambda statistics: metrics.observe_queue(name, statistics),
+        on_engine_statistics=lambda replica, statistics: metrics.observe_engine(name, statistics, replica),
+        on_change=on_change,
+        on_engine_change=on_replica_change,
+        on_restart=lambda replica: metrics.observe_restart(name, replica),
+    )
+    return engines
+
+
+def engine_settings(config: ServerConfig, bundle: Bundle, plan: EnginePlan) -> list[EngineSettings]:
+    """Return what each engine of a model is started with."""
+    device = DeviceSettings(
+        config.device,
+        int(config.gpu_memory_gib * 2**30),
+        config.gpu_row_buckets,
+        config.gpu_capacity_buckets,
+        weights_folder(config.weights_cache, plan.num_replicas),
+    )
+    settings = EngineSettings(
+        endpoint="",
+        bundle=str(bundle.directory),
+        num_threads=plan.num_threads,
+        max_slots=config.max_slots,
+        max_slots_per_request=config.max_slots_per_request,
+        max_waiting_requests=config.max_waiting_requests,
+        max_waiting_tokens=config.max_waiting_tokens,
+        prefill_tokens_per_step=config.prefill_tokens_per_step,
+        max_ahead=config.max_ahead,
+        is_warmed_up=config.warmup,
+        log_level=config.log_level,
+        log_format=config.log_format,
+        version=bundle.manifest.version,
+        device=device,
+    )
+    return [replace(settings, cores=cores) for cores in plan.cores]

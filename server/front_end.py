@@ -1,0 +1,143 @@
+"""A front end: what one process needs to answer callers, from the port to the engines' clients. Engines are not its business.
+
+It lives in the process that was started where that is the only front end, or in each of several (`fronts/process.py`).
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
+import structlog
+
+from dragoman.server.config import ServerConfig
+from dragoman.server.core.access import read_callers, read_callers_book
+from dragoman.server.core.core import Core
+from dragoman.server.core.deadlines import Deadlines
+from dragoman.server.core.ports import Models
+from dragoman.server.core.usage import OwnUsage, Usage
+from dragoman.server.faces.grpc.server import GrpcServer, build_server
+from dragoman.server.telemetry.metrics import Metrics
+from dragoman.server.telemetry.sampling import TELL_SECONDS, Sampler
+from dragoman.server.watching import Source
+
+if TYPE_CHECKING:  # it needs OpenTelemetry
+    from dragoman.server.telemetry.tracing import Tracer
+
+# How long the last spans may take to leave, after the drain and while the engines stop.
+FLUSH_SECONDS = 1.0
+
+log = structlog.get_logger("dragoman")
+
+
+class FrontEnd:
+    """See above.
+
+    Attributes:
+        core: What answers.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        models: Models,
+        metrics: Metrics,
+        tracer: "Tracer | None",
+        sampler: Sampler,
+        usage_of: Callable[[str], Usage] = OwnUsage,
+    ) -> None:
+        """Make everything that can fail on a bad setting; nothing runs yet.
+
+        Args:
+            config: The settings.
+            models: What is served.
+            metrics: Where it counts.
+            tracer: What makes spans; None for none.
+            sampler: What leaves out other libraries' log lines.
+            usage_of: Returns what a caller of a name has used of its limits.
+
+        Raises:
+            ConfigError: If the file of callers cannot be used.
+        """
+        self._config, self._metrics, self._tracer, self._sampler = config, metrics, tracer, sampler
+        deadlines = Deadlines(config.default_deadline_seconds, config.max_deadline_seconds)
+        self._callers = read_callers(config, metrics, deadlines, usage_of)
+        self.core = Core(models, metrics, tracer, self._callers, deadlines)
+        self._face: GrpcServer | None = None
+        self._telling: asyncio.Task[None] | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it takes requests for every model."""
+        return self.core.is_ready
+
+    @property
+    def face(self) -> GrpcServer:
+        """What listens, once it does."""
+        assert self._face is not None
+        return self._face
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return self.face.port
+
+    async def start(self) -> None:
+        """Listen and begin to answer.
+
+        Raises:
+            ConfigError: If the port is taken or credentials cannot be used.
+        """
+        self._face = build_server(self._config, self.core)
+        await self._face.start()
+        self._telling = asyncio.create_task(self._tell_suppressed())
+
+    async def until_ready(self) -> None:
+        """Do nothing: it is ready when the models are."""
+
+    def sources(self) -> Iterator[Source]:
+        """Yield the files that may change while it serves."""
+        if (tls := self.face.tls) is not None:
+
+            def tell_expiry(_: object = None) -> None:
+                self._metrics.reloads.set_expiry("server", tls.expires)
+
+            tell_expiry()
+            yield Source("tls", tls.paths, tls.reload, tell_expiry)
+        if (path := self._config.auth_tokens_file) is not None and self._callers is not None:
+            yield Source("callers", (path,), partial(read_callers_book, self._config), self._callers.replace)
+
+    def ask(self) -> tuple[()]:
+        """Return what other processes have counted: there are none."""
+        return ()
+
+    def update_health(self) -> None:
+        """Publish how the models are now."""
+        if self._face is not None:
+            self._face.update_health()
+
+    async def drain(self, seconds: float) -> None:
+        """Take no new work and let what runs finish, at most so long."""
+        log.info("draining", num_running=self.core.num_running, seconds=seconds)
+        if not await self.core.drain(seconds, self.face.tell_health):
+            log.warning("drain time is over", num_running=self.core.num_running)
+
+    async def end(self) -> None:
+        """End what still runs, and say the last words but spans; the process is to end after that."""
+        if self._telling is not None:
+            self._telling.cancel()
+        await self.core.end_calls()
+        self._sampler.tell()
+        self.core.calls.records.tell_suppressed()
+
+    async def flush(self) -> None:
+        """Send what has been traced, after `end`; a collector that does not answer is not waited for."""
+        if self._tracer is not None and not await asyncio.to_thread(self._tracer.close, FLUSH_SECONDS):
+            log.warning("the collector takes no spans, the last ones are lost", endpoint=self._config.tracing_endpoint)
+
+    async def _tell_suppressed(self) -> None:
+        """Tell now and then how many lines were left out of the log."""
+        while True:
+            await asyncio.sleep(TELL_SECONDS)
+            self._sampler.tell()
+            self.core.calls.records.tell_suppressed()

@@ -1,0 +1,215 @@
+"""Several front ends on one port: this process starts them, stands between them and the engines, and answers no caller itself.
+
+It owns the port, a desk's socket for each model, what callers have used of their limits, and the files that front ends are handed.
+"""
+
+import asyncio
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+
+import structlog
+
+from dragoman.server.config import ConfigError, ServerConfig
+from dragoman.server.core.access import read_callers_book
+from dragoman.server.dispatch.desk_server import DeskServer
+from dragoman.server.dispatch.replicated_engine import ReplicatedEngine
+from dragoman.server.engines import ModelEngine
+from dragoman.server.faces.grpc.tls import TlsFiles
+from dragoman.server.fronts.files import SETTINGS, read_files
+from dragoman.server.fronts.kept import KeptFrontEnd
+from dragoman.server.fronts.messages import Desk, Files, Start
+from dragoman.server.fronts.port import HeldPort
+from dragoman.server.fronts.table import UsageTable
+from dragoman.server.repository import LoadedModel, Repository
+from dragoman.server.supervisor import RestartPolicy
+from dragoman.server.telemetry.metrics import Metrics
+from dragoman.server.telemetry.series import Series, Totals, without_gauges
+from dragoman.server.telemetry.tracers import make_tracer
+from dragoman.server.watching import Source
+
+# Settings that are not for front ends: what they name they have otherwise, or is the business of this process.
+NOT_FOR_FRONT_ENDS = frozenset((*SETTINGS, "metrics_token_file", "metrics_tls_certificate", "metrics_tls_key"))
+CALLERS_SETTINGS = ("auth_tokens_file",)
+# Longer than each of them may take.
+COLLECT_SECONDS = 5.0
+
+log = structlog.get_logger("dragoman.fronts")
+
+
+class FrontEnds:
+    """See above; for the rest of the server they are what a `FrontEnd` is."""
+
+    def __init__(self, config: ServerConfig, repository: Repository[ModelEngine], metrics: Metrics, version: str) -> None:
+        """Take the port, and find out whether front ends will be able to start; nothing runs yet.
+
+        Args:
+            config: The settings.
+            repository: The models; each has a desk.
+            metrics: What this process counts.
+            version: Of the server.
+
+        Raises:
+            ConfigError: If the port is taken, or a setting cannot be used.
+        """
+        self._config, self._repository, self._metrics, self._version = config, repository, metrics, version
+        self._tls = TlsFiles.of(config)
+        if config.auth_tokens_file is not None:
+            self._read_callers()
+        if (tracer := make_tracer(config, version)) is not None:
+            tracer.close(0)
+        self._files = read_files(config, CALLERS_SETTINGS) | ({} if self._tls is None else _tls_files(self._tls))
+        self._held = HeldPort(config.host, config.port)
+        self._table = UsageTable.open(config.front_ends)
+        self._front_ends: list[KeptFrontEnd] = []
+        self._desks: dict[str, DeskServer] = {}
+        self._is_draining = False
+        self._ended = Totals()
+        self._ready = asyncio.Event()
+        self._around = contextlib.ExitStack()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether every front end takes requests for every model."""
+        return (
+            not self._is_draining
+            and bool(self._front_ends)
+            and all(each.state.is_ready for each in self._front_ends)
+            and all(model.engine.is_ready for model in self._repository.all())
+        )
+
+    @property
+    def port(self) -> int:
+        """Where they listen."""
+        return self._held.port
+
+    async def start(self) -> None:
+        """Start all of them, and wait until all listen.
+
+        Raises:
+            FrontEndCannotStart: If one ends before.
+        """
+        self._loop = asyncio.get_running_loop()
+        folder = self._around.enter_context(tempfile.TemporaryDirectory(prefix="dragoman-", ignore_cleanup_errors=True))
+        for number, model in enumerate(self._repository.all()):
+            self._desks[model.name] = DeskServer(f"ipc://{folder}/desk-{number}", _engine_of(model).pool.desk)
+        config = self._config
+        policy = RestartPolicy(config.restart_backoff_initial_seconds, config.restart_backoff_max_seconds, config.watchdog_seconds)
+        self._front_ends = [
+            KeptFrontEnd(
+                number,
+                partial(self._describe, number),
+                policy,
+                on_change=self._publish,
+                on_end=partial(self._clear_up, number),
+            )
+            for number in range(config.front_ends)
+        ]
+        self._metrics.front_ends.watch(self._front_ends)
+        await asyncio.gather(*(each.begin() for each in self._front_ends))
+
+    async def until_ready(self) -> None:
+        """Wait until all take requests for every model."""
+        await self._ready.wait()
+
+    def sources(self) -> Iterator[Source]:
+        """Yield the files that may change while they serve; those that are found good are handed on."""
+        if (tls := self._tls) is not None:
+
+            def use(_: object = None) -> None:
+                self._metrics.reloads.set_expiry("server", tls.expires)
+                self._hand(_tls_files(tls))
+
+            self._metrics.reloads.set_expiry("server", tls.expires)
+            yield Source("tls", tls.paths, tls.reload, use)
+        if (path := self._config.auth_tokens_file) is not None:
+            yield Source("callers", (path,), self._read_callers, self._hand)
+
+    def update_health(self) -> None:
+        """Do nothing: desks tell front ends how the models are."""
+
+    def ask(self) -> list[Series]:
+        """Return what all have counted, those that are gone among them; for another thread than the event loop's."""
+        if not self._front_ends:
+            return []
+        return asyncio.run_coroutine_threadsafe(self._collect(), self._loop).result(COLLECT_SECONDS)
+
+    async def drain(self, seconds: float) -> None:
+        """Have them take no new work and finish what runs, at most so long, and end."""
+        log.info("draining", front_ends=len(self._front_ends), seconds=seconds)
+        self._is_draining = True
+        await asyncio.gather(*(each.drain(seconds) for each in self._front_ends))
+
+    async def end(self) -> None:
+        """End those that are still there."""
+        self._is_draining = True
+        await asyncio.gather(*(each.drain(0) for each in self._front_ends))
+
+    async def flush(self) -> None:
+        """Give up, after `end`, what front ends needed."""
+        for server in self._desks.values():
+            server.close()
+        self._around.close()
+        self._held.close()
+
+    async def _collect(self) -> list[Series]:
+        await asyncio.gather(*(each.collect() for each in self._front_ends))
+        return [self._ended.take(), *(each.counted for each in self._front_ends)]
+
+    def _describe(self, number: int, identity: str) -> Start:
+        """Return what an incarnation of a front end is to be told."""
+        desks = [
+            Desk(
+                str(model.bundle.directory),
+                model.version,
+                self._desks[model.name].endpoint,
+                model.engine.num_replicas,
+                model.engine.is_ready,
+            )
+            for model in self._repository.all()
+        ]
+        config = self._config.model_dump_json(exclude=set(NOT_FOR_FRONT_ENDS))
+        return Start(number, identity, self.port, config, self._files, desks, self._table.descriptor, self._version)
+
+    def _clear_up(self, number: int, identity: str) -> None:
+        """Take back what a front end had that is gone, and keep what it had counted."""
+        for server in self._desks.values():
+            server.detach(identity)
+        self._table.clear(number)
+        self._ended.add(without_gauges(self._front_ends[number].counted))
+
+    def _publish(self) -> None:
+        if self.is_ready:
+            self._ready.set()
+
+    def _read_callers(self) -> dict[str, bytes]:
+        """Return what is in the file of callers, if it can be used.
+
+        Raises:
+            ConfigError: If it cannot.
+        """
+        before = read_files(self._config, CALLERS_SETTINGS)
+        read_callers_book(self._config)
+        if read_files(self._config, CALLERS_SETTINGS) != before:
+            raise ConfigError(f"auth_tokens_file: {self._config.auth_tokens_file}: changed while it was read")
+        return before
+
+    def _hand(self, contents: dict[str, bytes]) -> None:
+        """Hand files to the front ends there are, and to those that come."""
+        self._files |= contents
+        for each in self._front_ends:
+            each.hand(Files(contents))
+
+
+def _tls_files(tls: TlsFiles) -> dict[str, bytes]:
+    """Return what of the files is in use, by setting."""
+    contents = tls.contents
+    files = {"tls_certificate": contents.certificate, "tls_key": contents.key, "tls_client_ca": contents.client_ca}
+    return {name: content for name, content in files.items() if content is not None}
+
+
+def _engine_of(model: LoadedModel[ModelEngine]) -> ReplicatedEngine:
+    """Return a model's engine, which has a desk wherever there are several front ends."""
+    assert isinstance(model.engine, ReplicatedEngine)
+    return model.engine

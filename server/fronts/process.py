@@ -1,0 +1,264 @@
+"""A front end's own process, where there are several: what `FrontEnd` is, and the pipes to the process that started it.
+
+Started as `python -m dragoman.server.fronts.process`; everything else it is told. It ends when told to drain, or when its standard
+input closes: the process that started it is gone, however it went, and the engines with it.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import os
+import signal
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+import msgspec
+import structlog
+from prometheus_client.registry import CollectorRegistry
+
+from dragoman.export.bundle import Bundle, BundleError
+from dragoman.model.errors import InputError
+from dragoman.server.allocator import give_back_large_blocks
+from dragoman.server.config import ServerConfig
+from dragoman.server.dispatch.attached_engine import AttachedEngine
+from dragoman.server.engine.link import ZmqLink
+from dragoman.server.engine.settings import EngineSettings
+from dragoman.server.engine_plan import EnginePlan
+from dragoman.server.engines import engine_settings
+from dragoman.server.front_end import FrontEnd
+from dragoman.server.fronts.files import HandedFiles
+from dragoman.server.fronts.messages import (
+    Collect,
+    Counted,
+    Desk,
+    Drain,
+    Failed,
+    Files,
+    FromFrontEnd,
+    Start,
+    State,
+    ToFrontEnd,
+    read_message,
+    to_bytes,
+)
+from dragoman.server.fronts.table import UsageTable
+from dragoman.server.repository import Repository
+from dragoman.server.serving_process import end_process, keep_what_is_there
+from dragoman.server.telemetry import logs
+from dragoman.server.telemetry.metrics import Metrics
+from dragoman.server.telemetry.sampling import Sampler
+from dragoman.server.telemetry.series import take_series
+from dragoman.server.telemetry.tracers import make_tracer
+from dragoman.server.watching import Source
+
+SIGN_OF_LIFE_SECONDS = 1.0
+# A model that was ready a moment ago may not be any more.
+ATTACH_SECONDS = 5.0
+EXIT_CANNOT_START = 3
+
+log = structlog.get_logger("dragoman.fronts")
+
+
+class FarEngine(AttachedEngine):
+    """A model's engine, behind a desk in the process that started this one.
+
+    Attributes:
+        settings: As the engines have them, but for what is theirs alone.
+        num_replicas: Engines behind the desk.
+    """
+
+    def __init__(self, name: str, settings: EngineSettings, desk: Desk, identity: str, **how: Any) -> None:
+        """Describe the attachment.
+
+        Args:
+            name: Of the model.
+            settings: See the class.
+            desk: Where it is.
+            identity: Of this process at desks.
+            how: See `AttachedEngine`.
+        """
+        numbers = itertools.count(1)
+        super().__init__(name, lambda: ZmqLink(desk.endpoint, f"{identity}/{next(numbers)}".encode()), **how)
+        self.settings, self.num_replicas = settings, desk.num_replicas
+
+
+class FrontEndProcess:
+    """See above."""
+
+    def __init__(self, start: Start, output: int, sampler: Sampler) -> None:
+        """Make everything that can fail; nothing runs yet.
+
+        Args:
+            start: What it is to be.
+            output: Descriptor of the pipe to the process that started this one.
+            sampler: What leaves out other libraries' log lines.
+
+        Raises:
+            InputError: If a setting or a bundle cannot be used.
+        """
+        self._start, self._output = start, output
+        self._files = HandedFiles(start.files)
+        self._config = read_config(start, self._files)
+        self._registry = CollectorRegistry()
+        metrics = Metrics(self._registry, self._config.latency_buckets, start.version)
+        desks = {desk.bundle: desk for desk in start.desks}
+        bundles = [open_bundle(desk) for desk in start.desks]
+        self._repository = Repository(bundles, lambda bundle: self._make_engine(bundle, desks[str(bundle.directory)]))
+        for model in self._repository.all():
+            metrics.add_model(model.name, model.version, model.manifest.precision, "", model.max_slots, model.engine.num_replicas)
+        table = UsageTable(start.table, self._config.front_ends, start.number)
+        tracer = make_tracer(self._config, start.version)
+        self._front = FrontEnd(self._config, self._repository, metrics, tracer, sampler, table.of)
+        self._state = State()
+        self._is_listening = False
+
+    async def run(self, input_descriptor: int) -> None:
+        """Serve until told to end."""
+        loop = asyncio.get_running_loop()
+        self._drain: asyncio.Future[Drain] = loop.create_future()
+        reader = asyncio.StreamReader()
+        await loop.connect_read_pipe(partial(asyncio.StreamReaderProtocol, reader), os.fdopen(input_descriptor, "rb", 0))
+        self._writer, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, os.fdopen(self._output, "wb", 0))
+        for model in self._repository.all():
+            model.engine.begin()
+        await self._until_attached()
+        await self._front.start()
+        self._is_listening = True
+        log.info("front end listens", port=self._front.port, pid=os.getpid())
+        self._publish()
+        following = asyncio.create_task(self._follow(reader))  # to the very end: somebody may be gone during the drain
+        living = asyncio.create_task(self._give_signs_of_life())
+        keep_what_is_there()
+        drain = await self._drain
+        await self._front.drain(drain.seconds)
+        living.cancel()
+        await self._front.end()
+        await self._front.flush()
+        self._say(Counted(take_series(self._registry)))
+        while self._writer.get_write_buffer_size():
+            await asyncio.sleep(0.001)
+        following.cancel()
+
+    async def _until_attached(self) -> None:
+        """Wait for the models that are ready: who comes to one that is started again is not to be told that they are not."""
+        ready = {desk.bundle for desk in self._start.desks if desk.is_ready}
+        engines = [model.engine for model in self._repository.all() if str(model.bundle.directory) in ready]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ATTACH_SECONDS):
+                await asyncio.gather(*(engine.until_ready() for engine in engines))
+
+    async def _follow(self, reader: asyncio.StreamReader) -> None:
+        """Do what is asked for, for as long as somebody is there who may ask."""
+        decoder = msgspec.msgpack.Decoder(ToFrontEnd)
+        sources = list(self._front.sources())
+        while (payload := await read_message(reader)) is not None:
+            match decoder.decode(payload):
+                case Files(contents):
+                    self._files.replace(contents)
+                    for source in sources:
+                        await _reload(source)
+                case Collect():
+                    self._say(Counted(take_series(self._registry)))
+                case Drain() as drain if not self._drain.done():
+                    self._drain.set_result(drain)
+        for desk in self._start.desks:  # in the place of who made them
+            socket = Path(desk.endpoint.removeprefix("ipc://"))
+            with contextlib.suppress(OSError):
+                socket.unlink()
+                socket.parent.rmdir()
+        end_process(0)
+
+    async def _give_signs_of_life(self) -> None:
+        while True:
+            self._say(self._state)
+            await asyncio.sleep(SIGN_OF_LIFE_SECONDS)
+
+    def _publish(self) -> None:
+        """Tell callers and the process that started this one how the models are now."""
+        self._front.update_health()
+        if self._is_listening:
+            self._state = State(is_listening=True, is_ready=self._front.is_ready)
+            self._say(self._state)
+
+    def _say(self, message: FromFrontEnd) -> None:
+        self._writer.write(to_bytes(message))
+
+    def _make_engine(self, bundle: Bundle, desk: Desk) -> FarEngine:
+        settings = engine_settings(self._config, bundle, EnginePlan(1, ((),)))[0]
+        return FarEngine(
+            bundle.manifest.name,
+            settings,
+            desk,
+            self._start.identity,
+            retry_seconds=self._config.restart_backoff_initial_seconds,
+            on_statistics=lambda _: None,  # the desk tells them once, to the process it lives in
+            on_change=self._publish,
+        )
+
+
+async def _reload(source: Source) -> None:
+    """Put files to use that have been found good already."""
+    try:
+        source.use(await asyncio.to_thread(source.load))
+    except Exception:
+        log.exception("cannot be used, what was read before stays in use", source=source.name)
+
+
+def read_config(start: Start, files: HandedFiles) -> ServerConfig:
+    """Return the settings, as they are for a front end."""
+    given = msgspec.json.decode(start.config, type=dict[str, Any])
+    return ServerConfig(**given | {"port": start.port} | {name: str(path) for name, path in files.paths.items()})
+
+
+def open_bundle(desk: Desk) -> Bundle:
+    """Return a bundle of which the weights, which are the engines', have not been read.
+
+    Raises:
+        BundleError: If it is not the one that the engines have, or its tokenisers are not.
+    """
+    bundle = Bundle.open(Path(desk.bundle), is_checked=False)
+    if bundle.manifest.version != desk.version:
+        raise BundleError(f"{desk.bundle}: is now version {bundle.manifest.version}, but the server started with {desk.version}")
+    bundle.check_tokenizers()
+    return bundle
+
+
+def main() -> NoReturn:
+    """Run the front end that standard input describes."""
+    # Who started it decides when it ends; signals meant for that process's group must not.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    output = os.dup(1)
+    os.dup2(2, 1)  # what libraries print is no message
+    start = _read_start()
+    given = msgspec.json.decode(start.config, type=dict[str, Any])
+    sampler = logs.configure_logging(given["log_level"], given["log_format"], fields={"front_end": start.number})
+    give_back_large_blocks()
+    try:
+        process = FrontEndProcess(start, output, sampler)
+        with asyncio.Runner() as runner:
+            runner.run(process.run(0))
+            end_process(0)
+    except InputError as error:
+        os.write(output, to_bytes(Failed(str(error))))
+        end_process(EXIT_CANNOT_START)
+
+
+def _read_start() -> Start:
+    """Return the first message; at the end of input there is nothing to do."""
+
+    def read(length: int) -> bytes:
+        content = b""
+        while len(content) < length:
+            if not (part := os.read(0, length - len(content))):
+                sys.exit(0)
+            content += part
+        return content
+
+    return msgspec.msgpack.decode(read(int.from_bytes(read(4), "little")), type=Start)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,187 @@
+"""What callers have used of their limits, shared by all front ends: a table in memory that each of them has mapped.
+
+A caller has one record, wherever its connections land: its requests under way and its open streams, the levels of its two buckets,
+and what of the first two is whose front end's, so that it can be taken away if that one dies. A record is locked, with a lock of
+the kernel's that a dying process gives back, for the microseconds in which it is looked at and changed. Records are found by a
+digest of the name and never given up: a caller that comes back goes on from where it was.
+"""
+
+import fcntl
+import mmap
+import os
+import struct
+from hashlib import blake2b
+from typing import Self
+
+from dragoman.model.errors import InputError
+from dragoman.server.buckets import Bucket
+
+# Names of callers that there may have been since the start. What is not used of the table takes no memory.
+MAX_CALLERS = 1 << 17
+KEY_BYTES = 16
+# The table begins with the number of records, on a line of its own, whose first byte stands for the lock of the directory.
+LINE_BYTES = 64
+_NUMBER = struct.Struct("<I")
+# Requests under way and streams, then level and time of the bucket of requests, then of that of tokens; a time of 0 is that of a
+# bucket nobody has had yet.
+_TOTALS = struct.Struct("<iidddd")
+# Requests under way and streams of one front end.
+_PART = struct.Struct("<ii")
+
+
+class UsageTable:
+    """The table as one process sees it. `open` makes it; whoever gets its descriptor sees the same.
+
+    Attributes:
+        descriptor: Of the memory.
+        num_front_ends: That there are.
+        number: Which of the front ends this process is, from 0.
+        memory: What is in it.
+    """
+
+    def __init__(self, descriptor: int, num_front_ends: int, number: int) -> None:
+        """Map what there is.
+
+        Args:
+            descriptor: Of the memory; closed with the table.
+            num_front_ends: That there are.
+            number: Which of them this process is, from 0.
+        """
+        self.descriptor = descriptor
+        self.num_front_ends = num_front_ends
+        self.number = number
+        record_bytes = KEY_BYTES + _TOTALS.size + num_front_ends * _PART.size
+        self._record_bytes = -(-record_bytes // LINE_BYTES) * LINE_BYTES
+        # Twice as many places as callers, so that few names want the same.
+        self._num_places = 2 * MAX_CALLERS
+        self._records_at = LINE_BYTES + self._num_places * _NUMBER.size
+        size = self._records_at + MAX_CALLERS * self._record_bytes
+        if os.fstat(descriptor).st_size < size:
+            os.ftruncate(descriptor, size)
+        self.memory = mmap.mmap(descriptor, size)
+
+    @classmethod
+    def open(cls, num_front_ends: int) -> Self:
+        """Return a new one, without callers, as it is seen by the process that starts front ends."""
+        return cls(os.memfd_create("dragoman-callers"), num_front_ends, 0)
+
+    @property
+    def num_callers(self) -> int:
+        """Callers that have a record."""
+        return int(_NUMBER.unpack_from(self.memory, 0)[0])
+
+    def of(self, name: str) -> "SharedUsage":
+        """Return what a caller has used.
+
+        Raises:
+            InputError: If there have been too many callers since the start.
+        """
+        key = blake2b(name.encode(), digest_size=KEY_BYTES).digest()
+        fcntl.lockf(self.descriptor, fcntl.LOCK_EX, 1)
+        try:
+            return SharedUsage(self, self._find(key))
+        finally:
+            fcntl.lockf(self.descriptor, fcntl.LOCK_UN, 1)
+
+    def clear(self, number: int) -> None:
+        """Take away what a front end had under way that is gone."""
+        for index in range(self.num_callers):
+            with SharedUsage(self, self._records_at + index * self._record_bytes) as usage:
+                usage.end_all(number)
+
+    def close(self) -> None:
+        """Unmap it; what others see of it stays."""
+        self.memory.close()
+        os.close(self.descriptor)
+
+    def _find(self, key: bytes) -> int:
+        """Return where the record of a key is, a new one if there is none yet."""
+        place = int.from_bytes(key[:8], "little") % self._num_places
+        while True:
+            at = LINE_BYTES + place * _NUMBER.size
+            found = _NUMBER.unpack_from(self.memory, at)[0]
+            if not found:
+                return self._add(key, at)
+            offset: int = self._records_at + (found - 1) * self._record_bytes
+            if self.memory[offset : offset + KEY_BYTES] == key:
+                return offset
+            place = (place + 1) % self._num_places
+
+    def _add(self, key: bytes, at: int) -> int:
+        """Begin a record, and note its number in the directory."""
+        number = self.num_callers
+        if number >= MAX_CALLERS:
+            raise InputError(f"auth_tokens_file: more than {MAX_CALLERS} callers since the start; restart the server")
+        offset = self._records_at + number * self._record_bytes
+        self.memory[offset : offset + KEY_BYTES] = key
+        _NUMBER.pack_into(self.memory, 0, number + 1)
+        _NUMBER.pack_into(self.memory, at, number + 1)
+        return offset
+
+
+class SharedUsage:
+    """A `core.usage.Usage`, see there, whose other part other processes change."""
+
+    __slots__ = (
+        "_at",
+        "_descriptor",
+        "_memory",
+        "_part_at",
+        "_parts_at",
+        "_seen",
+        "_table",
+        "num_running",
+        "num_streams",
+        "requests",
+        "tokens",
+    )
+
+    def __init__(self, table: UsageTable, offset: int) -> None:
+        """Stand for the record at an offset."""
+        self._table, self._descriptor, self._memory = table, table.descriptor, table.memory
+        self._at = offset + KEY_BYTES
+        self._parts_at = self._at + _TOTALS.size
+        self._part_at = self._parts_at + table.number * _PART.size
+        self._seen: tuple[int, int, float, float, float, float] = (0, 0, 0.0, 0.0, 0.0, 0.0)
+        self.num_running = 0
+        self.num_streams = 0
+        self.requests: Bucket | None = None
+        self.tokens: Bucket | None = None
+
+    def __enter__(self) -> Self:
+        """Lock the record, and see what is in it."""
+        fcntl.lockf(self._descriptor, fcntl.LOCK_EX, 1, self._at)
+        self._seen = seen = _TOTALS.unpack_from(self._memory, self._at)
+        self.num_running, self.num_streams, requests_level, requests_time, tokens_level, tokens_time = seen
+        if self.requests is not None and requests_time:
+            self.requests.state = requests_level, requests_time
+        if self.tokens is not None and tokens_time:
+            self.tokens.state = tokens_level, tokens_time
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Write what is new, and let others at it."""
+        num_running, num_streams, *_states = seen = self._seen
+        if self.num_running != num_running or self.num_streams != num_streams:
+            running, streams = _PART.unpack_from(self._memory, self._part_at)
+            part = running + self.num_running - num_running, streams + self.num_streams - num_streams
+            _PART.pack_into(self._memory, self._part_at, *part)
+        requests = seen[2:4] if self.requests is None else self.requests.state
+        tokens = seen[4:6] if self.tokens is None else self.tokens.state
+        _TOTALS.pack_into(self._memory, self._at, self.num_running, self.num_streams, *requests, *tokens)
+        fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, self._at)
+
+    def change(self, requests: Bucket | None, tokens: Bucket | None) -> None:
+        """See `Usage`; a bucket that others have already goes on from what they have of it."""
+        for old, new, (level, time) in ((self.requests, requests, self._seen[2:4]), (self.tokens, tokens, self._seen[4:6])):
+            if old is None and new is not None and time:
+                new.state = level, time
+        self.requests, self.tokens = requests, tokens
+
+    def end_all(self, number: int) -> None:
+        """End whatever a front end has under way, which may have died while it changed this; within the `with`."""
+        _PART.pack_into(self._memory, self._parts_at + number * _PART.size, 0, 0)
+        places = range(self._parts_at, self._parts_at + self._table.num_front_ends * _PART.size, _PART.size)
+        parts = [_PART.unpack_from(self._memory, place) for place in places]
+        self.num_running, self.num_streams = (sum(column) for column in zip(*parts, strict=True))
+        self._seen = (self.num_running, self.num_streams, *self._seen[2:])

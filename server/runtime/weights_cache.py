@@ -1,0 +1,170 @@
+"""A folder of things that are made once and read by many processes: private, locked, checked, and rid of what nobody uses.
+
+It knows nothing of what is in the files. An entry is a folder that appears whole, with a list of its files' sizes and SHA-256; who
+reads it holds a lock on that list for as long as it lives, by which others see that it is in use.
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from dragoman.export.bundle import FileEntry, hash_file
+from dragoman.model.files import open_regular
+
+LIST_FILE = "entry.json"
+LOCK_FILE = "lock"
+MAKING_PREFIX = "making-"
+MAX_LIST_BYTES = 1 << 16
+UNUSED_SECONDS = 7 * 86_400.0
+POLL_SECONDS = 0.05
+
+
+class CacheError(Exception):
+    """The folder, or an entry of it, cannot be used; the message says why."""
+
+
+class Entry:
+    """What was made, checked, and kept from being removed for as long as this object lives."""
+
+    def __init__(self, directory: Path, lock: BinaryIO) -> None:
+        """Keep the lock that the file has."""
+        self.directory = directory
+        weakref.finalize(self, os.close, os.dup(lock.fileno()))
+
+
+class Cache:
+    """Entries by their names, in a folder that nobody but this user may look into."""
+
+    def __init__(self, parent: Path) -> None:
+        """Use a folder of ours in `parent`; make it if it is not there.
+
+        Raises:
+            CacheError: If it cannot be made, or is somebody else's, or open to others.
+        """
+        self.directory = parent / f"dragoman-{os.geteuid()}"
+        try:
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            found = self.directory.lstat()
+        except OSError as error:
+            raise CacheError(f"{self.directory}: {error.strerror}") from error
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+            raise CacheError(f"{self.directory}: must be a folder of this user, and nobody else's to look into")
+
+    def find(self, name: str) -> Entry | None:
+        """Return an entry if it is there and is what was made; one that is damaged is as good as none."""
+        directory = self.directory / name
+        try:
+            lock = open_regular(directory / LIST_FILE)
+        except OSError:
+            return None
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                files = msgspec.json.decode(lock.read(MAX_LIST_BYTES), type=dict[str, FileEntry])
+                is_whole = bool(files) and all(_is_same(directory / path, entry) for path, entry in files.items())
+                os.utime(directory / LIST_FILE)  # gone, if somebody has removed it before it was locked
+            except (OSError, ValueError):
+                return None
+            return Entry(directory, lock) if is_whole else None
+
+    def find_or_make(self, name: str, make: Callable[[Path, int], None], max_seconds: float) -> Entry:
+        """Return an entry; make it if nobody else has made it, or does so meanwhile.
+
+        Args:
+            name: Of the entry. What comes before its last `-` says what it is of: of that, only what is in use is kept besides.
+            make: Fills a folder; a process that it starts should inherit the descriptor, which keeps others waiting.
+            max_seconds: Time to wait for others.
+
+        Raises:
+            CacheError: If it cannot be made.
+        """
+        if (entry := self.find(name)) is not None:
+            return entry
+        try:
+            with self._locked(max_seconds) as lock:
+                if (entry := self.find(name)) is not None:
+                    return entry
+                self._remove_leftovers()
+                with tempfile.TemporaryDirectory(prefix=MAKING_PREFIX, dir=self.directory, ignore_cleanup_errors=True) as scratch:
+                    made = Path(scratch) / name
+                    made.mkdir(mode=0o700)
+                    make(made, lock)
+                    _list_files(made)
+                    with contextlib.suppress(FileNotFoundError):
+                        os.rename(self.directory / name, Path(scratch) / "damaged")
+                    os.rename(made, self.directory / name)
+                if (entry := self.find(name)) is None:
+                    raise CacheError(f"{self.directory / name}: is not what was just written there")
+                self._remove_unused(name)
+                return entry
+        except OSError as error:
+            raise CacheError(f"{error.filename or self.directory}: {error.strerror}") from error
+
+    @contextlib.contextmanager
+    def _locked(self, max_seconds: float) -> Iterator[int]:
+        """Hold the folder's lock, so that one process at a time makes something.
+
+        Raises:
+            CacheError: If others have held it for too long.
+        """
+        descriptor = os.open(self.directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        until = time.monotonic() + max_seconds
+        try:
+            while not _try_lock(descriptor):
+                if time.monotonic() >= until:
+                    raise CacheError(f"{self.directory}: another process has been making something for {max_seconds:.0f} s")
+                time.sleep(POLL_SECONDS)
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def _remove_leftovers(self) -> None:
+        """Remove what those have left who were killed while they made something; whoever holds the lock is alone."""
+        for leftover in self.directory.glob(f"{MAKING_PREFIX}*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+    def _remove_unused(self, name: str) -> None:
+        """Remove entries that nobody has open: others of the same thing, and those that nobody has opened for a week."""
+        for path in self.directory.iterdir():
+            is_same = path.name != name and path.name.rpartition("-")[0] == name.rpartition("-")[0]
+            try:
+                with open_regular(path / LIST_FILE) as file:
+                    is_old = time.time() - os.fstat(file.fileno()).st_mtime > UNUSED_SECONDS
+                    if (is_same or is_old) and _try_lock(file.fileno()):
+                        shutil.rmtree(path, ignore_errors=True)
+            except OSError:  # no entry: the lock
+                continue
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_same(path: Path, entry: FileEntry) -> bool:
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+    return size == entry.size and hash_file(path) == entry.sha256
+
+
+def _list_files(directory: Path) -> None:
+    """Write the list of what is in a folder, once all of it is on the disk: a full disk may tell only then."""
+    files = {}
+    for path in sorted(directory.iterdir()):
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+        files[path.name] = FileEntry(path.stat().st_size, hash_file(path))
+    (directory / LIST_FILE).write_bytes(msgspec.json.encode(files))

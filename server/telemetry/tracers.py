@@ -1,0 +1,31 @@
+"""From the settings to what makes spans, if any are wanted."""
+
+from typing import TYPE_CHECKING
+
+from dragoman.extras import install_command
+from dragoman.server.config import ConfigError, ServerConfig
+
+if TYPE_CHECKING:  # it needs OpenTelemetry
+    from dragoman.server.telemetry.tracing import Tracer
+
+
+def make_tracer(config: ServerConfig, version: str) -> "Tracer | None":
+    """Return what makes spans; None if none are wanted.
+
+    Args:
+        config: Names the collector, if there is one.
+        version: Of the server.
+
+    Raises:
+        ConfigError: If OpenTelemetry is not installed or cannot use its own settings.
+    """
+    if not config.tracing_endpoint:
+        return None
+    try:
+        from dragoman.server.telemetry.tracing import Tracer
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"tracing_endpoint: OpenTelemetry is not installed; {install_command('tracing')}") from error
+    try:
+        return Tracer(config.tracing_endpoint, config.tracing_sample_ratio, version)
+    except Exception as error:  # OpenTelemetry reads variables of its own, each with errors of its own
+        raise ConfigError(f"tracing_endpoint: a variable OTEL_* cannot be used: {error}") from error

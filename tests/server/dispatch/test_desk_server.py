@@ -1,0 +1,147 @@
+"""A desk behind a socket: the socket and the front ends' side are the real ones, the replica is played by hand."""
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import zmq
+import zmq.asyncio
+
+from dragoman.server.dispatch.attached_engine import AttachedEngine
+from dragoman.server.dispatch.desk import Desk
+from dragoman.server.dispatch.desk_server import DeskServer
+from dragoman.server.engine.link import ZmqLink
+from dragoman.server.engine.messages import Request
+from dragoman.server.engine.scheduler import Limits
+from dragoman.server.errors import NotReady, Unavailable
+from tests.server.dispatch.conftest import HandReplica
+
+Play = Callable[[Callable[["World"], Awaitable[None]]], None]
+
+
+class World:
+    """A desk, what listens for it, and front ends by name."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.desk = Desk(Limits(max_slots=2, max_waiting_requests=8, max_waiting_tokens=100, prefill_tokens_per_step=100))
+        self.server = DeskServer(endpoint, self.desk)
+        self.engines: list[AttachedEngine] = []
+        self.changes: list[bool] = []
+
+    def front_end(self, name: str) -> AttachedEngine:
+        numbers = itertools.count(1)
+        engine = AttachedEngine(
+            "a",
+            lambda: ZmqLink(self.server.endpoint, f"{name}/{next(numbers)}".encode()),
+            0.1,
+            on_statistics=lambda _: None,
+            on_change=lambda: None,
+        )
+        engine.begin()
+        self.engines.append(engine)
+        return engine
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(30):
+            while not condition():
+                await asyncio.sleep(0.001)
+
+    async def close(self) -> None:
+        for engine in self.engines:
+            await engine.stop()
+        self.server.close()
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Play:
+    def run(scenario: Callable[[World], Awaitable[None]]) -> None:
+        async def whole() -> None:
+            world = World(f"ipc://{tmp_path}/desk")
+            try:
+                await scenario(world)
+            finally:
+                await world.close()
+
+        asyncio.run(whole())
+
+    return run
+
+
+def request(number: int) -> Request:
+    return Request(number, [5, 1], 9, float(number))
+
+
+def test_front_ends_hear_when_the_model_is_ready_and_get_their_own_answers(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        early = world.front_end("early")
+        await world.until(lambda: world.server.num_attached == 1)
+        assert not early.is_ready
+        replica = HandReplica(world.desk, 0, 2)
+        late = world.front_end("late")
+        await world.until(lambda: early.is_ready and late.is_ready)
+        answers = [asyncio.create_task(engine.generate(request(1))) for engine in (early, late)]
+        await world.until(lambda: len(replica.requests) == 2)
+        replica.finish()
+        assert [(await answer).id for answer in answers] == [1, 1]
+
+    play(scenario)
+
+
+def test_what_a_front_end_had_that_is_gone_is_ended_and_nothing_else(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        replica = HandReplica(world.desk, 0, 2)
+        gone, there = world.front_end("front-1-0"), world.front_end("front-1-00")
+        await world.until(lambda: gone.is_ready and there.is_ready)
+        lost, kept = asyncio.create_task(gone.generate(request(1))), asyncio.create_task(there.generate(request(2)))
+        await world.until(lambda: len(replica.requests) == 2)
+        number = replica.number(1.0)
+        world.server.detach("front-1-0")
+        world.server.detach("front-1-0")
+        assert replica.cancelled == [number] and world.server.num_attached == 1
+        replica.finish()
+        assert (await kept).reason == "eos"
+        assert not lost.done(), "nobody tells it, for nobody is there"
+        lost.cancel()
+
+    play(scenario)
+
+
+def test_a_front_end_attaches_anew_when_the_model_was_down(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        replica = HandReplica(world.desk, 0, 2)
+        engine = world.front_end("front")
+        await world.until(lambda: engine.is_ready)
+        asked = asyncio.create_task(engine.generate(request(1)))
+        await world.until(lambda: len(replica.requests) == 1)
+        replica.lose()
+        outcome = await asyncio.gather(asked, return_exceptions=True)
+        assert getattr(outcome[0], "reason", None) == "lost" or isinstance(outcome[0], Unavailable)
+        await world.until(lambda: not engine.is_ready)
+        with pytest.raises(NotReady):
+            await engine.generate(request(2))
+        replica.open()
+        await world.until(lambda: engine.is_ready and world.server.num_attached == 1)
+        again = asyncio.create_task(engine.generate(request(3)))
+        await world.until(lambda: len(replica.requests) == 1)
+        replica.finish()
+        assert (await again).reason == "eos"
+
+    play(scenario)
+
+
+def test_what_cannot_be_read_hurts_nobody(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        HandReplica(world.desk, 0, 2)
+        context = zmq.asyncio.Context()
+        stranger = context.socket(zmq.DEALER)
+        stranger.setsockopt(zmq.LINGER, 0)
+        stranger.connect(world.server.endpoint)
+        await stranger.send(b"\xc1")
+        engine = world.front_end("front")
+        await world.until(lambda: engine.is_ready)
+        stranger.close()
+        context.term()
+
+    play(scenario)

@@ -1,0 +1,106 @@
+"""What batches take, and which are made: the cheapest there are, whatever the costs, and costs that are really the encoder's."""
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dragoman.server.engine.costs import MAX_SECONDS, NUM_REPEATS, PACKED, PADDED, Costs, grouped, measured
+from dragoman.server.engine.messages import Request
+from dragoman.server.engine.sequence import Sequence
+
+COSTS = st.builds(Costs, *(st.sampled_from(values) for values in ([0, 1, 12, 500], [0.5, 1], [0, 1], [0, 0.005, 0.2])))
+
+
+def sequences(lengths: list[int]) -> list[Sequence]:
+    return [Sequence(b"", Request(i, [5] * length, 8, 0.0)) for i, length in enumerate(lengths)]
+
+
+def lengths_of(groups: list[list[Sequence]]) -> list[list[int]]:
+    return [[sequence.num_source_tokens for sequence in group] for group in groups]
+
+
+def taken(groups: list[list[int]], costs: Costs) -> float:
+    return sum(costs.of(len(group), max(group), sum(group)) for group in groups)
+
+
+def partitions(items: list[int]) -> Iterator[list[list[int]]]:
+    """Yield every way to put items into groups."""
+    if not items:
+        yield []
+        return
+    for rest in partitions(items[1:]):
+        yield [[items[0]], *rest]
+        for i, group in enumerate(rest):
+            yield [*rest[:i], [items[0], *group], *rest[i + 1 :]]
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=6), COSTS)
+def test_no_other_batches_take_less(lengths: list[int], costs: Costs) -> None:
+    found = lengths_of(grouped(sequences(lengths), costs))
+    assert sorted(itertools.chain(*found)) == sorted(lengths)
+    least = min(taken(groups, costs) for groups in partitions(lengths))
+    assert taken(found, costs) == pytest.approx(least)
+
+
+def test_batches_begin_with_the_longest_and_equals_stay_together() -> None:
+    costs = Costs(10, 1, 0, 0.5)
+    found = grouped(sequences([3, 40, 3, 38, 4]), costs)
+    assert lengths_of(found) == [[40], [38], [4, 3, 3]]
+    assert lengths_of(grouped(sequences([5] * 100), costs)) == [[5] * 100]
+
+
+def test_without_padding_a_long_source_takes_short_ones_along_and_with_it_does_not() -> None:
+    assert len(grouped(sequences([60, 20, 15, 12]), PACKED)) == 1
+    assert len(grouped(sequences([400, 20, 15, 12]), PADDED)) == 2
+
+
+def test_many_lengths_are_grouped() -> None:
+    assert sum(map(len, grouped(sequences(list(range(1, 301))), PACKED))) == 300
+
+
+def test_a_good_batch_leaves_a_run_a_tenth() -> None:
+    for costs in (Costs(12, 1, 0, 0), Costs(3, 0, 0.25, 0)):
+        tokens = costs.good_tokens
+        assert costs.run / costs.of(1, tokens, tokens) == pytest.approx(0.1, rel=0.02)
+    assert Costs(0, 1, 0, 0).good_tokens == 0
+
+
+class Encoder:
+    """Takes the time that costs say, every so often more; tells the time, too."""
+
+    def __init__(self, costs: Costs, noise: Callable[[int], float] = lambda run: 0.0) -> None:
+        self.costs, self.noise, self.now, self.runs = costs, noise, 0.0, list[list[int]]()
+
+    def __call__(self, lengths: list[int]) -> None:
+        self.runs.append(lengths)
+        self.now += self.costs.of(len(lengths), max(lengths), sum(lengths)) + self.noise(len(self.runs))
+
+    def clock(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize("max_rows, max_tokens", [(64, 512), (8, 40), (3, 24)])
+def test_costs_are_found_whatever_disturbs_single_runs(max_rows: int, max_tokens: int) -> None:
+    costs = Costs(1.8e-3, 1.5e-4, 0, 3e-7)
+    encoder = Encoder(costs, lambda run: 0.02 * (run % 3 == 1))
+    found = measured(encoder, max_rows, max_tokens, encoder.clock)
+    assert (found.run, found.token, found.cell, found.pair) == pytest.approx((1.8e-3, 1.5e-4, 0, 3e-7))
+    assert all(len(run) <= max_rows and max(run) <= max_tokens for run in encoder.runs)
+    assert len(encoder.runs) == 3 * NUM_REPEATS
+
+
+def test_a_slow_model_is_measured_once() -> None:
+    encoder = Encoder(Costs(MAX_SECONDS, 0.01, 0, 0))
+    assert measured(encoder, 64, 512, encoder.clock).token == pytest.approx(0.01)
+    assert len(encoder.runs) == 3
+
+
+def test_where_nothing_can_be_measured_costs_are_the_usual_ones() -> None:
+    encoder = Encoder(Costs(1, 0.1, 0, 0))
+    assert measured(encoder, 1, 512, encoder.clock) == measured(encoder, 64, 1, encoder.clock) == PACKED
+    restless = Encoder(Costs(1, 0.1, 0, 0), lambda run: 100.0 * (run == 1))
+    assert measured(restless, 64, 512, restless.clock) == PACKED

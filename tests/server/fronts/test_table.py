@@ -1,0 +1,230 @@
+"""What callers have used, as several front ends see it: processes where that matters, tables of one process where it does not."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from dragoman.model.errors import InputError
+from dragoman.server.buckets import Bucket
+from dragoman.server.core.callers import Caller, Callers
+from dragoman.server.core.callers_file import read_book
+from dragoman.server.errors import LimitReached
+from dragoman.server.fronts import table as tables
+from dragoman.server.fronts.table import UsageTable
+from dragoman.server.telemetry.caller_metrics import CallerMetrics
+
+ROOT = Path(__file__).resolve().parents[3]
+NUM_FRONT_ENDS = 3
+
+
+@pytest.fixture
+def table() -> Iterator[UsageTable]:
+    made = UsageTable.open(NUM_FRONT_ENDS)
+    yield made
+    made.close()
+
+
+class World:
+    """The callers of a file at each of the front ends, and the time."""
+
+    def __init__(self, table: UsageTable, path: Path) -> None:
+        self.seconds = 1000.0
+        self.path = path
+        self.tables = [UsageTable(os.dup(table.descriptor), NUM_FRONT_ENDS, number) for number in range(NUM_FRONT_ENDS)]
+        self.callers: list[Callers] = []
+
+    def write(self, limits: str) -> None:
+        self.path.write_text(f'[callers.web]\ntoken = "s3cret"\n{limits}\n[callers.other]\ntoken = "0ther"\n')
+        for number in range(NUM_FRONT_ENDS):
+            self.read(number)
+
+    def read(self, number: int) -> None:
+        book = read_book(self.path)
+        if number < len(self.callers):
+            self.callers[number].replace(book)
+        else:
+            self.callers.append(self.start(number))
+
+    def start(self, number: int) -> Callers:
+        clock = lambda: self.seconds  # noqa: E731
+        metrics = CallerMetrics(CollectorRegistry())
+        return Callers(read_book(self.path), metrics, clock=clock, wall_clock=clock, usage_of=self.tables[number].of)
+
+    def at(self, number: int, token: str = "s3cret") -> Caller:
+        return self.callers[number].identify([("authorization", f"Bearer {token}")])
+
+    def limit(self, number: int) -> str | None:
+        """Return the limit that keeps a request out at a front end; None if it was let in."""
+        try:
+            self.at(number).enter()
+        except LimitReached as error:
+            return error.limit
+        return None
+
+
+@pytest.fixture
+def world(table: UsageTable, tmp_path: Path) -> Iterator[World]:
+    made = World(table, tmp_path / "callers.toml")
+    yield made
+    for each in made.tables:
+        each.close()
+
+
+def test_requests_under_way_count_wherever_they_are(world: World) -> None:
+    world.write("max_requests = 3")
+    assert [world.limit(number) for number in (0, 1, 2, 0)] == [None, None, None, "max_requests"]
+    world.at(1).leave(0)
+    assert [world.limit(2), world.limit(1)] == [None, "max_requests"]
+    assert world.callers[0].identify([("authorization", "Bearer 0ther")]).name == "other"
+    world.at(0, "0ther").enter()
+
+
+def test_streams_count_wherever_they_are(world: World) -> None:
+    world.write("max_requests = 1")
+    world.at(0).enter_stream()
+    with pytest.raises(LimitReached):
+        world.at(1).enter_stream()
+    world.at(0).leave_stream()
+    world.at(1).enter_stream()
+
+
+def test_rates_are_not_multiplied_by_front_ends(world: World) -> None:
+    world.write("requests_per_second = 2\nrequests_burst = 4")
+    assert [world.limit(number % 3) for number in range(6)] == [None] * 4 + ["requests_per_second"] * 2
+    world.seconds += 1
+    assert [world.limit(number % 3) for number in range(4)] == [None] * 2 + ["requests_per_second"] * 2
+
+
+def test_tokens_are_owed_at_every_front_end(world: World) -> None:
+    world.write("tokens_per_second = 10")
+    world.at(0).enter()
+    world.at(0).read(5)
+    world.at(0).leave(25)
+    assert world.limit(1) == "tokens_per_second"
+    world.seconds += 2.5
+    assert world.limit(2) is None
+
+
+def test_what_a_dead_front_end_had_under_way_is_taken_away(world: World, table: UsageTable) -> None:
+    world.write("max_requests = 2\nrequests_per_second = 1\nrequests_burst = 3")
+    world.at(1).enter()
+    world.at(1).enter_stream()
+    world.at(0).enter()
+    assert world.limit(2) == "max_requests"
+    table.clear(1)
+    world.callers[1] = world.start(1)
+    assert world.limit(1) == "requests_per_second", "what was used of a rate stays used"
+    world.seconds += 1
+    assert [world.limit(1), world.limit(2)] == [None, "max_requests"]
+
+
+def test_limits_may_come_and_go(world: World) -> None:
+    world.write("")
+    world.at(0).enter()
+    world.at(1).enter()
+    world.write("max_requests = 2\nrequests_per_second = 1")
+    assert world.limit(2) == "max_requests", "those from before count"
+    world.at(0).leave(0)
+    assert [world.limit(0), world.limit(1)] == [None, "max_requests"]
+    world.at(1).leave(0)
+    assert world.limit(1) == "requests_per_second"
+
+
+def test_a_front_end_that_has_not_read_a_new_file_yet_does_not_undo_it(world: World) -> None:
+    world.write("")
+    world.path.write_text('[callers.web]\ntoken = "s3cret"\nrequests_per_second = 1\nrequests_burst = 2')
+    world.read(0)
+    assert [world.limit(0), world.limit(1), world.limit(0), world.limit(0)] == [None, None, None, "requests_per_second"]
+
+
+def test_many_callers_have_a_record_each(table: UsageTable) -> None:
+    names = [f"caller-{number}" for number in range(2000)]
+    for number, name in enumerate(names):
+        with table.of(name) as usage:
+            usage.num_running += number
+    assert table.num_callers == len(names)
+    other = UsageTable(os.dup(table.descriptor), NUM_FRONT_ENDS, 1)
+    for number, name in enumerate(names):
+        with other.of(name) as usage:
+            assert usage.num_running == number
+    other.close()
+
+
+def test_more_callers_than_there_is_room_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "MAX_CALLERS", 2)
+    table = UsageTable.open(1)
+    for name in ("a", "b", "a"):
+        table.of(name)
+    with pytest.raises(InputError, match="more than 2 callers"):
+        table.of("c")
+    with table.of("b") as usage:
+        assert usage.num_running == 0
+    table.close()
+
+
+PROGRAM = """
+import sys
+from dragoman.server.buckets import Bucket
+from dragoman.server.fronts.table import UsageTable
+
+descriptor, num_front_ends, number, times = map(int, sys.argv[1:])
+usage = UsageTable(descriptor, num_front_ends, number).of("web")
+usage.tokens = Bucket(1e-9, 1e9, lambda: 1.0)
+print("ready", flush=True)
+sys.stdin.readline()
+for _ in range(times):
+    with usage:
+        usage.num_running += 1
+        usage.tokens.take(1.0)
+with usage:
+    usage.num_running += 1000
+    print("within", flush=True)
+    sys.stdin.readline()
+    usage.num_running -= 1000
+"""
+
+
+@contextmanager
+def front_end(table: UsageTable, number: int, times: int = 0) -> Iterator[Any]:
+    """Run a process that waits for a line, takes so many times, and waits for another line with the record locked."""
+    arguments = [str(value) for value in (table.descriptor, NUM_FRONT_ENDS, number, times)]
+    command = [sys.executable, "-c", PROGRAM, *arguments]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=ROOT, pass_fds=[table.descriptor], text=True, **pipes) as process:
+        yield process
+        process.stdin.close()
+
+
+def test_nothing_is_lost_between_processes(table: UsageTable) -> None:
+    times = 2000
+    with ExitStack() as stack:
+        processes = [stack.enter_context(front_end(table, number, times)) for number in range(NUM_FRONT_ENDS)]
+        assert [process.stdout.readline() for process in processes] == ["ready\n"] * NUM_FRONT_ENDS
+        for process in processes:
+            process.stdin.write("go\ngo on\n")
+            process.stdin.flush()
+        assert [process.stdout.readline() for process in processes] == ["within\n"] * NUM_FRONT_ENDS
+    assert [process.wait(60) for process in processes] == [0] * NUM_FRONT_ENDS
+    usage = table.of("web")
+    usage.tokens = Bucket(1e-9, 1e9, lambda: 1.0)
+    with usage:
+        assert usage.num_running == NUM_FRONT_ENDS * times
+        assert usage.tokens.level == pytest.approx(1e9 - NUM_FRONT_ENDS * times, abs=1e-3)
+
+
+def test_a_process_that_is_killed_gives_its_lock_back(table: UsageTable) -> None:
+    with front_end(table, 1) as process:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+        assert [process.stdout.readline() for _ in range(2)] == ["ready\n", "within\n"]
+        process.kill()
+        process.wait(60)
+        with table.of("web") as usage:
+            assert usage.num_running == 0, "it had not said so yet"
