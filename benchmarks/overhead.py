@@ -23,7 +23,7 @@ import msgspec
 
 from benchmarks.engine_share import Share, measure_share
 from benchmarks.engines.table import commit, uniform
-from benchmarks.harness.load import Load, Record, has_bulk, run
+from benchmarks.harness.load import Load, Record, run
 from benchmarks.harness.models import SHIPPED, bundle_by
 from benchmarks.harness.noop import NoopServer
 from benchmarks.harness.report import environment, write
@@ -206,8 +206,7 @@ def main() -> None:
     num_rounds, seconds = (1, 1.0) if arguments.quick else (arguments.rounds, arguments.seconds)
     texts = read_lines(arguments.data / "test_2016_flickr.en.gz")
     loads = [Load("", texts, 1, seconds, concurrency=count) for count in arguments.concurrency]
-    if has_bulk():
-        loads.append(Load("", texts, 1, seconds, concurrency=BATCH_CONCURRENCY, batch_size=BATCH_SIZE))
+    loads.append(Load("", texts, 1, seconds, concurrency=BATCH_CONCURRENCY, batch_size=BATCH_SIZE))
     with ExitStack() as stack:
         rows = uniform(measure(*start(stack, arguments, texts), loads, num_rounds))
     about = environment("onnxruntime", "grpcio", "pyzmq") | {

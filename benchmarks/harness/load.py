@@ -26,7 +26,6 @@ CONNECT_SECONDS = 30.0
 LEAD_SECONDS = 0.2
 GRACE_SECONDS = 60.0
 UNFINISHED = "UNFINISHED"
-_messages: Any = generation_pb2
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -146,7 +145,7 @@ async def send_in_bulk(stub: Any, load: Load) -> list[Outcome]:
                 generation_pb2.GenerateRequest(text=next(texts), num_beams=load.num_beams, request_id=str(i)) for i in numbers
             ]
             sent.extend([loop.time() - start] * load.batch_size)
-            await stream.write(_messages.GenerateBulkRequest(requests=requests))
+            await stream.write(generation_pb2.GenerateBulkRequest(requests=requests))
 
     await fill()
     while len(ended) < len(sent):
@@ -161,11 +160,6 @@ async def send_in_bulk(stub: Any, load: Load) -> list[Outcome]:
     code = await stream.code()
     given_up = loop.time() - start, UNFINISHED if code is grpc.StatusCode.OK else code.name
     return [Outcome(at, at, *ended.get(i, given_up)) for i, at in enumerate(sent)]
-
-
-def has_bulk() -> bool:
-    """Whether the protocol has messages of several requests."""
-    return hasattr(generation_pb2, "GenerateBulkRequest")
 
 
 def _status_name(number: int) -> str:

@@ -19,7 +19,6 @@ from dragoman.v1 import generation_pb2, generation_pb2_grpc
 
 ROOT = Path(__file__).parents[2]
 STOP_SECONDS = 10.0
-_messages: Any = generation_pb2
 
 
 class NoopServicer(generation_pb2_grpc.GenerationServicer):
@@ -35,11 +34,13 @@ class NoopServicer(generation_pb2_grpc.GenerationServicer):
         response.CopyFrom(self._answer)
         return response
 
-    async def GenerateBulk(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+    async def GenerateBulk(
+        self, requests: AsyncIterator[generation_pb2.GenerateBulkRequest], context: Any
+    ) -> AsyncIterator[generation_pb2.GenerateBulkResponse]:
         """Answer every message with as many answers, in one message."""
         index = 0
         async for message in requests:
-            response = _messages.GenerateBulkResponse()
+            response = generation_pb2.GenerateBulkResponse()
             for _ in message.requests:
                 answer = response.answers.add(index=index)
                 answer.response.CopyFrom(self._answer)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from benchmarks.engine_share import Share
-from benchmarks.harness.load import Load, Outcome, Record, has_bulk, run
+from benchmarks.harness.load import Load, Outcome, Record, run
 from benchmarks.harness.noop import NoopServer
 from benchmarks.overhead import (
     BATCH,
@@ -118,7 +118,6 @@ def test_the_answer_of_median_size_is_typical(monkeypatch: pytest.MonkeyPatch) -
     assert typical_answer("127.0.0.1:1", ["aaaaa", "a", "aaa"]).text == "aaa"
 
 
-@pytest.mark.skipif(not has_bulk(), reason="the protocol has no messages of several requests")
 def test_a_batch_is_answered_request_by_request() -> None:
     answer = generation_pb2.GenerateResponse(text="Ein Hund.", tokens=[3, 4, 5])
     with NoopServer(answer) as noop:

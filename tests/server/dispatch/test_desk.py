@@ -210,7 +210,7 @@ def test_a_deadline_that_cannot_be_met_is_refused_at_once(make_desk: MakeDesk, c
     replica = HandReplica(desk, 0, 1)
     front = HandFrontEnd(desk)
     front.submit(request(0))
-    steps, prefills = [Step(1, 0.1)] * 32, [Prefill(1, 2, 2, 0.05)]
+    steps, prefills = [Step(1, 0.1)] * 32, [Prefill(1, 2, 2, 0.05, 1)]
     replica.say(statistics=Statistics(num_running=1, num_slots=1, steps=steps, prefills=prefills))
     front.submit(request(1, deadline=clock.now + 0.05))
     assert front.reasons == {1: "deadline_unmet"} and front.ends[1].needed_seconds > 0.1
