@@ -193,6 +193,13 @@ class Manifest(Dimensions, frozen=True, forbid_unknown_fields=True, kw_only=True
         return is_packed(self.precision)
 
     @property
+    def cache_precision(self) -> Precision:
+        """Number format of its caches: 8 bits if any has them, or that of the arithmetic between products."""
+        if any(cache.precision is not None for cache in self.caches):
+            return "int8"
+        return "fp32" if self.precision == "int8" else self.precision
+
+    @property
     def can_overflow(self) -> bool:
         """Whether its products may overflow on processors that sum pairs in 16 bits: 2 · 255 · 127 is more than they hold."""
         return self.precision == "int8" and self.weight_bits == 8

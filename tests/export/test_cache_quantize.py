@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -69,11 +70,18 @@ def test_manifest_says_what_caches_and_weights_have(bundle: Bundle) -> None:
     assert [cache.role for cache in manifest.caches] == ["self"] * 4 + ["cross"] * 4
     assert manifest.tensors.encoder_outputs == ["cross_kv"]
     assert manifest.tensors.decoder_outputs[-4:] == ["cross_k_0_out", "cross_v_0_out", "cross_k_1_out", "cross_v_1_out"]
-    assert (manifest.weight_bits, manifest.can_overflow) == (7, False)
+    assert (manifest.weight_bits, manifest.cache_precision, manifest.can_overflow) == (7, "int8", False)
     assert manifest.parity.quality is not None and manifest.parity.quality.agreement > 0.8
+
+
+def test_what_comes_in_one_tensor_has_one_precision(bundle: Bundle) -> None:
+    *caches, last = bundle.manifest.caches
+    with pytest.raises(ValueError, match="different precisions"):
+        msgspec.structs.replace(bundle.manifest, caches=[*caches, msgspec.structs.replace(last, precision=None)])
 
 
 def test_weights_of_8_bits_can_overflow(exported: Path, checkpoint_dir: Path, tmp_path: Path) -> None:
     assert not Bundle.open(exported).manifest.can_overflow
     manifest = export_checkpoint(checkpoint_dir, tmp_path / "bundle", "int8", calibration=["a dog"]).manifest
+    assert manifest.cache_precision == "fp32", "the number format of what lies between products"
     assert manifest.can_overflow and {cache.precision for cache in manifest.caches} == {None}
