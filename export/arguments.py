@@ -11,7 +11,7 @@ import msgspec
 
 from dragoman.export import manifest
 from dragoman.export.caches import attention_caches
-from dragoman.export.fields import Precision
+from dragoman.export.fields import CachePrecision, Precision, WeightBits
 from dragoman.export.generation_checks import num_forced
 from dragoman.export.manifest import MANIFEST_FILE, Dimensions
 from dragoman.model.config import ModelConfig
@@ -72,6 +72,25 @@ def check_precision(precision: str, has_calibration: bool, has_quality: bool) ->
     if has_quality and find_spec("sacrebleu") is None:
         raise ExportError("BLEU and chrF need sacrebleu, of the extra `evaluate`")
     return found
+
+
+def check_bits(precision: Precision, weight_bits: int, cache_precision: str | None) -> tuple[WeightBits, CachePrecision | None]:
+    """Return how many bits weights and caches of a precision are to have.
+
+    Raises:
+        ExportError: If it has no choice of them, or not this one.
+    """
+    bits: WeightBits | None = next((known for known in get_args(WeightBits) if known == weight_bits), None)
+    if bits is None:
+        raise ExportError(f"weights of int8 have {' or '.join(map(str, get_args(WeightBits)))} bits, not {weight_bits}")
+    caches: CachePrecision | None = next((known for known in get_args(CachePrecision) if known == cache_precision), None)
+    if caches is None and cache_precision is not None:
+        raise ExportError(f"the precision of caches can be {' or '.join(get_args(CachePrecision))}, not {cache_precision!r}")
+    if precision != "int8" and bits != 8:
+        raise ExportError(f"weights of {bits} bits go with int8, not {precision}")
+    if precision != "int8" and caches is not None:
+        raise ExportError(f"caches in {caches} go with int8, not {precision}")
+    return bits, caches
 
 
 def check_name(name: str) -> None:

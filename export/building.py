@@ -1,7 +1,7 @@
 """The graphs of a bundle: traced, rewritten for a precision, written and proved."""
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,17 +9,19 @@ import msgspec
 import onnx_ir
 
 from dragoman.export.arguments import QualityTexts
-from dragoman.export.calibration import calibrate
+from dragoman.export.cache_quantize import quantize_given_caches, quantize_step_caches
+from dragoman.export.calibration import Calibration, calibrate
+from dragoman.export.choice import choose_one_in_blocks
 from dragoman.export.cpu import keep_sums_apart, keep_time_axis
 from dragoman.export.encoder_graph import EncoderGraph
-from dragoman.export.fields import Precision
+from dragoman.export.fields import CachePrecision, Precision, WeightBits
 from dragoman.export.graphs import StepGraph
 from dragoman.export.half import DTYPES, halved, store_halved
 from dragoman.export.packing import is_packed
 from dragoman.export.parity import ParityReport
 from dragoman.export.progress import Progress
 from dragoman.export.quality import verify_quantized
-from dragoman.export.quantize import ActivationRange, ScaleCounts, quantize, weight_key
+from dragoman.export.quantize import ScaleCounts, quantize, weight_key
 from dragoman.export.scorer_graph import ScorerGraph
 from dragoman.export.shortlist_parity import verify_shortlist
 from dragoman.export.storage import write_graphs
@@ -32,8 +34,6 @@ from dragoman.model.transformer import Transformer
 # By default: the last of `greedy_sources`, which are sentences, and random ids before them.
 NUM_CALIBRATION_SOURCES = 64
 
-Ranges = Mapping[str, ActivationRange]
-
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
@@ -44,12 +44,16 @@ class Recipe:
         calibration: Sources to calibrate int8 with; by default sentences of several languages and random tokens.
         quality: Texts on which another precision must translate as well as fp32.
         shortlist: Ids that a decode step chooses from, rising; None for all.
+        weight_bits: Of the weights of int8.
+        cache_precision: Of the caches; None for that of the arithmetic between 8-bit products.
     """
 
     precision: Precision
     calibration: Sequence[list[int]] | None = None
     quality: QualityTexts | None = None
     shortlist: Sequence[int] | None = None
+    weight_bits: WeightBits = 8
+    cache_precision: CachePrecision | None = None
 
 
 def build_graphs(
@@ -68,8 +72,8 @@ def build_graphs(
         graphs, report, _ = _build_whole(checkpoint, model, directory, recipe, progress)
         return graphs, report
     with tempfile.TemporaryDirectory(prefix="whole.", dir=directory.parent) as folder:
-        graphs, report, ranges = _build_whole(checkpoint, model, Path(folder), recipe, progress)
-        graphs[1] = _short_step(model, recipe, recipe.shortlist, ranges)
+        graphs, report, calibration = _build_whole(checkpoint, model, Path(folder), recipe, progress)
+        graphs[1] = _short_step(model, recipe, recipe.shortlist, calibration)
         write_graphs(graphs, directory)
         found = verify_shortlist(Path(folder), directory, recipe.shortlist, model.config, recipe.precision)
         progress.done("compare the shortlist")
@@ -78,26 +82,27 @@ def build_graphs(
 
 def _build_whole(
     checkpoint: Checkpoint, model: Transformer, directory: Path, recipe: Recipe, progress: Progress
-) -> tuple[list[onnx_ir.Model], ParityReport, Ranges]:
+) -> tuple[list[onnx_ir.Model], ParityReport, Calibration]:
     """Write and prove the graphs that choose from the whole vocabulary; return what int8 was calibrated to, too."""
     prepared = (_prepared(module, recipe.precision) for module in _modules(model, recipe.precision))
     if recipe.precision != "int8":
         graphs = write_graphs(prepared, directory)
         progress.done("write the graphs")
         if recipe.precision in DTYPES:
-            return graphs, verify_half(checkpoint, directory, recipe.precision, recipe.quality, progress), {}
-        return graphs, verify(checkpoint, directory, progress=progress), {}
+            return graphs, verify_half(checkpoint, directory, recipe.precision, recipe.quality, progress), Calibration({}, {})
+        return graphs, verify(checkpoint, directory, progress=progress), Calibration({}, {})
     with tempfile.TemporaryDirectory(prefix="fp32.", dir=directory.parent) as single:
         graphs = write_graphs(prepared, Path(single))
         progress.done("write the graphs")
         report = verify(checkpoint, Path(single), progress=progress)
-        ranges = calibrate(model, recipe.calibration or greedy_sources(checkpoint)[-NUM_CALIBRATION_SOURCES:])
+        calibration = calibrate(model, recipe.calibration or greedy_sources(checkpoint)[-NUM_CALIBRATION_SOURCES:])
         progress.done("calibrate")
         counts = ScaleCounts()
-        write_graphs((_quantized(graph, i, ranges, counts) for i, graph in enumerate(graphs)), directory)
+        write_graphs((_quantized(graph, i, recipe, calibration, counts) for i, graph in enumerate(graphs)), directory)
         progress.done("quantise")
-    changes = verify_quantized(checkpoint, directory, counts, recipe.quality, progress)
-    return graphs, msgspec.structs.replace(report, quality=changes), ranges
+    is_precise = None if recipe.weight_bits == 8 else False
+    changes = verify_quantized(checkpoint, directory, counts, recipe.quality, progress, is_precise)
+    return graphs, msgspec.structs.replace(report, quality=changes), calibration
 
 
 def _modules(model: Transformer, precision: Precision) -> Iterator[EncoderGraph | StepGraph | ScorerGraph]:
@@ -107,11 +112,13 @@ def _modules(model: Transformer, precision: Precision) -> Iterator[EncoderGraph 
     yield ScorerGraph(model, is_packed(precision))
 
 
-def _quantized(graph: onnx_ir.Model, place: int, ranges: Ranges, counts: ScaleCounts) -> onnx_ir.Model:
+def _quantized(graph: onnx_ir.Model, place: int, recipe: Recipe, calibration: Calibration, counts: ScaleCounts) -> onnx_ir.Model:
     """Turn the products of encoder, decode step or scorer, in this order, into 8-bit ones; count the first two's scales."""
-    found = quantize(graph, ranges)
+    found = quantize(graph, calibration.inputs, recipe.weight_bits)
     if place == 1:
         keep_time_axis(graph)
+    if recipe.cache_precision is not None and place < 2:
+        (quantize_given_caches, quantize_step_caches)[place](graph, calibration.caches)
     if place < 2:
         counts.num_constant += found.num_constant
         counts.num_row += found.num_row
@@ -125,15 +132,18 @@ def _prepared(module: EncoderGraph | StepGraph | ScorerGraph, precision: Precisi
         store_halved(graph, DTYPES[precision])
     else:
         keep_sums_apart(graph)
+        if isinstance(module, StepGraph):
+            choose_one_in_blocks(graph)
     return graph
 
 
-def _short_step(model: Transformer, recipe: Recipe, shortlist: Sequence[int], ranges: Ranges) -> onnx_ir.Model:
+def _short_step(model: Transformer, recipe: Recipe, shortlist: Sequence[int], calibration: Calibration) -> onnx_ir.Model:
     """Return the decode step that chooses from a shortlist; its 8-bit projection has the scale that the whole one has."""
     module = StepGraph(model, shortlist)
     graph = _prepared(module, recipe.precision)
     if recipe.precision == "int8":
         whole, short = (weight_key(decoder.output_weight.detach().numpy().T) for decoder in (model.decoder, module.decoder))
-        quantize(graph, {**ranges, **({short: ranges[whole]} if whole in ranges else {})})
-        keep_time_axis(graph)
+        inputs = calibration.inputs
+        known = {**inputs, **({short: inputs[whole]} if whole in inputs else {})}
+        _quantized(graph, 1, recipe, Calibration(known, calibration.caches), ScaleCounts())
     return graph

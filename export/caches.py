@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from dragoman.export.fields import MAX_CACHE_AXES, MAX_CACHES, MAX_WIDTH, TensorName, Width, shown
+from dragoman.export.fields import MAX_CACHE_AXES, MAX_CACHES, MAX_WIDTH, CachePrecision, TensorName, Width, shown
 from dragoman.export.tensor_names import STEP_INPUTS, STEP_OUTPUTS, cross_kv_names, output_name, self_kv_names
 
 Role = Literal["self", "cross"]
@@ -27,11 +27,14 @@ class Cache(Struct, frozen=True, forbid_unknown_fields=True):
         role: Whether steps write it ("self") or the encoder gives it and steps only read it ("cross").
         shape: Of one row: sizes, and at most once "T" (role "self") or "S" (role "cross"), the axis along which each position
             writes a place of its own. A cache without that axis is a state, which belongs to the last position alone.
+        precision: Of its numbers; None for the bundle's own, single precision in one of int8. A cache in 8 bits is an output of the
+            step whatever its role.
     """
 
     name: TensorName
     role: Role
     shape: Annotated[list[Axis], Meta(min_length=1, max_length=MAX_CACHE_AXES)]
+    precision: CachePrecision | None = None
 
     def __post_init__(self) -> None:
         """Refuse a shape that no cache has.
@@ -49,6 +52,11 @@ class Cache(Struct, frozen=True, forbid_unknown_fields=True):
     def position_axis(self) -> int | None:
         """Which axis of a row is indexed by position; None where there is none."""
         return next((place for place, size in enumerate(self.shape) if isinstance(size, str)), None)
+
+    @property
+    def is_output(self) -> bool:
+        """Whether it is an output of the decode step, too, bound where its input is."""
+        return self.role == "self" or self.precision is not None
 
     @property
     def elements_per_position(self) -> int:
@@ -76,6 +84,11 @@ def names_of(caches: Sequence[Cache], role: Role) -> list[str]:
     return [cache.name for cache in caches if cache.role == role]
 
 
+def passed_names(caches: Sequence[Cache]) -> list[str]:
+    """Return the names of the caches that the encoder gives and that steps have as outputs nevertheless."""
+    return [cache.name for cache in caches if cache.role == "cross" and cache.is_output]
+
+
 def check_caches(caches: Sequence[Cache]) -> None:
     """Refuse caches that cannot be those of one graph.
 
@@ -86,7 +99,7 @@ def check_caches(caches: Sequence[Cache]) -> None:
         raise ValueError("caches that steps write come before those that the encoder gives")
     taken = {*STEP_INPUTS, *STEP_OUTPUTS}
     for cache in caches:
-        names = {cache.name, output_name(cache.name)} if cache.role == "self" else {cache.name}
+        names = {cache.name, output_name(cache.name)} if cache.is_output else {cache.name}
         if names & taken:
             raise ValueError(f"caches has {shown(min(names & taken))} twice, or as the name of another tensor")
         taken |= names

@@ -13,6 +13,7 @@ from dragoman.export.arguments import (
     ExportError,
     QualityTexts,
     Shortlist,
+    check_bits,
     check_dimensions,
     check_heads,
     check_name,
@@ -21,7 +22,7 @@ from dragoman.export.arguments import (
 )
 from dragoman.export.building import Recipe, build_graphs
 from dragoman.export.bundle import SHORTLIST_FILE, Bundle, hash_file
-from dragoman.export.caches import Cache, Role
+from dragoman.export.caches import AXES, Cache
 from dragoman.export.calibration import calibration_sources
 from dragoman.export.evidence import Origin
 from dragoman.export.fields import Precision
@@ -38,7 +39,7 @@ from dragoman.export.packing import is_packed
 from dragoman.export.parity import ParityReport
 from dragoman.export.progress import Progress, Say, steps_of
 from dragoman.export.shortlist import choose_shortlist
-from dragoman.export.tensor_names import STEP_INPUTS, output_name
+from dragoman.export.tensor_names import STEP_INPUTS
 from dragoman.export.tracing import input_output_names
 from dragoman.model.card import read_domain
 from dragoman.model.checkpoint import WEIGHTS_FILE, Checkpoint
@@ -57,6 +58,8 @@ def export_checkpoint(
     say: Say | None = None,
     shortlist: Shortlist | None = None,
     languages: Languages | None = None,
+    weight_bits: int = 8,
+    cache_precision: str | None = None,
 ) -> Bundle:
     """Export a checkpoint; the bundle appears whole and verified, or not at all.
 
@@ -71,6 +74,8 @@ def export_checkpoint(
         say: Told a line when a step is done, see `progress`.
         shortlist: Texts whose tokens the model is to choose from.
         languages: In place of the checkpoint's, where given.
+        weight_bits: Of int8's weights, 8 or 7.
+        cache_precision: Of int8's caches: int8, or None for single precision.
 
     Raises:
         CheckpointError: If the checkpoint cannot be read.
@@ -79,6 +84,7 @@ def export_checkpoint(
         ParityError: If the graphs do not answer as the checkpoint does.
     """
     chosen = check_precision(precision, calibration is not None, quality is not None)
+    bits, caches_in = check_bits(chosen, weight_bits, cache_precision)
     progress = Progress(steps_of(chosen, shortlist is not None), say)
     output = output.resolve()
     check_output(output, is_forced)
@@ -100,7 +106,7 @@ def export_checkpoint(
     with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as staging:
         directory = Path(staging) / "bundle"
         directory.mkdir()
-        recipe = Recipe(chosen, ids, quality, listed)
+        recipe = Recipe(chosen, ids, quality, listed, bits, caches_in)
         graphs, report = build_graphs(checkpoint, directory, recipe, progress)
         caches = _declared_caches(graphs, chosen)
         _write_the_rest(checkpoint, directory, listed, report)
@@ -130,21 +136,18 @@ def _write_the_rest(checkpoint: Checkpoint, directory: Path, listed: Sequence[in
 
 
 def _declared_caches(graphs: Sequence[onnx_ir.Model], precision: Precision) -> list[Cache]:
-    """Return the caches of a decode step as its inputs have them: what it also gives out it writes."""
+    """Return the caches of a decode step as its inputs have them, in which the axis of positions says who fills them."""
     decoder = graphs[1]
-    written = set(input_output_names(decoder)[1])
     caches = []
     for value in decoder.graph.inputs[len(STEP_INPUTS) :]:
         assert value.name is not None and value.shape is not None
         _, *row = (size if isinstance(size, int) else str(size.value) for size in value.shape)
-        caches.append(msgspec.convert({"name": value.name, "role": _role(value.name, written), "shape": row}, Cache))
+        role = next(role for role, axis in AXES.items() if axis in row)
+        numbers = "int8" if value.dtype is onnx_ir.DataType.INT8 else None
+        caches.append(msgspec.convert({"name": value.name, "role": role, "shape": row, "precision": numbers}, Cache))
     traced = [names for graph in graphs for names in input_output_names(graph)]
     assert Tensors(*traced) == Tensors.of_caches(caches, is_packed(precision)), "the graphs have other tensors than the format"
     return caches
-
-
-def _role(name: str, written: set[str]) -> Role:
-    return "self" if output_name(name) in written else "cross"
 
 
 def _describe(
@@ -163,6 +166,7 @@ def _describe(
         name=name,
         version="unknown",
         precision=recipe.precision,
+        weight_bits=recipe.weight_bits,
         **msgspec.structs.asdict(dimensions),
         caches=caches,
         num_choices=dimensions.target_vocab_size if recipe.shortlist is None else len(recipe.shortlist),

@@ -28,6 +28,8 @@ MAX_CACHE_AXES = 6
 MAX_TENSORS = MAX_CACHES + 8
 
 Precision = Literal["fp32", "int8", "fp16", "bf16"]
+CachePrecision = Literal["int8"]
+WeightBits = Literal[7, 8]
 Layers = Annotated[int, Meta(ge=1, le=MAX_LAYERS)]
 Width = Annotated[int, Meta(ge=1, le=MAX_WIDTH)]
 Vocabulary = Annotated[int, Meta(ge=1, le=MAX_VOCABULARY)]

@@ -13,7 +13,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from dragoman.export.caches import Cache, CacheList, check_caches, names_of
+from dragoman.export.caches import Cache, CacheList, check_caches, names_of, passed_names
 from dragoman.export.evidence import Origin, Parity
 from dragoman.export.fields import (
     MAX_BUNDLE_BYTES,
@@ -31,6 +31,7 @@ from dragoman.export.fields import (
     TokenId,
     Version,
     Vocabulary,
+    WeightBits,
     Width,
     listed,
     shown,
@@ -72,7 +73,8 @@ class Tensors(Struct, frozen=True, forbid_unknown_fields=True):
     @classmethod
     def of_caches(cls, caches: Sequence[Cache], is_packed: bool = True) -> "Tensors":
         """Return what it asks of graphs with these caches."""
-        return cls(*TensorNames.of_caches(names_of(caches, "self"), names_of(caches, "cross"), is_packed))
+        self_names, cross_names = names_of(caches, "self"), names_of(caches, "cross")
+        return cls(*TensorNames.of_caches(self_names, cross_names, passed_names(caches), is_packed))
 
 
 class FileEntry(Struct, frozen=True, forbid_unknown_fields=True):
@@ -136,7 +138,8 @@ class Manifest(Dimensions, frozen=True, forbid_unknown_fields=True, kw_only=True
         format_version: Of the bundle format.
         name: Of the model; see `check_name`.
         version: See `content_version`.
-        precision: Of weights, caches and arithmetic.
+        precision: Of weights, caches and arithmetic; caches of an int8 bundle say their own.
+        weight_bits: Of the weights of 8-bit products. Those of 7 cannot overflow on any processor.
         caches: What a decode step keeps of a row, in the graphs' order: those that steps write, then those that the encoder gives.
         num_choices: Tokens that a step chooses from: V, or the length of the model's shortlist.
         tensors: Inputs and outputs of the graphs.
@@ -153,6 +156,7 @@ class Manifest(Dimensions, frozen=True, forbid_unknown_fields=True, kw_only=True
     name: str
     version: Version
     precision: Precision
+    weight_bits: WeightBits = 8
     caches: CacheList
     num_choices: Vocabulary
     tensors: Tensors
@@ -179,6 +183,7 @@ class Manifest(Dimensions, frozen=True, forbid_unknown_fields=True, kw_only=True
         if self.num_choices > self.target_vocab_size:
             raise ValueError(f"num_choices {self.num_choices} is over the vocabulary of {self.target_vocab_size}")
         self._check_generation()
+        self._check_precision()
         check_caches(self.caches)
         _check_tensors(self.tensors, Tensors.of_caches(self.caches, self.is_packed))
 
@@ -186,6 +191,29 @@ class Manifest(Dimensions, frozen=True, forbid_unknown_fields=True, kw_only=True
     def is_packed(self) -> bool:
         """Whether the encoder takes sources packed, see `is_packed`."""
         return is_packed(self.precision)
+
+    @property
+    def cache_precision(self) -> Precision:
+        """Number format of its caches: 8 bits if any has them, or that of the arithmetic between products."""
+        if any(cache.precision is not None for cache in self.caches):
+            return "int8"
+        return "fp32" if self.precision == "int8" else self.precision
+
+    @property
+    def can_overflow(self) -> bool:
+        """Whether its products may overflow on processors that sum pairs in 16 bits: 2 · 255 · 127 is more than they hold."""
+        return self.precision == "int8" and self.weight_bits == 8
+
+    def _check_precision(self) -> None:
+        """Refuse fewer bits in a bundle that is not of 8-bit products, and several kinds of numbers in an encoder's one output."""
+        if self.is_packed and len({cache.precision for cache in self.caches if cache.role == "cross"}) > 1:
+            raise ValueError("caches that the encoder gives have different precisions")
+        if self.precision == "int8":
+            return
+        if self.weight_bits != 8:
+            raise ValueError(f"weight_bits {self.weight_bits} go with int8, not {self.precision}")
+        if any(cache.precision is not None for cache in self.caches):
+            raise ValueError(f"caches have precision int8 in a bundle of int8 alone, not in {self.precision}")
 
     def _check_generation(self) -> None:
         """Refuse a template, languages and defaults that the model cannot do."""

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from dragoman.export.arguments import QualityTexts
 from dragoman.export.bundle import Quality
+from dragoman.export.choice_parity import check_one_candidate
 from dragoman.export.encoder_parity import check_sources_apart
 from dragoman.export.parity import EagerReference, Floats, Ints, ParityError, drive, is_ordered, refuse_padding, stretches
 from dragoman.export.progress import STEPS, Progress
@@ -90,8 +91,9 @@ def verify_quantized(
     counts: ScaleCounts,
     texts: QualityTexts | None = None,
     progress: Progress | None = None,
+    is_precise: bool | None = None,
 ) -> Quality:
-    """Check quantised graphs whose originals `verify` has passed.
+    """Check quantised graphs whose originals `verify` has passed, opened as they will be served; see `open_session`.
 
     Raises:
         BundleError: If the graphs cannot be loaded or have other inputs and outputs.
@@ -103,11 +105,11 @@ def verify_quantized(
     forced = forced_rows(config)
     reference = EagerReference(checkpoint.model)
     parts = [part for row in forced for part in stretches(reference, row)]
-    runners = [OnnxRunner(directory, config, number) for number in THREADS]
+    runners = [OnnxRunner(directory, config, number, is_precise) for number in THREADS]
     check_sources_apart(runners, forced)
     check_rows_apart(runners, parts)
     progress.done("compare batches in 8 bits")
-    divergence, rows, runner = Divergence(checkpoint), answer_rows(checkpoint), OnnxRunner(directory, config)
+    divergence, rows, runner = Divergence(checkpoint), answer_rows(checkpoint), OnnxRunner(directory, config, is_precise=is_precise)
     num_candidates = config.target_vocab_size if config.target_vocab_size <= LARGE_VOCABULARY else NUM_BEST
     drive(runner, rows, NUM_SLOTS, num_candidates, False, divergence.observe)
     quality = Quality(
@@ -150,6 +152,7 @@ def check_rows_apart(runners: Sequence[OnnxRunner], rows: Sequence[Row]) -> int:
             alone = row.again()
             drive(runner, [alone], 1, min(NUM_CANDIDATES, runner.config.target_vocab_size), True)
             _compare([alone], [digest])
+        check_one_candidate(runner, again[:NUM_ROWS_ALONE], BATCH_SLOTS[0])
     return len(rows)
 
 

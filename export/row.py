@@ -34,7 +34,8 @@ class Row:
         num_steps: Where it ends at the latest: the position after its last step.
         eos_id: Token that ends a greedy row early; None in a teacher-forced row.
         stretch: What a row begins with that does not begin at position 0; see `EagerStretch`.
-        log_probs: Of the first candidate, step by step.
+        choices: The first candidate, step by step.
+        log_probs: Its log-probabilities.
         digest: Of every candidate and log-probability it was given.
     """
 
@@ -43,6 +44,7 @@ class Row:
     num_steps: int
     eos_id: int | None = None
     stretch: EagerStretch | None = None
+    choices: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     digest: str = ""
 
@@ -63,6 +65,7 @@ class Row:
     def take(self, ids: Ints, log_probs: Floats) -> None:
         """Take one step's candidates, `[K]` each."""
         self.digest = hashlib.sha256(self.digest.encode() + ids.tobytes() + log_probs.tobytes()).hexdigest()
+        self.choices.append(int(ids[0]))
         self.log_probs.append(float(log_probs[0]))
         if self.eos_id is not None:
             self.inputs.append(int(ids[0]))

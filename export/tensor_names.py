@@ -1,5 +1,6 @@
 """What the graphs call their inputs and outputs. It imports nothing, so that whatever traces, runs or reads a graph may ask."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 STEP_INPUTS = ("prev_ids", "positions", "src_lens", "num_candidates")
@@ -42,19 +43,22 @@ class TensorNames(NamedTuple):
     scorer_outputs: list[str]
 
     @classmethod
-    def of_caches(cls, self_names: list[str], cross_names: list[str], is_packed: bool = True) -> "TensorNames":
+    def of_caches(
+        cls, self_names: list[str], cross_names: list[str], passed_names: Sequence[str] = (), is_packed: bool = True
+    ) -> "TensorNames":
         """Return what the bundle's format version asks of graphs with caches of these names.
 
         Args:
             self_names: Those that steps write.
             cross_names: Those that the encoder gives.
+            passed_names: Those of them that steps have as outputs, too, though they write nothing.
             is_packed: Whether the encoder takes sources packed, and gives all caches side by side.
         """
         return cls(
             encoder_inputs=list(PACKED_INPUTS) if is_packed else ["src_ids", "src_lens"],
             encoder_outputs=[PACKED_OUTPUT] if is_packed else list(cross_names),
             decoder_inputs=[*STEP_INPUTS, *self_names, *cross_names],
-            decoder_outputs=[*STEP_OUTPUTS, *map(output_name, self_names)],
+            decoder_outputs=[*STEP_OUTPUTS, *map(output_name, self_names), *map(output_name, passed_names)],
             scorer_inputs=["src_ids", "src_lens", "tgt_ids", "tgt_lens", "labels"],
             scorer_outputs=["label_log_probs", "attention"],
         )
@@ -62,4 +66,4 @@ class TensorNames(NamedTuple):
     @classmethod
     def of_layers(cls, num_decoder_layers: int, is_packed: bool = True) -> "TensorNames":
         """Return the same for a Transformer with so many decoder layers."""
-        return cls.of_caches(self_kv_names(num_decoder_layers), cross_kv_names(num_decoder_layers), is_packed)
+        return cls.of_caches(self_kv_names(num_decoder_layers), cross_kv_names(num_decoder_layers), is_packed=is_packed)

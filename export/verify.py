@@ -2,11 +2,14 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from dragoman.export.bundle import DECODER_FILE, ENCODER_FILE, SCORER_FILE, BundleError, Tensors, cross_kv_names, self_kv_names
+from dragoman.export.choice_parity import check_one_candidate
 from dragoman.export.encoder_parity import check_sources_apart
 from dragoman.export.greedy_parity import check_greedy
 from dragoman.export.packing import pack
@@ -16,11 +19,14 @@ from dragoman.export.progress import STEPS, Progress
 from dragoman.export.row import Row
 from dragoman.export.scorer_parity import Pair, ScorerComparison, check_scorer, padded
 from dragoman.export.session import Session, open_session
+from dragoman.export.tensor_names import output_name
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.config import ModelConfig
 from dragoman.model.transformer import Transformer
 
 TOLERANCE = 1e-4
+# What is restored into caches in 8 bits lies within.
+RESTORED_RANGE = 4.0
 NUM_ROWS, NUM_ROWS_ALONE, NUM_SLOTS = 24, 4, 8
 # Beyond so many tokens, few rows are compared over all of them, and the others over their best: to sort them costs most of a step.
 LARGE_VOCABULARY, NUM_WHOLE_ROWS, NUM_BEST = 2**16, 3, 512
@@ -45,6 +51,9 @@ SENTENCES = (
 )
 
 
+CacheBuffer = NDArray[np.number[Any]]
+
+
 class OnnxSlots:
     """Cache buffers of which the first n rows are bound for a step, as input and as output."""
 
@@ -53,8 +62,14 @@ class OnnxSlots:
         noise = np.random.default_rng(0)
         layers, heads, width = config.num_decoder_layers, config.num_heads, config.head_dim
         self.session = session
-        self.self_kv = {name: noise.random((num_slots, heads, max_targets, width), np.float32) for name in self_kv_names(layers)}
-        self.cross_kv = {name: noise.random((num_slots, heads, max_sources, width), np.float32) for name in cross_kv_names(layers)}
+        self.outputs = {output.name for output in session.get_outputs()}
+        self.levels = 127 if has_integer_caches(session) else None
+
+        def buffers(names: Sequence[str], capacity: int) -> dict[str, CacheBuffer]:
+            return {name: self._stored(noise.random((num_slots, heads, capacity, width), np.float32)) for name in names}
+
+        self.self_kv = buffers(self_kv_names(layers), max_targets)
+        self.cross_kv = buffers(cross_kv_names(layers), max_sources)
 
     def fill(self, slot: int, cross_kv: CrossKV) -> None:
         """See `Slots`."""
@@ -64,7 +79,7 @@ class OnnxSlots:
     def restore(self, slot: int, self_kv: CrossKV) -> None:
         """See `Slots`."""
         for buffer, part in zip(self.self_kv.values(), self_kv, strict=True):
-            buffer[slot, :, : part.shape[1]] = part
+            buffer[slot, :, : part.shape[1]] = self._stored(part)
 
     def move(self, source: int, destination: int) -> None:
         """See `Slots`."""
@@ -88,10 +103,24 @@ class OnnxSlots:
         ids, log_probs = np.empty((rows, num_candidates), np.int64), np.empty((rows, num_candidates), np.float32)
         for name, result in (("candidate_ids", ids), ("candidate_log_probs", log_probs)):
             binding.bind_output(name, "cpu", 0, result.dtype, result.shape, result.ctypes.data)
-        for name, buffer in self.self_kv.items():
-            binding.bind_output(f"{name}_out", "cpu", 0, buffer.dtype, (rows, *buffer.shape[1:]), buffer.ctypes.data)
+        for name, buffer in (*self.self_kv.items(), *self.cross_kv.items()):
+            if output_name(name) not in self.outputs:
+                continue
+            binding.bind_output(output_name(name), "cpu", 0, buffer.dtype, (rows, *buffer.shape[1:]), buffer.ctypes.data)
         self.session.run_with_iobinding(binding)
         return ids, log_probs
+
+    def _stored(self, part: Floats) -> CacheBuffer:
+        """Return numbers as the caches have them; in 8 bits, of which nothing but bits is compared, each has the same scale."""
+        if self.levels is None:
+            return part
+        levels: CacheBuffer = np.clip(np.rint(part * (self.levels / RESTORED_RANGE)), -self.levels, self.levels).astype(np.int8)
+        return levels
+
+
+def has_integer_caches(session: Session) -> bool:
+    """Tell whether a decode step keeps its caches in 8 bits."""
+    return any(value.type == "tensor(int8)" for value in session.get_inputs())
 
 
 class OnnxRunner:
@@ -148,9 +177,16 @@ class OnnxRunner:
             except Exception as error:  # the library's errors have no common base but this
                 raise BundleError(f"{path}: ONNX Runtime cannot load it: {error}") from error
             found = tuple([value.name for value in group] for group in (session.get_inputs(), session.get_outputs()))
-            if found != self._expected[name]:
+            if found != self._names(name, session):
                 raise BundleError(f"{path}: its inputs and outputs are not those of a model with this configuration")
             self._sessions[name] = session
+
+    def _names(self, name: str, session: Session) -> tuple[list[str], list[str]]:
+        """Return what a graph's inputs and outputs have to be called."""
+        inputs, outputs = self._expected[name]
+        if name == DECODER_FILE and has_integer_caches(session):
+            outputs = [*outputs, *map(output_name, cross_kv_names(self.config.num_decoder_layers))]
+        return inputs, outputs
 
     def _open(self, path: Path) -> Session:
         return open_session(path, self.num_threads, is_precise=self.is_precise)
@@ -190,11 +226,11 @@ def verify(checkpoint: Checkpoint, directory: Path, tolerance: float = TOLERANCE
 
     Five things must hold. Teacher-forced rows of many lengths, batched at different positions, give the log-probabilities of eager
     full-sequence passes: over the whole vocabulary, or if that is large, some over the whole and the others over their best, which
-    no other token may belong to. Some of them, decoded alone, give bit-identical results. So do sources, encoded alone and in any
-    mixture (see `encoder_parity`). Greedy decoding takes at every step the token that the eager model would take, except at a tie
-    within the tolerance. The scorer gives the same rows the eager model's log-probabilities and attention weights. Where eager
-    single precision itself is off by more than the tolerance, graphs may be as far from double precision as it is, times a small
-    factor (see `double`).
+    no other token may belong to. Some of them, decoded alone, give bit-identical results, and asked for one candidate the first of
+    those they gave. Sources, too, give the same bits alone and in any mixture (see `encoder_parity`). Greedy decoding takes at each
+    step the token that the eager model would take, except at a tie within the tolerance. The scorer gives the same rows the eager
+    model's log-probabilities and attention weights. Where eager single precision itself is off by more than the tolerance, graphs
+    may be as far from double precision as it is, times a small factor (see `double`).
 
     Raises:
         BundleError: If the graphs cannot be loaded or have other inputs and outputs.
@@ -236,8 +272,10 @@ def compare(
     num_steps = 0
     for part, num_candidates in by_candidates(driven, config.target_vocab_size):
         num_steps += drive(runner, part, NUM_SLOTS, num_candidates, False, comparison.observe)
-        for row in _hardest(part)[: NUM_ROWS_ALONE * is_exact_alone]:
-            check_alone(runner, row, num_candidates)
+        if hardest := _hardest(part)[: NUM_ROWS_ALONE * is_exact_alone]:
+            for row in hardest:
+                check_alone(runner, row, num_candidates)
+            check_one_candidate(runner, hardest, NUM_SLOTS)
     progress.done("compare log-probabilities")
     sources = greedy_sources(checkpoint)
     num_tokens, num_mismatches = check_greedy(runner, reference, sources, tolerance)

@@ -57,18 +57,26 @@ def import_(
     shortlist_size: Annotated[
         int | None, typer.Option(help="Keep so many of these tokens, the most frequent.", rich_help_panel=_EXPORT)
     ] = None,
+    weight_bits: Annotated[
+        int, typer.Option(help="For int8: 7 makes products fast on x86 without VNNI.", rich_help_panel=_EXPORT)
+    ] = 8,
+    cache_precision: Annotated[
+        str | None, typer.Option(help="For int8: int8 keeps keys and values in a quarter of the memory.", rich_help_panel=_EXPORT)
+    ] = None,
 ) -> None:
     """Make a checkpoint of another library's: Marian, M2M100, NLLB, BART, mBART, Pegasus, T5 and its relatives."""
     from dragoman.model.importers.hub import fetch, is_name
 
-    if export is None and (
-        precision != "fp32" or calibration or quality_source or quality_reference or shortlist or shortlist_size
-    ):
-        raise InputError("--precision, --calibration, --quality-… and --shortlist… go with --export")
+    of_export = calibration, quality_source, quality_reference, shortlist, shortlist_size, cache_precision
+    if export is None and (precision != "fp32" or weight_bits != 8 or any(of_export)):
+        raise InputError(
+            "--precision, --calibration, --quality-…, --shortlist…, --weight-bits and --cache-precision go with --export"
+        )
     if shortlist_size is not None and not shortlist:
         raise InputError("--shortlist-size goes with --shortlist")
     if export is not None:
-        _check_export(export, output, precision, calibration, quality_source, quality_reference, force)
+        bits = precision, weight_bits, cache_precision
+        _check_export(export, output, calibration, quality_source, quality_reference, force, *bits)
         from dragoman.cli import exporting
 
         exporting.read_texts(calibration, quality_source, quality_reference, shortlist, shortlist_size)
@@ -110,24 +118,28 @@ def import_(
             quality_reference=quality_reference,
             shortlist=shortlist,
             shortlist_size=shortlist_size,
+            weight_bits=weight_bits,
+            cache_precision=cache_precision,
         )
 
 
 def _check_export(
     bundle: Path,
     checkpoint: Path,
-    precision: str,
     calibration: Path | None,
     quality_source: Path | None,
     quality_reference: Path | None,
     force: bool,
+    precision: str,
+    weight_bits: int,
+    cache_precision: str | None,
 ) -> None:
     """Refuse what the export would refuse after the import, before it."""
-    from dragoman.export.arguments import check_output, check_precision
+    from dragoman.export.arguments import check_bits, check_output, check_precision
 
     if (quality_source is None) != (quality_reference is None):
         raise InputError("--quality-source and --quality-reference go together")
-    check_precision(precision, calibration is not None, quality_source is not None)
+    check_bits(check_precision(precision, calibration is not None, quality_source is not None), weight_bits, cache_precision)
     check_output(bundle, force)
     places = bundle.resolve(), checkpoint.resolve()
     if any(one.is_relative_to(other) for one, other in (places, places[::-1])):

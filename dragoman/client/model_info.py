@@ -84,6 +84,8 @@ class ModelInfo:
         default_target_language: Code of the answer's language where a request does not say; empty where it has to.
         defaults: What it does where a request does not say.
         shortlist_tokens: Tokens that its answers are chosen from; 0 for its whole vocabulary.
+        weight_bits: Bits of the weights of an `int8` model, 7 or 8; 0 for any other, and where the server does not say.
+        cache_precision: Number format of what it keeps of every sequence while it decodes; empty where the server does not say.
     """
 
     name: str
@@ -106,6 +108,8 @@ class ModelInfo:
     default_target_language: str = ""
     defaults: Defaults = NO_DEFAULTS
     shortlist_tokens: int = 0
+    weight_bits: int = 0
+    cache_precision: str = ""
 
 
 def model_from_proto(message: generation_pb2.Model) -> ModelInfo:
@@ -131,6 +135,8 @@ def model_from_proto(message: generation_pb2.Model) -> ModelInfo:
         default_target_language=message.default_target_language,
         defaults=_defaults_from_proto(message.defaults),
         shortlist_tokens=message.shortlist_tokens,
+        weight_bits=message.weight_bits,
+        cache_precision=message.cache_precision,
     )
 
 

@@ -270,7 +270,7 @@ class GetModelRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "version", "is_ready", "precision", "device", "max_source_tokens", "max_target_tokens", "default_max_new_tokens", "max_slots", "source_vocab_size", "target_vocab_size", "domain", "max_message_bytes", "max_slots_per_request", "source_languages", "target_languages", "defaults", "shortlist_tokens", "default_source_language", "default_target_language")
+    __slots__ = ("name", "version", "is_ready", "precision", "device", "max_source_tokens", "max_target_tokens", "default_max_new_tokens", "max_slots", "source_vocab_size", "target_vocab_size", "domain", "max_message_bytes", "max_slots_per_request", "source_languages", "target_languages", "defaults", "shortlist_tokens", "default_source_language", "default_target_language", "weight_bits", "cache_precision")
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     IS_READY_FIELD_NUMBER: _ClassVar[int]
@@ -291,6 +291,8 @@ class Model(_message.Message):
     SHORTLIST_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_SOURCE_LANGUAGE_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_TARGET_LANGUAGE_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_BITS_FIELD_NUMBER: _ClassVar[int]
+    CACHE_PRECISION_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: str
     is_ready: bool
@@ -311,7 +313,9 @@ class Model(_message.Message):
     shortlist_tokens: int
     default_source_language: str
     default_target_language: str
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., is_ready: _Optional[bool] = ..., precision: _Optional[str] = ..., device: _Optional[str] = ..., max_source_tokens: _Optional[int] = ..., max_target_tokens: _Optional[int] = ..., default_max_new_tokens: _Optional[int] = ..., max_slots: _Optional[int] = ..., source_vocab_size: _Optional[int] = ..., target_vocab_size: _Optional[int] = ..., domain: _Optional[str] = ..., max_message_bytes: _Optional[int] = ..., max_slots_per_request: _Optional[int] = ..., source_languages: _Optional[_Iterable[_Union[Language, _Mapping]]] = ..., target_languages: _Optional[_Iterable[_Union[Language, _Mapping]]] = ..., defaults: _Optional[_Union[Defaults, _Mapping]] = ..., shortlist_tokens: _Optional[int] = ..., default_source_language: _Optional[str] = ..., default_target_language: _Optional[str] = ...) -> None: ...
+    weight_bits: int
+    cache_precision: str
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., is_ready: _Optional[bool] = ..., precision: _Optional[str] = ..., device: _Optional[str] = ..., max_source_tokens: _Optional[int] = ..., max_target_tokens: _Optional[int] = ..., default_max_new_tokens: _Optional[int] = ..., max_slots: _Optional[int] = ..., source_vocab_size: _Optional[int] = ..., target_vocab_size: _Optional[int] = ..., domain: _Optional[str] = ..., max_message_bytes: _Optional[int] = ..., max_slots_per_request: _Optional[int] = ..., source_languages: _Optional[_Iterable[_Union[Language, _Mapping]]] = ..., target_languages: _Optional[_Iterable[_Union[Language, _Mapping]]] = ..., defaults: _Optional[_Union[Defaults, _Mapping]] = ..., shortlist_tokens: _Optional[int] = ..., default_source_language: _Optional[str] = ..., default_target_language: _Optional[str] = ..., weight_bits: _Optional[int] = ..., cache_precision: _Optional[str] = ...) -> None: ...
 
 class Language(_message.Message):
     __slots__ = ("code", "names")

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from dragoman.export.caches import Cache
 from dragoman.server.runtime.memory import sparse_zeros
 
-Buffer = NDArray[np.floating[Any]]
+Element = type[np.number[Any]]
+Buffer = NDArray[np.number[Any]]
 
 
 class CacheBlock:
@@ -19,12 +20,11 @@ class CacheBlock:
         names: Of the caches, n of them.
         places: Where each stands among the caches of its role.
         buffer: What they hold.
+        element_type: Of the numbers.
         is_indexed: Whether there is an axis of positions.
     """
 
-    def __init__(
-        self, caches: Sequence[tuple[int, Cache]], max_rows: int, element_type: type[np.floating[Any]], capacity: int
-    ) -> None:
+    def __init__(self, caches: Sequence[tuple[int, Cache]], max_rows: int, element_type: Element, capacity: int) -> None:
         """Reserve room for `capacity` positions of every row.
 
         Args:
@@ -34,7 +34,7 @@ class CacheBlock:
             capacity: Positions; it means nothing where the shape has no axis of them.
         """
         self.names, self.places = [cache.name for _, cache in caches], [place for place, _ in caches]
-        self._cache, self._max_rows, self._element_type = caches[0][1], max_rows, element_type
+        self._cache, self._max_rows, self.element_type = caches[0][1], max_rows, element_type
         self.is_indexed = self._cache.position_axis is not None
         self._inner = (slice(None),) * (self._cache.position_axis or 0)  # the axes of a row before that of positions
         self._take(self._reserve(capacity))
@@ -88,12 +88,13 @@ class CacheBlock:
 
     def _reserve(self, capacity: int) -> Buffer:
         shape = len(self.names), self._max_rows, *self._cache.row_shape(capacity)
-        return sparse_zeros(shape, self._element_type)
+        return sparse_zeros(shape, self.element_type)
 
 
-def blocks_of(caches: Sequence[Cache], max_rows: int, element_type: type[np.floating[Any]], capacity: int) -> list[CacheBlock]:
-    """Return the caches of a role in as few blocks as they have shapes."""
-    shapes: dict[tuple[int | str, ...], list[tuple[int, Cache]]] = {}
+def blocks_of(caches: Sequence[Cache], max_rows: int, element_type: Element, capacity: int) -> list[CacheBlock]:
+    """Return the caches of a role in as few blocks as they have kinds; numbers have the type given where a cache says no other."""
+    kinds: dict[tuple[Element, tuple[int | str, ...]], list[tuple[int, Cache]]] = {}
     for place, cache in enumerate(caches):
-        shapes.setdefault(tuple(cache.shape), []).append((place, cache))
-    return [CacheBlock(alike, max_rows, element_type, capacity) for alike in shapes.values()]
+        element = np.int8 if cache.precision == "int8" else element_type
+        kinds.setdefault((element, tuple(cache.shape)), []).append((place, cache))
+    return [CacheBlock(alike, max_rows, element, capacity) for (element, _), alike in kinds.items()]

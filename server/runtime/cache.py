@@ -5,14 +5,13 @@ a while. What a row holds is the same bits whatever room there is.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.export.caches import Cache, names_of
 from dragoman.export.manifest import Manifest
-from dragoman.server.runtime.block import Buffer, CacheBlock, blocks_of
+from dragoman.server.runtime.block import Buffer, CacheBlock, Element, blocks_of
 
 MIN_CAPACITY = 32
 """Positions that a row always has room for, if the model takes so many."""
@@ -33,7 +32,9 @@ class SlotCache:
         self_kv: Name to buffer of the caches that steps write; row r holds `target_lengths[r]` positions.
         cross_kv: Name to buffer of those that the encoder gives; row r holds `source_lengths[r]` positions.
         cross_names: Their names, in the order `write_cross` takes them.
-        token_columns: Numbers that they have of one source token, all of them together.
+        output_names: Names of those that a step has as outputs, too, at the same place.
+        token_columns: Numbers that those that the encoder gives have of one source token, all of them together.
+        token_type: Type of these numbers.
         source_capacity: Source tokens that a row has room for now (S).
         target_capacity: Target tokens that a row has room for now (T).
         source_lengths: `[max_rows]`, tokens, end-of-sequence included; 1 for a row that was never used.
@@ -46,13 +47,15 @@ class SlotCache:
         self.max_source_tokens, self.max_target_tokens = manifest.max_source_tokens, manifest.max_target_tokens
         self.source_capacity = min(MIN_CAPACITY, self.max_source_tokens)
         self.target_capacity = min(MIN_CAPACITY, self.max_target_tokens)
-        element_type: type[np.floating[Any]] = np.float16 if manifest.precision == "fp16" else np.float32
+        element_type: Element = np.float16 if manifest.precision == "fp16" else np.float32
         written = [cache for cache in manifest.caches if cache.role == "self"]
         given = [cache for cache in manifest.caches if cache.role == "cross"]
+        self.output_names = [cache.name for cache in manifest.caches if cache.is_output]
         self._self_names, self.cross_names = names_of(written, "self"), names_of(given, "cross")
         self._self_blocks = blocks_of(written, max_rows, element_type, self.target_capacity)
         self._cross_blocks = blocks_of(given, max_rows, element_type, self.source_capacity)
         self.token_columns = sum(cache.elements_per_position for cache in given)
+        self.token_type = next((block.element_type for block in self._cross_blocks), element_type)
         self._columns = _columns(given, self._cross_blocks)
         self._states = [block for block in self._self_blocks if not block.is_indexed]
         self.source_lengths = np.ones(max_rows, np.int64)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from dragoman.export.packing import pack
 from dragoman.export.tensor_names import PACKED_OUTPUT
-from dragoman.server.runtime.block import Buffer
+from dragoman.server.runtime.block import Buffer, Element
 from dragoman.server.runtime.cache import SlotCache
 
 Sources = Sequence[Sequence[int]]
@@ -29,10 +29,10 @@ class Encoder(Protocol):
 class PackedEncoder:
     """Takes the tokens of all sources without padding, and gives all caches' numbers of each token side by side."""
 
-    def __init__(self, session: onnxruntime.InferenceSession, num_columns: int) -> None:
-        """Take a loaded graph, and how many numbers it gives for a token."""
+    def __init__(self, session: onnxruntime.InferenceSession, num_columns: int, element_type: Element) -> None:
+        """Take a loaded graph, and how many numbers it gives for a token, and of which type."""
         self._session, self._num_columns = session, num_columns
-        self._kept = np.empty((0, num_columns), np.float32)
+        self._kept: Buffer = np.empty((0, num_columns), element_type)
 
     def fill(self, cache: SlotCache, sources: Sources, rows: Sequence[int]) -> None:
         """See `Encoder`."""
@@ -59,9 +59,9 @@ class PackedEncoder:
         if num_tokens <= len(self._kept):
             return self._kept[:num_tokens]
         capacity = 1 << (num_tokens - 1).bit_length()
-        if capacity * self._num_columns * 4 > MAX_KEPT_BYTES:
-            return np.empty((num_tokens, self._num_columns), np.float32)
-        self._kept = np.empty((capacity, self._num_columns), np.float32)
+        if capacity * self._num_columns * self._kept.itemsize > MAX_KEPT_BYTES:
+            return np.empty((num_tokens, self._num_columns), self._kept.dtype)
+        self._kept = np.empty((capacity, self._num_columns), self._kept.dtype)
         return self._kept[:num_tokens]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def sparse_zeros(shape: tuple[int, ...], dtype: type[np.floating[Any]]) -> NDArray[np.floating[Any]]:
+def sparse_zeros(shape: tuple[int, ...], dtype: type[np.number[Any]]) -> NDArray[np.number[Any]]:
     """Return zeros that the operating system backs with memory page by page, as they are written.
 
     NumPy asks for huge pages. A cache of which a few positions in each row are in use would then take most of what it reserves,

@@ -40,7 +40,9 @@ class OnnxRunner:
         self.weights = weights or Weights(bundle)
         encoder = self.weights.open(bundle.encoder_path, num_threads)
         self._encoder: Encoder = (
-            PackedEncoder(encoder, self.cache.token_columns) if manifest.is_packed else PaddedEncoder(encoder, manifest.pad_id)
+            PackedEncoder(encoder, self.cache.token_columns, self.cache.token_type)
+            if manifest.is_packed
+            else PaddedEncoder(encoder, manifest.pad_id)
         )
         self._decoder = self.weights.open(bundle.decoder_path, num_threads)
         self._tokens = np.zeros(max_rows, np.int64)
@@ -128,11 +130,11 @@ class OnnxRunner:
         for name, vector in inputs.items():
             _bind_input(binding, name, vector[rows])
         _bind_input(binding, "num_candidates", self._num_candidates)
-        for name, cache in self.cache.cross_kv.items():
+        caches = {**self.cache.self_kv, **self.cache.cross_kv}
+        for name, cache in caches.items():
             _bind_input(binding, name, cache[rows])
-        for name, cache in self.cache.self_kv.items():
-            _bind_input(binding, name, cache[rows])
-            _bind_output(binding, output_name(name), cache[rows])
+        for name in self.cache.output_names:
+            _bind_output(binding, output_name(name), caches[name][rows])
         _bind_output(binding, "candidate_ids", candidates.ids)
         _bind_output(binding, "candidate_log_probs", candidates.log_probs)
         return binding

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from dragoman.server.engine.search.candidates import Candidates
 
-Held = NDArray[np.floating[Any]]
+Held = NDArray[np.number[Any]]
 """An encoded source that is in no row yet, `[S, …]`: for each token what decoder layers read of it."""
 
 

@@ -47,6 +47,7 @@ class Weights:
     def __init__(self, bundle: Bundle, entry: Entry | None = None) -> None:
         """Take them from the bundle, or from an entry of the cache that was made of it."""
         self._bundle, self._entry = bundle, entry
+        self._is_precise = _is_precise(bundle)
 
     @classmethod
     def of(cls, bundle: Bundle, folder: str) -> "Weights":
@@ -77,22 +78,23 @@ class Weights:
         """Load a graph of the bundle."""
         if self._entry is not None:
             path = self._entry.directory / path.name
-            return open_session(str(path), num_threads, is_spinning=is_spinning, is_written=True)
+            return open_session(str(path), num_threads, is_precise=self._is_precise, is_spinning=is_spinning, is_written=True)
         is_packed = path != self._bundle.scorer_path or _num_bytes(self._bundle) <= MAX_COPY_BYTES
-        return open_session(str(path), num_threads, is_spinning=is_spinning, is_packed=is_packed)
+        return open_session(str(path), num_threads, is_precise=self._is_precise, is_spinning=is_spinning, is_packed=is_packed)
 
 
 def write_graphs(bundle: Bundle, directory: Path) -> None:
     """Write what sessions of `Weights` map, and open it, to see that they can."""
+    is_precise = _is_precise(bundle)
     with tempfile.TemporaryDirectory(dir=directory) as scratch, Layout(directory) as layout:
         for path in _graphs(bundle):
             written = Path(scratch) / path.name
-            open_session(str(path), 1, write_to=written)
+            open_session(str(path), 1, is_precise=is_precise, write_to=written)
             weights = written.with_suffix(WRITTEN_SUFFIX)
             layout.add(written, weights)
             weights.unlink()
     for path in _graphs(bundle):
-        open_session(str(directory / path.name), 1, is_written=True)
+        open_session(str(directory / path.name), 1, is_precise=is_precise, is_written=True)
 
 
 def _entry_of(bundle: Bundle, folder: Path) -> Entry:
@@ -114,6 +116,11 @@ def _graphs(bundle: Bundle) -> tuple[Path, ...]:
     return bundle.encoder_path, bundle.decoder_path, bundle.scorer_path
 
 
+def _is_precise(bundle: Bundle) -> bool | None:
+    """Return how a bundle's graphs are to be opened: in the slower way nowhere, if its products cannot overflow."""
+    return None if bundle.manifest.can_overflow else False
+
+
 def _num_bytes(bundle: Bundle) -> int:
     """Return the size of a bundle's weights."""
     return sum(file.size for name, file in bundle.manifest.files.items() if name.endswith(".weights"))
@@ -128,7 +135,7 @@ def _key(bundle: Bundle) -> str:
     if not (processor := processor_identity()):
         raise CacheError("this processor does not say what it can do")
     files = {name: entry.sha256 for name, entry in bundle.manifest.files.items() if name.endswith((".onnx", ".weights"))}
-    runtime = onnxruntime.__version__, onnxruntime.get_build_info(), overflows_in_8_bits()
+    runtime = onnxruntime.__version__, onnxruntime.get_build_info(), bundle.manifest.can_overflow and overflows_in_8_bits()
     return hashlib.sha256(msgspec.json.encode([FORMAT, processor, runtime, files], order="sorted")).hexdigest()[:16]
 
 

@@ -73,6 +73,13 @@ def test_it_is_exported_with_a_shortlist(run: Run, folder: Path, tmp_path: Path)
     assert 0 < manifest.num_choices < manifest.target_vocab_size
 
 
+def test_it_is_exported_with_fewer_bits(run: Run, folder: Path, tmp_path: Path) -> None:
+    options = ["--precision", "int8", "--weight-bits", "7", "--cache-precision", "int8", "--max-source-tokens", "40"]
+    assert run("import", folder, tmp_path / "out", "--export", tmp_path / "bundle", *options)[0] == 0
+    manifest = Bundle.open(tmp_path / "bundle").manifest
+    assert (manifest.precision, manifest.weight_bits, manifest.cache_precision) == ("int8", 7, "int8")
+
+
 def test_it_is_compared_with_transformers(run: Run, folder: Path, tmp_path: Path) -> None:
     code, out, _ = run("import", folder, tmp_path / "out", "--check")
     assert code == 0
@@ -96,6 +103,10 @@ def test_what_computes_something_else_is_not_written(
         (["--precision", "int8"], "go with --export"),
         (["--quality-source", "x"], "go with --export"),
         (["--shortlist", "x"], "go with --export"),
+        (["--weight-bits", "7"], "go with --export"),
+        (["--cache-precision", "int8"], "go with --export"),
+        (["--export", "{0}/b", "--weight-bits", "7"], "go with int8"),
+        (["--export", "{0}/b", "--cache-precision", "int8"], "go with int8"),
         (["--export", "{0}/b", "--shortlist-size", "9"], "goes with --shortlist"),
         (["--export", "{0}/b", "--precision", "int3"], "int3"),
         (["--export", "{0}/b", "--quality-source", "x"], "go together"),

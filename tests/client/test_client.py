@@ -472,6 +472,8 @@ def test_models_tell_their_languages_and_defaults(call, service) -> None:
         default_target_language="deu_Latn",
         defaults=generation_pb2.Defaults(suppressed_tokens=[3, 4], **values),
         shortlist_tokens=8192,
+        weight_bits=7,
+        cache_precision="int8",
     )
     told = call("models")[0]
     assert told.source_languages == (Language("eng_Latn"), Language("deu_Latn", ("de", "de_de")))
@@ -479,6 +481,7 @@ def test_models_tell_their_languages_and_defaults(call, service) -> None:
     assert (told.default_source_language, told.default_target_language) == ("eng_Latn", "deu_Latn")
     assert told.defaults == Defaults(suppressed_tokens=(3, 4), **values)
     assert told.shortlist_tokens == 8192
+    assert (told.weight_bits, told.cache_precision) == (7, "int8")
     assert call("model", "nllb") == told
 
 

@@ -23,7 +23,7 @@ MakeCheckpoint = Callable[..., Checkpoint]
 )
 def test_every_product_of_every_graph_has_a_range(make_checkpoint: MakeCheckpoint, switches: dict[str, object]) -> None:
     model = make_checkpoint(**switches).model
-    ranges = calibrate(model, [[5, 6, 7], [8]], 6)
+    ranges = calibrate(model, [[5, 6, 7], [8]], 6).inputs
     for graph in (EncoderGraph, StepGraph, ScorerGraph):
         products = find_products(trace(graph(model)).graph)
         assert len(products) > 8
@@ -31,8 +31,8 @@ def test_every_product_of_every_graph_has_a_range(make_checkpoint: MakeCheckpoin
 
 
 def test_ranges_hold_what_was_seen(checkpoint: Checkpoint) -> None:
-    narrow = calibrate(checkpoint.model, [[5, 6, 7]], 6)
-    wide = calibrate(checkpoint.model, [[5, 6, 7], list(range(20, 40)), [9]], 6)
+    narrow = calibrate(checkpoint.model, [[5, 6, 7]], 6).inputs
+    wide = calibrate(checkpoint.model, [[5, 6, 7], list(range(20, 40)), [9]], 6).inputs
     assert narrow.keys() == wide.keys()
     for key, found in narrow.items():
         assert wide[key].low <= found.low <= 0 <= found.high <= wide[key].high
@@ -42,7 +42,7 @@ def test_ranges_hold_what_was_seen(checkpoint: Checkpoint) -> None:
 
 
 def test_answer_as_long_as_the_model_goes_is_taken_in(checkpoint: Checkpoint) -> None:
-    assert calibrate(checkpoint.model, [[5] * (checkpoint.model.config.max_source_positions - 1)], 1000)
+    assert calibrate(checkpoint.model, [[5] * (checkpoint.model.config.max_source_positions - 1)], 1000).inputs
 
 
 def test_text_that_is_too_long_is_refused_with_its_line(checkpoint: Checkpoint) -> None:

@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 import torch
 
+from dragoman.export.cache_quantize import quantize_given_caches, quantize_step_caches
 from dragoman.export.calibration import calibrate
 from dragoman.export.cpu import keep_sums_apart, keep_time_axis
 from dragoman.export.encoder_graph import EncoderGraph
@@ -39,17 +41,23 @@ def checkpoint_of(family: str, tokenizers: Tokenizers) -> Checkpoint:
     return Checkpoint(family, random_pair(family, scale=0.08)[1], tokenizers)
 
 
+@pytest.mark.parametrize("has_caches", [False, True], ids=["", "and caches"])
 @pytest.mark.parametrize("is_calibrated", [False, True], ids=["a scale a row", "calibrated"])
 @pytest.mark.parametrize("family", KINDS)
-def test_8_bits_pass_their_gate(family: str, is_calibrated: bool, tokenizers: Tokenizers, tmp_path: Path) -> None:
-    """Rows keep their bits in every batch, and answers stay close, with constant scales and with a scale for every row."""
+def test_8_bits_pass_their_gate(family: str, is_calibrated: bool, has_caches: bool, tokenizers: Tokenizers, tmp_path: Path) -> None:
+    """Rows keep their bits in every batch, and answers stay close: with constant scales, one for every row, and 8-bit caches."""
     checkpoint = checkpoint_of(family, tokenizers)
-    ranges = calibrate(checkpoint.model, [[5, 6, 7], [9] * 12, [20, 21]], 8) if is_calibrated else {}
+    sources = [[5, 6, 7], [9] * 12, [20, 21], *np.random.default_rng(0).integers(3, 250, (12, 9)).tolist()]
+    calibration = calibrate(checkpoint.model, sources, 8)
+    ranges = calibration.inputs if is_calibrated else {}
     graphs = traced(checkpoint.model)
     for graph in graphs:
         keep_sums_apart(graph)
     encoder, decoder, _ = [quantize(graph, ranges) for graph in graphs]
     keep_time_axis(graphs[1])
+    if has_caches:
+        quantize_given_caches(graphs[0], calibration.caches)
+        quantize_step_caches(graphs[1], calibration.caches)
     counts = ScaleCounts(encoder.num_constant + decoder.num_constant, encoder.num_row + decoder.num_row)
     assert (counts.num_constant > 0) == is_calibrated
     num_products = 1 + 3 * (4 + checkpoint.model.config.is_ffn_gated) + 2 * (6 + checkpoint.model.config.is_ffn_gated)

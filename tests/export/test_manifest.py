@@ -63,6 +63,7 @@ WRONG: dict[str, list[Any]] = {
     "name": NOT_NAMES,
     "version": ["", "a b", "a\n", "x" * 65, "../x", "\x1b", 1, None],
     "precision": ["", "fp12", "FP32", "x" * 100_000, "\ud800", 1, None],
+    "weight_bits": [*NOT_COUNTS, 6, 7, 9, 10**30],  # 7 likewise
     "d_model": [*NOT_COUNTS, MAX_WIDTH + 1],
     "num_encoder_layers": [*NOT_COUNTS, MAX_LAYERS + 1],
     "num_decoder_layers": [*NOT_COUNTS, MAX_LAYERS + 1, 3 * 10**6],
@@ -80,6 +81,7 @@ WRONG: dict[str, list[Any]] = {
     "caches.*.name": ["", "a b", "x" * 65, "Ä", "a\n", "candidate_ids", 1, None],
     "caches.*.role": ["", "Self", "both", 1, None],
     "caches.*.shape": NOT_SHAPES,
+    "caches.*.precision": ["", "fp32", "int8", "INT8", 8, True],  # int8 is what no bundle of another precision has
     "num_choices": [*NOT_COUNTS, MAX_VOCABULARY + 1, 301],
     "template": [None, [], 1],
     **wrong_affixes("template"),

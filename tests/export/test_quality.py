@@ -111,7 +111,7 @@ def test_wrong_candidates_are_refused(
 def test_quantisation_that_ruins_the_model_leaves_nothing(
     checkpoint_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quantize, "WEIGHT_LEVELS", 1)
+    monkeypatch.setitem(quantize.WEIGHT_LEVELS, 8, 1)
     monkeypatch.setattr("dragoman.export.quality.check_rows_apart", lambda runners, rows: len(rows))
     with pytest.raises(ParityError, match=r"too much harm: .* export it in fp32"):
         export_checkpoint(checkpoint_dir, tmp_path / "bundle", "int8", calibration=["a dog"])

@@ -10,7 +10,18 @@ from numpy.typing import NDArray
 from onnx_ir import Graph, Model, Value
 
 from dragoman.export.processor import overflows_in_8_bits
-from dragoman.export.quantize import HEADROOM, MAX_SPREAD, ActivationRange, Floats, find_products, quantize, quantize_columns
+from dragoman.export.quantize import (
+    ACTIVATION_LEVELS,
+    HEADROOM,
+    MAX_SPREAD,
+    WEIGHT_LEVELS,
+    ActivationRange,
+    Floats,
+    find_products,
+    quantize,
+    quantize_columns,
+)
+from dragoman.export.rewriting import constant_of
 from dragoman.export.session import PRECISION_OPTION, Session, open_session
 from dragoman.export.tracing import write
 
@@ -77,6 +88,34 @@ def test_weights_are_rounded_to_the_nearest_level_of_their_column() -> None:
     integers, scales = quantize_columns(weight)
     assert integers.dtype == np.int8 and np.abs(integers.astype(int)).max(0).tolist() == [127] * 8
     assert (np.abs(integers * scales - weight) <= 0.5001 * scales).all()
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_weights_of_7_bits_do_not_overflow_where_pairs_are_summed_in_16_bits(num_threads: int, tmp_path: Path) -> None:
+    """On every processor the fast products are exact, also where all inputs are as large as they can be."""
+    levels = WEIGHT_LEVELS[7]
+    assert 2 * ACTIVATION_LEVELS * levels < 2**15 <= 2 * ACTIVATION_LEVELS * WEIGHT_LEVELS[8]
+    model = network()
+    quantize(model, {product.key: ActivationRange(0.0, 1.0, 1.0) for product in find_products(model.graph)}, 7)
+    weights = [node.inputs[1] for node in model.graph if node.op_type == "MatMulIntegerToFloat"]
+    assert [np.abs(constant_of(weight).astype(int)).max(0).tolist() for weight in weights if weight is not None] == [
+        [levels] * HIDDEN,
+        [levels] * WIDTH,
+    ]
+    write(model, tmp_path / "graph.onnx", "graph.weights")
+    rows = np.full((5, WIDTH), 1e3, np.float32)
+    fast, precise = (
+        open_session(tmp_path / "graph.onnx", num_threads, is_precise=is_precise).run(None, {"x": rows})[0]
+        for is_precise in (False, True)
+    )
+    integers, scales = quantize_columns(FIRST.T, levels)
+    scale = np.float32(HEADROOM / ACTIVATION_LEVELS)
+    inner = ACTIVATION_LEVELS * integers.astype(np.int64).sum(0) * (scale * scales) + BIAS
+    levels_in = np.clip(np.rint(inner / scale), 0, ACTIVATION_LEVELS).astype(np.int64)
+    integers, scales = quantize_columns(SECOND.T, levels)
+    expected = (levels_in @ integers.astype(np.int64)) * (scale * scales)
+    assert np.array_equal(fast, precise)
+    assert np.abs(fast - expected).max() < 1e-3 * np.abs(expected).max()
 
 
 def test_column_of_zeros_stays_zero() -> None:

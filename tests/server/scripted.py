@@ -163,6 +163,8 @@ def scripted_model(tokenizer: ByteLevelTokenizer, name: str = "en-de", **fields:
         "default_max_new_tokens": 32,
         "eos_id": tokenizer.eos_id,
         "precision": "fp32",
+        "weight_bits": 8,
+        "cache_precision": "fp32",
         "domain": "",
         "source_vocab_size": tokenizer.vocab_size,
         "target_vocab_size": tokenizer.vocab_size,

@@ -67,6 +67,8 @@ class Descriptions:
                 max_slots_per_request=model.max_slots_per_request,
                 defaults=generation_pb2.Defaults(**structs.asdict(manifest.defaults)),
                 shortlist_tokens=shortlist_tokens(model),
+                weight_bits=manifest.weight_bits if manifest.precision == "int8" else 0,
+                cache_precision=manifest.cache_precision,
             )
         )
         return described

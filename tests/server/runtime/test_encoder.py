@@ -21,7 +21,7 @@ def cache(bundle: Bundle) -> SlotCache:
 
 @pytest.fixture
 def packed(bundle: Bundle, cache: SlotCache) -> PackedEncoder:
-    return PackedEncoder(open_session(str(bundle.encoder_path), 1), cache.token_columns)
+    return PackedEncoder(open_session(str(bundle.encoder_path), 1), cache.token_columns, cache.token_type)
 
 
 def valid(cache: SlotCache) -> list[bytes]:

@@ -159,16 +159,24 @@ def test_a_damaged_file_is_never_computed_with(tiny: Bundle, tmp_path: Path) -> 
 
 
 def test_files_depend_on_all_that_their_order_depends_on(tiny: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept, overflows = [Weights.of(tiny, str(tmp_path))], weights_module.overflows_in_8_bits()
-    for name, value in (
-        ("processor_identity", lambda: "flags: another"),
-        ("overflows_in_8_bits", lambda: not overflows),
-        ("onnxruntime.__version__", "0.1"),
-    ):
+    kept = [Weights.of(tiny, str(tmp_path))]
+    for name, value in (("processor_identity", lambda: "flags: another"), ("onnxruntime.__version__", "0.1")):
         with monkeypatch.context() as patch:
             patch.setattr(f"dragoman.server.runtime.weights.{name}", value)
             kept.append(Weights.of(tiny, str(tmp_path)))
         assert len(entries(tmp_path)) == len(kept), name
+
+
+@pytest.mark.parametrize(("precision", "num_entries"), [("fp32", 1), ("int8", 2)])
+def test_files_depend_on_how_products_are_computed_that_may_overflow(
+    shipped_bundle: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str, num_entries: int
+) -> None:
+    bundle, kept = Bundle.open(shipped_bundle("en-de", precision)), []
+    for may_overflow in (False, True):
+        for module in ("server.runtime.weights", "export.session"):
+            monkeypatch.setattr(f"dragoman.{module}.overflows_in_8_bits", lambda may_overflow=may_overflow: may_overflow)
+        kept.append(Weights.of(bundle, str(tmp_path)))
+    assert len(entries(tmp_path)) == num_entries and all(weights.is_shared for weights in kept)
 
 
 def broken_writer(monkeypatch: pytest.MonkeyPatch) -> None:

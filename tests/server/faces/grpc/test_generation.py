@@ -411,6 +411,17 @@ def test_absurd_model_name_is_refused_not_quoted(serve: Any) -> None:
     asyncio.run(run())
 
 
+def test_a_model_tells_the_bits_of_weights_and_caches(serve: Any, make_model: Any) -> None:
+    async def run() -> None:
+        bits = {"precision": "int8", "weight_bits": 7, "cache_precision": "int8"}
+        async with serve(make_model("a"), make_model("b", **bits)) as world:
+            plain, coarse = (await world.stub.ListModels(ListModelsRequest())).models
+            assert (plain.weight_bits, plain.cache_precision) == (0, "fp32"), "bits are told of int8 alone"
+            assert (coarse.weight_bits, coarse.cache_precision) == (7, "int8")
+
+    asyncio.run(run())
+
+
 def test_models_are_described_sorted_by_name(serve: Any, make_model: Any) -> None:
     async def run() -> None:
         french = make_model("en-fr", max_source_tokens=99, domain="captions of photographs")
