@@ -5,7 +5,7 @@ from google.protobuf.message import DecodeError
 
 from dragoman.server.errors import InvalidRequest
 from dragoman.server.faces.grpc.reading import LARGE_BYTES, Refused, large_bytes_read
-from dragoman.server.faces.grpc.several import MAX_FIELDS, MAX_REQUESTS, put_together, reader_of_several, take_apart
+from dragoman.server.faces.grpc.several import MAX_BYTES, MAX_FIELDS, MAX_REQUESTS, put_together, reader_of_several, take_apart
 from dragoman.v1.generation_pb2 import (
     GenerateBatchResponse,
     GenerateBulkRequest,
@@ -79,6 +79,15 @@ def test_fields_that_nobody_knows_are_not_looked_at_without_end(field: bytes) ->
     with pytest.raises(InvalidRequest, match=rf"^request: more than {MAX_FIELDS} fields in one message$"):
         take_apart(data)
     assert data.num_looks <= 2 * MAX_FIELDS
+
+
+def test_several_together_are_no_larger_than_what_may_wait_for_its_turn() -> None:
+    """Of each stream the server would have kept as much as the largest message has, where it keeps of a request what models use."""
+    half = bytes(MAX_BYTES // 2 - 4)
+    assert take_apart(put_together([half, half])) == [half, half]
+    assert take_apart(put_together([half * 8])) == [half * 8], "alone a request may have any size"
+    with pytest.raises(InvalidRequest, match=rf"^requests: several in one message of more than {MAX_BYTES} bytes$"):
+        take_apart(put_together([half, half + bytes(10)]))
 
 
 def test_each_request_is_read_when_it_is_taken_and_then_forgotten() -> None:
