@@ -88,6 +88,18 @@ class Bundle:
         """The scorer graph; its weights are those of the other two."""
         return self.directory / SCORER_FILE
 
+    def check_unchanged(self) -> None:
+        """Compare the directory with what was opened, every file of it.
+
+        Raises:
+            BundleError: If the bundle is away, or is not the one that was opened.
+        """
+        found = Bundle.open(self.directory, is_checked=False).manifest
+        if found.files != self.manifest.files:
+            served = self.manifest.version
+            raise BundleError(f"{self.directory}: is now version {found.version}, but {served} is being served")
+        Bundle.open(self.directory)
+
     def check_tokenizers(self) -> None:
         """Compare the tokenisers' files with the manifest; for one who has opened the bundle without comparing anything.
 

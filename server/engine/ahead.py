@@ -76,7 +76,8 @@ class Ahead:
     def encode(self, holder: Holder, group: Ordered[Sequence]) -> dict[Sequence, Held] | None:
         """Encode a batch; keep what is of waiting sequences, return the others'.
 
-        Where it fails, those that wait are not tried again, and fail nobody: it is as if they had not been in it.
+        Where it fails, those that wait are not tried again, and fail nobody: it is as if they had not been in it. So it is also
+        with what there is no memory for, which is known when the first batch is encoded.
         """
         waiting = [sequence for sequence in group if sequence.admitted is None]
         try:
@@ -86,9 +87,11 @@ class Ahead:
             self._refused.update(waiting)
             return None
         for sequence in waiting:
-            held = self._held[sequence] = encoded.pop(sequence)
-            self.num_bytes += held.nbytes
+            held = encoded.pop(sequence)
             self._token_bytes = held.nbytes // sequence.num_source_tokens
+            if self.num_bytes + held.nbytes <= self._max_bytes:
+                self._held[sequence] = held
+                self.num_bytes += held.nbytes
         return encoded
 
     def take(self, sequence: Sequence) -> Held | None:

@@ -12,6 +12,13 @@ SHARE_OF_RUN = 0.1
 """Part of a batch's time that the fixed cost of a run may take where sources wait that could be added to it."""
 
 NUM_ROWS, SHORT, LONG, NUM_REPEATS = 8, 16, 64, 5
+MAX_CELLS = 2**15
+"""`B · S` of a batch of several lengths: what attention reads and gives lies in memory with its padding."""
+
+MIN_PAIR = 0.001
+"""What a pair takes of a token at the least, whatever was measured: where others use the machine, the difference that tells it is
+lost, and any batch would seem to be better than two."""
+
 MAX_SECONDS = 0.5
 """After so long nothing is measured again, only what has not been measured yet."""
 
@@ -50,7 +57,10 @@ PADDED = Costs(run=64.0, token=0.0, cell=1.0, pair=0.0)
 
 
 def grouped(sequences: Ordered[Sequence], costs: Costs) -> list[list[Sequence]]:
-    """Cut sequences into the batches that take the least together, longest first; those of equal length stay together."""
+    """Cut sequences into the batches that take the least together, longest first; those of equal length stay together.
+
+    Of several lengths a batch has no more than `MAX_CELLS`.
+    """
     ordered = sorted(sequences, key=lambda sequence: -sequence.num_source_tokens)
     lengths = [(length, list(alike)) for length, alike in itertools.groupby(ordered, lambda sequence: sequence.num_source_tokens)]
     least, firsts = [0.0], [0]  # for so many of the lengths: what they take, and where their last batch begins
@@ -61,6 +71,8 @@ def grouped(sequences: Ordered[Sequence], costs: Costs) -> list[list[Sequence]]:
             length, alike = lengths[first]
             num_rows += len(alike)
             num_tokens += len(alike) * length
+            if ways and num_rows * length > MAX_CELLS:
+                break
             ways.append((least[first] + costs.of(num_rows, length, num_tokens), first))
         taken, first = min(ways)
         least.append(taken)
@@ -106,4 +118,4 @@ def measured(
     pair = max((mixed - alike) / (pairs[2] - pairs[1]), 0.0)
     token = (alike - alone - pair * (pairs[1] - pairs[0])) / ((num_rows - 1) * short)
     run = alone - token * short - pair * pairs[0]
-    return Costs(max(run, 0.0), token, 0.0, pair) if token > 0 else PACKED
+    return Costs(max(run, 0.0), token, 0.0, max(pair, token * MIN_PAIR)) if token > 0 else PACKED

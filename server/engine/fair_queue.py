@@ -99,6 +99,7 @@ class FairQueue(Generic[T]):
         Turns are as they were noted last, and what callers hold is charged for no tick more, so that it costs little; only `first`
         says whose turn it is.
         """
+        count = min(count, self._num_waiting)
         lines = [turn[-1] for turn in itertools.islice(rising(self._turns), 2 * count) if turn[-1].turn is turn]
         upcoming = [next_turn for line in lines if (next_turn := line.next_turn(line.in_order(), line.served, line.num_slots))]
         heapq.heapify(upcoming)

@@ -7,7 +7,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from dragoman.export.bundle import Bundle, BundleError
+from dragoman.export.bundle import Bundle
 from dragoman.server.runtime.weights import Weights
 
 OpenSession = Callable[[Path], onnxruntime.InferenceSession]
@@ -50,12 +50,7 @@ class OnnxScorer:
         Raises:
             BundleError: If the bundle is away, or is not the one that was opened.
         """
-        bundle = self._bundle
-        found = Bundle.open(bundle.directory, is_checked=False).manifest
-        if found.files != bundle.manifest.files:
-            served = bundle.manifest.version
-            raise BundleError(f"{bundle.directory}: is now version {found.version}, but {served} is being served")
-        Bundle.open(bundle.directory)
+        self._bundle.check_unchanged()
 
     def open(self) -> None:
         """See `Scorer`."""

@@ -56,6 +56,9 @@ class Weights:
         Args:
             bundle: Opened, and therefore checked.
             folder: Of the cache; empty for none.
+
+        Raises:
+            BundleError: If another bundle has come in its place while files were made of it.
         """
         if not folder:
             return cls(bundle)
@@ -102,12 +105,14 @@ def _entry_of(bundle: Bundle, folder: Path) -> Entry:
 
     Raises:
         CacheError: If there is none and none can be made.
+        BundleError: If what was made of the bundle may be of another.
     """
     cache = Cache(folder)
 
     def make(directory: Path, lock: int) -> None:
         _refuse_full(bundle, directory)
         _run_writer(bundle, directory, lock)
+        bundle.check_unchanged()  # or others would find another's weights under its key
 
     return cache.find_or_make(f"{bundle.manifest.name}-{_key(bundle)}", make, MAKING_SECONDS)
 

@@ -73,9 +73,10 @@ class Cache:
                 files = msgspec.json.decode(lock.read(MAX_LIST_BYTES), type=dict[str, FileEntry])
                 is_whole = bool(files) and all(_is_same(directory / path, entry) for path, entry in files.items())
                 os.utime(directory / LIST_FILE)  # gone, if somebody has removed it before it was locked
+                is_there = os.path.samestat(os.fstat(lock.fileno()), os.stat(directory / LIST_FILE))  # and not made again since
             except (OSError, ValueError):
                 return None
-            return Entry(directory, lock) if is_whole else None
+            return Entry(directory, lock) if is_whole and is_there else None
 
     def find_or_make(self, name: str, make: Callable[[Path, int], None], max_seconds: float) -> Entry:
         """Return an entry; make it if nobody else has made it, or does so meanwhile.

@@ -2,8 +2,8 @@
 
 All streams of a server share one allowance of requests and one of bytes. Each owner of streams may have its part, all owners
 alike, and of that each of its streams; whatever others have, each stream may have one request. So no stream waits for another's
-caller, none is slowed by how many streams another caller has, and what they hold together has a bound: the allowance, and a request
-for each stream.
+caller, none is slowed by how many streams another caller has, and what they hold together has a bound: the allowance, and a message
+for each stream, of which what no model could use is not kept: `reading.py` and `several.py` see to that.
 """
 
 import asyncio

@@ -41,14 +41,16 @@ class Pace:
         Raises:
             ConnectionLimit: If that were longer than `MAX_WAIT_SECONDS`; it says when it would not.
         """
-        now = self._clock()
-        full = max(self._full.get(peer, 0.0), now) + 1 / self._rate
-        seconds = full - now - BURST_SECONDS
+        _, seconds = self._after(peer, 1)
         if seconds > MAX_WAIT_SECONDS:
             raise ConnectionLimit(
                 f"max_messages_per_second: {self._rate:g} on one connection", retry_after_seconds=seconds - MAX_WAIT_SECONDS
             )
-        self._full[peer] = full
+        return self.count(peer)
+
+    def count(self, peer: str, num_messages: int = 1) -> float:
+        """Count messages of a connection that have come; return for how many seconds the last of them has to wait."""
+        self._full[peer], seconds = self._after(peer, num_messages)
         self._full.move_to_end(peer)
         if len(self._full) > MAX_PEERS:
             self._full.popitem(last=False)
@@ -69,25 +71,20 @@ class Pace:
             await asyncio.sleep(seconds)
 
     async def read(self, messages: AsyncIterator[Any], peer: str) -> AsyncIterator[Any]:
-        """Yield the messages of a stream of this connection, each when it may be taken up, however long that is.
+        """Yield the messages of a stream of this connection, each when those before it may have been, however long that takes.
 
-        One of several requests counts as so many.
+        One of several requests counts as so many, one of none as one. It counts before it is served: a stream that is ended then
+        has had nothing for less.
         """
         async for message in messages:
-            count = len(message) if isinstance(message, Several) else 1
+            seconds = self.count(peer, max(1, len(message)) if isinstance(message, Several) else 1)
             yield message
             del message
-            for _ in range(count):
-                await self._take_up(peer)
+            if seconds:
+                await asyncio.sleep(seconds)
 
-    async def _take_up(self, peer: str) -> None:
-        """Count a message of a stream, and wait as long as it has to."""
-        while True:
-            try:
-                seconds = self.take(peer)
-            except ConnectionLimit:
-                await asyncio.sleep(MAX_WAIT_SECONDS)
-            else:
-                break
-        if seconds:
-            await asyncio.sleep(seconds)
+    def _after(self, peer: str, num_messages: int) -> tuple[float, float]:
+        """Return when the bucket would be full after so many more, and for how many seconds the last has to wait, if above 0."""
+        now = self._clock()
+        full = max(self._full.get(peer, 0.0), now) + num_messages / self._rate
+        return full, full - now - BURST_SECONDS

@@ -14,6 +14,10 @@ from dragoman.server.errors import InvalidRequest
 from dragoman.server.faces.grpc.reading import CANNOT_BE_PARSED, Refused, note_large
 
 MAX_REQUESTS = 1024
+# Fields of a message, those that we do not know among them: each is looked at while everybody waits.
+MAX_FIELDS = 2 * MAX_REQUESTS
+# Bytes of a message of several: those that wait for their turn in it are kept as they came.
+MAX_BYTES = 256 * 2**10
 # Field 1 of `GenerateBulkRequest` and of `GenerateBulkResponse`: a message, with its length before it.
 _TAG = 0x0A
 # What the other types of the wire format take, where it is always the same: https://protobuf.dev/programming-guides/encoding/
@@ -75,11 +79,15 @@ def take_apart(data: bytes) -> list[bytes]:
 
     Raises:
         DecodeError: If it is no message.
-        InvalidRequest: If there are more than `MAX_REQUESTS`.
+        InvalidRequest: If there are more than `MAX_REQUESTS`, or more than `MAX_FIELDS` of any kind, or several in more than
+            `MAX_BYTES`.
     """
     parts: list[bytes] = []
-    position, end = 0, len(data)
+    position, end, num_fields = 0, len(data), 0
     while position < end:
+        num_fields += 1
+        if num_fields > MAX_FIELDS:
+            raise InvalidRequest("request", f"more than {MAX_FIELDS} fields in one message")
         tag, position = _varint(data, position)
         kind = tag & 7
         if tag < 8:
@@ -99,6 +107,8 @@ def take_apart(data: bytes) -> list[bytes]:
                 raise InvalidRequest("requests", f"more than {MAX_REQUESTS} in one message")
             parts.append(data[position : position + length])
         position += length
+    if len(parts) > 1 and end > MAX_BYTES:
+        raise InvalidRequest("requests", f"several in one message of more than {MAX_BYTES} bytes")
     return parts
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.server.engine.costs import MAX_SECONDS, NUM_REPEATS, PACKED, PADDED, Costs, grouped, measured
+from dragoman.server.engine.costs import MAX_CELLS, MAX_SECONDS, MIN_PAIR, NUM_REPEATS, PACKED, PADDED, Costs, grouped, measured
 from dragoman.server.engine.messages import Request
 from dragoman.server.engine.sequence import Sequence
 
@@ -60,6 +60,22 @@ def test_without_padding_a_long_source_takes_short_ones_along_and_with_it_does_n
 
 def test_many_lengths_are_grouped() -> None:
     assert sum(map(len, grouped(sequences(list(range(1, 301))), PACKED))) == 300
+
+
+def test_what_seems_to_cost_nothing_makes_no_batch_that_memory_is_too_small_for() -> None:
+    """One long source beside a hundred short ones: attention would have read and given a hundred long ones."""
+    lengths = [4096, *[2] * 100]
+    assert lengths_of(grouped(sequences(lengths), Costs(1.0, 0.01, 0, 0))) == [[4096], [2] * 100]
+    assert lengths_of(grouped(sequences([1024, *[2] * 31]), Costs(1.0, 0.01, 0, 0))) == [[1024, *[2] * 31]]
+    equal = [512] * (2 * MAX_CELLS // 512)
+    assert lengths_of(grouped(sequences(equal), PACKED)) == [equal], "which have no padding"
+
+
+def test_padding_is_never_taken_to_be_free() -> None:
+    """The batch with padding was measured in a quieter moment than those without."""
+    encoder = Encoder(Costs(1e-3, 1e-4, 0, 1e-6), lambda run: -7e-3 * (run > 2 * NUM_REPEATS))
+    found = measured(encoder, 64, 512, encoder.clock)
+    assert found.pair == MIN_PAIR * found.token > 0
 
 
 def test_a_good_batch_leaves_a_run_a_tenth() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import structlog
 
-from dragoman.export.bundle import Bundle
+from dragoman.export.bundle import ENCODER_WEIGHTS_FILE, Bundle, BundleError
 from dragoman.server.engine.loading import load_runner, load_scorer
 from dragoman.server.engine.scheduler import Limits
 from dragoman.server.engine.settings import DeviceSettings
@@ -218,6 +218,28 @@ def test_a_writer_without_room_fails_and_leaves_nothing(tiny: Bundle, tmp_path: 
     script += "from dragoman.server.runtime.weights import main\nmain()\n"
     found = subprocess.run([sys.executable, "-c", script, str(tiny.directory), str(tmp_path)], stderr=subprocess.PIPE)
     assert found.returncode and b"Failed to write external initializers" in found.stderr
+
+
+def test_another_bundle_in_its_place_is_not_kept_as_this_one(
+    bundle_copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever has the first one would have found the other's weights under its key, whole and of the right digests."""
+    bundle = Bundle.open(bundle_copy)
+    path = bundle_copy / ENCODER_WEIGHTS_FILE
+    before, write = path.read_bytes(), weights_module._run_writer
+
+    def write_another(*args: Any) -> None:
+        path.write_bytes(before[::-1])
+        write(*args)
+
+    monkeypatch.setattr(weights_module, "_run_writer", write_another)
+    with pytest.raises(BundleError, match=f"{ENCODER_WEIGHTS_FILE}: SHA-256"):
+        Weights.of(bundle, str(tmp_path / "cache"))
+    assert not entries(tmp_path / "cache")
+    monkeypatch.undo()
+    path.write_bytes(before)
+    weights, _ = of(bundle, tmp_path / "cache")
+    assert weights.is_shared and opens(weights, bundle)
 
 
 def test_without_a_folder_nothing_is_said_or_written(tiny: Bundle) -> None:

@@ -5,9 +5,11 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from dragoman.server.runtime import weights_cache
 from dragoman.server.runtime.weights_cache import LIST_FILE, LOCK_FILE, MAKING_PREFIX, UNUSED_SECONDS, Cache, CacheError
 
 NOBODY = 65534
@@ -86,6 +88,24 @@ def test_what_is_damaged_is_made_again(cache: Cache, damage: str) -> None:
     assert cache.find("m-1") is None
     assert content_of(cache.find_or_make("m-1", fill, 0).directory) == CONTENT
     assert {path.name for path in cache.directory.iterdir()} == {LOCK_FILE, "m-1"}
+
+
+def test_what_was_made_again_meanwhile_is_not_held_by_the_lock_of_what_is_gone(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Others would have found the new one unused, and removed it."""
+    made = cache.find_or_make("m-1", fill, 0).directory
+    compare = weights_cache._is_same
+
+    def compare_late(*found: Any) -> bool:
+        monkeypatch.undo()
+        made.rename(tmp_path / "old")
+        Cache(tmp_path).find_or_make("m-1", fill, 0)
+        return compare(*found)
+
+    monkeypatch.setattr(weights_cache, "_is_same", compare_late)
+    assert cache.find("m-1") is None
+    assert cache.find("m-1") is not None
 
 
 def test_what_fails_leaves_nothing(cache: Cache) -> None:

@@ -47,6 +47,34 @@ def test_a_message_of_several_requests_counts_as_so_many() -> None:
     asyncio.run(run())
 
 
+def test_a_stream_that_ends_has_paid_for_what_it_had() -> None:
+    """Whoever sent a thousand requests in a message and left, stream after stream, had them at the price of one."""
+
+    async def messages() -> AsyncIterator[Any]:
+        yield Several([b"a"] * 30, bytes)
+
+    async def run() -> None:
+        pace = Pace(100, Clock())
+        async for _ in pace.read(messages(), "a"):
+            break
+        assert sum(not pace.take("a") for _ in range(100)) == 100 * BURST_SECONDS - 30
+
+    asyncio.run(run())
+
+
+def test_a_message_without_a_request_counts_as_one() -> None:
+    async def messages() -> AsyncIterator[Any]:
+        for _ in range(30):
+            yield Several([], bytes)
+
+    async def run() -> None:
+        pace = Pace(100, Clock())
+        assert len([message async for message in pace.read(messages(), "a")]) == 30
+        assert sum(not pace.take("a") for _ in range(100)) == 100 * BURST_SECONDS - 30
+
+    asyncio.run(run())
+
+
 def test_who_waits_is_as_good_as_new() -> None:
     clock = Clock()
     pace = Pace(100, clock)

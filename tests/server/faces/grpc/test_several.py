@@ -1,9 +1,11 @@
+from typing import Any
+
 import pytest
 from google.protobuf.message import DecodeError
 
 from dragoman.server.errors import InvalidRequest
 from dragoman.server.faces.grpc.reading import LARGE_BYTES, Refused, large_bytes_read
-from dragoman.server.faces.grpc.several import MAX_REQUESTS, put_together, reader_of_several, take_apart
+from dragoman.server.faces.grpc.several import MAX_BYTES, MAX_FIELDS, MAX_REQUESTS, put_together, reader_of_several, take_apart
 from dragoman.v1.generation_pb2 import (
     GenerateBatchResponse,
     GenerateBulkRequest,
@@ -56,6 +58,36 @@ def test_too_many_are_refused_before_they_are_made() -> None:
         take_apart(million)
     refused = reader_of_several(lambda data: data)(million)
     assert isinstance(refused, Refused) and refused.ByteSize() == 0
+
+
+class Watched(bytes):
+    """A message that counts how often it is looked at."""
+
+    num_looks = 0
+
+    def __getitem__(self, key: Any) -> Any:
+        self.num_looks += 1
+        return super().__getitem__(key)
+
+
+@pytest.mark.parametrize("field", [b"\x10\x00", b"\x12\x00", b"\x15" + bytes(4), b"\x19" + bytes(8)])
+def test_fields_that_nobody_knows_are_not_looked_at_without_end(field: bytes) -> None:
+    """Four million bytes of them took seconds, in which the server answered nobody."""
+    known = b"\x0a\x01a"
+    assert take_apart(known + field * (MAX_FIELDS - 1)) == [b"a"]
+    data = Watched(field * 100_000)
+    with pytest.raises(InvalidRequest, match=rf"^request: more than {MAX_FIELDS} fields in one message$"):
+        take_apart(data)
+    assert data.num_looks <= 2 * MAX_FIELDS
+
+
+def test_several_together_are_no_larger_than_what_may_wait_for_its_turn() -> None:
+    """Of each stream the server would have kept as much as the largest message has, where it keeps of a request what models use."""
+    half = bytes(MAX_BYTES // 2 - 4)
+    assert take_apart(put_together([half, half])) == [half, half]
+    assert take_apart(put_together([half * 8])) == [half * 8], "alone a request may have any size"
+    with pytest.raises(InvalidRequest, match=rf"^requests: several in one message of more than {MAX_BYTES} bytes$"):
+        take_apart(put_together([half, half + bytes(10)]))
 
 
 def test_each_request_is_read_when_it_is_taken_and_then_forgotten() -> None:
