@@ -86,7 +86,7 @@ class BeamSearch(Search):
         return super().advance(candidates)
 
     def go_on_with(self, extensions: Iterable[Extension]) -> list[int]:
-        """Do what `advance` does, `is_unruled` given, with its extensions ranked already: the best `num_wanted`, as `ranked` says."""
+        """Do what `advance` does, if `is_unruled`, with the best `num_wanted` of its extensions, as `ranked` gives them."""
         parents = self._take(extensions, None)
         if parents and not self._is_never_ruled:  # else it is what it was
             self._set_num_candidates()

@@ -14,13 +14,13 @@ Extension = tuple[int, Option]
 def ranked(
     totals: NDArray[np.float64], ids: NDArray[np.int64], log_probs: NDArray[np.float32], num_wanted: int
 ) -> list[Iterable[Extension]]:
-    """Return the `num_wanted` best continuations of each search, best first; of equals the better hypothesis and the lower id first.
+    """Return the best continuations of each search, best first; of equals the better hypothesis and the lower id first.
 
     Args:
         totals: `[G, B]`, of the B live hypotheses of G searches, the better ones first.
         ids: `[G, B, K]`, the likeliest tokens of each, in their order.
         log_probs: `[G, B, K]`.
-        num_wanted: How many; all where there are fewer.
+        num_wanted: How many of each search; all where there are fewer.
     """
     num_searches, num_live, width = ids.shape
     values = log_probs.astype(np.float64)
@@ -29,9 +29,7 @@ def ranked(
     rows = (places // width).tolist()
     places += np.arange(0, costs.size, num_live * width)[:, None]
     tokens, chosen = ids.reshape(-1)[places].tolist(), values.reshape(-1)[places].tolist()
-    return [zip(*each) for each in zip(rows, map(_options, tokens, chosen), strict=True)]
-
-
-def _options(tokens: list[int], values: list[float]) -> Iterable[Option]:
-    """Return options that the search goes by as the model does."""
-    return zip(tokens, values, values, strict=True)
+    return [
+        zip(own, zip(ids_of_own, by, by, strict=True), strict=True)
+        for own, ids_of_own, by in zip(rows, tokens, chosen, strict=True)
+    ]

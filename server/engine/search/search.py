@@ -156,7 +156,7 @@ class Search(ABC):
         self.num_candidates = min(max(needed, self.options.num_top_log_probs), self._target.num_choices)
 
     def _extend(self, row: int, option: Option, candidates: Candidates | None, index: int = 0) -> Hypothesis:
-        """Return a hypothesis made longer by one of its options; candidates are there to tell the likeliest tokens, if asked for."""
+        """Return a hypothesis made longer by one of its options; of candidates its likeliest tokens are told, if asked for."""
         hypothesis = self.live[row]
         token, log_prob, value = option
         is_eos = token == self._target.eos_id
