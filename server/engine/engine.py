@@ -23,6 +23,7 @@ from dragoman.server.engine.search.choice import search_for, search_from
 from dragoman.server.engine.search.hypothesis import Hypothesis, num_common_tokens
 from dragoman.server.engine.search.search import Search
 from dragoman.server.engine.search.target import TargetSide
+from dragoman.server.engine.search.together import Advance, advances
 from dragoman.server.engine.sequence import Sequence
 from dragoman.server.engine.slots import Slots
 from dragoman.server.runtime.runner import Runner
@@ -201,9 +202,10 @@ class Engine:
         self._num_failures = 0
         now = self._clock()
         self._forecast.observe_step(now - started)
-        for choice in choices:
-            if choice[-1]:
-                self._follow(*choice)
+        following = [choice for choice in choices if choice[-1]]
+        for choice in following:
+            self._follow(*choice)
+        self._rows.feed_all((choice[0].rows, choice[1].live) for choice in following)
         self._note_first_tokens(now)
         self._stream()
         self._hand_over(num_rows)
@@ -241,10 +243,10 @@ class Engine:
     def _search(self, candidates: Candidates) -> list[Choice]:
         """Let every search choose that does not wait for a look; those that cannot choose yet will; one that raises fails alone."""
         choices: list[Choice] = []
-        for sequence, search in list(self._searching.items()):
-            if sequence not in self._looks:
-                own = candidates.of(sequence.rows, search.num_candidates)
-                self._advance(sequence, search, partial(search.advance, own), choices)
+        able = {sequence: search for sequence, search in self._searching.items() if sequence not in self._looks}
+        each = advances(list(able.values()), [sequence.rows for sequence in able], candidates)
+        for (sequence, search), advance in zip(able.items(), each, strict=True):
+            self._advance(sequence, search, advance, choices)
         return choices
 
     def _look(self, step_seconds: float, choices: list[Choice]) -> None:
@@ -256,7 +258,7 @@ class Engine:
             search = self._searching[sequence]
             self._advance(sequence, search, search.resume, choices)
 
-    def _advance(self, sequence: Sequence, search: Search, advance: Callable[[], list[int] | None], choices: list[Choice]) -> None:
+    def _advance(self, sequence: Sequence, search: Search, advance: Advance, choices: list[Choice]) -> None:
         """Let one search choose and note what it chose, or let it wait for a look."""
         before = search.live
         try:
@@ -280,8 +282,6 @@ class Engine:
             else:
                 first = num_common_tokens(tokens, before[copy.predecessor].token_ids) + 1
                 self.runner.copy_positions(copy.source, copy.target, first, num_cached)
-        for row, hypothesis in zip(sequence.rows, search.live, strict=True):
-            self._rows.feed(row, hypothesis.token_ids[-1], len(hypothesis.token_ids))
         if search.max_rows < sequence.num_slots:
             self.scheduler.shrink(sequence, search.max_rows)
             self._outbox.add_shrunk(sequence)

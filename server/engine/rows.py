@@ -1,6 +1,7 @@
 """What the engine keeps of each row of the decode batch beside the caches: arrays, so that a step handles all rows at once."""
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -66,6 +67,15 @@ class Rows:
         """Say what a row is fed next."""
         self.tokens[row] = token
         self.positions[row] = position
+
+    def feed_all(self, hypotheses: Iterable[tuple[list[int], list[Hypothesis]]]) -> None:
+        """Say that rows are fed the last tokens of hypotheses, in the same order; several lists of both."""
+        fed = [(row, each.token_ids) for rows, live in hypotheses for row, each in zip(rows, live, strict=True)]
+        if not fed:
+            return
+        where = [row for row, _ in fed]
+        self.tokens[where] = [token_ids[-1] for _, token_ids in fed]
+        self.positions[where] = [len(token_ids) for _, token_ids in fed]
 
     def feed_again(self, row: int, token_ids: list[int]) -> None:
         """Say that a row is fed what it was fed last: the last of the tokens that it has, or the start token."""

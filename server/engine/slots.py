@@ -88,17 +88,17 @@ class Slots:
         Returns:
             What has to be copied. No row is both source and target, so that the order does not matter.
         """
-        if parents == list(range(len(sequence.rows))):
+        old = sequence.rows.copy()
+        if parents == list(range(len(old))):
             return []
-        old = list(sequence.rows)
-        kept: dict[int, int] = {}
-        for child, parent in enumerate(parents):
-            kept.setdefault(parent, child)
-        unused = [i for i in range(len(old)) if i not in kept]
+        continued = set(parents)
+        unused = [i for i in range(len(old)) if i not in continued]
         rows: list[int] = []
         copies: list[Inheritance] = []
-        for child, parent in enumerate(parents):
-            if kept[parent] == child:
+        kept: set[int] = set()
+        for parent in parents:
+            if parent not in kept:
+                kept.add(parent)
                 rows.append(old[parent])
                 continue
             predecessor = unused.pop(0) if unused else None

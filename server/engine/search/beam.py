@@ -2,6 +2,7 @@
 
 import heapq
 import math
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,7 @@ from dragoman.server.engine.messages import Answer, Request
 from dragoman.server.engine.search.candidates import Candidates
 from dragoman.server.engine.search.constraints import Option
 from dragoman.server.engine.search.hypothesis import Hypothesis, num_common_tokens
+from dragoman.server.engine.search.ranking import Extension, ranked
 from dragoman.server.engine.search.search import Search
 from dragoman.server.engine.search.target import TargetSide
 
@@ -27,6 +29,9 @@ class BeamSearch(Search):
         self._finished: list[Hypothesis] = []
         self._best: dict[int, list[Option]] = {}
         super().__init__(request, target)
+        options = self.options
+        has_more = bool(options.num_top_log_probs or options.forced_prefix or options.is_end_forced)
+        self._is_never_ruled = self._constraints.is_idle and not has_more
 
     @property
     def max_rows(self) -> int:
@@ -56,13 +61,36 @@ class BeamSearch(Search):
         return [self._answer(hypothesis) for hypothesis in self._finished[: self.options.num_answers]]
 
     @property
-    def _num_wanted(self) -> int:
+    def num_wanted(self) -> int:
+        """Best extensions that each choice looks at."""
         return 2 * self.options.num_beams
+
+    @property
+    def is_unruled(self) -> bool:
+        """Whether nothing but its candidates decides the next choice, and nothing of them is kept but what is chosen."""
+        if self._is_never_ruled:
+            return True
+        if not self._constraints.is_idle or self.options.num_top_log_probs:
+            return False
+        first = self.live[0]
+        is_fed = len(first.token_ids) < len(self.options.forced_prefix)
+        return not is_fed and not self._constraints.forces_end(first)
+
+    @property
+    def _num_wanted(self) -> int:
+        return self.num_wanted
 
     def advance(self, candidates: Candidates) -> list[int] | None:
         """See `Search`."""
         self._best = {}
         return super().advance(candidates)
+
+    def go_on_with(self, extensions: Iterable[Extension]) -> list[int]:
+        """Do what `advance` does, if `is_unruled`, with the best `num_wanted` of its extensions, as `ranked` gives them."""
+        parents = self._take(extensions, None)
+        if parents and not self._is_never_ruled:  # else it is what it was
+            self._set_num_candidates()
+        return parents
 
     def _decide_all(self, candidates: Candidates) -> None:
         if not self._constraints.is_idle or candidates.log_probs[:, -1].min() == -math.inf:
@@ -78,44 +106,37 @@ class BeamSearch(Search):
     def _decide_on(self, row: int, option: Option) -> None:
         self._best[row] = [option]
 
-    def _extensions(self, candidates: Candidates) -> list[tuple[int, Option]]:
-        """Return the best `_num_wanted` of all hypotheses, best first; of equals the better hypothesis and the lower id first."""
+    def _extensions(self, candidates: Candidates) -> Iterable[Extension]:
+        """Return the best `num_wanted` of all hypotheses, best first; of equals the better hypothesis and the lower id first."""
         if not self._best:
-            return self._unruled_extensions(candidates)
+            num_wanted = self.num_wanted
+            totals = np.array([[hypothesis.total for hypothesis in self.live]])
+            ids, log_probs = candidates.ids[None, :, :num_wanted], candidates.log_probs[None, :, :num_wanted]
+            return ranked(totals, ids, log_probs, num_wanted)[0]
         extensions = [
             (-(self.live[row].total + option[2]), row, place, option)
             for row, best in self._best.items()
             for place, option in enumerate(best)
         ]
-        return [(row, option) for _, row, _, option in heapq.nsmallest(self._num_wanted, extensions)]
-
-    def _unruled_extensions(self, candidates: Candidates) -> list[tuple[int, Option]]:
-        """Do the same where there are no rules, on arrays."""
-        num_wanted, ids = self._num_wanted, candidates.ids[:, : self._num_wanted]
-        log_probs = candidates.log_probs[:, :num_wanted].astype(np.float64)
-        totals = np.array([hypothesis.total for hypothesis in self.live])
-        costs = -(totals[:, None] + log_probs).ravel()
-        places = np.arange(len(costs))
-        if len(costs) > num_wanted:
-            places = np.flatnonzero(costs <= np.partition(costs, num_wanted - 1)[num_wanted - 1])
-        places = places[np.argsort(costs[places], kind="stable")[:num_wanted]]
-        rows = (places // ids.shape[1]).tolist()
-        values = log_probs.ravel()[places].tolist()
-        tokens = ids[rows, places % ids.shape[1]].tolist()
-        return [(row, (token, value, value)) for row, token, value in zip(rows, tokens, values, strict=True)]
+        return [(row, option) for _, row, _, option in heapq.nsmallest(self.num_wanted, extensions)]
 
     def _choose(self, candidates: Candidates) -> list[int]:
+        return self._take(self._extensions(candidates), candidates)
+
+    def _take(self, extensions: Iterable[Extension], candidates: Candidates | None) -> list[int]:
+        """Go on with the best of the extensions; see `Search.advance`."""
         width, eos_id = self.options.num_beams, self._target.eos_id
         live: list[Hypothesis] = []
         parents: list[int] = []
         finished: list[Hypothesis] = []
-        for rank, (row, option) in enumerate(self._extensions(candidates)):
-            is_eos = option[0] == eos_id
-            if is_eos and rank < width:
-                finished.append(self._extend(row, option, candidates))
-            elif not is_eos and len(live) < width:
+        for rank, (row, option) in enumerate(extensions):
+            if option[0] != eos_id:
                 live.append(self._extend(row, option, candidates))
                 parents.append(row)
+                if len(live) == width:  # what comes after the best `width` finishes nothing
+                    break
+            elif rank < width:
+                finished.append(self._extend(row, option, candidates))
         self._keep_best(finished)
         if not self._is_over(live):
             self.live = live

@@ -10,8 +10,8 @@ BLOCK = 64
 """Tokens that two sequences are compared by."""
 
 
-class Hypothesis(Struct, frozen=True):
-    """A sequence of tokens that grows by making a longer one of it.
+class Hypothesis(Struct, frozen=True, gc=False):
+    """A sequence of tokens that grows by making a longer one of it; nothing in it can lead back to it.
 
     Attributes:
         token_ids: Tokens, those of the forced prefix included, end-of-sequence not.

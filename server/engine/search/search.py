@@ -149,16 +149,20 @@ class Search(ABC):
 
     def _set_num_candidates(self) -> None:
         """Ask for what the next choice needs, whatever the rules take away."""
-        needed = max(self._constraints.num_needed(hypothesis, self._num_wanted) for hypothesis in self.live)
+        if self._constraints.is_idle:  # one needs what the others do
+            needed = self._constraints.num_needed(self.live[0], self._num_wanted)
+        else:
+            needed = max(self._constraints.num_needed(hypothesis, self._num_wanted) for hypothesis in self.live)
         self.num_candidates = min(max(needed, self.options.num_top_log_probs), self._target.num_choices)
 
-    def _extend(self, row: int, option: Option, candidates: Candidates, index: int = 0) -> Hypothesis:
-        """Return a hypothesis made longer by one of its options."""
+    def _extend(self, row: int, option: Option, candidates: Candidates | None, index: int = 0) -> Hypothesis:
+        """Return a hypothesis made longer by one of its options; of candidates its likeliest tokens are told, if asked for."""
         hypothesis = self.live[row]
         token, log_prob, value = option
         is_eos = token == self._target.eos_id
         top_ids, top_log_probs = hypothesis.top_ids, hypothesis.top_log_probs
         if count := self.options.num_top_log_probs:
+            assert candidates is not None
             top_ids = [*top_ids, candidates.ids[row, :count].tolist()]
             top_log_probs = [*top_log_probs, candidates.log_probs[row, :count].tolist()]
         return Hypothesis(

@@ -276,7 +276,8 @@ def test_searches_that_raise_do_not_break_the_engine(make_bench: Any) -> None:
     for i in range(1, MAX_CONSECUTIVE_FAILURES + 2):
         bench.submit(i, [9, i], 9, search=SearchOptions(num_beams=2))
         bench.step()
-        next(s for s in bench.engine.scheduler.running() if s.request.id == i).search.advance = failing
+        search = next(s for s in bench.engine.scheduler.running() if s.request.id == i).search
+        search.advance = search.go_on_with = failing
         bench.step()
         assert bench.finished[i].reason == "step_failed"
     bench.run()
