@@ -6,7 +6,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dragoman.server.dispatch.desk import Desk
 from dragoman.server.dispatch.dispatcher import num_ahead
 from dragoman.server.engine.messages import (
     Request,
@@ -18,7 +17,7 @@ from dragoman.server.engine.messages import (
     Tokens,
 )
 from dragoman.server.engine.scheduler import Limits
-from tests.server.dispatch.conftest import Clock, HandFrontEnd, HandReplica
+from tests.server.dispatch.conftest import Clock, HandDesk, HandFrontEnd, HandReplica
 
 ORIGINS = (b"ours", b"theirs")
 INDEXES = (0, 1, 2)
@@ -36,8 +35,7 @@ class DeskMachine(RuleBasedStateMachine):
     @initialize(slots=st.integers(1, 5), requests=st.sampled_from([0, 1, 3, 30]), tokens=st.sampled_from([6, 500]))
     def start(self, slots: int, requests: int, tokens: int) -> None:
         self.slots, self.max_waiting = slots, requests
-        self.desk = Desk(Limits(slots, requests, tokens, 16), self.clock)
-        self.desk._set_alarm = lambda: None  # type: ignore[method-assign]  # time passes by a rule
+        self.desk = HandDesk(Limits(slots, requests, tokens, 16), self.clock)
         self.replicas: dict[int, HandReplica] = {}
         self.fronts: dict[bytes, HandFrontEnd] = {}
         self.asked: dict[bytes, dict[int, Request | ScoreRequest]] = {}
@@ -173,7 +171,7 @@ class DeskMachine(RuleBasedStateMachine):
     @rule(seconds=st.floats(0.01, 4))
     def let_time_pass(self, seconds: float) -> None:
         self.clock.now += seconds
-        self.desk._go_on()
+        self.desk.let_time_pass()
 
     @invariant()
     def nothing_is_given_twice_or_too_much(self) -> None:
