@@ -197,7 +197,8 @@ class DeskMachine(RuleBasedStateMachine):
         if not self.replicas:
             assert not dispatcher.has_work and not self.desk._pairs.dispatcher.num_waiting
         shares = [sequence.request.share for sequence in dispatcher._waiting.values()]
-        if any(not replica.requests for replica in self.replicas.values()):
+        free = [dispatcher._loads[replica.index] for replica in self.replicas.values() if not replica.requests]
+        if any(not load.is_suspicious(self.clock.now) for load in free):
             assert all(share.max_slots for share in shares), "only what its caller's limit holds back"
 
     @invariant()
