@@ -200,7 +200,7 @@ def test_priority_overtakes_what_waits_for_either_engine(serve: Any, endless: Pa
         with ThreadPoolExecutor(40) as pool:
             with stopped_engines(server):
                 tasks = [pool.submit(ask, 0) for _ in range(30)]
-                wait_until(lambda: num_waiting(server) == 24, "much waits")
+                wait_until(lambda: num_waiting(server) >= 24, "much waits")
                 tasks += [pool.submit(ask, 10) for _ in range(2)]
                 wait_until(lambda: num_waiting(server) >= 26, "all have come")
             for task in tasks:
