@@ -79,7 +79,13 @@ class AttachedEngine(EngineCalls):
 
     async def _stay_attached(self) -> None:
         while True:
-            self._client = client = EngineClient(self._connect(), self._on_statistics)
+            try:
+                link = self._connect()
+            except Exception:  # such as that there is no room for a socket; the next time may be luckier
+                log.exception("cannot attach to the desk", model=self.name)
+                await asyncio.sleep(self._retry_seconds)
+                continue
+            self._client = client = EngineClient(link, self._on_statistics)
             try:
                 with contextlib.suppress(Unavailable):
                     self.ready = await client.ready

@@ -170,7 +170,7 @@ class Desk:
         for index, ids in numbers.items():
             self._replicas[index].send(Cancel(ids))
 
-    def _go_on(self) -> None:
+    def _go_on(self, *, has_changed: bool = True) -> None:
         """After anything has happened: end what is late, give replicas what they have room for, and tell what there is to tell."""
         now = self._clock()
         self._requests.expire(now)
@@ -179,20 +179,24 @@ class Desk:
             self._replicas[index].send(Submit(requests))
         for index, pairs in self._pairs.hand_over().items():
             self._replicas[index].send(Score(pairs))
-        self._front_ends.report(now, self.statistics)
+        self._front_ends.report(now, self.statistics, has_changed=has_changed)
         self._set_alarm()
 
     def _set_alarm(self) -> None:
-        """Have `_go_on` called when the next deadline of what waits passes."""
-        deadline = min(self._requests.dispatcher.next_deadline, self._pairs.dispatcher.next_deadline)
+        """Have `_go_on` called when the next deadline of what waits passes, or a front end is to know how things stand."""
+        at = min(self._next_deadline, self._front_ends.next_report)
         if self._alarm is not None:
-            if self._alarm.when() <= deadline:  # it sees then what comes next
+            if self._alarm.when() <= at:  # it sees then what comes next
                 return
             self._alarm.cancel()
             self._alarm = None
-        if deadline < math.inf:
-            self._alarm = asyncio.get_running_loop().call_at(deadline, self._on_alarm)
+        if at < math.inf:
+            self._alarm = asyncio.get_running_loop().call_at(at, self._on_alarm)
 
     def _on_alarm(self) -> None:
         self._alarm = None
-        self._go_on()
+        self._go_on(has_changed=self._clock() >= self._next_deadline)
+
+    @property
+    def _next_deadline(self) -> float:
+        return min(self._requests.dispatcher.next_deadline, self._pairs.dispatcher.next_deadline)

@@ -79,6 +79,7 @@ class DeskServer:
                 log.error("a message from a front end cannot be read", front_end=_name_of(origin).decode(errors="replace"))
                 continue
             if isinstance(command, Hello):
+                self.detach(_name_of(origin).decode(errors="replace"))  # a front end has one attachment at a time
                 self._origins.add(origin)
                 self._desk.attach(origin, partial(self._send, origin))
             else:

@@ -10,7 +10,7 @@ MIN_AHEAD = 2
 SLOTS_PER_AHEAD = 4
 """One more for so many slots: what ends while a report travels, and what is encoded ahead meanwhile."""
 SUSPICIOUS_SECONDS = 2.5
-"""Silence after which others are preferred to a replica; it gives a sign of life every second."""
+"""Silence after which a replica is given nothing while another speaks; it gives a sign of life every second."""
 
 
 def num_ahead(max_slots: int) -> int:
@@ -42,15 +42,18 @@ class Load:
             return False
         return self.num_slots + num_slots <= self.max_slots or self.num_slots < self.max_slots + num_ahead(self.max_slots)
 
-    def wait(self, num_slots: int, now: float) -> tuple[bool, int, int, int, int]:
+    def is_suspicious(self, now: float) -> bool:
+        """Return whether it has been silent for so long that it may hang."""
+        return now - self.last_heard > SUSPICIOUS_SECONDS
+
+    def wait(self, num_slots: int) -> tuple[int, int, int, int]:
         """Return what says how soon a request would be done here; less is sooner.
 
         Where slots have to become free for it, it begins the sooner the fewer they are. Where none have, it goes on the faster the
         fewer rows a step has beside it.
         """
-        is_suspicious = now - self.last_heard > SUSPICIOUS_SECONDS
         num_missing = max(self.num_slots + num_slots - self.max_slots, 0)
-        return is_suspicious, num_missing, self.num_slots, self.num_tokens, self.index
+        return num_missing, self.num_slots, self.num_tokens, self.index
 
 
 class Dispatcher(Scheduler):
@@ -157,9 +160,14 @@ class Dispatcher(Scheduler):
         return sequence
 
     def _choose(self, num_slots: int, now: float) -> Load | None:
-        """Return the replica in which a request will be done first; None if none takes it yet."""
-        able = (load for load in self._loads.values() if load.takes(num_slots))
-        return min(able, key=lambda load: load.wait(num_slots, now), default=None)
+        """Return the replica in which a request will be done first; None if none takes it yet.
+
+        One that may hang gets nothing, for it would be lost with it, unless all of them may: then it was us who heard nothing.
+        """
+        loads = self._loads.values()
+        speaking = [load for load in loads if not load.is_suspicious(now)]
+        able = (load for load in speaking or loads if load.takes(num_slots))
+        return min(able, key=lambda load: load.wait(num_slots), default=None)
 
     def _count_slots(self) -> None:
         self.limits = replace(self.limits, max_slots=sum(load.max_slots for load in self._loads.values()))

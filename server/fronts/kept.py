@@ -33,7 +33,7 @@ class KeptFrontEnd:
         number: Which one it is, from 0.
         state: What it said of itself last.
         counted: What it said last that it has counted; nothing while there is none.
-        num_requests: Requests that had ended at it, with an answer or without, at the last time that it was asked.
+        num_requests: Requests that had ended at it, with an answer or without, when it last said what it has counted.
         num_restarts: Times it was started again.
     """
 
@@ -189,10 +189,10 @@ class KeptFrontEnd:
                         self._listening.set_result(None)
                     if is_new:
                         self._on_change()
-                case Counted(series):
+                case Counted(series, is_asked):
                     self.num_requests += round(num_requests(series) - num_requests(self.counted))
                     self.counted = series
-                    if self._asking and not (asking := self._asking.popleft()).done():
+                    if is_asked and self._asking and not (asking := self._asking.popleft()).done():
                         asking.set_result(None)
                 case Failed(reason):
                     self._last_word = reason

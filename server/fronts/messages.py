@@ -88,9 +88,15 @@ class State(Struct, frozen=True, array_like=True, tag="state"):
 
 
 class Counted(Struct, frozen=True, array_like=True, tag="counted"):
-    """What a front end has counted since it was started; the answer to each `Collect`, in order, and its last word."""
+    """What a front end has counted since it was started: now and then, in answer to each `Collect`, and as its last word.
+
+    Attributes:
+        series: What it has.
+        is_asked: Whether it answers a `Collect`; these are answered in order.
+    """
 
     series: Series
+    is_asked: bool = False
 
 
 class Failed(Struct, frozen=True, array_like=True, tag="failed"):

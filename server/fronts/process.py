@@ -54,6 +54,8 @@ from dragoman.server.telemetry.tracers import make_tracer
 from dragoman.server.watching import Source
 
 SIGN_OF_LIFE_SECONDS = 1.0
+# Writing down what has been counted takes milliseconds, more where there are many callers; so much longer it is let be after that.
+REST = 100.0
 # A model that was ready a moment ago may not be any more.
 ATTACH_SECONDS = 5.0
 EXIT_CANNOT_START = 3
@@ -160,7 +162,7 @@ class FrontEndProcess:
                     for source in sources:
                         await _reload(source)
                 case Collect():
-                    self._say(Counted(take_series(self._registry)))
+                    self._say(Counted(take_series(self._registry), is_asked=True))
                 case Drain() as drain if not self._drain.done():
                     self._drain.set_result(drain)
         for desk in self._start.desks:  # in the place of who made them
@@ -171,8 +173,13 @@ class FrontEndProcess:
         end_process(0)
 
     async def _give_signs_of_life(self) -> None:
+        """Say how this front end is, and what it has counted, lest it be forgotten if it dies before anybody asks."""
+        loop, count_at = asyncio.get_running_loop(), 0.0
         while True:
             self._say(self._state)
+            if (began := loop.time()) >= count_at:
+                self._say(Counted(take_series(self._registry)))
+                count_at = began + REST * (loop.time() - began)
             await asyncio.sleep(SIGN_OF_LIFE_SECONDS)
 
     def _publish(self) -> None:

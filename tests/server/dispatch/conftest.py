@@ -127,9 +127,20 @@ def clock() -> Clock:
     return Clock()
 
 
+class HandDesk(Desk):
+    """A desk for which time passes when a test says so, without an event loop."""
+
+    def let_time_pass(self) -> None:
+        """Do what an alarm does."""
+        self._on_alarm()
+
+    def _set_alarm(self) -> None:
+        pass
+
+
 @pytest.fixture
 def make_desk(clock: Clock) -> Callable[..., Desk]:
     def make(slots: int = 4, requests: int = 100, tokens: int = 1000, budget: int = 64) -> Desk:
-        return Desk(Limits(slots, requests, tokens, budget), clock)
+        return HandDesk(Limits(slots, requests, tokens, budget), clock)
 
     return make

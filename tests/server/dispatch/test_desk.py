@@ -294,6 +294,26 @@ def test_who_has_no_news_hears_how_things_stand_now_and_then(make_desk: MakeDesk
     assert len(front.reports) == num + 1
 
 
+def test_who_has_no_news_is_soon_told_that_there_are_places_again() -> None:
+    """Also when nobody says anything any more; else it would go on refusing its callers because of another's that are gone."""
+
+    async def scenario() -> None:
+        desk = Desk(Limits(1, 0, 1000, 64))
+        replica = HandReplica(desk, 0, 1)
+        idle, busy = HandFrontEnd(desk, b"idle"), HandFrontEnd(desk, b"busy")
+        busy.submit(request(1))
+        async with asyncio.timeout(30):
+            while not (idle.reports and idle.reports[-1].statistics.num_places == 0):
+                await asyncio.sleep(0.001)
+            replica.finish()
+            while idle.reports[-1].statistics.num_places != 1:
+                await asyncio.sleep(0.001)
+            while desk._alarm is not None:  # while nothing happens nothing is told
+                await asyncio.sleep(0.001)
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("num_replicas", [1, 3])
 def test_what_a_replica_says_that_is_gone_is_not_heard(make_desk: MakeDesk, num_replicas: int) -> None:
     desk = make_desk()

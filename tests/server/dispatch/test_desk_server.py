@@ -145,3 +145,38 @@ def test_what_cannot_be_read_hurts_nobody(play: Play) -> None:
         context.term()
 
     play(scenario)
+
+
+def test_what_a_front_end_had_that_attaches_anew_is_ended(play: Play) -> None:
+    """Also when it never heard `Down`, such as after a message that it could not read."""
+
+    async def scenario(world: World) -> None:
+        replica = HandReplica(world.desk, 0, 2)
+        engine = world.front_end("front")
+        await world.until(lambda: engine.is_ready)
+        asked = asyncio.create_task(engine.generate(request(1)))
+        await world.until(lambda: len(replica.requests) == 1)
+        engine.ready_client().fail(Unavailable("the engine cannot be understood"))
+        assert isinstance((await asyncio.gather(asked, return_exceptions=True))[0], Unavailable)
+        await world.until(lambda: len(replica.cancelled) == 1)
+        await world.until(lambda: engine.is_ready and world.server.num_attached == 1)
+
+    play(scenario)
+
+
+def test_a_front_end_that_cannot_attach_tries_again(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        HandReplica(world.desk, 0, 2)
+        failures = [OSError("too many open files")] * 2
+
+        def connect() -> ZmqLink:
+            if failures:
+                raise failures.pop()
+            return ZmqLink(world.server.endpoint, b"front/1")
+
+        engine = AttachedEngine("a", connect, 0.01, on_statistics=lambda _: None, on_change=lambda: None)
+        engine.begin()
+        world.engines.append(engine)
+        await world.until(lambda: engine.is_ready)
+
+    play(scenario)
