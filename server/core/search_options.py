@@ -9,7 +9,7 @@ from operator import attrgetter
 
 from msgspec import structs
 
-from dragoman.server.core.defaults import is_end_forced, with_defaults
+from dragoman.server.core.defaults import NONE, is_end_forced, with_defaults
 from dragoman.server.core.frames import Frame
 from dragoman.server.core.ports import Limited
 from dragoman.server.core.requests import GenerateRequest, ScoreRequest
@@ -45,7 +45,7 @@ OPTIONS = (
 SAMPLING_FIELDS = ("seed", "temperature", "top_p")
 _options_of = attrgetter(*OPTIONS)
 _PLAIN = GenerateRequest()
-_NO_OPTIONS = _options_of(_PLAIN)
+_NO_OPTIONS, _ONE_BEAM = _options_of(_PLAIN), _options_of(GenerateRequest(num_beams=1))
 
 
 def search_options(
@@ -64,9 +64,10 @@ def search_options(
         InvalidRequest: Naming the field and the limit.
     """
     check_num_suppressed(len(request.suppressed_tokens))
-    if _options_of(request) == _NO_OPTIONS:
-        return plain_options(frame, max_new_tokens)
     defaults, eos_id = model.manifest.defaults, model.manifest.eos_id
+    options_asked = _options_of(request)
+    if options_asked == _NO_OPTIONS or (options_asked == _ONE_BEAM and defaults == NONE):
+        return plain_options(frame, max_new_tokens)
     is_forced = is_end_forced(request, defaults, eos_id, max_new_tokens)
     request = with_defaults(request, defaults, max_new_tokens)
     num_beams = _check_num_beams(request, model)

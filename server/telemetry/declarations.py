@@ -14,8 +14,10 @@ docs/metrics.md repeats what is declared here; `make chart` brings it up to date
 
 from collections.abc import Iterable, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
+from prometheus_client import CollectorRegistry, Counter, Gauge, Info
 from prometheus_client.metrics import MetricWrapperBase
+
+from dragoman.server.telemetry.histogram import Histogram
 
 TOKEN_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)
 BATCH_BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
@@ -45,7 +47,7 @@ class Declarations:
             return Counter(self._declare(name, *labels), text, ["model", *labels], registry=registry)
 
         def histogram(name: str, text: str, buckets: Iterable[float] = latency_buckets) -> Histogram:
-            return Histogram(self._declare(name), text, ["model"], registry=registry, buckets=tuple(buckets))
+            return Histogram(self._declare(name), text, tuple(buckets), registry)
 
         self.num_requests_running = gauge("num_requests_running", "Requests in slots.")
         self.num_requests_waiting = gauge("num_requests_waiting", "Requests not yet admitted to a slot, pairs not yet scored.")
@@ -114,6 +116,8 @@ class Declarations:
         for metric in vars(self).values():
             if isinstance(metric, MetricWrapperBase):
                 metric.remove_by_labels({"model": name})
+            elif isinstance(metric, Histogram):
+                metric.remove(name)
 
     def _declare(self, name: str, *labels: str) -> str:
         """Note a metric of models; return its full name."""

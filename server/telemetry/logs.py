@@ -8,11 +8,11 @@ logged: callers do not pass it, and tracebacks are written without the values of
 Of other libraries' lines, which callers may be able to cause at will, some of each logger are written and the others counted.
 """
 
-import contextlib
 import logging
 import os
 import sys
 from collections.abc import Mapping, MutableMapping
+from datetime import UTC, datetime
 from typing import Any, Literal, TextIO, cast
 
 import msgspec
@@ -44,7 +44,7 @@ def configure_logging(
         *([_adding(fields)] if fields else []),
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        _add_time if log_format == "json" else structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     renderers: list[Processor] = _renderers(log_format, target)
     # Our own lines skip the standard library, whose records cost more than a request's whole log line may.
@@ -72,6 +72,12 @@ def configure_logging(
     return sampler
 
 
+def _add_time(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Put the time on a line; JSON's encoder writes it as text in a fifth of the time that Python takes."""
+    event["timestamp"] = datetime.now(UTC)
+    return event
+
+
 def _adding(fields: Mapping[str, object]) -> Processor:
     """Return what puts fields on a line."""
 
@@ -94,12 +100,16 @@ class _Lossy:
         self.isatty = stream.isatty
 
     def write(self, text: str) -> None:
-        with contextlib.suppress(OSError):
+        try:  # noqa: SIM105 - once a line, and `contextlib.suppress` takes as long as what is to be done
             self._stream.write(text)
+        except OSError:
+            pass
 
     def flush(self) -> None:
-        with contextlib.suppress(OSError):
+        try:  # noqa: SIM105
             self._stream.flush()
+        except OSError:
+            pass
 
 
 def _renderers(log_format: LogFormat, target: TextIO) -> list[Processor]:

@@ -22,6 +22,20 @@ from dragoman.v1 import generation_pb2_grpc
 MAX_PENDING_CALLS = 16_384
 
 
+class _Unregistered:
+    """What generated code is given in place of a server, so that its methods are found by their names and are not registered.
+
+    For every call that it takes up, grpc.aio waits anew for the next one of each registered method, which costs time for each of
+    them. What is registered has a place of its own where calls wait to be taken up; all others share one.
+    """
+
+    def __init__(self, server: grpc.aio.Server) -> None:
+        self.add_generic_rpc_handlers = server.add_generic_rpc_handlers
+
+    def add_registered_method_handlers(self, service: str, handlers: Any) -> None:
+        """Register nothing."""
+
+
 class GrpcServer:
     """The gRPC face of the server. Make it with `build_server`, inside the event loop.
 
@@ -81,10 +95,10 @@ def build_server(config: ServerConfig, core: Core) -> GrpcServer:
     server = grpc.aio.server(interceptors=interceptors, options=_options(config))
     health = Health(config.max_watches, config.max_watches_per_connection)
     servicer = GenerationServicer(core, config.max_message_bytes, config.max_batch_streams_per_connection)
-    generation_pb2_grpc.add_GenerationServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
-    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    generation_pb2_grpc.add_GenerationServicer_to_server(servicer, _Unregistered(server))  # type: ignore[no-untyped-call]
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)  # registered: a probe does not wait behind all other calls
     if config.reflection:
-        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(Reflection(), server)
+        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(Reflection(), _Unregistered(server))
     return GrpcServer(server, _listen(server, config, None if tls is None else tls.credentials()), core, health, tls)
 
 
