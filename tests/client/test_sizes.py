@@ -113,15 +113,15 @@ def test_in_a_batch_an_answer_that_is_too_large_fails_alone(call, clock) -> None
 
 def test_a_line_that_is_too_large_is_named(client, service, tmp_path: Path) -> None:
     out, text = StringIO(), "text 2"
-    with pytest.raises(InputError, match=f"^{text}: {REFUSED_ON_A_STREAM}$"):
+    with pytest.raises(InputError, match=f"^{text}: {REFUSED_HERE}$"):
         translate_texts(client, ["good", LARGE], out, TranslateOptions())
-    with pytest.raises(InputError, match=f"^standard input, line 2: {REFUSED_ON_A_STREAM}$"):
+    with pytest.raises(InputError, match=f"^standard input, line 2: {REFUSED_HERE}$"):
         translate_lines(client, BytesIO(b"good\n" + LARGE.encode() + b"\n"), out, TranslateOptions(is_streamed=True))
     source, target = tmp_path / "in", tmp_path / "out"
     source.write_text(f"good\n{LARGE}\n")
     target.write_text("a\nb\n")
     with pytest.raises(InputError, match=f", line 2: {REFUSED_ON_A_STREAM}"):
         translate_file(client, source, tmp_path / "translated", TranslateOptions())
-    with pytest.raises(InputError, match=f"^line 2 of .*: {REFUSED_ON_A_STREAM}$"):
+    with pytest.raises(InputError, match=f"^line 2 of .*: {REFUSED_HERE}$"):
         score_pairs(client, Pairs(source, target), out, ScoreOptions())
     assert [request.text for request in service.requests] == ["good"] * 4
