@@ -1,8 +1,10 @@
 import json
 import os
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO, StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -229,7 +231,13 @@ def test_file_can_be_answered_in_json(client, source: Path, tmp_path: Path) -> N
 def test_failure_leaves_what_is_done_to_be_gone_on_with(
     client, service, failing, source: Path, tmp_path: Path, code: str, kind: type
 ) -> None:
-    service.behaviours["zwei Käfer"] = failing(code, "text: no")
+    last_has_come, fail = threading.Event(), failing(code, "text: no")
+
+    def fail_after_the_last(context: Any) -> None:
+        assert last_has_come.wait(30), "both are under way"
+        fail(context)
+
+    service.behaviours = {"zwei Käfer": fail_after_the_last, "犬": lambda _: last_has_come.set()}
     out = tmp_path / "out.txt"
     with pytest.raises(kind) as caught:
         translate_file(client, source, out, PLAIN)

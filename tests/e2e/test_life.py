@@ -210,7 +210,7 @@ def test_a_hung_engine_is_replaced(serve: Any, endless: Path) -> None:
     with serve(endless / "alpha", *flags) as server, Client(server.address, retry=MANY_RETRIES) as client:
         os.kill(engine_pid(server, "alpha"), signal.SIGSTOP)
         assert client.generate("a dog runs", max_new_tokens=2).finish_reason == "length", "answered by the successor"
-        assert server.metric("dragoman_engine_restarts_total") >= 1
+        assert server.metric("dragoman_engine_restarts_total") == 1
         assert server.terminate() == 0
 
 
