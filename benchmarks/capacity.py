@@ -9,7 +9,6 @@ without the desk's bookkeeping. `benchmarks.capacity_plan` makes plans of these.
 """
 
 import argparse
-import json
 import os
 import statistics
 import tempfile
@@ -26,7 +25,7 @@ import zmq
 
 from benchmarks.capacity_plan import Costs, Plan, plan
 from benchmarks.harness.apart import Apart
-from benchmarks.harness.report import RESULTS, environment, write
+from benchmarks.harness.report import environment, read, write
 from dragoman.export.bundle import Bundle
 from dragoman.export.processor import processor_kind
 from dragoman.model.corpus import read_lines
@@ -127,12 +126,10 @@ def passing_us(num_passed: int = NUM_PASSED) -> float:
         return (time.process_time() - started) * 1e6 / num_passed
 
 
-def read_results(name: str, folder: Path = RESULTS) -> list[dict[str, Any]]:
-    """Return the rows of another benchmark's results; none where there are none."""
-    try:
-        return list(json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))["rows"])
-    except FileNotFoundError:
-        return []
+def read_rows(name: str) -> list[dict[str, Any]]:
+    """Return the rows of another benchmark's results on this kind of processor; none where there are none."""
+    section = read(name)
+    return [] if section is None else section.rows
 
 
 def front_us(rows: Sequence[Mapping[str, Any]]) -> float:
@@ -142,7 +139,7 @@ def front_us(rows: Sequence[Mapping[str, Any]]) -> float:
         SystemExit: If there are none.
     """
     if not rows:
-        raise SystemExit("capacity: there are no results of benchmarks.overhead; give --front-us")
+        raise SystemExit("capacity: there are no results of benchmarks.overhead on this kind of processor; give --front-us")
     return float(max(rows, key=lambda row: int(row["concurrency"]))["dragoman: front end \u00b5s"])
 
 
@@ -158,7 +155,7 @@ def memory_mib(rows: Sequence[Mapping[str, Any]], model: str) -> tuple[float, fl
 def costs_of(bundle: Path, found: Mapping[str, float], front: float, desk: float) -> Costs:
     """Return the costs of a model's requests."""
     files = Bundle.open(bundle, is_checked=False).manifest.files
-    first, further = memory_mib(read_results("replica_memory"), bundle.name)
+    first, further = memory_mib(read_rows("replica_memory"), bundle.name)
     return Costs(
         engine_us=found[ALONE_US],
         front_us=front,
@@ -220,7 +217,7 @@ def main() -> None:
     about = environment("onnxruntime", "numpy", "pyzmq") | {"kind": processor_kind(), "rounds": num_rounds}
     texts = read_lines(arguments.data / "test_2016_flickr.en.gz")[:num_sentences]
     desk = arguments.desk_us or passing_us()
-    fronts = {"one text": arguments.front_us or front_us(read_results("overhead")), "bulk": arguments.bulk_us}
+    fronts = {"one text": arguments.front_us or front_us(read_rows("overhead")), "bulk": arguments.bulk_us}
     about |= {"desk_us": round(desk, 1)} | {f"front_us, {calls}": cost for calls, cost in fronts.items()}
     measured, planned = [], []
     for bundle in arguments.bundles:

@@ -35,7 +35,7 @@ from opentelemetry.util.types import AttributeValue
 from dragoman.server.engine import messages
 from dragoman.server.telemetry.trace_context import TraceContext
 
-# Requests of one GenerateBatch stream that get spans: a stream may have a million, and no one looks at such a trace.
+# Requests of one stream of them that get spans: a stream may have a million, and no one looks at such a trace.
 MAX_ITEMS = 1000
 # How long the last export may take to notice that it was called off.
 CALL_OFF_SECONDS = 0.5

@@ -1,14 +1,14 @@
 """Plans for machines of many cores: never more than there is, and limited by what is named."""
 
 import itertools
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from benchmarks.capacity import ALONE_US, BESIDE_US, costs_of, front_us, memory_mib, passing_us, read_results
+from benchmarks.capacity import ALONE_US, BESIDE_US, costs_of, front_us, memory_mib, passing_us, read_rows
 from benchmarks.capacity_plan import MAX_LOAD, SHARED_CORES, Costs, plan
+from benchmarks.harness import report
 
 BASE = Costs(engine_us=10_000, front_us=400, desk_us=50)
 
@@ -67,11 +67,14 @@ def test_no_cores_are_refused() -> None:
         plan(0, BASE)
 
 
-def test_costs_are_read_from_other_results(tmp_path: Path) -> None:
+def test_costs_are_read_from_other_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
     rows = [{"concurrency": 64, "dragoman: front end µs": 200}, {"concurrency": 1, "dragoman: front end µs": 900}]
-    (tmp_path / "overhead.json").write_text(json.dumps({"rows": rows}))
-    assert front_us(read_results("overhead", tmp_path)) == 200, "that of many requests at once"
-    assert read_results("missing", tmp_path) == []
+    report.write("overhead", "Requests", report.environment(), rows)
+    assert front_us(read_rows("overhead")) == 200, "that of many requests at once"
+    assert read_rows("missing") == []
+    monkeypatch.setattr(report, "processor_kind", lambda: "another")
+    assert read_rows("overhead") == [], "of another kind"
     with pytest.raises(SystemExit, match="--front-us"):
         front_us([])
     memory = [{"model": "m", "engines": number, "shared: MiB": str(100 + 30 * number)} for number in (4, 1, 2)]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.harness.report import figure_name
 from benchmarks.scaling.main import Point, Sweep, figures, measure, notes, sweeps, table
 from benchmarks.scaling.plot import draw
 from benchmarks.scaling.probe import Probe, Trace
@@ -81,4 +82,4 @@ def test_every_sweep_rises_and_is_drawn(is_quick: bool, tmp_path: Path) -> None:
         draw(path, sweep.label, [row | {"memory MB": 1.0} for row in rows])
         assert path.read_bytes().startswith(b"\x89PNG")
         assert set(table(rows)[0]) == set(rows[0])
-        assert f"scaling_{sweep.name}.png" in "\n".join(notes({"threads": 1, "rounds": 1}))
+        assert figure_name(f"scaling_{sweep.name}") in "\n".join(notes({"threads": 1, "rounds": 1}))

@@ -20,6 +20,23 @@ ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_SECONDS = 120
 
 
+class Refused(Exception):
+    """A request of a bulk ends with a status of its own."""
+
+    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+        self.error = generation_pb2.Error(code=code.value[0], message=message)
+
+
+class Item:
+    """The context of one request of a bulk: it is refused alone, and leaves with the call."""
+
+    def __init__(self, call: grpc.ServicerContext) -> None:
+        self.add_callback = call.add_callback
+
+    def abort(self, code: grpc.StatusCode, message: str) -> None:
+        raise Refused(code, message)
+
+
 class Service(generation_pb2_grpc.GenerationServicer):
     """Shouts the source back, for the model `loud`; each answer after the first has a `!` more. Scores by length.
 
@@ -56,6 +73,16 @@ class Service(generation_pb2_grpc.GenerationServicer):
             for i in range(request.num_return_sequences or self.num_answers)
         ]
         return generation_pb2.GenerateResponse(text=text, finish_reason=reason, answers=answers)
+
+    def GenerateBulk(self, messages, context):
+        for message in messages:
+            for request in message.requests:
+                answer = generation_pb2.GenerateBatchResponse(request_id=request.request_id)
+                try:
+                    answer.response.CopyFrom(self.Generate(request, Item(context)))
+                except Refused as refused:
+                    answer.error.CopyFrom(refused.error)
+                yield generation_pb2.GenerateBulkResponse(answers=[answer])
 
     def Score(self, request, context):
         self._begin(request, context)

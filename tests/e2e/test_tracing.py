@@ -52,7 +52,7 @@ def test_a_trace_goes_from_the_client_through_the_engine(serve: Any, bundles: Pa
     assert {int(span.trace_id.hex(), 16) for span in collector.spans} == {1, 2}
     (unary,) = collector.named("dragoman.v1.Generation/Generate")
     (stream,) = collector.named("dragoman.v1.Generation/GenerateStream")
-    (batch,) = collector.named("dragoman.v1.Generation/GenerateBatch")
+    (batch,) = collector.named("dragoman.v1.Generation/GenerateBulk")
     (score,) = collector.named("dragoman.v1.Generation/Score")
     assert {int(span.parent_span_id.hex(), 16) for span in (unary, stream, score)} == {1}
     items = collector.children(batch)
