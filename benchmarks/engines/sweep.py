@@ -9,6 +9,8 @@ from benchmarks.engines.sides import Run, Workload
 from benchmarks.engines.stage import BULK, ENGINE, SERVED, Stage
 from benchmarks.harness.setting import Setting
 
+NUM_TRIES = 2
+"""Of each setting; the faster counts, because what disturbs a run can only slow it."""
 BULK_REQUESTS_A_SLOT = 2
 """Requests under way in bulk for each that can be decoded, so that there is always one to go on with."""
 
@@ -22,8 +24,8 @@ class Best:
     Attributes:
         label: Of the setting that had the most tokens a second.
         work: Runs a workload in it.
-        run: The try itself.
-        tries: Tokens a second of every setting, for the record.
+        run: The faster of its tries.
+        tries: Tokens a second of every setting, of the faster of its tries, for the record.
     """
 
     label: str
@@ -33,11 +35,15 @@ class Best:
 
 
 def best(ways: Mapping[str, Work], part: Workload, warm_up: int) -> Best:
-    """Try every setting once on a part of the work, after the first few requests of it."""
+    """Try every setting on a part of the work, after the first few requests of it; all of them once, then all of them again."""
     runs: dict[str, Run] = {}
-    for label, work in ways.items():
-        work(part.first(warm_up))
-        runs[label] = work(part)
+    for number in range(NUM_TRIES):
+        for label, work in ways.items():
+            if not number:
+                work(part.first(warm_up))
+            run = work(part)
+            if label not in runs or run.tokens_per_second > runs[label].tokens_per_second:
+                runs[label] = run
     label = max(runs, key=lambda label: runs[label].tokens_per_second)
     tries = [{"setting": name, "tokens a second": round(run.tokens_per_second)} for name, run in runs.items()]
     return Best(label, ways[label], runs[label], tries)

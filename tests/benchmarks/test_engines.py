@@ -177,7 +177,17 @@ def test_the_best_setting_is_taken_and_every_try_told() -> None:
     found = best({"slow": partial(way, 4.0), "fast": partial(way, 1.0), "middle": partial(way, 2.0)}, work, warm_up=2)
     assert found.label == "fast" and found.work(work).seconds == 1.0
     assert [each["tokens a second"] for each in found.tries] == [1, 4, 2]
-    assert sizes[:6] == [2, 4, 2, 4, 2, 4]
+    assert sizes[:9] == [2, 4, 2, 4, 2, 4, 4, 4, 4]
+
+
+def test_a_try_that_was_disturbed_does_not_decide() -> None:
+    work = engine_requests.Workload(list("abcd"), [[i] for i in range(4)], 1, 9)
+    seconds = {"disturbed": iter([1.0, 9.0, 1.0]), "steady": iter([2.0, 2.0, 2.0])}
+
+    def way(label: str, work: engine_requests.Workload) -> Run:
+        return Run(next(seconds[label]), work.sources, {})
+
+    assert best({label: partial(way, label) for label in seconds}, work, warm_up=2).label == "disturbed"
 
 
 def test_sides_that_do_less_are_found_out() -> None:
