@@ -29,10 +29,9 @@ from benchmarks.harness.report import environment, read, write
 from dragoman.export.bundle import Bundle
 from dragoman.export.processor import processor_kind
 from dragoman.model.corpus import read_lines
+from dragoman.server.allocator import keep_blocks
 from dragoman.server.engine.messages import Answer, Command, Event, Finished, Report, Request, Statistics, Submit
 from dragoman.server.offline import OfflineTranslator
-from dragoman.server.runtime.onnx import OnnxRunner
-from dragoman.server.runtime.weights import Weights
 
 NUM_SLOTS = 64
 NUM_SENTENCES, NUM_ROUNDS = 300, 3
@@ -50,11 +49,10 @@ class Worker:
     def __init__(self, bundle: Path, num_threads: int, cores: Sequence[int], folder: str, texts: Sequence[str]) -> None:
         """Load it, and have it answer once."""
         os.sched_setaffinity(0, cores)
-        self._translator = OfflineTranslator(bundle, NUM_SLOTS, num_threads)
-        opened = self._translator.bundle
-        self._translator.engine.runner = OnnxRunner(opened, NUM_SLOTS, num_threads, Weights.of(opened, folder))
+        keep_blocks()
+        self._translator = OfflineTranslator(bundle, NUM_SLOTS, num_threads, weights_cache=folder, is_warmed_up=True)
         encoded = self._translator.tokenizers.source.encode_batch(list(texts))
-        self._sources = [[*ids, opened.manifest.eos_id] for ids in encoded]
+        self._sources = [[*ids, self._translator.manifest.eos_id] for ids in encoded]
         self.answer()
 
     def answer(self) -> dict[str, float]:

@@ -17,6 +17,7 @@ from dragoman.server.cores import available_cores
 from dragoman.server.engine.loading import load_engine
 from dragoman.server.engine.messages import GREEDY, Finished, Request, SearchOptions
 from dragoman.server.engine.scheduler import Limits
+from dragoman.server.engine.settings import DeviceSettings
 from dragoman.server.errors import InvalidRequest
 
 ANYTHING = GenerateRequest()
@@ -26,8 +27,23 @@ _ORIGIN = b"offline"
 class OfflineTranslator:
     """A bundle that translates lists of texts in this thread."""
 
-    def __init__(self, directory: Path, max_slots: int = 64, num_threads: int = 0) -> None:
-        """Load a bundle; 0 threads means one a core.
+    def __init__(
+        self,
+        directory: Path,
+        max_slots: int = 64,
+        num_threads: int = 0,
+        *,
+        weights_cache: str = "",
+        is_warmed_up: bool = False,
+    ) -> None:
+        """Load a bundle.
+
+        Args:
+            directory: Of the bundle.
+            max_slots: Sequences decoded at once.
+            num_threads: That compute; 0 for one a core.
+            weights_cache: See `DeviceSettings`.
+            is_warmed_up: See `load_engine`.
 
         Raises:
             BundleError: If the bundle cannot be served.
@@ -37,7 +53,8 @@ class OfflineTranslator:
         self.frames = Frames(self.bundle.manifest)
         self.max_slots_per_request = max_slots
         limits = Limits(max_slots, max_waiting_requests=2**31, max_waiting_tokens=2**62, prefill_tokens_per_step=4096)
-        self.engine = load_engine(self.bundle, limits, num_threads or available_cores(), is_warmed_up=False)
+        device = DeviceSettings(weights_cache=weights_cache)
+        self.engine = load_engine(self.bundle, limits, num_threads or available_cores(), is_warmed_up=is_warmed_up, device=device)
 
     @property
     def name(self) -> str:

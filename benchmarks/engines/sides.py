@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.model.ids import Ids
+from dragoman.server.allocator import keep_blocks
 from dragoman.server.engine.messages import GREEDY, Request, SearchOptions
 from dragoman.server.offline import OfflineTranslator
 
@@ -80,11 +81,9 @@ class Run:
 class DragomanEngine:
     """Our engine driven directly, without processes, sockets or text."""
 
-    def __init__(self, bundle: Path, num_threads: int, max_slots: int, cores: Sequence[int] = ()) -> None:
-        """Load the bundle; on Linux's cores of these numbers alone, if there are any."""
-        if cores:
-            os.sched_setaffinity(0, cores)
-        translator = OfflineTranslator(bundle, max_slots, num_threads)
+    def __init__(self, bundle: Path, num_threads: int, max_slots: int, weights_cache: str = "") -> None:
+        """Load the bundle and warm it up, as a server's engine does; for the folder see `DeviceSettings`."""
+        translator = OfflineTranslator(bundle, max_slots, num_threads, weights_cache=weights_cache, is_warmed_up=True)
         self._engine, self._eos_id = translator.engine, translator.bundle.manifest.eos_id
 
     def run(self, workload: Workload, concurrency: int) -> Run:
@@ -109,6 +108,14 @@ class DragomanEngine:
                 answers[end.id] = end.answers[0].token_ids
             submit(len(finished))
         return Run(time.perf_counter() - started, answers, {})
+
+
+def engine_process(bundle: Path, num_threads: int, max_slots: int, cores: Sequence[int], weights_cache: str) -> DragomanEngine:
+    """Make of this process what a server's engine is: on Linux's cores of these numbers alone, if there are any."""
+    if cores:
+        os.sched_setaffinity(0, cores)
+    keep_blocks()
+    return DragomanEngine(bundle, num_threads, max_slots, weights_cache)
 
 
 class CTranslate2Engine:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from benchmarks.engines.sides import CTranslate2Engine, DragomanEngine, Run, TransformersEngine, Workload
+from benchmarks.engines.sides import CTranslate2Engine, Run, TransformersEngine, Workload, engine_process
 from benchmarks.harness.apart import Apart
 from benchmarks.harness.models import bundle_by, bundle_of
 from benchmarks.harness.sender import DragomanServer
@@ -138,9 +138,10 @@ class Stage:
     def _started(self, setting: Setting) -> list[Apart]:
         """Return the engines of a setting, started if they are not."""
         if setting not in self._engines:
-            cores = pinned(setting)
+            weights_cache = str(self.plan.cache / "weights") if setting.replicas > 1 else ""  # as a server does by itself
             self._engines[setting] = [
-                self._stack.enter_context(Apart(DragomanEngine, self._bundle, setting.threads, setting.slots, own)) for own in cores
+                self._stack.enter_context(Apart(engine_process, self._bundle, setting.threads, setting.slots, own, weights_cache))
+                for own in pinned(setting)
             ]
         return self._engines[setting]
 

@@ -11,7 +11,7 @@ from benchmarks.harness.report import Section, read, write
 
 ROOT = Path(__file__).parents[2]
 MEASURED = "measured"
-"""Column that says when, and of which commit: parts may be measured one by one."""
+"""Column that says when, of which commit and in how many rounds: parts may be measured one by one."""
 
 
 @dataclass(slots=True)
@@ -28,7 +28,8 @@ class Table:
 
     def add(self, case: Mapping[str, Any], figures: Mapping[str, Any], found: Mapping[str, list[Run]]) -> None:
         """Take in a case, its figures and its runs."""
-        self.rows.append({**case, **figures})
+        num_rounds = min(map(len, found.values()))
+        self.rows.append({**case, **figures, MEASURED: f"rounds: {num_rounds}"})
         self.runs += [{**case, **describe(name, runs)} for name, runs in found.items()]
         print(self.rows[-1], flush=True)
 
@@ -51,7 +52,7 @@ class Table:
         rows = [row for row in old.rows if MEASURED in row and stays(row)]
         kept = {tuple(row[column] for column in case) for row in rows}
         runs = [run for run in old.environment.get("runs", []) if tuple(run.get(column) for column in case) in kept]
-        rows += [{**row, MEASURED: f"{about['date']}, {about['commit']}"} for row in self.rows]
+        rows += [{**row, MEASURED: f"{about['date']}, {about['commit']}, {row[MEASURED]}"} for row in self.rows]
         write(name, title, {**about, "runs": runs + self.runs}, uniform(rows), notes)
 
 

@@ -102,6 +102,7 @@ class Batch:
         self._grouping = grouping or Grouping(is_bulk=False)
         self._used = self._grouping
         self._request_seconds = request_seconds
+        self._first_expiry = math.inf  # no request expires before; to look at all of them each time would cost more than sending
         self._is_blank_answered = is_blank_answered
         self._num_added = 0
         self._num_sent = 0  # on the stream at hand
@@ -114,10 +115,8 @@ class Batch:
 
     @property
     def seconds_until_expiry(self) -> float:
-        """Time until the next request has had its time."""
-        if math.isinf(self._request_seconds) or not self._entries:
-            return math.inf
-        return min(entry.expires for entry in self._entries.values()) - self._clock()
+        """Time before which no request has had its time; `expire` may find none then, and the next time is later."""
+        return self._first_expiry - self._clock() if self._entries else math.inf
 
     def begin_stream(self) -> Grouping:
         """Return how requests are put together on the stream that begins now."""
@@ -126,12 +125,12 @@ class Batch:
 
     def expire(self) -> list[Outcome]:
         """Give up the requests that have had their time."""
-        if math.isinf(self._request_seconds):
+        if math.isinf(self._first_expiry) or (now := self._clock()) < self._first_expiry:
             return []
-        now = self._clock()
         late = [(wire_id, entry) for wire_id, entry in self._entries.items() if entry.expires <= now]
         for wire_id, _ in late:
             del self._entries[wire_id]
+        self._first_expiry = min((entry.expires for entry in self._entries.values()), default=math.inf)
         reason = f"not answered within {self._request_seconds:g} s"
         return [Outcome(x.index, x.request, error=DeadlineExceeded(reason, x.message.request_id)) for _, x in late]
 
@@ -241,6 +240,7 @@ class Batch:
 
     def _send(self, entry: _Entry, wire_id: str, not_before: float = 0.0) -> Sending:
         self._entries[wire_id] = entry
+        self._first_expiry = min(self._first_expiry, entry.expires)
         entry.place, self._num_sent = self._num_sent, self._num_sent + 1
         message = entry.message
         if wire_id != message.request_id:

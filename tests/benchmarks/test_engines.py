@@ -70,6 +70,7 @@ def test_requests_are_measured_on_every_side(stage: Stage, results: Path) -> Non
     measured.write(ABOUT)
     written = content(results, "engines")
     assert [row["requests"] for row in written["rows"]] == [1, 4]
+    assert all(row["measured"].endswith(", rounds: 2") for row in written["rows"])
     assert all(float(row["engine"].replace(",", "")) > 0 for row in written["rows"])
     sides = {run["side"] for run in written["environment"]["runs"]}
     assert {f"{SERVED} 1 × 1", ENGINE, *map(worker_name, stage.workers)} <= sides
@@ -135,8 +136,8 @@ def test_cases_that_are_not_measured_again_keep_their_rows_and_runs(results: Pat
         table.write("speed", "Speed", ABOUT | {"date": date}, ("case",), [])
     section = content(results, "speed")
     assert section["rows"] == [
-        {"case": "a", "figure": 1, "measured": "2026-01-01, abc"},
-        {"case": "b", "figure": 3, "measured": "2026-01-02, abc"},
+        {"case": "a", "figure": 1, "measured": "2026-01-01, abc, rounds: 1"},
+        {"case": "b", "figure": 3, "measured": "2026-01-02, abc, rounds: 3"},
     ]
     assert [(each["case"], len(each["seconds"])) for each in section["environment"]["runs"]] == [("a", 1), ("b", 3)]
 

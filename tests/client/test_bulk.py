@@ -196,6 +196,19 @@ def test_requests_have_their_own_time(clock) -> None:
     assert (late.index, late.error.code) == (0, "DEADLINE_EXCEEDED") and batch.seconds_until_expiry == 6
 
 
+def test_what_was_answered_does_not_expire(clock) -> None:
+    batch = Batch(PLAIN["retry"], math.inf, clock, request_seconds=10.0)
+    message = batch.add(Request("a")).message
+    clock.now += 6
+    batch.add(Request("b"))
+    response = generation_pb2.GenerateResponse(finish_reason=generation_pb2.FINISH_REASON_EOS)
+    batch.take(generation_pb2.GenerateBatchResponse(request_id=message.request_id, response=response))
+    clock.now += 4
+    assert batch.expire() == [] and batch.seconds_until_expiry == 6
+    clock.now += 6
+    assert [outcome.index for outcome in batch.expire()] == [1] and batch.seconds_until_expiry == math.inf
+
+
 def test_results_wait_for_those_before_them(clock) -> None:
     batch, order = Batch(PLAIN["retry"], math.inf, clock, is_blank_answered=True), InOrder(2)
     outcomes = [batch.add(Request(" ")) for _ in range(4)]
