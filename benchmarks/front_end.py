@@ -23,8 +23,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from benchmarks.harness.bulk_load import BulkLoad, Way, run
+from benchmarks.harness.models import SHIPPED, bundle_by
 from benchmarks.harness.report import environment, write
 from benchmarks.harness.served import START_SECONDS, STOP_SECONDS, cpu_seconds, wait_for_event
+from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.corpus import read_lines
 
 ROOT = Path(__file__).parents[1]
@@ -128,11 +130,11 @@ def table(turns: Mapping[str, Turn]) -> list[dict[str, Any]]:
     return rows
 
 
-def measure(checkouts: Mapping[str, Path], bundle: Path, texts: list[str], num_rounds: int, seconds: float) -> dict[str, Turn]:
-    """Return the best turn of each checkout and way; a way that an older checkout may lack is left out."""
+def measure(checkouts: Mapping[str, tuple[Path, Path]], texts: list[str], num_rounds: int, seconds: float) -> dict[str, Turn]:
+    """Return the best turn of each checkout, which has a bundle, and way; a way that an older one may lack is left out."""
     best: dict[str, Turn] = {}
     with ExitStack() as stack:
-        servers = {name: stack.enter_context(SampledServer(checkout, bundle)) for name, checkout in checkouts.items()}
+        servers = {name: stack.enter_context(SampledServer(*checkout)) for name, checkout in checkouts.items()}
         sides = [(name, way) for name in servers for way in WAYS if name == "now" or way != "GenerateBulk"]
         for number in range(num_rounds + 1):
             for name, way in sides:
@@ -147,15 +149,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path("data/multi30k"))
     parser.add_argument("--bundle", type=Path, default=Path("bundles/en-de"))
-    parser.add_argument("--before", type=Path, help="Another checkout, to compare with.")
+    parser.add_argument(
+        "--before", type=Path, help="Another checkout, with en-de by its own exporter."
+    )
+    parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "dragoman-benchmark-bundles")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=4.0, help="Of each turn.")
     parser.add_argument("--quick", action="store_true", help="One round of two seconds each, and nothing is written.")
     arguments = parser.parse_args()
     num_rounds, seconds = (1, 2.0) if arguments.quick else (arguments.rounds, arguments.seconds)
     texts = list(read_lines(arguments.data / "test_2016_flickr.en.gz"))
-    checkouts = ({"before": arguments.before} if arguments.before else {}) | {"now": ROOT}
-    rows = table(measure(checkouts, arguments.bundle, texts, num_rounds, seconds))
+    checkouts = {"now": (ROOT, arguments.bundle)}
+    if arguments.before:
+        before = arguments.before.resolve()
+        checkouts = {"before": (before, bundle_by(before, Checkpoint.load(SHIPPED), arguments.cache))} | checkouts
+    rows = table(measure(checkouts, texts, num_rounds, seconds))
     if arguments.quick:
         print(*rows, sep="\n")
         return
