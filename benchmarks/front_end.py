@@ -149,9 +149,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path("data/multi30k"))
     parser.add_argument("--bundle", type=Path, default=Path("bundles/en-de"))
-    parser.add_argument(
-        "--before", type=Path, help="Another checkout, with en-de by its own exporter."
-    )
+    parser.add_argument("--before", type=Path, help="Another checkout, with en-de by its own exporter.")
     parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "dragoman-benchmark-bundles")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=4.0, help="Of each turn.")

@@ -1,6 +1,6 @@
 """What happens around every RPC, as the core has it for all faces, and the statuses that RPCs end with.
 
-A stream of requests (GenerateBatch, GenerateBulk) is one RPC here; what becomes of each request on it is the business of `batch.py`.
+A stream of requests (GenerateBatch, GenerateBulk) is one RPC here; what becomes of each of them is the business of `batch.py`.
 
 Health RPCs are neither recorded nor refused: probes must be answered while the server drains, and would fill the log.
 """
