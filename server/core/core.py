@@ -90,4 +90,4 @@ class Core:
         """End what still runs with `UNAVAILABLE`; what comes from now on is refused, as in a drain."""
         self.calls.draining.set()
         self.calls.end_all()
-        await self.calls.wait_idle(CLOSE_SECONDS)
+        await self.calls.wait_ended(CLOSE_SECONDS)

@@ -56,6 +56,11 @@ class RunningCalls:
             return False
         return True
 
+    async def wait_ended(self, seconds: float) -> None:
+        """Wait until no call runs, also none that a drain does not wait for, at most so long."""
+        if tasks := {call.task for call in self._calls | self._others} - {asyncio.current_task()}:
+            await asyncio.wait(tasks, timeout=seconds)
+
     def end_all(self) -> None:
         """End what still runs with `UNAVAILABLE`; what has its answer and is sending it is left alone."""
         for call in self._calls | self._others:

@@ -119,6 +119,28 @@ def test_a_call_that_the_server_ends_may_still_tell_its_caller(logged: Any) -> N
     assert outcome(logged) == ["UNAVAILABLE"]
 
 
+def test_everybody_has_been_told_when_the_calls_are_ended(logged: Any) -> None:
+    async def run() -> list[str]:
+        core, told = make_core()[0], []
+
+        async def serve(method: str) -> None:
+            try:
+                with core.calls.serving(Call.begin(method, is_awaited=method == "toy/a")):
+                    await asyncio.Event().wait()
+            except Unavailable:
+                for _ in range(20):  # a face may need some turns for it
+                    await asyncio.sleep(0)
+                told.append(method)
+
+        tasks = [asyncio.create_task(serve(method)) for method in ("toy/a", "toy/describe")]
+        await asyncio.sleep(0)
+        await core.end_calls()
+        assert all(task.done() for task in tasks)
+        return told
+
+    assert set(asyncio.run(run())) == {"toy/a", "toy/describe"}
+
+
 def test_an_answer_that_could_not_be_given_is_no_success(make_model: Any, logged: Any) -> None:
     async def run() -> None:
         core, registry = make_core(make_model())
