@@ -100,7 +100,8 @@ class FairQueue(Generic[T]):
         says whose turn it is.
         """
         count = min(count, self._num_waiting)
-        lines = [turn[-1] for turn in itertools.islice(rising(self._turns), 2 * count) if turn[-1].turn is turn]
+        turns = (turn for turn in rising(self._turns) if turn[-1].turn is turn)  # at most half of them, and a few, are not
+        lines = [turn[-1] for turn in itertools.islice(turns, count)]
         upcoming = [next_turn for line in lines if (next_turn := line.next_turn(line.in_order(), line.served, line.num_slots))]
         heapq.heapify(upcoming)
         found: list[T] = []

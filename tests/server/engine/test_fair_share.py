@@ -499,6 +499,15 @@ def test_who_is_told_to_follow_is_who_is_admitted_then(requests: list[tuple[str,
     assert foreseen == policy.admit()[:num_asked]
 
 
+def test_weights_that_change_again_and_again_hide_nobody_who_follows() -> None:
+    policy = scheduler(slots=100, requests=100, tokens=10**6, budget=10**6)
+    policy.submit(Sequence(b"", Request(0, [5], 8, 0.0, priority=1, share=Share("b"))))
+    for i in range(1, 40):
+        policy.submit(Sequence(b"", Request(i, [5], 8, 0.0, share=Share("a", 1.0 if i % 2 else 0.5))))
+    for num_asked in range(1, 8):
+        assert [sequence.request.id for sequence in policy.next_in_line(num_asked)] == list(range(num_asked))
+
+
 def test_who_may_not_go_by_its_own_limit_is_not_told_to_follow() -> None:
     policy = scheduler(slots=8, requests=100, tokens=10**6, budget=10**6)
     for i in range(4):
