@@ -1,7 +1,7 @@
 """Every graph of both half precisions through the runner that serves it, on the real onnxruntime-gpu and a stub device.
 
-What is shown: that CUDA's kernels take every node, where nodes are placed, which kernels are chosen, what is allocated, captured and
-replayed. Numbers are not: nothing computes.
+What is shown: that CUDA's kernels take every node, where nodes are placed, which kernels are chosen, what is allocated, captured
+and replayed. Numbers are not: nothing computes.
 """
 
 import json
@@ -20,7 +20,7 @@ from tests.export.conftest import tokenizers as tokenizers
 from tests.shelf import Shelf
 
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
-SMALL = {"d_model": 64, "max_source_positions": 100, "max_target_positions": 100}
+SMALL = {"d_model": 128, "num_heads": 2, "max_source_positions": 100, "max_target_positions": 100}
 FAMILIES: dict[str, dict[str, Any]] = {
     "marian": {"activation": "silu", "has_output_bias": True},
     "t5": {
