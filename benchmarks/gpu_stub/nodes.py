@@ -2,8 +2,8 @@
 
     python -m benchmarks.gpu_stub run -m benchmarks.gpu_stub.nodes FOLDER
 
-The answer is JSON: for each `NAME.onnx` in the folder `refusal`, the text of what loading or running it raised, and `provider`, where
-its node ran. Sizes that a graph has a name for are those of `SIZES`.
+The answer is JSON: for each `NAME.onnx` in the folder `refusal`, the text of what loading or running it raised, and `provider`,
+where its node ran. Sizes that a graph has a name for are those of `SIZES`.
 """
 
 import json

@@ -1,7 +1,6 @@
 """The rules that export and loading keep to, against the kernel whose rules they are."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
