@@ -2,9 +2,9 @@
 
     python -m benchmarks.gpu_stub run -m benchmarks.gpu_stub.shortage BUNDLE
 
-For each size of the arena beyond the weights it says what a full batch of the longest sources did, and a full step:
-nothing (`error` is empty), or the error they ended with; `num_refusals` counts the runs that the arena had no room for, after each of
-which the runner tries a smaller part; and `texts` is what ONNX Runtime said.
+For each size of the arena beyond the weights it says what a full batch of the longest sources and a full step ended with (`error`,
+empty where all went well). `num_refusals` counts the runs that the arena had no room for, after each of which the runner tries a
+smaller part; `texts` is what ONNX Runtime said.
 """
 
 import json
