@@ -31,7 +31,11 @@ class Opened:
     path: str
     providers: list[str] = field(default_factory=list)
     nodes: dict[str, dict[str, int]] = field(default_factory=dict)
-    refusals: Counter[str] = field(default_factory=Counter)
+    refusals: dict[str, int] = field(default_factory=dict)
+
+    def note(self, error: Exception) -> None:
+        """Count what was raised."""
+        self.refusals[str(error)] = self.refusals.get(str(error), 0) + 1
 
     @property
     def num_copies(self) -> int:
@@ -60,7 +64,7 @@ class Sessions:
                 try:
                     super().__init__(path, options, *arguments, **named)
                 except Exception as error:
-                    self._noted.refusals[str(error)] += 1
+                    self._noted.note(error)
                     raise
                 self._noted.providers = self.get_providers()
                 owner._live.append((self._noted, self))
@@ -75,7 +79,7 @@ class Sessions:
                 try:
                     return run(*arguments, **named)
                 except Exception as error:
-                    self._noted.refusals[str(error)] += 1
+                    self._noted.note(error)
                     raise
 
         onnxruntime.InferenceSession = Session

@@ -52,7 +52,9 @@ def with_spare(bundle: Bundle, spare_bytes: int) -> dict[str, Any]:
         runner.step(np.full(MAX_SLOTS, 3, np.int64), np.zeros(MAX_SLOTS, np.int64), 1)
     except Exception as raised:  # what it is, is what is asked
         error = f"{type(raised).__name__}: {raised}"
-    texts = sum((opened.refusals for opened in sessions.finish()), start=Counter[str]())
+    texts = Counter[str]()
+    for opened in sessions.finish():
+        texts.update(opened.refusals)
     return {"spare_bytes": spare_bytes, "error": error, "num_refusals": sum(texts.values()), "texts": sorted(texts)}
 
 

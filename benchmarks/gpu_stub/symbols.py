@@ -1,7 +1,7 @@
 """What a build of ONNX Runtime's CUDA provider asks of NVIDIA's libraries, read off its binary.
 
-Names of libraries that it is linked with, and their versions, are in its symbol table. Those that it opens itself, where they are
-installed, are strings among its data.
+What it is linked with is in its symbol table, versions included. What it asks of libraries that it opens itself, where they are
+installed, is among its strings.
 """
 
 import mmap
@@ -16,9 +16,9 @@ DRIVER = "libcuda.so.1"
 NVIDIA = re.compile(r"lib(?:cu|nv)[A-Za-z]+\.so\.\d+")
 LINKED = re.compile(r"^\s+[Uw] (?P<name>\w+)(?:@(?P<version>\S+))?$", re.MULTILINE)
 NEEDED = re.compile(r"\(NEEDED\).*\[(?P<library>[^\]]+)\]")
-OPENED = re.compile(rb"\0(lib(?:cudnn|cufft)[A-Za-z_]*\.so\.\d+)\0")
-PREFIXES = {"cudnn": "libcudnn", "cufft": "libcufft"}
-FOUND = re.compile(rb"(?<=\0)((?:" + "|".join(PREFIXES).encode() + rb")[A-Z]\w*)(?=\0)")
+# What it opens itself, by the beginning of its names: the files' names are put together in the code, where nothing finds them.
+OPENED = {"cudnn": "libcudnn.so.9", "cufft": "libcufft.so.12"}
+FOUND = re.compile(rb"(?<=\0)((?:" + "|".join(OPENED).encode() + rb")[A-Z]\w*)(?=\0)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +55,11 @@ def libraries_of(provider: Path) -> list[Library]:
 
 
 def _opened(provider: Path) -> list[Library]:
-    """Find the libraries that a provider opens by itself, with whatever of theirs it has the names of."""
+    """Find what a provider asks of libraries that it opens by itself: it has the names among its strings."""
     with provider.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        files = sorted({name.decode() for name in OPENED.findall(data)})
         names = sorted({name.decode() for name in FOUND.findall(data)})
-    return [
-        Library(file, {"": [name for name in names if name.startswith(prefix)]}, is_optional=True)
-        for file in files
-        for prefix, library in PREFIXES.items()
-        if file.startswith(f"{library}.")
-    ]
+    found = {file: [name for name in names if name.startswith(prefix)] for prefix, file in OPENED.items()}
+    return [Library(file, {"": symbols}, is_optional=True) for file, symbols in found.items() if symbols]
 
 
 def _output(*command: str) -> str:

@@ -9,7 +9,6 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -46,7 +45,7 @@ class Seen:
         faults: What a device would have punished, with how often.
     """
 
-    calls: Counter[str] = field(default_factory=Counter)
+    calls: dict[str, int] = field(default_factory=dict)
     kernels: dict[str, Launches] = field(default_factory=dict)
     streams: dict[int, int] = field(default_factory=dict)
     memory: dict[str, int] = field(default_factory=dict)

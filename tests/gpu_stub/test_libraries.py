@@ -86,7 +86,7 @@ def test_what_a_binary_asks_for_is_found(libraries: Path, tmp_path: Path) -> Non
     """A small provider, linked with the libraries that another one's list made."""
     source, provider = tmp_path / "provider.c", tmp_path / "provider.so"
     source.write_text(
-        'int cudaMalloc(void), cuInit(void), printf(const char *, ...);\nconst char *opened[] = {"libcudnn.so.9", "cudnnCreate"};\n'
+        'int cudaMalloc(void), cuInit(void), printf(const char *, ...);\nconst char *opened[] = {"cudnnCreate", "cudnn", "xcudnnDestroy"};\n'
         "int provide(void) { return cudaMalloc() + cuInit() + printf(opened[0]); }\n"
     )
     linked = [str(libraries / name) for name in ("libcudart.so.13", "libcuda.so.1")]
