@@ -6,6 +6,7 @@ What fails is noted with its text, and the rest goes on, so that one run shows a
 import json
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +123,8 @@ def _source(length: int) -> list[int]:
 
 def main() -> int:
     """Exercise the bundles of the command line; return 1 if anything failed."""
-    found = {directory: Exercise(Path(directory)).all() for directory in sys.argv[1:]}
+    with redirect_stdout(sys.stderr):  # where the log goes, too
+        found = {directory: Exercise(Path(directory)).all() for directory in sys.argv[1:]}
     print(json.dumps(found, indent=2))
     return int(any(part["error"] for parts in found.values() for name, part in parts.items() if name != "sessions"))
 

@@ -10,6 +10,7 @@ smaller part; `texts` is what ONNX Runtime said.
 import json
 import sys
 from collections import Counter
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,9 @@ def main() -> None:
     """Take memory away from the bundle that the command line names."""
     cuda.CudaDevice = TightDevice  # type: ignore[misc]
     bundle = Bundle.open(Path(sys.argv[1]))
-    print(json.dumps([with_spare(bundle, spare_bytes) for spare_bytes in SPARE], indent=2))
+    with redirect_stdout(sys.stderr):
+        found = [with_spare(bundle, spare_bytes) for spare_bytes in SPARE]
+    print(json.dumps(found, indent=2))
 
 
 if __name__ == "__main__":
