@@ -17,6 +17,8 @@ import onnxruntime
 from benchmarks.gpu_stub.sessions import Sessions
 
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
+KERNELS = {"sdpa_kernel": "3"}
+"""Of attention: flash and memory-efficient. The first choice of the provider is cuDNN, and the stub's plans nothing."""
 SIZES = {"B": 2, "N": 2, "S": 8, "T": 8, "K": 8}
 TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int32)": np.int32, "tensor(int64)": np.int64}
 LENGTH = 8
@@ -30,7 +32,7 @@ def tried(path: Path) -> dict[str, str]:
     options.log_severity_level = 4
     refusal = ""
     try:
-        session = onnxruntime.InferenceSession(str(path), options, providers=[CUDA, CPU])
+        session = onnxruntime.InferenceSession(str(path), options, providers=[(CUDA, KERNELS), CPU])
         session.run(None, {value.name: zeros(value) for value in session.get_inputs()})
     except Exception as error:  # the library's errors have no common base but this
         refusal = str(error)
