@@ -1,6 +1,5 @@
 """Started by `main` in the bed: runs a script and writes what was seen. A script that fails leaves a report, too."""
 
-import argparse
 import runpy
 import sys
 from dataclasses import asdict
@@ -13,16 +12,13 @@ from benchmarks.gpu_stub.watch import Watch
 
 
 def main() -> None:
-    """Run what the command line names."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--report", type=Path)
-    parser.add_argument("script", nargs="+")
-    given = parser.parse_args()
+    """Run what the command line names: a file for the report, which may be empty, and a script with its arguments."""
+    _, file, *script = sys.argv
     watch, sessions = Watch(), Sessions()
     try:
-        _run(given.script)
+        _run(script)
     finally:
-        write_report(report(watch, sessions), given.report)
+        write_report(report(watch, sessions), Path(file) if file else None)
 
 
 def report(watch: Watch, sessions: Sessions) -> dict[str, Any]:

@@ -32,7 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands.add_parser("fetch", help="unpack the wheel, once")
     run = commands.add_parser("run", help="run a script there")
     run.add_argument("--report", type=Path, help="file for what was seen, as JSON (default: standard error)")
-    run.add_argument("script", nargs=argparse.REMAINDER, help="a script and its arguments, or -m MODULE and its")
+    run.add_argument("-m", dest="is_module", action="store_true", help="what follows is the name of a module")
+    run.add_argument("script", nargs=argparse.REMAINDER, help="a script, or a module, and its arguments")
     exercise = commands.add_parser("exercise", help="run every graph of bundles there")
     exercise.add_argument("bundles", nargs="+", type=Path)
     given = parser.parse_args(arguments)
@@ -49,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.command == "exercise":
         told = ["-m", EXERCISE, *map(str, given.bundles)]
     else:
-        told = ["-m", INSIDE, *(["--report", str(given.report)] if given.report else []), "--", *given.script]
+        told = ["-m", INSIDE, str(given.report or ""), *(["-m"] if given.is_module else []), *given.script]
     sys.stdout.flush()
     os.execvpe(sys.executable, [sys.executable, *told], bed.environment({"GPU_STUB_BYTES": str(given.bytes)}))
 
