@@ -36,8 +36,10 @@ class TightDevice(cuda.CudaDevice):
     def open_session(self, path: Path, *, max_arena_bytes: int, is_captured: bool) -> onnxruntime.InferenceSession:
         """See `Device`."""
         del max_arena_bytes, is_captured
-        weights = sum(file.stat().st_size for file in path.parent.glob("*.weights"))
-        return super().open_session(path, max_arena_bytes=2 * weights + self.spare_bytes, is_captured=False)
+        weights = path.with_suffix(".weights").stat().st_size
+        if path.stem != "encoder":  # it has the table of tokens of the encoder's file, and the output projection twice as wide
+            weights = 3 * sum(file.stat().st_size for file in path.parent.glob("*.weights"))
+        return super().open_session(path, max_arena_bytes=weights + self.spare_bytes, is_captured=False)
 
 
 def with_spare(bundle: Bundle, spare_bytes: int) -> dict[str, Any]:

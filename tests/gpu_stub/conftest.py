@@ -2,6 +2,7 @@
 
 import ctypes
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,8 +12,31 @@ import pytest
 from benchmarks.gpu_stub.bed import Bed, prepare
 from benchmarks.gpu_stub.build import StubError, build
 from benchmarks.gpu_stub.symbols import Library
+from dragoman.export.exporter import export_checkpoint
+from tests.export.conftest import MakeCheckpoint
+from tests.export.conftest import make_checkpoint as make_checkpoint
+from tests.export.conftest import tokenizers as tokenizers
 from tests.shelf import Shelf
 
+SMALL = {"d_model": 128, "num_heads": 2, "max_source_positions": 100, "max_target_positions": 100}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "marian": {"activation": "silu", "has_output_bias": True},
+    "t5": {
+        "norm": "pre",
+        "norm_kind": "rms",
+        "norm_epsilon": 0.05,
+        "has_biases": False,
+        "activation": "gelu_tanh",
+        "is_ffn_gated": True,
+        "is_attention_scaled": False,
+        "positions": "relative",
+        "relative_buckets": 8,
+        "relative_max_distance": 12,
+        "is_embedding_scaled": False,
+        "is_output_scaled": True,
+        "padding": "masked",
+    },
+}
 # What a provider asks for, in little.
 WANTED = (
     Library("libcudart.so.13", {"libcudart.so.13": ["cudaFree", "cudaMalloc", "cudaNobodyWroteThis"]}),
@@ -64,3 +88,21 @@ def bed() -> Bed:
         return prepare()
     except StubError as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def stub_bundle(shelf: Shelf, make_checkpoint: MakeCheckpoint) -> Callable[[str, str], Path]:
+    """Return the bundle of a small model, by family and precision."""
+
+    def export(folder: Path, family: str, precision: str) -> None:
+        checkpoint = make_checkpoint(**(SMALL | FAMILIES[family]))
+        for name, parameter in checkpoint.model.named_parameters():
+            if parameter.dim() == 2 and "bias" not in name:
+                parameter.data *= 0.4
+        checkpoint.save(folder / "checkpoint")
+        export_checkpoint(folder / "checkpoint", folder / "bundle", precision)
+
+    def bundle(family: str, precision: str) -> Path:
+        return shelf.get(f"stub-{family}-{precision}", lambda folder: export(folder, family, precision)) / "bundle"
+
+    return bundle

@@ -13,32 +13,9 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu_stub.bed import Bed
-from dragoman.export.exporter import export_checkpoint
-from tests.export.conftest import MakeCheckpoint
-from tests.export.conftest import make_checkpoint as make_checkpoint
-from tests.export.conftest import tokenizers as tokenizers
-from tests.shelf import Shelf
+from tests.gpu_stub.conftest import FAMILIES
 
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
-SMALL = {"d_model": 128, "num_heads": 2, "max_source_positions": 100, "max_target_positions": 100}
-FAMILIES: dict[str, dict[str, Any]] = {
-    "marian": {"activation": "silu", "has_output_bias": True},
-    "t5": {
-        "norm": "pre",
-        "norm_kind": "rms",
-        "norm_epsilon": 0.05,
-        "has_biases": False,
-        "activation": "gelu_tanh",
-        "is_ffn_gated": True,
-        "is_attention_scaled": False,
-        "positions": "relative",
-        "relative_buckets": 8,
-        "relative_max_distance": 12,
-        "is_embedding_scaled": False,
-        "is_output_scaled": True,
-        "padding": "masked",
-    },
-}
 KINDS = [(family, precision) for family in FAMILIES for precision in ("fp16", "bf16")]
 PARTS = ("load", "warm_up", "prefill", "steps", "replay", "wide_steps", "looks", "copies", "score")
 OF_SHAPES = {"Cast", "Concat", "Gather", "Squeeze", "Unsqueeze", "Sub", "Add"}
@@ -48,23 +25,15 @@ Exercised = dict[str, Any]
 
 
 @pytest.fixture(scope="session")
-def exercised(bed: Bed, shelf: Shelf, make_checkpoint: MakeCheckpoint) -> Callable[[str, str], Exercised]:
+def exercised(bed: Bed, stub_bundle: Callable[[str, str], Path]) -> Callable[[str, str], Exercised]:
     """Return what was seen of a model of a family in a precision."""
-
-    def export(folder: Path, family: str, precision: str) -> None:
-        checkpoint = make_checkpoint(**(SMALL | FAMILIES[family]))
-        for name, parameter in checkpoint.model.named_parameters():
-            if parameter.dim() == 2 and "bias" not in name:
-                parameter.data *= 0.4
-        checkpoint.save(folder / "checkpoint")
-        export_checkpoint(folder / "checkpoint", folder / "bundle", precision)
 
     @cache
     def run(family: str, precision: str) -> Exercised:
-        bundle = shelf.get(f"stub-{family}-{precision}", lambda folder: export(folder, family, precision)) / "bundle"
-        result = bed.run(["-m", "benchmarks.gpu_stub.exercise", str(bundle)])
+        bundle = str(stub_bundle(family, precision))
+        result = bed.run(["-m", "benchmarks.gpu_stub.exercise", bundle])
         assert result.stdout.startswith("{"), result.stderr
-        found: Exercised = json.loads(result.stdout)[str(bundle)]
+        found: Exercised = json.loads(result.stdout)[bundle]
         return found
 
     return run
@@ -110,3 +79,12 @@ def test_a_step_of_a_known_size_is_one_launch(found: Exercised) -> None:
 def test_all_work_of_the_runner_is_in_one_order(found: Exercised) -> None:
     for part in ("warm_up", "prefill", "steps", "replay", "wide_steps", "looks", "copies"):
         assert sum(count > 0 for count in found[part]["streams"].values()) == 1 and found[part]["streams"]["0"] == 0
+
+
+@pytest.mark.parametrize(("family", "kernel", "other"), [("marian", "flash_fwd", "Unfused"), ("t5", "UnfusedSoftmax", "flash_fwd")])
+def test_attention_is_computed_by_the_kernel_that_is_documented(
+    exercised: Callable[[str, str], Exercised], family: str, kernel: str, other: str
+) -> None:
+    """Flash, but with something added to scores: that takes products of cuBLAS and a softmax between them."""
+    kernels = exercised(family, "fp16")["prefill"]["kernels"]
+    assert any(kernel in name for name in kernels) and not any(other in name for name in kernels)
