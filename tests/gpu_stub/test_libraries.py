@@ -222,6 +222,20 @@ def test_a_product_is_work_on_its_handles_stream(loaded: SimpleNamespace, watch:
     assert blas.cublasGemmEx(None) != 0
 
 
+def test_the_device_is_described_as_cuda_13_describes_devices(loaded: SimpleNamespace) -> None:
+    """Read by cuda-bindings, which has the structure from NVIDIA's own headers."""
+    runtime = pytest.importorskip("cuda.bindings.runtime", reason="cuda-bindings is not installed")
+    place = ctypes.create_string_buffer(1008)
+    assert loaded.libcudart.cudaGetDeviceProperties(place, 0) == 0
+    found = runtime.cudaDeviceProp(ctypes.addressof(place))
+    assert bytes(found.name).split(b"\0")[0] == b"Stub GPU"
+    assert (found.major, found.minor, found.multiProcessorCount, found.warpSize) == (9, 0, 132, 32)
+    assert (found.maxThreadsPerBlock, found.maxThreadsDim, found.maxGridSize[1]) == (1024, [1024, 1024, 64], 65535)
+    assert (found.sharedMemPerBlock, found.sharedMemPerBlockOptin, found.sharedMemPerMultiprocessor) == (49152, 232448, 233472)
+    assert (found.maxThreadsPerMultiProcessor, found.maxBlocksPerMultiProcessor, found.l2CacheSize) == (2048, 32, 50 * 2**20)
+    assert (found.unifiedAddressing, found.memoryPoolsSupported, found.cooperativeLaunch) == (1, 1, 1)
+
+
 def test_our_device_computes_on_it(cuda: Any, watch: Any) -> None:
     """The class that serves, on memory that checks every copy."""
     device = CudaDevice(0, cuda)

@@ -1,4 +1,5 @@
-/* See device.h. Places within cudaDeviceProp are those of CUDA 13, and a test compares them with what cuda-bindings reads. */
+/* See device.h. Places within cudaDeviceProp are those of CUDA 13;
+   a test has cuda-bindings read them where that is installed. */
 
 #include "device.h"
 
