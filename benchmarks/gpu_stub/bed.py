@@ -110,5 +110,7 @@ def prepare(folder: Path | None = None) -> Bed:
         raise StubError(f"{error.filename or 'a tool'}: {error.strerror}; gcc, nm and readelf are needed") from error
     bindings = folder / "modules" / BINDINGS
     bindings.parent.mkdir(parents=True, exist_ok=True)
+    for package in (bindings.parent.parent, bindings.parent):
+        (package / "__init__.py").touch()  # or what else is installed below this name would come first
     bindings.write_text(BINDINGS_TEXT, encoding="ascii")
     return Bed(folder, libraries)
