@@ -1,8 +1,10 @@
 """The stub libraries, compiled with gcc: what `native/` has, and for every other name a function that is counted and succeeds."""
 
+import contextlib
 import hashlib
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -42,32 +44,34 @@ class StubError(RuntimeError):
 
 
 def build(libraries: Iterable[Library], folder: Path) -> Path:
-    """Compile libraries into a folder, unless they are there.
+    """Compile libraries into a folder, unless they are there; several programs may do so at once.
 
     Args:
         libraries: What they have to export.
         folder: Where to; it is made.
 
     Returns:
-        The folder that the dynamic linker is to look into.
+        The folder that the dynamic linker is to look into; other sources make another.
 
     Raises:
         StubError: If there is no gcc, or it fails.
     """
     libraries = list(libraries)
-    output, stamp = folder / "lib", folder / "lib.stamp"
-    wanted = _digest(libraries)
-    if stamp.is_file() and stamp.read_text(encoding="ascii") == wanted:
+    output = folder / f"lib-{_digest(libraries)[:12]}"
+    if output.is_dir():
         return output
     if shutil.which("gcc") is None:
         raise StubError("there is no gcc")
-    shutil.rmtree(output, ignore_errors=True)
-    output.mkdir(parents=True)
-    core = [str(NATIVE / name) for name in CORE_SOURCES]
-    _compile(*core, "-pthread", f"-Wl,-soname,{CORE}", "-o", str(output / CORE))
-    for library in libraries:
-        _compile_library(library, folder / "generated", output)
-    stamp.write_text(wanted, encoding="ascii")
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".lib-", dir=folder) as scratch:
+        made = Path(scratch) / "lib"
+        made.mkdir()
+        core = [str(NATIVE / name) for name in CORE_SOURCES]
+        _compile(*core, "-pthread", f"-Wl,-soname,{CORE}", "-o", str(made / CORE))
+        for library in libraries:
+            _compile_library(library, Path(scratch), made)
+        with contextlib.suppress(OSError):  # somebody else was faster
+            made.rename(output)
     return output
 
 
@@ -89,7 +93,6 @@ def version_script(library: Library) -> str:
 
 
 def _compile_library(library: Library, generated: Path, output: Path) -> None:
-    generated.mkdir(exist_ok=True)
     source, script = generated / f"{library.name}.c", generated / f"{library.name}.map"
     source.write_text(generated_source(library), encoding="ascii")
     script.write_text(version_script(library), encoding="ascii")

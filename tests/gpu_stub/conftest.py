@@ -50,7 +50,7 @@ def libraries(shelf: Shelf) -> Path:
     """Folder of stub libraries, which need no wheel."""
     if missing := [tool for tool in ("gcc", "nm", "readelf") if shutil.which(tool) is None]:
         pytest.skip(f"there is no {', '.join(missing)}")
-    return shelf.get("gpu-stub-libraries", lambda folder: build(WANTED, folder)) / "lib"
+    return build(WANTED, shelf.get("gpu-stub-libraries", lambda folder: build(WANTED, folder)))
 
 
 @pytest.fixture(scope="session")

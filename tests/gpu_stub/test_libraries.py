@@ -99,6 +99,16 @@ def test_what_a_binary_asks_for_is_found(libraries: Path, tmp_path: Path) -> Non
     assert set(found) == {"libcudart.so.13", "libcuda.so.1", "libcudnn.so.9"}
 
 
+def test_other_names_make_other_libraries(libraries: Path, tmp_path: Path) -> None:
+    """Two checkouts, or two versions of the wheel, may share a folder: neither takes the other's libraries away."""
+    one, two = (build([Library("libcuda.so.1", {"": [name]})], tmp_path) for name in ("cuOne", "cuTwo"))
+    assert one != two and "cuOne" in symbols(one / "libcuda.so.1") and "cuTwo" in symbols(two / "libcuda.so.1")
+    before = (one / "libcuda.so.1").stat().st_mtime_ns
+    assert build([Library("libcuda.so.1", {"": ["cuOne"]})], tmp_path) == one
+    assert (one / "libcuda.so.1").stat().st_mtime_ns == before
+    assert sorted(tmp_path.iterdir()) == sorted((one, two)), "nothing is left beside them"
+
+
 def test_what_gcc_says_is_told(tmp_path: Path) -> None:
     with pytest.raises(StubError, match="gcc fails:"):
         build([Library("libwrong.so.1", {"": ["not a name"]})], tmp_path)
