@@ -10,6 +10,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from dragoman.server.runtime.device.device import DeviceError, OutOfDeviceMemory
+from dragoman.server.runtime.device.shortage import is_out_of_memory
 from dragoman.server.runtime.providers import CUDA_PROVIDER
 
 NUM_MARKS = 8
@@ -139,9 +140,3 @@ class CudaDevice:
         if int(status):
             raise DeviceError(f"{name}: {getattr(status, 'name', status)}")
         return results[0] if len(results) == 1 else results
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Tell whether ONNX Runtime, whose errors differ by their text only, ran out of device memory."""
-    text = str(error).lower()
-    return "failed to allocate memory" in text or "out of memory" in text or "cublas_status_alloc_failed" in text
