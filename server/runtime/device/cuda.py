@@ -9,6 +9,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
+from dragoman.export.attention_kernels import OPTION, USUAL, kernel_bits
 from dragoman.server.runtime.device.device import DeviceError, OutOfDeviceMemory
 from dragoman.server.runtime.device.shortage import is_out_of_memory
 from dragoman.server.runtime.providers import CUDA_PROVIDER
@@ -22,9 +23,16 @@ class CudaDevice:
 
     kind = "cuda"
 
-    def __init__(self, ordinal: int, runtime: Any = None) -> None:
-        """Take a device that `providers.choose_device` has found usable; the CUDA runtime is that of cuda-bindings."""
+    def __init__(self, ordinal: int, runtime: Any = None, attention_kernels: str = USUAL) -> None:
+        """Take a device that `providers.choose_device` has found usable.
+
+        Args:
+            ordinal: Its number.
+            runtime: CUDA's; that of cuda-bindings where it is left out.
+            attention_kernels: That sessions may use, see `attention_kernels`.
+        """
         self.ordinal = ordinal
+        self._kernel_bits = kernel_bits(attention_kernels)
         self._runtime: Any = runtime or import_module("cuda.bindings.runtime")
         self._call("cudaSetDevice", ordinal)
         self._kinds = self._runtime.cudaMemcpyKind
@@ -46,6 +54,7 @@ class CudaDevice:
             "user_compute_stream": str(self._stream),
             "arena_extend_strategy": "kSameAsRequested",
             "enable_cuda_graph": str(int(is_captured)),
+            OPTION: str(self._kernel_bits),
             "use_tf32": "1",  # of products in single precision there is one, the logits', and its operands are halves
         }
         if max_arena_bytes:
@@ -68,6 +77,13 @@ class CudaDevice:
             if is_out_of_memory(error):
                 raise OutOfDeviceMemory(str(error)) from error
             raise
+
+    def leave_capture(self) -> None:
+        """See `Device`; ONNX Runtime should have ended what it began, and CUDA may remember that it failed."""
+        status, capture, *_ = self._runtime.cudaStreamIsCapturing(self._stream)
+        if int(status) or int(capture):
+            self._runtime.cudaStreamEndCapture(self._stream)
+        self._runtime.cudaGetLastError()
 
     def available_bytes(self) -> int:
         """See `Device`."""

@@ -57,6 +57,10 @@ class Device(Protocol):
         """
         ...
 
+    def leave_capture(self) -> None:
+        """Let work be asked for again after a run that was to be captured has failed."""
+        ...
+
     def available_bytes(self) -> int:
         """Return how much memory is free."""
         ...

@@ -40,6 +40,9 @@ class HostDevice:
         """See `Device`."""
         session.run_with_iobinding(binding, options)
 
+    def leave_capture(self) -> None:
+        """See `Device`."""
+
     def available_bytes(self) -> int:
         """See `Device`."""
         return self._max_bytes - self.num_bytes

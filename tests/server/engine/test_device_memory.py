@@ -15,6 +15,8 @@ class SmallRunner:
     device = "small"
     max_rows = 4
     holder = None
+    graphs = None
+    memory: dict[str, int] = {}
 
     def prefill(self, sources: list[list[int]], rows: list[int]) -> None:
         if len(sources) > 1 or len(sources[0]) > 5:

@@ -62,6 +62,7 @@ class FakeCuda:
         self.host: list[Any] = []
         self.num_bytes = num_bytes
         self.recorded: list[int] = []
+        self.is_capturing = False
 
     def cudaSetDevice(self, ordinal: int) -> tuple[Status]:
         return (Status.cudaSuccess,)
@@ -127,6 +128,15 @@ class FakeCuda:
     def cudaStreamSynchronize(self, stream: int) -> tuple[Status]:
         assert stream == self.STREAM
         return (Status.cudaSuccess,)
+
+    def cudaStreamIsCapturing(self, stream: int) -> tuple[Status, int]:
+        assert stream == self.STREAM
+        return Status.cudaSuccess, int(self.is_capturing)
+
+    def cudaStreamEndCapture(self, stream: int) -> tuple[Status, int]:
+        assert stream == self.STREAM and self.is_capturing
+        self.is_capturing = False
+        return Status.cudaErrorInvalidValue, 0
 
     def cudaGetLastError(self) -> tuple[Status]:
         return (Status.cudaErrorMemoryAllocation,)

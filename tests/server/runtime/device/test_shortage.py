@@ -4,7 +4,7 @@ import pytest
 
 from dragoman.server.runtime.device.shortage import is_out_of_memory
 
-ARENA = (
+ARENA = "void* onnxruntime::BFCArena::AllocateRawInternal(size_t, bool, onnxruntime::Stream*, bool, WaitNotificationFn)"
     "void* onnxruntime::BFCArena::AllocateRawInternal(size_t, bool, onnxruntime::Stream*, bool, onnxruntime::WaitNotificationFn)"
 )
 NODE = "[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Non-zero status code returned while running MatMul node. Name:'MatMul_92' "
@@ -36,7 +36,7 @@ OTHER = {
     "borrowing a non-quantized KV cache",
     "a bound output of another size": "[ONNXRuntimeError] : 2 : INVALID_ARGUMENT : not enough space: expected 318080, got 314240",
     "a product that failed": f"{CALL}CUBLAS failure 13: CUBLAS_STATUS_EXECUTION_FAILED ; GPU=0 ; hostname=node ; line=121",
-    "cuDNN for another reason": f"{CALL}CUDNN failure 4000: CUDNN_STATUS_INTERNAL_ERROR ; GPU=0 ; expr=cudnnCreate(&cudnn_handle_);",
+    "cuDNN for another reason": f"{CALL}CUDNN failure 4000: CUDNN_STATUS_INTERNAL_ERROR ; GPU=0 ; expr=cudnnCreate();",
     "a capture": f"{CALL}CUDA failure 900: operation not permitted when stream is capturing ; GPU=0 ; hostname=node ;",
     "a wrong address": f"{CALL}CUDA failure 700: an illegal memory access was encountered ; GPU=0 ; hostname=node ;",
 }
