@@ -109,7 +109,7 @@ class ServerConfig(BaseSettings):
     )
     gpu_graphs: Literal["idle", "start", "never"] = Field(
         "idle",
-        description="When steps on CUDA are captured that longer texts need: idle (nothing runs) or start; never captures none at all.",
+        description="When steps on CUDA are captured that longer texts need: idle or start; with never no step is.",
     )
     gpu_steps_ahead: bool = Field(True, description="Begin a step on CUDA before it is asked for, where a batch goes on unchanged.")
     weights_cache: str = Field(

@@ -62,7 +62,7 @@ def replay_against_plain(device: Device, graphs: DeviceModel, max_rows: int) -> 
         How many steps were compared, and the shapes that differed.
     """
     captured = open_decoder(device, graphs, max_rows, is_ahead=False)
-    plain = open_decoder(device, graphs, max_rows, is_ahead=False, is_captured=False)
+    plain = open_decoder(device, graphs, max_rows, is_ahead=False, capture="never")
     for decoder in (captured, plain):  # the same calls on both sides: rows also read what earlier ones left in their caches
         decoder.warm_up()
     sources = random_sources(graphs, max_rows, 3, 40, seed=7)

@@ -41,6 +41,7 @@ class CudaDevice:
         self._events = [self._call("cudaEventCreateWithFlags", disable_timing) for _ in range(NUM_MARKS)]
         self._num_marks = 0
         properties = self._call("cudaGetDeviceProperties", ordinal)
+        self.compute_capability: tuple[int, int] | None = (int(properties.major), int(properties.minor))
         self.name = f"cuda:{ordinal} ({bytes(properties.name).split(bytes(1))[0].decode(errors='replace')})"
 
     def open_session(self, path: Path, *, max_arena_bytes: int, is_captured: bool) -> onnxruntime.InferenceSession:

@@ -83,7 +83,7 @@ class DeviceDecoder:
         """
         prefill_tokens = max(prefill_tokens, model.max_source_tokens)
         self.device, self.max_rows, self.buckets = device.name, buckets.rows[-1], buckets
-        self.graphs = StepGraphs(buckets, capture, self._capture, warn)
+        self.graphs = StepGraphs(buckets, capture, self.capture, warn)
         self.plan = MemoryPlan.of(model, buckets, prefill_tokens, len(list(self.graphs.shapes())) * self.graphs.is_on)
         self.budget = self.plan.budget(device.available_bytes(), max_bytes)
         self._device, self._model, self._is_ahead = device, model, is_ahead
@@ -102,7 +102,7 @@ class DeviceDecoder:
         """Run the encoder, and every shape of steps that is to be ready at the start, which captures them where that is on."""
         self.prefill([[self._model.eos_id]], [0])
         for shape in self.graphs.at_start():
-            self._capture(shape)
+            self.capture(shape)
 
     def prefill(self, sources: Sequence[Sequence[int]], rows: Sequence[int]) -> None:
         """See `runner.Runner`.
@@ -195,7 +195,7 @@ class DeviceDecoder:
                 return session
         return self._device.open_session(path, max_arena_bytes=limit, is_captured=False)
 
-    def _capture(self, shape: Shape) -> None:
+    def capture(self, shape: Shape) -> None:
         """Run a step of a shape on whatever lies in the caches, at the end of its layouts, so that these are what is needed.
 
         It is captured where that is on. What lies in the caches is lost.

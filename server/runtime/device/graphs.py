@@ -6,6 +6,7 @@ each kernel begun by the host. One capture that fails ends all of it, for what m
 
 import itertools
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,6 +32,7 @@ class StepGraphs:
     Attributes:
         is_on: Whether steps are captured and replayed.
         is_disabled: Whether they would be, but a capture has failed.
+        reason: What it failed for.
     """
 
     def __init__(self, buckets: Buckets, when: When, capture: Callable[[Shape], None], warn: Callable[[str], None]) -> None:
@@ -42,7 +44,7 @@ class StepGraphs:
             capture: Runs a step of a shape, which captures it.
             warn: Told why, when graphs are given up.
         """
-        self.is_on, self.is_disabled = when != "never", False
+        self.is_on, self.is_disabled, self.reason = when != "never", False, ""
         self._buckets, self._when, self._capture, self._warn = buckets, when, capture, warn
         self._captured: set[Shape] = set()
         self._pending = list(self.shapes())[::-1] if self.is_on else []
@@ -75,6 +77,20 @@ class StepGraphs:
         if self.has_pending:
             self._capture(self._pending.pop())
 
+    @property
+    def num_captured(self) -> int:
+        """Shapes that can be replayed."""
+        return len(self._captured)
+
+    @contextmanager
+    def ignored(self) -> Iterator[None]:
+        """Replay nothing meanwhile."""
+        captured, self._captured = self._captured, set()
+        try:
+            yield
+        finally:
+            self._captured = captured
+
     def note_captured(self, shape: Shape) -> None:
         """Note that a shape can be replayed from now on."""
         self._captured.add(shape)
@@ -83,6 +99,6 @@ class StepGraphs:
         """Replay and capture nothing any more, and say so once."""
         if self.is_on:
             self._warn(str(error))
-        self.is_on, self.is_disabled = False, True
+        self.is_on, self.is_disabled, self.reason = False, True, str(error)
         self._captured.clear()
         self._pending.clear()

@@ -23,6 +23,7 @@ class HostDevice:
 
     kind = "cpu"
     ordinal = 0
+    compute_capability: tuple[int, int] | None = None
 
     def __init__(self, num_threads: int = 1, max_bytes: int = 2**40) -> None:
         """Make a device with so many threads and so much memory."""
