@@ -58,9 +58,7 @@ def test_the_smallest_layouts_are_captured_at_the_start_and_others_while_nothing
     assert min(ids) >= 1 and len(set(ids)) == 2
 
 
-def test_all_layouts_are_captured_before_the_model_is_ready_if_that_is_asked_for(
-    make_device_runner: Make, buckets: Buckets
-) -> None:
+def test_all_layouts_are_captured_before_the_model_is_ready_if_asked_for(make_device_runner: Make, buckets: Buckets) -> None:
     runner = make_device_runner(capture="start")
     runner.warm_up()
     sizes = (buckets.rows, buckets.candidates, buckets.targets, buckets.sources)

@@ -201,6 +201,17 @@ def test_memory_is_what_was_reckoned(make_device_runner: Make, device: HostDevic
     assert device.num_bytes == runner.plan.reserved
 
 
+def test_sessions_share_one_budget(make_device_runner: Make, device: Any) -> None:
+    runner = make_device_runner(max_bytes=4 * 2**30)
+    runner.open_session(runner._model.scorer_path)
+    arenas, plan = device.arenas, runner.plan
+    assert arenas == {"encoder": runner.budget.encoder, "decoder": runner.budget.decoder, "scorer": runner.budget.scorer}
+    assert all(arenas[name] >= getattr(plan, name).total > 0 for name in arenas)
+    taken = sum(arenas.values()) + plan.reserved + plan.libraries + plan.graphs
+    assert 4 * 2**30 - 3 <= taken <= 4 * 2**30, "all of it is given to somebody, and nothing twice"
+    assert sum(runner.memory.values()) == 2**40, "what is left free is stated"
+
+
 def test_memory_in_use_is_what_the_rows_hold(pair: Pair) -> None:
     pair.admit([source(5), source(9)])
     for _ in range(3):
@@ -217,7 +228,7 @@ def test_too_many_slots_are_refused_with_the_number_that_fits(make_device_runner
     with pytest.raises(DeviceError, match=r"6 slots need .* at most [34] slots fit \(--max-slots\)"):
         make_device_runner(max_bytes=limit)
     with pytest.raises(DeviceError, match="not even one slot fits"):
-        make_device_runner(max_bytes=plan.weights)
+        make_device_runner(max_bytes=plan.encoder.weights)
     make_device_runner(max_bytes=plan.arena + plan.reserved)
 
 
