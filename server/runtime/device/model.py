@@ -8,11 +8,14 @@ from typing import Any, Self
 import numpy as np
 
 from dragoman.export.caches import Cache
+from dragoman.export.cuda_contract import OPERATOR
 from dragoman.export.graph_file import GraphFile
 from dragoman.server.runtime.device.kind import CacheKind
 
 BFLOAT16 = 16
 """ONNX's number of the type, which NumPy does not have."""
+BIAS = 10
+"""Where an attention node has what is added to its scores, if it has any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,3 +91,12 @@ class DeviceModel:
             BundleError: If it is no graph.
         """
         return GraphFile.read(path).num_weight_bytes
+
+    def adds_to_scores(self, path: Path) -> bool:
+        """Tell whether attention in one of the graphs has a bias: its scores are then in memory, which they are not otherwise.
+
+        Raises:
+            BundleError: If it is no graph.
+        """
+        nodes = GraphFile.read(path).nodes
+        return any(node.op_type == OPERATOR and any(node.inputs[BIAS : BIAS + 1]) for node in nodes)
