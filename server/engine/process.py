@@ -115,8 +115,7 @@ class EngineLoop:
         try:
             while not self._is_stopped:
                 is_generating = engine.has_work
-                seconds = scoring.seconds_until_work()
-                if is_generating or self._wait(min(seconds, QUIET_SECONDS) if engine.is_unprepared else seconds):
+                if is_generating or self._wait(_seconds_to_sleep(engine, scoring)):
                     self._receive(engine, scoring, ready)
                 elif engine.is_unprepared and not scoring.has_work:
                     engine.prepare()
@@ -206,6 +205,12 @@ class EngineLoop:
 
     def _send(self, origin: bytes, event: Event) -> None:
         self._socket.send_multipart((origin, self._encoder.encode(event)))
+
+
+def _seconds_to_sleep(engine: Engine, scoring: Scoring) -> float:
+    """Return when there is something to do without a message: a pair to score, or a step to prepare."""
+    seconds = scoring.seconds_until_work()
+    return min(seconds, QUIET_SECONDS) if engine.is_unprepared else seconds
 
 
 def _known_reason(error: Exception) -> str | None:
