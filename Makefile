@@ -13,10 +13,10 @@ PORT   ?= 8500
 METRICS_PORT ?= 8501
 WORKERS ?= auto
 
-.PHONY: help setup serve demo export test check format chart locks protos train clean
+.PHONY: help setup serve demo export test cuda-stub test-cuda-stub check format chart locks protos train clean
 
 help: ## Show this list
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 setup: $(READY) ## Make .venv with the tested versions of everything
 
@@ -52,6 +52,12 @@ $(BUNDLES)/%/bundle.json: $(SERVING) model/pretrained/%/model.safetensors model/
 
 test: $(READY) ## Run the tests (WORKERS: how many at once, by default as many as there are cores)
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+cuda-stub: $(READY) ## Unpack onnxruntime-gpu (256 MB) beside stub libraries for CUDA, in build/gpu_stub
+	$(BIN)/python -m benchmarks.gpu_stub fetch
+
+test-cuda-stub: cuda-stub ## Run every graph on the real CUDA provider and a GPU that is none
+	$(BIN)/python -m pytest tests/gpu_stub -rs
 
 check: $(READY) ## Lint, type-check, and see that the generated stubs are up to date
 	$(BIN)/ruff check
