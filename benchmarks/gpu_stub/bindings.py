@@ -141,5 +141,17 @@ def cudaGetErrorString(status: int) -> tuple[cudaError_t, bytes]:
     return cudaError_t.cudaSuccess, function(int(status))
 
 
+def cudaStreamIsCapturing(stream: int) -> tuple[cudaError_t, int]:
+    """Return whether a stream is captured: 0 for no, 1 for yes, 2 for a capture that is broken."""
+    found = c_int()
+    return cudaError_t(_library.cudaStreamIsCapturing(c_void_p(stream), byref(found))), found.value
+
+
+def cudaStreamEndCapture(stream: int) -> tuple[cudaError_t, int]:
+    """End a capture; return the graph."""
+    graph = c_void_p()
+    return cudaError_t(_library.cudaStreamEndCapture(c_void_p(stream), byref(graph))), graph.value or 0
+
+
 globals().update({name: _function(name, *signature) for name, signature in _SIGNATURES.items()})
 __all__ = [name for name in globals() if name.startswith("cuda")]
