@@ -104,6 +104,18 @@ class DeviceDecoder:
         for shape in self.graphs.at_start():
             self.capture(shape)
 
+    def capture(self, shape: Shape) -> None:
+        """Run a step of a shape on whatever lies in the caches, at the end of its layouts, so that these are what is needed.
+
+        It is captured where that is on. What lies in the caches is lost.
+        """
+        self._empty()
+        self.cache.source_lengths[: shape.num_rows] = min(shape.sources, self._model.max_source_tokens)
+        positions = np.full(shape.num_rows, min(shape.targets, self._model.max_target_tokens) - 1)
+        with self._steps.capturing():
+            self.decode(np.full(shape.num_rows, self._model.decoder_start_id, np.int64), positions, shape.num_candidates)
+        self._empty()
+
     def prefill(self, sources: Sequence[Sequence[int]], rows: Sequence[int]) -> None:
         """See `runner.Runner`.
 
@@ -195,16 +207,8 @@ class DeviceDecoder:
                 return session
         return self._device.open_session(path, max_arena_bytes=limit, is_captured=False)
 
-    def capture(self, shape: Shape) -> None:
-        """Run a step of a shape on whatever lies in the caches, at the end of its layouts, so that these are what is needed.
-
-        It is captured where that is on. What lies in the caches is lost.
-        """
-        self._forget()
-        self.cache.source_lengths[: shape.num_rows] = min(shape.sources, self._model.max_source_tokens)
-        positions = np.full(shape.num_rows, min(shape.targets, self._model.max_target_tokens) - 1)
-        with self._steps.capturing():
-            self.decode(np.full(shape.num_rows, self._model.decoder_start_id, np.int64), positions, shape.num_candidates)
+    def _empty(self) -> None:
+        """Drop all that rows hold; the caches are then laid out as they were made."""
         self._forget()
         self.cache.empty()
         self._num_rows = self._num_positions = 0
