@@ -112,9 +112,11 @@ def open_device(name: str) -> Device:
 def open_decoder(
     device: Device, model: DeviceModel, max_rows: int, *, max_candidates: int | None = None, **settings: Any
 ) -> DeviceDecoder:
-    """Load graphs on a device; without `max_candidates` for any number of candidates."""
+    """Load graphs on a device and capture what is captured; without `max_candidates` for any number of candidates."""
     buckets = Buckets.of(max_rows, max_candidates or model.target_vocab_size, model.max_target_tokens, model.max_source_tokens)
-    return DeviceDecoder(device, model, buckets, prefill_tokens=8192, **settings)
+    decoder = DeviceDecoder(device, model, buckets, prefill_tokens=8192, **settings)
+    decoder.warm_up()
+    return decoder
 
 
 def random_sources(model: DeviceModel, count: int, shortest: int, longest: int, seed: int = SEED) -> list[list[int]]:

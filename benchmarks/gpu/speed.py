@@ -45,8 +45,6 @@ def step_seconds(decoder: DeviceDecoder, model: DeviceModel, num_rows: int, num_
 def steps_by_rows(device: Device, name: str, model: DeviceModel, rows: Sequence[int], num_steps: int) -> list[dict[str, Any]]:
     """Measure every way at every number of rows; the ways take turns."""
     decoders = {way: open_decoder(device, model, max(rows), **settings) for way, settings in WAYS.items()}
-    decoders["graphs"].warm_up()
-    decoders["graphs, ahead"].warm_up()
     bandwidth = memory_bandwidth(device)
     found = []
     for num_rows in rows:
@@ -71,8 +69,6 @@ def greedy_ways(device: Device, name: str, model: DeviceModel, rows: Sequence[in
     """Measure captured greedy steps whose token is found by TopK, and by ArgMax; the two take turns."""
     models = {"TopK": model, "ArgMax": with_argmax(model)}
     decoders = {way: open_decoder(device, graphs, max(rows), max_candidates=1) for way, graphs in models.items()}
-    for decoder in decoders.values():
-        decoder.warm_up()
     found = []
     for num_rows in rows:
         seconds = {way: step_seconds(decoder, models[way], num_rows, num_steps) for way, decoder in decoders.items()}
@@ -177,7 +173,6 @@ def against_peers(
     """Translate equal batches with ourselves and with peers; return tokens a second, and why a peer is missing."""
     half = {"fp16": torch.float16, "bf16": torch.bfloat16}[graphs.precision]
     decoder = open_decoder(device, graphs, max(batches))
-    decoder.warm_up()
     measures: dict[str, Measure] = {"dragoman": lambda sources, count: our_seconds(decoder, graphs, sources, count)}
     makers: dict[str, Callable[[], Measure]] = {
         "transformers": lambda: transformers_seconds(model, half, torch_device),
