@@ -1,5 +1,6 @@
 """`dragoman gpu-check`."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -31,8 +32,9 @@ def gpu_check(
 
     Each line says what was tried, whether it works, and what to do if not.
     """
-    from dragoman.server.runtime.device.check import GpuCheck, Wanted, cuda_findings
+    from dragoman.server.runtime.device.check import KERNEL_VARIABLE, GpuCheck, Wanted, cuda_findings
 
+    os.environ[KERNEL_VARIABLE] = "1"  # read when a session is made
     ordinal = _ordinal(device)
 
     def open_device() -> "Device":

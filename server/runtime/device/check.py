@@ -35,7 +35,7 @@ from dragoman.server.runtime.providers import (
 from dragoman.server.runtime.scorer import OnnxScorer
 
 KERNEL_VARIABLE = "ORT_ENABLE_ATTENTION_KERNEL_DEBUG_INFO"
-"""Has ONNX Runtime say on standard output which kernel each attention node was given."""
+"""In the environment it has ONNX Runtime say on standard output which kernel each attention node was given."""
 _KERNEL = re.compile(r"Operator=(\w+) Node=(\S+) .*?SdpaKernel=(\w+)")
 MIN_CAPABILITY = (8, 0)
 SOURCE_TOKENS = 5
@@ -102,7 +102,6 @@ class GpuCheck:
             yield Finding("bundle", False, f"{manifest.name} is {manifest.precision}, which is for the CPU", advice)
             return
         yield Finding("bundle", True, f"{manifest.name} version {manifest.version}, {manifest.precision}; its attention is CUDA's")
-        os.environ[KERNEL_VARIABLE] = "1"  # read when a session is made
         try:
             device = self._open_device()
         except (DeviceError, MemoryError) as error:
