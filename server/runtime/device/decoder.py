@@ -112,9 +112,11 @@ class DeviceDecoder:
         self._empty()
         self.cache.source_lengths[: shape.num_rows] = min(shape.sources, self._model.max_source_tokens)
         positions = np.full(shape.num_rows, min(shape.targets, self._model.max_target_tokens) - 1)
-        with self._steps.capturing():
-            self.decode(np.full(shape.num_rows, self._model.decoder_start_id, np.int64), positions, shape.num_candidates)
-        self._empty()
+        try:
+            with self._steps.capturing():
+                self.decode(np.full(shape.num_rows, self._model.decoder_start_id, np.int64), positions, shape.num_candidates)
+        finally:
+            self._empty()
 
     def prefill(self, sources: Sequence[Sequence[int]], rows: Sequence[int]) -> None:
         """See `runner.Runner`.
