@@ -48,9 +48,10 @@ def gpu_check(
 
     def findings() -> "Iterator[Finding]":
         has_device = True
-        for finding in () if ordinal is None else cuda_findings(ordinal):
-            has_device &= finding.is_good
-            yield finding
+        if ordinal is not None:
+            for finding in cuda_findings(ordinal):
+                has_device &= finding.is_good
+                yield finding
         if has_device:
             yield from GpuCheck(bundle, open_device, Wanted(max_slots, max_bytes=int(gpu_memory_gib * 2**30))).run()
 

@@ -134,7 +134,7 @@ class GpuCheck:
 
     def _use(self, bundle: Bundle, device: Device, runner: DeviceRunner) -> Iterator[Finding]:
         """Do what serving does, once each."""
-        tries = (
+        tries: tuple[tuple[str, Callable[[], tuple[str, str]]], ...] = (
             ("encode", lambda: self._encode(runner, bundle)),
             ("step", lambda: self._step(runner, bundle)),
             ("capture", lambda: self._capture(runner)),

@@ -56,7 +56,7 @@ class StepGraphs:
     def shapes(self) -> Iterator[Shape]:
         """Yield every shape, those of the smallest layouts first."""
         buckets = self._buckets
-        layouts = sorted(itertools.product(buckets.targets, buckets.sources), key=sum)
+        layouts = sorted(itertools.product(buckets.targets, buckets.sources), key=lambda layout: layout[0] + layout[1])
         for (targets, sources), rows, candidates in itertools.product(layouts, buckets.rows, buckets.candidates):
             yield Shape(rows, candidates, targets, sources)
 

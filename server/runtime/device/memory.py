@@ -139,8 +139,8 @@ class MemoryPlan:
             raise DeviceError(self._refusal(allowed, available))
         sessions = self.encoder, self.decoder, self.scorer
         estimated = sum(session.activations for session in sessions)
-        limits = [session.total + over * session.activations // estimated for session in sessions]
-        return Budget(allowed, *limits, left_free=available - allowed)
+        encoder, decoder, scorer = (session.total + over * session.activations // estimated for session in sessions)
+        return Budget(allowed, encoder, decoder, scorer, available - allowed)
 
     def parts(self, budget: Budget) -> dict[str, int]:
         """Return the plan as it is logged and measured: bytes of each part, by name; together they are all that was free."""
