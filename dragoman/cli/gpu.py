@@ -32,10 +32,15 @@ def gpu_check(
 
     Each line says what was tried, whether it works, and what to do if not.
     """
+    from dragoman.export.attention_kernels import kernel_bits
     from dragoman.server.runtime.device.check import KERNEL_VARIABLE, GpuCheck, Wanted, cuda_findings
 
     os.environ[KERNEL_VARIABLE] = "1"  # read when a session is made
     ordinal = _ordinal(device)
+    try:
+        kernel_bits(gpu_attention_kernels)
+    except ValueError as error:
+        raise InputError(f"--gpu-attention-kernels: {error}") from error
 
     def open_device() -> "Device":
         if ordinal is None:

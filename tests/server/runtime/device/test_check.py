@@ -210,6 +210,13 @@ def test_the_exit_code_tells_an_init_container(tiny_bundle: Path) -> None:
     assert result.returncode == 1 and "--precision fp16" in result.stdout
 
 
-def test_a_device_that_is_none_is_a_wrong_argument(tiny_bundle: Path) -> None:
-    result = command(str(tiny_bundle), "--device", "tpu")
-    assert result.returncode == 2 and "--device must be cpu, cuda or cuda:N, not 'tpu'" in result.stderr
+@pytest.mark.parametrize(
+    ("flag", "value", "message"),
+    [
+        ("--device", "tpu", "--device must be cpu, cuda or cuda:N, not 'tpu'"),
+        ("--gpu-attention-kernels", "xqa", "--gpu-attention-kernels: 'xqa' is not auto, and none of flash"),
+    ],
+)
+def test_a_wrong_argument_is_named(tiny_bundle: Path, flag: str, value: str, message: str) -> None:
+    result = command(str(tiny_bundle), flag, value)
+    assert result.returncode == 2 and message in result.stderr
