@@ -13,7 +13,7 @@ CORE = "libgpu_stub.so"
 CORE_SOURCES = ("core.c", "memory.c", "streams.c", "kernels.c")
 # By the beginning of a library's name: what is written by hand for it.
 SOURCES = {
-    "libcudart.": ("runtime.c", "launches.c", "device.c"),
+    "libcudart.": ("runtime.c", "runtime_memory.c", "runtime_streams.c", "launches.c", "device.c"),
     "libcublas.": ("blas.c",),
     "libcublasLt.": ("blas_lt.c",),
     "libcudnn.": ("dnn.c",),

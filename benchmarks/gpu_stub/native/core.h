@@ -57,6 +57,7 @@ struct graph *stream_graph(const struct stream *stream);
 
 /* Whether a call is one of those that end a capture under way; the status it has to give then. */
 int unsafe(const char *name);
+void exchange_thread_mode(int *mode);
 int waits_for(struct stream *stream, const char *name);
 
 /* One piece of work: a kernel, a library's product, a copy or a fill. Copies are done, kernels are counted. */

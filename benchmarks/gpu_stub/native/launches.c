@@ -173,6 +173,13 @@ int cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
     return blocks_at_once(count, num_threads, dynamic_bytes);
 }
 
+int cudaOccupancyMaxPotentialClusterSize(int *size, const void *host, const struct configuration *how) {
+    TOLD();
+    (void)host, (void)how;
+    *size = 8;
+    return SUCCESS;
+}
+
 int cudaOccupancyMaxActiveClusters(int *count, const void *host, const struct configuration *how) {
     TOLD();
     (void)host, (void)how;

@@ -18,15 +18,17 @@ struct stream {
     int id;
     unsigned flags;
     struct graph *captured;
-    int is_invalid;
+    int mode, is_invalid;
     unsigned long num_works;
     struct stream *next;
 };
 
-static struct stream standard = {0, 0, NULL, 0, 0, NULL};
+static struct stream standard;
 static struct stream *streams;
 static int num_streams;
 static int num_capturing;
+#define RELAXED 2 /* cudaStreamCaptureModeRelaxed: nothing is forbidden */
+static __thread int thread_mode;
 static unsigned long num_captures, num_broken_captures, num_instances, num_launches, num_stray_works;
 
 static struct stream *known(const struct stream *stream) {
@@ -78,13 +80,13 @@ int stream_capture_status(const struct stream *stream) {
 struct graph *stream_graph(const struct stream *stream) { return (size_t)stream <= 2 ? NULL : stream->captured; }
 
 int stream_begin_capture(struct stream *stream, int mode) {
-    (void)mode; /* everything here has one thread that matters: all modes are as strict as the strictest */
     pthread_mutex_lock(&stub_lock);
     struct stream *one = known(stream);
     int status = !one ? INVALID_HANDLE : one == &standard ? CAPTURE_UNSUPPORTED : one->captured ? INVALID_VALUE : SUCCESS;
     if (!status) {
         one->captured = calloc(1, sizeof *one->captured);
         one->is_invalid = 0;
+        one->mode = mode;
         num_capturing++;
     }
     pthread_mutex_unlock(&stub_lock);
@@ -112,12 +114,21 @@ int stream_end_capture(struct stream *stream, struct graph **graph) {
 }
 
 int unsafe(const char *name) {
+    int is_forbidden = 0;
     pthread_mutex_lock(&stub_lock);
-    int is_capturing = num_capturing > 0;
-    for (struct stream *one = streams; one; one = one->next) one->is_invalid |= one->captured != NULL;
+    for (struct stream *one = streams; one && thread_mode != RELAXED; one = one->next) {
+        if (!one->captured || one->mode == RELAXED) continue; /* of a thread's own captures all are taken to be */
+        one->is_invalid = is_forbidden = 1;
+    }
     pthread_mutex_unlock(&stub_lock);
-    if (is_capturing) fault("%s is called while a stream is captured", name);
-    return is_capturing ? CAPTURE_UNSUPPORTED : SUCCESS;
+    if (is_forbidden) fault("%s is called while a stream is captured", name);
+    return is_forbidden ? CAPTURE_UNSUPPORTED : SUCCESS;
+}
+
+void exchange_thread_mode(int *mode) {
+    const int before = thread_mode;
+    thread_mode = *mode;
+    *mode = before;
 }
 
 int waits_for(struct stream *stream, const char *name) {
