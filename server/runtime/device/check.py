@@ -86,7 +86,7 @@ class GpuCheck:
     def __init__(self, directory: Path, open_device: Callable[[], Device], wanted: Wanted) -> None:
         """Take what to check; nothing is tried yet."""
         self._directory, self._open_device, self._wanted = directory, open_device, wanted
-        self._kernels: Counter[str] = Counter()
+        self._kernels: dict[str, Counter[str]] = {}
         self._free_before = 0
 
     def run(self) -> Iterator[Finding]:
@@ -109,7 +109,8 @@ class GpuCheck:
             return
         self._free_before = device.available_bytes()
         yield _device_finding(device, self._free_before)
-        found, runner = self._load(bundle, device)
+        with _standard_output():  # options are told there, too
+            found, runner = self._load(bundle, device)
         yield found
         if runner is not None:
             yield from self._use(bundle, device, runner)
@@ -147,7 +148,7 @@ class GpuCheck:
             try:
                 with _standard_output() as said:
                     text, advice = do()
-                self._kernels += kernels_of(said())
+                self._kernels[name] = kernels_of(said())
             except Exception as error:  # the library's errors have no common base but this
                 text, advice = _one_line(error), REPORT
             yield Finding(name, not advice, text, advice)
@@ -195,7 +196,11 @@ class GpuCheck:
 
     def _attention(self) -> tuple[str, str]:
         """Say what computed attention; without a word of ONNX Runtime's nothing is wrong."""
-        kernels = ", ".join(f"{name} in {count} nodes" for name, count in sorted(self._kernels.items()))
+        kernels = ", ".join(
+            f"{kernel} in {count} nodes ({name})"
+            for name in ("encode", "step", "score")
+            for kernel, count in sorted(self._kernels.get(name, Counter()).items())
+        )
         return kernels or "ONNX Runtime did not say which kernels it chose", ""
 
     def _memory(self, device: Device, runner: DeviceRunner) -> tuple[str, str]:
