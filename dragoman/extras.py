@@ -38,6 +38,7 @@ EXTRAS: Final = {
 _INCLUDED: Final = {"cpu": ("server",), "train": ("evaluate",)}
 _COMMANDS: Final = {
     "serve": ("cpu",),
+    "gpu-check": ("cpu",),
     "export": ("cpu", "export"),
     "import": ("import",),
     "train": ("train",),

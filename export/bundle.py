@@ -1,7 +1,7 @@
 """The bundle: the directory that export writes and the server reads, compared with its manifest.
 
 The server imports this file, so it imports neither torch nor ONNX. It does not look inside the graphs: the manifest says what they
-have, and the checksums say that they are the ones it speaks of.
+have, and the checksums say that they are the ones it speaks of. Only those made for CUDA are looked at, see `cuda_contract`.
 """
 
 import hashlib
@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 from typing import BinaryIO
 
+from dragoman.export.cuda_contract import check_for_cuda
 from dragoman.export.evidence import Origin as Origin
 from dragoman.export.evidence import Parity as Parity
 from dragoman.export.evidence import Quality as Quality
@@ -36,6 +37,7 @@ DECODER_FILE, DECODER_WEIGHTS_FILE = "decoder.onnx", "decoder.weights"
 SCORER_FILE, SCORER_WEIGHTS_FILE = "scorer.onnx", "scorer.weights"
 # Ids of the tokens that a model with a shortlist chooses from.
 SHORTLIST_FILE = "shortlist.json"
+GRAPH_FILES = ENCODER_FILE, DECODER_FILE, SCORER_FILE
 REQUIRED_FILES = (ENCODER_FILE, ENCODER_WEIGHTS_FILE, DECODER_FILE, DECODER_WEIGHTS_FILE, SCORER_FILE)
 
 _CHUNK_BYTES = 1 << 18
@@ -58,7 +60,7 @@ class Bundle:
             is_checked: Also read every file and compare its SHA-256. Without it, only presence and size are looked at.
 
         Raises:
-            BundleError: Naming the file and why it is refused.
+            BundleError: Naming the file and why it is refused; one made for CUDA also if its attention does not run there.
         """
         _check_inside(directory, directory / MANIFEST_FILE)
         manifest = read_manifest(directory / MANIFEST_FILE)
@@ -71,6 +73,9 @@ class Bundle:
             raise BundleError(f"{directory / MANIFEST_FILE}: files does not list {SHORTLIST_FILE}")
         for path, entry in manifest.files.items():
             _check_file(directory, path, entry, is_checked)
+        if not manifest.is_packed:
+            for path in GRAPH_FILES:
+                check_for_cuda(directory / path)
         return cls(directory, manifest)
 
     @property

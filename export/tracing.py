@@ -19,6 +19,8 @@ from dragoman.export.scorer_graph import ScorerGraph
 IR_VERSION = 10
 # Tensors of at most this many bytes stay in the graph's own file: shapes and scalars.
 MAX_INLINE_BYTES = 256
+PAST_KEY = 3
+"""Where a GroupQueryAttention node has its past keys, if it has any."""
 
 
 def trace(module: EncoderGraph | StepGraph | ScorerGraph) -> onnx_ir.Model:
@@ -77,10 +79,19 @@ def _fold_output_bias(graph: onnx_ir.Graph) -> None:
 
 
 def _drop_unused_outputs(graph: onnx_ir.Graph) -> None:
-    """Drop trailing outputs that nothing reads, so that the operator does not compute and allocate them."""
+    """Drop trailing outputs that nothing reads, so that the operator does not compute and allocate them.
+
+    Attention in halves keeps its present keys and values where it has no past: CUDA's kernel computes with them.
+    """
     for node in graph:
+        if node.op_type == "GroupQueryAttention" and node.inputs[PAST_KEY] is None and _is_half(node.outputs[0]):
+            continue
         used = [i for i, value in enumerate(node.outputs) if value.uses() or value.is_graph_output()]
         node.resize_outputs(max(used, default=0) + 1)
+
+
+def _is_half(value: onnx_ir.Value) -> bool:
+    return value.dtype in (onnx_ir.DataType.FLOAT16, onnx_ir.DataType.BFLOAT16)
 
 
 def _strip(model: onnx_ir.Model) -> None:

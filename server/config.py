@@ -24,6 +24,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from dragoman.export.attention_kernels import USUAL, kernel_bits
 from dragoman.model.errors import InputError
 
 PREFIX = "DRAGOMAN_"
@@ -102,6 +103,15 @@ class ServerConfig(BaseSettings):
     gpu_capacity_buckets: Annotated[tuple[Count, ...], NoDecode] = Field(
         (), description="Lengths that caches on CUDA are laid out for, rising; none for the usual ones."
     )
+    gpu_attention_kernels: str = Field(
+        USUAL,
+        description="Kernels of attention on CUDA: some of flash, efficient, cudnn and math, or auto for ONNX Runtime's choice.",
+    )
+    gpu_graphs: Literal["idle", "start", "never"] = Field(
+        "idle",
+        description="When steps on CUDA are captured that longer texts need: idle or start; with never no step is.",
+    )
+    gpu_steps_ahead: bool = Field(True, description="Begin a step on CUDA before it is asked for, where a batch goes on unchanged.")
     weights_cache: str = Field(
         "auto",
         min_length=1,
@@ -220,6 +230,12 @@ class ServerConfig(BaseSettings):
         if re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", device) is None:
             raise ValueError(f"{device!r} is not auto, cpu, cuda or cuda:N")
         return device
+
+    @field_validator("gpu_attention_kernels")
+    @classmethod
+    def _check_kernels(cls, names: str) -> str:
+        kernel_bits(names)
+        return names
 
     @field_validator("tracing_endpoint")
     @classmethod

@@ -37,6 +37,7 @@ def make_engine(
         """Say how one engine is now."""
         if ready is not None:
             metrics.observe_load(name, ready.load_seconds)
+            metrics.set_device_memory(name, ready.memory)
         metrics.set_engine(name, ready is not None, process_id, replica)
 
     if plan.num_replicas == 1 and config.front_ends == 1:
@@ -81,6 +82,9 @@ def engine_settings(config: ServerConfig, bundle: Bundle, plan: EnginePlan) -> l
         config.gpu_row_buckets,
         config.gpu_capacity_buckets,
         weights_folder(config.weights_cache, plan.num_replicas),
+        config.gpu_attention_kernels,
+        config.gpu_graphs,
+        config.gpu_steps_ahead,
     )
     settings = EngineSettings(
         endpoint="",

@@ -17,7 +17,7 @@ GRPC = ("server/main.py", "server/faces/grpc/", "dragoman/client/", "dragoman/lo
 # Library: the files and folders that may import it.
 HOMES = {
     **dict.fromkeys(("grpc", "grpc_status", "grpc_health", "dragoman.v1"), GRPC),
-    "google": (*GRPC, "server/telemetry/tracing.py", "model/text/piece_model.py"),
+    "google": (*GRPC, "server/telemetry/tracing.py", "model/text/piece_model.py", "export/graph_file.py"),
     "zmq": ("server/engine/link.py", "server/engine/process.py", "server/dispatch/desk_server.py"),
     "prometheus_client": ("server/main.py", "server/fronts/process.py", "server/telemetry/"),
     "onnxruntime": ("server/runtime/", "export/session.py"),

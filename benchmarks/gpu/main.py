@@ -135,6 +135,8 @@ def measure(arguments: argparse.Namespace) -> int:
     run.part("ahead", lambda: parity.ahead_against_asked(run.device, run.graphs(sizes[0]), 5))
     for size in sizes:
         run.part(f"steps {size}", lambda size=size: speed.steps_by_rows(run.device, size, run.graphs(size), rows, num_steps))  # type: ignore[misc]
+        if arguments.greedy == "both":
+            run.part(f"greedy {size}", lambda size=size: speed.greedy_ways(run.device, size, run.graphs(size), rows, num_steps))  # type: ignore[misc]
     run.part("peers", lambda: run.peers(sizes[0]))
     if run.device.kind == "cuda":
         run.part("answers bf16", lambda: run.answers("bf16"))
@@ -199,6 +201,9 @@ def main() -> int:
     parser.add_argument("--graphs", default="bundles/gpu", help="folder of graphs; what it lacks is made there")
     parser.add_argument("--texts", default="", help="English text, one sentence a line")
     parser.add_argument("--references", default="", help="its German translation, for BLEU")
+    parser.add_argument(
+        "--greedy", choices=("topk", "both"), default="topk", help="both: also time greedy steps that find their token by ArgMax"
+    )
     parser.add_argument("--max-seconds", type=float, default=420, help="no part begins after so long")
     arguments = parser.parse_args()
     with contextlib.suppress(KeyboardInterrupt):

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 
 from dragoman.export.caches import attention_caches
+from dragoman.export.cuda_contract import check_for_cuda
+from dragoman.export.fields import BundleError
 from dragoman.export.half import DTYPES, halved
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.config import ModelConfig
@@ -79,9 +81,14 @@ def read_graphs(folder: Path) -> DeviceModel:
 
 
 def graphs_of(name: str, model: Transformer, precision: str, folder: Path) -> DeviceModel:
-    """Return a model's graphs from a folder, made there if they are not."""
+    """Return a model's graphs from a folder, made there if they are not, or are what CUDA does not compute."""
     place = folder / f"{name}-{precision}"
-    return read_graphs(place) if (place / DESCRIPTION).is_file() else make_graphs(model, precision, place)
+    try:
+        for graph in ("encoder.onnx", "decoder.onnx"):
+            check_for_cuda(place / graph)
+        return read_graphs(place)
+    except (OSError, BundleError):
+        return make_graphs(model, precision, place)
 
 
 def open_device(name: str) -> Device:
@@ -102,10 +109,14 @@ def open_device(name: str) -> Device:
     return CudaDevice(choice.ordinal)
 
 
-def open_decoder(device: Device, model: DeviceModel, max_rows: int, **settings: Any) -> DeviceDecoder:
-    """Load graphs on a device."""
-    buckets = Buckets.of(max_rows, model.target_vocab_size, model.max_target_tokens, model.max_source_tokens)
-    return DeviceDecoder(device, model, buckets, prefill_tokens=8192, **settings)
+def open_decoder(
+    device: Device, model: DeviceModel, max_rows: int, *, max_candidates: int | None = None, **settings: Any
+) -> DeviceDecoder:
+    """Load graphs on a device and capture what is captured; without `max_candidates` for any number of candidates."""
+    buckets = Buckets.of(max_rows, max_candidates or model.target_vocab_size, model.max_target_tokens, model.max_source_tokens)
+    decoder = DeviceDecoder(device, model, buckets, prefill_tokens=8192, **settings)
+    decoder.warm_up()
+    return decoder
 
 
 def random_sources(model: DeviceModel, count: int, shortest: int, longest: int, seed: int = SEED) -> list[list[int]]:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.gpu.greedy import with_argmax
 from benchmarks.gpu.models import open_decoder, random_sources
 from dragoman.model.transformer import Transformer
 from dragoman.server.runtime.device.decoder import DeviceDecoder
@@ -21,10 +22,10 @@ Measure = Callable[[Sequence[list[int]], int], float]
 """Decodes a batch of sources, so many tokens each, and returns the seconds that took."""
 
 SOURCE_TOKENS, WARM_STEPS, NUM_STEPS = 20, 10, 60
-WAYS: dict[str, dict[str, bool]] = {
-    "plain": {"is_captured": False, "is_ahead": False},
-    "graphs": {"is_captured": True, "is_ahead": False},
-    "graphs, ahead": {"is_captured": True, "is_ahead": True},
+WAYS: dict[str, dict[str, Any]] = {
+    "plain": {"capture": "never", "is_ahead": False},
+    "graphs": {"capture": "start", "is_ahead": False},
+    "graphs, ahead": {"capture": "start", "is_ahead": True},
 }
 
 
@@ -44,8 +45,6 @@ def step_seconds(decoder: DeviceDecoder, model: DeviceModel, num_rows: int, num_
 def steps_by_rows(device: Device, name: str, model: DeviceModel, rows: Sequence[int], num_steps: int) -> list[dict[str, Any]]:
     """Measure every way at every number of rows; the ways take turns."""
     decoders = {way: open_decoder(device, model, max(rows), **settings) for way, settings in WAYS.items()}
-    decoders["graphs"].warm_up()
-    decoders["graphs, ahead"].warm_up()
     bandwidth = memory_bandwidth(device)
     found = []
     for num_rows in rows:
@@ -63,6 +62,18 @@ def steps_by_rows(device: Device, name: str, model: DeviceModel, rows: Sequence[
                     "floor_ms": round(1000 * floor, 4),
                 }
             )
+    return found
+
+
+def greedy_ways(device: Device, name: str, model: DeviceModel, rows: Sequence[int], num_steps: int) -> list[dict[str, Any]]:
+    """Measure captured greedy steps whose token is found by TopK, and by ArgMax; the two take turns."""
+    models = {"TopK": model, "ArgMax": with_argmax(model)}
+    decoders = {way: open_decoder(device, graphs, max(rows), max_candidates=1) for way, graphs in models.items()}
+    found = []
+    for num_rows in rows:
+        seconds = {way: step_seconds(decoder, models[way], num_rows, num_steps) for way, decoder in decoders.items()}
+        times = {f"{way}_ms": round(1000 * taken, 4) for way, taken in seconds.items()}
+        found.append({"model": name, "rows": num_rows, "vocabulary": model.num_choices, **times})
     return found
 
 
@@ -162,7 +173,6 @@ def against_peers(
     """Translate equal batches with ourselves and with peers; return tokens a second, and why a peer is missing."""
     half = {"fp16": torch.float16, "bf16": torch.bfloat16}[graphs.precision]
     decoder = open_decoder(device, graphs, max(batches))
-    decoder.warm_up()
     measures: dict[str, Measure] = {"dragoman": lambda sources, count: our_seconds(decoder, graphs, sources, count)}
     makers: dict[str, Callable[[], Measure]] = {
         "transformers": lambda: transformers_seconds(model, half, torch_device),

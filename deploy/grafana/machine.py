@@ -151,5 +151,18 @@ def gpu() -> Row:
             maximum=1,
         ),
         timeseries("GPU memory", "Of all processes on the device.", "bytes", memory),
+        timeseries(
+            "GPU memory, as planned",
+            "How a model divided what was free when it was loaded.",
+            "bytes",
+            {"{{model}} {{part}} {{instance}}": metric("gpu_plan_bytes")},
+            is_stacked=True,
+        ),
+        timeseries(
+            "Steps without CUDA graphs",
+            "1 where a capture has failed, so that steps are slower.",
+            "none",
+            {"{{model}} {{instance}}": metric("cuda_graphs_disabled")},
+        ),
     ]
     return "GPU", 2, panels

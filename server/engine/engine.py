@@ -133,6 +133,20 @@ class Engine:
             self.remove_all("draining")
             raise EngineIsBroken(f"{self._num_failures} steps in a row have failed")
 
+    @property
+    def is_unprepared(self) -> bool:
+        """Whether there is something left to do for `prepare`."""
+        return self.runner.graphs is not None and self.runner.graphs.has_pending
+
+    def prepare(self) -> None:
+        """Use a moment in which nothing runs: have a step captured that some later batch may need."""
+        if self.has_work or self.runner.graphs is None:
+            return
+        try:
+            self.runner.graphs.capture_next()
+        except Exception:  # it is not tried again, and whoever needs such a step will see whether it can be done
+            log.exception("a step could not be prepared")
+
     def take_reports(self) -> dict[bytes, Report]:
         """Return, for each front end, what happened to its requests since the last call."""
         reports = self._outbox.take(self.scheduler.running(), self.statistics())
@@ -159,6 +173,7 @@ class Engine:
             at_their_limit=self._seconds_until_places(scheduler.at_their_limit()),
             num_ahead=len(self._prefills.ahead),
             ahead_bytes=self._prefills.ahead.num_bytes,
+            are_graphs_disabled=self.runner.graphs is not None and self.runner.graphs.is_disabled,
         )
 
     def _admit(self) -> None:

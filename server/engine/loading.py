@@ -59,13 +59,22 @@ def load_runner(bundle: Bundle, limits: Limits, num_threads: int, device: Device
     from dragoman.server.runtime.device.runner import DeviceRunner
 
     sizes = manifest.num_choices, manifest.max_target_tokens, manifest.max_source_tokens
+
+    def warn(reason: str) -> None:
+        """Say once that steps are not replayed."""
+        log.warning("CUDA graphs are off, steps are begun one kernel at a time", model=manifest.name, reason=reason)
+
     runner = DeviceRunner(
-        CudaDevice(choice.ordinal),
+        CudaDevice(choice.ordinal, attention_kernels=device.attention_kernels),
         DeviceModel.of(bundle.directory, manifest),
         Buckets.of(limits.max_slots, *sizes, device.row_buckets, device.capacity_buckets),
         prefill_tokens=limits.prefill_tokens_per_step,
         max_bytes=device.max_memory_bytes,
+        capture=device.graphs,
+        is_ahead=device.is_ahead,
+        warn=warn,
     )
+    log.info("device memory divided", model=manifest.name, slot_bytes=runner.plan.slot_bytes, **runner.memory)
     if is_warmed_up:
         runner.warm_up()
     log.info(
@@ -74,8 +83,7 @@ def load_runner(bundle: Bundle, limits: Limits, num_threads: int, device: Device
         device=runner.device,
         asked_for=device.name,
         reason=choice.reason,
-        slot_bytes=runner.plan.slot_bytes,
-        reserved_bytes=runner.plan.reserved,
+        attention_kernels=device.attention_kernels,
     )
     return runner
 

@@ -183,11 +183,13 @@ class Ready(Struct, frozen=True, array_like=True, tag="ready"):
         device: For example `cpu`.
         max_slots: Rows of the decode batch.
         load_seconds: Time to load the bundle and to warm up.
+        memory: How a device's memory is divided, bytes of each part; nothing for the CPU.
     """
 
     device: str
     max_slots: int
     load_seconds: float
+    memory: dict[str, int] = {}
 
 
 class Answer(Struct, frozen=True, array_like=True):
@@ -322,6 +324,9 @@ class Statistics(Struct, frozen=True, array_like=True):
         without_claim: Callers who wait and for whom nobody would be pushed out if the queue were full, and when each is likely to
             have a place again; None if that is not told, because too many wait or because there are plenty of places.
         at_their_limit: Callers of whom no more may wait, as far as that is known, and when each is likely to have a place again.
+        num_ahead: Waiting requests whose sources have been encoded.
+        ahead_bytes: What is kept of them takes.
+        are_graphs_disabled: Whether steps on a device that should be replayed are not, for a capture has failed.
     """
 
     num_waiting: int = 0
@@ -339,6 +344,7 @@ class Statistics(Struct, frozen=True, array_like=True):
     at_their_limit: dict[str, float] = {}
     num_ahead: int = 0
     ahead_bytes: int = 0
+    are_graphs_disabled: bool = False
 
 
 class Shrunk(Struct, frozen=True, array_like=True):

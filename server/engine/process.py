@@ -35,6 +35,8 @@ log = structlog.get_logger("dragoman.engine")
 HEARTBEAT_MILLISECONDS = 1000
 # How old a busy engine's statistics may be. A report wakes the front end, and on few cores that takes the time from the next step.
 REPORT_SECONDS = 0.05
+# After so long without a message steps are prepared that nobody has asked for yet; who comes meanwhile waits for one of them.
+QUIET_SECONDS = 0.1
 EXIT_CANNOT_START = 3
 EXIT_BROKEN = 4
 
@@ -104,7 +106,8 @@ class EngineLoop:
             bundle, settings.limits, settings.num_threads, is_warmed_up=settings.is_warmed_up, device=settings.device
         )
         scoring = Scoring(load_scorer(bundle, settings.num_threads, engine.runner), settings.limits)
-        return engine, scoring, Ready(engine.runner.device, settings.max_slots, time.monotonic() - started)
+        runner, seconds = engine.runner, time.monotonic() - started
+        return engine, scoring, Ready(runner.device, settings.max_slots, seconds, dict(runner.memory))
 
     def _serve(self, engine: Engine, scoring: Scoring, ready: Ready) -> int:
         """Alternate between messages and steps; sleep when there is nothing to do."""
@@ -112,8 +115,10 @@ class EngineLoop:
         try:
             while not self._is_stopped:
                 is_generating = engine.has_work
-                if is_generating or self._wait(scoring.seconds_until_work()):
+                if is_generating or self._wait(_seconds_to_sleep(engine, scoring)):
                     self._receive(engine, scoring, ready)
+                elif engine.is_unprepared and not scoring.has_work:
+                    engine.prepare()
                 if engine.has_work:
                     engine.step()
                 if scoring.has_work:
@@ -200,6 +205,12 @@ class EngineLoop:
 
     def _send(self, origin: bytes, event: Event) -> None:
         self._socket.send_multipart((origin, self._encoder.encode(event)))
+
+
+def _seconds_to_sleep(engine: Engine, scoring: Scoring) -> float:
+    """Return when there is something to do without a message: a pair to score, or a step to prepare."""
+    seconds = scoring.seconds_until_work()
+    return min(seconds, QUIET_SECONDS) if engine.is_unprepared else seconds
 
 
 def _known_reason(error: Exception) -> str | None:

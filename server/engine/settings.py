@@ -1,7 +1,10 @@
 """What an engine is started with: one struct, which crosses to its process as JSON."""
 
+from typing import Literal
+
 import msgspec
 
+from dragoman.export.attention_kernels import USUAL
 from dragoman.server.engine.scheduler import Limits
 from dragoman.server.telemetry.logs import LogFormat
 
@@ -17,6 +20,9 @@ class DeviceSettings(msgspec.Struct, frozen=True):
         max_memory_bytes: Of a CUDA device, that may be taken; 0 for nine tenths of what is free.
         row_buckets: Numbers of rows that a CUDA graph is captured for; none for the usual ones.
         capacity_buckets: Positions that caches on a CUDA device are laid out for; none for the usual ones.
+        attention_kernels: That sessions on CUDA may use, see `dragoman.export.attention_kernels`.
+        graphs: When steps on CUDA are captured as graphs, see `dragoman.server.runtime.device.graphs`.
+        is_ahead: Whether steps on CUDA are begun before they are asked for.
         weights_cache: Folder of files through which engines on the CPU share their weights; empty for copies of their own.
     """
 
@@ -25,6 +31,9 @@ class DeviceSettings(msgspec.Struct, frozen=True):
     row_buckets: tuple[int, ...] = ()
     capacity_buckets: tuple[int, ...] = ()
     weights_cache: str = ""
+    attention_kernels: str = USUAL
+    graphs: Literal["idle", "start", "never"] = "idle"
+    is_ahead: bool = True
 
 
 class EngineSettings(msgspec.Struct, frozen=True):

@@ -1,6 +1,7 @@
 """The runner on ONNX Runtime's CPU provider: two sessions, and the caches that the decode step updates in place."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 import onnxruntime
@@ -24,6 +25,8 @@ class OnnxRunner:
     """See `runner.Runner`. Caches are bound by address, once for each number of rows, and copied by a step only when they grow."""
 
     device = "cpu"
+    graphs = None
+    memory: Mapping[str, int] = MappingProxyType({})
 
     def __init__(self, bundle: Bundle, max_rows: int, num_threads: int, weights: Weights | None = None) -> None:
         """Load both graphs.

@@ -78,10 +78,10 @@ def choose_device(request: str, precision: str, check_cuda: "Callable[[int], str
 
 def cuda_obstacle(ordinal: int) -> str:
     """Return what keeps a CUDA device from being used, in words for the operator; nothing if it can be used."""
-    return _wheel_obstacle() or _driver_obstacle(ordinal) or _library_obstacle()
+    return wheel_obstacle() or driver_obstacle(ordinal) or library_obstacle()
 
 
-def _wheel_obstacle() -> str:
+def wheel_obstacle() -> str:
     """Look at the installed packages."""
     cpu_wheel, gpu_wheel = installed_version("onnxruntime"), installed_version("onnxruntime-gpu")
     try:
@@ -98,7 +98,7 @@ def _wheel_obstacle() -> str:
     return ""
 
 
-def _driver_obstacle(ordinal: int) -> str:
+def driver_obstacle(ordinal: int) -> str:
     """Ask CUDA itself for the device."""
     try:
         runtime: Any = import_module("cuda.bindings.runtime")
@@ -125,7 +125,15 @@ def _driver_obstacle(ordinal: int) -> str:
     return ""
 
 
-def _library_obstacle() -> str:
+def driver_versions() -> str:
+    """Return which CUDA the driver is for and which the runtime is of."""
+    runtime: Any = import_module("cuda.bindings.runtime")
+    numbers = [getattr(runtime, name)()[-1] for name in ("cudaDriverGetVersion", "cudaRuntimeGetVersion")]
+    driver, own = (f"{number // 1000}.{number % 1000 // 10}" for number in numbers)
+    return f"driver for CUDA {driver}, runtime of CUDA {own}"
+
+
+def library_obstacle() -> str:
     """Load CUDA's libraries, wherever they lie; ONNX Runtime says on standard output which it has not found."""
     onnxruntime: Any = import_module("onnxruntime")
     said = io.StringIO()

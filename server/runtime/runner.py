@@ -1,6 +1,6 @@
 """What the engine asks of whatever computes: encode sources into rows, decode one token for every row, copy rows."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,6 +24,24 @@ class Holder(Protocol):
         ...
 
 
+class Graphs(Protocol):
+    """What a runner knows of steps that are captured on a device, to be replayed."""
+
+    @property
+    def is_disabled(self) -> bool:
+        """Whether steps that should be replayed are not, for a capture has failed."""
+        ...
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether there is something left to capture."""
+        ...
+
+    def capture_next(self) -> None:
+        """Capture one more step; call it while no row holds anything."""
+        ...
+
+
 class Runner(Protocol):
     """One loaded model with its caches. Used from one thread.
 
@@ -31,13 +49,25 @@ class Runner(Protocol):
         device: Name of what computes.
         max_rows: Rows of the decode batch at the most.
         holder: Itself, if it can encode sources ahead of rows; None if it cannot.
+        graphs: Its captured steps; None if it has none.
+        memory: How it divides a device's memory, bytes of each part; nothing if it has none to divide.
     """
 
     device: str
     max_rows: int
 
     @property
+    def memory(self) -> Mapping[str, int]:
+        """See the class."""
+        ...
+
+    @property
     def holder(self) -> Holder | None:
+        """See the class."""
+        ...
+
+    @property
+    def graphs(self) -> Graphs | None:
         """See the class."""
         ...
 

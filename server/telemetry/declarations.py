@@ -62,6 +62,10 @@ class Declarations:
         self.cache_used = gauge("cache_used_bytes", "What the sequences in slots take of it.")
         self.num_ahead = gauge("requests_encoded_ahead", "Waiting requests whose sources have been encoded beside others'.")
         self.ahead_bytes = gauge("encoded_ahead_bytes", "What is kept of them takes.")
+        self.graphs_disabled = gauge(
+            "cuda_graphs_disabled", "1 while steps on CUDA are not replayed because a capture has failed, else 0."
+        )
+        self.gpu_plan = gauge("gpu_plan_bytes", "How the GPU memory that was free at the start is divided.", "part")
         self.model_ready = gauge("model_ready", "1 while the model takes requests, else 0.")
 
         self.engine_up = gauge("engine_up", "1 while the engine takes requests, else 0.", "replica")

@@ -1,7 +1,7 @@
 """What the server tells Prometheus: of requests and engines as others report it, of processes and GPUs as it asks."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 from prometheus_client import CollectorRegistry, Gauge, Info, disable_created_metrics, make_wsgi_app
@@ -104,6 +104,11 @@ class Metrics:
     def observe_load(self, model: str, seconds: float) -> None:
         """Record how long a model took to load and warm up."""
         self._declared.model_load.labels(model).observe(seconds)
+
+    def set_device_memory(self, model: str, parts: Mapping[str, int]) -> None:
+        """Say how a model's engine divides the memory of its device, bytes of each part; nothing for the CPU."""
+        for part, size in parts.items():
+            self._declared.gpu_plan.labels(model, part).set(size)
 
     def observe_restart(self, model: str, replica: int = 0) -> None:
         """Count an engine that is started again."""

@@ -25,6 +25,7 @@ class ModelMetrics:
         self.num_slots = num_slots
         self.statistics = messages.Statistics()
         self._ready = metrics.model_ready.labels(name)
+        self._graphs_disabled = metrics.graphs_disabled.labels(name)
         self._success = {reason: metrics.request_success.labels(name, reason) for reason in (*ANSWERS, SCORED)}
         self._admitted = metrics.requests_admitted.labels(name)
         self._score_tokens = metrics.score_tokens.labels(name)
@@ -53,9 +54,11 @@ class ModelMetrics:
         self._ready.set(is_ready)
         if not is_ready:
             self.statistics = messages.Statistics()
+            self._graphs_disabled.set(0)
 
     def observe_work(self, statistics: messages.Statistics) -> None:
         """Observe the steps and prefills that one of the model's engines has done since its last statistics."""
+        self._graphs_disabled.set(statistics.are_graphs_disabled)
         for step in statistics.steps:
             self._step_duration.observe(step.seconds)
             self._step_batch_size.observe(step.num_rows)

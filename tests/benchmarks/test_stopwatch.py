@@ -12,6 +12,8 @@ class Calls:
     """A runner that notes how it was called."""
 
     device, max_rows = "cpu", 4
+    graphs = None
+    memory: Any = None
 
     def __init__(self) -> None:
         self.made: list[tuple[Any, ...]] = []

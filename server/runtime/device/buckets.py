@@ -10,6 +10,8 @@ CANDIDATES = (1, 16, 64)
 # Attention's kernels split their work by the buffer's length, not by what is valid; below 512 that costs nothing worth a move.
 CAPACITIES = (512, 1024, 2048, 4096, 8192)
 NO_GRAPH = -1
+# A cache of one position would look like the first tokens of a text to attention's kernels.
+MIN_CAPACITY = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +44,8 @@ class Buckets:
         return cls(
             _cut(rows or ROWS, max_rows),
             tuple(k for k in CANDIDATES if k <= num_choices),
-            _cut(capacities or CAPACITIES, max_targets),
-            _cut(capacities or CAPACITIES, max_sources),
+            _cut([size for size in capacities or CAPACITIES if size >= MIN_CAPACITY], max(max_targets, MIN_CAPACITY)),
+            _cut([size for size in capacities or CAPACITIES if size >= MIN_CAPACITY], max(max_sources, MIN_CAPACITY)),
         )
 
     def padded_rows(self, num_rows: int) -> int:
@@ -65,6 +67,15 @@ class Buckets:
         for sizes, size in ((self.candidates, num_candidates), (self.targets, targets), (self.sources, sources)):
             place = place * len(sizes) + sizes.index(size)
         return place + 1  # 0 is what a run has that does not say
+
+
+def padded_sizes(largest: int) -> tuple[int, ...]:
+    """Return few sizes up to a largest one, rising: the powers of two and the halves between them, as 1, 2, 3, 4, 6, 8, 12, 16.
+
+    What is rounded up to one of them grows by less than a half.
+    """
+    powers = [1 << exponent for exponent in range(largest.bit_length())]
+    return _cut([size for power in powers for size in (power, power + power // 2)], largest)
 
 
 def at_least(sizes: Sequence[int], size: int) -> int:

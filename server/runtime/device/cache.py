@@ -71,12 +71,12 @@ class DeviceTensors:
                 self.address + target * size, self.pitch, self.address + source * size, self.pitch, size, self._num_tensors
             )
 
-    def write(self, row: int, sources: Sequence[int], length: int, num_rows: int) -> None:
-        """Store consecutive rows of `[B, H, length, Dh]`, one address a tensor, from a row on."""
-        size = length * self._position_bytes
+    def write(self, row: int, sources: Sequence[int], padded_length: int, length: int, num_rows: int) -> None:
+        """Store the first positions of consecutive rows of `[B, H, padded_length, Dh]`, one address a tensor, from a row on."""
+        pitch, size = (positions * self._position_bytes for positions in (padded_length, length))
         for address, source in zip(self.addresses, sources, strict=True):
             target = address + row * self.row_bytes
-            self._device.copy_pieces(target, self.capacity * self._position_bytes, source, size, size, num_rows * self._num_pieces)
+            self._device.copy_pieces(target, self.capacity * self._position_bytes, source, pitch, size, num_rows * self._num_pieces)
 
     def fit(self, needed: int, num_rows: int, scratch: int) -> None:
         """Make room for `needed` positions of the first rows, or, if less has been enough for long, take less.
@@ -95,6 +95,10 @@ class DeviceTensors:
                 self._lay_out(wanted, num_rows, scratch)
         else:
             self._num_roomy_steps = 0
+
+    def empty(self) -> None:
+        """Take the smallest capacity; what the rows hold is lost."""
+        self._lay_out(self.capacities[0], 0, 0)
 
     def _lay_out(self, capacity: int, num_rows: int, scratch: int) -> None:
         """Move rows to another capacity, each tensor through the scratch memory and back."""
@@ -146,19 +150,27 @@ class DeviceCache:
     def write_cross(self, rows: Sequence[int], lengths: NDArray[np.int64], tensors: Sequence[int], padded_length: int) -> None:
         """Store encoded sources, at one address a tensor `[B, H, S, Dh]`, of which row b goes to `rows[b]`; rows rise.
 
-        Padding goes along where consecutive rows are stored in one call: no row attends to what lies beyond its length.
+        Padding goes along where consecutive rows of several lengths are stored in one call: no row attends to what lies beyond its
+        length.
         """
         self._num_rows = max(self._num_rows, rows[-1] + 1)
-        longest = max(padded_length, int(self.source_lengths[: self._num_rows].max()))
-        self.cross_kv.fit(longest, self._num_rows, self._scratch)
+        longest = int(lengths.max())
+        self.cross_kv.fit(max(longest, int(self.source_lengths[: self._num_rows].max())), self._num_rows, self._scratch)
         first = 0
         for b in range(1, len(rows) + 1):
             if b < len(rows) and rows[b] == rows[b - 1] + 1:
                 continue
             offset = first * self.cross_kv.row_bytes_at(padded_length)
-            self.cross_kv.write(rows[first], [address + offset for address in tensors], padded_length, b - first)
+            self.cross_kv.write(rows[first], [address + offset for address in tensors], padded_length, longest, b - first)
             first = b
         self.source_lengths[list(rows)] = lengths
+
+    def empty(self) -> None:
+        """Forget all rows, and lay the caches out for the smallest capacities."""
+        self._num_rows = 0
+        self.source_lengths.fill(1)
+        self.self_kv.empty()
+        self.cross_kv.empty()
 
     def fit(self, num_rows: int, num_positions: int) -> None:
         """Make room for a step of the first rows; rows beyond them hold nothing any more.

@@ -9,7 +9,9 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
+from dragoman.export.attention_kernels import OPTION, USUAL, kernel_bits
 from dragoman.server.runtime.device.device import DeviceError, OutOfDeviceMemory
+from dragoman.server.runtime.device.shortage import is_out_of_memory
 from dragoman.server.runtime.providers import CUDA_PROVIDER
 
 NUM_MARKS = 8
@@ -21,9 +23,16 @@ class CudaDevice:
 
     kind = "cuda"
 
-    def __init__(self, ordinal: int, runtime: Any = None) -> None:
-        """Take a device that `providers.choose_device` has found usable; the CUDA runtime is that of cuda-bindings."""
+    def __init__(self, ordinal: int, runtime: Any = None, attention_kernels: str = USUAL) -> None:
+        """Take a device that `providers.choose_device` has found usable.
+
+        Args:
+            ordinal: Its number.
+            runtime: CUDA's; that of cuda-bindings where it is left out.
+            attention_kernels: That sessions may use, see `attention_kernels`.
+        """
         self.ordinal = ordinal
+        self._kernel_bits = kernel_bits(attention_kernels)
         self._runtime: Any = runtime or import_module("cuda.bindings.runtime")
         self._call("cudaSetDevice", ordinal)
         self._kinds = self._runtime.cudaMemcpyKind
@@ -32,6 +41,7 @@ class CudaDevice:
         self._events = [self._call("cudaEventCreateWithFlags", disable_timing) for _ in range(NUM_MARKS)]
         self._num_marks = 0
         properties = self._call("cudaGetDeviceProperties", ordinal)
+        self.compute_capability: tuple[int, int] | None = (int(properties.major), int(properties.minor))
         self.name = f"cuda:{ordinal} ({bytes(properties.name).split(bytes(1))[0].decode(errors='replace')})"
 
     def open_session(self, path: Path, *, max_arena_bytes: int, is_captured: bool) -> onnxruntime.InferenceSession:
@@ -45,6 +55,7 @@ class CudaDevice:
             "user_compute_stream": str(self._stream),
             "arena_extend_strategy": "kSameAsRequested",
             "enable_cuda_graph": str(int(is_captured)),
+            OPTION: str(self._kernel_bits),
             "use_tf32": "1",  # of products in single precision there is one, the logits', and its operands are halves
         }
         if max_arena_bytes:
@@ -67,6 +78,13 @@ class CudaDevice:
             if is_out_of_memory(error):
                 raise OutOfDeviceMemory(str(error)) from error
             raise
+
+    def leave_capture(self) -> None:
+        """See `Device`; ONNX Runtime should have ended what it began, and CUDA may remember that it failed."""
+        status, capture, *_ = self._runtime.cudaStreamIsCapturing(self._stream)
+        if int(status) or int(capture):
+            self._runtime.cudaStreamEndCapture(self._stream)
+        self._runtime.cudaGetLastError()
 
     def available_bytes(self) -> int:
         """See `Device`."""
@@ -139,9 +157,3 @@ class CudaDevice:
         if int(status):
             raise DeviceError(f"{name}: {getattr(status, 'name', status)}")
         return results[0] if len(results) == 1 else results
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Tell whether ONNX Runtime, whose errors differ by their text only, ran out of device memory."""
-    text = str(error).lower()
-    return "failed to allocate memory" in text or "out of memory" in text or "cublas_status_alloc_failed" in text

@@ -5,16 +5,18 @@ asked for is begun at once, fed by the device with the tokens it has just chosen
 for next, bit for bit what would have been computed then, and forgotten otherwise.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import onnxruntime
 from numpy.typing import NDArray
 
 from dragoman.server.runtime.device.buckets import Buckets
 from dragoman.server.runtime.device.cache import DeviceCache
-from dragoman.server.runtime.device.device import Device, OutOfDeviceMemory
+from dragoman.server.runtime.device.device import Device, DeviceError, OutOfDeviceMemory
 from dragoman.server.runtime.device.encoder import DeviceEncoder
+from dragoman.server.runtime.device.graphs import Shape, StepGraphs, When
 from dragoman.server.runtime.device.memory import MemoryPlan
 from dragoman.server.runtime.device.model import DeviceModel
 from dragoman.server.runtime.device.steps import DeviceSteps, Likeliest, Ticket
@@ -45,7 +47,9 @@ class DeviceDecoder:
         device: Name of the device.
         max_rows: Rows of the decode batch at the most.
         plan: What it takes of the device's memory.
+        budget: How that was divided.
         buckets: Sizes of its steps.
+        graphs: Steps that are captured.
         num_ahead: Steps begun before they were asked for.
         num_taken: Of those, the ones that were asked for then.
     """
@@ -58,8 +62,9 @@ class DeviceDecoder:
         *,
         prefill_tokens: int,
         max_bytes: int = 0,
-        is_captured: bool = True,
+        capture: When = "idle",
         is_ahead: bool = True,
+        warn: Callable[[str], None] = lambda reason: None,
     ) -> None:
         """Load both graphs and reserve all memory there will be need of.
 
@@ -69,22 +74,24 @@ class DeviceDecoder:
             buckets: Sizes of steps; the last of its rows is the number of slots.
             prefill_tokens: Positions the encoder computes at once, padding included; at least the longest source.
             max_bytes: Memory that may be taken; 0 for nine tenths of what is free.
-            is_captured: Whether steps are captured as graphs and replayed.
+            capture: When steps are captured as graphs, to be replayed.
             is_ahead: Whether steps are begun ahead.
+            warn: Told why, if steps that should be captured cannot be.
 
         Raises:
             DeviceError: If the model does not fit or does not run there.
         """
         prefill_tokens = max(prefill_tokens, model.max_source_tokens)
         self.device, self.max_rows, self.buckets = device.name, buckets.rows[-1], buckets
-        self.plan = MemoryPlan.of(model, buckets, prefill_tokens)
-        arena = self.plan.budget(device.available_bytes(), max_bytes) - self.plan.reserved
+        self.graphs = StepGraphs(buckets, capture, self.capture, warn)
+        self.plan = MemoryPlan.of(model, buckets, prefill_tokens, len(list(self.graphs.shapes())) * self.graphs.is_on)
+        self.budget = self.plan.budget(device.available_bytes(), max_bytes)
         self._device, self._model, self._is_ahead = device, model, is_ahead
-        encoder = device.open_session(model.encoder_path, max_arena_bytes=arena, is_captured=False)
-        decoder = device.open_session(model.decoder_path, max_arena_bytes=arena, is_captured=is_captured)
+        encoder = device.open_session(model.encoder_path, max_arena_bytes=self.budget.encoder, is_captured=False)
+        decoder = self._open_decoder()
         self.cache = DeviceCache(device, model, self.max_rows, buckets.targets, buckets.sources)
         self._encoder = DeviceEncoder(device, model, encoder, prefill_tokens)
-        self._steps = DeviceSteps(device, model, decoder, self.cache, buckets)
+        self._steps = DeviceSteps(device, model, decoder, self.cache, buckets, self.graphs)
         self._rows_at_once = {False: self.max_rows, True: self.max_rows}  # by whether there are more candidates than usual
         self._last: Step | None = None
         self._next: Step | None = None
@@ -92,13 +99,24 @@ class DeviceDecoder:
         self.num_ahead = self.num_taken = 0
 
     def warm_up(self) -> None:
-        """Capture every graph of the smallest capacities, which is what most steps need; others are captured when first used."""
+        """Run the encoder, and every shape of steps that is to be ready at the start, which captures them where that is on."""
         self.prefill([[self._model.eos_id]], [0])
-        for num_rows in self.buckets.rows:
-            zeros = np.zeros(num_rows, np.int64)
-            for num_candidates in self.buckets.candidates:
-                self.decode(zeros + self._model.decoder_start_id, zeros, num_candidates)
-        self._forget()
+        for shape in self.graphs.at_start():
+            self.capture(shape)
+
+    def capture(self, shape: Shape) -> None:
+        """Run a step of a shape on whatever lies in the caches, at the end of its layouts, so that these are what is needed.
+
+        It is captured where that is on. What lies in the caches is lost.
+        """
+        self._empty()
+        self.cache.source_lengths[: shape.num_rows] = min(shape.sources, self._model.max_source_tokens)
+        positions = np.full(shape.num_rows, min(shape.targets, self._model.max_target_tokens) - 1)
+        try:
+            with self._steps.capturing():
+                self.decode(np.full(shape.num_rows, self._model.decoder_start_id, np.int64), positions, shape.num_candidates)
+        finally:
+            self._empty()
 
     def prefill(self, sources: Sequence[Sequence[int]], rows: Sequence[int]) -> None:
         """See `runner.Runner`.
@@ -178,6 +196,24 @@ class DeviceDecoder:
         """See `runner.Runner`; the whole row goes along, for what comes before `start` is the same in both."""
         self._forget()
         self.cache.copy_self(source, target)
+
+    def _open_decoder(self) -> onnxruntime.InferenceSession:
+        """Load the decode step; one that cannot be captured is loaded to be run plainly."""
+        path, limit = self._model.decoder_path, self.budget.decoder
+        if self.graphs.is_on:
+            try:
+                return self._device.open_session(path, max_arena_bytes=limit, is_captured=True)
+            except DeviceError as error:
+                session = self._device.open_session(path, max_arena_bytes=limit, is_captured=False)
+                self.graphs.give_up(error)
+                return session
+        return self._device.open_session(path, max_arena_bytes=limit, is_captured=False)
+
+    def _empty(self) -> None:
+        """Drop all that rows hold; the caches are then laid out as they were made."""
+        self._forget()
+        self.cache.empty()
+        self._num_rows = self._num_positions = 0
 
     def _continues(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int) -> bool:
         """Tell whether a step is the one that follows the last if every row goes on with its likeliest token."""

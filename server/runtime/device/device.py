@@ -29,11 +29,13 @@ class Device(Protocol):
         name: For the operator, for example `cuda:0 (NVIDIA H200)`.
         kind: ONNX Runtime's name for the memory: `cuda` or `cpu`.
         ordinal: Which of the kind.
+        compute_capability: What NVIDIA counts its generations by; None for what is no such device.
     """
 
     name: str
     kind: str
     ordinal: int
+    compute_capability: tuple[int, int] | None
 
     def open_session(self, path: Path, *, max_arena_bytes: int, is_captured: bool) -> onnxruntime.InferenceSession:
         """Load a graph.
@@ -55,6 +57,10 @@ class Device(Protocol):
         Raises:
             OutOfDeviceMemory: If what it computes with does not fit.
         """
+        ...
+
+    def leave_capture(self) -> None:
+        """Let work be asked for again after a run that was to be captured has failed."""
         ...
 
     def available_bytes(self) -> int:

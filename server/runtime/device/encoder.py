@@ -7,6 +7,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
+from dragoman.server.runtime.device.buckets import at_least, padded_sizes
 from dragoman.server.runtime.device.device import Device
 from dragoman.server.runtime.device.model import DeviceModel
 
@@ -17,8 +18,9 @@ class Encoded:
 
     Attributes:
         lengths: `[B]`, tokens of each source.
-        padded_length: S, the longest.
-        tensors: Address of each tensor `[B, H, S, Dh]`, keys, then values, layer by layer; the next batch overwrites them.
+        padded_length: S, at least the longest.
+        tensors: Address of each tensor `[B, H, S, Dh]`, keys, then values, layer by layer; the next batch overwrites them. Rows and
+            positions beyond those of the sources mean nothing.
     """
 
     lengths: NDArray[np.int64]
@@ -27,7 +29,11 @@ class Encoded:
 
 
 class DeviceEncoder:
-    """Runs the encoder on batches that fit into what is reserved for its outputs, and into what has proved to fit."""
+    """Runs the encoder on batches that fit into what is reserved for its outputs, and into what has proved to fit.
+
+    Rows and positions are rounded up to a few sizes: what is planned for a shape is planned seldom, and the arena's pieces fit the
+    next batch. A row of padding is a source of one token; padding at the end of a row is beyond its length.
+    """
 
     def __init__(self, device: Device, model: DeviceModel, session: onnxruntime.InferenceSession, max_positions: int) -> None:
         """Reserve memory for the outputs.
@@ -43,6 +49,7 @@ class DeviceEncoder:
         """
         self.max_positions = max_positions
         self._device, self._model, self._session = device, model, session
+        self._row_sizes, self._lengths = padded_sizes(max_positions), padded_sizes(model.max_source_tokens)
         self._kind = model.cross_kv
         self._pitch = max_positions * self._kind.token_bytes
         self._output = device.allocate(self._kind.num_tensors * self._pitch)
@@ -54,16 +61,24 @@ class DeviceEncoder:
         longest = count = 0
         for length in lengths:
             longest = max(longest, length)
-            if count and longest * (count + 1) > self.max_positions:
+            if count and self._num_positions(count + 1, longest) > self.max_positions:
                 break
             count += 1
         return count
+
+    def padded_shape(self, num_rows: int, longest: int) -> tuple[int, int]:
+        """Return the rows and positions that are computed for a batch."""
+        return at_least(self._row_sizes, num_rows), at_least(self._lengths, longest)
+
+    def _num_positions(self, num_rows: int, longest: int) -> int:
+        padded_rows, padded_length = self.padded_shape(num_rows, longest)
+        return padded_rows * padded_length
 
     def shrink(self, lengths: Sequence[int]) -> bool:
         """Take smaller batches from now on, for one has proved too large; return whether there is a smaller one to try."""
         if len(lengths) == 1:
             return False
-        self.max_positions = max(lengths) * len(lengths) // 2
+        self.max_positions = self._num_positions(len(lengths), max(lengths)) // 2
         return True
 
     def encode(self, sources: Sequence[Sequence[int]]) -> Encoded:
@@ -73,13 +88,14 @@ class DeviceEncoder:
             OutOfDeviceMemory: If it does not fit all the same.
         """
         lengths = np.array([len(source) for source in sources], np.int64)
-        num_rows, longest = len(sources), int(lengths.max())
+        num_rows, longest = self.padded_shape(len(sources), int(lengths.max()))
         staged = self._staged[: num_rows * (longest + 1)]
         ids = staged[: num_rows * longest].reshape(num_rows, longest)
         ids.fill(self._model.pad_id)
-        for row, source in zip(ids, sources, strict=True):
+        for row, source in zip(ids, sources, strict=False):
             row[: len(source)] = source
-        staged[num_rows * longest :] = lengths
+        staged_lengths = staged[num_rows * longest :]
+        staged_lengths[: len(sources)], staged_lengths[len(sources) :] = lengths, 1
         self._device.upload(self._input, staged)
         binding = self._session.io_binding()
         where = self._device.kind, self._device.ordinal

@@ -23,6 +23,7 @@ class HostDevice:
 
     kind = "cpu"
     ordinal = 0
+    compute_capability: tuple[int, int] | None = None
 
     def __init__(self, num_threads: int = 1, max_bytes: int = 2**40) -> None:
         """Make a device with so many threads and so much memory."""
@@ -39,6 +40,9 @@ class HostDevice:
     def run(self, session: onnxruntime.InferenceSession, binding: onnxruntime.IOBinding, options: onnxruntime.RunOptions) -> None:
         """See `Device`."""
         session.run_with_iobinding(binding, options)
+
+    def leave_capture(self) -> None:
+        """See `Device`."""
 
     def available_bytes(self) -> int:
         """See `Device`."""

@@ -8,10 +8,14 @@ from typing import Any, Self
 import numpy as np
 
 from dragoman.export.caches import Cache
+from dragoman.export.cuda_contract import OPERATOR
+from dragoman.export.graph_file import GraphFile
 from dragoman.server.runtime.device.kind import CacheKind
 
 BFLOAT16 = 16
 """ONNX's number of the type, which NumPy does not have."""
+BIAS = 10
+"""Where an attention node has what is added to its scores, if it has any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,28 @@ class DeviceModel:
         return CacheKind.of(self.caches, "cross", self.element_bytes)
 
     @property
-    def weights_bytes(self) -> int:
-        """What the weights take on disk; in memory the output projection, widened to single precision, comes on top."""
-        return sum(path.with_suffix(".weights").stat().st_size for path in (self.encoder_path, self.decoder_path))
+    def scorer_path(self) -> Path:
+        """The graph that scores, beside the others; a model may do without one."""
+        return self.encoder_path.with_name("scorer.onnx")
+
+    @property
+    def projection_bytes(self) -> int:
+        """What the output projection takes on top where it is stored in halves: sessions widen it when they are made."""
+        return 4 * self.num_choices * self.d_model if self.element_bytes == 2 else 0
+
+    def weights_bytes(self, path: Path) -> int:
+        """Return what the weights of one of the graphs take as they are stored.
+
+        Raises:
+            BundleError: If it is no graph.
+        """
+        return GraphFile.read(path).num_weight_bytes
+
+    def adds_to_scores(self, path: Path) -> bool:
+        """Tell whether attention in one of the graphs has a bias: its scores are then in memory, which they are not otherwise.
+
+        Raises:
+            BundleError: If it is no graph.
+        """
+        nodes = GraphFile.read(path).nodes
+        return any(node.op_type == OPERATOR and any(node.inputs[BIAS : BIAS + 1]) for node in nodes)

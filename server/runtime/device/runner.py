@@ -1,5 +1,6 @@
 """The runner that the engine uses on a device with memory of its own."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,11 @@ class DeviceRunner(DeviceDecoder):
 
     holder = None
 
+    @property
+    def memory(self) -> Mapping[str, int]:
+        """See `Runner`."""
+        return self.plan.parts(self.budget)
+
     def step(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int) -> Candidates:
         """See `Runner`."""
         return Candidates(*self.decode(tokens, positions, num_candidates))
@@ -24,5 +30,5 @@ class DeviceRunner(DeviceDecoder):
         return Candidates(*self.decode_part(tokens, positions, num_candidates, first_row))
 
     def open_session(self, path: Path) -> onnxruntime.InferenceSession:
-        """Load another graph on the same device, in the same order of work; it takes memory as it needs it."""
-        return self._device.open_session(path, max_arena_bytes=0, is_captured=False)
+        """Load the scorer on the same device, in the same order of work, within its part of the memory."""
+        return self._device.open_session(path, max_arena_bytes=self.budget.scorer, is_captured=False)

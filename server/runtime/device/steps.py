@@ -3,6 +3,8 @@
 A step's arrays are tiny beside its caches: what crosses the bus is 24 bytes a row on the way in, 12 bytes a candidate back.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,7 +15,8 @@ from numpy.typing import NDArray
 from dragoman.export.tensor_names import output_name
 from dragoman.server.runtime.device.buckets import NO_GRAPH, Buckets
 from dragoman.server.runtime.device.cache import DeviceCache
-from dragoman.server.runtime.device.device import Device
+from dragoman.server.runtime.device.device import Device, OutOfDeviceMemory
+from dragoman.server.runtime.device.graphs import Shape, StepGraphs
 from dragoman.server.runtime.device.memory import step_input_bytes, step_output_bytes
 from dragoman.server.runtime.device.model import DeviceModel
 
@@ -47,21 +50,17 @@ class Ticket:
     likeliest: Likeliest
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """What a step is bound for: rows and K as they are computed, and the capacities of the caches."""
-
-    num_rows: int
-    num_candidates: int
-    targets: int
-    sources: int
-
-
 class DeviceSteps:
     """Runs the decoder on the first rows of a cache."""
 
     def __init__(
-        self, device: Device, model: DeviceModel, session: onnxruntime.InferenceSession, cache: DeviceCache, buckets: Buckets
+        self,
+        device: Device,
+        model: DeviceModel,
+        session: onnxruntime.InferenceSession,
+        cache: DeviceCache,
+        buckets: Buckets,
+        graphs: StepGraphs,
     ) -> None:
         """Reserve the arrays.
 
@@ -69,14 +68,24 @@ class DeviceSteps:
             OutOfDeviceMemory: If they do not fit.
         """
         self._device, self._model, self._session, self._cache, self._buckets = device, model, session, cache, buckets
+        self._graphs, self._is_capturing = graphs, False
         max_rows, max_candidates = buckets.rows[-1], buckets.candidates[-1]
         self._input = device.allocate(step_input_bytes(max_rows))
         self._output = device.allocate(step_output_bytes(max_rows, max_candidates))
         self._staged_inputs = [device.allocate_host(step_input_bytes(max_rows)) for _ in range(NUM_STAGES)]
         self._staged_outputs = [device.allocate_host(step_output_bytes(max_rows, max_candidates)) for _ in range(NUM_STAGES)]
         self._counts = {k: np.full(1, k, np.int64) for k in buckets.candidates}
-        self._bound: dict[Shape, tuple[onnxruntime.IOBinding, onnxruntime.RunOptions]] = {}
+        self._bound: dict[tuple[Shape, bool], tuple[onnxruntime.IOBinding, onnxruntime.RunOptions]] = {}
         self._stage = 0
+
+    @contextmanager
+    def capturing(self) -> Iterator[None]:
+        """Capture the shapes of steps begun meanwhile, where they can be; at other times none is captured."""
+        self._is_capturing = True
+        try:
+            yield
+        finally:
+            self._is_capturing = False
 
     def start(
         self, tokens: NDArray[np.int64] | None, positions: NDArray[np.int64], num_candidates: int, first_row: int | None = None
@@ -106,9 +115,29 @@ class DeviceSteps:
         self._feed(tokens, positions, padded, first_row or 0)
         if is_wide:
             return self._start_wide(shape, num_rows, first_row or 0)
-        binding, options = self._binding(shape) if first_row is None else self._bind(shape, self._output, first_row)
-        self._device.run(self._session, binding, options)
+        if first_row is None:
+            self._run(shape)
+        else:
+            self._device.run(self._session, *self._bind(shape, self._output, first_row))
         return self._collect(self._staged_outputs[self._stage], self._output, shape, num_rows, num_candidates)
+
+    def _run(self, shape: Shape) -> None:
+        """Replay a shape, or capture it if that is due, or else compute it plainly; what could not be captured is, too."""
+        is_known = shape in self._graphs
+        if is_known or (self._is_capturing and self._graphs.is_on and shape.num_candidates in self._buckets.candidates):
+            try:
+                self._device.run(self._session, *self._binding(shape, is_captured=True))
+            except Exception as error:  # the library's errors have no common base but this
+                if is_known:
+                    raise
+                self._device.leave_capture()
+                if isinstance(error, OutOfDeviceMemory):
+                    raise
+                self._graphs.give_up(error)
+            else:
+                self._graphs.note_captured(shape)
+                return
+        self._device.run(self._session, *self._binding(shape, is_captured=False))
 
     def _feed(self, tokens: NDArray[np.int64] | None, positions: NDArray[np.int64], padded: int, first_row: int) -> None:
         """Send a step's inputs; rows of padding are fed padding at position 0 of a source of one token, which harms nothing."""
@@ -145,10 +174,10 @@ class DeviceSteps:
         likeliest = Likeliest(ids[:num_rows, :num_candidates], log_probs[:num_rows, :num_candidates])
         return Ticket(self._device.mark(), likeliest)
 
-    def _binding(self, shape: Shape) -> tuple[onnxruntime.IOBinding, onnxruntime.RunOptions]:
+    def _binding(self, shape: Shape, *, is_captured: bool) -> tuple[onnxruntime.IOBinding, onnxruntime.RunOptions]:
         """Return a shape's binding, the same one each time."""
-        if (bound := self._bound.get(shape)) is None:
-            bound = self._bound[shape] = self._bind(shape, self._output, 0, is_captured=True)
+        if (bound := self._bound.get((shape, is_captured))) is None:
+            bound = self._bound[shape, is_captured] = self._bind(shape, self._output, 0, is_captured=is_captured)
         return bound
 
     def _bind(

@@ -6,7 +6,7 @@ the answers. The reference computes the same answers from the definitions, with 
 an engine.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -217,6 +217,9 @@ class FakeRunner:
         self._demand(len(set(rows)) == len(rows) == len(sources), "a row for each source")
         self.prefill_batches.append(len(rows))
         self._fill(sources, rows)
+
+    graphs = None
+    memory: Mapping[str, int] = {"caches": 5}
 
     @property
     def holder(self) -> "FakeRunner":

@@ -1,5 +1,8 @@
 """A device without memory for a batch of sources: only those that do not fit alone are refused."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import numpy as np
 
 from dragoman.server.engine.engine import Engine
@@ -15,6 +18,8 @@ class SmallRunner:
     device = "small"
     max_rows = 4
     holder = None
+    graphs = None
+    memory: Mapping[str, int] = MappingProxyType({})
 
     def prefill(self, sources: list[list[int]], rows: list[int]) -> None:
         if len(sources) > 1 or len(sources[0]) > 5:

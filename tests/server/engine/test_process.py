@@ -168,6 +168,43 @@ def test_an_idle_engine_gives_signs_of_life(make_bench: Any, attach: Any, monkey
         assert isinstance(report, Report) and not report.finished and not report.tokens
 
 
+class FakeGraphs:
+    """Steps that are still to be captured."""
+
+    def __init__(self, num_pending: int) -> None:
+        self.num_pending = num_pending
+        self.is_disabled = False
+        self.all_done = threading.Event()
+
+    @property
+    def has_pending(self) -> bool:
+        return self.num_pending > 0
+
+    def capture_next(self) -> None:
+        self.num_pending -= 1
+        if self.num_pending == 2:
+            raise StrangeError("made to fail")
+        if not self.num_pending:
+            self.is_disabled = True
+            self.all_done.set()
+
+
+def test_steps_are_captured_while_nothing_runs(make_bench: Any, attach: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "QUIET_SECONDS", 0.001)
+    bench, graphs = make_bench(), FakeGraphs(5)
+    bench.runner.graphs = graphs
+    front = attach(lambda: (bench.engine, scoring(), READY))
+    front.send(Hello())
+    assert front.receive() == READY
+    assert graphs.all_done.wait(60), "one that fails keeps nobody from the others"
+    front.send(Submit([request(1)]))
+    while not (report := front.receive()).finished:  # type: ignore[union-attr]
+        pass
+    assert isinstance(report, Report) and report.statistics.are_graphs_disabled
+    front.send(Stop())
+    assert front.end() == 0
+
+
 def test_steps_without_news_are_told_together(make_bench: Any, attach: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A report for each step would wake the front end between any two, and take its cores from the model."""
     monkeypatch.setattr(process, "REPORT_SECONDS", 1_000_000)

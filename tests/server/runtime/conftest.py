@@ -30,17 +30,47 @@ MAX_ROWS = 6
 
 
 class FailingDevice(HostDevice):
-    """A device whose next runs fail for want of memory, as often as told to."""
+    """A device whose next runs fail for want of memory, as often as told to, and whose captures fail if told to.
+
+    Attributes:
+        num_failures: Runs that are still to fail.
+        capture_error: What runs that are to be captured or replayed raise; None for nothing.
+        num_runs: Runs that did not fail.
+        graph_ids: Of the runs, what each said of its graph; None for those that say nothing.
+        arenas: Memory that each session may take, by the name of its graph.
+        num_left: Captures that were left after an error.
+    """
 
     num_failures = 0
+    capture_error: Exception | None = None
     num_runs = 0
+    num_left = 0
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.graph_ids: list[str | None] = []
+        self.arenas: dict[str, int] = {}
+
+    def open_session(self, path: Path, *, max_arena_bytes: int, is_captured: bool) -> onnxruntime.InferenceSession:
+        self.arenas[path.stem] = max_arena_bytes
+        return super().open_session(path, max_arena_bytes=max_arena_bytes, is_captured=is_captured)
 
     def run(self, session: onnxruntime.InferenceSession, binding: onnxruntime.IOBinding, options: onnxruntime.RunOptions) -> None:
         if self.num_failures:
             self.num_failures -= 1
             raise OutOfDeviceMemory("Failed to allocate memory")
+        try:
+            graph = options.get_run_config_entry("gpu_graph_id")
+        except RuntimeError:  # it says nothing
+            graph = None
+        if self.capture_error is not None and graph not in (None, "-1"):
+            raise self.capture_error
+        self.graph_ids.append(graph)
         self.num_runs += 1
         super().run(session, binding, options)
+
+    def leave_capture(self) -> None:
+        self.num_left += 1
 
 
 class Status(IntEnum):
@@ -62,6 +92,7 @@ class FakeCuda:
         self.host: list[Any] = []
         self.num_bytes = num_bytes
         self.recorded: list[int] = []
+        self.is_capturing = False
 
     def cudaSetDevice(self, ordinal: int) -> tuple[Status]:
         return (Status.cudaSuccess,)
@@ -74,7 +105,7 @@ class FakeCuda:
         return Status.cudaSuccess, 500 + flags
 
     def cudaGetDeviceProperties(self, ordinal: int) -> tuple[Status, Any]:
-        return Status.cudaSuccess, SimpleNamespace(name=b"Fake GPU\0\0\0")
+        return Status.cudaSuccess, SimpleNamespace(name=b"Fake GPU\0\0\0", major=9, minor=0)
 
     def cudaMemGetInfo(self) -> tuple[Status, int, int]:
         return Status.cudaSuccess, self.num_bytes, 2 * self.num_bytes
@@ -127,6 +158,15 @@ class FakeCuda:
     def cudaStreamSynchronize(self, stream: int) -> tuple[Status]:
         assert stream == self.STREAM
         return (Status.cudaSuccess,)
+
+    def cudaStreamIsCapturing(self, stream: int) -> tuple[Status, int]:
+        assert stream == self.STREAM
+        return Status.cudaSuccess, int(self.is_capturing)
+
+    def cudaStreamEndCapture(self, stream: int) -> tuple[Status, int]:
+        assert stream == self.STREAM and self.is_capturing
+        self.is_capturing = False
+        return Status.cudaErrorInvalidValue, 0
 
     def cudaGetLastError(self) -> tuple[Status]:
         return (Status.cudaErrorMemoryAllocation,)

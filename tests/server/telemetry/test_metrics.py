@@ -49,6 +49,7 @@ def test_names_are_the_ones_that_dashboards_query(registry: CollectorRegistry, m
     gauges |= {"estimated_queue_seconds", "kv_cache_usage_ratio", "cache_reserved_bytes", "cache_used_bytes"}
     gauges |= {"engine_silence_seconds", "engine_resident_memory_bytes", "engine_open_fds", "engine_up", "engine_slots_in_use"}
     gauges |= {"engine_cache_reserved_bytes", "engine_cache_used_bytes", "requests_encoded_ahead", "encoded_ahead_bytes"}
+    gauges |= {"cuda_graphs_disabled", "gpu_plan_bytes"}
     gauges |= {"caller_requests_running", "reload_stale", "tls_certificate_days_left"}
     gauges |= {"front_end_up", "front_end_resident_memory_bytes", "front_end_open_fds"}
     counters = {
@@ -316,11 +317,23 @@ def test_what_runs_and_what_is_loaded_can_be_read(registry: CollectorRegistry, m
     assert value(registry, "kv_cache_usage_ratio") == 0.5
 
 
+def test_what_is_taken_of_a_device_and_lost_graphs_can_be_read(registry: CollectorRegistry, metrics: Metrics) -> None:
+    assert value(registry, "cuda_graphs_disabled") == 0
+    metrics.set_device_memory("en-de", {"caches": 5, "left_free": 7})
+    assert [value(registry, "gpu_plan_bytes", part=part) for part in ("caches", "left_free")] == [5, 7]
+    metrics.observe_engine("en-de", Statistics(are_graphs_disabled=True))
+    metrics.observe_queue("en-de", Statistics())
+    assert value(registry, "cuda_graphs_disabled") == 1, "a desk's word of its queue does not change what an engine has said"
+    metrics.set_ready("en-de", False)
+    assert value(registry, "cuda_graphs_disabled") == 0
+
+
 def test_removed_model_leaves_no_series(registry: CollectorRegistry, metrics: Metrics) -> None:
     metrics.add_model("en-fr", "v1", "fp32", "cpu", 16)
     metrics.observe_finished("en-de", REQUEST, finished())
     metrics.observe_failure("en-de", "INTERNAL")
     metrics.set_engine("en-de", True, os.getpid())
+    metrics.set_device_memory("en-de", {"caches": 5})
     metrics.remove_model("en-de")
     metrics.remove_model("en-de")
     text = generate_latest(registry)

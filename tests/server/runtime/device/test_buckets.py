@@ -2,7 +2,7 @@ import itertools
 
 import pytest
 
-from dragoman.server.runtime.device.buckets import NO_GRAPH, Buckets, at_least
+from dragoman.server.runtime.device.buckets import NO_GRAPH, Buckets, at_least, padded_sizes
 
 
 def test_buckets_are_cut_to_the_model_and_end_with_the_most_there_can_be() -> None:
@@ -10,7 +10,9 @@ def test_buckets_are_cut_to_the_model_and_end_with_the_most_there_can_be() -> No
     assert buckets.rows == (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 100)
     assert buckets.candidates == (1, 16)
     assert buckets.targets == (512, 700) and buckets.sources == (512,)
-    assert Buckets.of(1, 10, 1, 1) == Buckets((1,), (1,), (1,), (1,))
+    assert Buckets.of(1, 10, 1, 1) == Buckets((1,), (1,), (2,), (2,)), (
+        "a cache of one position looks like a first token to the kernels"
+    )
 
 
 def test_sizes_that_are_asked_for_take_the_place_of_the_usual_ones() -> None:
@@ -21,6 +23,18 @@ def test_sizes_that_are_asked_for_take_the_place_of_the_usual_ones() -> None:
 @pytest.mark.parametrize(("size", "expected"), [(1, 2), (2, 2), (3, 8), (8, 8)])
 def test_a_size_is_rounded_up(size: int, expected: int) -> None:
     assert at_least((2, 8), size) == expected
+
+
+def test_padded_sizes_are_powers_of_two_and_the_halves_between_them() -> None:
+    assert padded_sizes(64) == (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+    assert padded_sizes(1) == (1,) and padded_sizes(5) == (1, 2, 3, 4, 5)
+
+
+@pytest.mark.parametrize("largest", [1, 2, 7, 512, 1000])
+def test_what_is_padded_grows_by_less_than_a_half(largest: int) -> None:
+    sizes = padded_sizes(largest)
+    assert all(at_least(sizes, size) < 1.5 * size for size in range(1, largest + 1))
+    assert len(sizes) <= 2 * largest.bit_length()
 
 
 def test_more_than_the_largest_is_a_mistake() -> None:

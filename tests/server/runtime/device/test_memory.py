@@ -7,20 +7,48 @@ import pytest
 
 from dragoman.export.caches import attention_caches
 from dragoman.server.runtime.device.buckets import Buckets
-from dragoman.server.runtime.device.memory import DEFAULT_SHARE, MIN_ARENA_BYTES, MemoryPlan
+from dragoman.server.runtime.device.device import DeviceError
+from dragoman.server.runtime.device.memory import DEFAULT_SHARE, MIN_ACTIVATION_BYTES, MemoryPlan
 from dragoman.server.runtime.device.model import DeviceModel
 
 ROOT = Path(__file__).resolve().parents[4]
-MIB = 2**20
+MIB, GIB = 2**20, 2**30
+WEIGHTS = {"encoder": 1000, "decoder": 2000, "scorer": 4000}
 
 
-def planned(tmp_path: Path, layers: int, heads: int, width: int, positions: int, rows: int) -> MemoryPlan:
-    for name in ("encoder", "decoder"):
-        (tmp_path / f"{name}.weights").write_bytes(b"x" * 1000)
+class Weighed(DeviceModel):
+    """A model without files, whose weights are told."""
+
+    def weights_bytes(self, path: Path) -> int:
+        return WEIGHTS[path.stem]
+
+    def adds_to_scores(self, path: Path) -> bool:
+        return False
+
+
+class Biased(Weighed):
+    """One with relative positions."""
+
+    def adds_to_scores(self, path: Path) -> bool:
+        return True
+
+
+def planned(
+    tmp_path: Path,
+    layers: int,
+    heads: int,
+    width: int,
+    positions: int,
+    rows: int,
+    prefill: int = 2048,
+    vocabulary: int = 32_000,
+    kind: type[DeviceModel] = Weighed,
+) -> MemoryPlan:
+    (tmp_path / "scorer.onnx").touch()
     paths = tmp_path / "encoder.onnx", tmp_path / "decoder.onnx"
     caches = attention_caches(layers, heads, width // heads)
-    model = DeviceModel(*paths, "fp16", caches, width, 32_000, 32_000, 0, 1, 2, positions, positions)
-    return MemoryPlan.of(model, Buckets.of(rows, 32_000, positions, positions), 2048)
+    model = kind(*paths, "fp16", caches, width, vocabulary, vocabulary, 0, 1, 2, positions, positions)
+    return MemoryPlan.of(model, Buckets.of(rows, vocabulary, positions, positions), prefill, 78)
 
 
 @pytest.mark.parametrize(("layers", "heads", "width"), [(4, 4, 128), (6, 8, 512), (6, 16, 1024)])
@@ -39,13 +67,68 @@ def test_the_other_parts_are_the_documents(tmp_path: Path) -> None:
     plan = planned(tmp_path, 6, 8, 512, 1024, 64)
     assert plan.staging == 2 * 6 * 512 * 2 * 2048
     assert plan.scratch == 64 * 512 * 1024 * 2
-    assert plan.weights == 2000 + (2 + 4) * 32_000 * 512
-    assert plan.activations >= max(MIN_ARENA_BYTES, 12 * 64 * 32_000)
     assert planned(tmp_path, 6, 8, 512, 512, 64).scratch == 0
+    assert (plan.libraries, plan.graphs) == (256 * MIB, 78 * MIB // 2)
+    assert plan.encoder.weights == 1000
+    assert plan.decoder.weights == 2000 + 4 * 32_000 * 512
+    assert plan.scorer.weights == 4000 + 4 * 32_000 * 512
+    assert plan.encoder.activations == plan.decoder.activations == MIN_ACTIVATION_BYTES == 128 * MIB
+
+
+def test_present_keys_and_values_of_the_encoder_are_counted(tmp_path: Path) -> None:
+    plan = planned(tmp_path, 6, 16, 1024, 512, 64, prefill=8192)
+    assert plan.encoder.activations == 64 * 1024 * 8192 + 2 * (1024 * 2) * 8192
+
+
+def test_logits_and_kept_attention_are_counted(tmp_path: Path) -> None:
+    plan = planned(tmp_path, 6, 8, 512, 512, 2048, vocabulary=250_000)
+    assert plan.decoder.activations == 12 * 2048 * 250_000
+    attention = 4 * 512 * 512 * (3 * 8 + 2 * 6)
+    presents = 2 * (512 * 2) * 512
+    assert plan.scorer.activations == 12 * 512 * 250_000 + 16 * (512 + 512) * 512 * 4 + attention + presents
+
+
+def test_scores_of_relative_positions_are_counted(tmp_path: Path) -> None:
+    sizes = tmp_path, 6, 16, 1024, 512, 1024
+    plain, biased = planned(*sizes, prefill=8192), planned(*sizes, prefill=8192, kind=Biased)
+    assert biased.encoder.activations - plain.encoder.activations == 8 * 16 * 8192 * 512
+    assert biased.decoder.activations - plain.decoder.activations == 8 * 16 * 1024 * 512
+    assert biased.scorer.activations - plain.scorer.activations == 8 * 16 * 512 * 512
 
 
 def test_a_limit_is_kept_and_nine_tenths_where_there_is_none(tmp_path: Path) -> None:
     plan = planned(tmp_path, 6, 8, 512, 512, 64)
-    assert plan.budget(100 * 2**30, 0) == int(DEFAULT_SHARE * 100 * 2**30)
-    assert plan.budget(100 * 2**30, 5 * 2**30) == 5 * 2**30
-    assert plan.budget(4 * 2**30, 5 * 2**30) == 4 * 2**30
+    assert plan.budget(100 * GIB, 0).allowed == int(DEFAULT_SHARE * 100 * GIB)
+    assert plan.budget(100 * GIB, 5 * GIB).allowed == 5 * GIB
+    assert plan.budget(4 * GIB, 5 * GIB).allowed == 4 * GIB
+
+
+@pytest.mark.parametrize("limit", [3 * GIB, 7 * GIB + 1])
+def test_what_may_be_taken_is_divided_and_nothing_is_given_twice(tmp_path: Path, limit: int) -> None:
+    plan = planned(tmp_path, 6, 8, 512, 512, 64)
+    budget = plan.budget(100 * GIB, limit)
+    sessions = {"encoder": budget.encoder, "decoder": budget.decoder, "scorer": budget.scorer}
+    assert all(size >= getattr(plan, name).total for name, size in sessions.items())
+    taken = sum(sessions.values()) + plan.reserved + plan.libraries + plan.graphs
+    assert limit - 3 <= taken <= limit
+    assert budget.left_free == 100 * GIB - limit
+    parts = plan.parts(budget)
+    assert sum(parts.values()) == 100 * GIB and parts["left_free"] >= budget.left_free
+
+
+def test_what_exactly_fits_is_taken_and_a_byte_less_is_not(tmp_path: Path) -> None:
+    plan = planned(tmp_path, 6, 8, 512, 512, 64)
+    least = plan.reserved + plan.arena
+    assert plan.budget(least, least).encoder == plan.encoder.total
+    with pytest.raises(DeviceError, match=r"64 slots need 0\.7\d GiB .* at most 63 slots fit"):
+        plan.budget(least - 1, least)
+
+
+def test_without_a_scorer_nothing_is_kept_for_it(tmp_path: Path) -> None:
+    plan = planned(tmp_path, 6, 8, 512, 512, 64)
+    (tmp_path / "scorer.onnx").unlink()
+    paths = tmp_path / "encoder.onnx", tmp_path / "decoder.onnx"
+    bare = Weighed(*paths, "fp16", attention_caches(6, 8, 64), 512, 32_000, 32_000, 0, 1, 2, 512, 512)
+    without = MemoryPlan.of(bare, Buckets.of(64, 32_000, 512, 512), 2048, 78)
+    assert without.budget(20 * GIB, 0).scorer == without.scorer.total == 0
+    assert plan.arena - without.arena == plan.scorer.total

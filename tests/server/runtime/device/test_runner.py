@@ -89,7 +89,9 @@ def source(length: int, seed: int = 0) -> list[int]:
 def shared_runners(bundle: Bundle, device_model: DeviceModel) -> tuple[DeviceRunner, OnnxRunner]:
     """Runners that many examples use one after the other, as requests do."""
     buckets = Buckets.of(MAX_ROWS, 280, 20, 24, rows=(1, 2, 4), capacities=(4, 8))
-    return DeviceRunner(HostDevice(), device_model, buckets, prefill_tokens=48), OnnxRunner(bundle, MAX_ROWS, 1)
+    runner = DeviceRunner(HostDevice(), device_model, buckets, prefill_tokens=48)
+    runner.warm_up()  # so that some steps are replayed, and some are not
+    return runner, OnnxRunner(bundle, MAX_ROWS, 1)
 
 
 OPERATIONS = st.lists(
@@ -201,6 +203,17 @@ def test_memory_is_what_was_reckoned(make_device_runner: Make, device: HostDevic
     assert device.num_bytes == runner.plan.reserved
 
 
+def test_sessions_share_one_budget(make_device_runner: Make, device: Any) -> None:
+    runner = make_device_runner(max_bytes=4 * 2**30)
+    runner.open_session(runner._model.scorer_path)
+    arenas, plan = device.arenas, runner.plan
+    assert arenas == {"encoder": runner.budget.encoder, "decoder": runner.budget.decoder, "scorer": runner.budget.scorer}
+    assert all(arenas[name] >= getattr(plan, name).total > 0 for name in arenas)
+    taken = sum(arenas.values()) + plan.reserved + plan.libraries + plan.graphs
+    assert 4 * 2**30 - 3 <= taken <= 4 * 2**30, "all of it is given to somebody, and nothing twice"
+    assert sum(runner.memory.values()) == 2**40, "what is left free is stated"
+
+
 def test_memory_in_use_is_what_the_rows_hold(pair: Pair) -> None:
     pair.admit([source(5), source(9)])
     for _ in range(3):
@@ -217,7 +230,7 @@ def test_too_many_slots_are_refused_with_the_number_that_fits(make_device_runner
     with pytest.raises(DeviceError, match=r"6 slots need .* at most [34] slots fit \(--max-slots\)"):
         make_device_runner(max_bytes=limit)
     with pytest.raises(DeviceError, match="not even one slot fits"):
-        make_device_runner(max_bytes=plan.weights)
+        make_device_runner(max_bytes=plan.encoder.weights)
     make_device_runner(max_bytes=plan.arena + plan.reserved)
 
 

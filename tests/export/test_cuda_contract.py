@@ -1,0 +1,128 @@
+"""The rules of CUDA's attention kernel, one by one; tests/gpu_stub asks the kernel itself whether they are its rules."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir
+import pytest
+import torch
+
+from dragoman.export.bundle import Bundle, BundleError, hash_file
+from dragoman.export.cuda_contract import RULES, Attention, check_for_cuda, fault_of
+from dragoman.export.encoder_graph import EncoderGraph
+from dragoman.export.graph_file import TensorInfo
+from dragoman.export.graphs import StepGraph
+from dragoman.export.half import halved
+from dragoman.export.scorer_graph import ScorerGraph
+from dragoman.export.session import open_session
+from dragoman.export.tracing import trace, write
+from dragoman.model.checkpoint import Checkpoint
+from tests.export.attention_nodes import CASES, ENCODER, GOOD, Case, node_of
+
+
+@pytest.fixture
+def half_bundle(shipped_bundle: Callable[..., Path], tmp_path: Path) -> Path:
+    """Return a copy of an fp16 bundle, to be damaged."""
+    return Path(shutil.copytree(shipped_bundle("en-de", "fp16"), tmp_path / "bundle"))
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_what_the_models_have_is_accepted(name: str) -> None:
+    assert fault_of(*node_of(GOOD[name])) == ""
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_a_rule_is_named_when_it_is_broken(case: Case) -> None:
+    assert case.words in fault_of(*node_of(case.places, **case.attributes))
+
+
+def test_every_rule_has_a_case() -> None:
+    nodes = [Attention(*node_of(case.places, **case.attributes)) for case in CASES]
+    assert all(any(map(rule, nodes)) for rule in RULES)
+
+
+def test_what_a_file_does_not_say_is_no_fault() -> None:
+    node, tensors = node_of(ENCODER)
+    bare = {name: TensorInfo(info.dtype) for name, info in tensors.items()}
+    assert fault_of(node, bare) == ""
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("module", [lambda model: EncoderGraph(model, False), StepGraph, lambda model: ScorerGraph(model, False)])
+def test_what_export_writes_keeps_to_it(
+    checkpoint: Checkpoint, tmp_path: Path, dtype: torch.dtype, module: Callable[..., Any]
+) -> None:
+    path = tmp_path / "graph.onnx"
+    write(trace(module(halved(checkpoint.model, dtype))), path, "graph.weights")
+    check_for_cuda(path)
+
+
+def test_single_precision_gets_no_outputs_that_nobody_reads(checkpoint: Checkpoint) -> None:
+    graph = trace(EncoderGraph(checkpoint.model, False)).graph
+    assert {len(node.outputs) for node in graph if node.op_type == "GroupQueryAttention"} == {1}
+
+
+def without_presents(path: Path) -> str:
+    """Make a graph what export wrote before; return the name of the first node."""
+    model = onnx_ir.load(path)
+    nodes = [node for node in model.graph if node.op_type == "GroupQueryAttention"]
+    for node in nodes:
+        node.resize_outputs(1)
+    onnx_ir.save(model, path)
+    return str(nodes[0].name)
+
+
+@pytest.mark.parametrize("name", ["encoder", "scorer"])
+def test_a_bundle_of_before_is_refused(half_bundle: Path, name: str) -> None:
+    Bundle.open(half_bundle)
+    path = half_bundle / f"{name}.onnx"
+    size = path.stat().st_size
+    node = without_presents(path)
+    _make_manifest_true(half_bundle, path, size)
+    expected = rf"{name}.onnx: {node} cannot be computed on CUDA: it lacks present_key and .*; export the checkpoint again"
+    with pytest.raises(BundleError, match=expected):
+        Bundle.open(half_bundle)
+
+
+PAIR = {
+    "src_ids": [[5, 6, 7, 1], [8, 1, 0, 0]],
+    "src_lens": [4, 2],
+    "tgt_ids": [[2, 9, 10], [2, 11, 0]],
+    "tgt_lens": [3, 2],
+    "labels": [[9, 10, 1], [11, 1, 0]],
+}
+
+
+@pytest.mark.parametrize("name", ["encoder", "scorer"])
+def test_what_cuda_needs_changes_no_bit_on_the_cpu(half_bundle: Path, name: str) -> None:
+    path = half_bundle / f"{name}.onnx"
+
+    def computed() -> list[bytes]:
+        session = open_session(path, 1)
+        found = session.run(None, {value.name: np.array(PAIR[value.name]) for value in session.get_inputs()})
+        return [array.tobytes() for array in found]
+
+    now = computed()
+    without_presents(path)
+    assert computed() == now and len(now) > 1
+
+
+def test_a_file_that_is_no_graph_is_refused(half_bundle: Path) -> None:
+    path = half_bundle / "encoder.onnx"
+    size = path.stat().st_size
+    path.write_bytes(b"\xff" * 100)
+    _make_manifest_true(half_bundle, path, size)
+    with pytest.raises(BundleError, match=r"encoder\.onnx: not an ONNX graph"):
+        Bundle.open(half_bundle)
+
+
+def _make_manifest_true(bundle: Path, path: Path, old_size: int) -> None:
+    """Have a manifest list a changed file as it is now."""
+    manifest = json.loads((bundle / "bundle.json").read_text())
+    assert manifest["files"][path.name]["size"] == old_size
+    manifest["files"][path.name] = {"size": path.stat().st_size, "sha256": hash_file(path)}
+    (bundle / "bundle.json").write_text(json.dumps(manifest))
