@@ -206,7 +206,13 @@ class Service:
         for source in self.front.sources():
             self._watcher.add(source)
         if (access := self._metrics_access).paths:
-            self._watcher.add(Source("metrics_access", access.paths, access.reload))
+
+            def tell_expiry(_: object = None) -> None:
+                if access.context is not None:
+                    self.metrics.reloads.set_expiry("metrics", access.expires)
+
+            tell_expiry()
+            self._watcher.add(Source("metrics_access", access.paths, access.reload, tell_expiry))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Have something done beside everything else."""

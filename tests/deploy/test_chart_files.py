@@ -40,7 +40,7 @@ def test_generator_finds_copies_that_are_stale_missing_or_too_many(root: Path, t
         path.write_text(text)
     for name, original in (("SCHEMA", module.SCHEMA), ("DOCUMENT", module.DOCUMENT)):
         monkeypatch.setattr(module, name, Path(shutil.copy(original, tmp_path)))
-    monkeypatch.setattr(module, "COPIES", {copies: (rules, "*.yaml")})
+    monkeypatch.setattr(module, "COPIES", {copies: (rules, "*.yaml", module.as_it_is)})
     monkeypatch.setattr(module, "ROOT", tmp_path)
     assert module.main(["--check"]) == 1
     assert sorted(path.name for path in copies.iterdir()) == ["a.yaml", "c.yaml"], "only told"
