@@ -2,7 +2,8 @@
 #   docker build -f deploy/docker/cuda.Dockerfile -t dragoman:0.1.0-cuda .                      with the shipped models in /models
 #   docker build -f deploy/docker/cuda.Dockerfile --target bare -t dragoman:0.1.0-cuda-bare .    without; mount bundles at /models
 # Build arguments: CHECKPOINTS (folders below model/pretrained to bake in), PRECISION, VERSION, REVISION, and pip's own PIP_INDEX_URL for a
-# mirror. Whatever is installed, in any stage, has its checksum in deploy/docker/requirements-*.txt (make locks).
+# mirror, PIP_EXTRA_INDEX_URL for the stage that exports (docs/kubernetes.md). Whatever is installed, in any stage, has its checksum in
+# deploy/docker/requirements-*.txt (make locks).
 # The CUDA libraries come as Python packages, pinned like the rest, so the base image is the same as for CPUs.
 # It runs with a read-only root file system; only /tmp must be writable (docker run --read-only --tmpfs /tmp).
 ARG PYTHON_IMAGE=docker.io/library/python:3.11.13-slim-bookworm@sha256:86adf8dbadc3d6e82ee5dd2c74bec2e1c2467cdad47886280501df722372d2e1
@@ -45,6 +46,7 @@ RUN ["/opt/dragoman/bin/python", "-c", "import importlib.util, sys; sys.exit(imp
 # --- The shipped checkpoints, exported; the only stage with PyTorch, and nothing but bundles leaves it.
 FROM ${PYTHON_IMAGE} AS bundles
 ARG PIP_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL
 ARG CHECKPOINTS="en-de en-fr"
 ARG PRECISION=fp16
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
