@@ -126,7 +126,7 @@ class ServerConfig(BaseSettings):
 
     ready_when: str = Field(
         "any",
-        description="Which models must take requests for the server to be ready: any (all of them once, at the start), all, or names.",
+        description="Which models must take requests for the server to be ready: any (at the start each once), all, or names.",
     )
     drain_seconds: Seconds = Field(30.0, description="How long running requests may take to finish after SIGTERM.")
     watchdog_seconds: Annotated[float, Field(ge=2, allow_inf_nan=False)] = Field(

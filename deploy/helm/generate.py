@@ -29,7 +29,9 @@ MANAGED = frozenset(
     }
 )
 KEYWORDS = ("type", "enum", "const", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "pattern")
-RULES_HEADER = "# Written by make chart from deploy/prometheus/rules. The chart puts matchers of its release in the place of `scope`.\n"
+RULES_HEADER = (
+    "# Written by make chart from deploy/prometheus/rules. The chart puts matchers of its release in the place of `scope`.\n"
+)
 # What rules are about, with the matchers that it has there; strings are passed over.
 SELECTOR = re.compile(r'"[^"]*"|\b(?P<name>dragoman[\w:]+|process_\w+|kube_\w+|up)\b(?:\{(?P<matchers>[^}]*)\})?')
 MATCHER = re.compile(r'\w+(?:=~|!~|!=|=)"[^"]*"')

@@ -123,7 +123,7 @@ def _context(certificate: Path, key: Path) -> ssl.SSLContext:
 
 
 def _expiry(context: ssl.SSLContext, certificate: Path) -> float | None:
-    """Return when the certificate that a context shows expires; None for one that no client could accept, which is the operator's choice."""
+    """Return when the certificate that a context shows expires; None for one that no client could accept."""
     try:
         return read_dates(context, read_bounded(certificate, _MAX_FILE_BYTES))[1]
     except (OSError, ValueError):  # those of TLS are of the first family

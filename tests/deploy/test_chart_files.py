@@ -60,7 +60,10 @@ def test_generator_finds_copies_that_are_stale_missing_or_too_many(root: Path, t
             'up{job=~".*dragoman.*"} == 0 and on (job) present_over_time(dragoman_x[1h])',
             'up{scope="release"} == 0 and on (job) present_over_time(dragoman_x{scope="release"}[1h])',
         ),
-        ('kube_horizontalpodautoscaler_a{horizontalpodautoscaler=~".*dragoman.*"}', 'kube_horizontalpodautoscaler_a{scope="autoscaler"}'),
+        (
+            'kube_horizontalpodautoscaler_a{horizontalpodautoscaler=~".*dragoman.*"}',
+            'kube_horizontalpodautoscaler_a{scope="autoscaler"}',
+        ),
         ("process_x offset 6h", 'process_x{scope="release"} offset 6h'),
     ],
 )

@@ -82,5 +82,5 @@ def test_an_http_route_has_timeouts_and_a_grpc_route_none(render: Render, refuse
     given = [{"timeouts": {"request": "0s", "backendRequest": "1m30s"}}]
     [rule] = rules(render, "HTTPRoute", rules=given)
     assert rule["timeouts"] == {"request": "0s", "backendRequest": "1m30s"}
-    with pytest.raises(refused, match="a GRPCRoute has no timeouts; use grpcRoute.kind: HTTPRoute"):
+    with pytest.raises(refused, match=r"a GRPCRoute has no timeouts; use grpcRoute\.kind: HTTPRoute"):
         rules(render, rules=given)

@@ -122,7 +122,9 @@ def test_two_releases_share_no_group_and_no_rule(render: Render) -> None:
         for rule in rules(item["spec"])
     ]
     assert len(known) == len(set(known))
-    alerts = [(rule["alert"], rule["labels"]["release"]) for item in (first, second) for rule in rules(item["spec"]) if "alert" in rule]
+    alerts = [
+        (rule["alert"], rule["labels"]["release"]) for item in (first, second) for rule in rules(item["spec"]) if "alert" in rule
+    ]
     assert len(alerts) == len(set(alerts)), "an alert's name and release name one rule"
 
 
@@ -131,7 +133,7 @@ def place(release: str) -> str:
 
 
 def series(release: str, *, is_ill: bool) -> list[dict[str, str]]:
-    """Return what a release's server and its autoscaler say; an ill one's model is away, and it wants more pods than it may have."""
+    """Return what a release's server and autoscaler say; an ill one's model is away, and it wants all pods that it may have."""
     here, scaler = place(release), f'namespace="translation",horizontalpodautoscaler="{release}"'
     values = {
         f"dragoman_build_info{{{here}}}": "1x60",

@@ -28,9 +28,7 @@ class Registry(BaseHTTPRequestHandler):
         elif self.headers["Authorization"] != "Bearer here repository:library/python:pull":
             self.send_response(401)
             realm = f"http://127.0.0.1:{self.server.server_address[1]}/token"
-            self.send_header(
-                "WWW-Authenticate", f'Bearer realm="{realm}",service="here",scope="repository:library/python:pull"'
-            )
+            self.send_header("WWW-Authenticate", f'Bearer realm="{realm}",service="here",scope="repository:library/python:pull"')
             self.end_headers()
         elif path not in self.manifests or "oci.image.index" not in self.headers["Accept"]:
             self.send_error(404)

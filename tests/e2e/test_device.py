@@ -28,7 +28,7 @@ def start_in_vain(models: Path, *flags: str) -> subprocess.CompletedProcess[str]
 
 
 def reason_in_one_line(result: subprocess.CompletedProcess[str]) -> str:
-    """Return why there was no start, having made sure that nothing but that line is a warning or worse, whatever models there are."""
+    """Return why there was no start, having made sure that no other line is a warning or worse, however many models there are."""
     events = [json.loads(line) for line in result.stderr.splitlines()]
     [line] = [event for event in events if event["level"] != "info"]
     assert line["event"] == "cannot serve" and "exception" not in line

@@ -232,7 +232,10 @@ class StrangeError(Exception):
     [
         (StrangeError("model is odd"), "StrangeError: model is odd"),
         (ModuleNotFoundError("No module named 'onnxruntime'", name="onnxruntime"), install_command("cpu")),
-        (OutOfDeviceMemory("cudaMalloc: out of memory"), "not enough memory to load it (cudaMalloc: out of memory): lower max_slots"),
+        (
+            OutOfDeviceMemory("cudaMalloc: out of memory"),
+            "not enough memory to load it (cudaMalloc: out of memory): lower max_slots",
+        ),
         (DeviceError("--device cuda: CUDA runs fp16 and bf16 bundles"), "--device cuda: CUDA runs fp16"),
     ],
 )
