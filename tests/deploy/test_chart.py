@@ -11,6 +11,7 @@ from prometheus_client.registry import CollectorRegistry
 
 from dragoman.server import config as settings
 from dragoman.server.core.core import CLOSE_SECONDS
+from dragoman.server.core.readiness import ReadyRule
 from dragoman.server.faces.grpc.health import LIVENESS, OVERALL
 from dragoman.server.supervisor import STOP_SECONDS
 from dragoman.server.telemetry.metrics import Metrics
@@ -105,6 +106,17 @@ def test_probes_are_http_where_grpc_would_need_tls(render: Render) -> None:
     assert container["livenessProbe"]["httpGet"] == {"port": "metrics", "path": "/healthz"}
 
 
+@pytest.mark.parametrize("rule", ["any", "all", "en-de", "en-de, en-fr"])
+def test_the_rule_of_readiness_reaches_the_server_that_the_probes_ask(
+    render: Render, monkeypatch: pytest.MonkeyPatch, rule: str
+) -> None:
+    rendered = render({"config": {"ready_when": rule}})
+    monkeypatch.setenv("DRAGOMAN_READY_WHEN", rendered.environment["DRAGOMAN_READY_WHEN"])
+    assert settings.load({"models": "bundles"}).ready_rule == ReadyRule.parse(rule)
+    assert rendered.container["readinessProbe"]["grpc"]["service"] == "readiness"
+    assert "DRAGOMAN_READY_WHEN" not in render().environment, "the server's own default, which keeps healthy models serving"
+
+
 # --- settings
 
 
@@ -115,6 +127,7 @@ def test_the_server_takes_every_variable_as_it_was_meant(render: Render, monkeyp
         "max_waiting_tokens": 1000000,
         "warmup": False,
         "log_level": "debug",
+        "ready_when": "en-de,en-fr",
         "latency_buckets": [0.0005, 1, 20.5],
     }
     rendered = render({"config": wanted, "service": {"grpcPort": 9000, "metricsPort": 9001}, "drain": {"seconds": 7}})

@@ -54,6 +54,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "config": [
         {},
         {"config": {"max_message_bytes": 16777216, "warmup": False, "log_level": "debug", "latency_buckets": [0.001, 0.5, 10]}},
+        {"config": {"ready_when": "en-de,en-fr", "max_slots": 128, "replicas": 2}},
         {"config": {"max_connection_age_seconds": None, "num_threads": 4, "restart_backoff_initial_seconds": 0.25}},
     ],
     "drain": [
