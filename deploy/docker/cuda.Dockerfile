@@ -76,7 +76,8 @@ LABEL org.opencontainers.image.title="Dragoman" \
 COPY --from=packages /opt/dragoman /opt/dragoman
 COPY LICENSE /usr/share/doc/dragoman/LICENSE
 RUN mkdir /models
-# Nobody's home is written to: /tmp is the only writable place, and the only one that is needed.
+# Nobody's home is written to: /tmp is the only writable place, and the only one that is needed. What CUDA keeps of kernels that it compiles
+# for the device must not fill it: the chart's pods have 256 MiB there.
 ENV PATH=/opt/dragoman/bin:$PATH \
     HOME=/tmp \
     PYTHONDONTWRITEBYTECODE=1 \
@@ -87,7 +88,8 @@ ENV PATH=/opt/dragoman/bin:$PATH \
     NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     NVIDIA_REQUIRE_CUDA="cuda>=13.0" \
-    CUDA_CACHE_PATH=/tmp/cuda
+    CUDA_CACHE_PATH=/tmp/cuda \
+    CUDA_CACHE_MAXSIZE=134217728
 USER 65532:65532
 WORKDIR /tmp
 EXPOSE 8500 8501

@@ -165,6 +165,14 @@ def test_only_tmp_is_written(server: Stage) -> None:
     assert not server.all("VOLUME"), "a volume would be writable although the root is not"
 
 
+def test_what_cuda_keeps_fits_into_the_charts_folder_of_temporary_files(root: Path) -> None:
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed: make setup")
+    size = yaml.safe_load((root / "deploy/helm/dragoman/values.yaml").read_text())["tmp"]["sizeLimit"]
+    variables = environment(Dockerfile(root / "deploy/docker/cuda.Dockerfile").stages["bare"])
+    assert variables["CUDA_CACHE_PATH"].startswith("/tmp/")
+    assert int(variables["CUDA_CACHE_MAXSIZE"]) <= int(size.removesuffix("Mi")) * 2**20 // 2
+
+
 def test_variables_of_the_image_are_settings(server: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = {name: value for name, value in environment(server).items() if name.startswith("DRAGOMAN_")}
     for name, value in ours.items():
