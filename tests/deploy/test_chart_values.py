@@ -1,6 +1,9 @@
 """Values that the chart does not take: a typo must not pass in silence."""
 
+import json
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -98,6 +101,23 @@ def test_a_wrong_value_is_refused_and_named(
 ) -> None:
     with pytest.raises(refused, match=reason):
         render(values)
+
+
+def test_the_manuals_examples_are_taken(render: Callable[..., Any], root: Path) -> None:
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed: make setup")
+    known = json.loads((root / "deploy/helm/dragoman/values.schema.json").read_text(encoding="utf-8"))["properties"]
+    blocks = re.findall(r"```yaml\n(.*?)```", (root / "docs/kubernetes.md").read_text(encoding="utf-8"), re.DOTALL)
+    examples = [values for values in map(yaml.safe_load, blocks) if values.keys() <= known.keys()]
+    assert {key for values in examples for key in values} >= {
+        "models",
+        "grpcRoute",
+        "tls",
+        "gpu",
+        "networkPolicy",
+        "extraInitContainers",
+    }
+    for values in examples:
+        assert render(values).all("Deployment")
 
 
 def test_a_cluster_that_is_too_old_is_refused(render: Callable[..., Any], refused: type[Exception]) -> None:
