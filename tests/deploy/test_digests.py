@@ -3,6 +3,7 @@
 import hashlib
 import importlib.util
 import json
+import re
 import shutil
 import threading
 import urllib.parse
@@ -83,7 +84,8 @@ def test_every_file_names_the_images_of_the_list_by_their_digests(digests: Any) 
     assert digests.main(["--check"]) == 0
     listed = {found[0] for found in digests.IMAGE.finditer(digests.LIST.read_text())}
     assert listed and all("@sha256:" in image for image in listed)
-    named = {found[0] for name in digests.USERS for found in digests.IMAGE.finditer((digests.FOLDER / name).read_text())}
+    line = re.compile(r"^(?:ARG PYTHON_IMAGE=| *image: )(\S+/\S+)$", re.MULTILINE)
+    named = {image for name in digests.USERS for image in line.findall((digests.FOLDER / name).read_text())}
     assert named == listed, "no file names another image, and none is listed for nothing"
 
 
