@@ -84,10 +84,11 @@ def rules_text(path: Path) -> str:
     for group in content["groups"]:
         for rule in group["rules"]:
             rule["expr"] = scoped(rule["expr"])
-    return RULES_HEADER + yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1 << 20)
+    text: str = yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1 << 20)
+    return RULES_HEADER + text
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(yaml.SafeDumper):  # type: ignore[misc]  # it brings no types
     """Writes texts of several lines as they are."""
 
 
