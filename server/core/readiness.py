@@ -51,7 +51,7 @@ class ReadyRule:
         """
         names = frozenset(name for part in text.split(",") if (name := part.strip()))
         if names in ({ALL}, {ANY}):
-            return cls(text.strip(" ,"))
+            return cls("".join(names))
         if not names or names & {ALL, ANY}:
             raise ValueError(f"{text!r} is not {ALL}, {ANY}, or names of models with commas between them")
         return cls("", names)
