@@ -34,7 +34,7 @@ def models(endless: Path, tmp_path: Path) -> Path:
 
 def crash_for_good(server: Any, models: Path) -> None:
     """End beta's engine, and have every one that follows find a bundle that it cannot use."""
-    (models / "beta" / MANIFEST_FILE).write_text("{}")
+    (models / "beta" / "decoder.onnx").write_bytes(b"")
     pid = next(event["engine_pid"] for event in server.events if event["event"] == "engine ready" and event["model"] == "beta")
     os.kill(pid, signal.SIGKILL)
     for _ in range(2):
