@@ -33,8 +33,9 @@ def models(endless: Path, tmp_path: Path) -> Path:
 
 
 def crash_for_good(server: Any, models: Path) -> None:
-    """End beta's engine, and have every one that follows find a bundle that it cannot use."""
-    (models / "beta" / "decoder.onnx").write_bytes(b"")
+    """End beta's engine, and have every one that follows find a graph that it cannot use, which front ends do not look at."""
+    graph = models / "beta" / "decoder.onnx"
+    graph.write_bytes(bytes(graph.stat().st_size))
     pid = next(event["engine_pid"] for event in server.events if event["event"] == "engine ready" and event["model"] == "beta")
     os.kill(pid, signal.SIGKILL)
     for _ in range(2):
