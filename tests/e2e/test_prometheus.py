@@ -38,8 +38,8 @@ scrape_configs:
 """
 VARIABLES = {"$__rate_interval": "20s", "$__range": "1m", "$namespace": ".*", "$instance": ".*", "$model": ".*"}
 SECONDS = 50
-# Series that this server has none of: those of GPUs, of several front ends, and of certificates.
-ONLY_SOMEWHERE = re.compile("dragoman_(gpu|front_end|tls_certificate)_")
+# Series that this server has none of: those of GPUs, of several front ends, of callers who are known, and of files that change.
+ONLY_SOMEWHERE = re.compile("dragoman_(gpu|front_end|tls_certificate|caller|reloads?)_")
 
 
 class Prometheus:
