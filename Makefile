@@ -13,7 +13,7 @@ PORT   ?= 8500
 METRICS_PORT ?= 8501
 WORKERS ?= auto
 
-.PHONY: help setup serve demo export test cuda-stub test-cuda-stub check format chart locks protos train clean
+.PHONY: help setup serve demo export test cuda-stub test-cuda-stub check format chart locks digests protos train clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -76,6 +76,9 @@ chart: $(READY) ## Bring the dashboard, the table of metrics, and the Helm chart
 
 locks: $(READY) ## Pin what the images install, with checksums
 	bash deploy/docker/locks.sh $(BIN)/uv
+
+digests: ## Renew the digests of the images that ours are built on (asks their registries)
+	$(PYTHON) deploy/docker/digests.py
 
 protos: $(READY) ## Generate the gRPC stubs
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash protos/generate.sh

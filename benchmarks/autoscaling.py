@@ -33,6 +33,8 @@ from dragoman.export.processor import processor_kind
 from dragoman.model.corpus import read_lines
 
 CHART = Path(__file__).parents[1] / "deploy/helm/dragoman/values.yaml"
+# The chart's own target where its values have none, for the usual `max_slots`. The CPU it scales by, where there is no GPU.
+USUAL_SLOTS = 24
 GOAL = 0.95
 FACTOR = 5.0
 MAX_ERROR = 0.3
@@ -48,17 +50,18 @@ def rules(scaling: Mapping[str, Any]) -> list[Rule]:
     """Return the rules to compare, with the targets of the chart's values under `autoscaling`."""
     seconds, waiting = scaling["queueSeconds"], scaling["requestsWaiting"]
     slots, cpu = scaling["slotsInUse"], scaling["cpu"]
+    num_slots = USUAL_SLOTS if slots["target"] is None else slots["target"]
     queue = {"queue_seconds": seconds["target"], "num_waiting": waiting["target"]}
     enabled = {
         "queue_seconds": seconds["target"] if seconds["enabled"] else None,
         "num_waiting": waiting["target"] if waiting["enabled"] else None,
-        "num_slots": slots["target"] if slots["enabled"] else None,
-        "cpu_percent": cpu["targetUtilization"] if cpu["enabled"] else None,
+        "num_slots": num_slots if slots["enabled"] else None,
+        "cpu_percent": cpu["targetUtilization"] if cpu["enabled"] in (True, None) else None,
     }
     return [
         Rule(CPU, cpu_percent=cpu["targetUtilization"]),
         Rule("queue", **queue),
-        Rule("queue and slots", **queue, num_slots=slots["target"]),
+        Rule("queue and slots", **queue, num_slots=num_slots),
         Rule(CHART_RULE, **enabled),
     ]
 

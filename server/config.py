@@ -26,6 +26,7 @@ from pydantic_settings import (
 
 from dragoman.export.attention_kernels import USUAL, kernel_bits
 from dragoman.model.errors import InputError
+from dragoman.server.core.readiness import ReadyRule
 
 PREFIX = "DRAGOMAN_"
 CONFIG_FILE_VARIABLE = "DRAGOMAN_CONFIG"
@@ -133,6 +134,10 @@ class ServerConfig(BaseSettings):
         True, description="Run a model through its shapes before it is ready, so that the first caller is not slow."
     )
 
+    ready_when: str = Field(
+        "any",
+        description="Which models must take requests for the server to be ready: any (at the start each once), all, or names.",
+    )
     drain_seconds: Seconds = Field(30.0, description="How long running requests may take to finish after SIGTERM.")
     watchdog_seconds: Annotated[float, Field(ge=2, allow_inf_nan=False)] = Field(
         30.0, description="How long an engine may be silent before it is restarted; it gives a sign of life every second."
@@ -237,6 +242,12 @@ class ServerConfig(BaseSettings):
         kernel_bits(names)
         return names
 
+    @field_validator("ready_when")
+    @classmethod
+    def _check_ready_when(cls, text: str) -> str:
+        ReadyRule.parse(text)
+        return text
+
     @field_validator("tracing_endpoint")
     @classmethod
     def _check_endpoint(cls, endpoint: str) -> str:
@@ -297,6 +308,11 @@ class ServerConfig(BaseSettings):
         if self.port == self.metrics_port != 0 and self.host == self.metrics_host:
             raise ValueError(f"port and metrics_port are both {self.port}")
         return self
+
+    @property
+    def ready_rule(self) -> ReadyRule:
+        """What `ready_when` says."""
+        return ReadyRule.parse(self.ready_when)
 
 
 def load(overrides: Mapping[str, Any], config_file: Path | None = None) -> ServerConfig:

@@ -4,7 +4,7 @@ It lives in the process that was started where that is the only front end, or in
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from dragoman.server.core.access import read_callers, read_callers_book
 from dragoman.server.core.core import Core
 from dragoman.server.core.deadlines import Deadlines
 from dragoman.server.core.ports import Models
+from dragoman.server.core.readiness import Readiness
 from dragoman.server.core.usage import OwnUsage, Usage
 from dragoman.server.faces.grpc.server import GrpcServer, build_server
 from dragoman.server.telemetry.metrics import Metrics
@@ -45,6 +46,7 @@ class FrontEnd:
         tracer: "Tracer | None",
         sampler: Sampler,
         usage_of: Callable[[str], Usage] = OwnUsage,
+        known: Iterable[str] = (),
     ) -> None:
         """Make everything that can fail on a bad setting; nothing runs yet.
 
@@ -55,6 +57,7 @@ class FrontEnd:
             tracer: What makes spans; None for none.
             sampler: What leaves out other libraries' log lines.
             usage_of: Returns what a caller of a name has used of its limits.
+            known: Names of models that have been ready before.
 
         Raises:
             ConfigError: If the file of callers cannot be used.
@@ -62,13 +65,13 @@ class FrontEnd:
         self._config, self._metrics, self._tracer, self._sampler = config, metrics, tracer, sampler
         deadlines = Deadlines(config.default_deadline_seconds, config.max_deadline_seconds)
         self._callers = read_callers(config, metrics, deadlines, usage_of)
-        self.core = Core(models, metrics, tracer, self._callers, deadlines)
+        self.core = Core(models, metrics, tracer, self._callers, deadlines, Readiness(config.ready_rule, known))
         self._face: GrpcServer | None = None
         self._telling: asyncio.Task[None] | None = None
 
     @property
     def is_ready(self) -> bool:
-        """Whether it takes requests for every model."""
+        """Whether it takes requests, and as many of its models as `ready_when` asks for."""
         return self.core.is_ready
 
     @property

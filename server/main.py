@@ -4,6 +4,7 @@ The exit code is 0 after a drain, 1 if an engine or a front end cannot start, 2 
 """
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -26,7 +27,7 @@ from dragoman.server.engines import ModelEngine, make_engine
 from dragoman.server.front_end import FrontEnd
 from dragoman.server.fronts.front_ends import FrontEnds
 from dragoman.server.fronts.kept import FrontEndCannotStart
-from dragoman.server.repository import LoadedModel, Repository, check_slots, find_bundles
+from dragoman.server.repository import LoadedModel, Repository, check_ready_rule, check_slots, find_bundles
 from dragoman.server.serving_process import end_process, keep_what_is_there
 from dragoman.server.supervisor import EngineCannotStart
 from dragoman.server.telemetry import logs
@@ -91,6 +92,7 @@ class Service:
         self._terminal = terminal
         for bundle in bundles:
             check_slots(bundle, config.max_slots, config.max_slots_per_request)
+        check_ready_rule(bundles, config.ready_rule)
         self._plans = plan_engines(config, bundles)
         tracer = make_tracer(config, _version()) if config.front_ends == 1 else None
         registry = CollectorRegistry()
@@ -150,9 +152,18 @@ class Service:
         log.info("listening", host=self.config.host, port=self.front.port, metrics_port=admin.port, pid=os.getpid())
 
     async def _start_engines(self) -> None:
-        """Start every engine at once; done when all are ready, and who answers knows it."""
-        await asyncio.gather(*(model.engine.start() for model in self.repository.all()))
+        """Start every engine at once; done when all that must be are ready, and who answers knows it."""
+        rule, models = self.config.ready_rule, self.repository.all()
+        for model in models:
+            if not rule.needs(model.name):
+                self._spawn(self._start_beside(model))
+        await asyncio.gather(*(model.engine.start() for model in models if rule.needs(model.name)))
         await self.front.until_ready()
+
+    async def _start_beside(self, model: LoadedModel[ModelEngine]) -> None:
+        """Start the engine of a model that nobody waits for. What keeps it from starting is told by who tries it again."""
+        with contextlib.suppress(EngineCannotStart):
+            await model.engine.start(is_persistent=True)
 
     async def _unless(self, stopping: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
         """Do something; return whether it was done, which it is not if a signal came first."""
@@ -195,7 +206,13 @@ class Service:
         for source in self.front.sources():
             self._watcher.add(source)
         if (access := self._metrics_access).paths:
-            self._watcher.add(Source("metrics_access", access.paths, access.reload))
+
+            def tell_expiry(_: object = None) -> None:
+                if access.context is not None:
+                    self.metrics.reloads.set_expiry("metrics", access.expires)
+
+            tell_expiry()
+            self._watcher.add(Source("metrics_access", access.paths, access.reload, tell_expiry))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Have something done beside everything else."""

@@ -10,6 +10,7 @@ from dragoman.model.text.tokenizers import Tokenizers
 from dragoman.server.config import ConfigError
 from dragoman.server.core.frames import Frames
 from dragoman.server.core.ports import Engine
+from dragoman.server.core.readiness import ReadyRule
 from dragoman.server.engine.settings import EngineSettings, slots_per_request
 from dragoman.server.errors import UnknownModel
 
@@ -56,6 +57,17 @@ def check_slots(bundle: Bundle, max_slots: int, max_slots_per_request: int) -> N
         if (needed := getattr(defaults, field) or 1) > limit:
             setting = "max_slots" if limit == max_slots else "max_slots_per_request"
             raise ConfigError(f"{setting}: requests may take {limit} slots, but {field} of model {name} is {needed} by default")
+
+
+def check_ready_rule(bundles: list[Bundle], rule: ReadyRule) -> None:
+    """Do nothing if every model that `ready_when` names is there.
+
+    Raises:
+        ConfigError: Naming those that are not.
+    """
+    names = [bundle.manifest.name for bundle in bundles]
+    if missing := sorted(rule.names.difference(names)):
+        raise ConfigError(f"ready_when: there is no model {', '.join(missing)}; there are {', '.join(names)}")
 
 
 class SizedEngine(Engine, Protocol):

@@ -136,16 +136,20 @@ class Supervisor(Generic[A]):
         """Of the engine's process; None when there is none."""
         return self._host.process.pid if isinstance(self._host, ProcessHost) else None
 
-    async def start(self) -> None:
+    async def start(self, *, is_persistent: bool = False) -> None:
         """Start the engine, wait until it is ready, and keep it running from then on.
 
+        Args:
+            is_persistent: Whether it is tried again also if it never was ready.
+
         Raises:
-            EngineCannotStart: If it ends, or is stopped, before it is ready.
+            EngineCannotStart: If the first try ends, or is stopped, before it is ready.
         """
         try:
-            await self.begin()
-        except BaseException:
-            await self.stop()
+            await self.begin(is_persistent=is_persistent)
+        except BaseException as error:
+            if not (is_persistent and isinstance(error, EngineCannotStart)):
+                await self.stop()
             raise
 
     def begin(self, *, is_persistent: bool = False) -> asyncio.Future[None]:

@@ -1,18 +1,20 @@
-# syntax=docker/dockerfile:1
 # Dragoman for NVIDIA GPUs (linux/amd64, a driver for CUDA 13), from the root of the repository:
 #   docker build -f deploy/docker/cuda.Dockerfile -t dragoman:0.1.0-cuda .                      with the shipped models in /models
 #   docker build -f deploy/docker/cuda.Dockerfile --target bare -t dragoman:0.1.0-cuda-bare .    without; mount bundles at /models
-# Build arguments: CHECKPOINTS (folders below model/pretrained to bake in), PRECISION, VERSION, REVISION, and pip's own PIP_INDEX_URL and
-# PIP_EXTRA_INDEX_URL (PyTorch's index of CPU builds makes the export stage several gigabytes smaller).
+# Build arguments: CHECKPOINTS (folders below model/pretrained to bake in), PRECISION, VERSION, REVISION, and pip's own PIP_INDEX_URL for a
+# mirror, PIP_EXTRA_INDEX_URL for the stage that exports (docs/kubernetes.md). Whatever is installed, in any stage, has its checksum in
+# deploy/docker/requirements-*.txt (make locks).
 # The CUDA libraries come as Python packages, pinned like the rest, so the base image is the same as for CPUs.
 # It runs with a read-only root file system; only /tmp must be writable (docker run --read-only --tmpfs /tmp).
-ARG PYTHON_IMAGE=docker.io/library/python:3.11.13-slim-bookworm
+ARG PYTHON_IMAGE=docker.io/library/python:3.11.13-slim-bookworm@sha256:86adf8dbadc3d6e82ee5dd2c74bec2e1c2467cdad47886280501df722372d2e1
 
-# --- The wheel of this repository.
+# --- The wheel of this repository, and the tools that make it and the bill of materials.
 FROM ${PYTHON_IMAGE} AS wheel
 ARG PIP_INDEX_URL
-ARG PIP_EXTRA_INDEX_URL
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
+COPY deploy/docker/requirements-build.txt /tmp/requirements.txt
+RUN python -m venv /tools \
+    && /tools/bin/pip install --require-hashes --only-binary :all: -r /tmp/requirements.txt
 WORKDIR /source
 COPY pyproject.toml README.md LICENSE ./
 COPY model ./model
@@ -20,12 +22,11 @@ COPY export ./export
 COPY server ./server
 COPY dragoman ./dragoman
 COPY protos ./protos
-RUN pip wheel --no-deps --wheel-dir /wheels .
+RUN /tools/bin/pip wheel --no-deps --no-index --no-build-isolation --wheel-dir /wheels .
 
 # --- What the server runs on: pinned, with checksums, and without PyTorch.
 FROM ${PYTHON_IMAGE} AS packages
 ARG PIP_INDEX_URL
-ARG PIP_EXTRA_INDEX_URL
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
 COPY deploy/docker/requirements-cuda.txt /tmp/requirements.txt
 COPY --from=wheel /wheels /tmp/wheels
@@ -36,6 +37,10 @@ RUN python -m venv /opt/dragoman \
     && /opt/dragoman/bin/pip freeze --all > /opt/dragoman/packages.txt \
     && /opt/dragoman/bin/pip uninstall --yes pip setuptools \
     && /opt/dragoman/bin/python -m compileall -q /opt/dragoman/lib
+# The bill of materials: every Python package there is, in CycloneDX. Packages of the base image are in what BuildKit writes (--sbom=true).
+COPY --from=wheel /tools /tools
+RUN /tools/bin/cyclonedx-py environment --output-reproducible --output-format JSON \
+    --output-file /opt/dragoman/sbom.cdx.json /opt/dragoman/bin/python
 RUN ["/opt/dragoman/bin/python", "-c", "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is not None)"]
 
 # --- The shipped checkpoints, exported; the only stage with PyTorch, and nothing but bundles leaves it.
@@ -46,10 +51,11 @@ ARG CHECKPOINTS="en-de en-fr"
 ARG PRECISION=fp16
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
 WORKDIR /source
-COPY constraints.txt ./
+COPY deploy/docker/requirements-export.txt /tmp/requirements.txt
 COPY --from=wheel /wheels /tmp/wheels
-RUN wheel=$(echo /tmp/wheels/*.whl) \
-    && pip install --constraint constraints.txt "dragoman[cpu,export] @ file://${wheel}"
+RUN pip install --require-hashes --only-binary :all: -r /tmp/requirements.txt \
+    && pip install --no-deps --no-index /tmp/wheels/*.whl \
+    && pip check
 COPY model/pretrained ./model/pretrained
 RUN mkdir /models \
     && for name in ${CHECKPOINTS}; do \
@@ -70,7 +76,8 @@ LABEL org.opencontainers.image.title="Dragoman" \
 COPY --from=packages /opt/dragoman /opt/dragoman
 COPY LICENSE /usr/share/doc/dragoman/LICENSE
 RUN mkdir /models
-# Nobody's home is written to: /tmp is the only writable place, and the only one that is needed.
+# Nobody's home is written to: /tmp is the only writable place, and the only one that is needed. What CUDA keeps of kernels that it compiles
+# for the device must not fill it: the chart's pods have 256 MiB there.
 ENV PATH=/opt/dragoman/bin:$PATH \
     HOME=/tmp \
     PYTHONDONTWRITEBYTECODE=1 \
@@ -81,7 +88,8 @@ ENV PATH=/opt/dragoman/bin:$PATH \
     NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     NVIDIA_REQUIRE_CUDA="cuda>=13.0" \
-    CUDA_CACHE_PATH=/tmp/cuda
+    CUDA_CACHE_PATH=/tmp/cuda \
+    CUDA_CACHE_MAXSIZE=134217728
 USER 65532:65532
 WORKDIR /tmp
 EXPOSE 8500 8501

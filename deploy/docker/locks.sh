@@ -1,20 +1,25 @@
 #!/usr/bin/env bash
-# Writes requirements-cpu.txt and requirements-cuda.txt: what the images install, by the versions of constraints.txt, with the checksums
-# of every file that may be installed. Takes the path of uv.
+# Writes requirements-*.txt: what each stage of the images installs, by the versions of constraints.txt, with the checksums of every file
+# that may be installed. Takes the path of uv.
 set -euo pipefail
 uv=$(realpath "${1:-$(command -v uv)}")
 cd "$(dirname "$0")/../.."
 
+# lock NAME WHAT SOURCE [OPTIONS]
 lock() {
-  kind=$1
-  shift
-  file=deploy/docker/requirements-$kind.txt
-  echo "# Written by make locks: what the $kind image installs, with checksums." >"$file.tmp"
-  "$uv" pip compile --quiet pyproject.toml "$@" --constraint constraints.txt --python-version 3.11 --generate-hashes \
+  name=$1 what=$2
+  shift 2
+  file=deploy/docker/requirements-$name.txt
+  echo "# Written by make locks: what $what installs, with checksums." >"$file.tmp"
+  "$uv" pip compile --quiet "$@" --constraint constraints.txt --python-version 3.11 --generate-hashes \
     --no-annotate --no-header --no-emit-index-url >>"$file.tmp"
   mv "$file.tmp" "$file"
 }
 
-lock cpu --extra cpu --extra tracing
+lock cpu "the cpu image" pyproject.toml --extra cpu --extra tracing
 # NVIDIA's libraries are published for this platform only.
-lock cuda --extra gpu --extra tracing --python-platform x86_64-manylinux_2_28
+lock cuda "the cuda image" pyproject.toml --extra gpu --extra tracing --python-platform x86_64-manylinux_2_28
+# PyTorch has other dependencies on other platforms.
+lock export "the stage that exports" pyproject.toml --extra cpu --extra export --universal
+# What pyproject.toml asks for to build the wheel, and what writes the bill of materials.
+lock build "the stage that makes the wheel" deploy/docker/requirements-build.in --universal

@@ -1,12 +1,15 @@
 """Bring what the chart repeats up to date: the server's settings, the rules, the dashboards, and the table of values in the docs.
 
+Rules are repeated with a placeholder in every selector, which a release replaces by matchers of its own series.
+
 Run `python deploy/helm/generate.py` after a change of `server/config.py`, of the chart's values or of what lies in
 `deploy/prometheus/rules` and `deploy/grafana/dashboards`; with `--check` it only tells what is stale.
 """
 
 import json
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +29,14 @@ MANAGED = frozenset(
     }
 )
 KEYWORDS = ("type", "enum", "const", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "pattern")
-COPIES = {
-    CHART / "files/rules": (ROOT / "deploy/prometheus/rules", "*.yaml"),
-    CHART / "files/dashboards": (ROOT / "deploy/grafana/dashboards", "*.json"),
-}
+RULES_HEADER = (
+    "# Written by make chart from deploy/prometheus/rules. The chart puts matchers of its release in the place of `scope`.\n"
+)
+# What rules are about, with the matchers that it has there; strings are passed over.
+SELECTOR = re.compile(r'"[^"]*"|\b(?P<name>dragoman[\w:]+|process_\w+|kube_\w+|up)\b(?:\{(?P<matchers>[^}]*)\})?')
+MATCHER = re.compile(r'\w+(?:=~|!~|!=|=)"[^"]*"')
+# By which the rules find Dragoman where no release is known.
+BY_NAME = re.compile(r'(?:job|horizontalpodautoscaler)=~"[^"]*dragoman[^"]*"')
 
 
 def settings_schema() -> dict[str, Any]:
@@ -55,6 +62,53 @@ def _plain(field: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]
     if "type" in plain:
         plain["type"] = [plain["type"], "null"]
     return plain | {"description": field.get("description", "")}
+
+
+def scoped(expression: str) -> str:
+    """Return a query of which every selector has a placeholder that the chart replaces by matchers of its release."""
+
+    def add(found: re.Match[str]) -> str:
+        if found["name"] is None:
+            return found[0]
+        scope = "autoscaler" if found["name"].startswith("kube_horizontalpodautoscaler_") else "release"
+        kept = [matcher for matcher in MATCHER.findall(found["matchers"] or "") if not BY_NAME.fullmatch(matcher)]
+        matchers = ",".join((f'scope="{scope}"', *kept))
+        return f"{found['name']}{{{matchers}}}"
+
+    return SELECTOR.sub(add, expression)
+
+
+def rules_text(path: Path) -> str:
+    """Return a file of rules as the chart has it."""
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    for group in content["groups"]:
+        for rule in group["rules"]:
+            rule["expr"] = scoped(rule["expr"])
+    text: str = yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1 << 20)
+    return RULES_HEADER + text
+
+
+class _Dumper(yaml.SafeDumper):  # type: ignore[misc]  # it brings no types
+    """Writes texts of several lines as they are."""
+
+
+def _write_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _write_text)
+
+
+def as_it_is(path: Path) -> str:
+    """Return a file's text."""
+    return path.read_text(encoding="utf-8")
+
+
+# Folder of the chart: where its files come from, which, and what the chart has of each.
+COPIES: dict[Path, tuple[Path, str, Callable[[Path], str]]] = {
+    CHART / "files/rules": (ROOT / "deploy/prometheus/rules", "*.yaml", rules_text),
+    CHART / "files/dashboards": (ROOT / "deploy/grafana/dashboards", "*.json", as_it_is),
+}
 
 
 def schema_text() -> str:
@@ -100,9 +154,9 @@ def wanted() -> dict[Path, str | None]:
     """Return what each generated file must hold; None for one that must go."""
     text = schema_text()
     files: dict[Path, str | None] = {SCHEMA: text, DOCUMENT: document_text(json.loads(text))}
-    for copies, (originals, pattern) in COPIES.items():
+    for copies, (originals, pattern, copy_of) in COPIES.items():
         files |= {path: None for path in copies.glob(pattern)}
-        files |= {copies / path.name: path.read_text(encoding="utf-8") for path in originals.glob(pattern)}
+        files |= {copies / path.name: copy_of(path) for path in originals.glob(pattern)}
     return files
 
 

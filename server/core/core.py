@@ -9,6 +9,7 @@ from dragoman.server.core.callers import Callers
 from dragoman.server.core.deadlines import NO_DEADLINES, Deadlines
 from dragoman.server.core.generation import Generation
 from dragoman.server.core.ports import Models
+from dragoman.server.core.readiness import Readiness, ReadyRule
 from dragoman.server.core.records import Records
 from dragoman.server.core.running import RunningCalls
 from dragoman.server.telemetry.metrics import Metrics
@@ -30,6 +31,7 @@ class Core:
         generation: What generates and scores.
         calls: What runs.
         callers: Who may call; None if anybody may, without limits.
+        readiness: Whether the server is ready while its models are as they are.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class Core:
         tracer: "Tracer | None" = None,
         callers: Callers | None = None,
         deadlines: Deadlines = NO_DEADLINES,
+        readiness: Readiness | None = None,
     ) -> None:
         """Start with nothing running.
 
@@ -48,8 +51,10 @@ class Core:
             tracer: What makes spans; None for none.
             callers: Who may call; None if anybody may.
             deadlines: The server's own, for callers that have none of theirs.
+            readiness: When it is ready; by default while any model is, once all were.
         """
         self.models = models
+        self.readiness = readiness or Readiness(ReadyRule())
         self.callers = callers
         self.generation = Generation(models, metrics, deadlines)
         self.calls = RunningCalls(Records(metrics, tracer), callers)
@@ -61,9 +66,12 @@ class Core:
 
     @property
     def is_ready(self) -> bool:
-        """Whether every model takes requests and the server does; what /readyz says."""
-        models = self.models.all()
-        return not self.is_draining and bool(models) and all(model.engine.is_ready for model in models)
+        """Whether the server takes requests, and as many of its models as `ready_when` asks for; what /readyz says."""
+        return not self.is_draining and self.readiness.is_met(self.models.all())
+
+    def note_models(self) -> None:
+        """Take note of how the models are, whenever one has become ready, has stopped being so, has come or is gone."""
+        self.readiness.note(self.models.all())
 
     @property
     def num_running(self) -> int:

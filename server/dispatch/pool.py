@@ -76,19 +76,23 @@ class ReplicaPool:
         """What they run on; empty until one was ready once."""
         return next((replica.device for replica in self.replicas if replica.device), "")
 
-    async def start(self) -> None:
+    async def start(self, *, is_persistent: bool = False) -> None:
         """Start replicas and keep them running; done once one is ready.
 
         The first goes first, and has the machine to itself until it is ready: so the server is ready soonest, and what replicas
         share is made once. The others then start beside it. One that cannot start is tried again as long as another can.
+
+        Args:
+            is_persistent: Whether they are tried again also if none can be started at first.
 
         Raises:
             EngineCannotStart: If none can; for the reason of the first.
         """
         try:
             await self._start()
-        except BaseException:
-            await self.stop()
+        except BaseException as error:
+            if not (is_persistent and isinstance(error, EngineCannotStart)):
+                await self.stop()
             raise
 
     async def stop(self) -> None:

@@ -8,7 +8,7 @@ from dragoman.server.dispatch.direct_link import DirectLink
 from dragoman.server.dispatch.pool import ReplicaPool
 from dragoman.server.engine.messages import Statistics
 from dragoman.server.engine.settings import EngineSettings
-from dragoman.server.supervisor import RestartPolicy
+from dragoman.server.supervisor import EngineCannotStart, RestartPolicy
 
 
 class ReplicatedEngine(AttachedEngine):
@@ -68,18 +68,22 @@ class ReplicatedEngine(AttachedEngine):
         """Engines, whether they are ready or not."""
         return len(self.pool.replicas)
 
-    async def start(self) -> None:
+    async def start(self, *, is_persistent: bool = False) -> None:
         """Start replicas; done once one is ready.
 
+        Args:
+            is_persistent: Whether they are tried again also if none can be started at first.
+
         Raises:
-            EngineCannotStart: If none can be.
+            EngineCannotStart: If none can be, at the first try.
         """
         self.begin()
         try:
-            await self.pool.start()
+            await self.pool.start(is_persistent=is_persistent)
             await self.until_ready()
-        except BaseException:
-            await self.stop()
+        except BaseException as error:
+            if not (is_persistent and isinstance(error, EngineCannotStart)):
+                await self.stop()
             raise
 
     async def stop(self) -> None:

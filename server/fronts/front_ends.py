@@ -13,6 +13,7 @@ import structlog
 
 from dragoman.server.config import ConfigError, ServerConfig
 from dragoman.server.core.access import read_callers_book
+from dragoman.server.core.readiness import Readiness
 from dragoman.server.dispatch.desk_server import DeskServer
 from dragoman.server.dispatch.replicated_engine import ReplicatedEngine
 from dragoman.server.engines import ModelEngine
@@ -64,6 +65,7 @@ class FrontEnds:
         self._table = UsageTable.open(config.front_ends)
         self._front_ends: list[KeptFrontEnd] = []
         self._desks: dict[str, DeskServer] = {}
+        self._readiness = Readiness(config.ready_rule)
         self._is_draining = False
         self._ended = Totals()
         self._ready = asyncio.Event()
@@ -71,12 +73,12 @@ class FrontEnds:
 
     @property
     def is_ready(self) -> bool:
-        """Whether every front end takes requests for every model."""
+        """Whether every front end takes requests, and as many of the models as `ready_when` asks for."""
         return (
             not self._is_draining
             and bool(self._front_ends)
             and all(each.state.is_ready for each in self._front_ends)
-            and all(model.engine.is_ready for model in self._repository.all())
+            and self._readiness.is_met(self._repository.all())
         )
 
     @property
@@ -110,7 +112,7 @@ class FrontEnds:
         await asyncio.gather(*(each.begin() for each in self._front_ends))
 
     async def until_ready(self) -> None:
-        """Wait until all take requests for every model."""
+        """Wait until they are ready."""
         await self._ready.wait()
 
     def sources(self) -> Iterator[Source]:
@@ -127,7 +129,9 @@ class FrontEnds:
             yield Source("callers", (path,), self._read_callers, self._hand)
 
     def update_health(self) -> None:
-        """Do nothing: desks tell front ends how the models are."""
+        """Take note of how the models are. Front ends are told by the desks."""
+        self._readiness.note(self._repository.all())
+        self._publish()
 
     def ask(self) -> list[Series]:
         """Return what all have counted, those that are gone among them; for another thread than the event loop's."""
@@ -166,6 +170,7 @@ class FrontEnds:
                 self._desks[model.name].endpoint,
                 model.engine.num_replicas,
                 model.engine.is_ready,
+                bool(model.device),
             )
             for model in self._repository.all()
         ]

@@ -19,6 +19,7 @@ class Desk(Struct, frozen=True, array_like=True):
         endpoint: ZeroMQ address of its desk.
         num_replicas: Engines behind it.
         is_ready: Whether one of them is ready.
+        was_ready: Whether one of them was ready at any time.
     """
 
     bundle: str
@@ -26,6 +27,7 @@ class Desk(Struct, frozen=True, array_like=True):
     endpoint: str
     num_replicas: int
     is_ready: bool
+    was_ready: bool = False
 
 
 class Start(Struct, frozen=True, array_like=True, tag="start"):
@@ -80,7 +82,7 @@ class State(Struct, frozen=True, array_like=True, tag="state"):
 
     Attributes:
         is_listening: Whether it answers.
-        is_ready: Whether it takes requests for every model.
+        is_ready: Whether it takes requests, and as many of its models as `ready_when` asks for.
     """
 
     is_listening: bool = False

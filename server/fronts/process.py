@@ -112,7 +112,8 @@ class FrontEndProcess:
             metrics.add_model(model.name, model.version, model.manifest.precision, "", model.max_slots, model.engine.num_replicas)
         table = UsageTable(start.table, self._config.front_ends, start.number)
         tracer = make_tracer(self._config, start.version)
-        self._front = FrontEnd(self._config, self._repository, metrics, tracer, sampler, table.of)
+        known = [model.name for model in self._repository.all() if desks[str(model.bundle.directory)].was_ready]
+        self._front = FrontEnd(self._config, self._repository, metrics, tracer, sampler, table.of, known)
         self._state = State()
         self._is_listening = False
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import structlog
 
 from dragoman.model.files import read_bounded
+from dragoman.server.certificates import read_dates
 from dragoman.server.config import ConfigError, ServerConfig
 from dragoman.server.credentials import digest_of, is_token, no_password
 
@@ -23,6 +24,7 @@ class AdminAccess:
     Attributes:
         paths: The files there are, for whoever watches them.
         context: For connections that come from now on; None without TLS.
+        expires: When the certificate expires, in seconds since 1970; None without one, or if it is not known.
     """
 
     def __init__(self, certificate: Path | None = None, key: Path | None = None, tokens: Path | None = None) -> None:
@@ -39,6 +41,7 @@ class AdminAccess:
         self._certificate, self._key, self._tokens = certificate, key, tokens
         self.paths = tuple(path for path in (certificate, key, tokens) if path is not None)
         self.context: ssl.SSLContext | None = None
+        self.expires: float | None = None
         self._digests: tuple[bytes, ...] = ()
         self.reload()
 
@@ -62,7 +65,8 @@ class AdminAccess:
         """
         context = None if self._certificate is None or self._key is None else _context(self._certificate, self._key)
         digests = () if self._tokens is None else tuple(map(digest_of, read_metrics_tokens(self._tokens)))
-        self.context, self._digests = context, digests
+        expires = None if context is None or self._certificate is None else _expiry(context, self._certificate)
+        self.context, self.expires, self._digests = context, expires, digests
 
     @property
     def needs_token(self) -> bool:
@@ -116,3 +120,11 @@ def _context(certificate: Path, key: Path) -> ssl.SSLContext:
     except (OSError, ValueError) as error:
         raise ConfigError(f"metrics_tls_certificate, metrics_tls_key: {certificate}, {key}: {error}") from error
     return context
+
+
+def _expiry(context: ssl.SSLContext, certificate: Path) -> float | None:
+    """Return when the certificate that a context shows expires; None for one that no client could accept."""
+    try:
+        return read_dates(context, read_bounded(certificate, _MAX_FILE_BYTES))[1]
+    except (OSError, ValueError):  # those of TLS are of the first family
+        return None

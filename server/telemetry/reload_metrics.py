@@ -38,7 +38,7 @@ class ReloadMetrics:
         )
         self._days = Gauge(
             "dragoman_tls_certificate_days_left",
-            "Days until the server's certificate expires, negative after that; nothing without TLS.",
+            "Days until a certificate of the server's expires, that of gRPC or of the metrics port; negative after that.",
             ["certificate"],
             registry=registry,
         )

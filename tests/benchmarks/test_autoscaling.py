@@ -13,6 +13,7 @@ from benchmarks.simulation.costs import Costs, Job
 from benchmarks.simulation.engine_probe import EngineProbe
 from benchmarks.simulation.server_probe import Check, Figures
 from benchmarks.simulation.surge import Outcome
+from dragoman.server.config import ServerConfig
 
 SCALING = yaml.safe_load(CHART.read_text(encoding="utf-8"))["autoscaling"]
 
@@ -25,8 +26,12 @@ def test_rules_have_the_charts_targets() -> None:
     found = {rule.name: rule for rule in rules(SCALING)}
     assert found[CPU].cpu_percent == SCALING["cpu"]["targetUtilization"] and found[CPU].queue_seconds is None
     assert (found["queue"].queue_seconds, found["queue"].num_waiting) == (0.5, 16)
-    assert found["queue"].num_slots is None and found["queue and slots"].num_slots == SCALING["slotsInUse"]["target"]
+    assert SCALING["slotsInUse"]["target"] is SCALING["cpu"]["enabled"] is None, "which leaves both to the chart"
+    max_slots = ServerConfig.model_fields["max_slots"].default
+    assert found["queue"].num_slots is None and found["queue and slots"].num_slots == max_slots * 3 // 8
     assert found[CHART_RULE].cpu_percent == SCALING["cpu"]["targetUtilization"]
+    given = {rule.name: rule for rule in rules(SCALING | {"slotsInUse": {"enabled": True, "target": 7}})}
+    assert given["queue and slots"].num_slots == given[CHART_RULE].num_slots == 7
 
 
 def test_what_is_off_in_the_chart_is_no_part_of_its_rule() -> None:

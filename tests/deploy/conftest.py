@@ -24,7 +24,7 @@ KINDS = {
     "networking.k8s.io/v1": ("NetworkPolicy",),
     "monitoring.coreos.com/v1": ("ServiceMonitor", "PodMonitor", "PrometheusRule"),
     "keda.sh/v1alpha1": ("ScaledObject",),
-    "gateway.networking.k8s.io/v1": ("GRPCRoute",),
+    "gateway.networking.k8s.io/v1": ("GRPCRoute", "HTTPRoute"),
 }
 # Where the chart's own copies are not there yet, the chart is tried with these.
 SAMPLE_RULES = "groups:\n- name: sample\n  rules:\n  - record: sample\n    expr: vector(1)\n    labels: {a: '{{ $value }}'}\n"

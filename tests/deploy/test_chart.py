@@ -11,6 +11,7 @@ from prometheus_client.registry import CollectorRegistry
 
 from dragoman.server import config as settings
 from dragoman.server.core.core import CLOSE_SECONDS
+from dragoman.server.core.readiness import ReadyRule
 from dragoman.server.faces.grpc.health import LIVENESS, OVERALL
 from dragoman.server.supervisor import STOP_SECONDS
 from dragoman.server.telemetry.metrics import Metrics
@@ -69,6 +70,29 @@ def test_a_rollout_never_takes_a_pod_before_its_successor_is_ready(render: Rende
     assert strategy == {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
 
 
+@pytest.mark.parametrize(
+    ("values", "surge", "unavailable"),
+    [
+        ({"gpu": {"enabled": True}}, 0, 1),
+        ({"gpu": {"enabled": True}, "strategy": {"rollingUpdate": {"maxSurge": 1}}}, 1, 0),
+        ({"gpu": {"enabled": True}, "strategy": {"rollingUpdate": {"maxUnavailable": 0}}}, 1, 0),
+        ({"gpu": {"enabled": True}, "strategy": {"rollingUpdate": {"maxUnavailable": "50%"}}}, 0, "50%"),
+        ({"strategy": {"rollingUpdate": {"maxSurge": 0}}}, 0, 1),
+        ({"strategy": {"rollingUpdate": {"maxUnavailable": 2}}}, 1, 2),
+        ({"strategy": {"rollingUpdate": None}}, 1, 0),
+    ],
+)
+def test_a_rollout_needs_no_gpu_that_is_not_there_and_always_goes_on(
+    render: Render, values: dict[str, Any], surge: Any, unavailable: Any
+) -> None:
+    strategy = render(values).one("Deployment")["spec"]["strategy"]
+    assert strategy == {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": surge, "maxUnavailable": unavailable}}
+
+
+def test_recreate_has_no_limits_of_a_rollout(render: Render) -> None:
+    assert render({"strategy": {"type": "Recreate"}}).one("Deployment")["spec"]["strategy"] == {"type": "Recreate"}
+
+
 def test_probes_ask_for_health_that_the_server_tells(render: Render) -> None:
     container = render({"service": {"grpcPort": 9000}}).container
     assert container["startupProbe"]["grpc"] == container["readinessProbe"]["grpc"] == {"port": 9000, "service": "readiness"}
@@ -82,6 +106,17 @@ def test_probes_are_http_where_grpc_would_need_tls(render: Render) -> None:
     assert container["livenessProbe"]["httpGet"] == {"port": "metrics", "path": "/healthz"}
 
 
+@pytest.mark.parametrize("rule", ["any", "all", "en-de", "en-de, en-fr"])
+def test_the_rule_of_readiness_reaches_the_server_that_the_probes_ask(
+    render: Render, monkeypatch: pytest.MonkeyPatch, rule: str
+) -> None:
+    rendered = render({"config": {"ready_when": rule}})
+    monkeypatch.setenv("DRAGOMAN_READY_WHEN", rendered.environment["DRAGOMAN_READY_WHEN"])
+    assert settings.load({"models": "bundles"}).ready_rule == ReadyRule.parse(rule)
+    assert rendered.container["readinessProbe"]["grpc"]["service"] == "readiness"
+    assert "DRAGOMAN_READY_WHEN" not in render().environment, "the server's own default, which keeps healthy models serving"
+
+
 # --- settings
 
 
@@ -92,6 +127,7 @@ def test_the_server_takes_every_variable_as_it_was_meant(render: Render, monkeyp
         "max_waiting_tokens": 1000000,
         "warmup": False,
         "log_level": "debug",
+        "ready_when": "en-de,en-fr",
         "latency_buckets": [0.0005, 1, 20.5],
     }
     rendered = render({"config": wanted, "service": {"grpcPort": 9000, "metricsPort": 9001}, "drain": {"seconds": 7}})
@@ -175,9 +211,10 @@ def test_service_says_what_the_metrics_port_speaks(render: Render) -> None:
 
 
 def test_notes_name_what_lies_open(render: Render) -> None:
-    assert "may read the metrics" in render({"networkPolicy": {"enabled": True}}).notes
-    peers = {"networkPolicy": {"enabled": True, "monitoring": [{"podSelector": {}}]}}
-    assert "may read the metrics" not in render(peers).notes
+    assert "may read the metrics" in render().notes
+    peers = [{"podSelector": {}}]
+    assert "may read the metrics" not in render({"networkPolicy": {"enabled": True, "clients": peers, "monitoring": peers}}).notes
+    assert "may read the metrics" not in render({"metrics": {"auth": {"secretName": "scraper"}}}).notes
     assert "tokens travel unencrypted" in render({"auth": {"secretName": "tokens"}}).notes
     assert "token for the metrics travels unencrypted" in render({"metrics": {"auth": {"secretName": "scraper"}}}).notes
     assert "unencrypted" not in render(TLS | {"auth": {"secretName": "tokens"}}).notes
@@ -232,12 +269,13 @@ def test_pods_get_no_token_and_no_variables_of_services(render: Render) -> None:
 
 
 def test_network_policy_lets_in_who_is_named_and_nobody_out(render: Render) -> None:
-    peer = {"podSelector": {"matchLabels": {"app": "shop"}}}
-    spec = render({"networkPolicy": {"enabled": True, "clients": [peer]}}).one("NetworkPolicy")["spec"]
+    shop, prometheus = ({"podSelector": {"matchLabels": {"app": app}}} for app in ("shop", "prometheus"))
+    policy = {"enabled": True, "clients": [shop], "monitoring": [prometheus]}
+    spec = render({"networkPolicy": policy}).one("NetworkPolicy")["spec"]
     assert spec["policyTypes"] == ["Ingress", "Egress"] and spec["egress"] == []
     assert spec["ingress"] == [
-        {"ports": [{"port": "grpc", "protocol": "TCP"}], "from": [peer]},
-        {"ports": [{"port": "metrics", "protocol": "TCP"}]},
+        {"ports": [{"port": "grpc", "protocol": "TCP"}], "from": [shop]},
+        {"ports": [{"port": "metrics", "protocol": "TCP"}], "from": [prometheus]},
     ]
 
 
@@ -299,6 +337,37 @@ def test_autoscaler_reads_the_servers_metrics_and_the_cpu_for_want_of_them(rende
     assert "replicas" not in rendered.one("Deployment")["spec"], "else each rollout would undo the scaling"
 
 
+@pytest.mark.parametrize(
+    ("config", "given", "target"),
+    [
+        ({}, None, 24),
+        ({"max_slots": 256}, None, 96),
+        ({"max_slots": 16, "replicas": 4}, None, 24),
+        ({"max_slots": 1}, None, 1),
+        ({"max_slots": None, "replicas": 0}, None, 24),
+        ({"max_slots": 256}, 10, 10),
+    ],
+)
+def test_slots_are_scaled_by_what_a_pod_has(render: Render, config: dict[str, Any], given: int | None, target: int) -> None:
+    scaling = {"slotsInUse": {"target": given}, "keda": {"serverAddress": "http://prometheus:9090"}}
+    spec = render({"autoscaling": {"type": "hpa"} | scaling, "config": config}).one("HorizontalPodAutoscaler")["spec"]
+    targets = {metric["pods"]["metric"]["name"]: metric["pods"]["target"] for metric in spec["metrics"] if "pods" in metric}
+    assert targets["dragoman_slots_in_use"] == {"type": "AverageValue", "averageValue": str(target)}
+    spec = render({"autoscaling": {"type": "keda"} | scaling, "config": config}).one("ScaledObject")["spec"]
+    assert spec["triggers"][2]["metadata"]["threshold"] == str(target)
+    assert settings.ServerConfig.model_fields["max_slots"].default == 64, "which the chart repeats"
+
+
+@pytest.mark.parametrize(("is_on", "wanted"), [(None, 0), (True, 1), (False, 0)])
+def test_gpu_nodes_are_not_scaled_by_the_cpu_unless_asked_to(render: Render, is_on: bool | None, wanted: int) -> None:
+    scaling = {"cpu": {"enabled": is_on}, "keda": {"serverAddress": "http://prometheus:9090"}}
+    values = {"gpu": {"enabled": True}, "autoscaling": {"type": "hpa"} | scaling}
+    metrics = render(values).one("HorizontalPodAutoscaler")["spec"]["metrics"]
+    assert [metric["type"] for metric in metrics] == ["Pods"] * 3 + ["Resource"] * wanted
+    triggers = render(values | {"autoscaling": {"type": "keda"} | scaling}).one("ScaledObject")["spec"]["triggers"]
+    assert [trigger["type"] for trigger in triggers] == ["prometheus"] * 3 + ["cpu"] * wanted
+
+
 def test_keda_asks_for_the_same_of_this_releases_pods(render: Render) -> None:
     keda = {"serverAddress": "http://prometheus:9090"}
     rendered = render({"autoscaling": {"type": "keda", "keda": keda}}, release="mt")
@@ -333,9 +402,10 @@ def test_a_disruption_budget_where_a_pod_can_be_spared(render: Render, values: d
 
 
 def test_gpu_nodes_get_the_image_with_cuda_and_the_gpu(render: Render) -> None:
-    rendered = render({"gpu": {"enabled": True, "count": 2, "runtimeClassName": "nvidia"}, "nodeSelector": {"a": "b"}})
+    rendered = render({"gpu": {"enabled": True, "runtimeClassName": "nvidia"}, "nodeSelector": {"a": "b"}})
     assert rendered.container["image"] == "dragoman:0.1.0-cuda"
-    assert rendered.container["resources"]["limits"] == {"cpu": "2", "memory": "2Gi", "nvidia.com/gpu": 2}
+    assert rendered.container["resources"]["limits"] == {"cpu": "4", "memory": "16Gi", "nvidia.com/gpu": 1}
+    assert render().container["resources"]["limits"] == {"cpu": "2", "memory": "2Gi"}
     assert rendered.pod["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
     assert rendered.environment["DRAGOMAN_DEVICE"] == "cuda", "not auto, which would compute on the CPU"
     assert render({"gpu": {"enabled": True}, "config": {"device": "cuda:1"}}).environment["DRAGOMAN_DEVICE"] == "cuda:1"
@@ -348,10 +418,9 @@ def test_models_are_mounted_read_only_from_where_the_values_say(render: Render) 
     claim = render({"models": {"source": "pvc", "pvc": {"claimName": "bundles", "subPath": "v3"}}})
     assert {"name": "models", "mountPath": "/models", "readOnly": True, "subPath": "v3"} in claim.container["volumeMounts"]
     assert {"name": "models", "persistentVolumeClaim": {"claimName": "bundles", "readOnly": True}} in claim.pod["volumes"]
-    image = render({"models": {"source": "oci", "oci": {"reference": "registry.example/models:3"}}})
-    assert {"name": "models", "image": {"reference": "registry.example/models:3", "pullPolicy": "IfNotPresent"}} in image.pod[
-        "volumes"
-    ]
+    reference = f"registry.example/models:3@sha256:{'ab' * 32}"
+    image = render({"models": {"source": "oci", "oci": {"reference": reference}}})
+    assert {"name": "models", "image": {"reference": reference, "pullPolicy": "IfNotPresent"}} in image.pod["volumes"]
     assert all(mount["name"] != "models" for mount in render().container["volumeMounts"])
 
 
@@ -365,12 +434,8 @@ def test_a_changed_list_of_archives_replaces_the_pods(render: Render) -> None:
     assert annotations("0" * 64) == annotations("0" * 64) != annotations("1" * 64)
 
 
-def test_rules_and_dashboards_arrive_as_they_are_in_the_files(render: Render, helm: Any) -> None:
-    yaml = pytest.importorskip("yaml")
-    rendered = render({"metrics": {"prometheusRule": {"enabled": True}, "dashboards": {"enabled": True}}})
-    files = sorted((helm.chart / "files/rules").glob("*.yaml"))
-    groups = [group for path in files for group in yaml.safe_load(path.read_text())["groups"]]
-    assert rendered.one("PrometheusRule")["spec"]["groups"] == groups
+def test_dashboards_arrive_as_they_are_in_the_files(render: Render, helm: Any) -> None:
+    rendered = render({"metrics": {"dashboards": {"enabled": True}}})
     dashboards = {path.name: path.read_text() for path in (helm.chart / "files/dashboards").glob("*.json")}
     maps = [item for item in rendered.all("ConfigMap") if "dashboard" in item["metadata"]["name"]]
     assert {name: text for item in maps for name, text in item["data"].items()} == dashboards

@@ -40,13 +40,35 @@ def test_generator_finds_copies_that_are_stale_missing_or_too_many(root: Path, t
         path.write_text(text)
     for name, original in (("SCHEMA", module.SCHEMA), ("DOCUMENT", module.DOCUMENT)):
         monkeypatch.setattr(module, name, Path(shutil.copy(original, tmp_path)))
-    monkeypatch.setattr(module, "COPIES", {copies: (rules, "*.yaml")})
+    monkeypatch.setattr(module, "COPIES", {copies: (rules, "*.yaml", module.as_it_is)})
     monkeypatch.setattr(module, "ROOT", tmp_path)
     assert module.main(["--check"]) == 1
     assert sorted(path.name for path in copies.iterdir()) == ["a.yaml", "c.yaml"], "only told"
     assert module.main([]) == 0
     assert {path.name: path.read_text() for path in copies.iterdir()} == {"a.yaml": "new", "b.yaml": "b"}
     assert module.main(["--check"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("query", "scoped"),
+    [
+        ("a:b > 1", "a:b > 1"),
+        ("dragoman_x == 0", 'dragoman_x{scope="release"} == 0'),
+        ('sum by (job) (rate(dragoman_x{code=~"A|B"}[5m]))', 'sum by (job) (rate(dragoman_x{scope="release",code=~"A|B"}[5m]))'),
+        ("dragoman:x:ratio_rate1h > 1 * 0.1", 'dragoman:x:ratio_rate1h{scope="release"} > 1 * 0.1'),
+        (
+            'up{job=~".*dragoman.*"} == 0 and on (job) present_over_time(dragoman_x[1h])',
+            'up{scope="release"} == 0 and on (job) present_over_time(dragoman_x{scope="release"}[1h])',
+        ),
+        (
+            'kube_horizontalpodautoscaler_a{horizontalpodautoscaler=~".*dragoman.*"}',
+            'kube_horizontalpodautoscaler_a{scope="autoscaler"}',
+        ),
+        ("process_x offset 6h", 'process_x{scope="release"} offset 6h'),
+    ],
+)
+def test_the_charts_rules_have_a_placeholder_in_every_selector(root: Path, query: str, scoped: str) -> None:
+    assert generator(root).scoped(query) == scoped
 
 
 # --- fetch.py

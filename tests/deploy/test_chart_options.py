@@ -15,11 +15,20 @@ SHA = "ab" * 32
 PEER = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "apps"}}, "podSelector": {"matchLabels": {"a": "b"}}}
 DNS = {"to": [{"namespaceSelector": {}}], "ports": [{"port": 53, "protocol": "UDP"}]}
 MONITOR = {"enabled": True, "labels": {"release": "prometheus"}, "relabelings": [{"action": "labeldrop", "regex": "pod_ip"}]}
+CANARY = [
+    {"matches": [{"headers": [{"name": "canary", "value": "yes"}]}], "backends": [{"name": "canary"}]},
+    {"matches": [{"method": {"service": "dragoman.v1.Generation"}}], "backends": [{"weight": 9}, {"name": "canary", "weight": 1}]},
+]
 # Each option: its choices, of which the first is the chart's own default. Choices of different options touch different values.
 OPTIONS: dict[str, list[dict[str, Any]]] = {
     "release": [{}, {"fullnameOverride": "translator"}, {"nameOverride": "mt", "commonLabels": {"team": "language"}}],
     "replicas": [{}, {"replicaCount": 1}, {"replicaCount": 0}, {"replicaCount": 5, "minReadySeconds": 10}],
-    "strategy": [{}, {"strategy": {"type": "Recreate", "rollingUpdate": None}}],
+    "strategy": [
+        {},
+        {"strategy": {"type": "Recreate"}},
+        {"strategy": {"type": "Recreate", "rollingUpdate": None}},
+        {"strategy": {"rollingUpdate": {"maxSurge": "25%", "maxUnavailable": 1}}},
+    ],
     "image": [
         {},
         {"image": {"repository": "registry.example/mt/dragoman", "tag": "1.2.3", "pullPolicy": "Always"}},
@@ -29,7 +38,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {},
         {"models": {"source": "pvc", "pvc": {"claimName": "models"}}},
         {"models": {"source": "pvc", "pvc": {"claimName": "models", "subPath": "a/b"}}},
-        {"models": {"source": "oci", "oci": {"reference": "registry.example/models:3", "pullPolicy": "Always"}}},
+        {"models": {"source": "oci", "oci": {"reference": f"registry.example/models:3@sha256:{SHA}", "pullPolicy": "Always"}}},
         {"models": {"source": "download", "download": {"archives": [{"url": "https://models.example/a.tar.gz", "sha256": SHA}]}}},
         {
             "models": {
@@ -45,6 +54,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "config": [
         {},
         {"config": {"max_message_bytes": 16777216, "warmup": False, "log_level": "debug", "latency_buckets": [0.001, 0.5, 10]}},
+        {"config": {"ready_when": "en-de,en-fr", "max_slots": 128, "replicas": 2}},
         {"config": {"max_connection_age_seconds": None, "num_threads": 4, "restart_backoff_initial_seconds": 0.25}},
     ],
     "drain": [
@@ -59,7 +69,19 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"service": {"type": "NodePort", "headless": {"enabled": False}}},
         {"service": {"grpcPort": 9000, "metricsPort": 9001, "appProtocol": "grpc", "headless": {"annotations": {"a": "b"}}}},
     ],
-    "route": [{}, {"grpcRoute": {"enabled": True, "parentRefs": [{"name": "gateway"}], "hostnames": ["mt.example"]}}],
+    "route": [
+        {},
+        {"grpcRoute": {"enabled": True, "parentRefs": [{"name": "gateway"}], "hostnames": ["mt.example"]}},
+        {"grpcRoute": {"enabled": True, "parentRefs": [{"name": "gateway"}], "rules": CANARY}},
+        {
+            "grpcRoute": {
+                "enabled": True,
+                "kind": "HTTPRoute",
+                "parentRefs": [{"name": "gateway"}],
+                "rules": [rule | {"timeouts": {"request": "0s"}} for rule in CANARY],
+            }
+        },
+    ],
     "tls": [
         {},
         {"tls": {"enabled": True, "secretName": "dragoman-tls"}},
@@ -71,10 +93,12 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {},
         {"gpu": {"enabled": True}},
         {"gpu": {"enabled": True, "runtimeClassName": "nvidia", "nodeSelector": {"accelerator": "h200"}, "tolerations": []}},
+        {"gpu": {"enabled": True, "resources": {"requests": None, "limits": None}}},
     ],
     "autoscaling": [
         {},
         {"autoscaling": {"type": "hpa"}},
+        {"autoscaling": {"type": "hpa", "cpu": {"enabled": True}, "slotsInUse": {"target": 12.5}}},
         {"autoscaling": {"type": "hpa", "minReplicas": 1, "queueSeconds": {"target": 2}, "cpu": {"enabled": False}}},
         {"autoscaling": {"type": "keda", "keda": {"serverAddress": "http://prometheus:9090", "authenticationRef": "prometheus"}}},
         {
@@ -90,6 +114,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "network": [
         {},
         {"networkPolicy": {"enabled": True}},
+        {"networkPolicy": {"enabled": True, "clients": [PEER], "monitoring": [PEER]}},
         {"networkPolicy": {"enabled": True, "clients": [PEER], "monitoring": [PEER], "egress": [DNS]}},
     ],
     "account": [
@@ -105,7 +130,11 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"metrics": {"auth": {"secretName": "scraper", "scrapeKey": "newest"}}},
         {"metrics": {"auth": {"secretName": "scraper"}, "tls": {"enabled": True, "secretName": "metrics-tls"}}},
     ],
-    "rules": [{}, {"metrics": {"prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}}}}],
+    "rules": [
+        {},
+        {"metrics": {"prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}}}},
+        {"metrics": {"prometheusRule": {"enabled": True, "runbookPrefix": "https://wiki.example", "matchers": 'job="mt"'}}},
+    ],
     "dashboards": [{}, {"metrics": {"dashboards": {"enabled": True, "annotations": {"folder": "Dragoman"}}}}],
     "placement": [
         {},
@@ -134,6 +163,7 @@ SPECS = {
     "PodMonitor": ({"selector", "podMetricsEndpoints"}, set()),
     "PrometheusRule": ({"groups"}, set()),
     "GRPCRoute": ({"parentRefs", "rules"}, {"hostnames"}),
+    "HTTPRoute": ({"parentRefs", "rules"}, {"hostnames"}),
     "ScaledObject": (
         {"scaleTargetRef", "minReplicaCount", "maxReplicaCount", "pollingInterval", "cooldownPeriod", "advanced", "triggers"},
         {"fallback"},
@@ -186,7 +216,7 @@ def combinations() -> list[tuple[int, ...]]:
 
 def mended(row: tuple[int, ...]) -> tuple[int, ...]:
     """Return a row that is not refused: with the default, or the newest Kubernetes, where choices cannot go together."""
-    for option in ("probes", "network", "metrics", "resources"):
+    for option in ("network", "probes", "metrics", "resources", "gpu", "autoscaling"):
         if reason_to_refuse(row) is not None:
             place = 1 + list(OPTIONS).index(option)
             row = (*row[:place], 0, *row[place + 1 :])
@@ -207,12 +237,18 @@ def reason_to_refuse(row: tuple[int, ...]) -> str | None:
     source, is_tls = values.get("models", {}).get("source"), "tls" in values
     scaling, network = values.get("autoscaling", {}), values.get("networkPolicy", {})
     service_type = values.get("service", {}).get("type", "ClusterIP")
+    gpu, given = values.get("gpu", {}), values.get("autoscaling", {}).get("cpu", {}).get("enabled")
+    by_cpu = bool(scaling.get("type")) and (given if given is not None else not gpu)
+    requests = (gpu if gpu else values).get("resources", {}).get("requests", "")
+    by_queue = any(scaling.get(name, {}).get("enabled", True) for name in ("queueSeconds", "requestsWaiting", "slotsInUse"))
     reasons = {
+        "clients|monitoring": bool(network) and not network.get("clients"),
         "image volumes": source == "oci" and version in ("1.27", "1.30"),
         "networkPolicy.egress": source == "download" and bool(network) and not network.get("egress"),
         "gRPC probes speak no TLS": is_tls and values.get("probes", {}).get("type") == "grpc",
         "metrics.serviceMonitor": "serviceMonitor" in values.get("metrics", {}) and service_type != "ClusterIP",
-        "autoscaling.cpu": bool(scaling) and "cpu" not in scaling and values.get("resources", {}).get("requests", "") is None,
+        "autoscaling.cpu": by_cpu and requests is None,
+        "autoscaling: enable": bool(scaling.get("type")) and not by_cpu and not by_queue,
     }
     return next((text for text, holds in reasons.items() if holds), None)
 

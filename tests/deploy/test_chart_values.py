@@ -1,6 +1,9 @@
 """Values that the chart does not take: a typo must not pass in silence."""
 
+import json
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +34,19 @@ import pytest
         ({"service": {"type": "ExternalName"}}, "type"),
         ({"tls": {"enabled": "yes"}}, "enabled"),
         ({"gpu": {"count": 0}}, "count"),
+        ({"gpu": {"enabled": True, "count": 2}}, "count"),
+        ({"networkPolicy": {"enabled": True}}, "(?s)clients.*monitoring|monitoring.*clients"),
+        ({"networkPolicy": {"enabled": True, "clients": [{"podSelector": {}}]}}, "monitoring"),
+        ({"networkPolicy": {"enabled": True, "monitoring": [{"podSelector": {}}]}}, "clients"),
+        ({"networkPolicy": {"enabled": True, "clients": [{}], "monitoring": [{"podSelector": {}}]}}, "clients"),
+        ({"models": {"source": "oci", "oci": {"reference": "registry.example/models:3"}}}, "reference"),
+        ({"models": {"source": "oci", "oci": {"reference": "registry.example/models@sha256:abc"}}}, "reference"),
+        ({"grpcRoute": {"rules": [{"backends": [{"weight": -1}]}]}}, "weight"),
+        ({"grpcRoute": {"rules": [{"matches": [{"method": {"method": "Generate"}}]}]}}, "service"),
+        ({"grpcRoute": {"rules": [{"match": []}]}}, "match"),
+        ({"grpcRoute": {"kind": "HTTPRoute", "rules": [{"timeouts": {"request": "soon"}}]}}, "request"),
+        ({"metrics": {"prometheusRule": {"runbookPrefix": "docs"}}}, "runbookPrefix"),
+        ({"metrics": {"prometheusRule": {"matchers": "dragoman"}}}, "matchers"),
         ({"autoscaling": {"type": "vpa"}}, "type"),
         ({"autoscaling": {"queueSeconds": {"target": 0}}}, "target"),
         ({"autoscaling": {"cpu": {"targetUtilization": 150}}}, "targetUtilization"),
@@ -52,6 +68,15 @@ import pytest
         ({"config": {"metrics_host": "localhost"}, "metrics": {"podMonitor": {"enabled": True}}}, "nobody can scrape"),
         ({"metrics": {"serviceMonitor": {"enabled": True}, "podMonitor": {"enabled": True}}}, "counted twice"),
         ({"grpcRoute": {"enabled": True}}, r"grpcRoute\.parentRefs"),
+        (
+            {"grpcRoute": {"enabled": True, "parentRefs": [{"name": "a"}], "rules": [{"timeouts": {"request": "10s"}}]}},
+            "a GRPCRoute has no timeouts",
+        ),
+        ({"strategy": {"rollingUpdate": {"maxSurge": 0, "maxUnavailable": 0}}}, "nothing could ever be replaced"),
+        (
+            {"gpu": {"enabled": True, "resources": {"requests": None}}, "autoscaling": {"type": "hpa", "cpu": {"enabled": True}}},
+            r"autoscaling\.cpu: needs gpu\.resources\.requests\.cpu",
+        ),
         ({"service": {"grpcPort": 8501}}, "are the same"),
         ({"autoscaling": {"type": "hpa", "minReplicas": 11}}, "minReplicas is more than maxReplicas"),
         ({"autoscaling": {"type": "keda"}}, "serverAddress"),
@@ -76,6 +101,23 @@ def test_a_wrong_value_is_refused_and_named(
 ) -> None:
     with pytest.raises(refused, match=reason):
         render(values)
+
+
+def test_the_manuals_examples_are_taken(render: Callable[..., Any], root: Path) -> None:
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed: make setup")
+    known = json.loads((root / "deploy/helm/dragoman/values.schema.json").read_text(encoding="utf-8"))["properties"]
+    blocks = re.findall(r"```yaml\n(.*?)```", (root / "docs/kubernetes.md").read_text(encoding="utf-8"), re.DOTALL)
+    examples = [values for values in map(yaml.safe_load, blocks) if values.keys() <= known.keys()]
+    assert {key for values in examples for key in values} >= {
+        "models",
+        "grpcRoute",
+        "tls",
+        "gpu",
+        "networkPolicy",
+        "extraInitContainers",
+    }
+    for values in examples:
+        assert render(values).all("Deployment")
 
 
 def test_a_cluster_that_is_too_old_is_refused(render: Callable[..., Any], refused: type[Exception]) -> None:

@@ -36,7 +36,7 @@ def test_the_server_is_built_from_a_file_that_is_there(compose: dict[str, Any], 
 
 def test_images_of_others_are_pinned(compose: dict[str, Any]) -> None:
     for name in ("prometheus", "grafana"):
-        assert re.search(r":v?\d+\.\d+\.\d+$", compose["services"][name]["image"])
+        assert re.search(r":v?\d+\.\d+\.\d+@sha256:[0-9a-f]{64}$", compose["services"][name]["image"])
 
 
 def test_ports_are_the_servers_own_and_open_to_this_machine_only(compose: dict[str, Any]) -> None:

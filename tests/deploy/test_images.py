@@ -19,7 +19,7 @@ from dragoman.cli import main as dragoman
 from dragoman.server import config as settings
 
 KINDS = ("cpu", "cuda")
-PINNED_IMAGE = re.compile(r"[\w./-]+:\d+\.\d+\.\d+[\w.-]*(@sha256:[0-9a-f]{64})?")
+PINNED_IMAGE = re.compile(r"[\w./-]+:\d+\.\d+\.\d+[\w.-]*@sha256:[0-9a-f]{64}")
 
 
 @dataclass
@@ -129,11 +129,27 @@ def test_no_pytorch_gets_into_the_servers_image(dockerfile: Dockerfile) -> None:
     assert "export" not in " ".join(packages.all("RUN"))
 
 
-def test_packages_are_installed_by_checksum(dockerfile: Dockerfile, kind: str) -> None:
-    packages = dockerfile.stages["packages"]
-    installs = re.findall(r"pip install ([^&]+)", " ".join(packages.all("RUN")))
-    assert ["--require-hashes" in install or "--no-deps --no-index" in install for install in installs] == [True, True]
-    assert f"deploy/docker/requirements-{kind}.txt /tmp/requirements.txt" in packages.all("COPY")
+def test_whatever_any_stage_installs_or_builds_has_a_checksum_or_is_there_already(dockerfile: Dockerfile, kind: str) -> None:
+    locks = {"wheel": "build", "packages": kind, "bundles": "export"}
+    for stage in dockerfile.stages.values():
+        commands = re.findall(r"pip (install|wheel|download) ([^&]+)", " ".join(stage.all("RUN")))
+        assert bool(commands) is (stage.name in locks), stage.name
+        for what, options in commands:
+            assert ("--require-hashes" in options and "-r /tmp/requirements.txt" in options) or (
+                "--no-deps" in options and "--no-index" in options
+            ), (stage.name, what, options)
+            assert what != "wheel" or "--no-build-isolation" in options, "else the build system comes from anywhere"
+    for name, lock in locks.items():
+        assert f"deploy/docker/requirements-{lock}.txt /tmp/requirements.txt" in dockerfile.stages[name].all("COPY")
+
+
+def test_the_image_has_a_bill_of_what_is_in_it_and_of_nothing_else(dockerfile: Dockerfile) -> None:
+    commands = dockerfile.stages["packages"].all("RUN")
+    bill = next(index for index, command in enumerate(commands) if "cyclonedx-py environment" in command)
+    assert "--output-file /opt/dragoman/sbom.cdx.json /opt/dragoman/bin/python" in commands[bill]
+    assert not any("/opt/dragoman/bin/pip" in command for command in commands[bill:]), "what is changed later would not be in it"
+    copied = [text for stage in dockerfile.image_of(dockerfile.stages["baked"]) for text in stage.all("COPY")]
+    assert not any("/tools" in text for text in copied), "what writes it is not in the image"
 
 
 def test_the_image_says_what_it_is(server: Stage) -> None:
@@ -147,6 +163,14 @@ def test_only_tmp_is_written(server: Stage) -> None:
     assert variables["ORT_DISABLE_TELEMETRY"] == "1"
     assert variables["DRAGOMAN_MODELS"] == "/models"
     assert not server.all("VOLUME"), "a volume would be writable although the root is not"
+
+
+def test_what_cuda_keeps_fits_into_the_charts_folder_of_temporary_files(root: Path) -> None:
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed: make setup")
+    size = yaml.safe_load((root / "deploy/helm/dragoman/values.yaml").read_text())["tmp"]["sizeLimit"]
+    variables = environment(Dockerfile(root / "deploy/docker/cuda.Dockerfile").stages["bare"])
+    assert variables["CUDA_CACHE_PATH"].startswith("/tmp/")
+    assert int(variables["CUDA_CACHE_MAXSIZE"]) <= int(size.removesuffix("Mi")) * 2**20 // 2
 
 
 def test_variables_of_the_image_are_settings(server: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +202,8 @@ def test_what_is_copied_is_there_and_is_not_ignored(root: Path, dockerfile: Dock
 def test_the_wheel_is_built_from_the_package_and_everything_it_links_to(root: Path, dockerfile: Dockerfile) -> None:
     links = [path for path in (root / "dragoman").rglob("*") if path.is_symlink()]
     folders = {"dragoman"} | {path.resolve().relative_to(root.resolve()).parts[0] for path in links}
-    copied = {text for text in dockerfile.stages["wheel"].all("COPY") if text.count(" ") == 1}
+    texts = dockerfile.stages["wheel"].all("COPY")
+    copied = {text for text in texts if text.count(" ") == 1 and not text.startswith("deploy/docker/requirements-")}
     assert copied == {f"{folder} ./{folder}" for folder in folders}
     ignored = dockerfile.path.with_name(f"{dockerfile.path.name}.dockerignore").read_text().splitlines()
     assert {f"!{folder}/**" for folder in folders} <= set(ignored)
@@ -218,12 +243,29 @@ def test_locks_hold_what_the_project_asks_for_in_the_tested_versions(root: Path,
     for name, (version, num_hashes) in found.items():
         assert num_hashes > 0, name
         assert versions.get(name, version) == version, f"{name}: run make locks"
-    assert not {"torch", "onnx", "transformers"} & found.keys()
+    assert not {"torch", "onnx", "transformers", "cyclonedx-bom"} & found.keys()
     assert ("onnxruntime-gpu" in found, "onnxruntime" in found) == (kind == "cuda", kind == "cpu")
 
 
+def test_build_stages_have_locks_of_what_they_ask_for(root: Path) -> None:
+    content = tomllib.loads((root / "pyproject.toml").read_text())
+    project, asked = content["project"], (root / "deploy/docker/requirements-build.in").read_text().splitlines()
+    assert set(content["build-system"]["requires"]) <= set(asked), "requirements-build.in repeats the build system"
+    wanted = {
+        "build": [Requirement(line) for line in asked if not line.startswith("#")],
+        "export": [*map(Requirement, project["dependencies"]), *asked_for(project, "cpu"), *asked_for(project, "export")],
+    }
+    for lock, requirements in wanted.items():
+        found = locked(root, lock)
+        assert all(num_hashes > 0 for _, num_hashes in found.values())
+        for requirement in requirements:
+            version, _ = found.get(canonicalize_name(requirement.name), (None, 0))
+            assert version is not None and version in requirement.specifier, f"{requirement}: run make locks"
+    assert "torch" in locked(root, "export") and "cyclonedx-bom" in locked(root, "build")
+
+
 def test_locking_writes_nothing_that_was_not_asked_for(root: Path) -> None:
-    for kind in KINDS:
+    for kind in (*KINDS, "export", "build"):
         text = (root / f"deploy/docker/requirements-{kind}.txt").read_text()
         assert "://" not in text and "--index" not in text and "--find-links" not in text
     assert subprocess.run(["bash", "-n", root / "deploy/docker/locks.sh"], timeout=30).returncode == 0

@@ -13,8 +13,9 @@ from dragoman.server.telemetry.metrics import Metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 VARIABLES = {"$__rate_interval": "5m", "$__range": "1h", "$namespace": ".*", "$instance": ".*", "$model": ".*"}
-# What Prometheus itself writes of each target.
+# What Prometheus itself writes of each target, and what kube-state-metrics tells of autoscalers.
 PROMETHEUS_OWN = {"up"}
+SCALERS = {f"kube_horizontalpodautoscaler_{name}" for name in ("status_desired_replicas", "spec_max_replicas", "spec_min_replicas")}
 # On Linux only; the tests may run elsewhere.
 PROCESS = {f"process_{name}" for name in ("resident_memory_bytes", "open_fds", "max_fds", "cpu_seconds_total")}
 
@@ -48,7 +49,7 @@ def known_series() -> set[str]:
     for collector in (ProcessCollector, PlatformCollector, GCCollector):
         collector(registry=registry)
     Metrics(registry, (1.0,))
-    names = PROMETHEUS_OWN | PROCESS | {rule["record"] for rule in rules() if "record" in rule}
+    names = PROMETHEUS_OWN | SCALERS | PROCESS | {rule["record"] for rule in rules() if "record" in rule}
     for metric in registry.collect():
         if metric.type == "histogram":
             names |= {f"{metric.name}_{part}" for part in ("bucket", "sum", "count")}

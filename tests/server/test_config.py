@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from dragoman.server.config import LATENCY_BUCKETS, ConfigError, ServerConfig, load
 from dragoman.server.core.callers_file import read_book
+from dragoman.server.core.readiness import ReadyRule
 
 
 @pytest.fixture(autouse=True)
@@ -48,6 +49,14 @@ def test_defaults_are_those_of_the_manual() -> None:
     assert config.latency_buckets == LATENCY_BUCKETS
     assert config.latency_buckets[0] <= 0.001
     assert config.latency_buckets[-1] == 120
+
+
+def test_the_rule_of_readiness_is_a_word_or_names() -> None:
+    assert load({"models": "bundles"}).ready_rule == ReadyRule("any")
+    assert load({"models": "bundles", "ready_when": "all"}).ready_rule == ReadyRule("all")
+    named = load({"models": "bundles", "ready_when": "en-de, en-fr"}).ready_rule
+    assert named == ReadyRule("", frozenset({"en-de", "en-fr"})) and named.needs("en-de") and not named.needs("de-en")
+    assert "ready_when: 'any,en-de' is not all, any, or names of models" in refusal({"ready_when": "any,en-de"})
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """grpc.health.v1: what load balancers and Kubernetes ask.
 
-`liveness` says that the process answers. The empty name, `readiness` and `dragoman.v1.Generation` say that every model takes
-requests. A model's own name speaks for that model alone.
+`liveness` says that the process answers. The empty name, `readiness` and `dragoman.v1.Generation` say that the server is ready, by
+its rule (`core/readiness.py`). A model's own name speaks for that model alone.
 
 Nobody waits for a watcher: an update only notes the states and wakes those who watch, and each is told the latest state by itself,
 not those that it missed. One that takes nothing, because its HTTP/2 window is closed, delays nobody else.
@@ -53,23 +53,23 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # it brings
         self._places = Places("max_watches", max_watches, max_watches_per_connection)
         self._all_told = asyncio.Event()
         self._all_told.set()
-        self.update((), is_draining=False)
+        self.update((), is_ready=False, is_draining=False)
 
     @property
     def num_watchers(self) -> int:
         """Streams of `Watch` that are open."""
         return len(self._watchers)
 
-    def update(self, models: Iterable[Model], is_draining: bool) -> None:
+    def update(self, models: Iterable[Model], *, is_ready: bool, is_draining: bool) -> None:
         """Say how the models are now. It is so at once for who asks; who watches is told as soon as it takes what it is told.
 
         Args:
             models: What is loaded.
+            is_ready: Whether the server is, as a whole.
             is_draining: Whether the server takes no new work, whatever the models are.
         """
         ready = {model.name: model.engine.is_ready and not is_draining for model in models}
-        is_all_ready = bool(ready) and all(ready.values())
-        statuses = ready | dict.fromkeys(OVERALL, is_all_ready) | {LIVENESS: True}
+        statuses = ready | dict.fromkeys(OVERALL, is_ready) | {LIVENESS: True}
         self._statuses = {
             name: HealthCheckResponse.SERVING if is_serving else HealthCheckResponse.NOT_SERVING
             for name, is_serving in statuses.items()

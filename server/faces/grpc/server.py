@@ -60,7 +60,9 @@ class GrpcServer:
 
     def update_health(self) -> None:
         """Publish how the models are now; call it whenever one becomes ready, stops being so, comes or goes."""
-        self.health.update(self._core.models.all(), self._core.is_draining)
+        core = self._core
+        core.note_models()
+        self.health.update(core.models.all(), is_ready=core.is_ready, is_draining=core.is_draining)
 
     async def tell_health(self) -> None:
         """Publish how the models are now, and wait a moment until those who watch have been told."""

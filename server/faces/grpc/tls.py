@@ -10,6 +10,7 @@ import grpc
 import structlog
 
 from dragoman.model.files import read_bounded
+from dragoman.server.certificates import read_dates, text_of
 from dragoman.server.config import ConfigError, ServerConfig
 from dragoman.server.credentials import no_password
 from dragoman.server.faces.grpc.interceptors import Context
@@ -18,8 +19,6 @@ from dragoman.server.faces.grpc.interceptors import Context
 _NAMES = ("peer_dns", "peer_uri", "peer_email")
 _ALL_ALTERNATIVES = "x509_subject_alternative_name"
 _COMMON_NAME = "x509_common_name"
-# OpenSSL's X509_V_FLAG_NO_CHECK_TIME, for which Python has no name: a date is to be read whatever it is.
-_NO_CHECK_TIME = 0x200000
 MAX_FILE_BYTES = 16 * 2**20
 
 log = structlog.get_logger("dragoman")
@@ -134,12 +133,12 @@ class TlsFiles:
         pair = f"tls_certificate, tls_key: {self._certificate}, {self._key}"
         try:
             context.load_cert_chain(self._certificate, self._key, password=no_password)
-            dates = _read_dates(context, contents.certificate)
+            dates = read_dates(context, contents.certificate)
         except (OSError, ValueError) as error:
             raise ConfigError(f"{pair}: {error}") from error
         if contents.client_ca is not None:
             try:
-                context.load_verify_locations(cadata=_text(contents.client_ca))
+                context.load_verify_locations(cadata=text_of(contents.client_ca))
             except (OSError, ValueError) as error:
                 raise ConfigError(f"tls_client_ca: {self._client_ca}: {error}") from error
         if self._read() != contents:
@@ -174,44 +173,6 @@ def _read(setting: str, path: Path | None) -> bytes | None:
 
 def _configuration(contents: Contents) -> grpc.ServerCertificateConfiguration:
     return grpc.ssl_server_certificate_configuration([(contents.key, contents.certificate)], contents.client_ca)
-
-
-def _read_dates(context: ssl.SSLContext, certificate: bytes) -> tuple[float, float]:
-    """Return from when to when a certificate is valid, in seconds since 1970, as a client that meets it sees it.
-
-    Args:
-        context: A server's that shows the certificate.
-        certificate: PEM.
-
-    Raises:
-        ssl.SSLError: If no client could accept the certificate, whomever it trusts.
-    """
-    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    client.check_hostname = False
-    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | _NO_CHECK_TIME
-    client.load_verify_locations(cadata=_text(certificate))
-    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    asking = client.wrap_bio(to_client, to_server)
-    answering = context.wrap_bio(to_server, to_client, server_side=True)
-    while not _is_done(asking):
-        _is_done(answering)
-    shown = asking.getpeercert()
-    assert shown
-    return ssl.cert_time_to_seconds(str(shown["notBefore"])), ssl.cert_time_to_seconds(str(shown["notAfter"]))
-
-
-def _is_done(end: ssl.SSLObject) -> bool:
-    """Go on with a handshake; return whether this end has finished, or waits for the other."""
-    try:
-        end.do_handshake()
-    except ssl.SSLWantReadError:
-        return False
-    return True
-
-
-def _text(certificates: bytes) -> str:
-    """Return certificates as text, without what others have written between them in letters of their own."""
-    return certificates.decode("ascii", errors="ignore")
 
 
 def _out_of_date(dates: tuple[float, float]) -> str | None:

@@ -32,6 +32,7 @@ from dragoman.server.engine.process import EXIT_BROKEN, EXIT_CANNOT_START, Engin
 from dragoman.server.engine.scheduler import Limits
 from dragoman.server.engine.scoring import Scoring
 from dragoman.server.engine.settings import EngineSettings
+from dragoman.server.runtime.device.device import DeviceError, OutOfDeviceMemory
 
 READY = Ready("fake", 2, 0.0)
 
@@ -268,6 +269,11 @@ class StrangeError(Exception):
     [
         (StrangeError("model is odd"), "StrangeError: model is odd"),
         (ModuleNotFoundError("No module named 'onnxruntime'", name="onnxruntime"), install_command("cpu")),
+        (
+            OutOfDeviceMemory("cudaMalloc: out of memory"),
+            "not enough memory to load it (cudaMalloc: out of memory): lower max_slots",
+        ),
+        (DeviceError("--device cuda: CUDA runs fp16 and bf16 bundles"), "--device cuda: CUDA runs fp16"),
     ],
 )
 def test_whatever_prevents_the_start_is_said(

@@ -5,6 +5,7 @@ import http.client
 import os
 import socket
 import ssl
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -162,6 +163,34 @@ def test_certificate_is_exchanged_and_a_bad_one_changes_nothing(start: Start, ce
     put("new")
     server.reload()
     assert served(server, certificates) == der(certificates / "new.pem")
+
+
+def expiry(certificate: Path) -> float:
+    """Return when openssl says that a certificate expires."""
+    command = ["openssl", "x509", "-noout", "-enddate", "-in", str(certificate)]
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return ssl.cert_time_to_seconds(said.removeprefix("notAfter=").strip())
+
+
+def test_expiry_is_that_of_the_certificate_in_use(certificates: Path, tokens: Path) -> None:
+    access = AdminAccess(certificates / "old.pem", certificates / "old.key")
+    assert access.expires == expiry(certificates / "old.pem")
+    assert AdminAccess(tokens=tokens).expires is None
+    with pytest.raises(ConfigError):
+        AdminAccess(certificates / "old.pem", certificates / "new.key")
+
+
+def test_expiry_follows_an_exchange(certificates: Path, tmp_path: Path) -> None:
+    from tests.certificates import openssl
+
+    certificate, key = tmp_path / "tls.crt", tmp_path / "tls.key"
+    certificate.write_bytes((certificates / "old.pem").read_bytes())
+    key.write_bytes((certificates / "old.key").read_bytes())
+    access = AdminAccess(certificate, key)
+    before = access.expires
+    openssl(tmp_path, "x509", "-new", "-key", str(key), "-subj", "/CN=longer", "-days", "40", "-out", str(certificate))
+    access.reload()
+    assert access.expires == expiry(certificate) != before
 
 
 def test_plain_http_and_broken_handshakes_get_no_answer_from_tls(start: Start, certificates: Path) -> None:

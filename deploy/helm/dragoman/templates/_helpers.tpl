@@ -122,6 +122,60 @@ authorization:
 {{- end -}}
 {{- end -}}
 
+{{/* How pods are replaced: a pod more first, but not where that would need a GPU more. */}}
+{{- define "dragoman.strategy" -}}
+type: {{ .Values.strategy.type }}
+{{- if eq .Values.strategy.type "RollingUpdate" }}
+{{- $given := default (dict) .Values.strategy.rollingUpdate -}}
+{{- $surge := get $given "maxSurge" -}}
+{{- $unavailable := get $given "maxUnavailable" -}}
+{{- if or (not (hasKey $given "maxSurge")) (kindIs "invalid" $surge) -}}
+{{- $surge = ternary 0 1 (and .Values.gpu.enabled (ne (toString $unavailable) "0")) -}}
+{{- end -}}
+{{- if or (not (hasKey $given "maxUnavailable")) (kindIs "invalid" $unavailable) -}}
+{{- $unavailable = ternary 1 0 (eq (toString $surge) "0") -}}
+{{- end }}
+rollingUpdate:
+  maxSurge: {{ $surge }}
+  maxUnavailable: {{ $unavailable }}
+{{- end }}
+{{- end -}}
+
+{{/* Resources of the server's container, without the GPU. */}}
+{{- define "dragoman.resources" -}}
+{{- toYaml (ternary .Values.gpu.resources .Values.resources .Values.gpu.enabled) -}}
+{{- end -}}
+
+{{/* Whether the CPU is scaled by: by default where there is no GPU, beside which it says little. Empty for no. */}}
+{{- define "dragoman.scalesByCpu" -}}
+{{- $enabled := .Values.autoscaling.cpu.enabled -}}
+{{- if ternary (not .Values.gpu.enabled) $enabled (kindIs "invalid" $enabled) -}}yes{{- end -}}
+{{- end -}}
+
+{{/* Slots in use a pod to scale by: by default three eighths of those that it has; 64 is the server's own default. */}}
+{{- define "dragoman.slotsTarget" -}}
+{{- $target := .Values.autoscaling.slotsInUse.target -}}
+{{- if kindIs "invalid" $target -}}
+{{- $slots := mul (int (default 64 (get .Values.config "max_slots"))) (int (default 1 (get .Values.config "replicas"))) -}}
+{{- max 1 (div (mul 3 $slots) 8) -}}
+{{- else -}}
+{{- $target -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Matchers of this release's series, as the chart's monitors label them: a ServiceMonitor's job is NAME, a PodMonitor's NAMESPACE/NAME. */}}
+{{- define "dragoman.matchers" -}}
+{{- $name := include "dragoman.fullname" . | regexQuoteMeta -}}
+{{- $own := printf "namespace=%q,job=~%q" .Release.Namespace (printf "(%s/)?%s" .Release.Namespace $name) -}}
+{{- default $own .Values.metrics.prometheusRule.matchers -}}
+{{- end -}}
+
+{{/* Matchers of this release's autoscaler in the series of kube-state-metrics; KEDA gives those that it makes a prefix. */}}
+{{- define "dragoman.scalerMatchers" -}}
+{{- $name := include "dragoman.fullname" . | regexQuoteMeta -}}
+{{- printf "namespace=%q,horizontalpodautoscaler=~%q" .Release.Namespace (printf "(keda-hpa-)?%s" $name) -}}
+{{- end -}}
+
 {{/* The least number of replicas there will be. */}}
 {{- define "dragoman.minReplicas" -}}
 {{- ternary .Values.replicaCount .Values.autoscaling.minReplicas (eq .Values.autoscaling.type "none") -}}
@@ -150,11 +204,18 @@ authorization:
 {{- if and $v.metrics.serviceMonitor.enabled $v.metrics.podMonitor.enabled -}}{{- fail "metrics: enable serviceMonitor or podMonitor, not both, or everything is counted twice" -}}{{- end -}}
 {{- if and $v.metrics.serviceMonitor.enabled (ne $v.service.type "ClusterIP") -}}{{- fail "metrics.serviceMonitor: a Service that is reached from outside has no metrics port; use podMonitor" -}}{{- end -}}
 {{- if and $v.grpcRoute.enabled (not $v.grpcRoute.parentRefs) -}}{{- fail "grpcRoute.parentRefs: needed with grpcRoute.enabled" -}}{{- end -}}
+{{- range $v.grpcRoute.rules -}}
+{{- if and .timeouts (eq $v.grpcRoute.kind "GRPCRoute") -}}{{- fail "grpcRoute.rules: a GRPCRoute has no timeouts; use grpcRoute.kind: HTTPRoute, or a policy of your gateway's own" -}}{{- end -}}
+{{- end -}}
+{{- if eq $v.strategy.type "RollingUpdate" -}}
+{{- $limits := get (include "dragoman.strategy" . | fromYaml) "rollingUpdate" -}}
+{{- if and (eq (toString $limits.maxSurge) "0") (eq (toString $limits.maxUnavailable) "0") -}}{{- fail "strategy.rollingUpdate: with maxSurge and maxUnavailable 0 nothing could ever be replaced" -}}{{- end -}}
+{{- end -}}
 {{- if eq (int $v.service.grpcPort) (int $v.service.metricsPort) -}}{{- fail "service: grpcPort and metricsPort are the same" -}}{{- end -}}
 {{- if ne $v.autoscaling.type "none" -}}
 {{- if gt (int $v.autoscaling.minReplicas) (int $v.autoscaling.maxReplicas) -}}{{- fail "autoscaling: minReplicas is more than maxReplicas" -}}{{- end -}}
-{{- if not (or $v.autoscaling.queueSeconds.enabled $v.autoscaling.requestsWaiting.enabled $v.autoscaling.slotsInUse.enabled $v.autoscaling.cpu.enabled) -}}{{- fail "autoscaling: enable queueSeconds, requestsWaiting, slotsInUse or cpu" -}}{{- end -}}
-{{- if and $v.autoscaling.cpu.enabled (not (dig "requests" "cpu" "" $v.resources)) -}}{{- fail "autoscaling.cpu: needs resources.requests.cpu" -}}{{- end -}}
+{{- if not (or $v.autoscaling.queueSeconds.enabled $v.autoscaling.requestsWaiting.enabled $v.autoscaling.slotsInUse.enabled (include "dragoman.scalesByCpu" .)) -}}{{- fail "autoscaling: enable queueSeconds, requestsWaiting, slotsInUse or cpu" -}}{{- end -}}
+{{- if and (include "dragoman.scalesByCpu" .) (not (dig "requests" "cpu" "" (include "dragoman.resources" . | fromYaml))) -}}{{- fail (printf "autoscaling.cpu: needs %s.requests.cpu" (ternary "gpu.resources" "resources" $v.gpu.enabled)) -}}{{- end -}}
 {{- end -}}
 {{- if eq $v.autoscaling.type "keda" -}}
 {{- if and (or $v.autoscaling.queueSeconds.enabled $v.autoscaling.requestsWaiting.enabled $v.autoscaling.slotsInUse.enabled) (not $v.autoscaling.keda.serverAddress) -}}{{- fail "autoscaling.keda.serverAddress: needed with autoscaling.type: keda" -}}{{- end -}}

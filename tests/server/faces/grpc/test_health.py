@@ -34,6 +34,21 @@ def test_health_follows_the_models(serve: Any, make_model: Any) -> None:
     asyncio.run(run())
 
 
+def test_one_model_that_stops_takes_no_other_away(serve: Any, make_model: Any) -> None:
+    async def run() -> None:
+        async with serve(make_model("a"), make_model("b")) as world:
+            assert await statuses(world, *OVERALL, "a", "b") == [SERVING] * 5
+            stopped = world.models.by_name["b"].engine
+            stopped.is_ready = False
+            await world.server.update_health()
+            assert await statuses(world, *OVERALL, "a", "b") == [SERVING] * 4 + [NOT_SERVING]
+            world.models.by_name["a"].engine.is_ready = False
+            await world.server.update_health()
+            assert await statuses(world, *OVERALL, "a", "b", "liveness") == [NOT_SERVING] * 5 + [SERVING]
+
+    asyncio.run(run())
+
+
 def test_drain_turns_everything_but_liveness_off(serve: Any) -> None:
     async def run() -> None:
         async with serve() as world:
