@@ -73,11 +73,15 @@ class Wanted:
         max_slots: Rows of the decode batch.
         prefill_tokens: Of a run of the encoder.
         max_bytes: Memory that may be taken; 0 for nine tenths of what is free.
+        row_buckets: Numbers of rows that steps are padded to; none for the usual ones.
+        capacity_buckets: Positions that caches are laid out for; none for the usual ones.
     """
 
     max_slots: int = 64
     prefill_tokens: int = 512
     max_bytes: int = 0
+    row_buckets: tuple[int, ...] = ()
+    capacity_buckets: tuple[int, ...] = ()
 
 
 class GpuCheck:
@@ -123,7 +127,7 @@ class GpuCheck:
             runner = DeviceRunner(
                 device,
                 DeviceModel.of(bundle.directory, manifest),
-                Buckets.of(wanted.max_slots, *sizes),
+                Buckets.of(wanted.max_slots, *sizes, wanted.row_buckets, wanted.capacity_buckets),
                 prefill_tokens=wanted.prefill_tokens,
                 max_bytes=wanted.max_bytes,
                 is_ahead=False,

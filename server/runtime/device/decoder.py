@@ -99,8 +99,17 @@ class DeviceDecoder:
         self.num_ahead = self.num_taken = 0
 
     def warm_up(self) -> None:
-        """Run the encoder, and every shape of steps that is to be ready at the start, which captures them where that is on."""
-        self.prefill([[self._model.eos_id]], [0])
+        """Run the encoder, and every shape of steps that is to be ready at the start, which captures them where that is on.
+
+        The encoder's largest batches come first: the arena then has what any other needs, and no request waits for memory.
+        """
+        for length in (self._model.max_source_tokens, 1):
+            count = self._encoder.num_fitting([length] * self.max_rows)
+            try:
+                self.prefill([[self._model.eos_id] * length] * count, range(count))
+            except OutOfDeviceMemory:
+                if length == 1:
+                    raise  # a longer source that does not fit is refused when it comes
         for shape in self.graphs.at_start():
             self.capture(shape)
 

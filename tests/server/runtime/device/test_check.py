@@ -1,6 +1,7 @@
 """What gpu-check finds: on host memory everything works, and each thing that does not is named with what to do."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -183,9 +184,14 @@ def test_what_cuda_needs_is_looked_for_first(
         assert reason in found[-1].text
 
 
-def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "dragoman", "gpu-check", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", "dragoman", "gpu-check", *arguments],
+        cwd=ROOT,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
 
 
@@ -195,6 +201,17 @@ def test_the_command_rehearses_without_a_gpu(half_bundle: Path) -> None:
     lines = result.stdout.splitlines()
     assert [line.split(":")[0] for line in lines] == [f"ok    {name}" for name in ("bundle", "device", "load", *USES)]
     assert json.loads((half_bundle / "bundle.json").read_text())["version"] in lines[0]
+
+
+def test_the_command_reads_the_servers_settings(half_bundle: Path, tmp_path: Path) -> None:
+    """A flag goes before the environment, the environment before the file, as the server has it."""
+    file = tmp_path / "dragoman.toml"
+    file.write_text('models = "/elsewhere"\ndevice = "cpu"\nmax_slots = 2\ngpu_row_buckets = [1, 2]\n')
+    for arguments, environment, num_slots in (((), {}, 2), ((), {"DRAGOMAN_MAX_SLOTS": "3"}, 3), (("--max-slots", "4"), {}, 4)):
+        result = command(str(half_bundle), *arguments, DRAGOMAN_CONFIG=str(file), **environment)
+        assert result.returncode == 0, result.stdout + result.stderr
+        assert f"load: {num_slots} slots" in result.stdout
+    assert "load: 2 slots" in command(str(half_bundle), "--config", str(file)).stdout
 
 
 def test_without_a_gpu_the_command_says_so_in_one_line(half_bundle: Path) -> None:
@@ -213,8 +230,9 @@ def test_the_exit_code_tells_an_init_container(tiny_bundle: Path) -> None:
 @pytest.mark.parametrize(
     ("flag", "value", "message"),
     [
-        ("--device", "tpu", "--device must be cpu, cuda or cuda:N, not 'tpu'"),
-        ("--gpu-attention-kernels", "xqa", "--gpu-attention-kernels: 'xqa' is not auto, and none of flash"),
+        ("--device", "tpu", "device: 'tpu' is not auto, cpu, cuda or cuda:N (flag --device)"),
+        ("--gpu-attention-kernels", "xqa", "gpu_attention_kernels: 'xqa' is not auto, and none of flash"),
+        ("--max-slots", "0", "max_slots: 0: "),
     ],
 )
 def test_a_wrong_argument_is_named(tiny_bundle: Path, flag: str, value: str, message: str) -> None:

@@ -7,11 +7,12 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from dragoman.server.runtime.device.buckets import padded_sizes
+from dragoman.server.runtime.device.buckets import Buckets, padded_sizes
 from dragoman.server.runtime.device.device import OutOfDeviceMemory
 from dragoman.server.runtime.device.encoder import DeviceEncoder
 from dragoman.server.runtime.device.host import HostDevice
 from dragoman.server.runtime.device.model import DeviceModel
+from dragoman.server.runtime.device.runner import DeviceRunner
 
 MAX_POSITIONS = 96
 
@@ -113,3 +114,41 @@ def test_a_batch_that_proved_too_large_is_not_tried_again(
             assert encoder.shrink(lengths[:count])
     assert tried == sorted(set(tried), reverse=True) and tried[-1] == 1
     assert not encoder.shrink([9])
+
+
+def test_no_batch_needs_more_than_the_first_ones_did(device: WatchingDevice, model: DeviceModel, buckets: Buckets) -> None:
+    """What the arena has grown to before the model is ready is enough for whatever comes."""
+    runner = DeviceRunner(device, model, buckets, prefill_tokens=MAX_POSITIONS, capture="never")
+    runner.warm_up()
+    most = {place: max(shape[place] for shape in device.shapes if len(shape) == 4) for place in (0, 2)}
+    num_positions = max(shape[0] * shape[2] for shape in device.shapes if len(shape) == 4)
+    device.shapes.clear()
+    random = np.random.default_rng(1)
+    for _ in range(60):
+        sources = [source(int(random.integers(1, 25)), i) for i in range(int(random.integers(1, runner.max_rows + 1)))]
+        runner.prefill(sources, range(len(sources)))
+    assert all(shape[place] <= most[place] for shape in device.shapes for place in most)
+    assert max(shape[0] * shape[2] for shape in device.shapes) <= num_positions
+
+
+def test_a_model_starts_though_its_longest_source_has_no_room(
+    model: DeviceModel, buckets: Buckets, device: WatchingDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run: Callable[..., None] = device.run
+
+    def fail(session: Any, binding: Any, options: Any) -> None:
+        run(session, binding, options)
+        shape = device.shapes[-1]
+        if len(shape) == 4 and shape[2] >= limit:
+            raise OutOfDeviceMemory("Available memory of 0 is smaller than requested bytes of 2048")
+
+    limit = model.max_source_tokens
+    monkeypatch.setattr(device, "run", fail)
+    runner = DeviceRunner(device, model, buckets, prefill_tokens=MAX_POSITIONS, capture="never")
+    runner.warm_up()
+    runner.prefill([source(5, 0)], [0])
+    with pytest.raises(OutOfDeviceMemory):
+        runner.prefill([source(limit, 0)], [0])
+    limit = 1
+    with pytest.raises(OutOfDeviceMemory):
+        runner.warm_up()
