@@ -42,7 +42,11 @@ def test_the_dearest_tests_are_named(tmp_path: Path, workers: list[str]) -> None
         "1",
     ]
     done = subprocess.run(
-        [*command, *workers, str(tmp_path)], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+        [*command, *workers, str(tmp_path)],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": ""},
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stdout
     assert " CPU seconds, of which 0 in 2 tests" in done.stdout

@@ -107,7 +107,7 @@ class Results:
     def write(self, about: dict[str, Any]) -> None:
         """Write the table."""
         notes = [
-            f"Sentences a second on the first sentences of test_2016: medians of rounds in which all sides ran "
+            "Sentences a second on the first sentences of test_2016: medians of rounds in which all sides ran "
             f"in turns, each with {about['threads']} threads; ratios are medians of the rounds' ratios. Answers end by themselves; "
             "beam search ends, on all sides, once as many hypotheses are finished as it has beams. Every side runs in the best of "
             "the settings that were tried on some of the sentences; all tries are in engines_captions.json. `engine`: ids, in "

@@ -73,7 +73,7 @@ class Results:
     def write(self, about: Mapping[str, Any]) -> None:
         """Write the table."""
         notes = [
-            f"Tokens a second, encoder included: medians of rounds in which all sides ran in turns, each with "
+            "Tokens a second, encoder included: medians of rounds in which all sides ran in turns, each with "
             f"{about['threads']} threads; ratios are medians of the rounds' ratios. A random Transformer-base (6+6 layers, d_model "
             "512, feed-forward 2,048, 8 heads, 32,000 tokens, post-norm) whose output bias rules end-of-sequence out: every "
             f"answer has {NUM_NEW_TOKENS} tokens, and no side spends anything on forcing them.",

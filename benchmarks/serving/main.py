@@ -98,5 +98,7 @@ def main() -> None:
         versions |= contender.kind.versions(arguments.environments) if contender.kind else {}
     model = contenders[0].models.name
     is_tuned, factor = size.tuning_seconds > 0, size.objective_factor
-    setup = Setup(model, arguments.precision, size.seconds, num_rounds, is_tuned, skipped, versions, factor)
+    setup = Setup(
+        model, arguments.precision, size.seconds, num_rounds, is_tuned, skipped, versions, factor, bool(arguments.dragoman_flags)
+    )
     write_report(comparison, quality, setup)

@@ -31,6 +31,7 @@ class Setup:
         skipped: Commands that install the servers which did not take part.
         versions: Of the peers.
         objective_factor: See `Size`.
+        has_flags: Whether Dragoman ran with other settings than its defaults.
     """
 
     model: str
@@ -41,12 +42,13 @@ class Setup:
     skipped: Mapping[str, str]
     versions: Mapping[str, str]
     objective_factor: float = OBJECTIVE_FACTOR
+    has_flags: bool = False
 
     @property
     def result_name(self) -> str:
-        """Name of the result: other objectives than the usual one have results of their own."""
-        usual = self.objective_factor == OBJECTIVE_FACTOR
-        return f"serving-{self.precision}" if usual else f"serving-{self.precision}-{self.objective_factor:g}x"
+        """Name of the result: other objectives than the usual one and other settings than the defaults have their own."""
+        objective = "" if self.objective_factor == OBJECTIVE_FACTOR else f"-{self.objective_factor:g}x"
+        return f"serving-{self.precision}{objective}{'-set' if self.has_flags else ''}"
 
 
 def goodput(standing: Standing) -> float:

@@ -125,7 +125,8 @@ class Batch:
 
     def expire(self) -> list[Outcome]:
         """Give up the requests that have had their time."""
-        if math.isinf(self._first_expiry) or (now := self._clock()) < self._first_expiry:
+        now = self._clock()
+        if now < self._first_expiry:
             return []
         late = [(wire_id, entry) for wire_id, entry in self._entries.items() if entry.expires <= now]
         for wire_id, _ in late:

@@ -20,6 +20,19 @@ from benchmarks.serving.report import Setup, curve, goodput, row, verdict, write
 SETUP = Setup("en-de-base", "int8", 10.0, 3, True, {"litserve": "benchmarks/peers/setup.sh x litserve"}, {"mosec": "0.9.8"})
 
 
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({}, "serving-int8"),
+        ({"objective_factor": 10.0}, "serving-int8-10x"),
+        ({"has_flags": True}, "serving-int8-set"),
+        ({"objective_factor": 2.5, "has_flags": True, "precision": "fp32"}, "serving-fp32-2.5x-set"),
+    ],
+)
+def test_what_was_asked_for_otherwise_replaces_no_result_of_the_defaults(changes: dict[str, Any], name: str) -> None:
+    assert replace(SETUP, **changes).result_name == name
+
+
 def point(rung: int, value: float, seconds: float = 0.2, failures: Counter[str] | None = None) -> Point:
     return Point(rung, value, seconds, seconds / 2, 0.001, failures or Counter(), 100, 0.25)
 
