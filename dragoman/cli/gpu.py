@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 
-@app.command(epilog="Whatever else decides what is loaded is read as `dragoman serve` reads it: --config, then DRAGOMAN_… variables.")
+@app.command(epilog="Whatever else decides what is loaded is read as `dragoman serve` reads it: flags, DRAGOMAN_…, --config.")
 def gpu_check(
     bundle: Annotated[Path, typer.Argument(help="Bundle in fp16 or bf16.")],
     device: Annotated[
