@@ -12,7 +12,7 @@ from benchmarks.gpu_stub.symbols import Library
 
 NATIVE = Path(__file__).parent / "native"
 CORE = "libgpu_stub.so"
-CORE_SOURCES = ("core.c", "memory.c", "streams.c", "kernels.c")
+CORE_SOURCES = ("calls.c", "memory.c", "streams.c", "kernels.c", "report.c")
 # By the beginning of a library's name: what is written by hand for it.
 SOURCES = {
     "libcudart.": ("runtime.c", "runtime_memory.c", "runtime_streams.c", "launches.c", "device.c"),

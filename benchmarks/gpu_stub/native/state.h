@@ -8,9 +8,11 @@
 
 extern pthread_mutex_t stub_lock;
 
+void reset_calls(void);
 void reset_memory(void);
 void reset_streams(void);
 void reset_kernels(void);
+void dump_calls(FILE *file);
 void dump_memory(FILE *file);
 void dump_streams(FILE *file);
 void dump_kernels(FILE *file);

@@ -1,4 +1,4 @@
-/* Counts, faults, failures on request, and what is written of them. See core.h. */
+/* Counts, faults, and failures on request. See core.h. */
 
 #define _GNU_SOURCE
 #include "core.h"
@@ -8,7 +8,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "state.h"
 
@@ -81,9 +80,7 @@ void stub_fail(const char *name, int status, long after, long times) {
     pthread_mutex_unlock(&stub_lock);
 }
 
-/* Forget what was counted; memory, streams and graphs stay, and so does what is to fail. */
-void stub_reset(void) {
-    pthread_mutex_lock(&stub_lock);
+void reset_calls(void) {
     for (struct call *call = calls; call; call = call->next == call ? NULL : call->next) call->count = 0;
     while (faults) {
         struct text *text = faults;
@@ -91,31 +88,10 @@ void stub_reset(void) {
         free(text->said);
         free(text);
     }
-    reset_memory();
-    reset_streams();
-    reset_kernels();
-    pthread_mutex_unlock(&stub_lock);
 }
 
-/* Write what was counted: a line each, its parts between tabs. */
-int stub_dump(const char *path) {
-    FILE *file = fopen(path, "w");
-    if (!file) return 1;
-    pthread_mutex_lock(&stub_lock);
+void dump_calls(FILE *file) {
     for (struct call *call = calls; call; call = call->next == call ? NULL : call->next)
         if (call->count) fprintf(file, "call\t%s\t%lu\n", call->name, call->count);
     for (struct text *text = faults; text; text = text->next) fprintf(file, "fault\t%s\t%lu\n", text->said, text->count);
-    dump_memory(file);
-    dump_streams(file);
-    dump_kernels(file);
-    pthread_mutex_unlock(&stub_lock);
-    return fclose(file);
-}
-
-__attribute__((destructor)) static void dump_at_exit(void) {
-    const char *folder = getenv("GPU_STUB_LOG");
-    if (!folder) return;
-    char path[4096];
-    snprintf(path, sizeof path, "%s/%d.txt", folder, (int)getpid());
-    stub_dump(path);
 }
