@@ -34,10 +34,14 @@ def models(endless: Path, tmp_path: Path) -> Path:
 
 def crash_for_good(server: Any, models: Path) -> None:
     """End beta's engine, and have every one that follows find a graph that it cannot use, which front ends do not look at."""
+
+    def engine_pids() -> list[int]:
+        return [event["engine_pid"] for event in server.events if event["event"] == "engine ready" and event["model"] == "beta"]
+
+    wait_until(lambda: bool(engine_pids()), "beta's engine is ready, which no rule needs to have waited for")
     graph = models / "beta" / "decoder.onnx"
     graph.write_bytes(bytes(graph.stat().st_size))
-    pid = next(event["engine_pid"] for event in server.events if event["event"] == "engine ready" and event["model"] == "beta")
-    os.kill(pid, signal.SIGKILL)
+    os.kill(engine_pids()[-1], signal.SIGKILL)
     for _ in range(2):
         server.wait_for("engine ended, restarting", model="beta")
 

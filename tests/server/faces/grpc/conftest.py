@@ -14,6 +14,7 @@ from dragoman.server.config import ServerConfig
 from dragoman.server.core.access import read_callers
 from dragoman.server.core.core import Core
 from dragoman.server.core.deadlines import Deadlines
+from dragoman.server.core.readiness import Readiness
 from dragoman.server.faces.grpc.server import GrpcServer, build_server
 from dragoman.server.telemetry.metrics import Metrics
 from dragoman.v1.generation_pb2_grpc import GenerationStub
@@ -101,7 +102,7 @@ def serve(make_model: Callable[..., Any], tmp_path: Any, logged: Any) -> Serve:
         for model in loaded.all():
             metrics.add_model(model.name, model.version, "fp32", "cpu", 8)
         deadlines = Deadlines(config.default_deadline_seconds, config.max_deadline_seconds)
-        core = Core(loaded, metrics, tracer, read_callers(config, metrics, deadlines), deadlines)
+        core = Core(loaded, metrics, tracer, read_callers(config, metrics, deadlines), deadlines, Readiness(config.ready_rule))
         face = build_server(config, core)
         await face.start()
         server = Served(face, core)

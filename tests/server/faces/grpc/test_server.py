@@ -87,13 +87,18 @@ def test_idle_server_drains_at_once_and_stops_twice(serve: Any) -> None:
     asyncio.run(run())
 
 
-def test_readiness_follows_models_and_drain(serve: Any, make_model: Any) -> None:
+@pytest.mark.parametrize(("rule", "is_ready_with_one"), [("all", False), ("any", True)])
+def test_readiness_follows_models_and_drain(serve: Any, make_model: Any, rule: str, is_ready_with_one: bool) -> None:
     async def run() -> None:
-        async with serve(make_model("a"), make_model("b")) as world:
+        async with serve(make_model("a"), make_model("b"), ready_when=rule) as world:
             assert world.server.is_ready
             world.engine.is_ready = False
+            assert world.server.is_ready is is_ready_with_one
+            for model in world.models.all():
+                model.engine.is_ready = False
             assert not world.server.is_ready
-            world.engine.is_ready = True
+            for model in world.models.all():
+                model.engine.is_ready = True
             await world.server.drain(0)
             assert not world.server.is_ready
 
