@@ -27,7 +27,10 @@ from dragoman.server.engines import ModelEngine, make_engine
 from dragoman.server.front_end import FrontEnd
 from dragoman.server.fronts.front_ends import FrontEnds
 from dragoman.server.fronts.kept import FrontEndCannotStart
-from dragoman.server.repository import LoadedModel, Repository, check_ready_rule, check_slots, find_bundles
+from dragoman.server.repository.bundles import find_bundles
+from dragoman.server.repository.checks import check_ready_rule, check_slots
+from dragoman.server.repository.loaded import LoadedModel
+from dragoman.server.repository.models import Repository
 from dragoman.server.serving_process import end_process, keep_what_is_there
 from dragoman.server.supervisor import EngineCannotStart
 from dragoman.server.telemetry import logs

@@ -23,7 +23,8 @@ from dragoman.server.fronts.kept import KeptFrontEnd
 from dragoman.server.fronts.messages import Desk, Files, Start
 from dragoman.server.fronts.port import HeldPort
 from dragoman.server.fronts.table import UsageTable
-from dragoman.server.repository import LoadedModel, Repository
+from dragoman.server.repository.loaded import LoadedModel
+from dragoman.server.repository.models import Repository
 from dragoman.server.supervisor import RestartPolicy
 from dragoman.server.telemetry.metrics import Metrics
 from dragoman.server.telemetry.series import Series, Totals, without_gauges

@@ -44,7 +44,7 @@ from dragoman.server.fronts.messages import (
     to_bytes,
 )
 from dragoman.server.fronts.table import UsageTable
-from dragoman.server.repository import Repository
+from dragoman.server.repository.models import Repository
 from dragoman.server.serving_process import end_process, keep_what_is_there
 from dragoman.server.telemetry import logs
 from dragoman.server.telemetry.metrics import Metrics

@@ -1,0 +1,39 @@
+"""Models by name."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dragoman.export.bundle import Bundle
+from dragoman.server.errors import UnknownModel
+from dragoman.server.repository.models import Repository
+from tests.server.repository.copies import copy
+
+
+@pytest.fixture
+def repository_of(tiny_bundle: Path, tmp_path: Path) -> Any:
+    def make(*models: str) -> Repository:
+        bundles = [Bundle.open(copy(tiny_bundle, tmp_path / name, name)) for name in models]
+        return Repository(bundles, lambda bundle: bundle.manifest.name)  # type: ignore[arg-type,return-value]
+
+    return make
+
+
+def test_models_are_found_by_name_each_with_its_own_engine(repository_of: Any) -> None:
+    repository = repository_of("alpha", "beta")
+    assert [(model.name, model.engine) for model in repository.all()] == [("alpha", "alpha"), ("beta", "beta")]
+    model = repository.get("beta")
+    assert (model.name, model.version, model.engine) == ("beta", model.manifest.version, "beta")
+    assert model.tokenizers.target.decode(model.tokenizers.source.encode("a dog runs")) == "a dog runs"
+
+
+def test_no_name_means_the_only_model(repository_of: Any) -> None:
+    assert repository_of("alpha").get("").name == "alpha"
+
+
+def test_an_unknown_name_is_answered_with_the_known_ones(repository_of: Any) -> None:
+    repository = repository_of("beta", "gamma")
+    for name in ("", "alpha", "BETA"):
+        with pytest.raises(UnknownModel, match="beta, gamma"):
+            repository.get(name)
