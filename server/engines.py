@@ -18,7 +18,13 @@ ModelEngine = SupervisedEngine | ReplicatedEngine
 
 
 def make_engine(
-    config: ServerConfig, bundle: Bundle, plan: EnginePlan, metrics: Metrics, *, on_change: Callable[[], None]
+    config: ServerConfig,
+    bundle: Bundle,
+    plan: EnginePlan,
+    metrics: Metrics,
+    *,
+    on_change: Callable[[], None],
+    first_replica: int = 0,
 ) -> ModelEngine:
     """Return what runs a model.
 
@@ -28,6 +34,7 @@ def make_engine(
         plan: How many engines, and where.
         metrics: Where they are observed.
         on_change: Called when the model has become ready, or is not any more.
+        first_replica: Number by which metrics know its first engine; those of a model's other versions have others.
     """
     name = bundle.manifest.name
     settings = engine_settings(config, bundle, plan)
@@ -38,7 +45,7 @@ def make_engine(
         if ready is not None:
             metrics.observe_load(name, ready.load_seconds)
             metrics.set_device_memory(name, ready.memory)
-        metrics.set_engine(name, ready is not None, process_id, replica)
+        metrics.set_engine(name, ready is not None, process_id, first_replica + replica)
 
     if plan.num_replicas == 1 and config.front_ends == 1:
 
@@ -51,9 +58,9 @@ def make_engine(
             settings[0],
             policy,
             is_inline=config.engine == "inline",
-            on_statistics=lambda statistics: metrics.observe_statistics(name, statistics),
+            on_statistics=lambda statistics: metrics.observe_statistics(name, statistics, first_replica),
             on_change=on_engine_change,
-            on_restart=lambda: metrics.observe_restart(name),
+            on_restart=lambda: metrics.observe_restart(name, first_replica),
         )
         return engine
 
@@ -65,11 +72,11 @@ def make_engine(
         name,
         settings,
         policy,
-        on_statistics=lambda statistics: metrics.observe_queue(name, statistics),
-        on_engine_statistics=lambda replica, statistics: metrics.observe_engine(name, statistics, replica),
+        on_statistics=lambda statistics: metrics.observe_queue(name, statistics, first_replica),
+        on_engine_statistics=lambda replica, statistics: metrics.observe_engine(name, statistics, first_replica + replica),
         on_change=on_change,
         on_engine_change=on_replica_change,
-        on_restart=lambda replica: metrics.observe_restart(name, replica),
+        on_restart=lambda replica: metrics.observe_restart(name, first_replica + replica),
     )
     return engines
 

@@ -53,6 +53,16 @@ class UnknownModel(ClientFault):
             super().__init__(f"model: is missing; choose one of {names}" if names else "model: is missing, and none is loaded")
 
 
+class UnknownVersion(ClientFault):
+    """The model is not served in such a version."""
+
+    code = "NOT_FOUND"
+    refusal = "unknown_version"
+
+    def __init__(self, model: str, version: str, served: list[str]) -> None:
+        super().__init__(f"model_version: model {model!r} is not served as {version!r}; it is as {', '.join(served) or 'none'}")
+
+
 class UnknownService(ClientFault):
     """Health was asked of something that is not served."""
 

@@ -6,7 +6,7 @@ It lives in the process that was started where that is the only front end, or in
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -14,10 +14,12 @@ from dragoman.server.config import ServerConfig
 from dragoman.server.core.access import read_callers, read_callers_book
 from dragoman.server.core.core import Core
 from dragoman.server.core.deadlines import Deadlines
-from dragoman.server.core.ports import Models
 from dragoman.server.core.readiness import Readiness
 from dragoman.server.core.usage import OwnUsage, Usage
 from dragoman.server.faces.grpc.server import GrpcServer, build_server
+from dragoman.server.repository.loaded import LoadedModel
+from dragoman.server.repository.models import Repository, Route
+from dragoman.server.repository.use import Outcomes
 from dragoman.server.telemetry.metrics import Metrics
 from dragoman.server.telemetry.sampling import TELL_SECONDS, Sampler
 from dragoman.server.watching import Source
@@ -41,7 +43,7 @@ class FrontEnd:
     def __init__(
         self,
         config: ServerConfig,
-        models: Models,
+        models: Repository[Any],
         metrics: Metrics,
         tracer: "Tracer | None",
         sampler: Sampler,
@@ -52,7 +54,7 @@ class FrontEnd:
 
         Args:
             config: The settings.
-            models: What is served.
+            models: What is served; may change.
             metrics: Where it counts.
             tracer: What makes spans; None for none.
             sampler: What leaves out other libraries' log lines.
@@ -63,6 +65,7 @@ class FrontEnd:
             ConfigError: If the file of callers cannot be used.
         """
         self._config, self._metrics, self._tracer, self._sampler = config, metrics, tracer, sampler
+        self._models = models
         deadlines = Deadlines(config.default_deadline_seconds, config.max_deadline_seconds)
         self._callers = read_callers(config, metrics, deadlines, usage_of)
         self.core = Core(models, metrics, tracer, self._callers, deadlines, Readiness(config.ready_rule, known))
@@ -113,6 +116,23 @@ class FrontEnd:
     def ask(self) -> tuple[()]:
         """Return what other processes have counted: there are none."""
         return ()
+
+    async def adopt(self, model: LoadedModel[Any]) -> None:
+        """Be ready for requests for a version of a model; none gets it until it is published."""
+        await asyncio.to_thread(self.core.generation.prepare, model)
+
+    async def publish(self, name: str, route: Route[Any] | None) -> None:
+        """Have a model's requests that come from now on be answered so."""
+        self._models.publish(name, route)
+        self.update_health()
+
+    async def until_released(self, model: LoadedModel[Any]) -> None:
+        """Wait until no request holds a version that no route leads to any more."""
+        await model.use.until_free()
+
+    def outcomes(self, model: LoadedModel[Any]) -> Outcomes:
+        """Return what became of the requests that held a version."""
+        return model.use.outcomes
 
     def update_health(self) -> None:
         """Publish how the models are now."""

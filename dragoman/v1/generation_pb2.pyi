@@ -18,7 +18,7 @@ FINISH_REASON_EOS: FinishReason
 FINISH_REASON_LENGTH: FinishReason
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "text", "max_new_tokens", "truncate", "request_id", "priority", "num_beams", "num_return_sequences", "length_penalty", "early_stopping", "do_sample", "temperature", "top_k", "top_p", "seed", "min_new_tokens", "repetition_penalty", "no_repeat_ngram_size", "suppressed_tokens", "forced_prefix", "return_alternatives", "return_log_probs", "top_log_probs", "source_language", "target_language")
+    __slots__ = ("model", "text", "max_new_tokens", "truncate", "request_id", "priority", "num_beams", "num_return_sequences", "length_penalty", "early_stopping", "do_sample", "temperature", "top_k", "top_p", "seed", "min_new_tokens", "repetition_penalty", "no_repeat_ngram_size", "suppressed_tokens", "forced_prefix", "return_alternatives", "return_log_probs", "top_log_probs", "source_language", "target_language", "model_version")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -44,6 +44,7 @@ class GenerateRequest(_message.Message):
     TOP_LOG_PROBS_FIELD_NUMBER: _ClassVar[int]
     SOURCE_LANGUAGE_FIELD_NUMBER: _ClassVar[int]
     TARGET_LANGUAGE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
     model: str
     text: str
     max_new_tokens: int
@@ -69,7 +70,8 @@ class GenerateRequest(_message.Message):
     top_log_probs: int
     source_language: str
     target_language: str
-    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., max_new_tokens: _Optional[int] = ..., truncate: _Optional[bool] = ..., request_id: _Optional[str] = ..., priority: _Optional[int] = ..., num_beams: _Optional[int] = ..., num_return_sequences: _Optional[int] = ..., length_penalty: _Optional[float] = ..., early_stopping: _Optional[bool] = ..., do_sample: _Optional[bool] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., min_new_tokens: _Optional[int] = ..., repetition_penalty: _Optional[float] = ..., no_repeat_ngram_size: _Optional[int] = ..., suppressed_tokens: _Optional[_Iterable[int]] = ..., forced_prefix: _Optional[str] = ..., return_alternatives: _Optional[bool] = ..., return_log_probs: _Optional[bool] = ..., top_log_probs: _Optional[int] = ..., source_language: _Optional[str] = ..., target_language: _Optional[str] = ...) -> None: ...
+    model_version: str
+    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., max_new_tokens: _Optional[int] = ..., truncate: _Optional[bool] = ..., request_id: _Optional[str] = ..., priority: _Optional[int] = ..., num_beams: _Optional[int] = ..., num_return_sequences: _Optional[int] = ..., length_penalty: _Optional[float] = ..., early_stopping: _Optional[bool] = ..., do_sample: _Optional[bool] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., min_new_tokens: _Optional[int] = ..., repetition_penalty: _Optional[float] = ..., no_repeat_ngram_size: _Optional[int] = ..., suppressed_tokens: _Optional[_Iterable[int]] = ..., forced_prefix: _Optional[str] = ..., return_alternatives: _Optional[bool] = ..., return_log_probs: _Optional[bool] = ..., top_log_probs: _Optional[int] = ..., source_language: _Optional[str] = ..., target_language: _Optional[str] = ..., model_version: _Optional[str] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("request_id", "model", "model_version", "text", "tokens", "finish_reason", "is_truncated", "usage", "timings", "answers", "seed", "shortlist_tokens")
@@ -172,7 +174,7 @@ class Error(_message.Message):
     def __init__(self, code: _Optional[int] = ..., message: _Optional[str] = ..., details: _Optional[_Iterable[_Union[_any_pb2.Any, _Mapping]]] = ..., retry_after_seconds: _Optional[float] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
-    __slots__ = ("model", "text", "target", "request_id", "priority", "length_penalty", "return_alignment", "return_word_alignment", "alignment_layer", "source_language", "target_language")
+    __slots__ = ("model", "text", "target", "request_id", "priority", "length_penalty", "return_alignment", "return_word_alignment", "alignment_layer", "source_language", "target_language", "model_version")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
@@ -184,6 +186,7 @@ class ScoreRequest(_message.Message):
     ALIGNMENT_LAYER_FIELD_NUMBER: _ClassVar[int]
     SOURCE_LANGUAGE_FIELD_NUMBER: _ClassVar[int]
     TARGET_LANGUAGE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
     model: str
     text: str
     target: str
@@ -195,7 +198,8 @@ class ScoreRequest(_message.Message):
     alignment_layer: int
     source_language: str
     target_language: str
-    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., target: _Optional[str] = ..., request_id: _Optional[str] = ..., priority: _Optional[int] = ..., length_penalty: _Optional[float] = ..., return_alignment: _Optional[bool] = ..., return_word_alignment: _Optional[bool] = ..., alignment_layer: _Optional[int] = ..., source_language: _Optional[str] = ..., target_language: _Optional[str] = ...) -> None: ...
+    model_version: str
+    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., target: _Optional[str] = ..., request_id: _Optional[str] = ..., priority: _Optional[int] = ..., length_penalty: _Optional[float] = ..., return_alignment: _Optional[bool] = ..., return_word_alignment: _Optional[bool] = ..., alignment_layer: _Optional[int] = ..., source_language: _Optional[str] = ..., target_language: _Optional[str] = ..., model_version: _Optional[str] = ...) -> None: ...
 
 class ScoreResponse(_message.Message):
     __slots__ = ("request_id", "model", "model_version", "log_prob", "score", "tokens", "alignment", "word_alignment", "usage")
@@ -264,10 +268,12 @@ class ListModelsResponse(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ...) -> None: ...
 
 class GetModelRequest(_message.Message):
-    __slots__ = ("model",)
+    __slots__ = ("model", "version")
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     model: str
-    def __init__(self, model: _Optional[str] = ...) -> None: ...
+    version: str
+    def __init__(self, model: _Optional[str] = ..., version: _Optional[str] = ...) -> None: ...
 
 class Model(_message.Message):
     __slots__ = ("name", "version", "is_ready", "precision", "device", "max_source_tokens", "max_target_tokens", "default_max_new_tokens", "max_slots", "source_vocab_size", "target_vocab_size", "domain", "max_message_bytes", "max_slots_per_request", "source_languages", "target_languages", "defaults", "shortlist_tokens", "default_source_language", "default_target_language", "weight_bits", "cache_precision")

@@ -5,7 +5,7 @@ it: one that turns out not to fit a message, or to have nobody to take it, is no
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from functools import partial
 from typing import cast
 
@@ -20,7 +20,7 @@ from dragoman.server.core.endings import place_refused, raise_ending, raise_pair
 from dragoman.server.core.ports import Model, Models
 from dragoman.server.core.requests import GenerateRequest, ScoreRequest
 from dragoman.server.core.scoring import PairScores, prepare_pair, to_scores
-from dragoman.server.core.validation import Prepared, Validator, check_model_name
+from dragoman.server.core.validation import Prepared, Validator, check_model_name, check_model_version
 from dragoman.server.engine import messages
 from dragoman.server.errors import QueueFull, UnknownModel
 from dragoman.server.telemetry.metrics import Metrics
@@ -43,9 +43,13 @@ class Generation:
         self._metrics = metrics
         self._deadlines = deadlines
         self._validator = Validator()
-        for model in models.all():  # a quarter of a million tokens take a tenth of a second, which no request shall wait for
-            for tokenizer in (model.tokenizers.source, model.tokenizers.target):
-                self._validator.sizes.of(tokenizer)
+        for model in models.all():
+            self.prepare(model)
+
+    def prepare(self, model: Model) -> None:
+        """Work out what requests for a model need: a quarter of a million tokens take a tenth of a second, which none shall wait for."""
+        for tokenizer in (model.tokenizers.source, model.tokenizers.target):
+            self._validator.sizes.of(tokenizer)
 
     def models(self, caller: Caller | None = None) -> Sequence[Model]:
         """Return the models that a caller may use, sorted by name; all of them for nobody in particular."""
@@ -54,8 +58,18 @@ class Generation:
             return models
         return [model for model in models if model.name in caller.models]
 
-    def model(self, name: str, caller: Caller | None = None) -> Model:
-        """Return a model; the empty name means the only one. A caller is not told of models that it may not use.
+    def model(self, name: str, caller: Caller | None = None, version: str = "") -> Model:
+        """Return a model to look at; the empty name means the only one. A caller is not told of models that it may not use.
+
+        Raises:
+            InvalidRequest: If no model can have this name, or no version such a one.
+            UnknownModel: If none has it that the caller may use.
+            UnknownVersion: If the model is not served in this version.
+        """
+        return self._models.get(self._permitted(name, caller), check_model_version(version))
+
+    def _permitted(self, name: str, caller: Caller | None) -> str:
+        """Return the name of the model that a caller means by one.
 
         Raises:
             InvalidRequest: If no model can have this name.
@@ -63,13 +77,13 @@ class Generation:
         """
         name = check_model_name(name)
         if caller is None or caller.models is None:
-            return self._models.get(name)
-        models = {model.name: model for model in self.models(caller)}
-        if not name and len(models) == 1:
-            return next(iter(models.values()))
-        if name not in models:
-            raise UnknownModel(name, list(models))
-        return models[name]
+            return name
+        names = [model.name for model in self.models(caller)]
+        if not name and len(names) == 1:
+            return names[0]
+        if name not in names:
+            raise UnknownModel(name, names)
+        return name
 
     def deadlines(self, call: Call) -> Deadlines:
         """Return how long a call may take, whatever its caller says: the caller's own limits, or the server's."""
@@ -93,12 +107,13 @@ class Generation:
         Raises:
             ServiceError: If there is no answer.
         """
-        model = self._begin(request, call)
-        prepared = await self._prepare(request, call, model, remaining_seconds, limit, is_streamed=False)
-        finished = await model.engine.generate(prepared.request)
-        self._check(call, model, prepared, finished)
-        text = model.tokenizers.target.decode(finished.answers[0].token_ids)
-        return to_generated(call, model, prepared, finished, text)
+        async with self._hold(request, call) as model:
+            self._begin(request, call, model)
+            prepared = await self._prepare(request, call, model, remaining_seconds, limit, is_streamed=False)
+            finished = await model.engine.generate(prepared.request)
+            self._check(call, model, prepared, finished)
+            text = model.tokenizers.target.decode(finished.answers[0].token_ids)
+            return to_generated(call, model, prepared, finished, text)
 
     @asynccontextmanager
     async def stream(
@@ -118,17 +133,24 @@ class Generation:
             limit: What the face can send; None for anything.
 
         Raises:
-            ServiceError: While iterating, if there is no answer.
+            ServiceError: If there is no answer, at once or while iterating.
         """
-        async with aclosing(self._pieces(request, call, remaining_seconds, limit)) as pieces:
-            yield pieces
+        async with self._hold(request, call) as model:
+            self._begin(request, call, model)
+            async with aclosing(self._pieces(model, request, call, remaining_seconds, limit)) as pieces:
+                yield pieces
 
     async def score(
         self, request: ScoreRequest, call: Call, remaining_seconds: float | None = None, limit: AnswerLimit | None = None
     ) -> PairScores:
         """Return the scores of a pair; arguments and errors as `generate`."""
-        model = self._begin(request, call)
-        remaining_seconds = self._time_left(call, remaining_seconds)
+        async with self._hold(request, call) as model:
+            self._begin(request, call, model)
+            return await self._score(request, call, model, self._time_left(call, remaining_seconds), limit)
+
+    async def _score(
+        self, request: ScoreRequest, call: Call, model: Model, remaining_seconds: float | None, limit: AnswerLimit | None
+    ) -> PairScores:
         prepared = await prepare_pair(
             request,
             model,
@@ -152,9 +174,8 @@ class Generation:
         return to_scores(call, model, request, prepared, scored)
 
     async def _pieces(
-        self, request: GenerateRequest, call: Call, remaining_seconds: float | None, limit: AnswerLimit | None
+        self, model: Model, request: GenerateRequest, call: Call, remaining_seconds: float | None, limit: AnswerLimit | None
     ) -> AsyncGenerator[Piece, None]:
-        model = self._begin(request, call)
         prepared = await self._prepare(request, call, model, remaining_seconds, limit, is_streamed=True)
         detokenizer = model.tokenizers.target.detokenizer()
         texts: list[str] = []
@@ -177,21 +198,27 @@ class Generation:
         texts.append(detokenizer.push(rest) + detokenizer.finish())
         yield Piece(texts[-1], rest, to_generated(call, model, prepared, finished, "".join(texts)))
 
-    def _begin(self, request: GenerateRequest | ScoreRequest, call: Call) -> Model:
-        """Return the model, which the call's record now knows, if the caller's limits let the request in.
+    def _hold(self, request: GenerateRequest | ScoreRequest, call: Call) -> AbstractAsyncContextManager[Model]:
+        """Return what holds the model that a request is for, if its caller's limits let it in.
 
         Raises:
             ServiceError: If they do not, or the caller may use no such model.
         """
         if call.not_entered is not None:
             raise call.not_entered
-        caller = call.caller
-        model = self.model(request.model, caller)
+        name = self._permitted(request.model, call.caller)
+        return self._models.hold(name, check_model_version(request.model_version), call.request_id, call.share.caller)
+
+    def _begin(self, request: GenerateRequest | ScoreRequest, call: Call, model: Model) -> None:
+        """Have the call's record know the model.
+
+        Raises:
+            ServiceError: If its caller may not ask for such a priority.
+        """
         call.model = model.name
         bind_contextvars(model=model.name)
-        if caller is not None:
-            caller.check_priority(request.priority)
-        return model
+        if call.caller is not None:
+            call.caller.check_priority(request.priority)
 
     def _time_left(self, call: Call, remaining_seconds: float | None) -> float | None:
         """Return the time until a request's deadline, the caller's or ours."""

@@ -1,6 +1,7 @@
 """What the core needs from the rest of the server: engines and models. It owns no implementation of either."""
 
 from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Protocol
 
 from dragoman.model.text.tokenizers import Tokenizers
@@ -114,16 +115,32 @@ class Model(Limited, Protocol):
 
 
 class Models(Protocol):
-    """The models that are loaded now."""
+    """The models that are loaded now, each in one version or more."""
 
-    def get(self, name: str) -> Model:
-        """Return a model; the empty name means the only one.
+    def get(self, name: str, version: str = "") -> Model:
+        """Return a model to look at; the empty name means the only one, the empty version the one that its policy prefers.
 
         Raises:
             UnknownModel: If there is no such model, or if the name is empty and there is not exactly one.
+            UnknownVersion: If the model is not served in this version.
         """
         ...
 
     def all(self) -> Sequence[Model]:
-        """Return every model, sorted by name."""
+        """Return every model, sorted by name, in the version that its policy prefers."""
+        ...
+
+    def hold(self, name: str, version: str = "", request_id: str = "", caller: str = "") -> AbstractAsyncContextManager[Model]:
+        """Give a model to use: which version that is is decided when the `with` is entered, and none ends before it is left.
+
+        Args:
+            name: Of the model; empty for the only one.
+            version: Its folder's name, what its content gives, or a label; empty for the policy's choice.
+            request_id: Where versions have shares, the same id gets the same version.
+            caller: Name of whose request it is, for policies by which the same caller gets the same version.
+
+        Raises:
+            UnknownModel: As `get`.
+            UnknownVersion: As `get`.
+        """
         ...

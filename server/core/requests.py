@@ -37,6 +37,7 @@ class GenerateRequest(Struct, frozen=True):
     top_log_probs: int = 0
     source_language: str = ""
     target_language: str = ""
+    model_version: str = ""
 
 
 class ScoreRequest(Struct, frozen=True):
@@ -53,3 +54,4 @@ class ScoreRequest(Struct, frozen=True):
     alignment_layer: int | None = None
     source_language: str = ""
     target_language: str = ""
+    model_version: str = ""

@@ -206,6 +206,17 @@ def check_model_name(name: str) -> str:
     return name
 
 
+def check_model_version(version: str) -> str:
+    """Return a version as it is given.
+
+    Raises:
+        InvalidRequest: If no model can have it.
+    """
+    if len(version) > MAX_NAME_CHARACTERS:
+        raise InvalidRequest("model_version", f"{len(version)} characters; at most {MAX_NAME_CHARACTERS} are allowed")
+    return version
+
+
 def check_deadline(remaining_seconds: float | None) -> float | None:
     """Return when a request's deadline is, by `time.monotonic()`.
 

@@ -5,8 +5,9 @@ It owns the port, a desk's socket for each model, what callers have used of thei
 
 import asyncio
 import contextlib
+import itertools
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import structlog
@@ -20,11 +21,12 @@ from dragoman.server.engines import ModelEngine
 from dragoman.server.faces.grpc.tls import TlsFiles
 from dragoman.server.fronts.files import SETTINGS, read_files
 from dragoman.server.fronts.kept import KeptFrontEnd
-from dragoman.server.fronts.messages import Desk, Files, Start
+from dragoman.server.fronts.messages import Desk, Files, Serve, Served, Start, Used
 from dragoman.server.fronts.port import HeldPort
 from dragoman.server.fronts.table import UsageTable
 from dragoman.server.repository.loaded import LoadedModel
-from dragoman.server.repository.models import Repository
+from dragoman.server.repository.models import CannotServe, Repository, Route
+from dragoman.server.repository.use import Outcomes
 from dragoman.server.supervisor import RestartPolicy
 from dragoman.server.telemetry.metrics import Metrics
 from dragoman.server.telemetry.series import Series, Totals, without_gauges
@@ -36,6 +38,8 @@ NOT_FOR_FRONT_ENDS = frozenset((*SETTINGS, "metrics_token_file", "metrics_tls_ce
 CALLERS_SETTINGS = ("auth_tokens_file",)
 # Longer than each of them may take.
 COLLECT_SECONDS = 5.0
+# Reading tokenisers, and attaching to desks.
+SERVE_SECONDS = 30.0
 
 log = structlog.get_logger("dragoman.fronts")
 
@@ -65,7 +69,12 @@ class FrontEnds:
         self._held = HeldPort(config.host, config.port)
         self._table = UsageTable.open(config.front_ends)
         self._front_ends: list[KeptFrontEnd] = []
-        self._desks: dict[str, DeskServer] = {}
+        self._desks: dict[LoadedModel[ModelEngine], DeskServer] = {}
+        self._used: dict[LoadedModel[ModelEngine], Outcomes] = {}
+        self._numbers = itertools.count()
+        self._serial = 0
+        self._folder = ""
+        self._news = asyncio.Event()
         self._readiness = Readiness(config.ready_rule)
         self._is_draining = False
         self._ended = Totals()
@@ -95,8 +104,9 @@ class FrontEnds:
         """
         self._loop = asyncio.get_running_loop()
         folder = self._around.enter_context(tempfile.TemporaryDirectory(prefix="dragoman-", ignore_cleanup_errors=True))
-        for number, model in enumerate(self._repository.all()):
-            self._desks[model.name] = DeskServer(f"ipc://{folder}/desk-{number}", _engine_of(model).pool.desk)
+        self._folder = folder
+        for model in self._repository.versions():
+            await self.adopt(model)
         config = self._config
         policy = RestartPolicy(config.restart_backoff_initial_seconds, config.restart_backoff_max_seconds, config.watchdog_seconds)
         self._front_ends = [
@@ -106,6 +116,7 @@ class FrontEnds:
                 policy,
                 on_change=self._publish,
                 on_end=partial(self._clear_up, number),
+                on_used=self._note_used,
             )
             for number in range(config.front_ends)
         ]
@@ -128,6 +139,42 @@ class FrontEnds:
             yield Source("tls", tls.paths, tls.reload, use)
         if (path := self._config.auth_tokens_file) is not None:
             yield Source("callers", (path,), self._read_callers, self._hand)
+
+    async def adopt(self, model: LoadedModel[ModelEngine]) -> None:
+        """Have front ends be able to reach a version of a model; none does until it is published."""
+        endpoint = f"ipc://{self._folder}/desk-{next(self._numbers)}"
+        self._desks[model] = DeskServer(endpoint, _engine_of(model).pool.desk)
+        self._used[model] = Outcomes()
+
+    async def publish(self, name: str, route: Route[ModelEngine] | None) -> None:
+        """Have a model's requests that come from now on be answered so; done when every front end does.
+
+        Raises:
+            CannotServe: If one cannot; some may do so all the same.
+        """
+        self._repository.publish(name, route)
+        self._serial += 1
+        serve = self._serve()
+        for each in self._front_ends:
+            each.serve(serve)
+        await self._until(lambda: all(each.has_served(serve.serial) for each in self._front_ends), SERVE_SECONDS)
+        self.update_health()
+        for each in self._front_ends:
+            if each.is_listening and not each.has_served(serve.serial):
+                raise CannotServe(f"front end {each.number} does not answer")
+            if each.serving.serial == serve.serial and each.serving.problem:
+                raise CannotServe(f"front end {each.number}: {each.serving.problem}")
+
+    async def until_released(self, model: LoadedModel[ModelEngine]) -> None:
+        """Wait until no request holds a version that no route leads to any more, and give up what front ends needed of it."""
+        server = self._desks[model]
+        await self._until(lambda: not any(server.endpoint in each.holding for each in self._front_ends), None)
+        server.close()
+        del self._desks[model], self._used[model]
+
+    def outcomes(self, model: LoadedModel[ModelEngine]) -> Outcomes:
+        """Return what became of the requests that held a version, as front ends have told."""
+        return self._used[model]
 
     def update_health(self) -> None:
         """Take note of how the models are. Front ends are told by the desks."""
@@ -164,19 +211,52 @@ class FrontEnds:
 
     def _describe(self, number: int, identity: str) -> Start:
         """Return what an incarnation of a front end is to be told."""
-        desks = [
-            Desk(
-                str(model.bundle.directory),
-                model.version,
-                self._desks[model.name].endpoint,
+        config = self._config.model_dump_json(exclude=set(NOT_FOR_FRONT_ENDS))
+        return Start(
+            number,
+            identity,
+            self.port,
+            config,
+            self._files,
+            self._serve(),
+            self._folder,
+            self._table.descriptor,
+            self._version,
+        )
+
+    def _serve(self) -> Serve:
+        """Return what is served, as it is now."""
+        return Serve(self._serial, [self._served(self._repository.route(model.name)) for model in self._repository.all()])
+
+    def _served(self, route: Route[ModelEngine]) -> Served:
+        desks = {
+            label: Desk(
+                self._desks[model].endpoint,
+                label,
+                model.engine.settings,
                 model.engine.num_replicas,
                 model.engine.is_ready,
                 bool(model.device),
             )
-            for model in self._repository.all()
-        ]
-        config = self._config.model_dump_json(exclude=set(NOT_FOR_FRONT_ENDS))
-        return Start(number, identity, self.port, config, self._files, desks, self._table.descriptor, self._version)
+            for label, model in route.versions.items()
+        }
+        default = self._desks[route.default].endpoint
+        return Served(route.name, default, list(desks.values()), dict(route.shares), dict(route.labels), route.sticky)
+
+    def _note_used(self, used: Used) -> None:
+        """Add to what became of requests; of a version that is given up nobody asks any more."""
+        by_endpoint = {server.endpoint: model for model, server in self._desks.items()}
+        for endpoint, outcomes in used.outcomes.items():
+            if (model := by_endpoint.get(endpoint)) is not None:
+                self._used[model] = self._used[model].plus(Outcomes(*outcomes))
+
+    async def _until(self, is_so: Callable[[], bool], seconds: float | None) -> None:
+        """Wait until something is so, at most so long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not is_so():
+                    self._news.clear()
+                    await self._news.wait()
 
     def _clear_up(self, number: int, identity: str) -> None:
         """Take back what a front end had that is gone, and keep what it had counted."""
@@ -186,6 +266,7 @@ class FrontEnds:
         self._ended.add(without_gauges(self._front_ends[number].counted))
 
     def _publish(self) -> None:
+        self._news.set()
         if self.is_ready:
             self._ready.set()
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import structlog
 
 from dragoman.server.fronts.host import FrontEndHost
-from dragoman.server.fronts.messages import Collect, Counted, Drain, Failed, Files, Start, State
+from dragoman.server.fronts.messages import Collect, Counted, Drain, Failed, Files, Released, Serve, Serving, Start, State, Used
 from dragoman.server.supervisor import RestartPolicy
 from dragoman.server.telemetry.series import Series, num_requests
 
@@ -33,6 +33,8 @@ class KeptFrontEnd:
         number: Which one it is, from 0.
         state: What it said of itself last.
         counted: What it said last that it has counted; nothing while there is none.
+        serving: What it said last of a `Serve`.
+        holding: Endpoints of the desks that it has been told of and has not said that nobody holds any more.
         num_requests: Requests that had ended at it, with an answer or without, when it last said what it has counted.
         num_restarts: Times it was started again.
     """
@@ -45,6 +47,7 @@ class KeptFrontEnd:
         *,
         on_change: Callable[[], None],
         on_end: Callable[[str], None],
+        on_used: Callable[[Used], None],
     ) -> None:
         """Describe it; `begin` starts it.
 
@@ -54,6 +57,7 @@ class KeptFrontEnd:
             policy: When to start another.
             on_change: Called when `state` may have changed.
             on_end: Called with the identity of an incarnation that is gone, `counted` being its last word.
+            on_used: Called with what became of its requests.
         """
         self.number = number
         self.state = State()
@@ -61,7 +65,10 @@ class KeptFrontEnd:
         self.num_requests = 0
         self.num_restarts = 0
         self._describe, self._policy = describe, policy
-        self._on_change, self._on_end = on_change, on_end
+        self._on_change, self._on_end, self._on_used = on_change, on_end, on_used
+        self.serving = Serving(0)
+        self.holding: set[str] = set()
+        self._told = Serve(0, [])
         self._host: FrontEndHost | None = None
         self._asking: deque[asyncio.Future[None]] = deque()
         self._listening: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -93,6 +100,16 @@ class KeptFrontEnd:
         """Hand it files that have changed."""
         if self._host is not None:
             self._host.send(files)
+
+    def serve(self, serve: Serve) -> None:
+        """Tell it what is to be served from now on; one that is about to start is told as soon as it can be."""
+        self._told = serve
+        if self._host is not None:
+            self._tell(self._host, serve)
+
+    def has_served(self, serial: int) -> bool:
+        """Return whether it answers as a `Serve` or a later one has said, or as before with a reason, or is not there."""
+        return self._host is None or self.serving.serial >= serial
 
     async def collect(self) -> None:
         """Ask for what it has counted, and wait a moment until `counted` says so."""
@@ -142,10 +159,15 @@ class KeptFrontEnd:
         """Run one incarnation to its end; return how it ended, or why it could not even begin."""
         self._last_word = ""
         try:
-            host = self._host = await FrontEndHost.start(self._describe(identity))
+            start = self._describe(identity)
+            self._told, self.serving, self.holding = start.models, Serving(start.models.serial), endpoints(start.models)
+            host = await FrontEndHost.start(start)
         except Exception as error:  # such as that there is no room for a process; the next time may be luckier
             log.exception("front end cannot be run", front_end=self.number)
             return f"{type(error).__name__}: {error}"
+        self._host = host
+        if self._told is not start.models:  # what is served has changed in between
+            self._tell(host, self._told)
         if self._stopping.is_set():
             host.kill()
         listening = asyncio.create_task(self._listen(host))
@@ -154,7 +176,7 @@ class KeptFrontEnd:
         finally:
             host.kill()
             await asyncio.gather(listening, host.wait(), return_exceptions=True)  # its last words are read before it is gone
-            self._host, self.state = None, State()
+            self._host, self.state, self.holding = None, State(), set()
             for asking in self._asking:
                 if not asking.done():
                     asking.set_result(None)
@@ -194,5 +216,22 @@ class KeptFrontEnd:
                     self.counted = series
                     if is_asked and self._asking and not (asking := self._asking.popleft()).done():
                         asking.set_result(None)
+                case Serving():
+                    self.serving = message
+                    self._on_change()
+                case Released(endpoint):
+                    self.holding.discard(endpoint)
+                    self._on_change()
+                case Used():
+                    self._on_used(message)
                 case Failed(reason):
                     self._last_word = reason
+
+    def _tell(self, host: FrontEndHost, serve: Serve) -> None:
+        self.holding |= endpoints(serve)
+        host.send(serve)
+
+
+def endpoints(serve: Serve) -> set[str]:
+    """Return those of all desks."""
+    return {desk.endpoint for served in serve.models for desk in served.desks}

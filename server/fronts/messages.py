@@ -5,29 +5,51 @@ import asyncio
 import msgspec
 from msgspec import Struct
 
+from dragoman.server.engine.settings import EngineSettings
+from dragoman.server.repository.choosing import Sticky
 from dragoman.server.telemetry.series import Series
 
 _LENGTH_BYTES = 4
 
 
 class Desk(Struct, frozen=True, array_like=True):
-    """A model that is served, and where.
+    """A version of a model that is served, and where.
 
     Attributes:
-        bundle: Its directory.
-        version: Of the bundle, as the engines have it.
-        endpoint: ZeroMQ address of its desk.
-        num_replicas: Engines behind it.
+        endpoint: ZeroMQ address of its desk; no two that ever were have the same.
+        label: What its folder calls the version.
+        settings: What its engines are started with, but for what is theirs alone; its bundle's directory and version are among it.
+        num_replicas: Engines behind the desk.
         is_ready: Whether one of them is ready.
         was_ready: Whether one of them was ready at any time.
     """
 
-    bundle: str
-    version: str
     endpoint: str
+    label: str
+    settings: EngineSettings
     num_replicas: int
     is_ready: bool
     was_ready: bool = False
+
+
+class Served(Struct, frozen=True, array_like=True):
+    """How the requests for one model are answered, see `server.repository.models.Route`.
+
+    Attributes:
+        name: Of the model.
+        default: Endpoint of the default version's desk.
+        desks: Of all versions that requests can get.
+        shares: By version.
+        labels: Versions by their labels.
+        sticky: What of a request decides which share it is in.
+    """
+
+    name: str
+    default: str
+    desks: list[Desk]
+    shares: dict[str, float]
+    labels: dict[str, str]
+    sticky: Sticky
 
 
 class Start(Struct, frozen=True, array_like=True, tag="start"):
@@ -39,7 +61,8 @@ class Start(Struct, frozen=True, array_like=True, tag="start"):
         port: To listen on.
         config: The settings, as JSON.
         files: What is in the files that settings name, by setting.
-        desks: The models.
+        models: All that is served.
+        folder: Where desks' sockets are; what ends last of the two removes it.
         table: Descriptor of what callers have used.
         version: Of the server.
     """
@@ -49,7 +72,8 @@ class Start(Struct, frozen=True, array_like=True, tag="start"):
     port: int
     config: str
     files: dict[str, bytes]
-    desks: list[Desk]
+    models: "Serve"
+    folder: str
     table: int
     version: str
 
@@ -58,6 +82,18 @@ class Files(Struct, frozen=True, array_like=True, tag="files"):
     """Files have changed; what is in them now, by setting."""
 
     contents: dict[str, bytes]
+
+
+class Serve(Struct, frozen=True, array_like=True, tag="serve"):
+    """Have requests that come from now on be answered so.
+
+    Attributes:
+        serial: Which such message it is; they count up.
+        models: All of them.
+    """
+
+    serial: int
+    models: list[Served]
 
 
 class Collect(Struct, frozen=True, array_like=True, tag="collect"):
@@ -74,7 +110,7 @@ class Drain(Struct, frozen=True, array_like=True, tag="drain"):
     seconds: float
 
 
-ToFrontEnd = Start | Files | Collect | Drain
+ToFrontEnd = Start | Files | Serve | Collect | Drain
 
 
 class State(Struct, frozen=True, array_like=True, tag="state"):
@@ -101,6 +137,38 @@ class Counted(Struct, frozen=True, array_like=True, tag="counted"):
     is_asked: bool = False
 
 
+class Serving(Struct, frozen=True, array_like=True, tag="serving"):
+    """Requests are answered as a `Serve` has said, or as before.
+
+    Attributes:
+        serial: Of the message.
+        problem: Why they are answered as before; empty where they are not.
+    """
+
+    serial: int
+    problem: str = ""
+
+
+class Used(Struct, frozen=True, array_like=True, tag="used"):
+    """What became of requests since the last such message, see `server.repository.use.Outcomes`.
+
+    Attributes:
+        outcomes: Of each version of which there were any, by the endpoint of its desk.
+    """
+
+    outcomes: dict[str, tuple[int, int, float]]
+
+
+class Released(Struct, frozen=True, array_like=True, tag="released"):
+    """No request here holds a version any more that no other can get.
+
+    Attributes:
+        endpoint: Of its desk.
+    """
+
+    endpoint: str
+
+
 class Failed(Struct, frozen=True, array_like=True, tag="failed"):
     """It cannot start; the process exits.
 
@@ -111,7 +179,7 @@ class Failed(Struct, frozen=True, array_like=True, tag="failed"):
     reason: str
 
 
-FromFrontEnd = State | Counted | Failed
+FromFrontEnd = State | Counted | Serving | Used | Released | Failed
 
 
 async def read_message(reader: asyncio.StreamReader) -> bytes | None:

@@ -5,28 +5,20 @@ input closes: the process that started it is gone, however it went, and the engi
 """
 
 import asyncio
-import contextlib
-import itertools
 import os
+import shutil
 import signal
 import sys
 from functools import partial
-from pathlib import Path
 from typing import Any, NoReturn
 
 import msgspec
 import structlog
 from prometheus_client.registry import CollectorRegistry
 
-from dragoman.export.bundle import Bundle, BundleError
 from dragoman.model.errors import InputError
 from dragoman.server.allocator import give_back_large_blocks
 from dragoman.server.config import ServerConfig
-from dragoman.server.dispatch.attached_engine import AttachedEngine
-from dragoman.server.engine.link import ZmqLink
-from dragoman.server.engine.settings import EngineSettings
-from dragoman.server.engine_plan import EnginePlan
-from dragoman.server.engines import engine_settings
 from dragoman.server.front_end import FrontEnd
 from dragoman.server.fronts.files import HandedFiles
 from dragoman.server.fronts.messages import (
@@ -37,12 +29,14 @@ from dragoman.server.fronts.messages import (
     Failed,
     Files,
     FromFrontEnd,
+    Serve,
     Start,
     State,
     ToFrontEnd,
     read_message,
     to_bytes,
 )
+from dragoman.server.fronts.served import FarEngine, ServedVersions
 from dragoman.server.fronts.table import UsageTable
 from dragoman.server.repository.models import Repository
 from dragoman.server.serving_process import end_process, keep_what_is_there
@@ -56,34 +50,9 @@ from dragoman.server.watching import Source
 SIGN_OF_LIFE_SECONDS = 1.0
 # Writing down what has been counted takes milliseconds, more where there are many callers; so much longer it is let be after that.
 REST = 100.0
-# A model that was ready a moment ago may not be any more.
-ATTACH_SECONDS = 5.0
 EXIT_CANNOT_START = 3
 
 log = structlog.get_logger("dragoman.fronts")
-
-
-class FarEngine(AttachedEngine):
-    """A model's engine, behind a desk in the process that started this one.
-
-    Attributes:
-        settings: As the engines have them, but for what is theirs alone.
-        num_replicas: Engines behind the desk.
-    """
-
-    def __init__(self, name: str, settings: EngineSettings, desk: Desk, identity: str, **how: Any) -> None:
-        """Describe the attachment.
-
-        Args:
-            name: Of the model.
-            settings: See the class.
-            desk: Where it is.
-            identity: Of this process at desks.
-            how: See `AttachedEngine`.
-        """
-        numbers = itertools.count(1)
-        super().__init__(name, lambda: ZmqLink(desk.endpoint, f"{identity}/{next(numbers)}".encode()), **how)
-        self.settings, self.num_replicas = settings, desk.num_replicas
 
 
 class FrontEndProcess:
@@ -105,14 +74,20 @@ class FrontEndProcess:
         self._config = read_config(start, self._files)
         self._registry = CollectorRegistry()
         metrics = Metrics(self._registry, self._config.latency_buckets, start.version)
-        desks = {desk.bundle: desk for desk in start.desks}
-        bundles = [open_bundle(desk) for desk in start.desks]
-        self._repository = Repository(bundles, lambda bundle: self._make_engine(bundle, desks[str(bundle.directory)]))
-        for model in self._repository.all():
-            metrics.add_model(model.name, model.version, model.manifest.precision, "", model.max_slots, model.engine.num_replicas)
+        self._repository: Repository[FarEngine] = Repository()
+        self._metrics = metrics
+        self._served = ServedVersions(
+            self._repository,
+            self._attach,
+            prepare=lambda model: self._front.core.generation.prepare(model),
+            on_change=self._on_other_models,
+            say=self._say,
+        )
+        self._served.read(start.models)
+        self._describe_models()
         table = UsageTable(start.table, self._config.front_ends, start.number)
         tracer = make_tracer(self._config, start.version)
-        known = [model.name for model in self._repository.all() if desks[str(model.bundle.directory)].was_ready]
+        known = [served.name for served in start.models.models if any(desk.was_ready for desk in served.desks)]
         self._front = FrontEnd(self._config, self._repository, metrics, tracer, sampler, table.of, known)
         self._state = State()
         self._is_listening = False
@@ -124,9 +99,7 @@ class FrontEndProcess:
         reader = asyncio.StreamReader()
         await loop.connect_read_pipe(partial(asyncio.StreamReaderProtocol, reader), os.fdopen(input_descriptor, "rb", 0))
         self._writer, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, os.fdopen(self._output, "wb", 0))
-        for model in self._repository.all():
-            model.engine.begin()
-        await self._until_attached()
+        await self._served.begin(self._start.models)
         await self._front.start()
         self._is_listening = True
         log.info("front end listens", port=self._front.port, pid=os.getpid())
@@ -139,18 +112,11 @@ class FrontEndProcess:
         living.cancel()
         await self._front.end()
         await self._front.flush()
+        self._served.tell_used()
         self._say(Counted(take_series(self._registry)))
         while self._writer.get_write_buffer_size():
             await asyncio.sleep(0.001)
         following.cancel()
-
-    async def _until_attached(self) -> None:
-        """Wait for the models that are ready: who comes to one that is started again is not to be told that they are not."""
-        ready = {desk.bundle for desk in self._start.desks if desk.is_ready}
-        engines = [model.engine for model in self._repository.all() if str(model.bundle.directory) in ready]
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(ATTACH_SECONDS):
-                await asyncio.gather(*(engine.until_ready() for engine in engines))
 
     async def _follow(self, reader: asyncio.StreamReader) -> None:
         """Do what is asked for, for as long as somebody is there who may ask."""
@@ -162,15 +128,13 @@ class FrontEndProcess:
                     self._files.replace(contents)
                     for source in sources:
                         await _reload(source)
+                case Serve() as serve:
+                    self._served.take(serve)
                 case Collect():
                     self._say(Counted(take_series(self._registry), is_asked=True))
                 case Drain() as drain if not self._drain.done():
                     self._drain.set_result(drain)
-        for desk in self._start.desks:  # in the place of who made them
-            socket = Path(desk.endpoint.removeprefix("ipc://"))
-            with contextlib.suppress(OSError):
-                socket.unlink()
-                socket.parent.rmdir()
+        shutil.rmtree(self._start.folder, ignore_errors=True)  # in the place of who made it
         end_process(0)
 
     async def _give_signs_of_life(self) -> None:
@@ -178,6 +142,7 @@ class FrontEndProcess:
         loop, count_at = asyncio.get_running_loop(), 0.0
         while True:
             self._say(self._state)
+            self._served.tell_used()
             if (began := loop.time()) >= count_at:
                 self._say(Counted(take_series(self._registry)))
                 count_at = began + REST * (loop.time() - began)
@@ -193,11 +158,22 @@ class FrontEndProcess:
     def _say(self, message: FromFrontEnd) -> None:
         self._writer.write(to_bytes(message))
 
-    def _make_engine(self, bundle: Bundle, desk: Desk) -> FarEngine:
-        settings = engine_settings(self._config, bundle, EnginePlan(1, ((),)))[0]
+    def _on_other_models(self) -> None:
+        """Tell callers and metrics what is served now."""
+        self._describe_models()
+        self._publish()
+
+    def _describe_models(self) -> None:
+        models = self._repository.all()
+        self._metrics.keep_models(model.name for model in models)
+        for model in models:
+            self._metrics.add_model(
+                model.name, model.version, model.manifest.precision, "", model.max_slots, model.engine.num_replicas
+            )
+
+    def _attach(self, name: str, desk: Desk) -> FarEngine:
         return FarEngine(
-            bundle.manifest.name,
-            settings,
+            name,
             desk,
             self._start.identity,
             retry_seconds=self._config.restart_backoff_initial_seconds,
@@ -218,19 +194,6 @@ def read_config(start: Start, files: HandedFiles) -> ServerConfig:
     """Return the settings, as they are for a front end."""
     given = msgspec.json.decode(start.config, type=dict[str, Any])
     return ServerConfig(**given | {"port": start.port} | {name: str(path) for name, path in files.paths.items()})
-
-
-def open_bundle(desk: Desk) -> Bundle:
-    """Return a bundle of which the weights, which are the engines', have not been read.
-
-    Raises:
-        BundleError: If it is not the one that the engines have, or its tokenisers are not.
-    """
-    bundle = Bundle.open(Path(desk.bundle), is_checked=False)
-    if bundle.manifest.version != desk.version:
-        raise BundleError(f"{desk.bundle}: is now version {bundle.manifest.version}, but the server started with {desk.version}")
-    bundle.check_tokenizers()
-    return bundle
 
 
 def main() -> NoReturn:

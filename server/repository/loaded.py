@@ -1,6 +1,6 @@
-"""A bundle with its tokenisers and its engine: what requests can name."""
+"""A version of a model with its tokenisers and its engine: what answers requests."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from dragoman.export.bundle import Bundle, Manifest
@@ -8,6 +8,7 @@ from dragoman.model.text.tokenizers import Tokenizers
 from dragoman.server.core.frames import Frames
 from dragoman.server.core.ports import Engine
 from dragoman.server.engine.settings import EngineSettings
+from dragoman.server.repository.use import Use
 
 
 class SizedEngine(Engine, Protocol):
@@ -25,14 +26,34 @@ class SizedEngine(Engine, Protocol):
 E = TypeVar("E", bound=SizedEngine)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class LoadedModel(Generic[E]):
-    """A model that requests can name."""
+    """A version of a model that requests can get.
+
+    Attributes:
+        bundle: What it is made of.
+        tokenizers: Its tokenisers.
+        frames: What is said to it around a text.
+        engine: What runs it.
+        label: What its folder calls the version; where folders have none, what the content gives.
+        use: What requests do with it.
+    """
 
     bundle: Bundle
     tokenizers: Tokenizers
     frames: Frames
     engine: E
+    label: str
+    use: Use = field(default_factory=Use)
+
+    @classmethod
+    def of(cls, bundle: Bundle, engine: E, label: str = "") -> "LoadedModel[E]":
+        """Load what is read of a bundle in this process; its engine, which has been made, may be anywhere.
+
+        Raises:
+            BundleError: If a tokeniser is damaged, or the bundle's template asks for a language that there is not.
+        """
+        return cls(bundle, bundle.tokenizers(), Frames(bundle.manifest), engine, label or bundle.manifest.version)
 
     @property
     def manifest(self) -> Manifest:
@@ -46,7 +67,7 @@ class LoadedModel(Generic[E]):
 
     @property
     def version(self) -> str:
-        """Of the bundle."""
+        """Of the bundle, by its content."""
         return self.manifest.version
 
     @property

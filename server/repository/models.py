@@ -1,38 +1,129 @@
-"""The models of one server."""
+"""The models of one process: which version of each answers which request. It starts and ends none."""
 
-from collections.abc import Callable
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
 from typing import Generic
 
-from dragoman.export.bundle import Bundle
-from dragoman.server.core.frames import Frames
-from dragoman.server.errors import UnknownModel
+from dragoman.server.errors import UnknownModel, UnknownVersion
+from dragoman.server.repository.choosing import Sticky, choose
 from dragoman.server.repository.loaded import E, LoadedModel
+from dragoman.server.repository.use import Held, Use
+
+
+class CannotServe(Exception):
+    """Requests cannot be answered by a version; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route(Generic[E]):
+    """How the requests for one model are answered; it never changes, a new one takes its place.
+
+    Attributes:
+        default: The version that a model is described by, and that answers where none is named and none has a share.
+        versions: All that requests can get, by what their folders call them.
+        shares: Of the requests that name no version, by version; empty for all to the default.
+        labels: Versions by their labels.
+        sticky: What of a request decides which share it is in.
+    """
+
+    default: LoadedModel[E]
+    versions: Mapping[str, LoadedModel[E]]
+    shares: Mapping[str, float] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    sticky: Sticky = "request"
+
+    @classmethod
+    def to(cls, model: LoadedModel[E]) -> "Route[E]":
+        """Return the route of a model that has one version."""
+        return cls(model, {model.label: model})
+
+    @property
+    def name(self) -> str:
+        """Of the model."""
+        return self.default.name
+
+    def find(self, version: str) -> LoadedModel[E]:
+        """Return a version: what a label says, what a folder is called, or what content gives; the default for an empty one.
+
+        Raises:
+            UnknownVersion: If there is no such version.
+        """
+        if not version:
+            return self.default
+        label = self.labels.get(version, version)
+        if (model := self.versions.get(label)) is not None:
+            return model
+        for model in self.versions.values():
+            if model.version == version:
+                return model
+        raise UnknownVersion(self.name, version, [*self.versions, *self.labels])
+
+    def choose(self, version: str, request_id: str, caller: str) -> LoadedModel[E]:
+        """Return the version that is to answer a request.
+
+        Raises:
+            UnknownVersion: As `find`.
+        """
+        if version or not self.shares:
+            return self.find(version)
+        key = caller if self.sticky == "caller" and caller else request_id
+        return self.versions[choose(self.shares, key)]
 
 
 class Repository(Generic[E]):
-    """The models of one server, by name."""
+    """See above; whoever changes routes does so between two turns of the event loop."""
 
-    def __init__(self, bundles: list[Bundle], make_engine: Callable[[Bundle], E]) -> None:
-        """Load tokenisers and make (but not start) engines.
+    def __init__(self, models: Iterable[LoadedModel[E]] = ()) -> None:
+        """Start with models of one version each."""
+        self._routes: dict[str, Route[E]] = {}
+        for model in models:
+            self.publish(model.name, Route.to(model))
+
+    def publish(self, name: str, route: Route[E] | None) -> None:
+        """Have requests that come from now on be answered so; None takes the model away."""
+        routes = {key: value for key, value in self._routes.items() if key != name}
+        if route is not None:
+            routes[name] = route
+        self._routes = {key: routes[key] for key in sorted(routes)}
+
+    def route(self, name: str) -> Route[E]:
+        """Return how a model's requests are answered; the empty name means the only model.
 
         Raises:
-            BundleError: If a tokeniser is damaged, or a bundle's template asks for a language that there is not.
+            UnknownModel: Listing what is served.
         """
-        self._models = {b.manifest.name: LoadedModel(b, b.tokenizers(), Frames(b.manifest), make_engine(b)) for b in bundles}
-
-    def get(self, name: str) -> LoadedModel[E]:
-        """Return a model; an empty name means the only one.
-
-        Raises:
-            UnknownModel: Listing what is loaded.
-        """
-        if not name and len(self._models) == 1:
-            return next(iter(self._models.values()))
+        if not name and len(self._routes) == 1:
+            return next(iter(self._routes.values()))
         try:
-            return self._models[name]
+            return self._routes[name]
         except KeyError:
-            raise UnknownModel(name, list(self._models)) from None
+            raise UnknownModel(name, list(self._routes)) from None
 
-    def all(self) -> list[LoadedModel[E]]:
-        """Return every model, sorted by name."""
-        return list(self._models.values())
+    def get(self, name: str, version: str = "") -> LoadedModel[E]:
+        """See `core.ports.Models`.
+
+        Raises:
+            UnknownModel: Listing what is served.
+            UnknownVersion: Listing what of the model is.
+        """
+        return self.route(name).find(version)
+
+    def all(self) -> Sequence[LoadedModel[E]]:
+        """Return every model, sorted by name, each in the version that its policy prefers."""
+        return [route.default for route in self._routes.values()]
+
+    def versions(self) -> Sequence[LoadedModel[E]]:
+        """Return every version of every model that requests can get."""
+        return [model for route in self._routes.values() for model in route.versions.values()]
+
+    def hold(
+        self, name: str, version: str = "", request_id: str = "", caller: str = ""
+    ) -> AbstractAsyncContextManager[LoadedModel[E]]:
+        """See `core.ports.Models`."""
+
+        def choose_one() -> tuple[LoadedModel[E], Use]:
+            model = self.route(name).choose(version, request_id, caller)
+            return model, model.use
+
+        return Held(choose_one)

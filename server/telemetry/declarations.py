@@ -23,6 +23,8 @@ TOKEN_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)
 BATCH_BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
 LOAD_BUCKETS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600)
 
+M = TypeVar("M", Gauge, Counter)
+
 
 class Declarations:
     """The metrics, in the registry they are given.
@@ -40,11 +42,18 @@ class Declarations:
         """
         self.labels: dict[str, tuple[str, ...]] = {}
 
+        self._of_engines: list[Gauge | Counter] = []
+
+        def keep(metric: M, labels: tuple[str, ...]) -> M:
+            if labels == ("replica",):
+                self._of_engines.append(metric)
+            return metric
+
         def gauge(name: str, text: str, *labels: str) -> Gauge:
-            return Gauge(self._declare(name, *labels), text, ["model", *labels], registry=registry)
+            return keep(Gauge(self._declare(name, *labels), text, ["model", *labels], registry=registry), labels)
 
         def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(self._declare(name, *labels), text, ["model", *labels], registry=registry)
+            return keep(Counter(self._declare(name, *labels), text, ["model", *labels], registry=registry), labels)
 
         def histogram(name: str, text: str, buckets: Iterable[float] = latency_buckets) -> Histogram:
             return Histogram(self._declare(name), text, tuple(buckets), registry)
@@ -122,6 +131,11 @@ class Declarations:
                 metric.remove_by_labels({"model": name})
             elif isinstance(metric, Histogram):
                 metric.remove(name)
+
+    def remove_engine(self, model: str, replica: int) -> None:
+        """End the series of one of a model's engines."""
+        for metric in self._of_engines:
+            metric.remove_by_labels({"model": model, "replica": str(replica)})
 
     def _declare(self, name: str, *labels: str) -> str:
         """Note a metric of models; return its full name."""

@@ -77,8 +77,27 @@ class Metrics:
             self._models[name].num_slots = num_slots
         else:
             self._models[name] = ModelMetrics(self._declared, name, num_slots)
-            for replica in range(num_replicas):
-                self._engines[name, replica] = EngineMetrics(self._declared, name, replica)
+            self.add_engines(name, range(num_replicas))
+
+    def add_engines(self, model: str, replicas: Iterable[int]) -> None:
+        """Start series of a model's engines; those that are there stay as they are."""
+        for replica in replicas:
+            if (model, replica) not in self._engines:
+                self._engines[model, replica] = EngineMetrics(self._declared, model, replica)
+
+    def remove_engines(self, model: str, replicas: Iterable[int]) -> None:
+        """End the series of some of a model's engines, which are gone for good."""
+        for replica in replicas:
+            if self._engines.pop((model, replica), None) is not None:
+                self._processes.ids.pop((model, replica), None)
+                self._declared.remove_engine(model, replica)
+                if model in self._models:
+                    self._models[model].forget(replica)
+
+    def keep_models(self, names: Iterable[str]) -> None:
+        """End the series of all models but some."""
+        for name in self._models.keys() - set(names):
+            self.remove_model(name)
 
     def remove_model(self, name: str) -> None:
         """End the series of a model that is no longer loaded; counts of its failures end too."""
@@ -114,19 +133,19 @@ class Metrics:
         """Count an engine that is started again."""
         self._engines[model, replica].restarts.inc()
 
-    def observe_statistics(self, model: str, statistics: messages.Statistics) -> None:
-        """Record what the only engine of a model said after a step."""
-        self.observe_engine(model, statistics)
-        self.observe_queue(model, statistics)
+    def observe_statistics(self, model: str, statistics: messages.Statistics, replica: int = 0) -> None:
+        """Record what the only engine of a version of a model said after a step."""
+        self.observe_engine(model, statistics, replica)
+        self.observe_queue(model, statistics, replica)
 
     def observe_engine(self, model: str, statistics: messages.Statistics, replica: int = 0) -> None:
         """Record what one of a model's engines said after a step of its own and what it has."""
         self._engines[model, replica].observe(statistics)
         self._models[model].observe_work(statistics)
 
-    def observe_queue(self, model: str, statistics: messages.Statistics) -> None:
-        """Record what waits for a model and what runs, in all its engines together."""
-        self._models[model].statistics = statistics
+    def observe_queue(self, model: str, statistics: messages.Statistics, replica: int = 0) -> None:
+        """Record what waits for a version of a model and what runs, in all its engines together, of which a replica is the first."""
+        self._models[model].observe_queue(replica, statistics)
 
     def observe_finished(self, model: str, request: messages.Request, finished: messages.Finished) -> None:
         """Record how a request ended in the engine: its tokens and, for an answer, its success and where its time went."""

@@ -3,7 +3,7 @@
 What the metrics are called and mean is in `declarations.py`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from prometheus_client import Gauge
 
@@ -23,7 +23,7 @@ class ModelMetrics:
 
     def __init__(self, metrics: Declarations, name: str, num_slots: int) -> None:
         self.num_slots = num_slots
-        self.statistics = messages.Statistics()
+        self._statistics: dict[int, messages.Statistics] = {}
         self._ready = metrics.model_ready.labels(name)
         self._graphs_disabled = metrics.graphs_disabled.labels(name)
         self._success = {reason: metrics.request_success.labels(name, reason) for reason in (*ANSWERS, SCORED)}
@@ -49,11 +49,24 @@ class ModelMetrics:
         self._start_failures(metrics, name)
         self._show_statistics(metrics, name)
 
+    @property
+    def statistics(self) -> messages.Statistics:
+        """The last word on the model, all versions that are there together; what engines have done is not part of it."""
+        return add_up(list(self._statistics.values()))
+
+    def observe_queue(self, version: int, statistics: messages.Statistics) -> None:
+        """Keep what was said last of a version, which some number tells from the others."""
+        self._statistics[version] = statistics
+
+    def forget(self, version: int) -> None:
+        """Keep nothing of a version that is gone."""
+        self._statistics.pop(version, None)
+
     def set_ready(self, is_ready: bool) -> None:
         """Say whether the model takes requests; one that does not has nothing waiting or running."""
         self._ready.set(is_ready)
         if not is_ready:
-            self.statistics = messages.Statistics()
+            self._statistics.clear()
             self._graphs_disabled.set(0)
 
     def observe_work(self, statistics: messages.Statistics) -> None:
@@ -119,3 +132,20 @@ class ModelMetrics:
         show(metrics.num_ahead, lambda statistics: statistics.num_ahead)
         show(metrics.ahead_bytes, lambda statistics: statistics.ahead_bytes)
         metrics.kv_cache_usage.labels(name).set_function(lambda: self.statistics.num_slots / self.num_slots)
+
+
+def add_up(several: Sequence[messages.Statistics]) -> messages.Statistics:
+    """Return the statistics of engines that stand beside each other as if they were one."""
+    if len(several) == 1:
+        return several[0]
+    return messages.Statistics(
+        num_waiting=sum(one.num_waiting for one in several),
+        num_waiting_tokens=sum(one.num_waiting_tokens for one in several),
+        num_running=sum(one.num_running for one in several),
+        num_slots=sum(one.num_slots for one in several),
+        queue_seconds=max((one.queue_seconds for one in several), default=0.0),
+        cache_bytes_reserved=sum(one.cache_bytes_reserved for one in several),
+        cache_bytes_used=sum(one.cache_bytes_used for one in several),
+        num_ahead=sum(one.num_ahead for one in several),
+        ahead_bytes=sum(one.ahead_bytes for one in several),
+    )

@@ -1,0 +1,100 @@
+"""All models of a server: their folder is looked at now and then, and each is led to what its policy wants (`model_keeper.py`)."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Generic
+
+import structlog
+
+from dragoman.export.bundle import BundleError
+from dragoman.server.repository.found import FoundModel
+from dragoman.server.repository.layout import scan
+from dragoman.server.repository.loaded import E
+from dragoman.server.repository.model_keeper import ModelKeeper
+
+log = structlog.get_logger("dragoman.repository")
+
+
+class Keeper(Generic[E]):
+    """See above.
+
+    Attributes:
+        models: Each by its name; one of which nothing is found any more ends by itself.
+    """
+
+    def __init__(
+        self, folder: Path, found: Sequence[FoundModel], make: Callable[[FoundModel], ModelKeeper[E]], poll_seconds: float
+    ) -> None:
+        """Begin with what was found at the start.
+
+        Args:
+            folder: Of models.
+            found: In it.
+            make: Returns what leads a model that was not there before.
+            poll_seconds: Pause between two looks; 0 for looking only when told to.
+        """
+        self._folder, self._found, self._make, self._poll_seconds = folder, found, make, poll_seconds
+        self.models = {model.name: make(model) for model in found}
+        self._looking = asyncio.Lock()
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._problem = ""
+
+    async def run(self) -> None:
+        """Lead all models, and look for ever; what is served at this moment has been started."""
+        for name in self.models:
+            self._run(name)
+        try:
+            while True:
+                await asyncio.sleep(self._poll_seconds or 3600.0)
+                if self._poll_seconds:
+                    await self.look(is_at_once=False)
+        finally:
+            for task in self._running.values():
+                task.cancel()
+            await asyncio.gather(*self._running.values(), return_exceptions=True)
+
+    async def look(self, *, is_at_once: bool = True) -> None:
+        """Look at the folder once.
+
+        Args:
+            is_at_once: Whether somebody asks for it: then also a file is used that was not the same at the last look.
+        """
+        async with self._looking:
+            try:
+                found = await asyncio.to_thread(scan, self._folder, self._found, is_at_once)
+            except (BundleError, OSError) as error:
+                if str(error) != self._problem:
+                    log.error("cannot look at the models, those that are served stay", reason=str(error))
+                self._problem = str(error)
+                return
+            self._problem, self._found = "", found
+            for model in found:
+                if model.name not in self.models:
+                    self.models[model.name] = self._make(model)
+                    self._run(model.name)
+                else:
+                    self.models[model.name].find(model)
+            for name in self.models.keys() - {model.name for model in found}:
+                self.models[name].lose()
+
+    async def refresh(self) -> None:
+        """Look, and wait until every model is led to where it is to be."""
+        await self.look()
+        await asyncio.gather(*(model.settled() for model in list(self.models.values())))
+
+    async def stop(self) -> None:
+        """End all engines."""
+        await asyncio.gather(*(model.stop() for model in self.models.values()))
+
+    def _run(self, name: str) -> None:
+        task = asyncio.create_task(self.models[name].run(), name=f"versions of {name}")
+        self._running[name] = task
+
+        def forget(_: asyncio.Task[None]) -> None:
+            if self._running.get(name) is task:
+                del self._running[name]
+                if self.models[name].is_gone:
+                    del self.models[name]
+
+        task.add_done_callback(forget)

@@ -1,0 +1,111 @@
+"""Whether there is memory for another version, reckoned before anything of it is loaded."""
+
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from dragoman.export.bundle import Bundle
+from dragoman.export.fields import Precision
+from dragoman.server.engine.settings import EngineSettings
+
+# A process of ours that has loaded ONNX Runtime and no model.
+PROCESS_BYTES = 120 * 2**20
+# What graphs take beside their weights: what they are packed into, and what is computed with.
+WEIGHTS_FACTOR = 1.25
+ITEM_BYTES: dict[Precision, int] = {"fp32": 4, "int8": 1, "fp16": 2, "bf16": 2}
+# A version may need so many times what another one of the model has taken.
+MARGIN = 1.25
+CGROUP = Path("/sys/fs/cgroup")
+MEMINFO = Path("/proc/meminfo")
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Memory that could be taken, and what says so.
+
+    Attributes:
+        num_bytes: How much.
+        limit: What of it is the limit, in words.
+    """
+
+    num_bytes: int
+    limit: str
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What the engines of another version of the same model have taken.
+
+    Attributes:
+        num_bytes: Resident, all of them together.
+        weight_bytes: Of the version's weights.
+        num_replicas: Engines.
+    """
+
+    num_bytes: int
+    weight_bytes: int
+    num_replicas: int
+
+
+def needed_bytes(bundle: Bundle, settings: EngineSettings, num_replicas: int, measured: Measured | None = None) -> int:
+    """Return about how much memory a version's engines take on the CPU at the most: weights, caches of all slots, processes.
+
+    Args:
+        bundle: Of the version.
+        settings: Of an engine; those that share weights have them once.
+        num_replicas: Engines.
+        measured: Of a version that has served; caches seldom hold the longest texts in all slots, and this tells what they do hold.
+    """
+    weights = weight_bytes(bundle)
+    copies = 1 if settings.device.weights_cache else num_replicas
+    bound = int(copies * weights * WEIGHTS_FACTOR) + num_replicas * (PROCESS_BYTES + settings.max_slots * slot_bytes(bundle))
+    if measured is None or measured.num_replicas != num_replicas:
+        return bound
+    growth = max(0, weights - measured.weight_bytes) * copies
+    return min(bound, int((measured.num_bytes + growth) * MARGIN))
+
+
+def weight_bytes(bundle: Bundle) -> int:
+    """Return how large a bundle's graphs and weights are."""
+    return sum(entry.size for path, entry in bundle.manifest.files.items() if path.endswith((".weights", ".onnx")))
+
+
+def slot_bytes(bundle: Bundle) -> int:
+    """Return what a slot's caches take when source and answer are the longest that they can be."""
+    manifest = bundle.manifest
+    usual: Precision = "fp32" if manifest.precision == "int8" else manifest.precision
+    lengths = {"self": manifest.max_target_tokens, "cross": manifest.max_source_tokens}
+    return sum(
+        math.prod(cache.row_shape(lengths[cache.role])) * ITEM_BYTES[cache.precision or usual] for cache in manifest.caches
+    )
+
+
+def room(cgroup: Path = CGROUP, meminfo: Path = MEMINFO) -> Room:
+    """Return how much memory can be taken: what the container may, or what the machine has, whichever is less."""
+    rooms = [Room(_available(meminfo), "of the machine is free")]
+    try:
+        limit = (cgroup / "memory.max").read_text(encoding="ascii").strip()
+        if limit != "max":
+            used = int((cgroup / "memory.current").read_text(encoding="ascii")) - _reclaimable(cgroup / "memory.stat")
+            rooms.append(Room(int(limit) - used, "of the container's limit is left"))
+    except (OSError, ValueError):  # another version of control groups, or none
+        pass
+    return min(rooms, key=lambda one: one.num_bytes)
+
+
+def _available(meminfo: Path) -> int:
+    try:
+        for line in meminfo.read_text(encoding="ascii").splitlines():
+            name, _, rest = line.partition(":")
+            if name == "MemAvailable":
+                return int(rest.split()[0]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _reclaimable(stat: Path) -> int:
+    """Return what of a group's memory is the content of files that the kernel would give up first."""
+    lines = (line.split() for line in stat.read_text(encoding="ascii").splitlines())
+    return sum(int(value) for name, value in lines if name in ("inactive_file", "slab_reclaimable"))

@@ -1,0 +1,108 @@
+"""What requests do with a version of a model: how many hold it, and what became of those that did."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import NamedTuple, TypeVar
+
+from dragoman.server.errors import Draining, NotReady, ServerFault
+
+# Refused before anything was done for them: they say nothing of the version.
+REFUSED = (NotReady, Draining)
+
+T = TypeVar("T")
+
+
+class Outcomes(NamedTuple):
+    """What became of requests.
+
+    Attributes:
+        num_answered: Those that were answered.
+        num_failed: Those that ended with a fault of the server, and not because it was ending.
+        seconds: What the answered ones took together, from their arrival at the model to their answer.
+    """
+
+    num_answered: int = 0
+    num_failed: int = 0
+    seconds: float = 0.0
+
+    def plus(self, other: "Outcomes") -> "Outcomes":
+        """Return what became of both."""
+        return Outcomes(
+            self.num_answered + other.num_answered, self.num_failed + other.num_failed, self.seconds + other.seconds
+        )
+
+    def since(self, earlier: "Outcomes") -> "Outcomes":
+        """Return what became of those that an earlier count did not have."""
+        return Outcomes(
+            self.num_answered - earlier.num_answered, self.num_failed - earlier.num_failed, self.seconds - earlier.seconds
+        )
+
+
+class Use:
+    """The use of one version, by the requests of one process.
+
+    Attributes:
+        num_held: Requests that hold it.
+        outcomes: Of those that did.
+    """
+
+    def __init__(self) -> None:
+        self.num_held = 0
+        self.outcomes = Outcomes()
+        self._free = asyncio.Event()
+        self._free.set()
+
+    async def until_free(self) -> None:
+        """Wait until no request holds it."""
+        await self._free.wait()
+
+    def take(self) -> None:
+        """Begin to hold."""
+        self.num_held += 1
+        self._free.clear()
+
+    def leave(self, seconds: float, error: BaseException | None) -> None:
+        """End to hold.
+
+        Args:
+            seconds: How long the request has held it.
+            error: How it ended; None for an answer.
+        """
+        self.num_held -= 1
+        if error is None:
+            self.outcomes = self.outcomes.plus(Outcomes(1, 0, seconds))
+        elif _is_fault(error):
+            self.outcomes = self.outcomes.plus(Outcomes(0, 1, 0.0))
+        if not self.num_held:
+            self._free.set()
+
+
+class Held(AbstractAsyncContextManager[T, None]):
+    """Holds what is chosen when it is entered, until it is left."""
+
+    def __init__(self, choose: Callable[[], tuple[T, Use]]) -> None:
+        """Choose nothing yet.
+
+        Args:
+            choose: Returns what is to be held, and its use; called when the `with` is entered.
+        """
+        self._choose = choose
+
+    async def __aenter__(self) -> T:
+        """Choose and hold, in one turn of the event loop: nothing can end between the two."""
+        chosen, self._use = self._choose()
+        self._use.take()
+        self._began = time.monotonic()
+        return chosen
+
+    async def __aexit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
+        """Hold it no longer."""
+        self._use.leave(time.monotonic() - self._began, error)
+
+
+def _is_fault(error: BaseException) -> bool:
+    """Return whether an end is a fault of what answers: not the caller's, not that the caller is gone, and no refusal."""
+    return isinstance(error, ServerFault) and not isinstance(error, REFUSED)

@@ -1,0 +1,98 @@
+"""One version of a model, from when it is found to when it is gone: what is known of it, and in which part of its life it is."""
+
+import time
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Generic
+
+from dragoman.export.bundle import Bundle
+from dragoman.server.repository.found import FoundVersion
+from dragoman.server.repository.loaded import E, LoadedModel
+
+
+class State(StrEnum):
+    """Part of a version's life; requests get it in `TRIAL` and `SERVING`."""
+
+    OPENING = "opening"
+    STARTING = "starting"
+    PROVING = "proving"
+    TRIAL = "trial"
+    SERVING = "serving"
+    STANDBY = "standby"
+    RETIRING = "retiring"
+    REFUSED = "refused"
+
+
+class Cause(StrEnum):
+    """Why a version is refused, in one word, for metrics; the line that says it exactly is for people."""
+
+    BUNDLE = "bundle"
+    SIGNATURE = "signature"
+    SETTINGS = "settings"
+    MEMORY = "memory"
+    START = "start"
+    PROOF = "proof"
+    FRONT_END = "front_end"
+    DEATH = "death"
+    ERRORS = "errors"
+    LATENCY = "latency"
+
+
+class Refused(Exception):
+    """A version that does not get so far as to serve; the message is one line."""
+
+    def __init__(self, cause: Cause, reason: str) -> None:
+        super().__init__(reason)
+        self.cause, self.reason = cause, reason
+
+
+@dataclass(slots=True, eq=False)
+class Version(Generic[E]):
+    """See above.
+
+    Attributes:
+        model: Name of its model.
+        found: Where it lies.
+        state: Part of its life.
+        since: When that began, seconds since 1970.
+        cause: Why it is refused.
+        reason: The same in one line.
+        bundle: Once it is opened.
+        loaded: Once it has an engine.
+        replicas: Numbers by which metrics know its engines.
+    """
+
+    model: str
+    found: FoundVersion
+    state: State = State.OPENING
+    since: float = field(default_factory=time.time)
+    cause: Cause | None = None
+    reason: str = ""
+    bundle: Bundle | None = None
+    loaded: LoadedModel[E] | None = None
+    replicas: range = range(0)
+
+    @property
+    def label(self) -> str:
+        """What its folder calls it, or where folders have no names for versions, what its content gives once that is known."""
+        return self.found.name or self.content
+
+    @property
+    def content(self) -> str:
+        """Version by its content; empty while it is not opened."""
+        return "" if self.bundle is None else self.bundle.manifest.version
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it can answer requests at once, whether or not any gets it."""
+        return self.state in (State.TRIAL, State.SERVING, State.STANDBY)
+
+    def enter(self, state: State) -> None:
+        """Begin another part of its life."""
+        if state is not self.state:
+            self.state, self.since = state, time.time()
+
+    def refuse(self, refused: Refused) -> None:
+        """End its life before it has served, or while it was tried."""
+        self.cause, self.reason = refused.cause, refused.reason
+        self.enter(State.REFUSED)
