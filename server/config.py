@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, FilePath, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, Field, FilePath, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
@@ -54,6 +54,19 @@ class ConfigError(InputError):
     """A setting that is unknown, missing or impossible."""
 
 
+def _check_device(device: str) -> str:
+    if re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", device) is None:
+        raise ValueError(f"{device!r} is not auto, cpu, cuda or cuda:N")
+    return device
+
+
+# Of the settings that a model may have of its own.
+Device = Annotated[str, AfterValidator(_check_device)]
+Gibibytes = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+CountOrUsual = Annotated[int, Field(ge=0)]
+Replicas = Annotated[int, Field(ge=0, le=256)]
+
+
 class ServerConfig(BaseSettings):
     """Every setting of `dragoman serve`. Use `load`, which reads the sources; the constructor takes its arguments only."""
 
@@ -81,21 +94,19 @@ class ServerConfig(BaseSettings):
     engine: Literal["process", "inline"] = Field(
         "process", description="Where a model's engine runs: in a process of its own, or on a thread, for debugging."
     )
-    replicas: int = Field(
+    replicas: Replicas = Field(
         0,
-        ge=0,
-        le=256,
         description="Engines that run each model on the CPU; 0 chooses by the cores, and is one if num_threads is set.",
     )
-    num_threads: int = Field(0, ge=0, description="Threads that compute, for each engine; 0 chooses by the cores there are.")
+    num_threads: CountOrUsual = Field(0, description="Threads that compute, for each engine; 0 chooses by the cores there are.")
     pin_engines: bool = Field(
         False,
         description="Keep each engine to cores of its own; for machines that serve nothing else.",
     )
-    device: str = Field(
+    device: Device = Field(
         "auto", description="Where models run: auto (CUDA where it is there and the bundle is for it), cpu, cuda or cuda:N."
     )
-    gpu_memory_gib: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+    gpu_memory_gib: Gibibytes = Field(
         0.0, description="CUDA memory that a model may take; 0 for nine tenths of what is free when it is loaded."
     )
     gpu_row_buckets: Annotated[tuple[Count, ...], NoDecode] = Field(
@@ -119,8 +130,8 @@ class ServerConfig(BaseSettings):
         description="Folder by which engines of a model share its weights on the CPU; auto: one of temporary files, or off.",
     )
     max_slots: Count = Field(64, description="Sequences an engine decodes at once.")
-    max_slots_per_request: int = Field(
-        0, ge=0, description="Of those, that one request may take: its beams or answers; 0 for a quarter, but at least 16."
+    max_slots_per_request: CountOrUsual = Field(
+        0, description="Of those, that one request may take: its beams or answers; 0 for a quarter, but at least 16."
     )
     prefill_tokens_per_step: Count = Field(
         512, description="Source tokens the encoder reads between two decode steps, at the most."
@@ -229,13 +240,6 @@ class ServerConfig(BaseSettings):
     def _split(cls, value: object) -> object:
         return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
 
-    @field_validator("device")
-    @classmethod
-    def _check_device(cls, device: str) -> str:
-        if re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", device) is None:
-            raise ValueError(f"{device!r} is not auto, cpu, cuda or cuda:N")
-        return device
-
     @field_validator("gpu_attention_kernels")
     @classmethod
     def _check_kernels(cls, names: str) -> str:
@@ -272,6 +276,10 @@ class ServerConfig(BaseSettings):
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
+        self._refuse_contradictions()
+        return self
+
+    def _refuse_contradictions(self) -> None:
         if (self.tls_certificate is None) != (self.tls_key is None):
             given, missing = ("tls_certificate", "tls_key") if self.tls_key is None else ("tls_key", "tls_certificate")
             raise ValueError(f"{given} is set without {missing}")
@@ -307,12 +315,27 @@ class ServerConfig(BaseSettings):
             raise ValueError(f"max_slots_per_request ({self.max_slots_per_request}) is more than max_slots ({self.max_slots})")
         if self.port == self.metrics_port != 0 and self.host == self.metrics_host:
             raise ValueError(f"port and metrics_port are both {self.port}")
-        return self
 
     @property
     def ready_rule(self) -> ReadyRule:
         """What `ready_when` says."""
         return ReadyRule.parse(self.ready_when)
+
+    def changed(self, changes: Mapping[str, Any]) -> Self:
+        """Return these settings with others in their place, such as a model's own.
+
+        Args:
+            changes: By name; each is one that the setting may have.
+
+        Raises:
+            ConfigError: If they do not fit together; nothing else is checked again.
+        """
+        changed = self.model_copy(update=dict(changes))
+        try:
+            changed._refuse_contradictions()
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        return changed
 
 
 def load(overrides: Mapping[str, Any], config_file: Path | None = None) -> ServerConfig:
@@ -358,7 +381,7 @@ def _read_environment() -> dict[str, Any]:
             " specification (environment)"
         )
     if unknown:
-        raise ConfigError("\n".join(f"{name}: unknown setting{_hint(name.upper(), known)} (environment)" for name in unknown))
+        raise ConfigError("\n".join(f"{name}: unknown setting{hint(name.upper(), known)} (environment)" for name in unknown))
     return EnvSettingsSource(ServerConfig)()
 
 
@@ -393,14 +416,14 @@ def _explain(detail: ErrorDetails, origins: Mapping[str, str]) -> str:
         case "missing":
             return f"{name}: not set; give --{name}, {PREFIX}{name.upper()} or a line in the configuration file"
         case "extra_forbidden":
-            return f"{name}: unknown setting{_hint(name, set(ServerConfig.model_fields))}{origin}"
+            return f"{name}: unknown setting{hint(name, set(ServerConfig.model_fields))}{origin}"
         case "value_error":
             return f"{name}: {detail['ctx']['error']}{origin}"
         case _:
             return f"{name}: {detail['input']!r}: {detail['msg'][:1].lower()}{detail['msg'][1:]}{origin}"
 
 
-def _hint(name: str, known: set[str]) -> str:
-    """Return a guess at what was meant, or nothing."""
+def hint(name: str, known: set[str]) -> str:
+    """Return a guess at what was meant by a name that is not known, to be put behind it, or nothing."""
     close = difflib.get_close_matches(name, sorted(known), n=1)
     return f"; did you mean {close[0]}?" if close else ""

@@ -1,0 +1,156 @@
+"""What lies in the folder of models, seen without opening it: models, their versions, their `model.toml`.
+
+Nothing here is checked against its checksums, and nothing is refused that opening a bundle refuses with a better reason. What
+cannot be told now, because of rights or of a half of a file, is as it was at the last look. A look reads what has changed since
+the one before, so it can be repeated every few seconds.
+"""
+
+import errno
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from dragoman.export.bundle import MANIFEST_FILE, BundleError
+from dragoman.export.fields import listed, shown
+from dragoman.export.manifest import check_name
+from dragoman.server.config import ConfigError
+from dragoman.server.repository.folders import find_beside, find_bundle, find_versions, list_folder
+from dragoman.server.repository.found import UNREAD, FileLook, Stamp
+from dragoman.server.repository.found import FoundModel as FoundModel
+from dragoman.server.repository.found import FoundVersion as FoundVersion
+from dragoman.server.repository.model_file import MODEL_FILE, ModelFile, read_model_file
+
+
+def scan(folder: Path, before: Sequence[FoundModel] = (), is_at_once: bool = True) -> list[FoundModel]:
+    """Return the models of a folder, sorted by name; none if it is empty.
+
+    Args:
+        folder: Of models, or a bundle itself.
+        before: What the last look found; of what has not changed since, nothing is read again.
+        is_at_once: Use a changed `model.toml` although it may be half written; otherwise once two looks have found the same.
+
+    Raises:
+        BundleError: If there is no such folder, or it cannot be read.
+    """
+    known = {model.directory: model for model in before}
+    try:
+        listing = list_folder(folder)
+    except OSError as error:
+        reasons = {errno.ENOENT: "no such folder", errno.ENOTDIR: "not a folder"}
+        raise BundleError(f"{folder}: {reasons.get(error.errno or 0, error.strerror)}") from error
+    if MANIFEST_FILE in listing.names:
+        model = _look(folder, known.get(folder), is_at_once)
+        return [] if model is None else [model]
+    found: list[FoundModel] = []
+    links: list[FoundModel] = []
+    for name in sorted(listing.folders):
+        directory = folder / name
+        if (model := _look(directory, known.get(directory), is_at_once)) is None:
+            continue
+        if name in listing.links and (target := find_beside(folder, name, listing)) is not None:
+            links.append(FoundModel(name, directory, problem=f"{directory}: a link to {target}, which is looked at itself"))
+        else:
+            found.append(model)
+    found = _each_once(found, known)
+    names = {model.name for model in found}
+    return sorted((*found, *(link for link in links if link.name not in names)), key=lambda model: model.name)
+
+
+def refuse_damaged_files(models: Iterable[FoundModel]) -> None:
+    """Do nothing if every `model.toml` can be used; for the start, where there is no earlier one to go on with.
+
+    Raises:
+        ConfigError: A line for each reason, which names the file and the field.
+    """
+    if problems := [model.file_problem for model in models if model.file_problem]:
+        raise ConfigError("\n".join(problems))
+
+
+def _look(directory: Path, before: FoundModel | None, is_at_once: bool) -> FoundModel | None:
+    """Return the model of a folder; None if it holds none."""
+    try:
+        listing = list_folder(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        return _unreadable(directory, before, f"{directory}: cannot be read: {error.strerror}")
+    known = {version.name: version for version in before.versions} if before is not None else {}
+    versions, left_out = find_versions(directory, listing, known)
+    flat, reason = find_bundle(directory, "", known.get("")) if MANIFEST_FILE in listing.names else (None, "")
+    has_versions = not all(version.is_closed for version in versions)
+    if flat is None and not reason and not has_versions and not left_out and MODEL_FILE not in listing.names:
+        return None
+    is_both = has_versions and MANIFEST_FILE in listing.names
+    name = flat.model if flat is not None and flat.model else directory.name
+    if before is not None and (is_both or reason or (flat is not None and not flat.model)):
+        name = before.name
+    problem = _refuse_name(directory, name)
+    if is_both and not problem:
+        names = listed([version.name for version in versions])
+        problem = f"{directory}: holds {MANIFEST_FILE} beside folders of versions ({names}); only one of the two can be meant"
+    if flat is not None:
+        versions = [flat]
+    if problem:
+        versions = list(before.versions) if before is not None else []
+    file, file_problem, look = _find_file(directory / MODEL_FILE, before, is_at_once)
+    found = tuple(versions) if look.is_usable else ()
+    return FoundModel(name, directory, found, file, problem, file_problem, (*filter(None, [reason]), *left_out), look)
+
+
+def _unreadable(directory: Path, before: FoundModel | None, problem: str) -> FoundModel | None:
+    """Return a model that cannot be looked at; None if it may as well be none, as `lost+found` is."""
+    if before is not None:
+        return replace(before, problem=problem)
+    return None if _refuse_name(directory, directory.name) else FoundModel(directory.name, directory, problem=problem)
+
+
+def _refuse_name(directory: Path, name: str) -> str:
+    try:
+        check_name(name)
+    except ValueError as error:
+        return f"{directory}: {error}"
+    return ""
+
+
+def _find_file(path: Path, before: FoundModel | None, is_at_once: bool) -> tuple[ModelFile, str, FileLook]:
+    """Return a model's file or the one to go on with, why the one that is there is not in use, and how far it is known."""
+    last = before.look if before is not None else FileLook()
+    file = before.file if before is not None else ModelFile()
+    try:
+        status = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        stamp: Stamp | None = None
+    except OSError as error:
+        problem = f"{path}: cannot be read: {error.strerror}"
+        return file, problem, FileLook(UNREAD, UNREAD, before is not None and last.is_usable)
+    else:
+        stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
+    if before is not None and stamp == last.used:
+        return file, before.file_problem, replace(last, seen=stamp)
+    if before is not None and not is_at_once and stamp != last.seen:
+        return file, before.file_problem, replace(last, seen=stamp)
+    if stamp is None:
+        return ModelFile(), "", FileLook()
+    try:
+        return read_model_file(path), "", FileLook(stamp, stamp)
+    except ConfigError as error:
+        return file, str(error), FileLook(UNREAD, stamp, before is not None and last.is_usable)
+
+
+def _each_once(models: list[FoundModel], known: Mapping[Path, FoundModel]) -> list[FoundModel]:
+    """Return the models by name. Of those that have the same, the one from before stays as it was, with a problem."""
+    named: dict[str, list[FoundModel]] = {}
+    for model in models:
+        named.setdefault(model.name, []).append(model)
+    found = []
+    for name in sorted(named):
+        first, *others = named[name]
+        if others:
+            kept = next((model for model in named[name] if model.directory in known and known[model.directory].name == name), first)
+            last = known.get(kept.directory)
+            places = listed([str(model.directory) for model in named[name]])
+            problem = f"{places}: each holds a model named {shown(name)}"
+            first = replace(kept, problem=problem, versions=last.versions if last is not None and last.name == name else ())
+        found.append(first)
+    return found
