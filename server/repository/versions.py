@@ -6,6 +6,8 @@ from enum import StrEnum
 from typing import Generic
 
 from dragoman.export.bundle import Bundle
+from dragoman.model.text.tokenizers import Tokenizers
+from dragoman.server.core.frames import Frames
 from dragoman.server.repository.found import FoundVersion
 from dragoman.server.repository.loaded import E, LoadedModel
 
@@ -46,6 +48,15 @@ class Refused(Exception):
         self.cause, self.reason = cause, reason
 
 
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What is read of a version by whoever answers requests for it."""
+
+    bundle: Bundle
+    tokenizers: Tokenizers
+    frames: Frames
+
+
 @dataclass(slots=True, eq=False)
 class Version(Generic[E]):
     """See above.
@@ -57,7 +68,7 @@ class Version(Generic[E]):
         since: When that began, seconds since 1970.
         cause: Why it is refused.
         reason: The same in one line.
-        bundle: Once it is opened.
+        opened: Once it is.
         loaded: Once it has an engine.
         replicas: Numbers by which metrics know its engines.
     """
@@ -68,7 +79,7 @@ class Version(Generic[E]):
     since: float = field(default_factory=time.time)
     cause: Cause | None = None
     reason: str = ""
-    bundle: Bundle | None = None
+    opened: Opened | None = None
     loaded: LoadedModel[E] | None = None
     replicas: range = range(0)
 
@@ -80,7 +91,7 @@ class Version(Generic[E]):
     @property
     def content(self) -> str:
         """Version by its content; empty while it is not opened."""
-        return "" if self.bundle is None else self.bundle.manifest.version
+        return "" if self.opened is None else self.opened.bundle.manifest.version
 
     @property
     def is_up(self) -> bool:

@@ -1,0 +1,76 @@
+"""Versions that have taken others' place and are on probation: what they are watched for, while the others can come back."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic
+
+from dragoman.server.repository.loaded import LoadedModel
+from dragoman.server.repository.model_file import Swap
+from dragoman.server.repository.models import Route
+from dragoman.server.repository.use import Outcomes
+from dragoman.server.repository.versions import Cause, Refused, Version
+from dragoman.server.repository.workshop import E
+
+MIN_REQUESTS = 20
+"""Fewer say little of a rate, or of a mean."""
+
+
+@dataclass(slots=True, eq=False)
+class Trial(Generic[E]):
+    """See above.
+
+    Attributes:
+        versions: On probation.
+        fallback: Who answered before, and does so again if one of them fails.
+        swap: What is allowed, and how long it lasts.
+        usual: What became of the requests of the one that answered most of them before.
+        dead: Those of which an engine has ended by itself.
+        clock: Seconds, monotonic.
+    """
+
+    versions: Sequence[Version[E]]
+    fallback: Route[E]
+    swap: Swap
+    usual: Outcomes
+    dead: set[Version[E]] = field(default_factory=set)
+    clock: Callable[[], float] = time.monotonic
+    began: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.began = self.clock()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has been long enough."""
+        return self.clock() - self.began >= self.swap.probation_seconds
+
+    def check(self, outcomes: Callable[[LoadedModel[E]], Outcomes]) -> None:
+        """Do nothing if all is well so far.
+
+        Args:
+            outcomes: Returns what became of a version's requests.
+
+        Raises:
+            Refused: If a version has failed.
+        """
+        for version in self.versions:
+            if version in self.dead:
+                raise Refused(Cause.DEATH, f"its engine ended {self.clock() - self.began:.1f} s after it began to serve")
+            if version.loaded is not None:
+                self._check_outcomes(outcomes(version.loaded))
+
+    def _check_outcomes(self, outcomes: Outcomes) -> None:
+        total = outcomes.num_answered + outcomes.num_failed
+        if total < MIN_REQUESTS:
+            return
+        if (rate := outcomes.num_failed / total) > self.swap.max_error_rate:
+            limit = f"max_error_rate is {self.swap.max_error_rate:g}"
+            raise Refused(Cause.ERRORS, f"{outcomes.num_failed} of {total} requests failed, {rate:.1%}; {limit}")
+        if min(outcomes.num_answered, self.usual.num_answered) < MIN_REQUESTS:
+            return
+        seconds, usual = outcomes.seconds / outcomes.num_answered, self.usual.seconds / self.usual.num_answered
+        if seconds > usual * self.swap.max_latency_factor:
+            limit = f"max_latency_factor is {self.swap.max_latency_factor:g}"
+            mean = f"its answers take {1000 * seconds:.0f} ms in the mean, those of the version before {1000 * usual:.0f} ms"
+            raise Refused(Cause.LATENCY, f"{mean}; {limit}")
