@@ -4,6 +4,7 @@ Each class carries the name of its status, one of `google.rpc.Code`; every face 
 is for the caller: it names the field or the limit and never holds internal text.
 """
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 
@@ -51,6 +52,27 @@ class UnknownModel(ClientFault):
             super().__init__(f"model: {name!r} is not loaded; loaded: {names or 'none'}")
         else:
             super().__init__(f"model: is missing; choose one of {names}" if names else "model: is missing, and none is loaded")
+
+
+class UnknownVersion(ClientFault):
+    """The model has no such version, or several."""
+
+    code = "NOT_FOUND"
+    refusal = "unknown_version"
+
+    def __init__(self, model: str, asked: str, served: list[str], meant: Sequence[str] = ()) -> None:
+        """Say what there is.
+
+        Args:
+            model: Its name.
+            asked: By the request.
+            served: What may be asked for, a text for each version.
+            meant: Those of them that it may be, where it is not clear which.
+        """
+        if meant:
+            super().__init__(f"model_version: {asked!r} of model {model} may be {' or '.join(meant)}; ask for one by its name")
+        else:
+            super().__init__(f"model_version: {asked!r} of model {model} is not served; served: {', '.join(served) or 'none'}")
 
 
 class UnknownService(ClientFault):
