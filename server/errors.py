@@ -4,6 +4,7 @@ Each class carries the name of its status, one of `google.rpc.Code`; every face 
 is for the caller: it names the field or the limit and never holds internal text.
 """
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 
@@ -54,13 +55,29 @@ class UnknownModel(ClientFault):
 
 
 class UnknownVersion(ClientFault):
-    """The model is not served in such a version."""
+    """The model has no such version, or several."""
 
     code = "NOT_FOUND"
     refusal = "unknown_version"
 
+<<<<<<< HEAD
     def __init__(self, model: str, version: str, served: list[str]) -> None:
         super().__init__(f"model_version: model {model!r} is not served as {version!r}; it is as {', '.join(served) or 'none'}")
+=======
+    def __init__(self, model: str, asked: str, served: list[str], meant: Sequence[str] = ()) -> None:
+        """Say what there is.
+
+        Args:
+            model: Its name.
+            asked: By the request.
+            served: What may be asked for, a text for each version.
+            meant: Those of them that it may be, where it is not clear which.
+        """
+        if meant:
+            super().__init__(f"model_version: {asked!r} of model {model} may be {' or '.join(meant)}; ask for one by its name")
+        else:
+            super().__init__(f"model_version: {asked!r} of model {model} is not served; served: {', '.join(served) or 'none'}")
+>>>>>>> 60c1cbc
 
 
 class UnknownService(ClientFault):

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Struct
 
 from dragoman.server.engine.settings import EngineSettings
-from dragoman.server.repository.choosing import Sticky
+from dragoman.server.repository.model_file import Sticky
 from dragoman.server.telemetry.series import Series
 
 _LENGTH_BYTES = 4

@@ -36,6 +36,7 @@ USUAL_LATEST = 1
 ALWAYS = "always"
 
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Sticky = Literal["request", "caller"]
 # Decimal fractions that are 1 together may be a little more in binary.
 _ROUNDING = 1e-9
 
@@ -60,11 +61,13 @@ class Versions(_Table):
         latest: So many of the newest; None where `only` says it.
         only: These and no others; None for the newest.
         default: Version or label that answers requests which name none; None for the newest that has no share of its own.
+        sticky: What of a request decides which share it is in: its id, or its caller where callers are known.
     """
 
     latest: Count | None = None
     only: Annotated[tuple[VersionName, ...], Field(min_length=1, strict=False)] | None = None
     default: VersionName | None = None
+    sticky: Sticky = "request"
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:

@@ -440,7 +440,7 @@ class ModelKeeper(Generic[E]):
         versions = {model.label: model for model in models.values()}
         shares = {named[name]: share for name, share in target.shares.items()}
         labels = {label: named[name] for label, name in target.labels.items()}
-        return Route(models[target.default], versions, shares, labels, self._found.file.sticky)
+        return Route(models[target.default], versions, shares, labels, self._found.file.versions.sticky)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

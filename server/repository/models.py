@@ -5,9 +5,10 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Generic
 
-from dragoman.server.errors import UnknownModel, UnknownVersion
-from dragoman.server.repository.choosing import Sticky, choose
+from dragoman.server.errors import UnknownModel
+from dragoman.server.repository.choosing import choose, resolve
 from dragoman.server.repository.loaded import E, LoadedModel
+from dragoman.server.repository.model_file import Sticky
 from dragoman.server.repository.use import Held, Use
 
 
@@ -51,13 +52,8 @@ class Route(Generic[E]):
         """
         if not version:
             return self.default
-        label = self.labels.get(version, version)
-        if (model := self.versions.get(label)) is not None:
-            return model
-        for model in self.versions.values():
-            if model.version == version:
-                return model
-        raise UnknownVersion(self.name, version, [*self.versions, *self.labels])
+        contents = {label: model.version for label, model in self.versions.items()}
+        return self.versions[resolve(self.name, version, contents, self.labels)]
 
     def choose(self, version: str, request_id: str, caller: str) -> LoadedModel[E]:
         """Return the version that is to answer a request.
@@ -65,10 +61,10 @@ class Route(Generic[E]):
         Raises:
             UnknownVersion: As `find`.
         """
-        if version or not self.shares:
+        if version or len(self.shares) < 2:
             return self.find(version)
         key = caller if self.sticky == "caller" and caller else request_id
-        return self.versions[choose(self.shares, key)]
+        return self.versions[choose(self.shares, f"{self.name}/{key}")]
 
 
 class Repository(Generic[E]):

@@ -5,7 +5,7 @@ is removed or refused, the next one that the file allows is in its place.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -26,7 +26,7 @@ class Overrides:
         is_unloaded: Whether the model is to be loaded at all.
         loaded: Versions beyond those that the file asks for; they answer requests that name them.
         unloaded: Versions that are not to be loaded, whatever else is said.
-        pinned: The version that answers all requests which name none, and before which newer ones do not count; None for the file's.
+        pinned: The version that answers all requests which name none, while newer ones do not count; None where the file decides.
         labels: Version by label, before the file's labels; None takes a label away.
     """
 
@@ -67,9 +67,9 @@ def wanted(
 ) -> Wanted:
     """Return what should be served.
 
-    Loaded are the versions of the policy (`latest` counts those without a weight of their own; `only`), those that labels, weights and
-    `default` name, and those that an operator has asked for. Whoever wants to know what can answer while some of them still start
-    gives these as refused.
+    Loaded are the versions of `latest` or `only`, those that labels, weights and `default` name, and those that an operator has asked
+    for. While a default is still to be found, `latest` counts versions without a weight only, so that a canary is never all there is.
+    Whoever wants to know what can answer while some versions still start gives these as refused.
 
     Args:
         found: The model's versions, the newest last.
@@ -88,7 +88,7 @@ class _Decision:
         self._file = file
         self._refused = refused
         self._overrides = overrides
-        self._names = [version.name for version in found]
+        self._names = {version.name: place for place, version in enumerate(found)}
         self._usable = [name for name in self._names if not self._why_not(name)]
         self._problems: list[str] = []
 
@@ -97,15 +97,16 @@ class _Decision:
         pinned = self._pinned()
         labels = self._labels()
         weights = self._weights(labels) if pinned is None else {}
-        policy = self._policy(weights, pinned)
         default = pinned if pinned is not None else self._named_default(labels)
+        is_open = default is None and math.fsum(weights.values()) < 1 - _ROUNDING
+        policy = self._policy(weights if is_open else (), pinned)
         loaded = [name for name in sorted(self._overrides.loaded) if self._is_there("load", name)]
         served = {*policy, *labels.values(), *weights, *loaded, *([default] if default is not None else [])}
         if default is None:
-            default = self._newest(policy, weights) or self._newest(served, weights) or self._newest(served, ())
+            default = self._newest(set(policy) - weights.keys() or served - weights.keys() or served)
         versions = tuple(version for version in reversed(self._found) if version.name in served)
         if self._found and not versions:
-            self._problems.append(f"versions: none can be served of {listed(self._names)}")
+            self._problems.append(f"versions: none can be served of {listed(list(self._names))}")
         return Wanted(versions, _shares(weights, default), labels, default, tuple(self._problems))
 
     def _why_not(self, name: str) -> str:
@@ -159,25 +160,23 @@ class _Decision:
                 weights[name] = weights.get(name, 0.0) + weight
         return weights
 
-    def _policy(self, weights: Mapping[str, float], pinned: str | None) -> list[str]:
-        """Return the versions of `latest` or `only`."""
+    def _policy(self, without: Collection[str], pinned: str | None) -> list[str]:
+        """Return the versions of `only`, or of `latest`, which does not count some."""
         versions = self._file.versions
         if versions.only is not None:
             return [name for name in versions.only if self._is_there("versions.only", name)]
-        candidates = [name for name in self._usable if name not in weights]
+        candidates = [name for name in self._usable if name not in without]
         if pinned is not None:
-            newest = self._names.index(pinned)
-            candidates = [name for name in candidates if self._names.index(name) <= newest]
+            candidates = [name for name in candidates if self._names[name] <= self._names[pinned]]
         return candidates[-versions.num_latest :]
 
     def _named_default(self, labels: Mapping[str, str]) -> str | None:
         default = self._file.versions.default
         return self._resolve("versions.default", default, labels) if default is not None else None
 
-    def _newest(self, names: Iterable[str], without: Iterable[str]) -> str | None:
-        """Return the newest of some versions, some others aside; None if none is left."""
-        left = set(names).difference(without)
-        return next((name for name in reversed(self._names) if name in left), None)
+    def _newest(self, names: Set[str]) -> str | None:
+        """Return the newest of some versions; None if there are none."""
+        return max(names, key=self._names.__getitem__, default=None)
 
 
 def _shares(weights: Mapping[str, float], default: str | None) -> dict[str, float]:
