@@ -60,10 +60,6 @@ class UnknownVersion(ClientFault):
     code = "NOT_FOUND"
     refusal = "unknown_version"
 
-<<<<<<< HEAD
-    def __init__(self, model: str, version: str, served: list[str]) -> None:
-        super().__init__(f"model_version: model {model!r} is not served as {version!r}; it is as {', '.join(served) or 'none'}")
-=======
     def __init__(self, model: str, asked: str, served: list[str], meant: Sequence[str] = ()) -> None:
         """Say what there is.
 
@@ -77,7 +73,6 @@ class UnknownVersion(ClientFault):
             super().__init__(f"model_version: {asked!r} of model {model} may be {' or '.join(meant)}; ask for one by its name")
         else:
             super().__init__(f"model_version: {asked!r} of model {model} is not served; served: {', '.join(served) or 'none'}")
->>>>>>> 60c1cbc
 
 
 class UnknownService(ClientFault):
