@@ -8,6 +8,7 @@ parity report's; in half precision it is that of the gate; in int8, where the ga
 noise of rounding to 8 bits, which is of the same size wherever it arises.
 """
 
+import math
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,9 +21,9 @@ import torch
 
 from dragoman.export.bundle import DECODER_FILE, ENCODER_FILE, SCORER_FILE
 from dragoman.export.fields import Precision, WeightBits
-from dragoman.export.parity import drive
+from dragoman.export.parity import Floats, drive
 from dragoman.export.processor import Platform
-from dragoman.export.row import Floats, Ints, Row
+from dragoman.export.row import Ints, Row
 from dragoman.export.samples import NUM_CANDIDATES, Sample, Samples, ScoredSample
 from dragoman.export.scorer_parity import Pair
 from dragoman.export.session import MAX_COPY_BYTES, this_platform
@@ -117,7 +118,7 @@ def make_samples(checkpoint: Checkpoint, directory: Path, recipe: Made, toleranc
     return Samples(
         platform=Platform() if is_widened else this_platform(),
         device=WIDENED if is_widened else "cpu",
-        tolerance=2 * max(LIMITS.get(recipe.precision, tolerance), difference),
+        tolerance=_rounded_up(2 * max(LIMITS.get(recipe.precision, tolerance), difference)),
         are_scores_exact=_num_bytes(directory) <= MAX_COPY_BYTES,
         max_new_tokens=max(row.num_steps - row.num_forced for row in rows),
         samples=samples,
@@ -223,6 +224,12 @@ def _difference(
         expected = expected - expected[:, torch.tensor(shortlist)].logsumexp(-1, keepdim=True)
     of_target = expected.gather(1, torch.tensor(target[-number:])[:, None])[:, 0]
     return float((of_target - torch.tensor(log_probs)).abs().max())
+
+
+def _rounded_up(value: float) -> float:
+    """Return the next number of two digits, so that the last bits of a measured one change no file."""
+    unit: float = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return float(f"{math.ceil(value / unit - 1e-6) * unit:.2g}")
 
 
 def _num_bytes(directory: Path) -> int:

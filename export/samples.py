@@ -16,7 +16,7 @@ from dragoman.export.manifest import SAMPLES_FILE, Manifest
 from dragoman.export.processor import Platform
 from dragoman.model.files import read_bounded
 
-FORMAT = 1
+FORMAT: Literal[1] = 1
 NUM_CANDIDATES = 4
 """Likeliest tokens that are told of each position, the answer's own first; fewer where a model has no more to choose from."""
 MAX_SAMPLES, MAX_SOURCE_IDS, MAX_TARGET_IDS, MAX_PREFIX_IDS = 64, 4096, 512, 128

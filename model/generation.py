@@ -202,9 +202,7 @@ def around(template: Template, source: Language | None, target: Language | None,
         source_prefix = [*target.source_prefix, *source_prefix]
         target_prefix += target.target_prefix
         start = start if target.decoder_start_id is None else target.decoder_start_id
-    return Affixes(
-        source_prefix=source_prefix, source_suffix=source_suffix, target_prefix=target_prefix, decoder_start_id=start
-    )
+    return Affixes(source_prefix=source_prefix, source_suffix=source_suffix, target_prefix=target_prefix, decoder_start_id=start)
 
 
 def spelling(name: str) -> str:
