@@ -18,6 +18,7 @@ from dragoman.export.fields import Precision as Precision
 from dragoman.export.manifest import FORMAT_VERSION as FORMAT_VERSION
 from dragoman.export.manifest import MANIFEST_FILE as MANIFEST_FILE
 from dragoman.export.manifest import PARITY_FILE as PARITY_FILE
+from dragoman.export.manifest import SAMPLES_FILE as SAMPLES_FILE
 from dragoman.export.manifest import TOKENIZER_DIRECTORY as TOKENIZER_DIRECTORY
 from dragoman.export.manifest import FileEntry as FileEntry
 from dragoman.export.manifest import Manifest as Manifest

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import onnx_ir
 
+from dragoman.export.answering import make_samples
 from dragoman.export.arguments import (
     ExportError,
     QualityTexts,
@@ -29,6 +30,7 @@ from dragoman.export.fields import Precision
 from dragoman.export.manifest import (
     MANIFEST_FILE,
     PARITY_FILE,
+    SAMPLES_FILE,
     TOKENIZER_DIRECTORY,
     FileEntry,
     Manifest,
@@ -38,6 +40,7 @@ from dragoman.export.manifest import (
 from dragoman.export.packing import is_packed
 from dragoman.export.parity import ParityReport
 from dragoman.export.progress import Progress, Say, steps_of
+from dragoman.export.samples import Samples
 from dragoman.export.shortlist import choose_shortlist
 from dragoman.export.tensor_names import STEP_INPUTS
 from dragoman.export.tracing import input_output_names
@@ -109,7 +112,9 @@ def export_checkpoint(
         recipe = Recipe(chosen, ids, quality, listed, bits, caches_in)
         graphs, report = build_graphs(checkpoint, directory, recipe, progress)
         caches = _declared_caches(graphs, chosen)
-        _write_the_rest(checkpoint, directory, listed, report)
+        samples = make_samples(checkpoint, directory, recipe, report.tolerance)
+        progress.done("answer samples")
+        _write_the_rest(checkpoint, directory, listed, report, samples)
         origin = Origin(hash_file(checkpoint_dir / WEIGHTS_FILE), version("torch"), version("onnx"))
         manifest = _describe(checkpoint, name, recipe, directory, caches, origin, report)
         (directory / MANIFEST_FILE).write_bytes(_to_json(msgspec.structs.replace(manifest, domain=domain)))
@@ -126,11 +131,14 @@ def _shortlist_of(checkpoint: Checkpoint, asked: Shortlist) -> list[int]:
     return choose_shortlist(asked.texts, tokenizer, config, checkpoint.template, checkpoint.languages, asked.size)
 
 
-def _write_the_rest(checkpoint: Checkpoint, directory: Path, listed: Sequence[int] | None, report: ParityReport) -> None:
+def _write_the_rest(
+    checkpoint: Checkpoint, directory: Path, listed: Sequence[int] | None, report: ParityReport, samples: Samples
+) -> None:
     """Write what lies beside the graphs, but for the manifest."""
     (directory / TOKENIZER_DIRECTORY).mkdir()
     checkpoint.tokenizers.save(directory / TOKENIZER_DIRECTORY)
     (directory / PARITY_FILE).write_bytes(_to_json(report))
+    (directory / SAMPLES_FILE).write_bytes(msgspec.json.encode(samples) + b"\n")
     if listed is not None:
         (directory / SHORTLIST_FILE).write_bytes(msgspec.json.encode({"ids": listed}) + b"\n")
 

@@ -20,6 +20,7 @@ MAX_PATH_CHARACTERS = 255
 MAX_PATH_PARTS = 8
 MAX_BUNDLE_BYTES = 1 << 40
 MAX_GRAPH_BYTES = (1 << 31) - 1  # what a protobuf message can be
+MAX_SAMPLES_BYTES = 1 << 22
 MAX_NAME_CHARACTERS = 128
 # Keys and values of self-attention and of cross-attention, for every layer.
 MAX_CACHES = 4 * MAX_LAYERS

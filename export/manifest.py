@@ -22,6 +22,7 @@ from dragoman.export.fields import (
     MAX_NAME_CHARACTERS,
     MAX_PATH_CHARACTERS,
     MAX_PATH_PARTS,
+    MAX_SAMPLES_BYTES,
     Digest,
     Layers,
     Length,
@@ -45,6 +46,8 @@ from dragoman.model.text.reading import MAX_FILE_BYTES as MAX_TOKENIZER_BYTES
 FORMAT_VERSION = 4
 MANIFEST_FILE = "bundle.json"
 PARITY_FILE = "parity.json"
+# Answers that a running engine has to give again, see `samples`.
+SAMPLES_FILE = "samples.json"
 TOKENIZER_DIRECTORY = "tokenizer"
 
 # gRPC health answers for these beside the models' own names.
@@ -257,6 +260,7 @@ def _check_entry(path: str, entry: FileEntry) -> None:
         raise ValueError(f"files has {shown(path)}, which is not a path inside the bundle")
     is_of_tokenizer = parts[0] == TOKENIZER_DIRECTORY
     limit = MAX_TOKENIZER_BYTES if is_of_tokenizer else MAX_GRAPH_BYTES if path.endswith(".onnx") else MAX_BUNDLE_BYTES
+    limit = MAX_SAMPLES_BYTES if path == SAMPLES_FILE else limit
     if entry.size > limit:
         raise ValueError(f"files says that {path} has {entry.size} bytes; at most {limit} are allowed")
 
@@ -278,9 +282,10 @@ def content_version(manifest: Manifest) -> str:
     """Return the version that a manifest's content gives: the first 12 hex digits of a SHA-256.
 
     It covers every file and every setting, so that the same model always has the same version and another model never does. The
-    name, the origin, the parity report and the domain are left out: they say nothing about what the model answers.
+    name, the origin, the parity report, the sample answers and the domain are left out: they change nothing of what it answers.
     """
-    files = {path: entry.sha256 for path, entry in sorted(manifest.files.items()) if path != PARITY_FILE}
+    told = PARITY_FILE, SAMPLES_FILE
+    files = {path: entry.sha256 for path, entry in sorted(manifest.files.items()) if path not in told}
     settings = msgspec.to_builtins(manifest)
     for field in ("name", "version", "files", "origin", "parity", "domain"):
         del settings[field]

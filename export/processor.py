@@ -1,7 +1,11 @@
 """What the processor can do that decides how ONNX Runtime has to compute, and what to call it in a report."""
 
+import hashlib
 import platform
 from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta, Struct
 
 PROCESSOR_FILE = Path("/proc/cpuinfo")
 # Products of 8-bit numbers that are summed in 32 bits; AMX has them, too, and no processor has AMX without VNNI.
@@ -28,6 +32,37 @@ def processor_kind(processor_file: Path = PROCESSOR_FILE) -> str:
     """Name the kind of processor by what it has for products, for example `avx512_vnni` or `avx2`; else by its architecture."""
     flags = _flags(processor_file)
     return next((kind for kind in KINDS if kind in flags), platform.machine() or "unknown")
+
+
+class Platform(Struct, frozen=True, forbid_unknown_fields=True):
+    """What decides the bits that graphs give on a CPU; empty where that is not known.
+
+    Attributes:
+        processor: Its kind, for people, see `processor_kind`.
+        runtime: Version of ONNX Runtime.
+        identity: Digest of all that ONNX Runtime may choose its way of computing by, and of how it was built.
+    """
+
+    processor: Annotated[str, Meta(max_length=64)] = ""
+    runtime: Annotated[str, Meta(max_length=64)] = ""
+    identity: Annotated[str, Meta(max_length=64)] = ""
+
+    def is_same_as(self, other: "Platform") -> bool:
+        """Tell whether the same graph gives the same bits on both."""
+        return bool(self.identity) and self.identity == other.identity
+
+
+def platform_of(version: str, build: str, processor_file: Path = PROCESSOR_FILE) -> Platform:
+    """Describe this machine; without an identity if the processor does not say what it is.
+
+    Args:
+        version: Of ONNX Runtime.
+        build: How it was built.
+        processor_file: See `overflows_in_8_bits`.
+    """
+    found = processor_identity(processor_file)
+    identity = hashlib.sha256(f"{found}\n{version}\n{build}".encode()).hexdigest()[:16] if found else ""
+    return Platform(processor_kind(processor_file), version, identity)
 
 
 def processor_identity(processor_file: Path = PROCESSOR_FILE) -> str:

@@ -8,7 +8,7 @@ Say = Callable[[str], None]
 # Steps, and which share of the whole they take: Transformer-base on two cores of a server.
 _PROOF = {"compare log-probabilities": 22, "compare greedy answers": 30, "compare scores": 24}
 STEPS: dict[str, dict[str, float]] = {
-    "fp32": {"read the checkpoint": 5, "write the graphs": 10, **_PROOF, "describe": 4},
+    "fp32": {"read the checkpoint": 5, "write the graphs": 10, **_PROOF, "answer samples": 2, "describe": 4},
     "int8": {
         "read the checkpoint": 3,
         "write the graphs": 6,
@@ -17,17 +17,18 @@ STEPS: dict[str, dict[str, float]] = {
         "quantise": 12,
         "compare batches in 8 bits": 25,
         "compare answers in 8 bits": 40,
+        "answer samples": 2,
         "describe": 2,
     },
-    "fp16": {"read the checkpoint": 5, "write the graphs": 12, **_PROOF, "describe": 4},
-    "bf16": {"read the checkpoint": 5, "write the graphs": 12, **_PROOF, "compare answers": 60, "describe": 4},
+    "fp16": {"read the checkpoint": 5, "write the graphs": 12, **_PROOF, "answer samples": 2, "describe": 4},
+    "bf16": {"read the checkpoint": 5, "write the graphs": 12, **_PROOF, "compare answers": 60, "answer samples": 2, "describe": 4},
 }
 
 
 def steps_of(precision: str, has_shortlist: bool) -> dict[str, float]:
     """Return the steps of an export, in order, each with its usual share of the whole."""
-    *steps, (last, share) = STEPS[precision].items()
-    return {**dict(steps), **({"compare the shortlist": 8} if has_shortlist else {}), last: share}
+    *steps, samples, last = STEPS[precision].items()
+    return {**dict(steps), **({"compare the shortlist": 8} if has_shortlist else {}), **dict([samples, last])}
 
 
 class Progress:

@@ -15,10 +15,11 @@ from dragoman.export.parity import EagerReference, Floats, Ints, ParityError
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A source and a target, end-of-sequence included in both."""
+    """A source and a target, end-of-sequence included in both, and what the decoder is fed first; None for the model's."""
 
     source: list[int]
     target: list[int]
+    decoder_start_id: int | None = None
 
 
 class Scorer(Protocol):

@@ -10,13 +10,16 @@ import onnxruntime
 
 from dragoman.export.attention_kernels import OPTION, USUAL, kernel_bits
 from dragoman.export.bundle import BundleError
-from dragoman.export.processor import overflows_in_8_bits
+from dragoman.export.processor import Platform, overflows_in_8_bits, platform_of
 
 Session: TypeAlias = onnxruntime.InferenceSession
 PROVIDER, CUDA_PROVIDER = "CPUExecutionProvider", "CUDAExecutionProvider"
 SPIN_MICROSECONDS = "200"
 WRITTEN_SUFFIX = ".data"
 MIN_WRITTEN_BYTES = "1024"  # smaller tensors stay in the graph
+MAX_COPY_BYTES = 1 << 28
+"""Weights of a bundle that a scorer has a copy of, where they are not shared. Larger ones it reads as they are in the bundle's
+mapped files: a pair of 30 tokens takes a tenth to a quarter longer then, and sums have another order than of a copy."""
 PRECISION_OPTION = "session.x64quantprecision"
 
 
@@ -83,6 +86,11 @@ def _write(options: onnxruntime.SessionOptions, path: Path) -> None:
         ("session.save_external_prepacked_constant_initializers", "1"),
     ):
         options.add_session_config_entry(name, value)
+
+
+def this_platform() -> Platform:
+    """Return what decides the bits that sessions on this machine's CPU give."""
+    return platform_of(onnxruntime.__version__, onnxruntime.get_build_info())
 
 
 def has_cuda() -> bool:

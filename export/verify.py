@@ -214,7 +214,8 @@ class OnnxRunner:
         src_ids, src_lens = padded([pair.source for pair in pairs], config.pad_id)
         labels, tgt_lens = padded([pair.target for pair in pairs], config.pad_id)
         tgt_ids = np.roll(labels, 1, 1)
-        tgt_ids[:, 0] = config.decoder_start_id
+        starts = [config.decoder_start_id if pair.decoder_start_id is None else pair.decoder_start_id for pair in pairs]
+        tgt_ids[:, 0] = starts
         inputs = {"src_ids": src_ids, "src_lens": src_lens, "tgt_ids": tgt_ids, "tgt_lens": tgt_lens, "labels": labels}
         self.open(SCORER_FILE)
         log_probs, attention = self._sessions[SCORER_FILE].run(None, inputs)

@@ -54,12 +54,12 @@ class HalfSlots(OnnxSlots):
 
 
 class HalfRunner(OnnxRunner):
-    """fp16 graphs, on CUDA where there is a device."""
+    """fp16 graphs, on CUDA where there is a device and they may run there."""
 
     slots_type = HalfSlots
 
-    def __init__(self, directory: Path, config: ModelConfig) -> None:
-        self.device = "cuda" if torch.cuda.is_available() and has_cuda() else "cpu"
+    def __init__(self, directory: Path, config: ModelConfig, is_on_cpu: bool = False) -> None:
+        self.device = "cuda" if torch.cuda.is_available() and has_cuda() and not is_on_cpu else "cpu"
         super().__init__(directory, config, is_packed=False)
 
     def _open(self, path: Path) -> Session:

@@ -184,6 +184,27 @@ class Defaults(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
             )
 
 
+def around(template: Template, source: Language | None, target: Language | None, eos_id: int) -> Affixes:
+    """Return what is said to a model around a text, in the order of `Affixes`; end-of-sequence is the suffix's first token.
+
+    Args:
+        template: The model's.
+        source: The text's language; None where the model is told none, as of the answer's.
+        target: The answer's.
+        eos_id: Token that ends the text.
+    """
+    source_prefix, source_suffix = list(template.source_prefix), [eos_id, *template.source_suffix]
+    target_prefix, start = list(template.target_prefix), template.decoder_start_id
+    if source is not None:
+        source_prefix = [*source.source_prefix, *source_prefix]
+        source_suffix += source.source_suffix
+    if target is not None:
+        source_prefix = [*target.source_prefix, *source_prefix]
+        target_prefix += target.target_prefix
+        start = start if target.decoder_start_id is None else target.decoder_start_id
+    return Affixes(source_prefix=source_prefix, source_suffix=source_suffix, target_prefix=target_prefix, decoder_start_id=start)
+
+
 def spelling(name: str) -> str:
     """Return how a name of a language is compared: in lower case, with single "_" between its parts."""
     return _SEPARATORS.sub("_", name.casefold()).strip("_")

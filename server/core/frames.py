@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from dragoman.export.fields import BundleError
-from dragoman.model.generation import Language, Languages
+from dragoman.model.generation import Language, Languages, around
 from dragoman.model.languages import LanguageTable
 from dragoman.server.core.defaults import default_search
 from dragoman.server.engine.messages import SearchOptions
@@ -134,27 +134,19 @@ class Frames:
         return language
 
     def _frame(self, source: Language | None, target: Language | None) -> Frame:
-        """Put together what the template and two languages say, in the order of `dragoman.model.generation.Affixes`."""
+        """Put together what the template and two languages say."""
         template, defaults = self._manifest.template, self._manifest.defaults
-        source_prefix, source_suffix = list(template.source_prefix), [self._manifest.eos_id, *template.source_suffix]
-        target_prefix, start = list(template.target_prefix), template.decoder_start_id
-        if source is not None:
-            source_prefix = [*source.source_prefix, *source_prefix]
-            source_suffix += source.source_suffix
-        if target is not None:
-            source_prefix = [*target.source_prefix, *source_prefix]
-            target_prefix += target.target_prefix
-            start = start if target.decoder_start_id is None else target.decoder_start_id
+        said = around(template, source, target, self._manifest.eos_id)
         return Frame(
             source_language=_code(source),
             target_language=_code(target),
             task=template.task_text(source, target),
-            source_prefix=source_prefix,
-            source_suffix=source_suffix,
-            target_prefix=target_prefix,
-            decoder_start_id=start,
-            search=default_search(defaults, target_prefix),
-            num_around=len(source_prefix) + len(source_suffix),
+            source_prefix=said.source_prefix,
+            source_suffix=said.source_suffix,
+            target_prefix=said.target_prefix,
+            decoder_start_id=said.decoder_start_id,
+            search=default_search(defaults, said.target_prefix),
+            num_around=len(said.source_prefix) + len(said.source_suffix),
         )
 
 

@@ -5,6 +5,7 @@ from dataclasses import asdict
 import structlog
 
 from dragoman.export.bundle import Bundle
+from dragoman.export.processor import Platform
 from dragoman.server.engine.engine import Engine
 from dragoman.server.engine.scheduler import Limits
 from dragoman.server.engine.scorer import Scorer
@@ -86,6 +87,17 @@ def load_runner(bundle: Bundle, limits: Limits, num_threads: int, device: Device
         attention_kernels=device.attention_kernels,
     )
     return runner
+
+
+def platform_of_engine() -> Platform:
+    """Return what decides the bits that this process's graphs give on the CPU.
+
+    Raises:
+        ImportError: If ONNX Runtime is not installed.
+    """
+    from dragoman.export.session import this_platform
+
+    return this_platform()
 
 
 def load_scorer(bundle: Bundle, num_threads: int, runner: Runner) -> Scorer:

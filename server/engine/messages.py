@@ -7,6 +7,8 @@ from typing import Literal
 
 from msgspec import Struct
 
+from dragoman.export.processor import Platform
+
 FinishReason = Literal[
     "eos", "length", "cancelled", "deadline", "deadline_unmet", "queue_full", "step_failed", "draining", "not_loaded", "lost"
 ]
@@ -184,12 +186,14 @@ class Ready(Struct, frozen=True, array_like=True, tag="ready"):
         max_slots: Rows of the decode batch.
         load_seconds: Time to load the bundle and to warm up.
         memory: How a device's memory is divided, bytes of each part; nothing for the CPU.
+        platform: What its process runs on, which decides the bits of answers where `device` is the CPU.
     """
 
     device: str
     max_slots: int
     load_seconds: float
     memory: dict[str, int] = {}
+    platform: Platform = Platform()
 
 
 class Answer(Struct, frozen=True, array_like=True):

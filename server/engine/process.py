@@ -24,7 +24,7 @@ from dragoman.model.errors import InputError
 from dragoman.server.allocator import give_back_blocks, keep_blocks
 from dragoman.server.engine.bell import Bell
 from dragoman.server.engine.engine import Engine
-from dragoman.server.engine.loading import load_engine, load_scorer
+from dragoman.server.engine.loading import load_engine, load_scorer, platform_of_engine
 from dragoman.server.engine.messages import Cancel, Command, Event, Fatal, Hello, Ready, Report, Score, Stop, Submit
 from dragoman.server.engine.scoring import Scoring
 from dragoman.server.engine.settings import EngineSettings
@@ -107,7 +107,8 @@ class EngineLoop:
         )
         scoring = Scoring(load_scorer(bundle, settings.num_threads, engine.runner), settings.limits)
         runner, seconds = engine.runner, time.monotonic() - started
-        return engine, scoring, Ready(runner.device, settings.max_slots, seconds, dict(runner.memory))
+        ready = Ready(runner.device, settings.max_slots, seconds, dict(runner.memory), platform_of_engine())
+        return engine, scoring, ready
 
     def _serve(self, engine: Engine, scoring: Scoring, ready: Ready) -> int:
         """Alternate between messages and steps; sleep when there is nothing to do."""

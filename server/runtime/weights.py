@@ -22,15 +22,11 @@ import structlog
 
 from dragoman.export.bundle import Bundle
 from dragoman.export.processor import overflows_in_8_bits, processor_identity
-from dragoman.export.session import WRITTEN_SUFFIX, Session, open_session
+from dragoman.export.session import MAX_COPY_BYTES, WRITTEN_SUFFIX, Session, open_session
 from dragoman.server.runtime.weights_cache import Cache, CacheError, Entry
 from dragoman.server.runtime.weights_layout import Layout
 
 log = structlog.get_logger("dragoman.engine")
-
-MAX_COPY_BYTES = 1 << 28
-"""Weights of a bundle that a scorer has a copy of, where they are not shared. Larger ones it reads as they are in the bundle's
-mapped files: a pair of 30 tokens takes a tenth to a quarter longer then."""
 
 ROOM = 4
 """Bytes that must be free where the files go for a byte of weights: two at the most for what stays, two for a graph on its way."""

@@ -1,0 +1,237 @@
+"""Sample answers made: the graphs of a bundle are asked on the CPU, opened as the server opens them, and what they say is kept.
+
+**The tolerance.** On another kind of processor, another version of ONNX Runtime or a device, a graph's log-probabilities are others.
+Let x be the model's own log-probability of a token in single precision, s the sample's and r the one of a right run elsewhere. Export
+has measured |s − x| on the samples, and its gate lets pass what is within a limit of x; so |r − s| ≤ |r − x| + |x − s|, and each
+part is at most the larger of the gate's limit and of what was measured. Twice that is the tolerance. In single precision the limit is the
+parity report's; in half precision it is that of the gate; in int8, where the gate bounds means alone, what was measured is all there is: the
+noise of rounding to 8 bits, which is of the same size wherever it arises.
+"""
+
+import math
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from dragoman.export.bundle import DECODER_FILE, ENCODER_FILE, SCORER_FILE
+from dragoman.export.fields import Precision, WeightBits
+from dragoman.export.parity import Floats, drive
+from dragoman.export.processor import Platform
+from dragoman.export.row import Ints, Row
+from dragoman.export.samples import NUM_CANDIDATES, Sample, Samples, ScoredSample
+from dragoman.export.scorer_parity import Pair
+from dragoman.export.session import MAX_COPY_BYTES, this_platform
+from dragoman.export.verify import NUM_SLOTS, SENTENCES, OnnxRunner
+from dragoman.export.verify_half import LIMITS, WIDENED, HalfRunner, widen
+from dragoman.model.checkpoint import Checkpoint
+from dragoman.model.config import ModelConfig
+from dragoman.model.generation import Affixes, Language, Languages, around
+
+MAX_NEW_TOKENS, MAX_SOURCE_TOKENS, NUM_RANDOM_IDS = 24, 128, 72
+# From nothing to what is cut; the last but one is as long as random ids are.
+TEXTS = ("", "a", SENTENCES[3], SENTENCES[0], SENTENCES[4], " ".join(SENTENCES[:4]), "", " ".join(SENTENCES))
+PLACE_OF_RANDOM = 6
+PLACES_SCORED = (2, 5)
+"""Samples whose answers are scored, a short one and a long one."""
+
+
+class Made(Protocol):
+    """How the graphs were made, see `building.Recipe`."""
+
+    @property
+    def precision(self) -> Precision:
+        """Of weights, caches and arithmetic."""
+        ...
+
+    @property
+    def shortlist(self) -> Sequence[int] | None:
+        """Ids that a decode step chooses from."""
+        ...
+
+    @property
+    def weight_bits(self) -> WeightBits:
+        """Of the weights of int8."""
+        ...
+
+
+@dataclass(slots=True)
+class SampleRow(Row):
+    """A greedy row that is forced to begin with some tokens.
+
+    Attributes:
+        target_prefix: These tokens.
+        candidates: The likeliest tokens of each step, with their log-probabilities; of forced steps, too.
+    """
+
+    target_prefix: list[int] = field(default_factory=list)
+    candidates: list[list[tuple[int, float]]] = field(default_factory=list)
+
+    @property
+    def num_forced(self) -> int:
+        """Steps of which what is chosen does not count."""
+        return len(self.target_prefix)
+
+    @property
+    def is_done(self) -> bool:
+        """See `Row`."""
+        return self.position == self.num_steps or (self.position > self.num_forced and self.inputs[-1] == self.eos_id)
+
+    def take(self, ids: Ints, log_probs: Floats) -> None:
+        """See `Row`."""
+        Row.take(self, ids, log_probs)
+        if self.position <= self.num_forced:
+            self.inputs[-1] = self.target_prefix[self.position - 1]
+        told = zip(ids.tolist(), log_probs.tolist(), strict=True)
+        self.candidates.append([(token, value) for token, value in told if value > -np.inf])
+
+
+def make_samples(checkpoint: Checkpoint, directory: Path, recipe: Made, tolerance: float) -> Samples:
+    """Ask the graphs of a bundle.
+
+    Args:
+        checkpoint: What they were made of.
+        directory: Where they lie.
+        recipe: How they were made.
+        tolerance: Of the parity report.
+    """
+    config = checkpoint.model.config
+    rows = _rows(checkpoint)
+    num_choices = config.target_vocab_size if recipe.shortlist is None else len(recipe.shortlist)
+    with _opened(directory, config, recipe) as runner:
+        drive(runner, rows, NUM_SLOTS, min(NUM_CANDIDATES, num_choices), False)
+        samples = [_sample(row, config) for row in rows]
+        pairs = [_pair(samples[place], config) for place in PLACES_SCORED]
+        scores = [runner.score([pair])[0][0].tolist() for pair in pairs]
+    found = [(sample.source, [*sample.target_prefix, *sample.ids], sample.decoder_start_id, sample.log_probs) for sample in samples]
+    difference = max(
+        _difference(checkpoint, source, target, start, log_probs, recipe.shortlist) for source, target, start, log_probs in found
+    )
+    for pair, values in zip(pairs, scores, strict=True):
+        difference = max(difference, _difference(checkpoint, pair.source, pair.target, pair.decoder_start_id, values, None))
+    is_widened = recipe.precision == "bf16"
+    return Samples(
+        platform=Platform() if is_widened else this_platform(),
+        device=WIDENED if is_widened else "cpu",
+        tolerance=_rounded_up(2 * max(LIMITS.get(recipe.precision, tolerance), difference)),
+        are_scores_exact=_num_bytes(directory) <= MAX_COPY_BYTES,
+        max_new_tokens=max(row.num_steps - row.num_forced for row in rows),
+        samples=samples,
+        pairs=[
+            ScoredSample(pair.source, pair.target, values, pair.decoder_start_id)
+            for pair, values in zip(pairs, scores, strict=True)
+        ],
+    )
+
+
+@contextmanager
+def _opened(directory: Path, config: ModelConfig, recipe: Made) -> Iterator[OnnxRunner]:
+    """Give the graphs on the CPU, in the way in which they are served there; bf16, which is not, widened to single precision."""
+    if recipe.precision == "fp16":
+        yield HalfRunner(directory, config, is_on_cpu=True)
+    elif recipe.precision == "bf16":
+        with tempfile.TemporaryDirectory() as folder:
+            for name in (ENCODER_FILE, DECODER_FILE, SCORER_FILE):
+                widen(directory / name, Path(folder) / name)
+            yield OnnxRunner(Path(folder), config, is_packed=False)
+    else:
+        is_precise = None if recipe.precision == "int8" and recipe.weight_bits == 8 else False
+        yield OnnxRunner(directory, config, is_precise=is_precise)
+
+
+def _rows(checkpoint: Checkpoint) -> list[SampleRow]:
+    """Return greedy rows that have yet to be driven, in a language each where there are several; the same ones every time."""
+    config, tokenizer = checkpoint.model.config, checkpoint.tokenizers.source
+    languages = _languages(checkpoint.languages or Languages(), len(TEXTS))
+    said = [around(checkpoint.template, *pair, config.eos_id) for pair in languages]
+    # The same number of tokens for all, so that the one that is allowed least is allowed as many as the others.
+    num_new = min(MAX_NEW_TOKENS, config.max_target_positions - max(len(affixes.target_prefix) for affixes in said))
+    tasks = [checkpoint.template.task_text(*pair) for pair in languages]
+    texts = tokenizer.encode_batch([task + text for task, text in zip(tasks, TEXTS, strict=True)])
+    texts[PLACE_OF_RANDOM] = _random_ids(config)
+    longest = min(config.max_source_positions, MAX_SOURCE_TOKENS)
+    return [_row(text, affixes, longest, num_new, config) for text, affixes in zip(texts, said, strict=True)]
+
+
+def _row(text: Sequence[int], said: Affixes, longest: int, num_new: int, config: ModelConfig) -> SampleRow:
+    """Return the row of a text's ids, of which as many are kept as a source of the longest has room for."""
+    room = max(longest - len(said.source_prefix) - len(said.source_suffix), 0)
+    start = config.decoder_start_id if said.decoder_start_id is None else said.decoder_start_id
+    source = [*said.source_prefix, *text[:room], *said.source_suffix]
+    num_steps = len(said.target_prefix) + num_new
+    return SampleRow(source, [start], num_steps, config.eos_id, target_prefix=list(said.target_prefix))
+
+
+def _languages(languages: Languages, number: int) -> list[tuple[Language | None, Language | None]]:
+    """Return pairs of languages: the defaults, or the first, and then others from all over the lists."""
+    sides = ((languages.source, languages.default_source), (languages.target, languages.default_target))
+    chosen: list[list[Language | None]] = []
+    for known, default in sides:
+        usual = next((language for language in known if language.code == default), known[0] if known else None)
+        others = [known[place * len(known) // number] for place in range(1, number)] if known else [None] * (number - 1)
+        chosen.append([usual, *others])
+    return list(zip(*chosen, strict=True))
+
+
+def _random_ids(config: ModelConfig) -> list[int]:
+    """Draw ids of any token but padding and end-of-sequence."""
+    random = np.random.default_rng(5)
+    drawn: list[int] = random.integers(0, config.source_vocab_size, 2 * NUM_RANDOM_IDS).tolist()
+    return [token for token in drawn if token not in (config.pad_id, config.eos_id)][:NUM_RANDOM_IDS]
+
+
+def _sample(row: SampleRow, config: ModelConfig) -> Sample:
+    """Return what has become of a row."""
+    first, start = row.num_forced, row.inputs[0]
+    return Sample(
+        row.source,
+        row.choices[first:],
+        row.log_probs[first:],
+        row.candidates[first:],
+        row.target_prefix,
+        None if start == config.decoder_start_id else start,
+    )
+
+
+def _pair(sample: Sample, config: ModelConfig) -> Pair:
+    """Return a sample's answer as a target to score; it ends with end-of-sequence, as targets do."""
+    target = [*sample.target_prefix, *sample.ids][: config.max_target_positions]
+    if target[-1] != config.eos_id:
+        target = [*target[: config.max_target_positions - 1], config.eos_id]
+    return Pair(sample.source, target, sample.decoder_start_id)
+
+
+@torch.inference_mode()
+def _difference(
+    checkpoint: Checkpoint,
+    source: list[int],
+    target: list[int],
+    start: int | None,
+    log_probs: Sequence[float],
+    shortlist: Sequence[int] | None,
+) -> float:
+    """Return how far log-probabilities of a target's last tokens are, at the most, from those of the model in single precision."""
+    model, number = checkpoint.model, len(log_probs)
+    inputs = [model.config.decoder_start_id if start is None else start, *target[:-1]]
+    hidden = model.decode(torch.tensor([inputs]), *model.encode(torch.tensor([source]), torch.tensor([len(source)])))
+    expected = model.decoder.log_probs(hidden[0, -number:])
+    if shortlist is not None:
+        expected = expected - expected[:, torch.tensor(shortlist)].logsumexp(-1, keepdim=True)
+    of_target = expected.gather(1, torch.tensor(target[-number:])[:, None])[:, 0]
+    return float((of_target - torch.tensor(log_probs)).abs().max())
+
+
+def _rounded_up(value: float) -> float:
+    """Return the next number of two digits, so that the last bits of a measured one change no file."""
+    unit: float = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return float(f"{math.ceil(value / unit - 1e-6) * unit:.2g}")
+
+
+def _num_bytes(directory: Path) -> int:
+    """Return the size of a bundle's weights."""
+    return sum(path.stat().st_size for path in directory.glob("*.weights"))

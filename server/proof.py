@@ -1,0 +1,244 @@
+"""The proof of a running engine: it has to give the sample answers again that its bundle has from export.
+
+What is asked, and how long it may take, is here; whether an answer is the sample's, also where bits are not the same, says
+`sample_comparison`.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from dragoman.export.bundle import Bundle, BundleError, Manifest
+from dragoman.export.processor import Platform
+from dragoman.export.samples import NUM_CANDIDATES, Sample, Samples, ScoredSample, read_samples
+from dragoman.server.core.ports import Engine
+from dragoman.server.engine.messages import Answer, Finished, Request, Scored, ScoreRequest, SearchOptions
+from dragoman.server.errors import ServiceError
+from dragoman.server.sample_comparison import Found, SampleComparison, check_finite, generated_ids
+from dragoman.server.sample_comparison import ProofFailed as ProofFailed
+
+PROOF_SECONDS = 60.0
+CPU = "cpu"
+NUM_PROBE_TOKENS, NUM_PROBE_IDS = 8, 6
+
+Ask = Callable[[], Awaitable[None]]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What has been proved of an engine.
+
+    Attributes:
+        is_proved: Whether there were sample answers; without them it has answered with finite numbers, and that is all.
+        is_exact: Whether answers had to have the samples' bits, and had them.
+        tolerance: How far other numbers could be from the samples'.
+        found: What was compared, and how close it was.
+        seconds: That it took.
+    """
+
+    is_proved: bool
+    is_exact: bool
+    tolerance: float
+    found: Found
+    seconds: float
+
+
+async def prove(bundle: Bundle, engine: Engine, platform: Platform, device: str = CPU, *, seconds: float = PROOF_SECONDS) -> Proof:
+    """Ask a running engine for the sample answers of its bundle, one alone and then all at once, and compare.
+
+    What finds no place in the engine's queue is asked again when the others have ended. What has none even then, for the queue is
+    set to hold less than it, is left out; but one answer has to be compared.
+
+    Args:
+        bundle: Opened, and therefore checked.
+        engine: That runs it, and is ready.
+        platform: What the engine's process says it runs on.
+        device: What the engine says it computes on.
+        seconds: That may be taken for all.
+
+    Raises:
+        ProofFailed: If an answer is another or does not come, or the samples cannot be read.
+    """
+    started = time.monotonic()
+    try:
+        samples = await asyncio.to_thread(read_samples, bundle.directory, bundle.manifest)
+    except BundleError as error:
+        raise ProofFailed(str(error)) from error
+    asking = _Asking(engine)
+    try:
+        async with asyncio.timeout(seconds):
+            if samples is None:
+                is_exact, tolerance, found = False, 0.0, await _probe(asking, bundle.manifest)
+            else:
+                is_exact, tolerance = device == CPU and platform.is_same_as(samples.platform), samples.tolerance
+                are_scores_exact = is_exact and samples.are_scores_exact
+                comparison = SampleComparison(bundle.manifest.eos_id, tolerance, is_exact, are_scores_exact)
+                found = await _compare(asking, samples, bundle.manifest, comparison, is_exact)
+    except TimeoutError:
+        raise ProofFailed(f"{asking.first_waiting} is not answered within {seconds:g} s") from None
+    except ServiceError as error:
+        raise ProofFailed(f"{asking.first_waiting} is not answered: {error.message}") from error
+    return Proof(samples is not None, is_exact, tolerance, found, time.monotonic() - started)
+
+
+async def _compare(asking: "_Asking", samples: Samples, manifest: Manifest, comparison: SampleComparison, is_exact: bool) -> Found:
+    """Compare the longest sample alone, then all together, then the scores.
+
+    Where bits are asked for, the one alone is asked for with the tokens next to its own, the others as most requests are, without.
+    """
+    num_told = min(NUM_CANDIDATES, manifest.num_choices)
+
+    def of_sample(name: str, sample: Sample, num_told: int) -> Ask:
+        async def ask() -> None:
+            prefix, start = sample.target_prefix, sample.decoder_start_id
+            answer = await asking.answer(name, sample.source, samples.max_new_tokens, num_told, prefix, start)
+            comparison.compare_answer(name, sample, answer)
+
+        return ask
+
+    def of_pair(name: str, pair: ScoredSample) -> Ask:
+        async def ask() -> None:
+            log_probs = await asking.score(name, pair.source, pair.target, pair.decoder_start_id)
+            comparison.compare_score(name, pair, log_probs)
+
+        return ask
+
+    named = [(f"sample {number}", sample) for number, sample in enumerate(samples.samples, 1)]
+    longest = max(named, key=lambda row: len(row[1].source))
+    await _ask_all([of_sample(f"{longest[0]} alone", longest[1], num_told)])
+    await _ask_all([of_sample(name, sample, 0 if is_exact else num_told) for name, sample in named])
+    await _ask_all([of_pair(f"pair {number}", pair) for number, pair in enumerate(samples.pairs, 1)])
+    if not comparison.found.num_answers:
+        raise ProofFailed("no sample finds a place in the engine's queue")
+    return comparison.found
+
+
+async def _probe(asking: "_Asking", manifest: Manifest) -> Found:
+    """Ask for what nobody has stored an answer to, and refuse what is not finite."""
+    ids = [token for token in range(manifest.source_vocab_size) if token not in (manifest.eos_id, manifest.pad_id)]
+    sources = [[manifest.eos_id], [*ids[:: max(len(ids) // NUM_PROBE_IDS, 1)][:NUM_PROBE_IDS], manifest.eos_id]]
+    limit = min(NUM_PROBE_TOKENS, manifest.max_target_tokens)
+    found = Found()
+
+    def of_source(name: str, source: list[int]) -> Ask:
+        async def ask() -> None:
+            answer = await asking.answer(name, source, limit, 0)
+            found.num_tokens += len(generated_ids(name, answer, [], manifest.eos_id))
+            found.num_answers += 1
+
+        return ask
+
+    async def score() -> None:
+        target = [manifest.eos_id]
+        check_finite("the probe's pair", await asking.score("the probe's pair", sources[0], target, None), len(target))
+        found.num_pairs += 1
+
+    sources = [source[-manifest.max_source_tokens :] for source in sources]
+    await _ask_all([of_source(f"probe {number}", source) for number, source in enumerate(sources, 1)])
+    await _ask_all([score])
+    if not found.num_answers:
+        raise ProofFailed("no probe finds a place in the engine's queue")
+    return found
+
+
+class _NoPlaceError(Exception):
+    """The engine's queue is full."""
+
+
+async def _ask_all(asks: Sequence[Ask]) -> None:
+    """Ask all at once, and one after the other what has found no place.
+
+    Raises:
+        ProofFailed: If one has to be refused; the others are cancelled.
+    """
+    full: list[Ask] = []
+
+    async def ask_once(ask: Ask) -> None:
+        try:
+            await ask()
+        except _NoPlaceError:
+            full.append(ask)
+
+    tasks = [asyncio.ensure_future(ask_once(ask)) for ask in asks]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    again, full = full, []
+    for ask in again:
+        await ask_once(ask)
+
+
+class _Asking:
+    """Asks an engine, and knows what has not been answered."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._waiting: dict[int, str] = {}
+        self._last = ""
+
+    @property
+    def first_waiting(self) -> str:
+        """Name of what has waited longest; of what was asked last, where nothing waits any more."""
+        return next(iter(self._waiting.values()), self._last)
+
+    async def answer(
+        self, name: str, source: list[int], limit: int, num_told: int, prefix: Sequence[int] = (), start: int | None = None
+    ) -> Answer:
+        """Return the greedy answer to a source.
+
+        Args:
+            name: Of the sample.
+            source: Ids, end-of-sequence included.
+            limit: Tokens generated at the most.
+            num_told: Likeliest tokens that are to be told of each position.
+            prefix: What the answer is forced to begin with.
+            start: What the decoder is fed first; None for the model's.
+
+        Raises:
+            ProofFailed: If there is none.
+        """
+        search = SearchOptions(forced_prefix=[*prefix], num_forced=len(prefix), num_top_log_probs=num_told)
+        number, now = self._engine.next_id(), time.monotonic()
+        request = Request(number, source, limit, now, search=search, decoder_start_id=start)
+        finished = await self._named(name, request.id, self._engine.generate(request))
+        _check_end(name, finished)
+        if len(finished.answers) != 1:
+            raise ProofFailed(f"{name} has {len(finished.answers)} answers")
+        return finished.answers[0]
+
+    async def score(self, name: str, source: list[int], target: list[int], start: int | None) -> list[float]:
+        """Return the log-probabilities of a target's tokens.
+
+        Raises:
+            ProofFailed: If there are none.
+        """
+        request = ScoreRequest(self._engine.next_id(), source, target, time.monotonic(), decoder_start_id=start)
+        scored = await self._named(name, request.id, self._engine.score(request))
+        _check_end(name, scored)
+        return scored.log_probs
+
+    async def _named(self, name: str, number: int, answer: Awaitable[T]) -> T:
+        """Wait for an answer; it counts as waiting until it is there, also when the time is over or the engine is gone."""
+        self._waiting[number] = self._last = name
+        result = await answer
+        del self._waiting[number]
+        return result
+
+
+def _check_end(name: str, end: Finished | Scored) -> None:
+    """Refuse an end that is no answer.
+
+    Raises:
+        ProofFailed: Saying which.
+    """
+    if end.reason == "queue_full":
+        raise _NoPlaceError
+    if end.reason not in ("eos", "length"):
+        incident = f", incident {end.incident}" if end.incident else ""
+        raise ProofFailed(f"{name} ended as {end.reason}{incident}")
