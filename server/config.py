@@ -72,7 +72,14 @@ class ServerConfig(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, extra="forbid", frozen=True)
 
-    models: Path = Field(description="Folder that holds the bundles to serve, one folder each.")
+    models: Path = Field(description="Folder that holds the models to serve: a folder each, of a bundle or of versions.")
+    models_poll_seconds: Seconds = Field(
+        2.0,
+        description="How often that folder is looked at for versions that have come or gone; 0 for only when told to, by SIGHUP.",
+    )
+    load_timeout_seconds: PositiveSeconds = Field(
+        600.0, description="How long the engine of a version that comes while the server runs may take until it is ready."
+    )
 
     host: str = Field("0.0.0.0", min_length=1, description="Address the gRPC server listens on.")
     port: Port = Field(8500, description="Its port; 0 for any free one.")

@@ -1,7 +1,8 @@
 """How many engines each model gets, of how many threads, and on which cores."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from dragoman.export.bundle import Bundle
 from dragoman.server.config import ConfigError, ServerConfig
@@ -31,14 +32,37 @@ class EnginePlan:
         return len(self.cores)
 
 
-def plan_engines(config: ServerConfig, bundles: Sequence[Bundle]) -> dict[str, EnginePlan]:
+def plan_engine(config: ServerConfig, bundle: Bundle, num_models: int) -> EnginePlan:
+    """Return the engines of one model among others, on whichever cores.
+
+    Args:
+        config: The settings that it has.
+        bundle: Of the model.
+        num_models: That share the machine.
+
+    Raises:
+        ConfigError: If it cannot have so many.
+    """
+    num_replicas, num_threads = _size(config, bundle, _part_of_cores(num_models))
+    return EnginePlan(num_threads, ((),) * num_replicas)
+
+
+def plan_engines(
+    config: ServerConfig, bundles: Sequence[Bundle], own: Mapping[str, ServerConfig] = MappingProxyType({})
+) -> dict[str, EnginePlan]:
     """Return the engines of each model, by name.
+
+    Args:
+        config: The server's settings.
+        bundles: A version of each model.
+        own: The settings of models that have some of their own, by name.
 
     Raises:
         ConfigError: If a model cannot have so many, or there are too few cores to pin them to.
     """
-    num_cores = max(1, available_cores() // max(1, len(bundles)))
-    sizes = {bundle.manifest.name: _size(config, bundle, num_cores) for bundle in bundles}
+    num_cores = _part_of_cores(len(bundles))
+    names = [bundle.manifest.name for bundle in bundles]
+    sizes = {name: _size(own.get(name, config), bundle, num_cores) for name, bundle in zip(names, bundles, strict=True)}
     cores: list[tuple[int, ...]] = [()] * sum(num_replicas for num_replicas, _ in sizes.values())
     if config.pin_engines:
         try:
@@ -50,6 +74,10 @@ def plan_engines(config: ServerConfig, bundles: Sequence[Bundle]) -> dict[str, E
         plans[name] = EnginePlan(num_threads, tuple(cores[:num_replicas]))
         cores = cores[num_replicas:]
     return plans
+
+
+def _part_of_cores(num_models: int) -> int:
+    return max(1, available_cores() // max(1, num_models))
 
 
 def choose_replicas(num_cores: int) -> tuple[int, int]:

@@ -24,6 +24,7 @@ def make_engine(
     metrics: Metrics,
     *,
     on_change: Callable[[], None],
+    on_death: Callable[[], None] = lambda: None,
     first_replica: int = 0,
 ) -> ModelEngine:
     """Return what runs a model.
@@ -34,11 +35,16 @@ def make_engine(
         plan: How many engines, and where.
         metrics: Where they are observed.
         on_change: Called when the model has become ready, or is not any more.
+        on_death: Called when an engine has ended by itself and is about to be started again.
         first_replica: Number by which metrics know its first engine; those of a model's other versions have others.
     """
     name = bundle.manifest.name
     settings = engine_settings(config, bundle, plan)
     policy = RestartPolicy(config.restart_backoff_initial_seconds, config.restart_backoff_max_seconds, config.watchdog_seconds)
+
+    def note_death(replica: int) -> None:
+        metrics.observe_restart(name, first_replica + replica)
+        on_death()
 
     def tell(replica: int, ready: Ready | None, process_id: int | None) -> None:
         """Say how one engine is now."""
@@ -60,7 +66,7 @@ def make_engine(
             is_inline=config.engine == "inline",
             on_statistics=lambda statistics: metrics.observe_statistics(name, statistics, first_replica),
             on_change=on_engine_change,
-            on_restart=lambda: metrics.observe_restart(name, first_replica),
+            on_restart=lambda: note_death(0),
         )
         return engine
 
@@ -76,7 +82,7 @@ def make_engine(
         on_engine_statistics=lambda replica, statistics: metrics.observe_engine(name, statistics, first_replica + replica),
         on_change=on_change,
         on_engine_change=on_replica_change,
-        on_restart=lambda replica: metrics.observe_restart(name, first_replica + replica),
+        on_restart=note_death,
     )
     return engines
 

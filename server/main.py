@@ -18,18 +18,20 @@ import structlog
 from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.registry import CollectorRegistry
 
-from dragoman.export.bundle import Bundle
 from dragoman.server import config as settings
 from dragoman.server.allocator import give_back_large_blocks
 from dragoman.server.config import ServerConfig
 from dragoman.server.engine_plan import plan_engines
-from dragoman.server.engines import ModelEngine, make_engine
+from dragoman.server.engines import ModelEngine
 from dragoman.server.front_end import FrontEnd
 from dragoman.server.fronts.front_ends import FrontEnds
 from dragoman.server.fronts.kept import FrontEndCannotStart
-from dragoman.server.repository.bundles import find_bundles
-from dragoman.server.repository.checks import check_ready_rule, check_slots
-from dragoman.server.repository.loaded import LoadedModel
+from dragoman.server.repository.bundles import find_models
+from dragoman.server.repository.checks import check_ready_rule
+from dragoman.server.repository.found import FoundModel
+from dragoman.server.repository.keeper import Keeper
+from dragoman.server.repository.model_keeper import ModelKeeper
+from dragoman.server.repository.model_workshop import ModelWorkshop
 from dragoman.server.repository.models import Repository
 from dragoman.server.serving_process import end_process, keep_what_is_there
 from dragoman.server.supervisor import EngineCannotStart
@@ -65,9 +67,9 @@ def serve(overrides: Mapping[str, Any], config_file: Path | None) -> NoReturn:
     for number in _signals():
         if number != signal.SIGINT:
             signal.signal(number, partial(_before_start, terminal))
-    bundles = find_bundles(config.models)
+    found = find_models(config.models)
     with asyncio.Runner() as runner:
-        end_process(runner.run(Service(config, bundles, terminal, sampler).run()))
+        end_process(runner.run(Service(config, found, terminal, sampler).run()))
 
 
 def _before_start(terminal: Terminal, number: int, _: object) -> None:
@@ -82,29 +84,41 @@ def _before_start(terminal: Terminal, number: int, _: object) -> None:
 class Service:
     """One server process."""
 
-    def __init__(self, config: ServerConfig, bundles: list[Bundle], terminal: Terminal, sampler: Sampler) -> None:
+    def __init__(self, config: ServerConfig, found: list[FoundModel], terminal: Terminal, sampler: Sampler) -> None:
         """Make everything that can fail on a bad setting; nothing runs yet.
 
         Args:
             config: The settings.
-            bundles: What to serve.
+            found: What lies in the folder of models.
             terminal: The one that the process was started in.
             sampler: What leaves out other libraries' log lines.
+
+        Raises:
+            InputError: If a setting or every version of a model cannot be used.
         """
         self.config = config
         self._terminal = terminal
-        for bundle in bundles:
-            check_slots(bundle, config.max_slots, config.max_slots_per_request)
-        check_ready_rule(bundles, config.ready_rule)
-        self._plans = plan_engines(config, bundles)
         tracer = make_tracer(config, _version()) if config.front_ends == 1 else None
         registry = CollectorRegistry()
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=registry)
         self.metrics = Metrics(registry, config.latency_buckets, _version())
-        self.repository = Repository(bundles, self._make_engine)
-        for model in self.repository.all():
-            self._describe(model)
+        self.repository: Repository[ModelEngine] = Repository()
+        self._workshop = ModelWorkshop(
+            config,
+            self.metrics,
+            num_models=lambda: len(self.keeper.models),
+            on_change=self._on_change,
+            on_published=self._publish,
+        )
+        self.keeper: Keeper[ModelEngine] = Keeper(
+            config.models,
+            found,
+            lambda model: ModelKeeper(model, self._workshop, lambda: self.front),
+            config.models_poll_seconds,
+        )
+        self._open_models()
+        self.metrics.versions.watch(self.keeper.readings)
         self.front: FrontEnd | FrontEnds
         if config.front_ends == 1:
             self.front = FrontEnd(config, self.repository, self.metrics, tracer, sampler)
@@ -130,8 +144,10 @@ class Service:
         ) as admin:
             try:
                 if await self._unless(stopping, self._open(admin)) and await self._unless(stopping, self._start_engines()):
-                    names = [model.name for model in self.repository.all()]
-                    engines = {name: f"{plan.num_replicas} x {plan.num_threads}" for name, plan in self._plans.items()}
+                    self._spawn(self.keeper.run())
+                    models = self.repository.all()
+                    engines = {model.name: f"{model.engine.num_replicas} x {model.engine.settings.num_threads}" for model in models}
+                    names = [model.name for model in models]
                     log.info("serving", port=front.port, metrics_port=admin.port, models=names, engines_and_threads=engines)
                     keep_what_is_there()
                     await stopping.wait()
@@ -143,7 +159,7 @@ class Service:
                 for task in self._tasks:
                     task.cancel()
                 await front.end()
-                await asyncio.gather(front.flush(), *(model.engine.stop() for model in self.repository.all()))
+                await asyncio.gather(front.flush(), self.keeper.stop())
         log.info("stopped")
         return 0
 
@@ -156,17 +172,17 @@ class Service:
 
     async def _start_engines(self) -> None:
         """Start every engine at once; done when all that must be are ready, and who answers knows it."""
-        rule, models = self.config.ready_rule, self.repository.all()
+        rule, models = self.config.ready_rule, self.keeper.models.values()
         for model in models:
             if not rule.needs(model.name):
                 self._spawn(self._start_beside(model))
-        await asyncio.gather(*(model.engine.start() for model in models if rule.needs(model.name)))
+        await asyncio.gather(*(model.start() for model in models if rule.needs(model.name)))
         await self.front.until_ready()
 
-    async def _start_beside(self, model: LoadedModel[ModelEngine]) -> None:
-        """Start the engine of a model that nobody waits for. What keeps it from starting is told by who tries it again."""
+    async def _start_beside(self, model: ModelKeeper[ModelEngine]) -> None:
+        """Start the engines of a model that nobody waits for. What keeps them from starting is told by who tries it again."""
         with contextlib.suppress(EngineCannotStart):
-            await model.engine.start(is_persistent=True)
+            await model.start(is_persistent=True)
 
     async def _unless(self, stopping: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
         """Do something; return whether it was done, which it is not if a signal came first."""
@@ -199,7 +215,7 @@ class Service:
         """Drain if the terminal is gone; read files again, if not. A shell that ends may tell its jobs a moment before it goes."""
         if not self._terminal.is_gone:
             log.info("reading again what has changed")
-            await self._watcher.check()
+            await asyncio.gather(self._watcher.check(), self.keeper.look())
             await asyncio.sleep(HANGUP_SECONDS)
         if self._terminal.is_gone:
             stopping.set()
@@ -223,27 +239,44 @@ class Service:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _make_engine(self, bundle: Bundle) -> ModelEngine:
-        name = bundle.manifest.name
-        return make_engine(
-            self.config,
-            bundle,
-            self._plans[name],
-            self.metrics,
-            on_change=lambda: self._publish(name),
-        )
+    def _open_models(self) -> None:
+        """Open what is to be served from the start, and have requests wait for it.
+
+        Raises:
+            InputError: If nothing of a model can be, or settings do not go with what there is.
+        """
+        check_ready_rule(list(self.keeper.models), self.config.ready_rule)
+        own: dict[str, ServerConfig] = {}
+        bundles = []
+        for name, keeper in self.keeper.models.items():
+            own[name] = keeper.found.file.settings.within(self.config)
+            bundles += keeper.open_first()[:1]
+        self._workshop.pin(plan_engines(self.config, bundles, own))
+        for name, keeper in self.keeper.models.items():
+            keeper.load_first()
+            if keeper.route is not None:
+                self.repository.publish(name, keeper.route)
+                self._describe(name)
+
+    def _on_change(self, name: str) -> None:
+        """Take note that an engine of a model has become ready, or is not any more."""
+        self._publish(name)
+        if (keeper := self.keeper.models.get(name)) is not None:
+            keeper.wake()
 
     def _publish(self, name: str) -> None:
         """Tell health and metrics how a model is now."""
-        model = self.repository.get(name)
-        if model.engine.is_ready:
-            self._describe(model)
-        self.metrics.set_ready(name, model.engine.is_ready)
+        if (route := self.keeper.models[name].route) is not None:
+            self._describe(name)
+            self.metrics.set_ready(name, route.default.engine.is_ready)
         self.front.update_health()
 
-    def _describe(self, model: LoadedModel[ModelEngine]) -> None:
-        precision, num_replicas = model.manifest.precision, model.engine.num_replicas
-        self.metrics.add_model(model.name, model.version, precision, model.device, model.max_slots, num_replicas)
+    def _describe(self, name: str) -> None:
+        """Tell metrics what a model is, once it is published."""
+        route = self.repository.route(name)
+        model, num_slots = route.default, sum(version.max_slots for version in route.versions.values())
+        self.metrics.add_model(name, model.version, model.manifest.precision, model.device, num_slots)
+        self.metrics.versions.add_model(name)
 
 
 def _signals() -> list[signal.Signals]:

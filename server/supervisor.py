@@ -136,6 +136,11 @@ class Supervisor(Generic[A]):
         """Of the engine's process; None when there is none."""
         return self._host.process.pid if isinstance(self._host, ProcessHost) else None
 
+    @property
+    def process_ids(self) -> list[int]:
+        """Of the engine's process, if it has one at the moment."""
+        return [] if self.process_id is None else [self.process_id]
+
     async def start(self, *, is_persistent: bool = False) -> None:
         """Start the engine, wait until it is ready, and keep it running from then on.
 

@@ -68,6 +68,11 @@ class ReplicatedEngine(AttachedEngine):
         """Engines, whether they are ready or not."""
         return len(self.pool.replicas)
 
+    @property
+    def process_ids(self) -> list[int]:
+        """Of the engines that have a process at the moment."""
+        return [replica.process_id for replica in self.pool.replicas if replica.process_id is not None]
+
     async def start(self, *, is_persistent: bool = False) -> None:
         """Start replicas; done once one is ready.
 

@@ -174,7 +174,7 @@ class FrontEnds:
 
     def outcomes(self, model: LoadedModel[ModelEngine]) -> Outcomes:
         """Return what became of the requests that held a version, as front ends have told."""
-        return self._used[model]
+        return self._used.get(model, Outcomes())
 
     def update_health(self) -> None:
         """Take note of how the models are. Front ends are told by the desks."""

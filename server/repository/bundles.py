@@ -1,30 +1,24 @@
-"""The bundles of a folder of models, opened."""
+"""The folder of models as it has to be for a server to start."""
 
 from pathlib import Path
 
-from dragoman.export.bundle import MANIFEST_FILE, Bundle, BundleError
+from dragoman.export.bundle import MANIFEST_FILE, BundleError
+from dragoman.server.repository.found import FoundModel
+from dragoman.server.repository.layout import refuse_damaged_files, scan
 
 
-def find_bundles(folder: Path) -> list[Bundle]:
-    """Open every bundle in a folder, or the one that the folder itself is; sorted by name. Hidden folders are left alone.
+def find_models(folder: Path) -> list[FoundModel]:
+    """Return the models of a folder, sorted by name; nothing is opened yet.
 
     Raises:
-        BundleError: If there is none, one is damaged, or two have the same name.
+        BundleError: If there is none, or what one is cannot be told.
+        ConfigError: If a `model.toml` cannot be used.
     """
-    if not folder.is_dir():
-        raise BundleError(f"{folder}: {'not a folder' if folder.exists() else 'no such folder'}")
-    if (folder / MANIFEST_FILE).exists():
-        directories = [folder]
-    else:
-        manifests = folder.glob(f"*/{MANIFEST_FILE}")
-        directories = sorted(path.parent for path in manifests if not path.parent.name.startswith("."))
-    if not directories:
-        raise BundleError(f"{folder}: holds no bundle (a directory with {MANIFEST_FILE})")
-    bundles: dict[str, Bundle] = {}
-    for directory in directories:
-        bundle = Bundle.open(directory)
-        name = bundle.manifest.name
-        if name in bundles:
-            raise BundleError(f"{directory} and {bundles[name].directory} both hold a model named {name!r}")
-        bundles[name] = bundle
-    return [bundles[name] for name in sorted(bundles)]
+    found = scan(folder)
+    if problems := [model.problem for model in found if model.problem]:
+        raise BundleError("\n".join(problems))
+    refuse_damaged_files(found)
+    if not any(model.versions for model in found):
+        reasons = [reason for model in found for reason in model.left_out]
+        raise BundleError("\n".join(reasons) or f"{folder}: holds no bundle (a directory with {MANIFEST_FILE})")
+    return found

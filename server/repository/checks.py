@@ -1,5 +1,7 @@
 """Settings that only make sense with the models at hand, compared with them."""
 
+from collections.abc import Collection
+
 from dragoman.export.bundle import Bundle
 from dragoman.server.config import ConfigError
 from dragoman.server.core.readiness import ReadyRule
@@ -25,12 +27,11 @@ def check_slots(bundle: Bundle, max_slots: int, max_slots_per_request: int) -> N
             raise ConfigError(f"{setting}: requests may take {limit} slots, but {field} of model {name} is {needed} by default")
 
 
-def check_ready_rule(bundles: list[Bundle], rule: ReadyRule) -> None:
+def check_ready_rule(names: Collection[str], rule: ReadyRule) -> None:
     """Do nothing if every model that `ready_when` names is there.
 
     Raises:
         ConfigError: Naming those that are not.
     """
-    names = [bundle.manifest.name for bundle in bundles]
     if missing := sorted(rule.names.difference(names)):
         raise ConfigError(f"ready_when: there is no model {', '.join(missing)}; there are {', '.join(names)}")

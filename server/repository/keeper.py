@@ -12,6 +12,7 @@ from dragoman.server.repository.found import FoundModel
 from dragoman.server.repository.layout import scan
 from dragoman.server.repository.loaded import E
 from dragoman.server.repository.model_keeper import ModelKeeper
+from dragoman.server.telemetry.version_metrics import VersionReading
 
 log = structlog.get_logger("dragoman.repository")
 
@@ -82,6 +83,10 @@ class Keeper(Generic[E]):
         """Look, and wait until every model is led to where it is to be."""
         await self.look()
         await asyncio.gather(*(model.settled() for model in list(self.models.values())))
+
+    def readings(self) -> list[VersionReading]:
+        """Return how all versions are, for metrics; on any thread."""
+        return [reading for model in list(self.models.values()) for reading in model.readings()]
 
     async def stop(self) -> None:
         """End all engines."""

@@ -76,9 +76,7 @@ def slot_bytes(bundle: Bundle) -> int:
     manifest = bundle.manifest
     usual: Precision = "fp32" if manifest.precision == "int8" else manifest.precision
     lengths = {"self": manifest.max_target_tokens, "cross": manifest.max_source_tokens}
-    return sum(
-        math.prod(cache.row_shape(lengths[cache.role])) * ITEM_BYTES[cache.precision or usual] for cache in manifest.caches
-    )
+    return sum(math.prod(cache.row_shape(lengths[cache.role])) * ITEM_BYTES[cache.precision or usual] for cache in manifest.caches)
 
 
 def room(cgroup: Path = CGROUP, meminfo: Path = MEMINFO) -> Room:

@@ -13,14 +13,18 @@ from typing import Any, Generic
 
 import structlog
 
+from dragoman.export.bundle import Bundle, BundleError
+from dragoman.server.config import ConfigError
 from dragoman.server.repository.found import FoundModel, FoundVersion
 from dragoman.server.repository.loaded import LoadedModel
 from dragoman.server.repository.models import CannotServe, Route
 from dragoman.server.repository.policy import NO_OVERRIDES, Overrides, Wanted, wanted
 from dragoman.server.repository.trial import Trial
+from dragoman.server.repository.use import Outcomes
 from dragoman.server.repository.versions import Cause, Opened, Refused, State, Version
 from dragoman.server.repository.workshop import E, Front, Workshop
 from dragoman.server.supervisor import EngineCannotStart
+from dragoman.server.telemetry.version_metrics import VersionReading
 
 # Of what has no files.
 NOWHERE = FoundVersion("", Path(), (0, 0, 0))
@@ -108,31 +112,35 @@ class ModelKeeper(Generic[E]):
         """Wait until nothing is to be done, but for probations that last and versions that still finish what they have."""
         await self._idle.wait()
 
-    def open_first(self) -> list[LoadedModel[E]]:
-        """Open what is to be served from the start; call it before anything else, and publish what it returns by `first_route`.
+    def open_first(self) -> list[Bundle]:
+        """Open what is to be served from the start, which is the first thing to be done; what cannot be makes way for the policy's next.
 
         Raises:
-            Refused: If nothing can be.
+            BundleError: If there is something, and nothing of it can be.
+            ConfigError: The same, because of settings.
         """
         first: Refused | None = None
         while missing := self._missing():
             version = self._begin(missing)
             try:
                 version.opened = self._workshop.open(self.name, missing, self._found.file)
-                self._load(version)
             except Refused as refused:
                 first = first or refused
-                self._refuse(version, refused)
-            else:
-                version.enter(State.STARTING)
-        if first is not None and not self._loaded():
-            raise first
-        return self._loaded()
+                version.refuse(refused)
+        opened = [version.opened.bundle for version in self.versions if version.opened is not None]
+        if first is not None and not opened:
+            raise BundleError(first.reason) if first.cause is Cause.BUNDLE else ConfigError(first.reason)
+        return opened
 
-    def first_route(self) -> Route[E] | None:
-        """Return who answers requests at the start: that they have to wait, until engines are ready."""
+    def load_first(self) -> None:
+        """Make engines of what has been opened, and have requests wait for them: `route` says for which."""
+        for version in self.versions:
+            if version.state is State.REFUSED:
+                self._tell_refused(version)
+            else:
+                self._load(version)
+                version.enter(State.STARTING)
         self.route = self._route_to(self._wanted())
-        return self.route
 
     async def start(self, *, is_persistent: bool = False) -> None:
         """Start the engines of what `open_first` has opened, and prove them; what cannot be started makes way for the policy's next.
@@ -167,6 +175,10 @@ class ModelKeeper(Generic[E]):
                 await asyncio.sleep(WATCH_SECONDS)
             if not self._wake.is_set():
                 self._idle.set()
+
+    def readings(self) -> list[VersionReading]:
+        """Return how versions are, for metrics; on any thread."""
+        return [self._reading(version) for version in list(self.versions) if version.label]
 
     async def stop(self) -> None:
         """End all engines."""
@@ -237,7 +249,9 @@ class ModelKeeper(Generic[E]):
         except Exception as error:
             if not isinstance(error, Refused):
                 log.exception("a version cannot be loaded", model=self.name)
-            await self._give_up(version, error if isinstance(error, Refused) else Refused(Cause.START, f"{type(error).__name__}: {error}"))
+            await self._give_up(
+                version, error if isinstance(error, Refused) else Refused(Cause.START, f"{type(error).__name__}: {error}")
+            )
             self._workshop.swapped(self.name, "refused")
         else:
             version.enter(State.STANDBY)
@@ -365,14 +379,22 @@ class ModelKeeper(Generic[E]):
 
     def _refuse(self, version: Version[E], refused: Refused) -> None:
         version.refuse(refused)
+        self._tell_refused(version)
+
+    def _tell_refused(self, version: Version[E]) -> None:
         log.error(
             "a version is refused",
             model=self.name,
             version=version.label or None,
             directory=str(version.found.directory),
-            cause=refused.cause.value,
-            reason=refused.reason,
+            cause=version.cause,
+            reason=version.reason,
         )
+
+    def _reading(self, version: Version[E]) -> VersionReading:
+        outcomes = Outcomes() if version.loaded is None else self._front_of().outcomes(version.loaded)
+        cause = "" if version.cause is None else version.cause.value
+        return VersionReading(self.name, version.label, version.state.value, cause, outcomes.num_answered, outcomes.num_failed)
 
     def _begin(self, found: FoundVersion) -> Version[E]:
         version = Version[E](self.name, found)
@@ -411,7 +433,9 @@ class ModelKeeper(Generic[E]):
 
     def _forget_refused(self) -> None:
         """Forget what was refused of files that are gone, or are others now."""
-        self.versions = [one for one in self.versions if one.state is not State.REFUSED or one.loaded or one.found in self._found.versions]
+        self.versions = [
+            one for one in self.versions if one.state is not State.REFUSED or one.loaded or one.found in self._found.versions
+        ]
 
     def _wanted(self) -> Wanted:
         refused = {}

@@ -30,9 +30,7 @@ class Outcomes(NamedTuple):
 
     def plus(self, other: "Outcomes") -> "Outcomes":
         """Return what became of both."""
-        return Outcomes(
-            self.num_answered + other.num_answered, self.num_failed + other.num_failed, self.seconds + other.seconds
-        )
+        return Outcomes(self.num_answered + other.num_answered, self.num_failed + other.num_failed, self.seconds + other.seconds)
 
     def since(self, earlier: "Outcomes") -> "Outcomes":
         """Return what became of those that an earlier count did not have."""

@@ -18,6 +18,7 @@ from dragoman.server.telemetry.model_metrics import ModelMetrics
 from dragoman.server.telemetry.processes import read_process
 from dragoman.server.telemetry.reload_metrics import ReloadMetrics
 from dragoman.server.telemetry.series import Series, SummedRegistry
+from dragoman.server.telemetry.version_metrics import VersionMetrics
 
 if TYPE_CHECKING:
     from wsgiref.types import WSGIApplication
@@ -31,6 +32,7 @@ class Metrics:
         callers: What counts for each caller.
         reloads: What counts files that change while the server runs.
         front_ends: What tells front ends apart, where there are several.
+        versions: What tells versions of models apart.
     """
 
     def __init__(self, registry: CollectorRegistry, latency_buckets: Sequence[float], version: str = "unknown") -> None:
@@ -51,11 +53,12 @@ class Metrics:
         self.callers = CallerMetrics(registry)
         self.reloads = ReloadMetrics(registry)
         self.front_ends = FrontEndMetrics(registry)
+        self.versions = VersionMetrics(registry)
         self._processes = _ProcessMetrics(registry)
         self._gpus = _GpuMetrics(registry)
         self.labels = self._declared.labels | {"dragoman_build_info": ("version",)} | self.callers.labels | self.reloads.labels
         self.labels |= dict.fromkeys(self._processes.names, ("model", "replica")) | dict.fromkeys(self._gpus.names, ("device",))
-        self.labels |= dict.fromkeys(self.front_ends.names, ("front_end",))
+        self.labels |= dict.fromkeys(self.front_ends.names, ("front_end",)) | self.versions.labels
 
     def add_model(self, name: str, version: str, precision: str, device: str, num_slots: int, num_replicas: int = 1) -> None:
         """Start a model's series at zero, not ready; for a model already there, say what it is now.

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -143,12 +144,16 @@ class LoadedModels:
     def __init__(self, *models: Any) -> None:
         self.by_name = {model.name: model for model in models}
 
-    def get(self, name: str) -> Any:
+    def get(self, name: str, version: str = "") -> Any:
         if not name and len(self.by_name) == 1:
             return next(iter(self.by_name.values()))
         if name not in self.by_name:
             raise UnknownModel(name, list(self.by_name))
         return self.by_name[name]
+
+    @asynccontextmanager
+    async def hold(self, name: str, version: str = "", request_id: str = "", caller: str = "") -> AsyncIterator[Any]:
+        yield self.get(name, version)
 
     def all(self) -> list[Any]:
         return [self.by_name[name] for name in sorted(self.by_name)]

@@ -1,0 +1,145 @@
+"""The workshop of a server: from a folder to a running, proved engine, by the server's settings and the model's own."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+import structlog
+
+from dragoman.export.bundle import Bundle, BundleError
+from dragoman.model.errors import InputError
+from dragoman.server.config import ConfigError, ServerConfig
+from dragoman.server.core.frames import Frames
+from dragoman.server.engine_plan import EnginePlan, plan_engine
+from dragoman.server.engines import ModelEngine, engine_settings, make_engine
+from dragoman.server.proof import ProofFailed, prove
+from dragoman.server.repository.checks import check_slots
+from dragoman.server.repository.found import FoundVersion
+from dragoman.server.repository.loaded import LoadedModel
+from dragoman.server.repository.memory import Measured, needed_bytes, room, weight_bytes
+from dragoman.server.repository.model_file import ModelFile
+from dragoman.server.repository.models import Route
+from dragoman.server.repository.versions import Cause, Opened, Refused
+from dragoman.server.telemetry.metrics import Metrics
+from dragoman.server.telemetry.processes import read_process
+
+log = structlog.get_logger("dragoman.repository")
+
+
+class ModelWorkshop:
+    """See `server.repository.workshop.Workshop`."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        metrics: Metrics,
+        *,
+        num_models: Callable[[], int],
+        on_change: Callable[[str], None],
+        on_published: Callable[[str], None],
+    ) -> None:
+        """Make nothing yet.
+
+        Args:
+            config: The server's settings.
+            metrics: Where engines are observed.
+            num_models: Returns how many models share the cores.
+            on_change: Called with a model's name when one of its engines has become ready, or is not any more.
+            on_published: Called with a model's name when others of its versions answer.
+        """
+        self.turn = asyncio.Lock()
+        self.load_seconds = config.load_timeout_seconds
+        self._config, self._metrics = config, metrics
+        self._num_models, self._on_change, self._on_published = num_models, on_change, on_published
+        self._pinned: Mapping[str, EnginePlan] = {}
+
+    def pin(self, plans: Mapping[str, EnginePlan]) -> None:
+        """Have models that were there at the start keep to the cores they were given, whatever version they are in."""
+        self._pinned = plans
+
+    def open(self, model: str, found: FoundVersion, file: ModelFile) -> Opened:
+        """See `Workshop`."""
+        try:
+            bundle = Bundle.open(found.directory)
+            if bundle.manifest.name != model:
+                raise BundleError(f"{found.directory}: is of model {bundle.manifest.name!r}, not of {model!r}")
+            opened = Opened(bundle, bundle.tokenizers(), Frames(bundle.manifest))
+        except (InputError, OSError) as error:
+            raise Refused(Cause.BUNDLE, str(error)) from error
+        try:
+            config = file.settings.within(self._config)
+            check_slots(bundle, config.max_slots, config.max_slots_per_request)
+            self._plan(bundle, config)
+        except ConfigError as error:
+            raise Refused(Cause.SETTINGS, str(error)) from error
+        return opened
+
+    def num_replicas(self, bundle: Bundle, file: ModelFile) -> int:
+        """See `Workshop`."""
+        return self._plan(bundle, file.settings.within(self._config)).num_replicas
+
+    def check_memory(self, bundle: Bundle, file: ModelFile, beside: LoadedModel[ModelEngine] | None) -> None:
+        """See `Workshop`; what a GPU's memory does not hold its engine finds out before it takes any."""
+        config = file.settings.within(self._config)
+        plan = self._plan(bundle, config)
+        needed = needed_bytes(bundle, engine_settings(config, bundle, plan)[0], plan.num_replicas, self._measure(beside))
+        if needed > (there := room()).num_bytes:
+            free = f"{there.num_bytes / 2**20:.0f} MiB {there.limit}"
+            raise Refused(
+                Cause.MEMORY, f'it may take {needed / 2**20:.0f} MiB, and {free}; swap.mode = "restart" ends what serves first'
+            )
+
+    def load(
+        self, opened: Opened, file: ModelFile, label: str, replicas: range, on_death: Callable[[], None]
+    ) -> LoadedModel[ModelEngine]:
+        """See `Workshop`."""
+        config, bundle = file.settings.within(self._config), opened.bundle
+        name = bundle.manifest.name
+        self._metrics.add_engines(name, replicas)
+        engine = make_engine(
+            config,
+            bundle,
+            self._plan(bundle, config),
+            self._metrics,
+            on_change=lambda: self._on_change(name),
+            on_death=on_death,
+            first_replica=replicas.start,
+        )
+        return LoadedModel(bundle, opened.tokenizers, opened.frames, engine, label)
+
+    async def prove(self, model: LoadedModel[ModelEngine]) -> None:
+        """See `Workshop`."""
+        ready = model.engine.ready
+        if ready is None:
+            raise Refused(Cause.START, "its engine has ended")
+        try:
+            proof = await prove(model.bundle, model.engine, ready.platform, model.device)
+        except ProofFailed as error:
+            raise Refused(Cause.PROOF, str(error)) from error
+        if not proof.is_proved:
+            log.warning("a bundle without sample answers cannot be proved", model=model.name, version=model.version)
+
+    def forget(self, model: str, replicas: range) -> None:
+        """See `Workshop`."""
+        self._metrics.remove_engines(model, replicas)
+
+    def published(self, name: str, route: Route[ModelEngine] | None) -> None:
+        """See `Workshop`."""
+        if route is None:
+            self._metrics.remove_model(name)
+        self._on_published(name)
+
+    def swapped(self, model: str, outcome: str) -> None:
+        """See `Workshop`."""
+        self._metrics.versions.swapped(model, outcome)
+
+    def _plan(self, bundle: Bundle, config: ServerConfig) -> EnginePlan:
+        plan = self._pinned.get(bundle.manifest.name)
+        return plan if plan is not None and config.pin_engines else plan_engine(config, bundle, self._num_models())
+
+    def _measure(self, model: LoadedModel[ModelEngine] | None) -> Measured | None:
+        """Return what a model's engines have taken; None if none runs in a process of its own."""
+        if model is None:
+            return None
+        readings = [read_process(process_id) for process_id in model.engine.process_ids]
+        sizes = [reading.resident_memory_bytes for reading in readings if reading is not None]
+        return Measured(sum(sizes), weight_bytes(model.bundle), len(sizes)) if sizes else None
