@@ -42,6 +42,13 @@ def test_a_failed_capture_leaves_plain_steps(bed: Bed, bundle: Path, function: s
     assert found["num_warnings"] == 1
 
 
+@pytest.mark.parametrize("function", ["cudaStreamBeginCapture", "cudaGraphInstantiate"])
+def test_a_shortage_while_capturing_leaves_one_step_plain_and_all_rows_together(bed: Bed, bundle: Path, function: str) -> None:
+    found = recovered(bed, bundle, function, OUT_OF_MEMORY)
+    assert not found["is_disabled"] and found["rows_at_once"] == 4
+    assert found["num_launches"] == 3 and found["num_warnings"] == 0 and found["faults"] == {}
+
+
 def test_without_a_failure_steps_are_replayed(bed: Bed, bundle: Path) -> None:
     found = recovered(bed, bundle, "cudaNobodyCallsThis", UNKNOWN)
     assert not found["is_disabled"] and found["num_launches"] == 3 and found["num_warnings"] == 0

@@ -112,6 +112,7 @@ class DeviceDecoder:
                     raise  # a longer source that does not fit is refused when it comes
         for shape in self.graphs.at_start():
             self.capture(shape)
+        self.graphs.end_start()
 
     def capture(self, shape: Shape) -> None:
         """Run a step of a shape on whatever lies in the caches, at the end of its layouts, so that these are what is needed.

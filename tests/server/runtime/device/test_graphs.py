@@ -128,6 +128,44 @@ def test_a_shortage_while_capturing_makes_steps_smaller_and_graphs_stay(make_dev
     assert runner.graphs.num_captured > 0
 
 
+def test_where_memory_is_too_short_for_any_graph_steps_are_plain_and_whole(
+    make_device_runner: Make, device: Any, buckets: Buckets
+) -> None:
+    """A graph takes memory beside what its step computes with; that it cannot be had says nothing about the step."""
+    warnings: list[str] = []
+    runner = make_device_runner(warn=warnings.append, is_ahead=False)
+    device.capture_error = OutOfDeviceMemory("CUDA failure 2: out of memory ; expr=cudaGraphInstantiate(&graph_exec);")
+    runner.warm_up()
+    num_tried = len(buckets.rows) * len(buckets.candidates)
+    assert runner.graphs.is_disabled and device.num_left == num_tried
+    assert warnings == [str(device.capture_error)]
+    num_runs = device.num_runs
+    runner.prefill([[5, EOS]] * runner.max_rows, range(runner.max_rows))
+    tokens = np.full(runner.max_rows, START)
+    runner.step(tokens, np.zeros_like(tokens), 1)
+    assert device.num_runs == num_runs + 2 and device.graph_ids[-1] == "-1", "all rows at once"
+
+
+def test_one_graph_that_memory_is_too_short_for_leaves_the_others(make_device_runner: Make, device: Any, buckets: Buckets) -> None:
+    warnings: list[str] = []
+    runner = make_device_runner(warn=warnings.append, is_ahead=False)
+    run, num_failures = device.run, 1
+
+    def fail_once(session: Any, binding: Any, options: Any) -> None:
+        nonlocal num_failures
+        device.capture_error = OutOfDeviceMemory("CUDA failure 2: out of memory") if num_failures else None
+        try:
+            run(session, binding, options)
+        except OutOfDeviceMemory:
+            num_failures = 0
+            raise
+
+    device.run = fail_once
+    runner.warm_up()
+    assert runner.graphs.num_captured == len(buckets.rows) * len(buckets.candidates) - 1
+    assert not warnings and not runner.graphs.is_disabled
+
+
 def test_a_graph_that_cannot_be_captured_is_loaded_to_run_plainly(
     make_device_runner: Make, device: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
