@@ -1,8 +1,8 @@
 """Which steps are captured as graphs, which are still to be, and what follows when a capture fails.
 
 A shape is captured before the model is ready or while nothing runs, never in the middle of traffic: until then its steps are plain,
-each kernel begun by the host. One capture that fails ends all of it, for what made it fail is the same for all shapes; one that lacks
-memory leaves its shape plain, and ends all of it only if there was not enough for a single shape before the model was ready.
+each kernel begun by the host. One capture that fails ends all of it, for what made it fail is the same for all shapes. One that
+only lacks memory leaves its shape plain, and ends all of it only if there was too little for every shape before the model was ready.
 """
 
 import itertools
@@ -56,10 +56,13 @@ class StepGraphs:
         return shape in self._captured
 
     def shapes(self) -> Iterator[Shape]:
-        """Yield every shape, those of the smallest layouts first."""
+        """Yield every shape: the smallest layouts first, and of a layout the largest batches, whose memory does for the others.
+
+        The other way round ONNX Runtime's arena would keep pieces of every size: they are not joined to make larger ones.
+        """
         buckets = self._buckets
         layouts = sorted(itertools.product(buckets.targets, buckets.sources), key=lambda layout: layout[0] + layout[1])
-        for (targets, sources), rows, candidates in itertools.product(layouts, buckets.rows, buckets.candidates):
+        for (targets, sources), rows, candidates in itertools.product(layouts, buckets.rows[::-1], buckets.candidates[::-1]):
             yield Shape(rows, candidates, targets, sources)
 
     def at_start(self) -> list[Shape]:

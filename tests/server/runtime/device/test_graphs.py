@@ -58,6 +58,18 @@ def test_the_smallest_layouts_are_captured_at_the_start_and_others_while_nothing
     assert min(ids) >= 1 and len(set(ids)) == 2
 
 
+@pytest.mark.parametrize("capture", ["idle", "start"])
+def test_of_a_layout_the_largest_batches_come_first(make_device_runner: Make, buckets: Buckets, capture: str) -> None:
+    """What ONNX Runtime's arena has got for small ones does not do for larger ones, and is kept all the same."""
+    shapes = make_device_runner(capture=capture).graphs.at_start()
+    sizes = [(shape.num_rows, shape.num_candidates) for shape in shapes]
+    assert sizes[0] == (buckets.rows[-1], buckets.candidates[-1])
+    layouts = [(shape.targets, shape.sources) for shape in shapes]
+    for layout in set(layouts):
+        of_layout = [size for size, other in zip(sizes, layouts, strict=True) if other == layout]
+        assert of_layout == sorted(of_layout, reverse=True)
+
+
 def test_all_layouts_are_captured_before_the_model_is_ready_if_asked_for(make_device_runner: Make, buckets: Buckets) -> None:
     runner = make_device_runner(capture="start")
     runner.warm_up()
@@ -94,6 +106,18 @@ def test_what_was_captured_is_given_up_too(make_device_runner: Make, device: Any
     runner.prefill([[5, EOS]], [0])
     step(runner)
     assert device.graph_ids[-1] == "-1" and runner.graphs.is_disabled
+
+
+def test_replays_can_be_left_out_for_a_while(make_device_runner: Make, device: Any) -> None:
+    runner = make_device_runner(is_ahead=False)
+    runner.warm_up()
+    runner.prefill([[5, EOS]], [0])
+    num_captured = runner.graphs.num_captured
+    with runner.graphs.ignored():
+        step(runner)
+        assert device.graph_ids[-1] == "-1"
+    step(runner)
+    assert int(device.graph_ids[-1]) >= 1 and runner.graphs.num_captured == num_captured
 
 
 def test_a_replay_that_fails_is_no_matter_of_capturing(make_device_runner: Make, device: Any) -> None:

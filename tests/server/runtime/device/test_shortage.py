@@ -21,8 +21,8 @@ SHORT = {
     "CUDA": f"{CALL}[with ERRTYPE = cudaError] CUDA failure 2: out of memory ; GPU=0 ; hostname=node ; "
     "file=/onnxruntime_src/onnxruntime/core/providers/cuda/cuda_allocator.cc ; line=59 ; expr=cudaMalloc((void**)&p, size);",
     "cuBLAS": f"{NODE}Status Message: CUBLAS failure 3: the resource allocation failed ; GPU=0 ; hostname=node ; "
-    "file=/onnxruntime_src/onnxruntime/core/providers/cuda/math/matmul.cc ; line=130 ; expr=cublasGemmHelper( GetCublasHandle(ctx));",
-    "cuBLAS as it was named": f"{CALL}[with ERRTYPE = cublasStatus_t] CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED ; GPU=0 ; hostname=node ; "
+    "file=/onnxruntime_src/onnxruntime/core/providers/cuda/math/matmul.cc ; line=130 ; expr=cublasGemmHelper(handle);",
+    "cuBLAS as it was named": f"{CALL}[with ERRTYPE = cublasStatus_t] CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED ; GPU=0 ; "
     "file=/onnxruntime_src/onnxruntime/core/providers/cuda/cuda_stream_handle.cc ; line=73 ; expr=cublasCreate(&cublas_handle_);",
     "cuDNN until 8": f"{CALL}[with ERRTYPE = cudnnStatus_t] CUDNN failure 2: CUDNN_STATUS_ALLOC_FAILED ; GPU=0 ; hostname=node ; "
     "expr=cudnnCreate(&cudnn_handle_);",
