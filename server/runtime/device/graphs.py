@@ -2,7 +2,7 @@
 
 A shape is captured before the model is ready or while nothing runs, never in the middle of traffic: until then its steps are plain,
 each kernel begun by the host. One capture that fails ends all of it, for what made it fail is the same for all shapes. One that
-only lacks memory leaves its shape plain, and ends all of it only if there was too little for every shape before the model was ready.
+only lacks memory leaves its shape plain, and ends all of it only if there was too little for all before the model was ready.
 """
 
 import itertools
