@@ -6,6 +6,7 @@ command line. An unknown or impossible setting stops the start and is named toge
 
 import difflib
 import itertools
+import math
 import os
 import re
 import sys
@@ -30,8 +31,9 @@ from dragoman.server.core.readiness import ReadyRule
 
 PREFIX = "DRAGOMAN_"
 CONFIG_FILE_VARIABLE = "DRAGOMAN_CONFIG"
-# Variables with our prefix that are not settings: the configuration file, what the client reads, where tests find the corpus.
-OTHER_VARIABLES = frozenset({CONFIG_FILE_VARIABLE, "DRAGOMAN_SERVER", "DRAGOMAN_TOKEN", "DRAGOMAN_DATA"})
+# Variables with our prefix that are not settings: the configuration file, what the client reads, where tests find the
+# corpus and the libraries of the stub device.
+OTHER_VARIABLES = frozenset({CONFIG_FILE_VARIABLE, "DRAGOMAN_SERVER", "DRAGOMAN_TOKEN", "DRAGOMAN_DATA", "DRAGOMAN_CUDA_STUB"})
 # A pipe is as good as a file, so the size is not asked for beforehand.
 MAX_FILE_BYTES = 1 << 16
 # fmt: off
@@ -95,7 +97,7 @@ class ServerConfig(BaseSettings):
     device: str = Field(
         "auto", description="Where models run: auto (CUDA where it is there and the bundle is for it), cpu, cuda or cuda:N."
     )
-    gpu_memory_gib: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+    gpu_memory_gib: Annotated[float, Field(ge=0, le=2**20, allow_inf_nan=False)] = Field(
         0.0, description="CUDA memory that a model may take; 0 for nine tenths of what is free when it is loaded."
     )
     gpu_row_buckets: Annotated[tuple[Count, ...], NoDecode] = Field(
@@ -308,6 +310,11 @@ class ServerConfig(BaseSettings):
         if self.port == self.metrics_port != 0 and self.host == self.metrics_host:
             raise ValueError(f"port and metrics_port are both {self.port}")
         return self
+
+    @property
+    def gpu_memory_bytes(self) -> int:
+        """What `gpu_memory_gib` says; anything above 0 is a limit."""
+        return math.ceil(self.gpu_memory_gib * 2**30)
 
     @property
     def ready_rule(self) -> ReadyRule:
