@@ -181,7 +181,8 @@ def fire(
 ) -> None:
     """Have Prometheus' tool see to it that the rules of both releases together fire for what is expected, and no more.
 
-    With `apps`, of each release, its rules go by that label, not by the job. What annotations say is tested with the rules themselves; without them the tool compares who fires and how often.
+    With `apps`, of each release, its rules go by that label, not by the job.
+    What annotations say is tested with the rules themselves; without them the tool compares who fires and how often.
     """
     yaml = pytest.importorskip("yaml")
     tool = shutil.which("promtool")

@@ -82,7 +82,13 @@ import pytest
             "a GRPCRoute has no timeouts",
         ),
         (
-            {"grpcRoute": {"enabled": True, "parentRefs": [{"name": "a"}], "rules": [{"backends": [{"weight": 95}, {"weight": 5}]}]}},
+            {
+                "grpcRoute": {
+                    "enabled": True,
+                    "parentRefs": [{"name": "a"}],
+                    "rules": [{"backends": [{"weight": 95}, {"weight": 5}]}],
+                }
+            },
             "has the backend translation/dragoman:8500 twice",
         ),
         (
