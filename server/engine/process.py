@@ -226,7 +226,8 @@ def _known_reason(error: Exception) -> str | None:
     if isinstance(error, ModuleNotFoundError) and error.name == "onnxruntime":
         return f"onnxruntime is not installed: {install_command('cpu')}"
     if isinstance(error, MemoryError):  # the device's, or what little numpy and Python ask of the host's
-        return f"there is not enough memory to load it ({error}): lower max_slots or gpu_memory_gib, and see who else is there"
+        told = f" ({error})" if str(error) else ""
+        return f"there is not enough memory to load it{told}: lower max_slots or gpu_memory_gib, and see who else is there"
     return str(error) if isinstance(error, InputError) else None
 
 

@@ -303,6 +303,7 @@ class StrangeError(Exception):
             OutOfDeviceMemory("cudaMalloc: out of memory"),
             "not enough memory to load it (cudaMalloc: out of memory): lower max_slots",
         ),
+        (MemoryError(), "not enough memory to load it: lower max_slots"),
         (DeviceError("--device cuda: CUDA runs fp16 and bf16 bundles"), "--device cuda: CUDA runs fp16"),
     ],
 )
