@@ -173,18 +173,7 @@ def test_where_memory_is_too_short_for_any_graph_steps_are_plain_and_whole(
 def test_one_graph_that_memory_is_too_short_for_leaves_the_others(make_device_runner: Make, device: Any, buckets: Buckets) -> None:
     warnings: list[str] = []
     runner = make_device_runner(warn=warnings.append, is_ahead=False)
-    run, num_failures = device.run, 1
-
-    def fail_once(session: Any, binding: Any, options: Any) -> None:
-        nonlocal num_failures
-        device.capture_error = OutOfDeviceMemory("CUDA failure 2: out of memory") if num_failures else None
-        try:
-            run(session, binding, options)
-        except OutOfDeviceMemory:
-            num_failures = 0
-            raise
-
-    device.run = fail_once
+    device.has_one_shortage = True
     runner.warm_up()
     assert runner.graphs.num_captured == len(buckets.rows) * len(buckets.candidates) - 1
     assert not warnings and not runner.graphs.is_disabled
