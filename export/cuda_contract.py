@@ -57,15 +57,20 @@ class Attention:
         value = self._node.attributes.get(name, usual)
         return value if isinstance(value, int | float) else usual
 
+    def whole_number(self, name: str) -> int:
+        """Return an attribute that must be a whole number; 0 where it is none."""
+        value = self._node.attributes.get(name)
+        return value if isinstance(value, int) else 0
+
     @property
     def num_heads(self) -> int:
         """Of queries."""
-        return int(self.number("num_heads"))
+        return self.whole_number("num_heads")
 
     @property
     def num_kv_heads(self) -> int:
         """Of keys and values."""
-        return int(self.number("kv_num_heads"))
+        return self.whole_number("kv_num_heads")
 
     @property
     def head_size(self) -> int | None:

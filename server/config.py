@@ -6,6 +6,7 @@ command line. An unknown or impossible setting stops the start and is named toge
 
 import difflib
 import itertools
+import math
 import os
 import re
 import sys
@@ -30,8 +31,9 @@ from dragoman.server.core.readiness import ReadyRule
 
 PREFIX = "DRAGOMAN_"
 CONFIG_FILE_VARIABLE = "DRAGOMAN_CONFIG"
-# Variables with our prefix that are not settings: the configuration file, what the client reads, where tests find the corpus.
-OTHER_VARIABLES = frozenset({CONFIG_FILE_VARIABLE, "DRAGOMAN_SERVER", "DRAGOMAN_TOKEN", "DRAGOMAN_DATA"})
+# Variables with our prefix that are not settings: the configuration file, what the client reads, where tests find the
+# corpus and the libraries of the stub device.
+OTHER_VARIABLES = frozenset({CONFIG_FILE_VARIABLE, "DRAGOMAN_SERVER", "DRAGOMAN_TOKEN", "DRAGOMAN_DATA", "DRAGOMAN_CUDA_STUB"})
 # A pipe is as good as a file, so the size is not asked for beforehand.
 MAX_FILE_BYTES = 1 << 16
 # fmt: off
@@ -62,7 +64,7 @@ def _check_device(device: str) -> str:
 
 # Of the settings that a model may have of its own.
 Device = Annotated[str, AfterValidator(_check_device)]
-Gibibytes = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Gibibytes = Annotated[float, Field(ge=0, le=2**20, allow_inf_nan=False)]
 CountOrUsual = Annotated[int, Field(ge=0)]
 Replicas = Annotated[int, Field(ge=0, le=256)]
 
@@ -322,6 +324,11 @@ class ServerConfig(BaseSettings):
             raise ValueError(f"max_slots_per_request ({self.max_slots_per_request}) is more than max_slots ({self.max_slots})")
         if self.port == self.metrics_port != 0 and self.host == self.metrics_host:
             raise ValueError(f"port and metrics_port are both {self.port}")
+
+    @property
+    def gpu_memory_bytes(self) -> int:
+        """What `gpu_memory_gib` says; anything above 0 is a limit."""
+        return math.ceil(self.gpu_memory_gib * 2**30)
 
     @property
     def ready_rule(self) -> ReadyRule:

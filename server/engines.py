@@ -91,7 +91,7 @@ def engine_settings(config: ServerConfig, bundle: Bundle, plan: EnginePlan) -> l
     """Return what each engine of a model is started with."""
     device = DeviceSettings(
         config.device,
-        int(config.gpu_memory_gib * 2**30),
+        config.gpu_memory_bytes,
         config.gpu_row_buckets,
         config.gpu_capacity_buckets,
         weights_folder(config.weights_cache, plan.num_replicas),

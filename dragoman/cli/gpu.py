@@ -23,6 +23,7 @@ def gpu_check(
     max_slots: Annotated[int | None, typer.Option(help="As the server's.")] = None,
     gpu_memory_gib: Annotated[float | None, typer.Option(help="As the server's.")] = None,
     gpu_attention_kernels: Annotated[str | None, typer.Option(help="As the server's.")] = None,
+    gpu_graphs: Annotated[str | None, typer.Option(help="As the server's; with never no step is captured.")] = None,
     config: Annotated[Path | None, typer.Option(help="Settings of the server, TOML; flags and environment go before it.")] = None,
 ) -> None:
     """Try everything that serving a bundle on a GPU takes; the exit code is 0 if all of it works.
@@ -39,15 +40,17 @@ def gpu_check(
         "max_slots": max_slots,
         "gpu_memory_gib": gpu_memory_gib,
         "gpu_attention_kernels": gpu_attention_kernels,
+        "gpu_graphs": gpu_graphs,
     }
     settings = load(flags, config)
     ordinal = _ordinal(settings.device)
     wanted = Wanted(
         settings.max_slots,
         settings.prefill_tokens_per_step,
-        int(settings.gpu_memory_gib * 2**30),
+        settings.gpu_memory_bytes,
         settings.gpu_row_buckets,
         settings.gpu_capacity_buckets,
+        settings.gpu_graphs,
     )
 
     def open_device() -> "Device":

@@ -35,7 +35,7 @@ log = structlog.get_logger("dragoman.engine")
 HEARTBEAT_MILLISECONDS = 1000
 # How old a busy engine's statistics may be. A report wakes the front end, and on few cores that takes the time from the next step.
 REPORT_SECONDS = 0.05
-# After so long without a message steps are prepared that nobody has asked for yet; who comes meanwhile waits for one of them.
+# After so long without work steps are prepared that nobody has asked for yet; who comes meanwhile waits for one of them.
 QUIET_SECONDS = 0.1
 EXIT_CANNOT_START = 3
 EXIT_BROKEN = 4
@@ -62,6 +62,7 @@ class EngineLoop:
         self._num_received: Counter[bytes] = Counter()
         self._has_received = False
         self._last_report = 0.0
+        self._last_work = 0.0
         self._is_stopped = False
         self._is_computing = False
 
@@ -113,13 +114,16 @@ class EngineLoop:
     def _serve(self, engine: Engine, scoring: Scoring, ready: Ready) -> int:
         """Alternate between messages and steps; sleep when there is nothing to do."""
         scoring.on_done = self._bell.ring
+        self._last_work = time.monotonic()
         try:
             while not self._is_stopped:
                 is_generating = engine.has_work
                 if is_generating or self._wait(_seconds_to_sleep(engine, scoring)):
                     self._receive(engine, scoring, ready)
-                elif engine.is_unprepared and not scoring.has_work:
+                elif engine.is_unprepared and self._is_quiet(scoring):
                     engine.prepare()
+                if engine.has_work or scoring.num_waiting:
+                    self._last_work = time.monotonic()
                 if engine.has_work:
                     engine.step()
                 if scoring.has_work:
@@ -149,6 +153,10 @@ class EngineLoop:
         if self._bell.fileno() in ready:
             self._bell.silence()
         return self._socket in ready
+
+    def _is_quiet(self, scoring: Scoring) -> bool:
+        """Return whether nothing has run for long enough; a bell that rings is no message, but often the end of some work."""
+        return not scoring.num_waiting and time.monotonic() >= self._last_work + QUIET_SECONDS
 
     def _receive(self, engine: Engine, scoring: Scoring, ready: Ready) -> None:
         """Take in everything that has arrived."""
@@ -219,7 +227,8 @@ def _known_reason(error: Exception) -> str | None:
     if isinstance(error, ModuleNotFoundError) and error.name == "onnxruntime":
         return f"onnxruntime is not installed: {install_command('cpu')}"
     if isinstance(error, MemoryError):  # the device's, or what little numpy and Python ask of the host's
-        return f"there is not enough memory to load it ({error}): lower max_slots or gpu_memory_gib, and see who else is there"
+        told = f" ({error})" if str(error) else ""
+        return f"there is not enough memory to load it{told}: lower max_slots or gpu_memory_gib, and see who else is there"
     return str(error) if isinstance(error, InputError) else None
 
 

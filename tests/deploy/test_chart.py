@@ -77,6 +77,8 @@ def test_a_rollout_never_takes_a_pod_before_its_successor_is_ready(render: Rende
         ({"gpu": {"enabled": True}, "strategy": {"rollingUpdate": {"maxSurge": 1}}}, 1, 0),
         ({"gpu": {"enabled": True}, "strategy": {"rollingUpdate": {"maxUnavailable": 0}}}, 1, 0),
         ({"gpu": {"enabled": True}, "strategy": {"rollingUpdate": {"maxUnavailable": "50%"}}}, 0, "50%"),
+        ({"gpu": {"enabled": True}, "strategy": {"rollingUpdate": {"maxUnavailable": "0%"}}}, 1, "0%"),
+        ({"strategy": {"rollingUpdate": {"maxSurge": "0%"}}}, "0%", 1),
         ({"strategy": {"rollingUpdate": {"maxSurge": 0}}}, 0, 1),
         ({"strategy": {"rollingUpdate": {"maxUnavailable": 2}}}, 1, 2),
         ({"strategy": {"rollingUpdate": None}}, 1, 0),
@@ -87,6 +89,15 @@ def test_a_rollout_needs_no_gpu_that_is_not_there_and_always_goes_on(
 ) -> None:
     strategy = render(values).one("Deployment")["spec"]["strategy"]
     assert strategy == {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": surge, "maxUnavailable": unavailable}}
+
+
+def test_notes_warn_of_a_rollout_with_a_pause_where_there_is_one(render: Render) -> None:
+    gpu, one = {"gpu": {"enabled": True}}, {"replicaCount": 1}
+    pause = "a rollout ends it before the next one has its GPU"
+    assert pause in render(gpu | one).notes
+    assert pause in render(gpu | one | {"strategy": {"type": "Recreate"}}).notes
+    assert pause not in render(gpu | one | {"strategy": {"rollingUpdate": {"maxSurge": 1}}}).notes
+    assert pause not in render(gpu).notes and pause not in render(one).notes
 
 
 def test_recreate_has_no_limits_of_a_rollout(render: Render) -> None:

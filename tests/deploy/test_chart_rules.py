@@ -96,6 +96,31 @@ def test_another_job_may_be_named(render: Render) -> None:
                 }
 
 
+def test_what_is_recorded_keeps_the_labels_that_it_is_found_by(render: Render) -> None:
+    """Else no alert on an objective could ever fire: its matchers would ask for what the sums have lost."""
+    asked = 'job="translate",app=~"a|b=\\"c\\"", app!="d"'
+    values = {"metrics": {"prometheusRule": {"enabled": True, "matchers": asked}}}
+    sums = [
+        found
+        for rule in rules(render(values).one("PrometheusRule")["spec"])
+        for found in re.findall(r"\bby \(([^)]*)\)", rule["expr"])
+        if "horizontalpodautoscaler" not in found
+    ]
+    assert len(sums) > 20 and {text.removesuffix(", le") for text in sums} == {"namespace, job, app, model"}
+
+
+def test_notes_say_where_the_rules_would_find_nothing(render: Render) -> None:
+    for more, is_told in (
+        ({}, True),
+        ({"serviceMonitor": {"enabled": True}}, False),
+        ({"podMonitor": {"enabled": True}}, False),
+        ({"prometheusRule": {"enabled": True, "matchers": 'job="a"'}}, False),
+        ({"prometheusRule": {"enabled": False}}, False),
+    ):
+        notes = render({"metrics": ON["metrics"] | more}).notes
+        assert ("prometheusRule.matchers" in notes) is is_told, more
+
+
 @pytest.mark.parametrize("prefix", ["https://git.example/dragoman/blob/v0.1.0", "https://git.example/dragoman/blob/v0.1.0/"])
 def test_links_lead_to_a_section_of_the_runbook(render: Render, root: Path, prefix: str) -> None:
     values = {"metrics": {"prometheusRule": {"enabled": True, "runbookPrefix": prefix, "alertLabels": {"team": "language"}}}}
@@ -147,9 +172,16 @@ def series(release: str, *, is_ill: bool) -> list[dict[str, str]]:
     return [{"series": name, "values": shown} for name, shown in values.items()]
 
 
-def fire(render: Render, folder: Path, given: list[dict[str, str]], expected: dict[str, list[dict[str, str]]]) -> None:
+def fire(
+    render: Render,
+    folder: Path,
+    given: list[dict[str, str]],
+    expected: dict[str, list[dict[str, str]]],
+    apps: dict[str, str] | None = None,
+) -> None:
     """Have Prometheus' tool see to it that the rules of both releases together fire for what is expected, and no more.
 
+    With `apps`, of each release, its rules go by that label, not by the job.
     What annotations say is tested with the rules themselves; without them the tool compares who fires and how often.
     """
     yaml = pytest.importorskip("yaml")
@@ -157,7 +189,8 @@ def fire(render: Render, folder: Path, given: list[dict[str, str]], expected: di
     if tool is None:
         pytest.skip("promtool is not installed: it comes with Prometheus")
     for name in TWO:
-        spec = render(ON, release=name).one("PrometheusRule")["spec"]
+        settings = ON["metrics"]["prometheusRule"] | ({"matchers": f'app="{apps[name]}"'} if apps else {})
+        spec = render({"metrics": {"prometheusRule": settings}}, release=name).one("PrometheusRule")["spec"]
         for rule in rules(spec):
             rule.pop("annotations", None)
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(spec))
@@ -190,6 +223,17 @@ def test_two_releases_in_one_prometheus_page_once_each_for_what_is_their_own(
             expected[alert].append(own | {"namespace": "translation", "severity": severity, "release": name})
     given = [one for name in TWO for one in series(name, is_ill=name in ill)]
     fire(render, tmp_path, given, expected)
+
+
+def test_objectives_are_watched_by_other_labels_too(render: Render, tmp_path: Path) -> None:
+    apps = {"dragoman": "a", "dragoman-canary": "b"}
+    given = []
+    for name, app in apps.items():
+        for one in series(name, is_ill=app == "b"):
+            given.append(one | {"series": one["series"].replace(f'job="{name}"', f'job="pods",app="{app}"')})
+    labels = {"namespace": "translation", "job": "pods", "app": "b", "model": "en-de"}
+    firing = [labels | {"severity": "critical", "release": "dragoman-canary"}]
+    fire(render, tmp_path, given, {"DragomanErrorBudgetBurnsFast": firing, "DragomanNoMetrics": []}, apps)
 
 
 def test_a_release_without_metrics_is_missed_although_the_other_has_some(render: Render, tmp_path: Path) -> None:

@@ -39,6 +39,12 @@ import pytest
         ({"networkPolicy": {"enabled": True, "clients": [{"podSelector": {}}]}}, "monitoring"),
         ({"networkPolicy": {"enabled": True, "monitoring": [{"podSelector": {}}]}}, "clients"),
         ({"networkPolicy": {"enabled": True, "clients": [{}], "monitoring": [{"podSelector": {}}]}}, "clients"),
+        # A key with nothing after it takes the chart's own list away, too.
+        ({"networkPolicy": {"enabled": True, "clients": None, "monitoring": [{"podSelector": {}}]}}, "clients"),
+        ({"networkPolicy": {"enabled": True, "clients": [{"podSelector": {}}], "monitoring": None}}, "monitoring"),
+        ({"networkPolicy": {"clients": [{"namespaceSelector": {}, "podSelectr": {}}]}}, "podSelectr"),
+        ({"gpu": {"enabled": True, "count": None}}, "count"),
+        ({"strategy": {"rollingUpdate": {"maxSurge": "1"}}}, "maxSurge"),
         ({"models": {"source": "oci", "oci": {"reference": "registry.example/models:3"}}}, "reference"),
         ({"models": {"source": "oci", "oci": {"reference": "registry.example/models@sha256:abc"}}}, "reference"),
         ({"grpcRoute": {"rules": [{"backends": [{"weight": -1}]}]}}, "weight"),
@@ -47,6 +53,9 @@ import pytest
         ({"grpcRoute": {"kind": "HTTPRoute", "rules": [{"timeouts": {"request": "soon"}}]}}, "request"),
         ({"metrics": {"prometheusRule": {"runbookPrefix": "docs"}}}, "runbookPrefix"),
         ({"metrics": {"prometheusRule": {"matchers": "dragoman"}}}, "matchers"),
+        ({"metrics": {"prometheusRule": {"matchers": 'job="a'}}}, "matchers"),
+        ({"metrics": {"prometheusRule": {"matchers": 'job="a",'}}}, "matchers"),
+        ({"metrics": {"prometheusRule": {"matchers": 'job="a"} or up{job="b"'}}}, "matchers"),
         ({"autoscaling": {"type": "vpa"}}, "type"),
         ({"autoscaling": {"queueSeconds": {"target": 0}}}, "target"),
         ({"autoscaling": {"cpu": {"targetUtilization": 150}}}, "targetUtilization"),
@@ -72,7 +81,22 @@ import pytest
             {"grpcRoute": {"enabled": True, "parentRefs": [{"name": "a"}], "rules": [{"timeouts": {"request": "10s"}}]}},
             "a GRPCRoute has no timeouts",
         ),
+        (
+            {
+                "grpcRoute": {
+                    "enabled": True,
+                    "parentRefs": [{"name": "a"}],
+                    "rules": [{"backends": [{"weight": 95}, {"weight": 5}]}],
+                }
+            },
+            "has the backend translation/dragoman:8500 twice",
+        ),
+        (
+            {"grpcRoute": {"enabled": True, "parentRefs": [{"name": "a"}], "rules": [{"backends": [{"weight": 0}]}]}},
+            "weight 0 answers nobody",
+        ),
         ({"strategy": {"rollingUpdate": {"maxSurge": 0, "maxUnavailable": 0}}}, "nothing could ever be replaced"),
+        ({"strategy": {"rollingUpdate": {"maxSurge": 0, "maxUnavailable": "0%"}}}, "nothing could ever be replaced"),
         (
             {"gpu": {"enabled": True, "resources": {"requests": None}}, "autoscaling": {"type": "hpa", "cpu": {"enabled": True}}},
             r"autoscaling\.cpu: needs gpu\.resources\.requests\.cpu",

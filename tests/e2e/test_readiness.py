@@ -104,9 +104,16 @@ def test_front_ends_agree_also_one_that_is_started_meanwhile(serve: Any, models:
         assert server.terminate() == 0
 
 
-def test_a_model_that_is_not_named_is_tried_again_while_the_others_are_served(serve: Any, models: Path) -> None:
+@pytest.mark.parametrize(
+    "flags",
+    [(), ("--replicas", "2"), ("--front-ends", "2"), ("--replicas", "2", "--front-ends", "2")],
+    ids=["one engine", "two", "two front ends", "two of each"],
+)
+def test_a_model_that_is_not_named_is_tried_again_while_the_others_are_served(
+    serve: Any, models: Path, flags: tuple[str, ...]
+) -> None:
     cannot_be_loaded(models / "beta")
-    with serve(models, *QUICK, "--ready-when", "alpha") as server, Client(server.address) as client:
+    with serve(models, *QUICK, "--ready-when", "alpha", *flags) as server, Client(server.address) as client:
         for _ in range(2):
             server.wait_for("engine ended, restarting", model="beta")
         assert client.is_ready() and readyz(server) == 200 and not client.is_ready("beta")

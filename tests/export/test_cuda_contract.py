@@ -51,6 +51,12 @@ def test_what_a_file_does_not_say_is_no_fault() -> None:
     assert fault_of(node, bare) == ""
 
 
+@pytest.mark.parametrize("number", [float("inf"), float("nan"), 4.0, "4"])
+@pytest.mark.parametrize("name", ["num_heads", "kv_num_heads"])
+def test_numbers_of_heads_that_are_no_numbers_are_a_fault(name: str, number: float | str) -> None:
+    assert "do not go with" in fault_of(*node_of(ENCODER, **{name: number}))
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("module", [lambda model: EncoderGraph(model, False), StepGraph, lambda model: ScorerGraph(model, False)])
 def test_what_export_writes_keeps_to_it(

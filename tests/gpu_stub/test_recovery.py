@@ -12,6 +12,7 @@ from benchmarks.gpu_stub.bed import Bed
 
 SCRIPT = str(Path(__file__).with_name("recovery.py"))
 CAPTURE_UNSUPPORTED, CAPTURE_INVALIDATED, UNKNOWN, OUT_OF_MEMORY = 900, 901, 999, 2
+CUBLAS_ALLOC_FAILED = 3
 
 
 @pytest.fixture(scope="session")
@@ -40,6 +41,18 @@ def test_a_failed_capture_leaves_plain_steps(bed: Bed, bundle: Path, function: s
     assert found["is_disabled"] and str(status) in found["reason"]
     assert found["num_launches"] == found["num_captures"] == 0 and found["num_kernels"] > 0
     assert found["num_warnings"] == 1
+
+
+@pytest.mark.parametrize("function", ["cudaStreamBeginCapture", "cudaGraphInstantiate"])
+def test_a_shortage_while_capturing_leaves_one_step_plain_and_all_rows_together(bed: Bed, bundle: Path, function: str) -> None:
+    found = recovered(bed, bundle, function, OUT_OF_MEMORY)
+    assert not found["is_disabled"] and found["rows_at_once"] == 4
+    assert found["num_launches"] == 3 and found["num_warnings"] == 0 and found["faults"] == {}
+
+
+def test_a_product_that_gets_no_memory_is_a_shortage(bed: Bed, bundle: Path) -> None:
+    found = recovered(bed, bundle, "cublasGemmEx", CUBLAS_ALLOC_FAILED)
+    assert found["num_launches"] == 3 and found["rows_at_once"] == 4 and found["faults"] == {}
 
 
 def test_without_a_failure_steps_are_replayed(bed: Bed, bundle: Path) -> None:

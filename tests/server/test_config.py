@@ -108,9 +108,15 @@ def test_unknown_flag_is_named() -> None:
     assert refusal({"zzz": 1}) == "zzz: unknown setting (flag --zzz)"
 
 
-def test_variables_that_are_no_settings_but_ours_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DRAGOMAN_DATA", "somewhere")
+@pytest.mark.parametrize("name", ["DRAGOMAN_DATA", "DRAGOMAN_CUDA_STUB"])
+def test_variables_that_are_no_settings_but_ours_are_allowed(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "somewhere")
     assert load({"models": "bundles"}).port == 8500
+
+
+@pytest.mark.parametrize(("gib", "size"), [(0, 0), (1e-300, 1), (1.5, 3 * 2**29), (2**20, 2**50)])
+def test_the_least_limit_of_memory_is_a_limit(gib: float, size: int) -> None:
+    assert load({"models": "bundles", "gpu_memory_gib": gib}).gpu_memory_bytes == size
 
 
 def test_empty_variable_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,6 +155,7 @@ def test_kubernetes_service_link_is_explained(monkeypatch: pytest.MonkeyPatch, n
         ("max_connection_age_grace_seconds", "inf"),
         ("device", "gpu"),
         ("gpu_memory_gib", "-1"),
+        ("gpu_memory_gib", "1e300"),
         ("gpu_row_buckets", "4,2"),
         ("gpu_capacity_buckets", "0"),
         ("gpu_attention_kernels", "flash,xqa"),

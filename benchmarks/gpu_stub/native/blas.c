@@ -107,9 +107,13 @@ int cublasGetVersion_v2(struct handle *given, int *version) {
     return 0;
 }
 
+/* One describes a status, the other names it; the provider uses both. */
 const char *cublasGetStatusString(int status) {
+    CALLED();
+    return status == 3 ? "the resource allocation failed" : status ? "an internal operation failed" : "success";
+}
+
+const char *cublasGetStatusName(int status) {
     CALLED();
     return status == 3 ? "CUBLAS_STATUS_ALLOC_FAILED" : status ? "CUBLAS_STATUS_INTERNAL_ERROR" : "CUBLAS_STATUS_SUCCESS";
 }
-
-const char *cublasGetStatusName(int status) { return cublasGetStatusString(status); }

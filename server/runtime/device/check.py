@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from dragoman.export.bundle import Bundle, BundleError
 from dragoman.server.runtime.device.buckets import Buckets
 from dragoman.server.runtime.device.device import Device, DeviceError
-from dragoman.server.runtime.device.graphs import Shape
+from dragoman.server.runtime.device.graphs import Shape, When
 from dragoman.server.runtime.device.memory import GIB
 from dragoman.server.runtime.device.model import DeviceModel
 from dragoman.server.runtime.device.runner import DeviceRunner
@@ -40,7 +40,9 @@ _KERNEL = re.compile(r"Operator=(\w+) Node=(\S+) .*?SdpaKernel=(\w+)")
 MIN_CAPABILITY = (8, 0)
 SOURCE_TOKENS = 5
 AGAIN = "Export the checkpoint again with this release."
+FEWER_SLOTS = "Serve with fewer slots (--max-slots), or free memory of the device."
 OVER_PLAN = "More is taken than planned: lower --gpu-memory-gib by the difference, and report it."
+WITHOUT_GRAPHS = "Serving works without graphs, more slowly; --gpu-graphs never silences the warning."
 REPORT = "This is a bug of ours or of ONNX Runtime: report it with this output and the versions that `pip freeze` says."
 
 
@@ -75,6 +77,7 @@ class Wanted:
         max_bytes: Memory that may be taken; 0 for nine tenths of what is free.
         row_buckets: Numbers of rows that steps are padded to; none for the usual ones.
         capacity_buckets: Positions that caches are laid out for; none for the usual ones.
+        graphs: When steps are captured.
     """
 
     max_slots: int = 64
@@ -82,6 +85,7 @@ class Wanted:
     max_bytes: int = 0
     row_buckets: tuple[int, ...] = ()
     capacity_buckets: tuple[int, ...] = ()
+    graphs: When = "idle"
 
 
 class GpuCheck:
@@ -98,7 +102,7 @@ class GpuCheck:
         try:
             bundle = Bundle.open(self._directory)
         except BundleError as error:
-            yield Finding("bundle", False, str(error), "" if "export" in str(error) else AGAIN)
+            yield Finding("bundle", False, _one_line(error), "" if "export the checkpoint again" in str(error) else AGAIN)
             return
         manifest = bundle.manifest
         if manifest.is_packed:
@@ -109,7 +113,7 @@ class GpuCheck:
         try:
             device = self._open_device()
         except (DeviceError, MemoryError) as error:
-            yield Finding("device", False, str(error), "See whether another process holds the device (nvidia-smi).")
+            yield Finding("device", False, _one_line(error), "See whether another process holds the device (nvidia-smi).")
             return
         self._free_before = device.available_bytes()
         yield _device_finding(device, self._free_before)
@@ -130,10 +134,13 @@ class GpuCheck:
                 Buckets.of(wanted.max_slots, *sizes, wanted.row_buckets, wanted.capacity_buckets),
                 prefill_tokens=wanted.prefill_tokens,
                 max_bytes=wanted.max_bytes,
+                capture=wanted.graphs,
                 is_ahead=False,
             )
         except (DeviceError, MemoryError) as error:
-            return Finding("load", False, str(error), "Serve with fewer slots (--max-slots), or free memory of the device."), None
+            return Finding("load", False, _one_line(error), FEWER_SLOTS), None
+        except Exception as error:  # the library's errors have no common base but this
+            return Finding("load", False, _one_line(error), REPORT), None
         parts = ", ".join(f"{name} {_gib(size)}" for name, size in runner.memory.items() if size)
         return Finding("load", True, f"{wanted.max_slots} slots; the plan: {parts}"), runner
 
@@ -170,16 +177,21 @@ class GpuCheck:
         )
 
     def _capture(self, runner: DeviceRunner) -> tuple[str, str]:
-        for shape in _some_shapes(runner):
+        shapes = _some_shapes(runner)
+        for shape in shapes:
             runner.capture(shape)
         if runner.graphs.is_disabled:
-            return runner.graphs.reason, "Serving works without graphs, more slowly; --gpu-graphs never silences the warning."
-        return f"{runner.graphs.num_captured} steps", ""
+            return _one_line(runner.graphs.reason), WITHOUT_GRAPHS
+        if not runner.graphs.is_on:
+            return "off, as --gpu-graphs never asks; steps run plainly", ""
+        is_whole = all(shape in runner.graphs for shape in shapes)
+        text = f"{runner.graphs.num_captured} steps"
+        return text if is_whole else f"memory is too short for some of them, {text} are captured", "" if is_whole else FEWER_SLOTS
 
     def _replay(self, runner: DeviceRunner, bundle: Bundle) -> tuple[str, str]:
-        """Compare steps with and without graphs bit by bit, on what the encoder has put into the rows."""
-        num_steps = 0
-        for shape in _some_shapes(runner):
+        """Compare captured steps with the same run plainly bit by bit, on what the encoder has put into the rows."""
+        shapes = [shape for shape in _some_shapes(runner) if shape in runner.graphs]
+        for shape in shapes:
             sources = _sources(bundle, shape.num_rows)
             runner.prefill(sources, list(range(len(sources))))
             replayed = _decode(runner, bundle, shape.num_rows, shape.num_candidates)
@@ -187,8 +199,7 @@ class GpuCheck:
                 plain = _decode(runner, bundle, shape.num_rows, shape.num_candidates)
             if (replayed.ids.tobytes(), replayed.log_probs.tobytes()) != (plain.ids.tobytes(), plain.log_probs.tobytes()):
                 return f"{shape.num_rows} rows and {shape.num_candidates} candidates differ", REPORT
-            num_steps += 1
-        return f"{num_steps} steps have the bits of plain ones", ""
+        return f"{len(shapes)} steps have the bits of plain ones" if shapes else "nothing is captured", ""
 
     def _score(self, runner: DeviceRunner, bundle: Bundle) -> tuple[str, str]:
         scorer = OnnxScorer(bundle, 1, runner.open_session)
@@ -258,7 +269,7 @@ def _sources(bundle: Bundle, count: int) -> list[list[int]]:
 def _some_shapes(runner: DeviceRunner) -> list[Shape]:
     """Return the smallest shape of steps, one in between and the largest; the others would tell nothing else."""
     shapes = runner.graphs.at_start()
-    return [shapes[0], shapes[len(shapes) // 2], shapes[-1]]
+    return list(dict.fromkeys((shapes[0], shapes[len(shapes) // 2], shapes[-1])))
 
 
 def _decode(runner: DeviceRunner, bundle: Bundle, num_rows: int, num_candidates: int) -> Likeliest:
@@ -291,7 +302,7 @@ def _standard_output() -> Iterator[Callable[[], str]]:
             kept = file.read().decode(errors="replace")
 
 
-def _one_line(error: Exception) -> str:
+def _one_line(error: Exception | str) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 

@@ -101,7 +101,7 @@ class DeviceDecoder:
     def warm_up(self) -> None:
         """Run the encoder, and every shape of steps that is to be ready at the start, which captures them where that is on.
 
-        The encoder's largest batches come first: the arena then has what any other needs, and no request waits for memory.
+        The largest batches come first: the arenas then have what any other needs, and no request waits for memory.
         """
         for length in (self._model.max_source_tokens, 1):
             count = self._encoder.num_fitting([length] * self.max_rows)
@@ -112,6 +112,7 @@ class DeviceDecoder:
                     raise  # a longer source that does not fit is refused when it comes
         for shape in self.graphs.at_start():
             self.capture(shape)
+        self.graphs.end_start()
 
     def capture(self, shape: Shape) -> None:
         """Run a step of a shape on whatever lies in the caches, at the end of its layouts, so that these are what is needed.

@@ -61,7 +61,7 @@ class DeviceEncoder:
         longest = count = 0
         for length in lengths:
             longest = max(longest, length)
-            if count and self._num_positions(count + 1, longest) > self.max_positions:
+            if count and (count >= self.max_positions or self._num_positions(count + 1, longest) > self.max_positions):
                 break
             count += 1
         return count

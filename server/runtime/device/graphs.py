@@ -1,7 +1,8 @@
 """Which steps are captured as graphs, which are still to be, and what follows when a capture fails.
 
 A shape is captured before the model is ready or while nothing runs, never in the middle of traffic: until then its steps are plain,
-each kernel begun by the host. One capture that fails ends all of it, for what made it fail is the same for all shapes.
+each kernel begun by the host. One capture that fails ends all of it, for what made it fail is the same for all shapes. One that
+only lacks memory leaves its shape plain, and ends all of it only if there was too little for all before the model was ready.
 """
 
 import itertools
@@ -47,6 +48,7 @@ class StepGraphs:
         self.is_on, self.is_disabled, self.reason = when != "never", False, ""
         self._buckets, self._when, self._capture, self._warn = buckets, when, capture, warn
         self._captured: set[Shape] = set()
+        self._shortage: Exception | None = None
         self._pending = list(self.shapes())[::-1] if self.is_on else []
 
     def __contains__(self, shape: Shape) -> bool:
@@ -54,10 +56,13 @@ class StepGraphs:
         return shape in self._captured
 
     def shapes(self) -> Iterator[Shape]:
-        """Yield every shape, those of the smallest layouts first."""
+        """Yield every shape: the smallest layouts first, and of a layout the largest batches, whose memory does for the others.
+
+        The other way round ONNX Runtime's arena would keep pieces of every size: they are not joined to make larger ones.
+        """
         buckets = self._buckets
         layouts = sorted(itertools.product(buckets.targets, buckets.sources), key=lambda layout: layout[0] + layout[1])
-        for (targets, sources), rows, candidates in itertools.product(layouts, buckets.rows, buckets.candidates):
+        for (targets, sources), rows, candidates in itertools.product(layouts, buckets.rows[::-1], buckets.candidates[::-1]):
             yield Shape(rows, candidates, targets, sources)
 
     def at_start(self) -> list[Shape]:
@@ -94,6 +99,15 @@ class StepGraphs:
     def note_captured(self, shape: Shape) -> None:
         """Note that a shape can be replayed from now on."""
         self._captured.add(shape)
+
+    def note_shortage(self, error: Exception) -> None:
+        """Note that there was no memory to capture a shape, whose steps stay plain."""
+        self._shortage = error
+
+    def end_start(self) -> None:
+        """Give up if none of the shapes that were to be ready at the start could be captured."""
+        if self.is_on and self._shortage is not None and not self._captured:
+            self.give_up(self._shortage)
 
     def give_up(self, error: Exception) -> None:
         """Replay and capture nothing any more, and say so once."""

@@ -4,6 +4,7 @@ SAYINGS = (
     "is smaller than requested bytes of",  # available memory of the arena, whose limit is reached
     "failed to allocate memory",  # the arena may grow, and the device has nothing left
     "out of memory",  # CUDA failure 2
+    "cublas failure 3:",  # CUBLAS_STATUS_ALLOC_FAILED, which is now described and not named
     "cublas_status_alloc_failed",
     "cudnn_status_alloc_failed",  # until cuDNN 8; it now says which of the two it is
     "cudnn_status_internal_error_device_allocation_failed",

@@ -132,8 +132,9 @@ class DeviceSteps:
                     raise
                 self._device.leave_capture()
                 if isinstance(error, OutOfDeviceMemory):
-                    raise
-                self._graphs.give_up(error)
+                    self._graphs.note_shortage(error)  # a graph takes memory of its own: the plain step may fit
+                else:
+                    self._graphs.give_up(error)
             else:
                 self._graphs.note_captured(shape)
                 return

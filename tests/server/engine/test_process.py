@@ -206,6 +206,36 @@ def test_steps_are_captured_while_nothing_runs(make_bench: Any, attach: Any, mon
     assert front.end() == 0
 
 
+def test_no_step_is_captured_between_pairs(make_bench: Any, attach: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of a pair wakes the loop without a message, which is not yet a quiet moment."""
+    monkeypatch.setattr(process, "QUIET_SECONDS", 2)
+    bench, graphs = make_bench(), FakeGraphs(5)
+    bench.runner.graphs = graphs
+    front = attach(lambda: (bench.engine, scoring(), READY))
+    front.send(Hello())
+    assert front.receive() == READY
+    for number in range(1, 21):
+        front.send(Score([pair(number)]))
+        assert front.ends(1) == {number: "eos"}
+    assert graphs.num_pending == 5
+
+
+def test_a_scorer_that_cannot_be_loaded_keeps_no_step_from_being_captured(
+    make_bench: Any, attach: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "QUIET_SECONDS", 0.001)
+    bench, graphs = make_bench(), FakeGraphs(5)
+    bench.runner.graphs = graphs
+    scorer = FakeScorer(is_loaded=False)
+
+    def refuse() -> None:
+        raise DeviceError("the bundle is away")
+
+    monkeypatch.setattr(scorer, "check", refuse)
+    attach(lambda: (bench.engine, scoring(scorer), READY))
+    assert graphs.all_done.wait(60)
+
+
 def test_steps_without_news_are_told_together(make_bench: Any, attach: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A report for each step would wake the front end between any two, and take its cores from the model."""
     monkeypatch.setattr(process, "REPORT_SECONDS", 1_000_000)
@@ -273,6 +303,7 @@ class StrangeError(Exception):
             OutOfDeviceMemory("cudaMalloc: out of memory"),
             "not enough memory to load it (cudaMalloc: out of memory): lower max_slots",
         ),
+        (MemoryError(), "not enough memory to load it: lower max_slots"),
         (DeviceError("--device cuda: CUDA runs fp16 and bf16 bundles"), "--device cuda: CUDA runs fp16"),
     ],
 )

@@ -39,9 +39,11 @@ class FailingDevice(HostDevice):
         graph_ids: Of the runs, what each said of its graph; None for those that say nothing.
         arenas: Memory that each session may take, by the name of its graph.
         num_left: Captures that were left after an error.
+        has_one_shortage: Whether memory will be short for the next capture, and for no other.
     """
 
     num_failures = 0
+    has_one_shortage = False
     capture_error: Exception | None = None
     num_runs = 0
     num_left = 0
@@ -63,8 +65,12 @@ class FailingDevice(HostDevice):
             graph = options.get_run_config_entry("gpu_graph_id")
         except RuntimeError:  # it says nothing
             graph = None
-        if self.capture_error is not None and graph not in (None, "-1"):
-            raise self.capture_error
+        if graph not in (None, "-1"):
+            if self.capture_error is not None:
+                raise self.capture_error
+            if self.has_one_shortage:
+                self.has_one_shortage = False
+                raise OutOfDeviceMemory("CUDA failure 2: out of memory")
         self.graph_ids.append(graph)
         self.num_runs += 1
         super().run(session, binding, options)

@@ -130,10 +130,10 @@ type: {{ .Values.strategy.type }}
 {{- $surge := get $given "maxSurge" -}}
 {{- $unavailable := get $given "maxUnavailable" -}}
 {{- if or (not (hasKey $given "maxSurge")) (kindIs "invalid" $surge) -}}
-{{- $surge = ternary 0 1 (and .Values.gpu.enabled (ne (toString $unavailable) "0")) -}}
+{{- $surge = ternary 0 1 (and .Values.gpu.enabled (not (has (toString $unavailable) (list "0" "0%")))) -}}
 {{- end -}}
 {{- if or (not (hasKey $given "maxUnavailable")) (kindIs "invalid" $unavailable) -}}
-{{- $unavailable = ternary 1 0 (eq (toString $surge) "0") -}}
+{{- $unavailable = ternary 1 0 (has (toString $surge) (list "0" "0%")) -}}
 {{- end }}
 rollingUpdate:
   maxSurge: {{ $surge }}
@@ -168,6 +168,18 @@ rollingUpdate:
 {{- $name := include "dragoman.fullname" . | regexQuoteMeta -}}
 {{- $own := printf "namespace=%q,job=~%q" .Release.Namespace (printf "(%s/)?%s" .Release.Namespace $name) -}}
 {{- default $own .Values.metrics.prometheusRule.matchers -}}
+{{- end -}}
+
+{{/* What the rules sum by: labels that matchers ask for stay, or nobody would find what is recorded. */}}
+{{- define "dragoman.sumLabels" -}}
+{{- $bare := regexReplaceAll "\"([^\"\\\\]|\\\\.)*\"" (include "dragoman.matchers" .) "" -}}
+{{- $names := without (regexFindAll "[a-zA-Z_][a-zA-Z0-9_]*" $bare -1) "namespace" "job" "model" -}}
+{{- join ", " (concat (list "namespace" "job") (uniq $names) (list "model")) -}}
+{{- end -}}
+
+{{/* Whether a rule's backends get any call; one without a weight has 1. */}}
+{{- define "dragoman.weighs" -}}
+{{- range . -}}{{- if or (not (hasKey . "weight")) (gt (int .weight) 0) -}}yes{{- end -}}{{- end -}}
 {{- end -}}
 
 {{/* Matchers of this release's autoscaler in the series of kube-state-metrics; KEDA gives those that it makes a prefix. */}}
@@ -206,10 +218,17 @@ rollingUpdate:
 {{- if and $v.grpcRoute.enabled (not $v.grpcRoute.parentRefs) -}}{{- fail "grpcRoute.parentRefs: needed with grpcRoute.enabled" -}}{{- end -}}
 {{- range $v.grpcRoute.rules -}}
 {{- if and .timeouts (eq $v.grpcRoute.kind "GRPCRoute") -}}{{- fail "grpcRoute.rules: a GRPCRoute has no timeouts; use grpcRoute.kind: HTTPRoute, or a policy of your gateway's own" -}}{{- end -}}
+{{- if and .backends (not (include "dragoman.weighs" .backends)) -}}{{- fail "grpcRoute.rules: a rule whose backends all have the weight 0 answers nobody" -}}{{- end -}}
+{{- $known := list -}}
+{{- range .backends -}}
+{{- $key := printf "%s/%s:%d" (default $.Release.Namespace .namespace) (default (include "dragoman.fullname" $) .name) (int (default $v.service.grpcPort .port)) -}}
+{{- if has $key $known -}}{{- fail (printf "grpcRoute.rules: a rule has the backend %s twice; one without a name is this release" $key) -}}{{- end -}}
+{{- $known = append $known $key -}}
+{{- end -}}
 {{- end -}}
 {{- if eq $v.strategy.type "RollingUpdate" -}}
 {{- $limits := get (include "dragoman.strategy" . | fromYaml) "rollingUpdate" -}}
-{{- if and (eq (toString $limits.maxSurge) "0") (eq (toString $limits.maxUnavailable) "0") -}}{{- fail "strategy.rollingUpdate: with maxSurge and maxUnavailable 0 nothing could ever be replaced" -}}{{- end -}}
+{{- if and (has (toString $limits.maxSurge) (list "0" "0%")) (has (toString $limits.maxUnavailable) (list "0" "0%")) -}}{{- fail "strategy.rollingUpdate: with maxSurge and maxUnavailable 0 nothing could ever be replaced" -}}{{- end -}}
 {{- end -}}
 {{- if eq (int $v.service.grpcPort) (int $v.service.metricsPort) -}}{{- fail "service: grpcPort and metricsPort are the same" -}}{{- end -}}
 {{- if ne $v.autoscaling.type "none" -}}

@@ -109,12 +109,14 @@ class Witness:
         assert not any(origin in (None, key[0]) for key in self.outstanding)
 
     def spoil(self, sequence: Sequence) -> None:
-        """Let a sequence's search raise at the next step, which it alone does not survive."""
+        """Let a sequence's search raise at the next step, alone or beside others like it, which it alone does not survive."""
 
         def fail(_: object) -> None:
             raise RuntimeError("made to fail")
 
-        sequence.search.advance = fail  # type: ignore[method-assign, union-attr]
+        for way in ("advance", "go_on_with"):
+            if hasattr(sequence.search, way):
+                setattr(sequence.search, way, fail)
         self.records[sequence.key].is_spoiled = True
         self.step()
         assert not self.is_outstanding(sequence.key)

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,39 @@ def test_a_capture_that_fails_is_said_with_its_reason(half_bundle: Path) -> None
     found = findings(half_bundle, device)
     assert [name for name, finding in found.items() if not finding.is_good] == ["capture"]
     assert "900" in found["capture"].text and "--gpu-graphs never" in found["capture"].advice
+
+
+def test_a_capture_that_memory_is_too_short_for_is_said(half_bundle: Path) -> None:
+    device = FailingDevice()
+    device.has_one_shortage = True
+    found = findings(half_bundle, device)
+    assert not found["capture"].is_good and "2 steps" in found["capture"].text and "--max-slots" in found["capture"].advice
+    assert found["replay"].text == "2 steps have the bits of plain ones"
+
+
+def test_without_graphs_nothing_is_captured_or_compared(half_bundle: Path) -> None:
+    device = FailingDevice()
+    device.capture_error = RuntimeError("CUDA failure 900: operation not permitted")
+    found = findings(half_bundle, device, replace(WANTED, graphs="never"))
+    assert all(finding.is_good for finding in found.values()) and "never" in found["capture"].text
+    assert found["replay"].text == "nothing is captured" and device.num_left == 0
+
+
+@pytest.mark.parametrize("error", [DeviceError, RuntimeError])
+def test_what_cannot_be_loaded_is_one_line(half_bundle: Path, error: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    device = FailingDevice()
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise error("decoder.onnx: ONNX Runtime cannot load it:\nno kernel\n")
+
+    monkeypatch.setattr(device, "open_session", refuse)
+    found = findings(half_bundle, device)
+    assert list(found) == ["bundle", "device", "load"] and not found["load"].is_good and found["load"].advice
+    assert "cannot load it: no kernel. " in str(found["load"]) and "\n" not in str(found["load"])
+
+
+def test_what_to_do_depends_on_no_folders_name(tmp_path: Path) -> None:
+    assert findings(tmp_path / "exports", FailingDevice())["bundle"].advice == check.AGAIN
 
 
 def test_a_run_that_fails_is_said_and_the_others_are_tried(half_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,6 +246,7 @@ def test_the_command_reads_the_servers_settings(half_bundle: Path, tmp_path: Pat
         assert result.returncode == 0, result.stdout + result.stderr
         assert f"load: {num_slots} slots" in result.stdout
     assert "load: 2 slots" in command(str(half_bundle), "--config", str(file)).stdout
+    assert "capture: off" in command(str(half_bundle), DRAGOMAN_CONFIG=str(file), DRAGOMAN_GPU_GRAPHS="never").stdout
 
 
 def test_without_a_gpu_the_command_says_so_in_one_line(half_bundle: Path) -> None:

@@ -91,6 +91,20 @@ def test_what_fits_is_reckoned_with_its_padding(encoder: DeviceEncoder) -> None:
     assert encoder.num_fitting([24]) == 1
 
 
+def test_no_more_sources_fit_than_there_are_positions(encoder: DeviceEncoder) -> None:
+    assert encoder.num_fitting([1] * (MAX_POSITIONS + 1)) == MAX_POSITIONS
+    assert encoder.num_fitting([1] * (3 * MAX_POSITIONS)) == MAX_POSITIONS
+
+
+def test_a_model_may_have_more_slots_than_the_encoder_takes_positions(device: WatchingDevice, model: DeviceModel) -> None:
+    sizes = model.target_vocab_size, model.max_target_tokens, model.max_source_tokens
+    slots = model.max_source_tokens + 9
+    runner = DeviceRunner(device, model, Buckets.of(slots, *sizes, rows=(1,)), prefill_tokens=1, capture="never")
+    runner.warm_up()
+    runner.prefill([[1]] * slots, range(slots))
+    assert runner.cache.source_lengths.tolist() == [1] * slots
+
+
 def test_a_batch_that_proved_too_large_is_not_tried_again(
     model: DeviceModel, encoder: DeviceEncoder, device: WatchingDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,6 +58,18 @@ def test_the_smallest_layouts_are_captured_at_the_start_and_others_while_nothing
     assert min(ids) >= 1 and len(set(ids)) == 2
 
 
+@pytest.mark.parametrize("capture", ["idle", "start"])
+def test_of_a_layout_the_largest_batches_come_first(make_device_runner: Make, buckets: Buckets, capture: str) -> None:
+    """What ONNX Runtime's arena has got for small ones does not do for larger ones, and is kept all the same."""
+    shapes = make_device_runner(capture=capture).graphs.at_start()
+    sizes = [(shape.num_rows, shape.num_candidates) for shape in shapes]
+    assert sizes[0] == (buckets.rows[-1], buckets.candidates[-1])
+    layouts = [(shape.targets, shape.sources) for shape in shapes]
+    for layout in set(layouts):
+        of_layout = [size for size, other in zip(sizes, layouts, strict=True) if other == layout]
+        assert of_layout == sorted(of_layout, reverse=True)
+
+
 def test_all_layouts_are_captured_before_the_model_is_ready_if_asked_for(make_device_runner: Make, buckets: Buckets) -> None:
     runner = make_device_runner(capture="start")
     runner.warm_up()
@@ -96,6 +108,18 @@ def test_what_was_captured_is_given_up_too(make_device_runner: Make, device: Any
     assert device.graph_ids[-1] == "-1" and runner.graphs.is_disabled
 
 
+def test_replays_can_be_left_out_for_a_while(make_device_runner: Make, device: Any) -> None:
+    runner = make_device_runner(is_ahead=False)
+    runner.warm_up()
+    runner.prefill([[5, EOS]], [0])
+    num_captured = runner.graphs.num_captured
+    with runner.graphs.ignored():
+        step(runner)
+        assert device.graph_ids[-1] == "-1"
+    step(runner)
+    assert int(device.graph_ids[-1]) >= 1 and runner.graphs.num_captured == num_captured
+
+
 def test_a_replay_that_fails_is_no_matter_of_capturing(make_device_runner: Make, device: Any) -> None:
     runner = make_device_runner(is_ahead=False)
     runner.warm_up()
@@ -126,6 +150,33 @@ def test_a_shortage_while_capturing_makes_steps_smaller_and_graphs_stay(make_dev
     assert not warnings and not runner.graphs.is_disabled and device.num_left == 1
     runner.warm_up()
     assert runner.graphs.num_captured > 0
+
+
+def test_where_memory_is_too_short_for_any_graph_steps_are_plain_and_whole(
+    make_device_runner: Make, device: Any, buckets: Buckets
+) -> None:
+    """A graph takes memory beside what its step computes with; that it cannot be had says nothing about the step."""
+    warnings: list[str] = []
+    runner = make_device_runner(warn=warnings.append, is_ahead=False)
+    device.capture_error = OutOfDeviceMemory("CUDA failure 2: out of memory ; expr=cudaGraphInstantiate(&graph_exec);")
+    runner.warm_up()
+    num_tried = len(buckets.rows) * len(buckets.candidates)
+    assert runner.graphs.is_disabled and device.num_left == num_tried
+    assert warnings == [str(device.capture_error)]
+    num_runs = device.num_runs
+    runner.prefill([[5, EOS]] * runner.max_rows, range(runner.max_rows))
+    tokens = np.full(runner.max_rows, START)
+    runner.step(tokens, np.zeros_like(tokens), 1)
+    assert device.num_runs == num_runs + 2 and device.graph_ids[-1] == "-1", "all rows at once"
+
+
+def test_one_graph_that_memory_is_too_short_for_leaves_the_others(make_device_runner: Make, device: Any, buckets: Buckets) -> None:
+    warnings: list[str] = []
+    runner = make_device_runner(warn=warnings.append, is_ahead=False)
+    device.has_one_shortage = True
+    runner.warm_up()
+    assert runner.graphs.num_captured == len(buckets.rows) * len(buckets.candidates) - 1
+    assert not warnings and not runner.graphs.is_disabled
 
 
 def test_a_graph_that_cannot_be_captured_is_loaded_to_run_plainly(

@@ -20,7 +20,9 @@ SHORT = {
     "bytes of 65536000",
     "CUDA": f"{CALL}[with ERRTYPE = cudaError] CUDA failure 2: out of memory ; GPU=0 ; hostname=node ; "
     "file=/onnxruntime_src/onnxruntime/core/providers/cuda/cuda_allocator.cc ; line=59 ; expr=cudaMalloc((void**)&p, size);",
-    "cuBLAS": f"{CALL}[with ERRTYPE = cublasStatus_t] CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED ; GPU=0 ; hostname=node ; "
+    "cuBLAS": f"{NODE}Status Message: CUBLAS failure 3: the resource allocation failed ; GPU=0 ; hostname=node ; "
+    "file=/onnxruntime_src/onnxruntime/core/providers/cuda/math/matmul.cc ; line=130 ; expr=cublasGemmHelper(handle);",
+    "cuBLAS as it was named": f"{CALL}[with ERRTYPE = cublasStatus_t] CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED ; GPU=0 ; "
     "file=/onnxruntime_src/onnxruntime/core/providers/cuda/cuda_stream_handle.cc ; line=73 ; expr=cublasCreate(&cublas_handle_);",
     "cuDNN until 8": f"{CALL}[with ERRTYPE = cudnnStatus_t] CUDNN failure 2: CUDNN_STATUS_ALLOC_FAILED ; GPU=0 ; hostname=node ; "
     "expr=cudnnCreate(&cudnn_handle_);",
@@ -33,6 +35,7 @@ OTHER = {
     "GroupQueryAttention node. Name:'GroupQueryAttention_0' Status Message: present_key and present_value are required unless "
     "borrowing a non-quantized KV cache",
     "a bound output of another size": "[ONNXRuntimeError] : 2 : INVALID_ARGUMENT : not enough space: expected 318080, got 314240",
+    "a product that failed, described": f"{NODE}Status Message: CUBLAS failure 13: the GPU program failed to execute ; GPU=0 ;",
     "a product that failed": f"{CALL}CUBLAS failure 13: CUBLAS_STATUS_EXECUTION_FAILED ; GPU=0 ; hostname=node ; line=121",
     "cuDNN for another reason": f"{CALL}CUDNN failure 4000: CUDNN_STATUS_INTERNAL_ERROR ; GPU=0 ; expr=cudnnCreate();",
     "a capture": f"{CALL}CUDA failure 900: operation not permitted when stream is capturing ; GPU=0 ; hostname=node ;",
