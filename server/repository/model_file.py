@@ -63,13 +63,15 @@ class Versions(_Table):
     """
 
     latest: Count | None = None
-    only: Annotated[tuple[VersionName, ...], Field(min_length=1, strict=False)] | None = None
+    only: Annotated[tuple[VersionName, ...], Field(strict=False)] | None = None
     default: VersionName | None = None
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
         if self.latest is not None and self.only is not None:
             raise ValueError("latest and only are both set")
+        if self.only == ():
+            raise ValueError("only names no version")
         if self.only is not None and len(set(self.only)) < len(self.only):
             raise ValueError("only has a version twice")
         return self
@@ -191,8 +193,8 @@ def _explain(detail: ErrorDetails) -> str:
             return f"{field}: unknown field{hint(parts[-1], _names_beside(parts))}"
         case "value_error":
             return one_line(f"{field}: {detail['ctx']['error']}")
-        case "tuple_type" | "too_short":
-            reason = "must be a list of names, in quotes, and have one"
+        case "tuple_type":
+            reason = "must be a list of names in quotes"
         case "model_type" | "dict_type":
             reason = "must be a table"
         case _:
