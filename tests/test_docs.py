@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import itertools
 import re
 import tomllib
 from pathlib import Path
@@ -11,6 +12,9 @@ from prometheus_client.registry import CollectorRegistry
 
 from dragoman.model.training.config import TrainingConfig
 from dragoman.server.config import ServerConfig
+from dragoman.server.repository.found import FoundVersion
+from dragoman.server.repository.model_file import ModelFile
+from dragoman.server.repository.policy import wanted
 from dragoman.server.telemetry.metrics import Metrics
 from dragoman.v1 import generation_pb2
 
@@ -64,6 +68,49 @@ def test_the_training_example_is_valid() -> None:
     text = (ROOT / "docs/checkpoints.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     assert TrainingConfig.parse(tomllib.loads(example), "docs/checkpoints.md").name == "en-de"
+
+
+def model_file(text: str) -> ModelFile:
+    return ModelFile.model_validate(tomllib.loads(text))
+
+
+def test_every_field_of_a_models_file_is_described_with_its_default() -> None:
+    rows = {name: row for name, row in table_rows("models.md").items() if "." in name}
+    fields = {}
+    for table, field in ModelFile.model_fields.items():
+        inner = getattr(field.annotation, "model_fields", {{"labels": "LABEL", "weights": "NAME"}.get(table, ""): None})
+        fields |= {f"{table}.{name}": getattr(inner[name], "default", None) for name in inner}
+    assert list(rows) == list(fields)
+    for name, default in fields.items():
+        if isinstance(default, float):
+            assert float(rows[name][0]) == default
+        elif isinstance(default, str):
+            assert rows[name][0] == default
+        elif name.startswith("settings.") and name.removeprefix("settings.") in ServerConfig.model_fields:
+            assert rows[name][0] == "the server's"
+    assert rows["versions.latest"][0] == str(ModelFile().versions.num_latest)
+
+
+def test_examples_of_models_files_are_valid() -> None:
+    text = (ROOT / "docs/models.md").read_text(encoding="utf-8")
+    examples = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    assert len(examples) == 2
+    for example in examples:
+        assert model_file(example).weights == {"canary": 0.1}
+
+
+def test_examples_of_the_policy_are_what_it_decides() -> None:
+    lines = (ROOT / "docs/models.md").read_text(encoding="utf-8").splitlines()
+    start = lines.index("| versions | model.toml | served | requests that name no version |") + 2
+    rows = list(itertools.takewhile(lambda line: line.startswith("|"), lines[start:]))
+    assert len(rows) == 9
+    for row in rows:
+        there, text, served, shares = (cell.strip(" `") for cell in row.strip("|").split("|"))
+        found = [FoundVersion(name, ROOT / name, (1, 1, 1)) for name in there.split()]
+        answer = wanted(found, model_file(text.replace("; ", "\n")))
+        assert [version.name for version in answer.versions] == served.split(), row
+        said = {name: float(share) for name, share in (part.split(": ") for part in shares.split(", "))}
+        assert answer.shares == pytest.approx(said), row
 
 
 def test_files_that_documents_name_exist() -> None:

@@ -44,6 +44,12 @@ FORBIDDEN = [
     ("server/core/", ("grpc", "google", "grpc_status", "grpc_health", "v1", "server.faces", "prometheus_client", "zmq")),
     ("server/core/", ("server.supervisor", "server.repository", "server.main", "server.engine.engine", "server.runtime")),
     ("server/faces/", ("server.supervisor", "server.repository", "server.main", "server.engine", "server.runtime")),
+    ("server/repository/", ("server.faces", *FRONT_ENDS, "server.main", "server.engine.engine", "server.runtime")),
+    # What decides about versions does it without an engine, a bundle that is open, or a process.
+    *(
+        (f"server/repository/{name}.py", ("server.engine", "server.dispatch", "server.supervisor", "model.text", "zmq", "asyncio"))
+        for name in ("choosing", "folders", "found", "layout", "model_file", "policy", "version_names")
+    ),
     ("server/engine/scheduler.py", ("server.runtime", "numpy")),
     ("server/engine/messages.py", ("server", "numpy")),
     ("server/engine/", (*FRONT, "server.config")),

@@ -13,9 +13,9 @@ _MAX_SHOWN_CHARACTERS = 80
 def choose(shares: Mapping[str, float], key: str) -> str:
     """Return the version that answers the requests of a key: always the same one while the shares are the same.
 
-    Over many keys each version gets its share. If a share changes, keys move to the versions whose part of the whole grows, or away
-    from those whose part shrinks, and no others do. The choice needs nothing but its arguments, so that all processes agree on it:
-    weighted rendezvous hashing (Schindelhauer and Schomaker, 2005).
+    Over many keys each version gets its share. If one share changes while the others stay in proportion, keys move to or from that
+    version only, as few as can. The choice needs nothing but its arguments, so that all processes agree on it: weighted rendezvous
+    hashing (Schindelhauer and Schomaker, 2005).
 
     Args:
         shares: By version; at least one is above 0.

@@ -135,6 +135,8 @@ def _find_file(path: Path, before: FoundModel | None, is_at_once: bool) -> tuple
     try:
         return read_model_file(path), "", FileLook(stamp, stamp)
     except ConfigError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return ModelFile(), "", FileLook()
         return file, str(error), FileLook(UNREAD, stamp, before is not None and last.is_usable)
 
 

@@ -65,7 +65,7 @@ class Versions(_Table):
     """
 
     latest: Count | None = None
-    only: Annotated[tuple[VersionName, ...], Field(min_length=1, strict=False)] | None = None
+    only: Annotated[tuple[VersionName, ...], Field(strict=False)] | None = None
     default: VersionName | None = None
     sticky: Sticky = "request"
 
@@ -73,6 +73,8 @@ class Versions(_Table):
     def _check_together(self) -> Self:
         if self.latest is not None and self.only is not None:
             raise ValueError("latest and only are both set")
+        if self.only == ():
+            raise ValueError("only names no version")
         if self.only is not None and len(set(self.only)) < len(self.only):
             raise ValueError("only has a version twice")
         return self
@@ -86,15 +88,9 @@ class Versions(_Table):
 class ModelSettings(_Table):
     """What a model has of its own; what is None is the server's setting of that name, where there is one.
 
+    Those that the server has as well are described there, in `ServerConfig`.
+
     Attributes:
-        num_threads: See `ServerConfig`, as the next seven.
-        replicas: ...
-        device: ...
-        gpu_memory_gib: ...
-        max_slots: ...
-        max_slots_per_request: ...
-        max_waiting_requests: ...
-        max_waiting_tokens: ...
         max_priority: Highest priority that a request for it may have; None for any.
         is_ready_needed: Whether it counts for the server's readiness; None for what `ready_when` says.
         keep_loaded: Seconds without a request after which it may be unloaded, infinite for never; None where nothing is said.
@@ -194,8 +190,8 @@ def _explain(detail: ErrorDetails) -> str:
             return f"{field}: unknown field{hint(parts[-1], _names_beside(parts))}"
         case "value_error":
             return one_line(f"{field}: {detail['ctx']['error']}")
-        case "tuple_type" | "too_short":
-            reason = "must be a list of names, in quotes, and have one"
+        case "tuple_type":
+            reason = "must be a list of names in quotes"
         case "model_type" | "dict_type":
             reason = "must be a table"
         case _:

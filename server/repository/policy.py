@@ -67,9 +67,9 @@ def wanted(
 ) -> Wanted:
     """Return what should be served.
 
-    Loaded are the versions of `latest` or `only`, those that labels, weights and `default` name, and those that an operator has asked
-    for. While a default is still to be found, `latest` counts versions without a weight only, so that a canary is never all there is.
-    Whoever wants to know what can answer while some versions still start gives these as refused.
+    Loaded are the versions of `latest` or `only`, those that labels, weights and `default` name, and those that an operator has
+    asked for. Where the default is left open, `latest` counts versions without a weight only, so that a canary is never all there
+    is. Whoever wants to know what can answer while some versions still start gives these as refused.
 
     Args:
         found: The model's versions, the newest last.

@@ -1,0 +1,228 @@
+"""`model.toml`: what it may say, and how it is refused."""
+
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dragoman.server.config import ConfigError, ServerConfig
+from dragoman.server.repository.model_file import ModelFile, ModelSettings, Swap, Versions, read_model_file
+
+
+@pytest.fixture
+def read(tmp_path: Path) -> Any:
+    def read_text(text: str) -> ModelFile:
+        (tmp_path / "model.toml").write_text(text)
+        return read_model_file(tmp_path / "model.toml")
+
+    return read_text
+
+
+def test_an_empty_file_says_what_no_file_says(read: Any) -> None:
+    assert read("") == ModelFile()
+    assert ModelFile().versions.num_latest == 1
+    assert ModelFile().settings == ModelSettings()
+    assert ModelFile().swap.mode == "replace"
+
+
+def test_every_field_is_read(read: Any) -> None:
+    file = read("""
+        [versions]
+        only = ["3", "4"]
+        default = "stable"
+        [labels]
+        stable = "3"
+        canary = "4"
+        [weights]
+        canary = 0.1
+        "3" = 0
+        [settings]
+        num_threads = 2
+        replicas = 3
+        device = "cpu"
+        gpu_memory_gib = 2
+        max_slots = 32
+        max_slots_per_request = 8
+        max_waiting_requests = 100
+        max_waiting_tokens = 1000
+        max_priority = -2
+        is_ready_needed = false
+        keep_loaded = "10m"
+        [swap]
+        mode = "restart"
+        probation_seconds = 0
+        max_error_rate = 0.5
+        max_latency_factor = 2
+    """)
+    assert file == ModelFile(
+        versions=Versions(only=("3", "4"), default="stable"),
+        labels={"stable": "3", "canary": "4"},
+        weights={"canary": 0.1, "3": 0.0},
+        settings=ModelSettings(
+            num_threads=2,
+            replicas=3,
+            device="cpu",
+            gpu_memory_gib=2.0,
+            max_slots=32,
+            max_slots_per_request=8,
+            max_waiting_requests=100,
+            max_waiting_tokens=1000,
+            max_priority=-2,
+            is_ready_needed=False,
+            keep_loaded="10m",  # type: ignore[arg-type]  # as the file has it
+        ),
+        swap=Swap(mode="restart", probation_seconds=0.0, max_error_rate=0.5, max_latency_factor=2.0),
+    )
+    assert file.settings.keep_loaded == 600
+    unset = {
+        name
+        for table in (file, file.settings, file.swap)
+        for name in type(table).model_fields
+        if name not in table.model_fields_set
+    }
+    assert unset == set()
+
+
+def test_a_model_can_be_kept_for_ever(read: Any) -> None:
+    assert read('[settings]\nkeep_loaded = "always"').settings.keep_loaded == math.inf
+
+
+def test_latest_is_a_number(read: Any) -> None:
+    assert read("[versions]\nlatest = 3").versions.num_latest == 3
+
+
+@pytest.mark.parametrize("weights", ["a = 1", "a = 0.1\nb = 0.2\nc = 0.7", "a = 0", "a = 0.3\nb = 0.3"])
+def test_weights_may_be_one_together(read: Any, weights: str) -> None:
+    assert read(f"[weights]\n{weights}").weights
+
+
+REFUSED = [
+    ("[label]\na = '1'", "label: unknown field; did you mean labels?"),
+    ("latest = 1", "latest: unknown field"),
+    ("[versions]\nlast = 3", "versions.last: unknown field; did you mean latest?"),
+    ("[settings]\nmax_slotz = 3", "settings.max_slotz: unknown field; did you mean max_slots?"),
+    ("[settings]\nport = 3", "settings.port: unknown field"),
+    ("[swap]\nwait = 3", "swap.wait: unknown field"),
+    ("versions = 3", "versions: 3: must be a table"),
+    ("labels = ['a']", "labels: ['a']: must be a table"),
+    ("[versions]\nlatest = 0", "versions.latest: 0: input should be greater than or equal to 1"),
+    ("[versions]\nlatest = true", "versions.latest: True: input should be a valid integer"),
+    ("[versions]\nlatest = 1\nonly = ['1']", "versions: latest and only are both set"),
+    ("[versions]\nonly = []", "versions: only names no version"),
+    ("[versions]\nonly = '3'", "versions.only: '3': must be a list of names in quotes"),
+    ("[versions]\nonly = [3]", "versions.only.0: 3: input should be a valid string"),
+    ("[versions]\nonly = ['3', '3']", "versions: only has a version twice"),
+    ("[versions]\nonly = ['../3']", 'versions.only.0: "../3" is no name of a version'),
+    ("[versions]\ndefault = ''", 'versions.default: "" is no name of a version'),
+    ("[labels]\n'a b' = '1'", 'labels.a b: "a b" is no name of a version'),
+    ("[labels]\na = 3", "labels.a: 3: input should be a valid string"),
+    ("[labels]\na = 'é'", 'labels.a: "\\u00e9" is no name of a version'),
+    ("[weights]\na = 0.6\nb = 0.5", "weights: are 1.1 together, more than 1"),
+    ("[weights]\na = -0.1", "weights.a: -0.1: input should be greater than or equal to 0"),
+    ("[weights]\na = nan", "weights.a: nan: input should be a finite number"),
+    ("[weights]\na = '0.1'", "weights.a: '0.1': input should be a valid number"),
+    ("[settings]\nnum_threads = -1", "settings.num_threads: -1: input should be greater than or equal to 0"),
+    ("[settings]\ndevice = 'gpu'", "settings.device: 'gpu' is not auto, cpu, cuda or cuda:N"),
+    ("[settings]\nmax_priority = 11", "settings.max_priority: 11: input should be less than or equal to 10"),
+    ("[settings]\nis_ready_needed = 'no'", "settings.is_ready_needed: 'no': input should be a valid boolean"),
+    ("[settings]\nkeep_loaded = 600", "settings.keep_loaded: 600 is not a time such as 90s, 10m or 1.5h, in quotes"),
+    ("[settings]\nkeep_loaded = '0s'", "settings.keep_loaded: '0s': input should be greater than 0"),
+    ("[settings]\nkeep_loaded = 2024-01-01", "settings.keep_loaded: datetime.date(2024, 1, 1) is not a time"),
+    ("[swap]\nmode = 'blue'", "swap.mode: 'blue': input should be 'replace' or 'restart'"),
+    ("[swap]\nprobation_seconds = inf", "swap.probation_seconds: inf: input should be a finite number"),
+    ("[swap]\nmax_error_rate = 2", "swap.max_error_rate: 2: input should be less than or equal to 1"),
+    ("[swap]\nmax_latency_factor = 0.9", "swap.max_latency_factor: 0.9: input should be greater than or equal to 1"),
+    ("a = [", "not a TOML file: "),
+    ("a = " + "[" * 50_000, "not a TOML file: nested too deeply"),
+    ("#" * 70_000, "cannot be read: more than 65536 bytes"),
+]
+
+
+@pytest.mark.parametrize(("text", "reason"), REFUSED, ids=[text[:30] for text, _ in REFUSED])
+def test_what_cannot_be_used_is_refused_in_a_line_with_file_and_field(read: Any, tmp_path: Path, text: str, reason: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        read(text)
+    message = str(refusal.value)
+    assert message.startswith(f"{tmp_path}/model.toml: {reason}")
+    assert "\n" not in message and message.isascii() and len(message) < len(str(tmp_path)) + 600
+
+
+def test_all_that_is_wrong_is_said(read: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        read("[settings]\nmax_slots = 0\nreplicas = 999\n[swap]\nmode = 3")
+    lines = str(refusal.value).splitlines()
+    assert [line.split(": ")[1] for line in lines] == ["settings.replicas", "settings.max_slots", "swap.mode"]
+    assert all(line.startswith(f"{tmp_path}/model.toml: ") for line in lines)
+
+
+def test_a_long_value_is_not_repeated_in_full(read: Any) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        read(f"[settings]\nmax_slots = '{'x' * 10_000}'")
+    assert len(str(refusal.value)) < 500
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"a = '\xff'"])
+def test_what_is_no_text_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "model.toml").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"model\.toml: not a TOML file"):
+        read_model_file(tmp_path / "model.toml")
+
+
+def test_a_pipe_keeps_nobody_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "model.toml")
+    with pytest.raises(ConfigError, match=r"model\.toml: cannot be read: not a regular file"):
+        read_model_file(tmp_path / "model.toml")
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model\.toml: cannot be read: No such file"):
+        read_model_file(tmp_path / "model.toml")
+
+
+SHARED = sorted(ModelSettings.model_fields.keys() & ServerConfig.model_fields.keys())
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_a_setting_of_a_models_own_may_be_what_the_servers_may_be(name: str) -> None:
+    """Constraints are compared as JSON schema, in which both say them."""
+    server = ServerConfig.model_json_schema()["properties"][name]
+    ours = next(branch for branch in ModelSettings.model_json_schema()["properties"][name]["anyOf"] if branch.get("type") != "null")
+    words = ("type", "minimum", "maximum", "exclusiveMinimum", "pattern", "minLength")
+    assert {word: server.get(word) for word in words} == {word: ours.get(word) for word in words}
+
+
+def test_settings_that_a_model_has_go_before_the_servers() -> None:
+    server = ServerConfig(models=Path("bundles"), max_slots=64, num_threads=4, replicas=2)
+    assert ModelSettings().within(server) == server
+    own = ModelSettings(max_slots=8, replicas=1, device="cuda:1", max_priority=3).within(server)
+    assert (own.max_slots, own.num_threads, own.replicas, own.device) == (8, 4, 1, "cuda:1")
+    assert server.max_slots == 64
+    assert len(SHARED) == 8, "every one of them is handed on"
+    everything = ModelSettings(
+        num_threads=7,
+        replicas=7,
+        device="cpu",
+        gpu_memory_gib=7,
+        max_slots=77,
+        max_slots_per_request=7,
+        max_waiting_requests=7,
+        max_waiting_tokens=7,
+    )
+    changed = everything.within(server)
+    assert {name: getattr(changed, name) for name in SHARED} == everything.model_dump(include=set(SHARED))
+
+
+@pytest.mark.parametrize(
+    ("own", "reason"),
+    [
+        (ModelSettings(max_slots=8), r"max_slots_per_request \(16\) is more than max_slots \(8\)"),
+        (ModelSettings(device="cuda:1"), "replicas are for the CPU, and device is cuda:1"),
+        (ModelSettings(num_threads=0), "pin_engines is set without num_threads"),
+    ],
+)
+def test_settings_that_do_not_fit_the_servers_are_refused(own: ModelSettings, reason: str) -> None:
+    server = ServerConfig(models=Path("b"), max_slots_per_request=16, replicas=2, num_threads=2, pin_engines=True)
+    with pytest.raises(ConfigError, match=reason):
+        own.within(server)
