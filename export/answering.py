@@ -1,11 +1,11 @@
 """Sample answers made: the graphs of a bundle are asked on the CPU, opened as the server opens them, and what they say is kept.
 
-**The tolerance.** On another kind of processor, another version of ONNX Runtime or a device, a graph's log-probabilities are others.
-Let x be the model's own log-probability of a token in single precision, s the sample's and r the one of a right run elsewhere. Export
-has measured |s − x| on the samples, and its gate lets pass what is within a limit of x; so |r − s| ≤ |r − x| + |x − s|, and each
-part is at most the larger of the gate's limit and of what was measured. Twice that is the tolerance. In single precision the limit is the
-parity report's; in half precision it is that of the gate; in int8, where the gate bounds means alone, what was measured is all there is: the
-noise of rounding to 8 bits, which is of the same size wherever it arises.
+**The tolerance.** On another kind of processor, with another version of ONNX Runtime or on a device a graph's log-probabilities are
+others. Let x be the model's own log-probability of a token in single precision, s the sample's and r the one of a right run
+elsewhere. Export has measured |s − x| on the samples, and its gate lets pass what is within a limit of x. So |r − s| is at most
+|r − x| + |x − s|, and each part at most the larger of the gate's limit and of what was measured. Twice that is the tolerance. In
+single precision the limit is the parity report's, in half precision that of its gate. In int8 the gate bounds means alone, and what
+was measured takes the limit's place: the noise of rounding to 8 bits, which is of the same size wherever it arises.
 """
 
 import math
