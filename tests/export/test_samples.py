@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dragoman.export.answering import MAX_NEW_TOKENS, MAX_SOURCE_TOKENS
-from dragoman.export.arguments import Shortlist
+from dragoman.export.arguments import ExportError, Shortlist
 from dragoman.export.bundle import MANIFEST_FILE, SAMPLES_FILE, Bundle, hash_file, read_manifest
 from dragoman.export.exporter import export_checkpoint
 from dragoman.export.fields import MAX_SAMPLES_BYTES, BundleError
@@ -108,6 +108,11 @@ def test_sources_have_what_is_said_around_a_text_in_every_language(make_checkpoi
     assert {target for _, target in told} == {"de", "fr", "fi"} and {source for source, _ in told} == {"en", "is"}
     text = samples.samples[0].source
     assert len(text) > 4, "a source without text has the task's"
+
+
+def test_a_task_without_its_language_is_refused_before_a_server_does(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="cannot be served: the task needs a target language"):
+        exported_from(replace(make_checkpoint(), template=Template(task="to {target}: ")), tmp_path)
 
 
 @pytest.mark.parametrize("options", [{"precision": "int8"}, {"precision": "int8", "cache_precision": "int8", "weight_bits": 7}])
