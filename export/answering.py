@@ -1,11 +1,11 @@
 """Sample answers made: the graphs of a bundle are asked on the CPU, opened as the server opens them, and what they say is kept.
 
-**The tolerance.** On another kind of processor, another version of ONNX Runtime or a device, a graph's log-probabilities are others.
-Let x be the model's own log-probability of a token in single precision, s the sample's and r the one of a right run elsewhere. Export
-has measured |s − x| on the samples, and its gate lets pass what is within a limit of x; so |r − s| ≤ |r − x| + |x − s|, and each
-part is at most the larger of the gate's limit and of what was measured. Twice that is the tolerance. In single precision the limit is the
-parity report's; in half precision it is that of the gate; in int8, where the gate bounds means alone, what was measured is all there is: the
-noise of rounding to 8 bits, which is of the same size wherever it arises.
+**The tolerance.** On another kind of processor, with another version of ONNX Runtime or on a device a graph's log-probabilities are
+others. Let x be the model's own log-probability of a token in single precision, s the sample's and r the one of a right run
+elsewhere. Export has measured |s − x| on the samples, and its gate lets pass what is within a limit of x. So |r − s| is at most
+|r − x| + |x − s|, and each part at most the larger of the gate's limit and of what was measured. Twice that is the tolerance. In
+single precision the limit is the parity report's, in half precision that of its gate. In int8 the gate bounds means alone, and what
+was measured takes the limit's place: the noise of rounding to 8 bits, which is of the same size wherever it arises.
 """
 
 import math
@@ -19,6 +19,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from dragoman.export.arguments import ExportError
 from dragoman.export.bundle import DECODER_FILE, ENCODER_FILE, SCORER_FILE
 from dragoman.export.fields import Precision, WeightBits
 from dragoman.export.parity import Floats, drive
@@ -99,6 +100,10 @@ def make_samples(checkpoint: Checkpoint, directory: Path, recipe: Made, toleranc
         directory: Where they lie.
         recipe: How they were made.
         tolerance: Of the parity report.
+
+    Raises:
+        BundleError: If the graphs cannot be loaded.
+        ExportError: If the template's task needs a language that there is not.
     """
     config = checkpoint.model.config
     rows = _rows(checkpoint)
@@ -145,13 +150,20 @@ def _opened(directory: Path, config: ModelConfig, recipe: Made) -> Iterator[Onnx
 
 
 def _rows(checkpoint: Checkpoint) -> list[SampleRow]:
-    """Return greedy rows that have yet to be driven, in a language each where there are several; the same ones every time."""
+    """Return greedy rows that have yet to be driven, in a language each where there are several; the same ones every time.
+
+    Raises:
+        ExportError: If the template's task needs a language of a side that has none.
+    """
     config, tokenizer = checkpoint.model.config, checkpoint.tokenizers.source
     languages = _languages(checkpoint.languages or Languages(), len(TEXTS))
     said = [around(checkpoint.template, *pair, config.eos_id) for pair in languages]
     # The same number of tokens for all, so that the one that is allowed least is allowed as many as the others.
     num_new = min(MAX_NEW_TOKENS, config.max_target_positions - max(len(affixes.target_prefix) for affixes in said))
-    tasks = [checkpoint.template.task_text(*pair) for pair in languages]
+    try:
+        tasks = [checkpoint.template.task_text(*pair) for pair in languages]
+    except ValueError as error:
+        raise ExportError(f"the model cannot be served: {error}") from error
     texts = tokenizer.encode_batch([task + text for task, text in zip(tasks, TEXTS, strict=True)])
     texts[PLACE_OF_RANDOM] = _random_ids(config)
     longest = min(config.max_source_positions, MAX_SOURCE_TOKENS)
@@ -168,8 +180,8 @@ def _row(text: Sequence[int], said: Affixes, longest: int, num_new: int, config:
 
 
 def _languages(languages: Languages, number: int) -> list[tuple[Language | None, Language | None]]:
-    """Return pairs of languages: the defaults, or the first, and then others from all over the lists."""
-    sides = ((languages.source, languages.default_source), (languages.target, languages.default_target))
+    """Return pairs of languages: the defaults, or the first, and then others from all over the lists, sources backwards."""
+    sides = ((languages.source[::-1], languages.default_source), (languages.target, languages.default_target))
     chosen: list[list[Language | None]] = []
     for known, default in sides:
         usual = next((language for language in known if language.code == default), known[0] if known else None)

@@ -5,6 +5,7 @@ around a text, so that no tokeniser is needed to ask. Numbers in single precisio
 export writes: with them a damaged or hostile file is refused before anything is made of it.
 """
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -60,7 +61,7 @@ class Sample(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
             token, log_prob, candidates = row
             if candidates[0] != (token, log_prob):
                 raise ValueError(f"the first of candidates at position {place} is not the answer's token")
-            if any(a[1] < b[1] for a, b in zip(candidates, candidates[1:], strict=False)):
+            if any(before[1] < after[1] for before, after in pairwise(candidates)):
                 raise ValueError(f"candidates at position {place} are not in order")
 
 
@@ -97,8 +98,8 @@ class Samples(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         platform: What the answers were computed on. On the same platform the same bits have to come again.
         device: What computed them, and what of the graphs did not run, see `Parity`.
         tolerance: How far a right log-probability may be from one here on another platform or device; see `answering`.
-        are_scores_exact: Whether scores, too, have the same bits again on the same platform: those of a large bundle have not, whose
-            scorer has its weights in one order or another.
+        are_scores_exact: Whether scores, too, have the same bits on the same platform. Those of a large bundle need not, for its
+            scorer may have its weights in another order.
         max_new_tokens: That the answers were allowed.
         samples: Answers, to sources from short to long.
         pairs: Scores.
@@ -123,11 +124,11 @@ class Samples(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
             name, num_new = f"sample {number}", len(sample.ids)
             tokens = [*sample.target_prefix, *sample.ids, *(token for row in sample.candidates for token, _ in row)]
             _check_sides(name, sample.source, tokens, sample.decoder_start_id, manifest)
+            _check_length(name, "answer", len(sample.target_prefix) + self.max_new_tokens, manifest.max_target_tokens)
             if num_new > self.max_new_tokens or (num_new < self.max_new_tokens and sample.ids[-1] != manifest.eos_id):
                 raise ValueError(f"{name} has {num_new} tokens, where {self.max_new_tokens} were allowed")
             if manifest.eos_id in sample.ids[:-1]:
                 raise ValueError(f"{name} goes on after end-of-sequence")
-            _check_length(name, "answer", len(sample.target_prefix) + self.max_new_tokens, manifest.max_target_tokens)
         for number, pair in enumerate(self.pairs, 1):
             name = f"pair {number}"
             _check_sides(name, pair.source, pair.target, pair.decoder_start_id, manifest)

@@ -16,6 +16,7 @@ from dragoman.export.bundle import (
     FORMAT_VERSION,
     MANIFEST_FILE,
     PARITY_FILE,
+    SAMPLES_FILE,
     Bundle,
     BundleError,
     Manifest,
@@ -300,7 +301,9 @@ def test_version_follows_what_the_model_answers_and_nothing_else(exported: Path)
         return manifest.files | {path: msgspec.structs.replace(manifest.files[path], sha256="0" * 64)}
 
     assert version(name="other") == manifest.version == version(domain="other")
-    assert version(files=files(PARITY_FILE)) == manifest.version
+    assert version(files=files(PARITY_FILE)) == manifest.version == version(files=files(SAMPLES_FILE))
+    unsampled = {path: entry for path, entry in manifest.files.items() if path != SAMPLES_FILE}
+    assert version(files=unsampled) == manifest.version, "a bundle of before is the same model"
     assert version(files=dict(reversed(manifest.files.items()))) == manifest.version
     others = [
         version(files=files("decoder.weights")),

@@ -4,10 +4,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from dragoman.export.answering import make_samples
+from dragoman.export.building import Recipe
 from dragoman.export.parity import ParityReport
 from dragoman.export.verify import OnnxRunner, verify
 from dragoman.model.checkpoint import Checkpoint
+from dragoman.model.decode import greedy_search
 from dragoman.model.text.tokenizers import Tokenizers
 from dragoman.model.transformer import Transformer
 from tests.export.conftest import WriteGraphs
@@ -31,6 +35,26 @@ def test_graphs_pass_the_gate(proved: Proved) -> None:
     assert report.max_log_prob_difference < 1e-5 and report.max_score_difference < 1e-5
     assert report.num_token_mismatches == 0
     assert report.max_position == model.config.max_target_positions - 1
+
+
+def test_sample_answers_are_the_models_own(proved: Proved, tokenizers: Tokenizers) -> None:
+    model, directory, report = proved
+    samples = make_samples(Checkpoint("x", model, tokenizers), directory, Recipe("fp32"), report.tolerance)
+    answers = greedy_search(model, [sample.source[:-1] for sample in samples.samples], samples.max_new_tokens)
+    for sample, expected in zip(samples.samples, answers, strict=True):
+        assert [token for token in sample.ids if token != model.config.eos_id] == expected.ids
+        np.testing.assert_allclose(sample.log_probs, expected.log_probs, atol=1e-5)
+    for pair in samples.pairs:
+        assert pair.target[-1] == model.config.eos_id
+        logits = model(torch.tensor([pair.source]), torch.tensor([len(pair.source)]), _shifted(model, pair.target))[0]
+        if model.config.padding == "excluded":
+            logits[:, model.config.pad_id] = -torch.inf
+        expected_scores = logits.log_softmax(-1)[range(len(pair.target)), pair.target].detach()
+        np.testing.assert_allclose(pair.log_probs, expected_scores, atol=1e-5)
+
+
+def _shifted(model: Transformer, target: list[int]) -> torch.Tensor:
+    return torch.tensor([[model.config.decoder_start_id, *target[:-1]]])
 
 
 def test_rows_have_the_same_bits_at_every_batch_size(proved: Proved) -> None:

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.export.processor import overflows_in_8_bits, processor_identity, processor_kind
+from dragoman.export.processor import Platform, overflows_in_8_bits, platform_of, processor_identity, processor_kind
 
 
 @pytest.mark.parametrize(
@@ -71,3 +71,19 @@ def test_a_processor_that_does_not_say_what_it_can_do_has_no_identity(tmp_path: 
     assert processor_identity(tmp_path / "missing") == ""
     (tmp_path / "cpuinfo").write_text("vendor_id\t: X\nmodel\t: 17\n", encoding="ascii")
     assert processor_identity(tmp_path / "cpuinfo") == ""
+
+
+def test_a_platform_is_another_with_another_processor_runtime_or_build(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.write_text("vendor_id\t: A\nmodel\t\t: 1\nflags\t\t: avx2 avx512_vnni\n", encoding="ascii")
+    second.write_text("vendor_id\t: B\nmodel\t\t: 1\nflags\t\t: avx2 avx512_vnni\n", encoding="ascii")
+    here = platform_of("1.2", "Release", first)
+    assert (here.processor, here.runtime) == ("avx512_vnni", "1.2")
+    assert here.is_same_as(platform_of("1.2", "Release", first))
+    for other in (platform_of("1.2", "Release", second), platform_of("1.3", "Release", first), platform_of("1.2", "Debug", first)):
+        assert not here.is_same_as(other)
+
+
+def test_a_platform_that_is_not_known_is_none_not_even_its_own(tmp_path: Path) -> None:
+    unknown = platform_of("1.2", "Release", tmp_path / "missing")
+    assert unknown.identity == "" and not unknown.is_same_as(unknown) and not Platform().is_same_as(Platform())
