@@ -77,7 +77,7 @@ class ServerConfig(BaseSettings):
     models: Path = Field(description="Folder that holds the models to serve: a folder each, of a bundle or of versions.")
     models_poll_seconds: Seconds = Field(
         2.0,
-        description="How often that folder is looked at for versions that have come or gone; 0 for only when told to, by SIGHUP.",
+        description="Pause between two looks at that folder, for versions that have come or gone; 0 to look only on SIGHUP.",
     )
     load_timeout_seconds: PositiveSeconds = Field(
         600.0, description="How long the engine of a version that comes while the server runs may take until it is ready."

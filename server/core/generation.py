@@ -47,7 +47,7 @@ class Generation:
             self.prepare(model)
 
     def prepare(self, model: Model) -> None:
-        """Work out what requests for a model need: a quarter of a million tokens take a tenth of a second, which none shall wait for."""
+        """Work out what requests for a model need and none shall wait for; a large vocabulary takes a tenth of a second."""
         for tokenizer in (model.tokenizers.source, model.tokenizers.target):
             self._validator.sizes.of(tokenizer)
 

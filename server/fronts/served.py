@@ -1,4 +1,4 @@
-"""What a front end's process has of the models that the process serves which started it: each version read, attached to, given up."""
+"""What a front end's process has of the models that are served: each version is read, attached to and given up as it is told."""
 
 import asyncio
 import contextlib
@@ -99,12 +99,12 @@ class ServedVersions:
 
     def tell_used(self) -> None:
         """Tell what became of requests since the last time."""
-        used = {}
+        used: dict[str, tuple[int, int, float]] = {}
         for endpoint, model in self._models.items():
             outcomes = model.use.outcomes
             new = outcomes.since(self._told.get(endpoint, Outcomes()))
             if new.num_answered or new.num_failed:
-                used[endpoint] = tuple(new)
+                used[endpoint] = (new.num_answered, new.num_failed, new.seconds)
                 self._told[endpoint] = outcomes
         if used:
             self._say(Used(used))

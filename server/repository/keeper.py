@@ -10,8 +10,8 @@ import structlog
 from dragoman.export.bundle import BundleError
 from dragoman.server.repository.found import FoundModel
 from dragoman.server.repository.layout import scan
-from dragoman.server.repository.loaded import E
 from dragoman.server.repository.model_keeper import ModelKeeper
+from dragoman.server.repository.workshop import E
 from dragoman.server.telemetry.version_metrics import VersionReading
 
 log = structlog.get_logger("dragoman.repository")

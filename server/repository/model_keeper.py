@@ -113,7 +113,7 @@ class ModelKeeper(Generic[E]):
         await self._idle.wait()
 
     def open_first(self) -> list[Bundle]:
-        """Open what is to be served from the start, which is the first thing to be done; what cannot be makes way for the policy's next.
+        """Open what is to be served from the start; what cannot be makes way for the policy's next. Call it first.
 
         Raises:
             BundleError: If there is something, and nothing of it can be.
@@ -143,7 +143,7 @@ class ModelKeeper(Generic[E]):
         self.route = self._route_to(self._wanted())
 
     async def start(self, *, is_persistent: bool = False) -> None:
-        """Start the engines of what `open_first` has opened, and prove them; what cannot be started makes way for the policy's next.
+        """Start engines of what was opened first, and prove them; what cannot be started makes way for the policy's next.
 
         Args:
             is_persistent: Whether an engine that cannot be started is tried again and again, where there is no other version.
@@ -247,11 +247,12 @@ class ModelKeeper(Generic[E]):
                 await self._workshop.prove(loaded)
                 await self._front_of().adopt(loaded)
         except Exception as error:
-            if not isinstance(error, Refused):
+            if isinstance(error, Refused):
+                refused = error
+            else:
                 log.exception("a version cannot be loaded", model=self.name)
-            await self._give_up(
-                version, error if isinstance(error, Refused) else Refused(Cause.START, f"{type(error).__name__}: {error}")
-            )
+                refused = Refused(Cause.START, f"{type(error).__name__}: {error}")
+            await self._give_up(version, refused)
             self._workshop.swapped(self.name, "refused")
         else:
             version.enter(State.STANDBY)
@@ -427,15 +428,14 @@ class ModelKeeper(Generic[E]):
         return [version.loaded for version in self.versions if version.loaded is not None]
 
     def _known(self, found: FoundVersion) -> Version[E] | None:
-        """Return the version that was found there, in whichever part of its life; None if it has none, or is about to have another."""
+        """Return the version of what was found, in whichever part of its life but the end; None if there is none."""
         versions = (one for one in self.versions if one.found == found and one.state is not State.RETIRING)
         return next(versions, None)
 
     def _forget_refused(self) -> None:
         """Forget what was refused of files that are gone, or are others now."""
-        self.versions = [
-            one for one in self.versions if one.state is not State.REFUSED or one.loaded or one.found in self._found.versions
-        ]
+        there = self._found.versions
+        self.versions = [one for one in self.versions if one.state is not State.REFUSED or one.loaded or one.found in there]
 
     def _wanted(self) -> Wanted:
         refused = {}

@@ -84,9 +84,8 @@ class ModelWorkshop:
         needed = needed_bytes(bundle, engine_settings(config, bundle, plan)[0], plan.num_replicas, self._measure(beside))
         if needed > (there := room()).num_bytes:
             free = f"{there.num_bytes / 2**20:.0f} MiB {there.limit}"
-            raise Refused(
-                Cause.MEMORY, f'it may take {needed / 2**20:.0f} MiB, and {free}; swap.mode = "restart" ends what serves first'
-            )
+            advice = 'swap.mode = "restart" ends what serves first'
+            raise Refused(Cause.MEMORY, f"it may take {needed / 2**20:.0f} MiB, and {free}; {advice}")
 
     def load(
         self, opened: Opened, file: ModelFile, label: str, replicas: range, on_death: Callable[[], None]

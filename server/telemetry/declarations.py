@@ -13,6 +13,7 @@ docs/metrics.md repeats what is declared here; `make chart` brings it up to date
 """
 
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Info
 from prometheus_client.metrics import MetricWrapperBase

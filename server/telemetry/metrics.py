@@ -147,7 +147,7 @@ class Metrics:
         self._models[model].observe_work(statistics)
 
     def observe_queue(self, model: str, statistics: messages.Statistics, replica: int = 0) -> None:
-        """Record what waits for a version of a model and what runs, in all its engines together, of which a replica is the first."""
+        """Record what waits for a version of a model and what runs, in all its engines, of which a replica is the first."""
         self._models[model].observe_queue(replica, statistics)
 
     def observe_finished(self, model: str, request: messages.Request, finished: messages.Finished) -> None:
