@@ -25,7 +25,7 @@ def check_for_long(folder):
     os.kill(os.getpid(), int(sys.argv[1]))
     return []
 
-main.find_bundles = check_for_long
+main.find_models = check_for_long
 main.Service = lambda *_: sys.exit("it would go on")
 sys.exit(main.serve({"models": "."}, None))
 """
@@ -36,8 +36,8 @@ sys.modules["opentelemetry"] = None
 from dragoman.model.errors import InputError
 from dragoman.server import main
 
-main.find_bundles = lambda folder: []
-main.Repository = lambda bundles, make_engine: sys.exit("it would start")
+main.find_models = lambda folder: []
+main.Repository = lambda: sys.exit("it would start")
 main.available_cores = lambda: 0
 try:
     main.serve({"models": ".", "num_threads": 1, "tracing_endpoint": sys.argv[1]}, None)

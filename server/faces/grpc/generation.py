@@ -78,7 +78,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
 
     async def GetModel(self, request: generation_pb2.GetModelRequest, context: Context) -> generation_pb2.Model:
         """Describe one model."""
-        return self._descriptions.of(self._core.generation.model(request.model, current_call.get().caller, request.version))
+        return self._descriptions.of(self._core.generation.model(request.model, current_call.get().caller, request.model_version))
 
     async def _serve_batch(self, requests: AsyncIterator[Any], context: Context, *, is_bulk: bool) -> None:
         peer = context.peer()

@@ -17,7 +17,7 @@ from dragoman.server.core.endings import RETRY_SECONDS
 from dragoman.server.core.frames import check_language
 from dragoman.server.core.ids import check_request_id
 from dragoman.server.core.search_options import check_num_suppressed
-from dragoman.server.core.validation import check_model_name
+from dragoman.server.core.validation import check_model_name, check_model_version
 from dragoman.server.errors import InvalidRequest, QueueFull, ServiceError
 
 # No request of this size is looked at; hardly one that a model can answer is larger.
@@ -40,6 +40,7 @@ large_bytes_read: ContextVar[int] = ContextVar("large_bytes_read", default=0)
 CHECKS: dict[str, Callable[[Any], object]] = {
     "request_id": lambda value: check_request_id("request_id", value),
     "model": check_model_name,
+    "model_version": check_model_version,
     "suppressed_tokens": lambda values: check_num_suppressed(len(values)),
     "source_language": lambda value: check_language("source_language", value),
     "target_language": lambda value: check_language("target_language", value),

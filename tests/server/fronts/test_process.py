@@ -6,17 +6,23 @@ from pathlib import Path
 
 from dragoman.export.bundle import Bundle
 from dragoman.server.config import ServerConfig
+from dragoman.server.engine_plan import EnginePlan
+from dragoman.server.engines import engine_settings
 from dragoman.server.fronts.host import FrontEndHost
-from dragoman.server.fronts.messages import Collect, Counted, Desk, Drain, Start, State
+from dragoman.server.fronts.messages import Collect, Counted, Desk, Drain, Serve, Served, Start, State
 from dragoman.server.fronts.port import HeldPort
 from dragoman.server.fronts.table import UsageTable
 
 
 def start_of(bundle: Path, port: int, table: UsageTable) -> Start:
     """Return what makes a front end of a model that nobody runs."""
-    config = ServerConfig(models=bundle, host="127.0.0.1", front_ends=2).model_dump_json()
-    desk = Desk(str(bundle), Bundle.open(bundle).manifest.version, f"ipc://{bundle.parent}/nobody-{os.getpid()}", 1, False)
-    return Start(0, "front-0-0", port, config, {}, [desk], table.descriptor, "1")
+    config = ServerConfig(models=bundle, host="127.0.0.1", front_ends=2)
+    opened = Bundle.open(bundle)
+    [settings] = engine_settings(config, opened, EnginePlan(1, ((),)))
+    desk = Desk(f"ipc://{bundle.parent}/nobody-{os.getpid()}", opened.manifest.version, settings, 1, False)
+    served = Served(opened.manifest.name, desk.endpoint, [desk], {desk.label: 1.0}, {}, "request")
+    folder = str(bundle.parent / "sockets")
+    return Start(0, "front-0-0", port, config.model_dump_json(), {}, Serve(0, [served]), folder, table.descriptor, "1")
 
 
 def test_it_says_what_it_has_counted_also_when_nobody_asks(tiny_bundle: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from dragoman.export.bundle import Bundle
 from dragoman.server.errors import UnknownModel
+from dragoman.server.repository.loaded import LoadedModel
 from dragoman.server.repository.models import Repository
 from tests.server.repository.copies import copy
 
@@ -15,7 +16,7 @@ from tests.server.repository.copies import copy
 def repository_of(tiny_bundle: Path, tmp_path: Path) -> Any:
     def make(*models: str) -> Repository:
         bundles = [Bundle.open(copy(tiny_bundle, tmp_path / name, name)) for name in models]
-        return Repository(bundles, lambda bundle: bundle.manifest.name)  # type: ignore[arg-type,return-value]
+        return Repository(LoadedModel.of(bundle, bundle.manifest.name) for bundle in bundles)  # type: ignore[arg-type]
 
     return make
 

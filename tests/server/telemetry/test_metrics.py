@@ -49,7 +49,7 @@ def test_names_are_the_ones_that_dashboards_query(registry: CollectorRegistry, m
     gauges |= {"estimated_queue_seconds", "kv_cache_usage_ratio", "cache_reserved_bytes", "cache_used_bytes"}
     gauges |= {"engine_silence_seconds", "engine_resident_memory_bytes", "engine_open_fds", "engine_up", "engine_slots_in_use"}
     gauges |= {"engine_cache_reserved_bytes", "engine_cache_used_bytes", "requests_encoded_ahead", "encoded_ahead_bytes"}
-    gauges |= {"cuda_graphs_disabled", "gpu_plan_bytes"}
+    gauges |= {"cuda_graphs_disabled", "gpu_plan_bytes", "version_state"}
     gauges |= {"caller_requests_running", "reload_stale", "tls_certificate_days_left"}
     gauges |= {"front_end_up", "front_end_resident_memory_bytes", "front_end_open_fds"}
     counters = {
@@ -73,6 +73,8 @@ def test_names_are_the_ones_that_dashboards_query(registry: CollectorRegistry, m
         "caller_refusals",
         "caller_tokens",
         "reloads",
+        "version_requests",
+        "version_swaps",
     }
     histograms = {
         "time_to_first_token_seconds",

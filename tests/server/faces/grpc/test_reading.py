@@ -48,6 +48,7 @@ METHODS = {
 REFUSALS = {
     "requests": "more than 1024 in one message",
     "model": "characters; at most 128 are allowed",
+    "model_version": "characters; at most 128 are allowed",
     "request_id": "characters; at most 128 are allowed",
     "suppressed_tokens": "tokens; at most 256 are allowed",
     "text": "characters, which 64 of the longest tokens have",
