@@ -96,7 +96,7 @@ def test_what_is_done_when_the_server_fails_is_kept(run, server: str, service, l
 
 def test_a_server_that_dies_in_the_middle_costs_nothing_that_is_done(start, run, serve, service, lines: Path) -> None:
     first = serve()
-    process = start(*command_for(first.target, lines), "--timeout", "2")
+    process = start(*command_for(first.target, lines), "--timeout", "8")  # enough for the server to be gone before it is over
     wait_until_done(process, service, lines.parent, "A\n\nB\n")
     first.stop()
     _, err = process.communicate(timeout=PATIENCE_SECONDS)
