@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from dragoman.export.bundle import Bundle
 from dragoman.server.config import ServerConfig
 from dragoman.server.dispatch.replicated_engine import ReplicatedEngine
-from dragoman.server.engine.messages import Ready
+from dragoman.server.engine.messages import Ready, Statistics
 from dragoman.server.engine.settings import DeviceSettings, EngineSettings
 from dragoman.server.engine_plan import EnginePlan
 from dragoman.server.supervisor import RestartPolicy, SupervisedEngine
@@ -25,6 +25,7 @@ def make_engine(
     *,
     on_change: Callable[[], None],
     on_death: Callable[[], None] = lambda: None,
+    is_observed: Callable[[], bool] = lambda: True,
     first_replica: int = 0,
 ) -> ModelEngine:
     """Return what runs a model.
@@ -36,11 +37,24 @@ def make_engine(
         metrics: Where they are observed.
         on_change: Called when the model has become ready, or is not any more.
         on_death: Called when an engine has ended by itself and is about to be started again.
+        is_observed: Returns whether metrics count what it does; what an engine is asked to prove itself is nobody's request.
         first_replica: Number by which metrics know its first engine; those of a model's other versions have others.
     """
     name = bundle.manifest.name
     settings = engine_settings(config, bundle, plan)
     policy = RestartPolicy(config.restart_backoff_initial_seconds, config.restart_backoff_max_seconds, config.watchdog_seconds)
+
+    def observe(statistics: Statistics) -> None:
+        if is_observed():
+            metrics.observe_statistics(name, statistics, first_replica)
+
+    def observe_queue(statistics: Statistics) -> None:
+        if is_observed():
+            metrics.observe_queue(name, statistics, first_replica)
+
+    def observe_engine(replica: int, statistics: Statistics) -> None:
+        if is_observed():
+            metrics.observe_engine(name, statistics, first_replica + replica)
 
     def note_death(replica: int) -> None:
         metrics.observe_restart(name, first_replica + replica)
@@ -64,7 +78,7 @@ def make_engine(
             settings[0],
             policy,
             is_inline=config.engine == "inline",
-            on_statistics=lambda statistics: metrics.observe_statistics(name, statistics, first_replica),
+            on_statistics=observe,
             on_change=on_engine_change,
             on_restart=lambda: note_death(0),
         )
@@ -78,8 +92,8 @@ def make_engine(
         name,
         settings,
         policy,
-        on_statistics=lambda statistics: metrics.observe_queue(name, statistics, first_replica),
-        on_engine_statistics=lambda replica, statistics: metrics.observe_engine(name, statistics, first_replica + replica),
+        on_statistics=observe_queue,
+        on_engine_statistics=observe_engine,
         on_change=on_change,
         on_engine_change=on_replica_change,
         on_restart=note_death,

@@ -253,7 +253,7 @@ class Service:
             bundles += keeper.open_first()[:1]
         self._workshop.pin(plan_engines(self.config, bundles, own))
         for name, keeper in self.keeper.models.items():
-            keeper.load_first()
+            keeper.hold_first()
             if keeper.route is not None:
                 self.repository.publish(name, keeper.route)
                 self._describe(name)

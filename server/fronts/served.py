@@ -163,7 +163,16 @@ class ServedVersions:
             self._repository.publish(served.name, route_of(served, self._models))
 
     def _load(self, name: str, desk: Desk) -> LoadedModel[FarEngine]:
-        return LoadedModel.of(open_bundle(desk), self._attach(name, desk), desk.label)
+        """Return a version, not attached yet; of one that is here already nothing is read again.
+
+        Raises:
+            BundleError: If the bundle is not the one that the engines have.
+        """
+        engine, settings = self._attach(name, desk), desk.settings
+        for model in list(self._models.values()):
+            if (str(model.bundle.directory), model.version) == (settings.bundle, settings.version):
+                return LoadedModel(model.bundle, model.tokenizers, model.frames, engine, desk.label)
+        return LoadedModel.of(open_bundle(desk), engine, desk.label)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -132,30 +132,30 @@ class ModelKeeper(Generic[E]):
             raise BundleError(first.reason) if first.cause is Cause.BUNDLE else ConfigError(first.reason)
         return opened
 
-    def load_first(self) -> None:
-        """Make engines of what has been opened, and have requests wait for them: `route` says for which."""
+    def hold_first(self) -> None:
+        """Have requests be told to come back, until what was opened first serves: `route` says how."""
         for version in self.versions:
             if version.state is State.REFUSED:
                 self._tell_refused(version)
-            else:
-                self._load(version)
-                version.enter(State.STARTING)
-        self.route = self._route_to(self._wanted())
+        default = self._wanted().default
+        opened = {version.found.name: version for version in self.versions if version.opened is not None}
+        if default is not None and (version := opened[default]).opened is not None:
+            self.route = Route.to(self._load_absent(version.opened, version.label))
 
     async def start(self, *, is_persistent: bool = False) -> None:
-        """Start engines of what was opened first, and prove them; what cannot be started makes way for the policy's next.
+        """Load and prove what was opened first, and have it serve; what cannot be makes way for the policy's next.
 
         Args:
             is_persistent: Whether an engine that cannot be started is tried again and again, where there is no other version.
 
         Raises:
-            EngineCannotStart: If none can be.
+            EngineCannotStart: If nothing can be served.
         """
-        starting = [version for version in self.versions if version.state is State.STARTING]
-        await asyncio.gather(*(self._start_first(version, is_persistent) for version in starting))
-        if any(version.state is State.REFUSED for version in starting):
-            await self._settle()
-        if self._found.versions and not any(version.is_up for version in self.versions):
+        opened = [version for version in self.versions if version.state is State.OPENING]
+        is_persistent = is_persistent and len(self._found.versions) == 1
+        await asyncio.gather(*(self._bring_up_first(version, is_persistent) for version in opened))
+        await self._settle()
+        if self._found.versions and not any(version.is_up for version in self.versions if version is not self._absent):
             reasons = [version.reason for version in self.versions if version.reason]
             raise EngineCannotStart(f"model {self.name!r}: {reasons[0] if reasons else 'no version can be served'}")
 
@@ -178,7 +178,7 @@ class ModelKeeper(Generic[E]):
 
     def readings(self) -> list[VersionReading]:
         """Return how versions are, for metrics; on any thread."""
-        return [self._reading(version) for version in list(self.versions) if version.label]
+        return [self._reading(version) for version in list(self.versions) if version.label and version is not self._absent]
 
     async def stop(self) -> None:
         """End all engines."""
@@ -186,25 +186,9 @@ class ModelKeeper(Generic[E]):
             task.cancel()
         await asyncio.gather(*(model.engine.stop() for model in self._loaded()))
 
-    async def _start_first(self, version: Version[E], is_persistent: bool) -> None:
-        assert version.loaded is not None
-        has_others = any(found is not version.found for found in self._found.versions)
-        try:
-            await version.loaded.engine.start(is_persistent=is_persistent and not has_others)
-            version.enter(State.PROVING)
-            await self._workshop.prove(version.loaded)
-        except (EngineCannotStart, Refused) as error:
-            if not has_others and isinstance(error, EngineCannotStart):
-                raise
-            refused = error if isinstance(error, Refused) else Refused(Cause.START, str(error))
-            await self._give_up(version, refused)
-        else:
-            version.enter(State.SERVING)
-
     async def _settle(self) -> None:
         """Load what is wanted and not there, then have it serve, until there is nothing more to be done."""
         self._forget_refused()
-        await self._prove_late()
         while missing := self._missing():
             await self._bring_up(missing)
         target = self._wanted()
@@ -218,34 +202,33 @@ class ModelKeeper(Generic[E]):
             await self._change(route)
         self._retire_others()
 
-    async def _prove_late(self) -> None:
-        """Prove what could not be started at the first try and is ready now."""
-        for version in self.versions:
-            if version.state is State.STARTING and version.loaded is not None and version.loaded.engine.is_ready:
-                try:
-                    await self._workshop.prove(version.loaded)
-                except Refused as refused:
-                    self._refuse(version, refused)
-                    self._spawn(self._retire(version))
-                else:
-                    version.enter(State.SERVING)
-
     async def _bring_up(self, found: FoundVersion) -> None:
         """Load a version and prove it; what serves meanwhile goes on, unless `swap` says that a gap is accepted."""
         version = self._begin(found)
         log.info("loading a version", model=self.name, version=found.name or None, directory=str(found.directory))
-        try:
+
+        async def load() -> None:
             async with self._workshop.turn:
                 opened = version.opened = await asyncio.to_thread(self._workshop.open, self.name, found, self._found.file)
                 if self._found.file.swap.mode == "restart" and self.route is not None:
                     await self._make_way(opened, version.label)
                 beside = self.route.default if self.route is not None else None
                 self._workshop.check_memory(opened.bundle, self._found.file, beside)
-                loaded = self._load(version)
-                await self._start(version, loaded)
-                version.enter(State.PROVING)
-                await self._workshop.prove(loaded)
-                await self._front_of().adopt(loaded)
+                await self._start(self._load(version), version, self._workshop.load_seconds)
+
+        if await self._try(version, load()):
+            log.info("a version is loaded and proved", model=self.name, version=version.label, content=version.content)
+        else:
+            self._workshop.swapped(self.name, "refused")
+
+    async def _bring_up_first(self, version: Version[E], is_persistent: bool) -> None:
+        """Load a version that was opened before the server began to answer, beside all others; as long as it takes."""
+        await self._try(version, self._start(self._load(version), version, None, is_persistent=is_persistent))
+
+    async def _try(self, version: Version[E], work: Coroutine[Any, Any, None]) -> bool:
+        """Do what makes a version ready; return whether it is, for it is given up if that fails."""
+        try:
+            await work
         except Exception as error:
             if isinstance(error, Refused):
                 refused = error
@@ -253,30 +236,42 @@ class ModelKeeper(Generic[E]):
                 log.exception("a version cannot be loaded", model=self.name)
                 refused = Refused(Cause.START, f"{type(error).__name__}: {error}")
             await self._give_up(version, refused)
-            self._workshop.swapped(self.name, "refused")
-        else:
-            version.enter(State.STANDBY)
-            log.info("a version is loaded and proved", model=self.name, version=version.label, content=version.content)
+            return False
+        version.enter(State.STANDBY)
+        return True
 
-    async def _start(self, version: Version[E], loaded: LoadedModel[E]) -> None:
+    async def _start(
+        self, loaded: LoadedModel[E], version: Version[E], seconds: float | None, *, is_persistent: bool = False
+    ) -> None:
+        """Start a version's engine, prove it, and have front ends be able to reach it."""
         version.enter(State.STARTING)
         try:
-            async with asyncio.timeout(self._workshop.load_seconds):
-                await loaded.engine.start()
+            async with asyncio.timeout(seconds):
+                await self._until_started(loaded, is_persistent)
         except EngineCannotStart as error:
-            raise Refused(Cause.START, str(error)) from error
+            raise Refused(Cause.START, str(error).removeprefix(f"model {self.name!r}: ")) from error
         except TimeoutError:
-            raise Refused(Cause.START, f"it is not ready after {self._workshop.load_seconds:g} s (load_timeout_seconds)") from None
+            raise Refused(Cause.START, f"it is not ready after {seconds:g} s (load_timeout_seconds)") from None
+        version.enter(State.PROVING)
+        await self._workshop.prove(loaded)
+        await self._front_of().adopt(loaded)
+
+    async def _until_started(self, loaded: LoadedModel[E], is_persistent: bool) -> None:
+        try:
+            await loaded.engine.start(is_persistent=is_persistent)
+        except EngineCannotStart:
+            if not is_persistent:
+                raise
+            while not loaded.engine.is_ready:  # it is tried again, and the log says so each time
+                await asyncio.sleep(WATCH_SECONDS)
 
     async def _make_way(self, opened: Opened, label: str) -> None:
         """Have nobody serve the model, so that there is memory for a version; requests are told to come back."""
         if self._absent is not None and _has(self.route, self._absent):
             return
-        loaded = self._workshop.load(opened, self._found.file, label, range(0), lambda: None)  # its engine is never started
-        self._absent = Version[E](self.name, NOWHERE, State.STANDBY, opened=opened, loaded=loaded)
-        await self._front_of().adopt(loaded)
         others = [one for one in self.versions if one.loaded is not None]
-        self.versions.append(self._absent)
+        loaded = self._load_absent(opened, label)
+        await self._front_of().adopt(loaded)
         self._trial = None
         await self._publish(Route.to(loaded))
         await asyncio.gather(*(self._retire(one) for one in others))
@@ -297,7 +292,7 @@ class ModelKeeper(Generic[E]):
         if tried and fallback is not None and fallback.default.engine.is_ready and swap.probation_seconds:
             keeps = trial is not None and not new
             self._trial = trial if keeps else Trial(tried, fallback, swap, self._front_of().outcomes(fallback.default))
-        elif new and before is not None:
+        elif new and before is not None and not (self._absent is not None and _has(before, self._absent)):
             self._workshop.swapped(self.name, "done")
         for version in self.versions:
             if version.is_up:
@@ -365,7 +360,8 @@ class ModelKeeper(Generic[E]):
         await self._end(version)
         if version in self.versions and version.state is not State.REFUSED:
             self.versions.remove(version)
-        log.info("a version has ended", model=self.name, version=version.label, content=version.content)
+        if version is not self._absent:
+            log.info("a version has ended", model=self.name, version=version.label, content=version.content)
         self.wake()
 
     async def _end(self, version: Version[E]) -> None:
@@ -406,7 +402,12 @@ class ModelKeeper(Generic[E]):
         assert version.opened is not None
         version.replicas = self._free_replicas(version.opened)
         version.loaded = self._workshop.load(
-            version.opened, self._found.file, version.label, version.replicas, lambda: self._note_death(version)
+            version.opened,
+            self._found.file,
+            version.label,
+            version.replicas,
+            on_death=lambda: self._note_death(version),
+            is_observed=lambda: version.has_been_proved,
         )
         return version.loaded
 
@@ -414,6 +415,13 @@ class ModelKeeper(Generic[E]):
         if self._trial is not None:
             self._trial.dead.add(version)
             self.wake()
+
+    def _load_absent(self, opened: Opened, label: str) -> LoadedModel[E]:
+        """Return what stands for a version while it cannot answer: its engine is never started."""
+        loaded = self._workshop.load(opened, self._found.file, label, range(0))
+        self._absent = Version[E](self.name, NOWHERE, State.STANDBY, opened=opened, loaded=loaded)
+        self.versions.append(self._absent)
+        return loaded
 
     def _free_replicas(self, opened: Opened) -> range:
         """Return the lowest numbers that no engine of the model has."""

@@ -88,7 +88,14 @@ class ModelWorkshop:
             raise Refused(Cause.MEMORY, f"it may take {needed / 2**20:.0f} MiB, and {free}; {advice}")
 
     def load(
-        self, opened: Opened, file: ModelFile, label: str, replicas: range, on_death: Callable[[], None]
+        self,
+        opened: Opened,
+        file: ModelFile,
+        label: str,
+        replicas: range,
+        *,
+        on_death: Callable[[], None] = lambda: None,
+        is_observed: Callable[[], bool] = lambda: True,
     ) -> LoadedModel[ModelEngine]:
         """See `Workshop`."""
         config, bundle = file.settings.within(self._config), opened.bundle
@@ -101,6 +108,7 @@ class ModelWorkshop:
             self._metrics,
             on_change=lambda: self._on_change(name),
             on_death=on_death,
+            is_observed=is_observed,
             first_replica=replicas.start,
         )
         return LoadedModel(bundle, opened.tokenizers, opened.frames, engine, label)

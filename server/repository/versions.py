@@ -98,6 +98,11 @@ class Version(Generic[E]):
         """Whether it can answer requests at once, whether or not any gets it."""
         return self.state in (State.TRIAL, State.SERVING, State.STANDBY)
 
+    @property
+    def has_been_proved(self) -> bool:
+        """Whether what its engine does is done for requests."""
+        return self.state not in (State.OPENING, State.STARTING, State.PROVING)
+
     def enter(self, state: State) -> None:
         """Begin another part of its life."""
         if state is not self.state:

@@ -92,7 +92,16 @@ class Workshop(Protocol[E]):
         """
         ...
 
-    def load(self, opened: Opened, file: ModelFile, label: str, replicas: range, on_death: Callable[[], None]) -> LoadedModel[E]:
+    def load(
+        self,
+        opened: Opened,
+        file: ModelFile,
+        label: str,
+        replicas: range,
+        *,
+        on_death: Callable[[], None] = lambda: None,
+        is_observed: Callable[[], bool] = lambda: True,
+    ) -> LoadedModel[E]:
         """Return a version with an engine that is not started.
 
         Args:
@@ -101,6 +110,7 @@ class Workshop(Protocol[E]):
             label: What requests call the version.
             replicas: Numbers by which metrics know its engines; none for an engine that never starts.
             on_death: Called when one of them has ended by itself.
+            is_observed: Returns whether metrics count what they do.
         """
         ...
 
