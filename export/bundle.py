@@ -102,6 +102,18 @@ class Bundle:
         """The scorer graph; its weights are those of the other two."""
         return self.directory / SCORER_FILE
 
+    def refuse_other(self, digest: str) -> None:
+        """Do nothing if this is the bundle whose manifest somebody else has read and checked.
+
+        Args:
+            digest: SHA-256 of that manifest; empty for any.
+
+        Raises:
+            BundleError: If it is not.
+        """
+        if digest not in ("", self.digest):
+            raise BundleError(f"{self.directory / MANIFEST_FILE}: is not the one that the server started with")
+
     def check_unchanged(self) -> None:
         """Compare the directory with what was opened, every file of it.
 
@@ -112,7 +124,7 @@ class Bundle:
         if found.files != self.manifest.files:
             served = self.manifest.version
             raise BundleError(f"{self.directory}: is now version {found.version}, but {served} is being served")
-        Bundle.open(self.directory)
+        Bundle.open(self.directory).refuse_other(self.digest)
 
     def check_tokenizers(self) -> None:
         """Compare the tokenisers' files with the manifest; for one who has opened the bundle without comparing anything.

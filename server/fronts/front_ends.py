@@ -171,6 +171,7 @@ class FrontEnds:
                 model.engine.num_replicas,
                 model.engine.is_ready,
                 bool(model.device),
+                model.bundle.digest,
             )
             for model in self._repository.all()
         ]

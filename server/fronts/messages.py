@@ -20,6 +20,7 @@ class Desk(Struct, frozen=True, array_like=True):
         num_replicas: Engines behind it.
         is_ready: Whether one of them is ready.
         was_ready: Whether one of them was ready at any time.
+        digest: SHA-256 of the bundle's manifest, as the engines have it; empty for any.
     """
 
     bundle: str
@@ -28,6 +29,7 @@ class Desk(Struct, frozen=True, array_like=True):
     num_replicas: int
     is_ready: bool
     was_ready: bool = False
+    digest: str = ""
 
 
 class Start(Struct, frozen=True, array_like=True, tag="start"):

@@ -229,6 +229,7 @@ def open_bundle(desk: Desk) -> Bundle:
     bundle = Bundle.open(Path(desk.bundle), is_checked=False)
     if bundle.manifest.version != desk.version:
         raise BundleError(f"{desk.bundle}: is now version {bundle.manifest.version}, but the server started with {desk.version}")
+    bundle.refuse_other(desk.digest)
     bundle.check_tokenizers()
     return bundle
 
