@@ -84,7 +84,10 @@ def _wants_profile(environment: Mapping[str, str]) -> bool:
         return True
     if any(environment.get(name) for name in _AWS_VARIABLES):
         return False
-    files = environment.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"), environment.get("AWS_CONFIG_FILE", "~/.aws/config")
+    files = (
+        environment.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"),
+        environment.get("AWS_CONFIG_FILE", "~/.aws/config"),
+    )
     return any(Path(os.path.expanduser(file)).is_file() for file in files)
 
 

@@ -38,6 +38,16 @@ class FolderStore:
             raise StoreError(f"{error.filename or self.address}: {error.strerror}") from error
         return Listing(stamps, self.address)
 
+    def size(self, path: str) -> int:
+        """See `Store`."""
+        location = self._folder / path
+        try:
+            return location.stat().st_size
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise NotThereError(f"{location}: no such file") from error
+        except OSError as error:
+            raise StoreError(f"{location}: {error.strerror}") from error
+
     def read(self, path: str, offset: int, take: Take) -> None:
         """See `Store`."""
         location = self._folder / path

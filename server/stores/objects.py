@@ -94,6 +94,10 @@ class ObjectStore:
                 pass
         return Listing(self._run(self._list(), ""), self._address)
 
+    def size(self, path: str) -> int:
+        """See `Store`."""
+        return int(self._run(self._within(obstore.head_async(self._store, path)), path)["size"])
+
     def read(self, path: str, offset: int, take: Take) -> None:
         """See `Store`."""
         self._run(self._read(path, offset, take), path)

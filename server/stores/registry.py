@@ -86,6 +86,10 @@ class RegistryStore:
         host_and_path = f"{self._container.registry}/{self._container.api_prefix}"
         return Listing(blobs, f"oci://{host_and_path}@{digest}")
 
+    def size(self, path: str) -> int:
+        """See `Store`."""
+        raise StoreError(f"{self.address}/{path}: an artefact's files are read whole, by their digests")
+
     def read(self, path: str, offset: int, take: Take) -> None:
         """See `Store`."""
         if not self._blobs:
@@ -113,7 +117,9 @@ class RegistryStore:
                 found[title] = layer["digest"]
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise StoreError(f"{self.address}: not the manifest of an artefact") from error
-        if len(found) > MAX_LISTED_FILES or not all(_is_digest(digest) and isinstance(title, str) for title, digest in found.items()):
+        if len(found) > MAX_LISTED_FILES or not all(
+            _is_digest(digest) and isinstance(title, str) for title, digest in found.items()
+        ):
             raise StoreError(f"{self.address}: not the manifest of an artefact")
         if not found:
             raise StoreError(f"{self.address}: no file in it has a title ({TITLE}), as `oras push` gives")
@@ -236,7 +242,9 @@ def _is_of_oras(error: BaseException) -> bool:
 
 def _innermost(error: BaseException) -> str:
     """Return the cause that says most in one line: libraries wrap it several times."""
-    while (inner := error.__cause__ or error.__context__ or next((a for a in error.args if isinstance(a, BaseException)), None)) is not None:
+    while (
+        inner := error.__cause__ or error.__context__ or next((a for a in error.args if isinstance(a, BaseException)), None)
+    ) is not None:
         error = inner
     reason = getattr(error, "reason", None)
     if isinstance(reason, BaseException):

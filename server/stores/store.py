@@ -58,6 +58,15 @@ class Store(Protocol):
         """
         ...
 
+    def size(self, path: str) -> int:
+        """Return how many bytes a file has.
+
+        Raises:
+            NotThereError: If there is no such file.
+            StoreError: If it cannot be asked.
+        """
+        ...
+
     def read(self, path: str, offset: int, take: Take) -> None:
         """Read a file from an offset to its end.
 
