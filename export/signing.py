@@ -26,7 +26,6 @@ if TYPE_CHECKING:  # installed where somebody signs or checks signatures
 
 SIGNATURE_SUFFIX = ".sig"
 SIGNATURE_FILE = MANIFEST_FILE + SIGNATURE_SUFFIX
-SIGNATURE_VERSION = 1
 MAX_SIGNATURE_BYTES = 1 << 12
 MAX_KEY_FILE_BYTES = 1 << 16
 MAX_KEYS = 1024
@@ -133,7 +132,7 @@ def sign(path: Path, key: Path) -> str:
         raise InputError(f"{path}: {error.strerror}") from error
     identity = key_id(private.public_key())
     signature = Signature(
-        format_version=SIGNATURE_VERSION,
+        format_version=1,
         algorithm="ed25519",
         key=identity,
         signature=base64.b64encode(private.sign(content)).decode("ascii"),

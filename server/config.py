@@ -30,8 +30,9 @@ from dragoman.server.core.readiness import ReadyRule
 
 PREFIX = "DRAGOMAN_"
 CONFIG_FILE_VARIABLE = "DRAGOMAN_CONFIG"
-# Variables with our prefix that are not settings: the configuration file, what the client reads, where tests find the corpus.
-OTHER_VARIABLES = frozenset({CONFIG_FILE_VARIABLE, "DRAGOMAN_SERVER", "DRAGOMAN_TOKEN", "DRAGOMAN_DATA"})
+# Variables with our prefix that are not settings: the configuration file, what the client reads, where tests find the corpus, what
+# web servers are shown that bundles come from.
+OTHER_VARIABLES = frozenset({CONFIG_FILE_VARIABLE, "DRAGOMAN_SERVER", "DRAGOMAN_TOKEN", "DRAGOMAN_DATA", "DRAGOMAN_STORE_TOKEN"})
 # A pipe is as good as a file, so the size is not asked for beforehand.
 MAX_FILE_BYTES = 1 << 16
 # fmt: off
@@ -60,6 +61,10 @@ class ServerConfig(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, extra="forbid", frozen=True)
 
     models: Path = Field(description="Folder that holds the bundles to serve, one folder each.")
+
+    require_signatures: Path | None = Field(
+        None, description="PEM file, or folder of PEM files, of public keys; bundles that none of them signed are refused."
+    )
 
     host: str = Field("0.0.0.0", min_length=1, description="Address the gRPC server listens on.")
     port: Port = Field(8500, description="Its port; 0 for any free one.")

@@ -19,6 +19,7 @@ from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.registry import CollectorRegistry
 
 from dragoman.export.bundle import Bundle
+from dragoman.export.signing import Keys
 from dragoman.server import config as settings
 from dragoman.server.allocator import give_back_large_blocks
 from dragoman.server.config import ServerConfig
@@ -62,7 +63,8 @@ def serve(overrides: Mapping[str, Any], config_file: Path | None) -> NoReturn:
     for number in _signals():
         if number != signal.SIGINT:
             signal.signal(number, partial(_before_start, terminal))
-    bundles = find_bundles(config.models)
+    keys = None if config.require_signatures is None else Keys.load(config.require_signatures)
+    bundles = find_bundles(config.models, keys)
     with asyncio.Runner() as runner:
         end_process(runner.run(Service(config, bundles, terminal, sampler).run()))
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from dragoman.export.bundle import MANIFEST_FILE, Bundle, BundleError, Manifest
+from dragoman.export.signing import Keys
 from dragoman.model.text.tokenizers import Tokenizers
 from dragoman.server.config import ConfigError
 from dragoman.server.core.frames import Frames
@@ -15,11 +16,15 @@ from dragoman.server.engine.settings import EngineSettings, slots_per_request
 from dragoman.server.errors import UnknownModel
 
 
-def find_bundles(folder: Path) -> list[Bundle]:
+def find_bundles(folder: Path, keys: Keys | None = None) -> list[Bundle]:
     """Open every bundle in a folder, or the one that the folder itself is; sorted by name. Hidden folders are left alone.
 
+    Args:
+        folder: Of bundles.
+        keys: Of which one must have signed each bundle; None if they need not be signed.
+
     Raises:
-        BundleError: If there is none, one is damaged, or two have the same name.
+        BundleError: If there is none, one is damaged or not signed as it must be, or two have the same name.
     """
     if not folder.is_dir():
         raise BundleError(f"{folder}: {'not a folder' if folder.exists() else 'no such folder'}")
@@ -32,7 +37,7 @@ def find_bundles(folder: Path) -> list[Bundle]:
         raise BundleError(f"{folder}: holds no bundle (a directory with {MANIFEST_FILE})")
     bundles: dict[str, Bundle] = {}
     for directory in directories:
-        bundle = Bundle.open(directory)
+        bundle = Bundle.open(directory, keys=keys)
         name = bundle.manifest.name
         if name in bundles:
             raise BundleError(f"{directory} and {bundles[name].directory} both hold a model named {name!r}")

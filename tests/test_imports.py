@@ -28,6 +28,8 @@ HOMES = {
     "sentencepiece": ("model/text/", "model/importers/"),
     "tokenizers": ("model/text/",),
     "transformers": ("model/importers/verifying.py",),
+    "cryptography": ("export/signing.py",),
+    **dict.fromkeys(("obstore", "oras", "requests", "urllib3", "boto3", "botocore"), ("server/stores/",)),
 }
 FRONT_ENDS = ("server.front_end", "server.fronts")
 FRONT = ("server.core", "server.faces", *FRONT_ENDS, "server.supervisor", "server.repository", "server.main")
@@ -44,6 +46,8 @@ FORBIDDEN = [
     ("server/core/", ("grpc", "google", "grpc_status", "grpc_health", "v1", "server.faces", "prometheus_client", "zmq")),
     ("server/core/", ("server.supervisor", "server.repository", "server.main", "server.engine.engine", "server.runtime")),
     ("server/faces/", ("server.supervisor", "server.repository", "server.main", "server.engine", "server.runtime")),
+    ("server/stores/", ("server.core", "server.engine", "server.faces", "server.supervisor", "server.main", "server.config")),
+    ("server/stores/store.py", ("export", "server")),
     ("server/engine/scheduler.py", ("server.runtime", "numpy")),
     ("server/engine/messages.py", ("server", "numpy")),
     ("server/engine/", (*FRONT, "server.config")),

@@ -4,8 +4,8 @@
     partial/abcd…       what has come of others; whoever writes one holds its lock
     held/…              what pulls under way need, a file each, locked by the pull for as long as it lives
 
-Whoever needs a file says so first (`hold`); what nobody holds makes room, least recently used first. A process that is killed loses its
-locks, and with them what it held; what it had read of a file stays, and is gone on with.
+Whoever needs a file says so first (`hold`); what nobody holds makes room, least recently used first. A process that is killed loses
+its locks, and with them what it held; what it had read of a file stays, and is gone on with.
 """
 
 import contextlib
@@ -104,8 +104,8 @@ class Cache:
 
         Args:
             entry: Its size and SHA-256.
-            fill: Completes the file, which may have a beginning already, and leaves it with this size and SHA-256 or raises an error;
-                what it has written by then is kept for the next time.
+            fill: Completes the file, which may have a beginning already, and leaves it with this size and SHA-256 or raises an
+                error; what it has written by then is kept for the next time.
             is_stopped: Asked while another makes it.
 
         Raises:

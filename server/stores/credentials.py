@@ -1,10 +1,11 @@
 """Where object stores and web servers get credentials and endpoints from, beyond what obstore itself looks for.
 
-obstore reads each provider's variables of the environment, its files of service accounts, and the metadata of the machine. Added here:
-AWS profiles, which boto3 reads, Google's variable for emulators, endpoints without TLS where somebody has set one, and for web servers
-a token or `.netrc`.
+obstore reads each provider's variables of the environment, its files of service accounts, and the metadata of the machine. Added
+here: AWS profiles, which boto3 reads, Google's variable for emulators, endpoints without TLS where somebody has set one, and for
+web servers a token or `.netrc`.
 """
 
+import base64
 import netrc
 import os
 from collections.abc import Mapping
@@ -125,6 +126,4 @@ def _authorization(address: Address) -> str | None:
         raise InputError(f"{file}: cannot be read as .netrc ({type(error).__name__})") from error
     if found is None:
         return None
-    import base64
-
     return "Basic " + base64.b64encode(f"{found[0]}:{found[2] or ''}".encode()).decode("ascii")

@@ -8,7 +8,7 @@ from typing import IO
 
 from dragoman.export.bundle import BundleError, FileEntry
 from dragoman.server.stores.cache import digest_of
-from dragoman.server.stores.store import NotThereError, RangeError, StoppedError, Store, StoreError, named
+from dragoman.server.stores.store import NotThereError, RangeError, SilentError, StoppedError, Store, StoreError, named
 
 # Of attempts in a row by which nothing came.
 MAX_ATTEMPTS = 4
@@ -38,8 +38,8 @@ class Download:
     def fill(self, file: IO[bytes]) -> None:
         """Complete a file that holds nothing or a beginning.
 
-        What was read in pieces and is not what it must be, or was begun by another, is read once more from its beginning: the store's
-        file may have changed between the pieces.
+        What is not what it must be is read once more from its beginning: the store's file may have changed between two pieces, or
+        what was there may be the beginning of another.
 
         Args:
             file: Without a buffer.
@@ -49,18 +49,14 @@ class Download:
             StoreError: If it cannot be had, after some attempts of which none came any further.
             OSError: If it cannot be written.
         """
-        wrong, num_readings = self._complete(file)
-        if wrong and num_readings > 1:
-            wrong, _ = self._complete(file)
-        if wrong:
+        if self._complete(file) and (wrong := self._complete(file)):
             raise BundleError(f"{self._name}: {wrong}")
 
-    def _complete(self, file: IO[bytes]) -> tuple[str, int]:
-        """Read what is missing; return what is wrong with the file, which is empty then, and in how many readings it came."""
+    def _complete(self, file: IO[bytes]) -> str:
+        """Read what is missing; return what is wrong with the file, which is empty then, or nothing."""
         file.seek(0)
         digest = digest_of(file)
         size = file.tell()
-        num_readings = int(size > 0)
         wrong = f"more than the {self._entry.size} bytes that there should be"
 
         def take(piece: bytes) -> None:
@@ -78,12 +74,11 @@ class Download:
         pause, num_attempts = FIRST_PAUSE_SECONDS, 0
         try:
             while size < self._entry.size:
-                num_readings += 1
                 before = size
                 try:
                     self._store.read(self._path, before, take)
                     break  # that is all that the store has
-                except (NotThereError, StoppedError):
+                except (NotThereError, SilentError, StoppedError):
                     raise
                 except RangeError:
                     if before == 0:
@@ -104,11 +99,11 @@ class Download:
             elif found != self._entry.sha256:
                 wrong = f"SHA-256 {found}, but it should be {self._entry.sha256}"
             else:
-                return "", num_readings
+                return ""
         except _TooLongError:
             pass
         _empty(file)
-        return wrong, num_readings
+        return wrong
 
 
 class _TooLongError(Exception):

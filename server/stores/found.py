@@ -72,9 +72,7 @@ def find(paths: Collection[str]) -> list[Found]:
 def find_model_files(paths: Collection[str]) -> dict[str, str]:
     """Return the path of each model's `model.toml`, by the model."""
     split = (path.split("/") for path in paths)
-    return {
-        parts[0]: "/".join(parts) for parts in split if len(parts) == 2 and parts[1] == MODEL_FILE and parts[0][:1] not in ("", ".")
-    }
+    return {parts[0]: "/".join(parts) for parts in split if parts[1:] == [MODEL_FILE] and parts[0][:1] not in ("", ".")}
 
 
 def natural(text: str) -> list[tuple[bool, int, str]]:

@@ -1,25 +1,30 @@
 """A folder kept as a store is: what appears there appears here, what goes there goes here, and while it is away nothing changes.
 
-A server calls `Mirror.sync` before it looks into the folder for the first time, and then every few seconds, from a thread: it waits for
-the store. Reasons are logged when they appear and when they change, not each time.
+A server calls `Mirror.sync` before it looks into the folder for the first time, and then every few seconds, from a thread: it waits
+for the store. Reasons are logged when they appear and when they change, not each time.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from time import monotonic
 
 import structlog
 
 from dragoman.export.bundle import MANIFEST_FILE, BundleError
 from dragoman.export.signing import SIGNATURE_FILE
 from dragoman.server.stores.address import Address
-from dragoman.server.stores.found import Found, find, find_model_files
-from dragoman.server.stores.model_files import pull_model_file, remove_model_file
+from dragoman.server.stores.found import MODEL_FILE, Found, find, find_model_files
+from dragoman.server.stores.model_files import MARK_FILE, pull_model_file, remove_model_file
 from dragoman.server.stores.opening import open_store
 from dragoman.server.stores.placing import Place, Placed
 from dragoman.server.stores.puller import Pulled, Puller, naming
 from dragoman.server.stores.pulling import Order, check_address
 from dragoman.server.stores.store import Listing, StoppedError, Store, StoreError
+
+# A bundle that was refused is looked at again when the store lists it otherwise, and after so long: it may have changed on its way.
+REFUSED_SECONDS = 300.0
 
 log = structlog.get_logger("dragoman.stores")
 
@@ -74,14 +79,16 @@ class Mirror:
         self._puller = Puller(self._store, self._place, cache, order.keys, order.sha256, order.on_progress, order.is_stopped)
         # By folder of the store: what its manifest and signature were when it was pulled, and where it is.
         self._known: dict[str, tuple[object, Placed]] = {}
+        # Likewise: as what, since when and why it was refused.
+        self._refused: dict[str, tuple[object, float, str]] = {}
         self._model_files: dict[str, str] = {}
         self._said: dict[str, str] = {}
 
     def sync(self) -> Synced:
         """Bring what is new in the store, then take away what is no longer there.
 
-        Nothing is taken away if the store cannot be asked or holds no bundle at all, nor an older version while a newer one that is to
-        take its place cannot be had.
+        Nothing is taken away if the store cannot be asked or holds no bundle at all, nor an older version while a newer one that is
+        to take its place cannot be had.
 
         Raises:
             StoppedError: If `is_stopped` said so.
@@ -102,11 +109,11 @@ class Mirror:
         problems: dict[str, str] = {}
         wanted = self._wanted(found)
         for each in wanted:
-            self._guard(each.folder, problems, lambda each=each: self._bring(each, listing, added))
+            self._guard(each.folder, problems, partial(self._bring, each, listing, added))
         for model, path in find_model_files(listing.stamps).items():
-            self._guard(path, problems, lambda model=model, path=path: self._bring_model_file(model, path, listing.stamps))
+            self._guard(path, problems, partial(self._bring_model_file, model, path, listing.stamps))
         removed: list[Path] = []
-        self._guard("", problems, lambda: self._remove(wanted, listing, problems, removed))
+        self._guard("", problems, partial(self._remove, wanted, listing, problems, removed))
         self._say(problems, "a bundle of the store is refused")
         if listing.address != self._store.address:
             self._said["address"] = listing.address
@@ -139,24 +146,28 @@ class Mirror:
         known = self._known.get(found.folder)
         if known is not None and known[0] == stamp and known[1].digest:
             return
-        pulled = self._puller.pull(found)
+        whole = _stamps_below(found.folder, listing.stamps)
+        refused = self._refused.get(found.folder)
+        if refused is not None and refused[0] == whole and monotonic() - refused[1] < REFUSED_SECONDS:
+            raise BundleError(refused[2])
+        try:
+            pulled = self._puller.pull(found)
+        except BundleError as error:
+            self._refused[found.folder] = whole, monotonic(), str(error)
+            raise
+        self._refused.pop(found.folder, None)
         self._known[found.folder] = stamp, pulled.placed
         if pulled.is_new:
-            log.info(
-                "pulled",
-                model=pulled.manifest.name,
-                version=pulled.manifest.version,
-                sha256=pulled.digest,
-                folder=str(pulled.placed.directory),
-            )
+            manifest, directory = pulled.manifest, str(pulled.placed.directory)
+            log.info("pulled", model=manifest.name, version=manifest.version, sha256=pulled.digest, folder=directory)
             added.append(pulled)
 
     def _bring_model_file(self, model: str, path: str, stamps: Mapping[str, str]) -> None:
         folder = self._place.folder / model
-        if not folder.is_dir() or (self._model_files.get(model) == stamps[path] and (folder / "model.toml").exists()):
+        if not folder.is_dir() or (self._model_files.get(model) == stamps[path] and (folder / MODEL_FILE).exists()):
             return
         if pull_model_file(self._store, path, folder, self._order.keys):
-            log.info("pulled", model=model, file=str(folder / "model.toml"))
+            log.info("pulled", model=model, file=str(folder / MODEL_FILE))
         self._model_files[model] = stamps[path]
 
     def _remove(self, wanted: list[Found], listing: Listing, problems: Mapping[str, str], removed: list[Path]) -> None:
@@ -172,11 +183,14 @@ class Mirror:
             self._place.remove(placed)
             removed.append(placed.directory)
             log.info("removed, as it is no longer in the store", folder=str(placed.directory))
-        for folder in set(self._known) - folders:
-            del self._known[folder]
-        for model in set(self._model_files) - find_model_files(listing.stamps).keys():
-            del self._model_files[model]
-            remove_model_file(self._place.folder / model)
+        for kept in (self._known, self._refused):
+            for folder in set(kept) - folders:
+                del kept[folder]
+        marked = {path.parent.name for path in self._place.folder.glob(f"*/{MARK_FILE}")}
+        for model in marked - find_model_files(listing.stamps).keys():
+            self._model_files.pop(model, None)
+            if remove_model_file(self._place.folder / model):
+                log.info("removed, as it is no longer in the store", folder=str(self._place.folder / model), file=MODEL_FILE)
 
     def _say(self, problems: dict[str, str], event: str) -> None:
         """Log what is new of what is wrong, and that it is right again."""
@@ -188,6 +202,11 @@ class Mirror:
             log.info("the store is read again, without problems", store=self._store.address)
         address = self._said.get("address")
         self._said = dict(problems) | ({} if address is None else {"address": address})
+
+
+def _stamps_below(folder: str, stamps: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return what the store lists of one bundle."""
+    return sorted((path, stamp) for path, stamp in stamps.items() if not folder or path.startswith(f"{folder}/"))
 
 
 def sync(address: str, folder: Path, order: Order) -> Synced:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Coroutine
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import unquote, urlsplit
 
 import obstore
 import obstore.store
@@ -23,6 +24,7 @@ from dragoman.server.stores.store import (
     Listing,
     NotThereError,
     RangeError,
+    SilentError,
     StoreError,
     Take,
 )
@@ -63,6 +65,8 @@ class ObjectStore:
         """
         self._address = address.text
         self._is_web = address.scheme in WEB_SCHEMES
+        # WebDAV lists by the path on the server, the others by that below the address.
+        self._listed_before = f"{unquote(urlsplit(address.text).path).strip('/')}/" if self._is_web else ""
         self._silence_seconds = silence_seconds
         retrying = {
             "max_retries": _MAX_RETRIES,
@@ -88,7 +92,7 @@ class ObjectStore:
         """
         if self._is_web:
             try:
-                found = self._run(self._within(obstore.head_async(self._store, "bundle.json")), "bundle.json")
+                found = self._run(self._head("bundle.json"), "bundle.json")
                 return Listing({"bundle.json": _stamp(found)}, self._address)
             except NotThereError:
                 pass
@@ -96,11 +100,14 @@ class ObjectStore:
 
     def size(self, path: str) -> int:
         """See `Store`."""
-        return int(self._run(self._within(obstore.head_async(self._store, path)), path)["size"])
+        return int(self._run(self._head(path), path)["size"])
 
     def read(self, path: str, offset: int, take: Take) -> None:
         """See `Store`."""
         self._run(self._read(path, offset, take), path)
+
+    async def _head(self, path: str) -> Any:
+        return await self._within(obstore.head_async(self._store, path))
 
     async def _list(self) -> dict[str, str]:
         stamps: dict[str, str] = {}
@@ -110,7 +117,7 @@ class ObjectStore:
                 found = await self._within(anext(stream))
             except StopAsyncIteration:
                 return stamps
-            stamps.update((each["path"], _stamp(each)) for each in found)
+            stamps.update((each["path"].removeprefix(self._listed_before), _stamp(each)) for each in found)
             if len(stamps) > MAX_LISTED_FILES:
                 raise StoreError(f"{self._address}: more than {MAX_LISTED_FILES} files")
 
@@ -137,7 +144,7 @@ class ObjectStore:
         try:
             return asyncio.run(work)
         except TimeoutError as error:
-            raise StoreError(f"{name}: silent for {self._silence_seconds:g} seconds") from error
+            raise SilentError(f"{name}: silent for {self._silence_seconds:g} seconds") from error
         except FileNotFoundError as error:
             raise NotThereError(f"{name}: no such file") from error
         except NotSupportedError as error:

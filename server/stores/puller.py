@@ -1,7 +1,7 @@
-"""Bundles from a store into a folder: each file is compared with the manifest before anybody opens it, then the bundle appears at once.
+"""From a store to a folder: each file is compared with the manifest before anybody opens it, and the bundle appears at once.
 
-The manifest is read once. If keys are given it is believed only after one of them is found to have signed those very bytes; only what it
-lists is read, and only under the names that a manifest may list.
+The manifest is read once. If keys are given it is believed only after one of them is found to have signed those very bytes; only
+what it lists is read, and only under the names that a manifest may list.
 """
 
 import hashlib
@@ -33,10 +33,11 @@ def naming(folder: Path) -> Iterator[None]:
 
 
 def say_nothing(path: str, size: int, total: int) -> None:
-    pass
+    """Take how far a download is, and do nothing."""
 
 
 def never() -> bool:
+    """Say that nothing is to be stopped."""
     return False
 
 

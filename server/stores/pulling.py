@@ -106,5 +106,5 @@ def _refuse_twins(found: list[Found], store: Store) -> None:
     """Refuse a folder that is both a bundle and a folder of versions."""
     flat = {each.folder for each in found if not each.version}
     for each in found:
-        if each.model in flat:
+        if each.version and each.model in flat:
             raise BundleError(f"{store.address}/{each.model}: is a bundle, and has versions in it, too")

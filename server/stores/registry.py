@@ -1,7 +1,7 @@
 """An artefact in an OCI registry as a store, through oras: every file is a layer that bears its path as its title.
 
-A tag is resolved to the digest of the manifest that it names when the store is listed; that manifest, whose SHA-256 is compared with its
-digest, says which blobs the files are. Credentials are those of Docker's configuration and its helpers.
+A tag is resolved to the digest of the manifest that it names when the store is listed; that manifest, whose SHA-256 is compared
+with its digest, says which blobs the files are. Credentials are those of Docker's configuration and its helpers.
 """
 
 import contextlib
@@ -15,9 +15,10 @@ from time import monotonic
 from typing import Any, Final
 
 import oras.auth
+import oras.auth.base
 import oras.container
-import oras.provider
 import requests
+import urllib3.exceptions
 from requests.adapters import HTTPAdapter
 
 from dragoman.export.fields import one_line
@@ -29,6 +30,7 @@ from dragoman.server.stores.store import (
     Listing,
     NotThereError,
     RangeError,
+    SilentError,
     StoreError,
     Take,
 )
@@ -53,7 +55,9 @@ class RegistryStore:
         self._address = address
         self._silence_seconds = silence_seconds
         self._container = oras.container.Container(address.text.removeprefix("oci://"))
-        self._registry: oras.provider.Registry | None = None
+        self._scheme = "http" if address.is_loopback else "https"
+        self._session: tuple[requests.Session, oras.auth.base.AuthBackend] | None = None
+        self._shown: dict[str, str] = {}
         self._blobs: dict[str, str] = {}
         # Its lines would stand among ours, and ours say the same.
         logging.getLogger("oras").setLevel(logging.CRITICAL + 1)
@@ -128,11 +132,9 @@ class RegistryStore:
     def _get(self, place: str, headers: dict[str, str], offset: int, take: Take, name: str) -> None:
         """Read from an offset what is at a place of the registry."""
         asked = headers | {"Accept-Encoding": "identity"} | ({"Range": f"bytes={offset}-"} if offset else {})
-        with self._errors(name):
-            registry = self._opened()
-            with contextlib.closing(registry.do_request(f"{registry.prefix}://{place}", headers=asked, stream=True)) as answer:
-                _check_status(answer, offset, name)
-                self._pass_on(answer, take, name)
+        with self._errors(name), self._ask(f"{self._scheme}://{place}", asked) as answer:
+            _check_status(answer, offset, name)
+            self._pass_on(answer, take, name)
 
     def _pass_on(self, answer: requests.Response, take: Take, name: str) -> None:
         """Hand over the body, unless it comes too slowly."""
@@ -144,22 +146,39 @@ class RegistryStore:
             if waiting >= LEAST_BYTES:
                 since, waiting = now, 0
             elif now - since > self._silence_seconds:
-                raise StoreError(f"{name}: silent for {self._silence_seconds:g} seconds")
+                raise SilentError(f"{name}: silent for {self._silence_seconds:g} seconds")
 
-    def _opened(self) -> oras.provider.Registry:
-        """Return the registry, with the credentials that it asks for."""
-        if self._registry is not None:
-            return self._registry
-        is_plain = self._address.is_loopback
-        authority = os.environ.get("SSL_CERT_FILE") or True
-        registry = oras.provider.Registry(self._container.registry, insecure=is_plain, tls_verify=authority)
-        _limit(registry.session, self._silence_seconds)
-        with contextlib.closing(registry.session.get(f"{registry.prefix}://{self._container.registry}/v2/")) as answer:
-            if answer.headers.get("WWW-Authenticate", "").lower().startswith("basic"):
-                registry.auth = oras.auth.get_auth_backend("basic", registry.session, is_plain, tls_verify=authority)
-        registry.auth.load_configs(self._container, [str(file) for file in _configurations(os.environ)])
-        self._registry = registry
-        return registry
+    def _ask(self, url: str, headers: Mapping[str, str]) -> requests.Response:
+        """Send a request; one that is refused is sent once more, with credentials."""
+        session, auth = self._opened()
+        answer: requests.Response = session.get(url, headers={**headers, **self._shown}, stream=True)
+        if answer.status_code not in (401, 403):
+            return answer
+        answer.close()
+        try:
+            asked, is_known = auth.authenticate_request(answer, dict(headers), refresh=bool(self._shown))
+        except (AttributeError, KeyError, ValueError) as error:  # there are none, or they are not what oras takes them for
+            raise _DeniedError from error
+        if not is_known:
+            raise _DeniedError
+        self._shown = {"Authorization": asked["Authorization"]}
+        return session.get(url, headers=asked, stream=True)
+
+    def _opened(self) -> tuple[requests.Session, oras.auth.base.AuthBackend]:
+        """Return a session, and what answers the registry's questions for credentials."""
+        if self._session is not None:
+            return self._session
+        session, authority = requests.Session(), os.environ.get("SSL_CERT_FILE") or True
+        session.verify = authority
+        session.auth = lambda request: request  # or what .netrc has would be shown in the place of what Docker's configuration has
+        for scheme in ("http://", "https://"):
+            session.mount(scheme, _Limited(self._silence_seconds))
+        with session.get(f"{self._scheme}://{self._container.registry}/v2/", stream=True) as answer:
+            is_basic = answer.headers.get("WWW-Authenticate", "").lower().startswith("basic")
+        auth = oras.auth.get_auth_backend("basic" if is_basic else "token", session, self._scheme == "http", tls_verify=authority)
+        auth.load_configs(self._container, [str(file) for file in _configurations(os.environ)])
+        self._session = session, auth
+        return self._session
 
     @contextlib.contextmanager
     def _errors(self, name: str) -> Iterator[None]:
@@ -168,24 +187,24 @@ class RegistryStore:
             yield
         except StoreError:
             raise
-        except requests.exceptions.Timeout as error:
-            raise StoreError(f"{name}: silent for {self._silence_seconds:g} seconds") from error
+        except (requests.exceptions.Timeout, urllib3.exceptions.TimeoutError) as error:
+            raise SilentError(f"{name}: silent for {self._silence_seconds:g} seconds") from error
         except requests.exceptions.SSLError as error:
             raise StoreError(f"{name}: TLS: {_innermost(error)}") from error
-        except (requests.exceptions.RequestException, oras.auth.AuthenticationException) as error:
+        except requests.exceptions.RequestException as error:
             raise StoreError(f"{name}: {_innermost(error)}") from error
-        except (ValueError, AttributeError) as error:  # of oras: it has nothing to answer the registry's question with
-            if not _is_of_oras(error):
-                raise
+        except _DeniedError as error:
             raise StoreError(f"{name}: access denied, and Docker's configuration has no credentials that help") from error
-        except Exception as error:
-            if not type(error).__module__.startswith("urllib3"):
-                raise
+        except urllib3.exceptions.HTTPError as error:
             raise StoreError(f"{name}: broke off: {_innermost(error)}") from error
 
 
+class _DeniedError(Exception):
+    """The registry asks for credentials, and there are none for it."""
+
+
 class _Limited(HTTPAdapter):
-    """Connections that do not wait for ever; nobody else tells oras how long."""
+    """Connections that do not wait for ever; requests would."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -193,11 +212,6 @@ class _Limited(HTTPAdapter):
 
     def send(self, request: requests.PreparedRequest, **options: Any) -> requests.Response:  # type: ignore[override]
         return super().send(request, **options | {"timeout": (min(10.0, self._seconds), self._seconds)})
-
-
-def _limit(session: requests.Session, seconds: float) -> None:
-    for scheme in ("http://", "https://"):
-        session.mount(scheme, _Limited(seconds))
 
 
 def _check_status(answer: requests.Response, offset: int, name: str) -> None:
@@ -232,21 +246,15 @@ def _is_digest(text: object) -> bool:
     return prefix == "sha256" and len(digits) == 64 and set(digits) <= set("0123456789abcdef")
 
 
-def _is_of_oras(error: BaseException) -> bool:
-    """Tell whether it was raised in oras: what takes the pieces has errors of its own."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return trace is not None and str(trace.tb_frame.f_globals.get("__name__", "")).startswith("oras.")
-
-
 def _innermost(error: BaseException) -> str:
     """Return the cause that says most in one line: libraries wrap it several times."""
-    while (
-        inner := error.__cause__ or error.__context__ or next((a for a in error.args if isinstance(a, BaseException)), None)
-    ) is not None:
+    while (inner := error.__cause__ or error.__context__ or next(filter(_is_error, error.args), None)) is not None:
         error = inner
     reason = getattr(error, "reason", None)
     if isinstance(reason, BaseException):
         return _innermost(reason)
     return one_line(getattr(error, "strerror", None) or str(error).partition("\n")[0] or type(error).__name__, 200)
+
+
+def _is_error(found: object) -> bool:
+    return isinstance(found, BaseException)

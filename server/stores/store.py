@@ -25,6 +25,10 @@ class RangeError(StoreError):
     """The store cannot go on from an offset: it has no ranges, or the file is shorter."""
 
 
+class SilentError(StoreError):
+    """The store has given nothing for as long as it may; it is not asked again at once."""
+
+
 class StoppedError(StoreError):
     """Whoever asked does not want it any more."""
 

@@ -36,7 +36,7 @@ sys.modules["opentelemetry"] = None
 from dragoman.model.errors import InputError
 from dragoman.server import main
 
-main.find_bundles = lambda folder: []
+main.find_bundles = lambda folder, keys: []
 main.Repository = lambda bundles, make_engine: sys.exit("it would start")
 main.available_cores = lambda: 0
 try:
