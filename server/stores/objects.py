@@ -38,6 +38,9 @@ _RETRY_SECONDS = 10.0
 _METADATA_HOSTS = ("169.254.169.254", "metadata.google.internal", "169.254.170.2")
 _STATUS = re.compile(r"status code: (\d{3}) ?([A-Za-z -]*)")
 
+# What differs from one attempt to the next, and would make a reason a new one.
+_VARYING = re.compile(r" in [\d.]+[nµm]?s\b(, after \d+ retries, max_retries: \d+, retry_timeout: \S+)? *")
+
 _STORES: Any = {
     "s3": obstore.store.S3Store,
     "gs": obstore.store.GCSStore,
@@ -176,4 +179,4 @@ def _reason(error: Exception) -> str:
         return f"the server answers {status[1]} {status[2].strip()}".strip()
     if any(host in text for host in _METADATA_HOSTS):
         return "no credentials: none in the environment, and no cloud gives this machine any"
-    return one_line(re.sub(r"\?\S*", "", text), 300)
+    return one_line(_VARYING.sub("", re.sub(r"\?\S*", "", text)), 300)

@@ -9,6 +9,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from time import monotonic
@@ -253,7 +254,8 @@ def _innermost(error: BaseException) -> str:
     reason = getattr(error, "reason", None)
     if isinstance(reason, BaseException):
         return _innermost(reason)
-    return one_line(getattr(error, "strerror", None) or str(error).partition("\n")[0] or type(error).__name__, 200)
+    said = getattr(error, "strerror", None) or str(error).partition("\n")[0] or type(error).__name__
+    return one_line(re.sub(r" object at 0x[0-9a-f]+", "", said), 200)
 
 
 def _is_error(found: object) -> bool:

@@ -218,7 +218,8 @@ def run_registry(folder: Path, more: str = "") -> Iterator[Registry]:
         pytest.skip("docker-registry is not installed (a package of Debian)")
     port = free_port()
     (folder / "config.yml").write_text(
-        f"version: 0.1\nlog: {{level: error, accesslog: {{disabled: true}}}}\nstorage: {{filesystem: {{rootdirectory: {folder / 'data'}}}}}\n"
+        "version: 0.1\nlog: {level: error, accesslog: {disabled: true}}\n"
+        f"storage: {{filesystem: {{rootdirectory: {folder / 'data'}}}}}\n"
         f"http: {{addr: '127.0.0.1:{port}'}}\n{more}"
     )
     with (folder / "log").open("wb") as log:
