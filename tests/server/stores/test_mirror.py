@@ -98,23 +98,22 @@ def test_a_server_that_starts_again_reads_nothing_again(
 
 
 def test_while_the_store_is_away_nothing_changes_and_one_line_says_so(
-    s3: S3, models: Callable[..., Path], tmp_path: Path, order: Orders, logged: Logged, monkeypatch: pytest.MonkeyPatch
+    s3: S3, s3_proxy: Proxy, models: Callable[..., Path], tmp_path: Path, order: Orders, logged: Logged
 ) -> None:
-    here, address = tmp_path / "here", Address.parse("s3://models/all")
+    here = tmp_path / "here"
     models("en-de/1", 1)
-    sync("s3://models/all", here, order())
-    there = f"http://127.0.0.1:{s3.port}"
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    mirror = Mirror(address, here, order(silence_seconds=0.5))
+    mirror = Mirror(Address.parse("s3://models/all"), here, order())
+    mirror.sync()
+    s3_proxy.harms.append(Harm("", 0, "cut", times=1000))
     for _ in range(3):
         found = mirror.sync()
         assert found.reason.startswith("s3://models/all: ") and not found.is_changed
     assert versions(here) == ["en-de/1"]
     assert [line["event"] for line in logged() if line["level"] == "warning"] == ["the store cannot be read; what is here stays"]
-    monkeypatch.setenv("AWS_ENDPOINT_URL", there)
-    mirror._store = Mirror(address, here, order())._store
-    assert mirror.sync().reason == ""
-    assert logged()[-1]["event"] == "the store is read again, without problems"
+    s3_proxy.harms.clear()
+    for _ in range(2):
+        assert not mirror.sync().reason
+    assert [line["event"] for line in logged()][2:] == ["the store is read again, without problems"]
 
 
 def test_an_empty_store_takes_nothing_away(s3: S3, models: Callable[..., Path], tmp_path: Path, order: Orders) -> None:
