@@ -77,7 +77,8 @@ class Address:
     def _oci(cls, text: str) -> "Address":
         found = _OCI.fullmatch(text)
         if found is None or not (found["tag"] or found["digest"]):
-            raise AddressError(f"{text.partition('?')[0]}: not oci://HOST/REPOSITORY:TAG or oci://HOST/REPOSITORY@sha256:DIGEST")
+            shown = re.sub(r"(?<=//)[^/]*@", "", text.partition("?")[0])
+            raise AddressError(f"{shown}: not oci://HOST/REPOSITORY:TAG or oci://HOST/REPOSITORY@sha256:DIGEST")
         return cls("oci", text, found["host"])
 
     @property

@@ -77,8 +77,9 @@ class ObjectStore:
             "backoff": {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=1), "base": 2},
         }
         options: dict[str, Any] = {"client_options": client_options(address, silence_seconds), "retry_config": retrying}
+        options |= object_options(address)
         try:
-            self._store: Opened = _STORES[address.scheme].from_url(address.text, **options, **object_options(address))
+            self._store: Opened = _STORES[address.scheme].from_url(address.text, **options)
         except (BaseError, ValueError) as error:
             raise StoreError(f"{address.text}: {_reason(error)}") from error
 

@@ -108,9 +108,7 @@ def test_keys_come_from_a_file_of_several_and_from_a_folder(folder: Path) -> Non
     assert len(Keys.load(folder / "keys").by_id) == 2
 
 
-@pytest.mark.parametrize(
-    "kind", ["missing", "empty", "empty folder", "text", "binary", "private", "rsa", "cut", "huge", "mixed"]
-)
+@pytest.mark.parametrize("kind", ["missing", "empty", "empty folder", "text", "binary", "private", "rsa", "cut", "huge", "mixed"])
 def test_keys_that_are_none_are_named(folder: Path, kind: str) -> None:
     path = folder / "key"
     if kind == "empty folder":

@@ -35,6 +35,7 @@ class Proxy:
         requests: The heads of all requests, in small letters.
         stalled: Set when an answer has stalled.
         on_harm: Called at each harm, before it is done.
+        redirections: Where requests are sent whose path ends so; the path itself is put behind it.
     """
 
     upstream: int
@@ -43,6 +44,7 @@ class Proxy:
     requests: list[str] = field(default_factory=list)
     stalled: threading.Event = field(default_factory=threading.Event)
     on_harm: Callable[[], None] = lambda: None
+    redirections: dict[str, str] = field(default_factory=dict)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def asked(self, path: str) -> list[str]:
@@ -69,6 +71,10 @@ class Proxy:
             head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
             self.requests.append(head.lower())
             path = head.split()[1].partition("?")[0]
+            if (elsewhere := next((place for end, place in self.redirections.items() if path.endswith(end)), None)) is not None:
+                writer.write(f"HTTP/1.1 302 Found\r\nLocation: {elsewhere}{path}\r\nContent-Length: 0\r\n\r\n".encode())
+                await flushed(writer)
+                return
             harm = next((each for each in self.harms if path.endswith(each.path) and each.times > 0), None)
             upstream_reader, upstream = await asyncio.open_connection("127.0.0.1", self.upstream)
             with aborting(upstream):
