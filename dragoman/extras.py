@@ -27,6 +27,8 @@ EXTRAS: Final = {
         "tokenizers",
     ),
     "cpu": ("onnxruntime",),
+    "signing": ("cryptography",),
+    "stores": ("obstore", "oras", "requests", "urllib3"),
     "tracing": ("opentelemetry",),
     "load": ("msgspec", "numpy"),
     "evaluate": ("sacrebleu",),
@@ -35,10 +37,12 @@ EXTRAS: Final = {
     "export": ("onnx", "onnx_ir", "safetensors", "torch"),
 }
 # Extras that bring others.
-_INCLUDED: Final = {"cpu": ("server",), "train": ("evaluate",)}
+_INCLUDED: Final = {"cpu": ("server",), "stores": ("server", "signing"), "train": ("evaluate",)}
 _COMMANDS: Final = {
     "serve": ("cpu",),
     "gpu-check": ("cpu",),
+    "pull": ("stores",),
+    "sign": ("server", "signing"),
     "export": ("cpu", "export"),
     "import": ("import",),
     "train": ("train",),

@@ -24,7 +24,9 @@ from dragoman.export.manifest import FileEntry as FileEntry
 from dragoman.export.manifest import Manifest as Manifest
 from dragoman.export.manifest import Tensors as Tensors
 from dragoman.export.manifest import content_version as content_version
+from dragoman.export.manifest_file import parse_manifest, read_manifest_bytes
 from dragoman.export.manifest_file import read_manifest as read_manifest
+from dragoman.export.signing import Keys, check_signed
 from dragoman.export.tensor_names import cross_kv_names as cross_kv_names
 from dragoman.export.tensor_names import self_kv_names as self_kv_names
 from dragoman.export.tensor_names import self_kv_output_names as self_kv_output_names
@@ -47,24 +49,31 @@ _CHUNK_BYTES = 1 << 18
 class Bundle:
     """A bundle on disk whose files are the ones its manifest lists."""
 
-    def __init__(self, directory: Path, manifest: Manifest) -> None:
-        """Take what `open` has checked."""
+    def __init__(self, directory: Path, manifest: Manifest, digest: str) -> None:
+        """Take what `open` has checked, and the SHA-256 of the bytes that the manifest was read from."""
         self.directory = directory
         self.manifest = manifest
+        self.digest = digest
 
     @classmethod
-    def open(cls, directory: Path, is_checked: bool = True) -> "Bundle":
+    def open(cls, directory: Path, is_checked: bool = True, keys: Keys | None = None) -> "Bundle":
         """Read the manifest and compare the directory with it; files that the manifest does not list are ignored.
+
+        The manifest is read once: what a signature is compared with is what is used.
 
         Args:
             directory: That `export` wrote.
             is_checked: Also read every file and compare its SHA-256. Without it, only presence and size are looked at.
+            keys: Of which one must have signed the manifest; None if it need not be signed.
 
         Raises:
             BundleError: Naming the file and why it is refused; one made for CUDA also if its attention does not run there.
         """
         _check_inside(directory, directory / MANIFEST_FILE)
-        manifest = read_manifest(directory / MANIFEST_FILE)
+        content = read_manifest_bytes(directory / MANIFEST_FILE)
+        if keys is not None:
+            check_signed(directory, content, keys)
+        manifest = parse_manifest(content, directory / MANIFEST_FILE)
         for path in (*REQUIRED_FILES, PARITY_FILE):
             if path not in manifest.files:
                 raise BundleError(f"{directory / MANIFEST_FILE}: files does not list {path}")
@@ -77,7 +86,7 @@ class Bundle:
         if not manifest.is_packed:
             for path in GRAPH_FILES:
                 check_for_cuda(directory / path)
-        return cls(directory, manifest)
+        return cls(directory, manifest, hashlib.sha256(content).hexdigest())
 
     @property
     def encoder_path(self) -> Path:
@@ -94,6 +103,18 @@ class Bundle:
         """The scorer graph; its weights are those of the other two."""
         return self.directory / SCORER_FILE
 
+    def refuse_other(self, digest: str) -> None:
+        """Do nothing if this is the bundle whose manifest somebody else has read and checked.
+
+        Args:
+            digest: SHA-256 of that manifest; empty for any.
+
+        Raises:
+            BundleError: If it is not.
+        """
+        if digest not in ("", self.digest):
+            raise BundleError(f"{self.directory / MANIFEST_FILE}: is not the one that the server started with")
+
     def check_unchanged(self) -> None:
         """Compare the directory with what was opened, every file of it.
 
@@ -104,7 +125,7 @@ class Bundle:
         if found.files != self.manifest.files:
             served = self.manifest.version
             raise BundleError(f"{self.directory}: is now version {found.version}, but {served} is being served")
-        Bundle.open(self.directory)
+        Bundle.open(self.directory).refuse_other(self.digest)
 
     def check_tokenizers(self) -> None:
         """Compare the tokenisers' files with the manifest; for one who has opened the bundle without comparing anything.

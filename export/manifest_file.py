@@ -19,10 +19,33 @@ def read_manifest(path: Path) -> Manifest:
     Raises:
         BundleError: If it is missing, of another format version, or not a manifest; it names the field.
     """
+    return parse_manifest(read_manifest_bytes(path), path)
+
+
+def read_manifest_bytes(path: Path) -> bytes:
+    """Return what `bundle.json` holds, for one who checks or compares it before it is believed.
+
+    Raises:
+        BundleError: If it is missing, cannot be read, or is larger than any manifest.
+    """
     try:
-        fields = _parse(read_bounded(path, MAX_MANIFEST_BYTES))
+        return read_bounded(path, MAX_MANIFEST_BYTES)
     except OSError as error:
         raise BundleError(f"{path}: {error.strerror}") from error
+
+
+def parse_manifest(content: bytes, path: Path | str) -> Manifest:
+    """Return what the bytes of a manifest say.
+
+    Args:
+        content: The bytes.
+        path: Where they were read, for messages.
+
+    Raises:
+        BundleError: If they are of another format version, or not a manifest; it names the field.
+    """
+    try:
+        fields = _parse(content)
     except (ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else one_line(str(error))
         raise BundleError(f"{path}: not a bundle's manifest: {reason}") from error

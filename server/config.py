@@ -31,9 +31,11 @@ from dragoman.server.core.readiness import ReadyRule
 
 PREFIX = "DRAGOMAN_"
 CONFIG_FILE_VARIABLE = "DRAGOMAN_CONFIG"
-# Variables with our prefix that are not settings: the configuration file, what the client reads, where tests find the
-# corpus and the libraries of the stub device.
-OTHER_VARIABLES = frozenset({CONFIG_FILE_VARIABLE, "DRAGOMAN_SERVER", "DRAGOMAN_TOKEN", "DRAGOMAN_DATA", "DRAGOMAN_CUDA_STUB"})
+# Variables with our prefix that are not settings: the configuration file, what the client reads, where tests find the corpus and
+# the libraries of the stub device, what web servers are shown that bundles come from.
+OTHER_VARIABLES = frozenset(
+    {CONFIG_FILE_VARIABLE, *(f"{PREFIX}{name}" for name in ("SERVER", "TOKEN", "DATA", "CUDA_STUB", "STORE_TOKEN"))}
+)
 # A pipe is as good as a file, so the size is not asked for beforehand.
 MAX_FILE_BYTES = 1 << 16
 # fmt: off
@@ -81,6 +83,10 @@ class ServerConfig(BaseSettings):
     )
     load_timeout_seconds: PositiveSeconds = Field(
         600.0, description="How long the engine of a version that comes while the server runs may take until it is ready."
+    )
+
+    require_signatures: Path | None = Field(
+        None, description="PEM file, or folder of PEM files, of public keys; bundles that none of them signed are refused."
     )
 
     host: str = Field("0.0.0.0", min_length=1, description="Address the gRPC server listens on.")

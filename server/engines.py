@@ -127,6 +127,7 @@ def engine_settings(config: ServerConfig, bundle: Bundle, plan: EnginePlan) -> l
         log_level=config.log_level,
         log_format=config.log_format,
         version=bundle.manifest.version,
+        digest=bundle.digest,
         device=device,
     )
     return [replace(settings, cores=cores) for cores in plan.cores]

@@ -18,6 +18,7 @@ import structlog
 from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.registry import CollectorRegistry
 
+from dragoman.export.signing import Keys
 from dragoman.server import config as settings
 from dragoman.server.allocator import give_back_large_blocks
 from dragoman.server.config import ServerConfig
@@ -67,9 +68,10 @@ def serve(overrides: Mapping[str, Any], config_file: Path | None) -> NoReturn:
     for number in _signals():
         if number != signal.SIGINT:
             signal.signal(number, partial(_before_start, terminal))
+    keys = None if config.require_signatures is None else Keys.load(config.require_signatures)
     found = find_models(config.models)
     with asyncio.Runner() as runner:
-        end_process(runner.run(Service(config, found, terminal, sampler).run()))
+        end_process(runner.run(Service(config, found, keys, terminal, sampler).run()))
 
 
 def _before_start(terminal: Terminal, number: int, _: object) -> None:
@@ -84,12 +86,15 @@ def _before_start(terminal: Terminal, number: int, _: object) -> None:
 class Service:
     """One server process."""
 
-    def __init__(self, config: ServerConfig, found: list[FoundModel], terminal: Terminal, sampler: Sampler) -> None:
+    def __init__(
+        self, config: ServerConfig, found: list[FoundModel], keys: Keys | None, terminal: Terminal, sampler: Sampler
+    ) -> None:
         """Make everything that can fail on a bad setting; nothing runs yet.
 
         Args:
             config: The settings.
             found: What lies in the folder of models.
+            keys: Of which one must have signed each bundle; None if they need not be signed.
             terminal: The one that the process was started in.
             sampler: What leaves out other libraries' log lines.
 
@@ -107,6 +112,7 @@ class Service:
         self._workshop = ModelWorkshop(
             config,
             self.metrics,
+            keys,
             num_models=lambda: len(self.keeper.models),
             on_change=self._on_change,
             on_published=self._publish,

@@ -28,6 +28,8 @@ HOMES = {
     "sentencepiece": ("model/text/", "model/importers/"),
     "tokenizers": ("model/text/",),
     "transformers": ("model/importers/verifying.py",),
+    "cryptography": ("export/signing.py",),
+    **dict.fromkeys(("obstore", "oras", "requests", "urllib3", "boto3", "botocore"), ("server/stores/",)),
 }
 FRONT_ENDS = ("server.front_end", "server.fronts")
 FRONT = ("server.core", "server.faces", *FRONT_ENDS, "server.supervisor", "server.repository", "server.main")
@@ -50,6 +52,8 @@ FORBIDDEN = [
         (f"server/repository/{name}.py", ("server.engine", "server.dispatch", "server.supervisor", "model.text", "zmq", "asyncio"))
         for name in ("choosing", "folders", "found", "layout", "model_file", "policy", "version_names")
     ),
+    ("server/stores/", ("server.core", "server.engine", "server.faces", "server.supervisor", "server.main", "server.config")),
+    ("server/stores/store.py", ("export", "server")),
     ("server/engine/scheduler.py", ("server.runtime", "numpy")),
     ("server/engine/messages.py", ("server", "numpy")),
     ("server/engine/", (*FRONT, "server.config")),

@@ -9,7 +9,21 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from dragoman.cli import calling, checkpoints, evaluating, exporting, gpu, importing, loading, serving, texts, training, translating
+from dragoman.cli import (
+    calling,
+    checkpoints,
+    evaluating,
+    exporting,
+    gpu,
+    importing,
+    loading,
+    pulling,
+    serving,
+    signing,
+    texts,
+    training,
+    translating,
+)
 from dragoman.cli.connection import CallFailed, Interrupted
 from dragoman.model.errors import InputError
 
@@ -23,8 +37,8 @@ app = typer.Typer(
 # As `dragoman --help` shows them.
 for panel, groups in {
     "Call a server": (translating, calling),
-    "Serve": (serving, gpu),
-    "Train and export": (training, evaluating, importing, exporting, checkpoints, texts),
+    "Serve": (serving, pulling, gpu),
+    "Train and export": (training, evaluating, importing, exporting, signing, checkpoints, texts),
     "Measure": (loading,),
 }.items():
     for group in groups:

@@ -103,6 +103,7 @@ class EngineLoop:
             raise BundleError(
                 f"{settings.bundle}: is now version {manifest.version}, but the server started with {settings.version}"
             )
+        bundle.refuse_other(settings.digest)
         engine = load_engine(
             bundle, settings.limits, settings.num_threads, is_warmed_up=settings.is_warmed_up, device=settings.device
         )

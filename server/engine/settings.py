@@ -51,6 +51,7 @@ class EngineSettings(msgspec.Struct, frozen=True):
         log_level: See `dragoman.server.config`, as the next.
         log_format: See `dragoman.server.config`.
         version: The bundle's, which the front end has read too; the engine refuses any other. Empty for whichever is there.
+        digest: SHA-256 of the manifest that the front end has read, and checked; the engine refuses any other. Empty for whichever.
         device: Where the model runs.
         cores: That its process keeps to; none for all.
         max_slots_per_request: See `slots_per_request`; 0 for the usual ones.
@@ -68,6 +69,7 @@ class EngineSettings(msgspec.Struct, frozen=True):
     log_level: str
     log_format: LogFormat
     version: str = ""
+    digest: str = ""
     device: DeviceSettings = DeviceSettings()
     cores: tuple[int, ...] = ()
     max_slots_per_request: int = 0

@@ -197,5 +197,6 @@ def open_bundle(desk: Desk) -> Bundle:
         raise BundleError(
             f"{desk.settings.bundle}: is now version {bundle.manifest.version}, but {desk.settings.version} is what is served"
         )
+    bundle.refuse_other(desk.settings.digest)
     bundle.check_tokenizers()
     return bundle

@@ -129,7 +129,7 @@ class ModelKeeper(Generic[E]):
                 version.refuse(refused)
         opened = [version.opened.bundle for version in self.versions if version.opened is not None]
         if first is not None and not opened:
-            raise BundleError(first.reason) if first.cause is Cause.BUNDLE else ConfigError(first.reason)
+            raise ConfigError(first.reason) if first.cause is Cause.SETTINGS else BundleError(first.reason)
         return opened
 
     def hold_first(self) -> None:

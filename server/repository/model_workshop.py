@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 import structlog
 
 from dragoman.export.bundle import Bundle, BundleError
+from dragoman.export.signing import Keys, SignatureError
 from dragoman.model.errors import InputError
 from dragoman.server.config import ConfigError, ServerConfig
 from dragoman.server.core.frames import Frames
@@ -32,6 +33,7 @@ class ModelWorkshop:
         self,
         config: ServerConfig,
         metrics: Metrics,
+        keys: Keys | None,
         *,
         num_models: Callable[[], int],
         on_change: Callable[[str], None],
@@ -42,13 +44,14 @@ class ModelWorkshop:
         Args:
             config: The server's settings.
             metrics: Where engines are observed.
+            keys: Of which one must have signed each bundle; None if they need not be signed.
             num_models: Returns how many models share the cores.
             on_change: Called with a model's name when one of its engines has become ready, or is not any more.
             on_published: Called with a model's name when others of its versions answer.
         """
         self.turn = asyncio.Lock()
         self.load_seconds = config.load_timeout_seconds
-        self._config, self._metrics = config, metrics
+        self._config, self._metrics, self._keys = config, metrics, keys
         self._num_models, self._on_change, self._on_published = num_models, on_change, on_published
         self._pinned: Mapping[str, EnginePlan] = {}
 
@@ -59,12 +62,13 @@ class ModelWorkshop:
     def open(self, model: str, found: FoundVersion, file: ModelFile) -> Opened:
         """See `Workshop`."""
         try:
-            bundle = Bundle.open(found.directory)
+            bundle = Bundle.open(found.directory, keys=self._keys)
             if bundle.manifest.name != model:
                 raise BundleError(f"{found.directory}: is of model {bundle.manifest.name!r}, not of {model!r}")
             opened = Opened(bundle, bundle.tokenizers(), Frames(bundle.manifest))
         except (InputError, OSError) as error:
-            raise Refused(Cause.BUNDLE, str(error)) from error
+            cause = Cause.SIGNATURE if isinstance(error, SignatureError) else Cause.BUNDLE
+            raise Refused(cause, str(error)) from error
         try:
             config = file.settings.within(self._config)
             check_slots(bundle, config.max_slots, config.max_slots_per_request)

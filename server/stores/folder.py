@@ -1,0 +1,84 @@
+"""A folder of this machine as a store: a mounted volume, a network file system, what an archive held."""
+
+import os
+from pathlib import Path
+
+from dragoman.model.files import open_regular
+from dragoman.server.stores.store import MAX_LISTED_FILES, Listing, NotThereError, RangeError, StoreError, Take
+
+MAX_DEPTH = 12
+_PIECE_BYTES = 1 << 20
+
+
+class FolderStore:
+    """Files below a folder; links that lead out of it are not followed."""
+
+    def __init__(self, folder: Path, address: str = "") -> None:
+        """Take a folder, which need not be there yet; the address is what messages call it, if not by its path."""
+        self._folder = folder
+        self._address = address or str(folder)
+
+    @property
+    def address(self) -> str:
+        """As it was given."""
+        return self._address
+
+    def list(self) -> Listing:
+        """Return the files, without hidden ones.
+
+        Raises:
+            StoreError: If the folder cannot be read, or holds too much.
+        """
+        if not self._folder.is_dir():
+            raise NotThereError(f"{self.address}: {'not a folder' if self._folder.exists() else 'no such folder'}")
+        stamps: dict[str, str] = {}
+        try:
+            self._add(self._folder, "", stamps, 0)
+        except OSError as error:
+            raise StoreError(f"{error.filename or self.address}: {error.strerror}") from error
+        return Listing(stamps, self.address)
+
+    def size(self, path: str) -> int:
+        """See `Store`."""
+        location = self._folder / path
+        try:
+            return location.stat().st_size
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise NotThereError(f"{location}: no such file") from error
+        except OSError as error:
+            raise StoreError(f"{location}: {error.strerror}") from error
+
+    def read(self, path: str, offset: int, take: Take) -> None:
+        """See `Store`."""
+        location = self._folder / path
+        outside = os.path.realpath(self._folder)
+        if os.path.commonpath((outside, os.path.realpath(location))) != outside:
+            raise StoreError(f"{location}: a link that leads out of the folder")
+        try:
+            with open_regular(location) as file:
+                if os.fstat(file.fileno()).st_size < offset:
+                    raise RangeError(f"{location}: is shorter")
+                file.seek(offset)
+                while piece := file.read(_PIECE_BYTES):
+                    take(piece)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise NotThereError(f"{location}: no such file") from error
+        except OSError as error:
+            if error.filename not in (None, str(location)):
+                raise  # what took the pieces could not keep them
+            raise StoreError(f"{location}: {error.strerror}") from error
+
+    def _add(self, folder: Path, prefix: str, stamps: dict[str, str], depth: int) -> None:
+        if depth > MAX_DEPTH:
+            raise StoreError(f"{folder}: folders in folders, more than {MAX_DEPTH} deep")
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.name.startswith("."):
+                    continue
+                if entry.is_dir():
+                    self._add(folder / entry.name, f"{prefix}{entry.name}/", stamps, depth + 1)
+                elif entry.is_file():
+                    found = entry.stat()
+                    stamps[prefix + entry.name] = f"{found.st_ino}-{found.st_size}-{found.st_mtime_ns}"
+                    if len(stamps) > MAX_LISTED_FILES:
+                        raise StoreError(f"{self.address}: more than {MAX_LISTED_FILES} files")

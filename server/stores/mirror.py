@@ -1,0 +1,220 @@
+"""A folder kept as a store is: what appears there appears here, what goes there goes here, and while it is away nothing changes.
+
+A server calls `Mirror.sync` before it looks into the folder for the first time, and then every few seconds, from a thread: it waits
+for the store. Reasons are logged when they appear and when they change, not each time.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from time import monotonic
+
+import structlog
+
+from dragoman.export.bundle import MANIFEST_FILE, BundleError
+from dragoman.export.signing import SIGNATURE_FILE
+from dragoman.server.stores.address import Address
+from dragoman.server.stores.found import MODEL_FILE, Found, find, find_model_files
+from dragoman.server.stores.model_files import MARK_FILE, pull_model_file, remove_model_file
+from dragoman.server.stores.opening import open_store
+from dragoman.server.stores.placing import Place, Placed
+from dragoman.server.stores.puller import Pulled, Puller, naming
+from dragoman.server.stores.pulling import Order, check_address
+from dragoman.server.stores.store import Listing, StoppedError, Store, StoreError
+
+# A bundle that was refused is looked at again when the store lists it otherwise, and after so long: it may have changed on its way.
+REFUSED_SECONDS = 300.0
+
+log = structlog.get_logger("dragoman.stores")
+
+Choose = Callable[[str, Sequence[str]], Collection[str]]
+"""Told a model and the names of its versions in natural order, returns those that are wanted here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Synced:
+    """What one look at a store came to.
+
+    Attributes:
+        reason: Why the store could not be asked; empty if it was.
+        added: Versions that are new here.
+        removed: Directories that are gone.
+        problems: Why a bundle of the store is not here, by its folder there.
+    """
+
+    reason: str = ""
+    added: list[Pulled] = field(default_factory=list)
+    removed: list[Path] = field(default_factory=list)
+    problems: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether the folder is another than before."""
+        return bool(self.added or self.removed)
+
+
+class Mirror:
+    """Keeps a folder as a store is."""
+
+    def __init__(self, address: Address, folder: Path, order: Order, choose: Choose | None = None) -> None:
+        """Take an address and a folder; nothing is asked for yet.
+
+        Args:
+            address: Of a bundle, or of a folder of models; not of an archive.
+            folder: Which servers look into.
+            order: How it is pulled; its checksum is that of the one bundle there may be.
+            choose: Which versions of a model are wanted here; None for all.
+
+        Raises:
+            InputError: If the address, settings or credentials cannot be used.
+            StoreError: If the store's library refuses the address.
+        """
+        if address.is_archive:
+            raise BundleError(f"{address.text}: an archive does not change; pull it once")
+        check_address(address, order.keys, order.sha256)
+        self._store: Store = open_store(address, order.silence_seconds)
+        self._place, self._order, self._choose = Place(folder), order, choose
+        cache = None if address.scheme == "" else order.cache
+        self._puller = Puller(self._store, self._place, cache, order.keys, order.sha256, order.on_progress, order.is_stopped)
+        # By folder of the store: what its manifest and signature were when it was pulled, and where it is.
+        self._known: dict[str, tuple[object, Placed]] = {}
+        # Likewise: as what, since when and why it was refused.
+        self._refused: dict[str, tuple[object, float, str]] = {}
+        self._model_files: dict[str, str] = {}
+        self._said: dict[str, str] = {}
+
+    def sync(self) -> Synced:
+        """Bring what is new in the store, then take away what is no longer there.
+
+        Nothing is taken away if the store cannot be asked or holds no bundle at all, nor an older version while a newer one that is
+        to take its place cannot be had.
+
+        Raises:
+            StoppedError: If `is_stopped` said so.
+        """
+        try:
+            listing = self._store.list()
+            found = find(listing.stamps)
+            if not found:
+                raise StoreError(f"{self._store.address}: holds no bundle")
+        except StoppedError:
+            raise
+        except StoreError as error:
+            self._say({"": str(error)}, "the store cannot be read; what is here stays")
+            return Synced(reason=str(error))
+        if listing.address != self._store.address and listing.address != self._said.get("address"):
+            log.info("the address was resolved", address=self._store.address, is_now=listing.address)
+        added: list[Pulled] = []
+        problems: dict[str, str] = {}
+        wanted = self._wanted(found)
+        for each in wanted:
+            self._guard(each.folder, problems, partial(self._bring, each, listing, added))
+        for model, path in find_model_files(listing.stamps).items():
+            self._guard(path, problems, partial(self._bring_model_file, model, path, listing.stamps))
+        removed: list[Path] = []
+        self._guard("", problems, partial(self._remove, wanted, listing, problems, removed))
+        self._say(problems, "a bundle of the store is refused")
+        if listing.address != self._store.address:
+            self._said["address"] = listing.address
+        return Synced("", added, removed, problems)
+
+    def _wanted(self, found: list[Found]) -> list[Found]:
+        if self._choose is None:
+            return found
+        versions: dict[str, list[str]] = {}
+        for each in found:
+            if each.version:
+                versions.setdefault(each.model, []).append(each.version)
+        chosen = {model: set(self._choose(model, names)) for model, names in versions.items()}
+        return [each for each in found if not each.version or each.version in chosen[each.model]]
+
+    def _guard(self, name: str, problems: dict[str, str], work: Callable[[], object]) -> None:
+        """Do something; what keeps it from being done is a problem of that name."""
+        try:
+            with naming(self._place.folder):
+                work()
+        except StoppedError:
+            raise
+        except (StoreError, BundleError) as error:
+            problems[name] = str(error)
+        except OSError as error:
+            problems[name] = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+
+    def _bring(self, found: Found, listing: Listing, added: list[Pulled]) -> None:
+        stamp = tuple(listing.stamps.get(found.path(file), "") for file in (MANIFEST_FILE, SIGNATURE_FILE))
+        known = self._known.get(found.folder)
+        if known is not None and known[0] == stamp and known[1].digest:
+            return
+        whole = _stamps_below(found.folder, listing.stamps)
+        refused = self._refused.get(found.folder)
+        if refused is not None and refused[0] == whole and monotonic() - refused[1] < REFUSED_SECONDS:
+            raise BundleError(refused[2])
+        try:
+            pulled = self._puller.pull(found)
+        except BundleError as error:
+            self._refused[found.folder] = whole, monotonic(), str(error)
+            raise
+        self._refused.pop(found.folder, None)
+        self._known[found.folder] = stamp, pulled.placed
+        if pulled.is_new:
+            manifest, directory = pulled.manifest, str(pulled.placed.directory)
+            log.info("pulled", model=manifest.name, version=manifest.version, sha256=pulled.digest, folder=directory)
+            added.append(pulled)
+
+    def _bring_model_file(self, model: str, path: str, stamps: Mapping[str, str]) -> None:
+        folder = self._place.folder / model
+        if not folder.is_dir() or (self._model_files.get(model) == stamps[path] and (folder / MODEL_FILE).exists()):
+            return
+        if pull_model_file(self._store, path, folder, self._order.keys):
+            log.info("pulled", model=model, file=str(folder / MODEL_FILE))
+        self._model_files[model] = stamps[path]
+
+    def _remove(self, wanted: list[Found], listing: Listing, problems: Mapping[str, str], removed: list[Path]) -> None:
+        folders = {each.folder for each in wanted}
+        for placed in self._place.placed():
+            if placed.record.address != self._store.address:
+                continue
+            folder = placed.record.folder
+            known = self._known.get(folder)
+            is_replaced = known is not None and known[1].directory != placed.directory and folder not in problems
+            if folder in folders and not is_replaced:
+                continue
+            self._place.remove(placed)
+            removed.append(placed.directory)
+            log.info("removed, as it is no longer in the store", folder=str(placed.directory))
+        for kept in (self._known, self._refused):
+            for folder in set(kept) - folders:
+                del kept[folder]
+        marked = {path.parent.name for path in self._place.folder.glob(f"*/{MARK_FILE}")}
+        for model in marked - find_model_files(listing.stamps).keys():
+            self._model_files.pop(model, None)
+            if remove_model_file(self._place.folder / model):
+                log.info("removed, as it is no longer in the store", folder=str(self._place.folder / model), file=MODEL_FILE)
+
+    def _say(self, problems: dict[str, str], event: str) -> None:
+        """Log what is new of what is wrong, and that it is right again."""
+        before = {name: reason for name, reason in self._said.items() if name != "address"}
+        for name, reason in problems.items():
+            if before.get(name) != reason:
+                log.warning(event, store=self._store.address, folder=name, reason=reason)
+        if before and not problems:
+            log.info("the store is read again, without problems", store=self._store.address)
+        address = self._said.get("address")
+        self._said = dict(problems) | ({} if address is None else {"address": address})
+
+
+def _stamps_below(folder: str, stamps: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return what the store lists of one bundle."""
+    return sorted((path, stamp) for path, stamp in stamps.items() if not folder or path.startswith(f"{folder}/"))
+
+
+def sync(address: str, folder: Path, order: Order) -> Synced:
+    """Bring a folder to what an address holds, once; who does so every few seconds keeps a `Mirror`.
+
+    Raises:
+        InputError: If the address, settings or credentials cannot be used.
+        StoreError: If the store's library refuses the address.
+        StoppedError: If the order's `is_stopped` said so.
+    """
+    return Mirror(Address.parse(address), folder, order).sync()

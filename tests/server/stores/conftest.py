@@ -1,0 +1,288 @@
+"""Stores that run here: an S3 server, a registry, a web server with WebDAV; and bundles that are large enough to break off."""
+
+import contextlib
+import functools
+import hashlib
+import json
+import logging
+import os
+import random
+import shutil
+import socket
+import subprocess
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dragoman.export.signing import Keys
+from dragoman.server.stores.address import Address
+from dragoman.server.stores.cache import Cache
+from dragoman.server.stores.pulling import Order
+from tests.certificates import openssl
+from tests.server.stores.proxy import Proxy, proxy_to
+
+BIG_FILE = "notes.bin"
+BIG_BYTES = 3_000_000
+BUCKET = "models"
+_VARIABLES = (
+    "AWS_",
+    "AZURE_",
+    "GOOGLE_",
+    "STORAGE_EMULATOR",
+    "DOCKER_CONFIG",
+    "REGISTRY_AUTH",
+    "SSL_CERT",
+    "REQUESTS_CA",
+    "NETRC",
+    "DRAGOMAN_STORE",
+)
+
+
+@pytest.fixture(autouse=True)
+def _no_credentials(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Nothing of whoever runs the tests is looked at, nor is any machine's metadata asked."""
+    for name in list(os.environ):
+        if name.upper().startswith(_VARIABLES) or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
+
+
+@pytest.fixture(scope="session")
+def make_bundle(tiny_bundle: Path) -> Callable[..., Path]:
+    """Write a bundle that can be served, with a file of some megabytes in it.
+
+    Its arguments: the directory, the model's name, what the large file is made from, and its size.
+    """
+
+    def make(directory: Path, name: str = "tiny", seed: int = 0, size: int = BIG_BYTES) -> Path:
+        shutil.copytree(tiny_bundle, directory)
+        content = random.Random(seed).randbytes(size)
+        (directory / BIG_FILE).write_bytes(content)
+        manifest = json.loads((directory / "bundle.json").read_text())
+        manifest["name"] = name
+        manifest["version"] = f"seed{seed}"
+        manifest["files"][BIG_FILE] = {"size": size, "sha256": hashlib.sha256(content).hexdigest()}
+        (directory / "bundle.json").write_text(json.dumps(manifest))
+        return directory
+
+    return make
+
+
+@pytest.fixture
+def bundle(make_bundle: Callable[..., Path], tmp_path: Path) -> Path:
+    return make_bundle(tmp_path / "source")
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> Path:
+    """A private key as openssl makes it; `public.pem` lies beside it."""
+    folder = tmp_path / "keys"
+    folder.mkdir()
+    openssl(folder, "genpkey", "-algorithm", "ed25519", "-out", "private.pem")
+    openssl(folder, "pkey", "-in", "private.pem", "-pubout", "-out", "public.pem")
+    return folder / "private.pem"
+
+
+@pytest.fixture
+def keys(key: Path) -> Keys:
+    return Keys.load(key.with_name("public.pem"))
+
+
+@pytest.fixture
+def order(tmp_path: Path) -> Callable[..., Order]:
+    """Return an order with a cache of its own; its arguments are those of `Order`."""
+    return lambda **given: Order(**({"cache": Cache(tmp_path / "cache"), "silence_seconds": 20.0} | given))
+
+
+def digest(bundle: Path) -> str:
+    return hashlib.sha256((bundle / "bundle.json").read_bytes()).hexdigest()
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    """What a bundle's folder holds, but for what hidden files say."""
+    paths = [path for path in directory.rglob("*") if path.is_file() and not path.name.startswith(".")]
+    return {str(path.relative_to(directory)): path.read_bytes() for path in paths}
+
+
+class S3:
+    """An S3 server, and a client to fill it."""
+
+    def __init__(self, port: int) -> None:
+        import boto3
+        from botocore.config import Config
+
+        self.port = port
+        options = {"aws_access_key_id": "id", "aws_secret_access_key": "secret", "region_name": "us-east-1"}
+        self.client: Any = boto3.client(
+            "s3", endpoint_url=f"http://127.0.0.1:{port}", config=Config(retries={"max_attempts": 1}), **options
+        )
+
+    def put(self, folder: Path, prefix: str) -> None:
+        """Upload a folder, the manifest last."""
+        for path in sorted((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.name == "bundle.json"):
+            self.client.put_object(Bucket=BUCKET, Key=f"{prefix}/{path.relative_to(folder)}", Body=path.read_bytes())
+
+    def remove(self, prefix: str) -> None:
+        for each in self.client.list_objects_v2(Bucket=BUCKET, Prefix=prefix).get("Contents", []):
+            self.client.delete_object(Bucket=BUCKET, Key=each["Key"])
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[int]:
+    """Port of moto's S3 server."""
+    from moto.server import ThreadedMotoServer
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    yield server.get_host_and_port()[1]
+    server.stop()
+
+
+@pytest.fixture
+def s3(s3_server: int, monkeypatch: pytest.MonkeyPatch) -> S3:
+    """The server, empty; whoever asks by the environment finds it."""
+    urllib.request.urlopen(urllib.request.Request(f"http://127.0.0.1:{s3_server}/moto-api/reset", method="POST")).close()
+    for name, value in {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{s3_server}",
+        "AWS_ACCESS_KEY_ID": "id",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    found = S3(s3_server)
+    found.client.create_bucket(Bucket=BUCKET)
+    return found
+
+
+@pytest.fixture
+def s3_proxy(s3: S3, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """A proxy before that server, which is found instead of it."""
+    with proxy_to(s3.port) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{proxy.port}")
+        yield proxy
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+class Registry:
+    """A registry, and oras to fill it."""
+
+    def __init__(self, port: int, password: str = "") -> None:
+        self.port, self.password = port, password
+
+    def push(self, folder: Path, name: str) -> str:
+        """Push a folder file by file, and return the digest of its manifest."""
+        import oras.oci
+        import oras.provider
+
+        client = oras.provider.Registry(insecure=True, auth_backend="basic" if self.password else "token")
+        if self.password:
+            client.auth.set_basic_auth("reader", self.password)
+        container = client.get_container(f"127.0.0.1:{self.port}/{name}")
+        manifest = oras.oci.NewManifest()
+        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+            # As the program `oras push` does, which keeps the path; the library's own `push` has the last part of it only.
+            layer = oras.oci.NewLayer(str(path)) | {
+                "annotations": {"org.opencontainers.image.title": str(path.relative_to(folder))}
+            }
+            assert client.upload_blob(str(path), container, layer).status_code in (200, 201, 202)
+            manifest["layers"].append(layer)
+        (folder.parent / "config.json").write_text("{}")
+        manifest["config"], _ = oras.oci.ManifestConfig(str(folder.parent / "config.json"))
+        assert client.upload_blob(str(folder.parent / "config.json"), container, manifest["config"]).status_code in (200, 201, 202)
+        return str(client.upload_manifest(manifest, container).headers["Docker-Content-Digest"])
+
+
+@pytest.fixture(scope="session")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
+    """Debian's registry, on a port of its own."""
+    with run_registry(tmp_path_factory.mktemp("registry")) as found:
+        yield found
+
+
+@contextlib.contextmanager
+def run_registry(folder: Path, more: str = "") -> Iterator[Registry]:
+    """Run one with further lines of configuration."""
+    program = shutil.which("docker-registry") or shutil.which("registry")
+    if program is None:
+        pytest.skip("docker-registry is not installed (a package of Debian)")
+    port = free_port()
+    (folder / "config.yml").write_text(
+        "version: 0.1\nlog: {level: error, accesslog: {disabled: true}}\n"
+        f"storage: {{filesystem: {{rootdirectory: {folder / 'data'}}}}}\n"
+        f"http: {{addr: '127.0.0.1:{port}'}}\n{more}"
+    )
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen([program, "serve", str(folder / "config.yml")], stdout=log, stderr=log)
+    try:
+        while True:
+            assert process.poll() is None, (folder / "log").read_text()
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/").close()
+            except urllib.error.HTTPError as error:  # it wants a password
+                error.close()
+            except OSError:
+                continue
+            break
+        yield Registry(port)
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@contextlib.contextmanager
+def run_web(folder: Path, certificates: Path | None = None, users: dict[str, str] | None = None) -> Iterator[int]:
+    """Serve a folder with WebDAV, and lend the port; over TLS if certificates are given, for users if there are any."""
+    from cheroot.ssl.builtin import BuiltinSSLAdapter
+    from cheroot.wsgi import Server
+    from wsgidav.wsgidav_app import WsgiDAVApp
+
+    accounts: Any = {name: {"password": password} for name, password in (users or {}).items()} or True
+    app = WsgiDAVApp(
+        {
+            "provider_mapping": {"/": str(folder)},
+            "simple_dc": {"user_mapping": {"*": accounts}},
+            "http_authenticator": {"accept_digest": False, "default_to_digest": False},
+            "verbose": 0,
+            "logging": {"enable": False},
+        }
+    )
+    server = Server(("127.0.0.1", 0), app, numthreads=4)
+    server.shutdown_timeout = 0
+    if certificates is not None:
+        server.ssl_adapter = BuiltinSSLAdapter(str(certificates / "server.pem"), str(certificates / "server.key"))
+    server.prepare()
+    thread = threading.Thread(target=server.serve)
+    thread.start()
+    try:
+        yield int(server.bind_addr[1])
+    finally:
+        server.stop()
+        thread.join()
+
+
+@pytest.fixture
+def web_folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "web"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def web(web_folder: Path) -> Iterator[int]:
+    """Port of a web server with WebDAV that gives `web_folder`."""
+    with run_web(web_folder) as port:
+        yield port
+
+
+parse = functools.partial(Address.parse)
