@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, FilePath, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, FilePath, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
@@ -64,6 +64,11 @@ def _check_device(device: str) -> str:
     return device
 
 
+def _path_or_address(value: object) -> object:
+    """Return an address as it is, and anything else for what a path is made of."""
+    return value if isinstance(value, str) and "://" in value else Path(value) if isinstance(value, str) else value
+
+
 # Of the settings that a model may have of its own.
 Device = Annotated[str, AfterValidator(_check_device)]
 Gibibytes = Annotated[float, Field(ge=0, le=2**20, allow_inf_nan=False)]
@@ -76,7 +81,16 @@ class ServerConfig(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, extra="forbid", frozen=True)
 
-    models: Path = Field(description="Folder that holds the models to serve: a folder each, of a bundle or of versions.")
+    models: Annotated[Path | str, BeforeValidator(_path_or_address)] = Field(
+        description="Folder of the models to serve, each in a folder of its own; or the address of such a folder in a store."
+    )
+    models_folder: Path | None = Field(
+        None, description="Folder that follows what is at an address; by default one of its own among the user's caches."
+    )
+    store_poll_seconds: Seconds = Field(30.0, description="Pause between two looks at that address; 0 to look only on SIGHUP.")
+    store_cache_gib: Annotated[float, Field(ge=0.001, le=2**20, allow_inf_nan=False)] = Field(
+        20.0, description="How much of what came from there is kept on disk, in that folder."
+    )
     models_poll_seconds: Seconds = Field(
         2.0,
         description="Pause between two looks at that folder, for versions that have come or gone; 0 to look only on SIGHUP.",

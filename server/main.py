@@ -27,6 +27,7 @@ from dragoman.server.engines import ModelEngine
 from dragoman.server.front_end import FrontEnd
 from dragoman.server.fronts.front_ends import FrontEnds
 from dragoman.server.fronts.kept import FrontEndCannotStart
+from dragoman.server.model_source import ModelSource
 from dragoman.server.repository.bundles import find_models
 from dragoman.server.repository.checks import check_ready_rule
 from dragoman.server.repository.found import FoundModel
@@ -69,9 +70,11 @@ def serve(overrides: Mapping[str, Any], config_file: Path | None) -> NoReturn:
         if number != signal.SIGINT:
             signal.signal(number, partial(_before_start, terminal))
     keys = None if config.require_signatures is None else Keys.load(config.require_signatures)
-    found = find_models(config.models)
+    source = ModelSource(config, keys)
+    source.fetch()
+    found = find_models(source.folder)
     with asyncio.Runner() as runner:
-        end_process(runner.run(Service(config, found, keys, terminal, sampler).run()))
+        end_process(runner.run(Service(config, source, found, keys, terminal, sampler).run()))
 
 
 def _before_start(terminal: Terminal, number: int, _: object) -> None:
@@ -87,13 +90,20 @@ class Service:
     """One server process."""
 
     def __init__(
-        self, config: ServerConfig, found: list[FoundModel], keys: Keys | None, terminal: Terminal, sampler: Sampler
+        self,
+        config: ServerConfig,
+        source: ModelSource,
+        found: list[FoundModel],
+        keys: Keys | None,
+        terminal: Terminal,
+        sampler: Sampler,
     ) -> None:
         """Make everything that can fail on a bad setting; nothing runs yet.
 
         Args:
             config: The settings.
-            found: What lies in the folder of models.
+            source: Where the folder of models comes from.
+            found: What lies in it.
             keys: Of which one must have signed each bundle; None if they need not be signed.
             terminal: The one that the process was started in.
             sampler: What leaves out other libraries' log lines.
@@ -101,7 +111,7 @@ class Service:
         Raises:
             InputError: If a setting or every version of a model cannot be used.
         """
-        self.config = config
+        self.config, self._source = config, source
         self._terminal = terminal
         tracer = make_tracer(config, _version()) if config.front_ends == 1 else None
         registry = CollectorRegistry()
@@ -118,7 +128,7 @@ class Service:
             on_published=self._publish,
         )
         self.keeper: Keeper[ModelEngine] = Keeper(
-            config.models,
+            source.folder,
             found,
             lambda model: ModelKeeper(model, self._workshop, lambda: self.front),
             config.models_poll_seconds,
@@ -151,6 +161,8 @@ class Service:
             try:
                 if await self._unless(stopping, self._open(admin)) and await self._unless(stopping, self._start_engines()):
                     self._spawn(self.keeper.run())
+                    if self._source.is_followed:
+                        self._spawn(self._source.follow(self.keeper.look))
                     models = self.repository.all()
                     engines = {model.name: f"{model.engine.num_replicas} x {model.engine.settings.num_threads}" for model in models}
                     names = [model.name for model in models]
@@ -222,10 +234,15 @@ class Service:
         """Drain if the terminal is gone; read files again, if not. A shell that ends may tell its jobs a moment before it goes."""
         if not self._terminal.is_gone:
             log.info("reading again what has changed")
-            await asyncio.gather(self._watcher.check(), self.keeper.look())
+            await asyncio.gather(self._watcher.check(), self._look_for_models())
             await asyncio.sleep(HANGUP_SECONDS)
         if self._terminal.is_gone:
             stopping.set()
+
+    async def _look_for_models(self) -> None:
+        """Have what has changed in the store and in the folder be served."""
+        await self._source.look(self.keeper.look)
+        await self.keeper.look()
 
     def _watch(self) -> None:
         """Watch the files that may change while the server runs."""

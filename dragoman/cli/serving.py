@@ -16,7 +16,9 @@ app = typer.Typer()
 )
 def serve(
     context: typer.Context,
-    models: Annotated[Path | None, typer.Option(help="Folder of bundles.")] = None,
+    models: Annotated[
+        str | None, typer.Option(help="Folder of models, or an address: s3://, gs://, az://, https://, oci://.")
+    ] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="gRPC port; 0 takes a free one.")] = None,
     metrics_port: Annotated[int | None, typer.Option(help="HTTP port of metrics and probes; 0 takes a free one.")] = None,

@@ -12,6 +12,7 @@ import pytest
 
 from dragoman.export.bundle import Bundle, BundleError, hash_file
 from dragoman.export.signing import Keys
+from tests.e2e.test_front_ends import wait_until
 from tests.server.stores.conftest import BIG_FILE, S3, digest, files
 from tests.server.stores.proxy import Harm, Proxy
 
@@ -115,6 +116,7 @@ def test_a_pull_that_is_killed_leaves_nothing_to_be_seen_and_is_gone_on_with(
         [sys.executable, "-m", "dragoman", "pull", "s3://models/m", here], cwd=ROOT, stderr=subprocess.DEVNULL
     )
     s3_proxy.stalled.wait()
+    wait_until(lambda: any(path.stat().st_size for path in here.glob(".cache/partial/*")), "something of it is on disk")
     process.kill()
     process.wait()
     assert not list(here.glob("[!.]*")) and len(list((here / ".pulling").iterdir())) == 2

@@ -1,0 +1,122 @@
+"""Where a server has its models from: a folder, or a store that its folder follows."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dragoman.client.sync import Client
+from dragoman.export.bundle import BundleError
+from dragoman.model.errors import InputError
+from dragoman.server.config import ServerConfig
+from dragoman.server.model_source import ModelSource, default_folder
+from tests.e2e.conftest import serve as serve
+from tests.e2e.test_front_ends import wait_until
+from tests.server.repository.copies import copy
+from tests.server.stores.conftest import S3
+
+Make = Callable[..., Path]
+ADDRESS = "s3://models/all"
+
+
+def source_of(folder: Path, **settings: object) -> ModelSource:
+    return ModelSource(ServerConfig(models=ADDRESS, models_folder=folder, **settings), None)  # type: ignore[arg-type]
+
+
+def versions(folder: Path) -> list[str]:
+    return sorted(path.parent.name for path in folder.glob("[!.]*/*/bundle.json"))
+
+
+@pytest.fixture
+def put(s3: S3, make_bundle: Make, tmp_path: Path) -> Callable[[str], None]:
+    """Put a version of `en-de` into the store."""
+
+    def put_version(version: str) -> None:
+        s3.put(make_bundle(tmp_path / f"source-{version}", "en-de", int(version), 1000), f"all/en-de/{version}")
+
+    return put_version
+
+
+def test_a_folder_is_what_it_is(tmp_path: Path) -> None:
+    source = ModelSource(ServerConfig(models=tmp_path), None)
+    source.fetch()
+    assert source.folder == tmp_path and not source.is_followed
+    assert ServerConfig(models=str(tmp_path)).models == tmp_path  # type: ignore[arg-type]
+
+
+def test_the_newest_comes_with_one_to_spare(put: Callable[[str], None], tmp_path: Path) -> None:
+    for version in ("2", "9", "10"):
+        put(version)
+    source = source_of(tmp_path / "here")
+    source.fetch()
+    assert versions(source.folder) == ["10", "9"]
+
+
+def test_a_models_own_file_says_which_come(put: Callable[[str], None], s3: S3, tmp_path: Path) -> None:
+    for version in ("1", "2", "3", "4"):
+        put(version)
+    s3.client.put_object(Bucket="models", Key="all/en-de/model.toml", Body=b'[labels]\nstable = "1"\n')
+    source = source_of(tmp_path / "here")
+    source.fetch()
+    assert versions(source.folder) == ["1", "3", "4"]
+
+
+def test_a_store_without_models_is_named(s3: S3, tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match="s3://models/all: holds no bundle"):
+        source_of(tmp_path / "here").fetch()
+
+
+def test_what_was_brought_before_will_do_while_the_store_is_away(
+    put: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    put("1")
+    source_of(tmp_path / "here").fetch()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    source_of(tmp_path / "here").fetch()
+    assert versions(tmp_path / "here") == ["1"]
+
+
+def test_an_address_that_is_none_is_refused(tmp_path: Path) -> None:
+    for address in ("ftp://models", "s3://"):
+        with pytest.raises(InputError, match=r"ftp://: not a scheme|lacks a bucket"):
+            ModelSource(ServerConfig(models=address), None)
+
+
+def test_each_address_has_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    one, other = default_folder("s3://models/a"), default_folder("s3://models/b")
+    assert one != other and one.is_relative_to(tmp_path) and one == default_folder("s3://models/a")
+
+
+def test_whoever_follows_is_told_of_what_has_come_and_of_nothing_else(put: Callable[[str], None], tmp_path: Path) -> None:
+    put("1")
+    source = source_of(tmp_path / "here")
+    source.fetch()
+    told: list[list[str]] = []
+
+    async def tell() -> None:
+        told.append(versions(source.folder))
+
+    async def run() -> None:
+        await source.look(tell)
+        put("2")
+        await source.look(tell)
+        await source.look(tell)
+
+    asyncio.run(run())
+    assert told == [["1", "2"]]
+
+
+@pytest.mark.e2e
+def test_a_server_follows_a_store(serve: Callable[..., object], s3: S3, tiny_bundle: Path, tmp_path: Path) -> None:
+    s3.put(copy(tiny_bundle, tmp_path / "one", "en-de"), "all/en-de/1")
+    flags = ("--models-folder", str(tmp_path / "here"), "--store-poll-seconds", "0.2", "--models-poll-seconds", "0")
+    with serve(ADDRESS, *flags) as server, Client(server.address) as client:  # type: ignore[attr-defined]
+        assert client.generate("a dog runs", model="en-de", max_new_tokens=3).usage.generated_tokens
+        s3.put(copy(tiny_bundle, tmp_path / "two", "fr-de"), "all/fr-de/1")
+        wait_until(lambda: len(client.models()) == 2, "a model that came into the store is served")
+        assert client.generate("a dog runs", model="fr-de", max_new_tokens=3).usage.generated_tokens
+        s3.remove("all/fr-de/")
+        wait_until(lambda: [model.name for model in client.models()] == ["en-de"], "one that is gone from it is not")
+        assert server.terminate() == 0
