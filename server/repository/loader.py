@@ -65,15 +65,18 @@ class Loader(Generic[E]):
 
         return await self._try(version, load())
 
-    async def bring_up_opened(self, version: Version[E], file: ModelFile, *, is_persistent: bool = False) -> bool:
+    async def bring_up_opened(
+        self, version: Version[E], file: ModelFile, *, is_persistent: bool = False, is_told: bool = True
+    ) -> bool:
         """Load a version that is open, beside all that begin with the server, however long it takes; return whether it can serve.
 
         Args:
             version: That was opened.
             file: Of the model.
             is_persistent: Whether its engine is started again and again if it cannot be.
+            is_told: Whether the log says if it is refused; not where the server ends and says so.
         """
-        return await self._try(version, self._start(version, file, None, is_persistent=is_persistent))
+        return await self._try(version, self._start(version, file, None, is_persistent=is_persistent), is_told=is_told)
 
     def stand_in(self, opened: Opened, label: str, file: ModelFile) -> Version[E]:
         """Return what stands for a version while it cannot answer."""
@@ -98,7 +101,7 @@ class Loader(Generic[E]):
             version.loaded = None
             self._workshop.forget(version.model, version.replicas)
 
-    async def _try(self, version: Version[E], work: Coroutine[Any, Any, None]) -> bool:
+    async def _try(self, version: Version[E], work: Coroutine[Any, Any, None], *, is_told: bool = True) -> bool:
         try:
             await work
         except Exception as error:
@@ -107,7 +110,10 @@ class Loader(Generic[E]):
             else:
                 log.exception("a version cannot be loaded", model=version.model)
                 refused = Refused(Cause.START, f"{type(error).__name__}: {error}")
-            self.refuse(version, refused)
+            if is_told:
+                self.refuse(version, refused)
+            else:
+                version.refuse(refused)
             await self.end(version)
             return False
         version.enter(State.STANDBY)

@@ -151,9 +151,9 @@ class ModelKeeper(Generic[E]):
             EngineCannotStart: If nothing can be served.
         """
         opened = [version for version in self.versions if version.state is State.OPENING]
-        is_persistent = is_persistent and len(self._found.versions) == 1
-        file = self._found.file
-        await asyncio.gather(*(self._loader.bring_up_opened(version, file, is_persistent=is_persistent) for version in opened))
+        file, is_only = self._found.file, len(self._found.versions) == 1
+        how = {"is_persistent": is_persistent and is_only, "is_told": not is_only}
+        await asyncio.gather(*(self._loader.bring_up_opened(version, file, **how) for version in opened))
         await self._settle()
         if self._found.versions and not any(version.is_up for version in self.versions if version is not self._absent):
             reasons = [version.reason for version in self.versions if version.reason]

@@ -60,7 +60,7 @@ def test_two_bundles_of_one_name_are_refused(bundles: Path, tmp_path: Path) -> N
     for copy in ("a", "b"):
         shutil.copytree(bundles / "en-de", tmp_path / copy)
     result = serve("--models", str(tmp_path))
-    assert result.returncode == 2 and "'en-de'" in result.stderr
+    assert result.returncode == 2 and '"en-de"' in result.stderr
 
 
 @pytest.mark.parametrize(
