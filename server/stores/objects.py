@@ -5,6 +5,7 @@ Credentials, endpoints and proxies are found by obstore where each provider's ow
 
 import asyncio
 import re
+import weakref
 from collections.abc import Coroutine
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -71,6 +72,11 @@ class ObjectStore:
         # WebDAV lists by the path on the server, the others by that below the address.
         self._listed_before = f"{unquote(urlsplit(address.text).path).strip('/')}/" if self._is_web else ""
         self._silence_seconds = silence_seconds
+        # One loop for all that is asked: what was given up may still report to it. At the end of the process it stays open, as nobody
+        # listens any more.
+        loop = asyncio.new_event_loop()
+        self._runner = asyncio.Runner(loop_factory=lambda: loop)
+        weakref.finalize(self, loop.close).atexit = False
         retrying = {
             "max_retries": _MAX_RETRIES,
             "retry_timeout": timedelta(seconds=min(_RETRY_SECONDS, silence_seconds)),
@@ -146,7 +152,7 @@ class ObjectStore:
         """Run to the end; errors of the library become ours."""
         name = f"{self._address}/{path}" if path else self._address
         try:
-            return asyncio.run(work)
+            return self._runner.run(work)
         except TimeoutError as error:
             raise SilentError(f"{name}: silent for {self._silence_seconds:g} seconds") from error
         except FileNotFoundError as error:
