@@ -47,6 +47,7 @@ def client_options(address: Address, silence_seconds: float) -> dict[str, Any]:
     options: dict[str, Any] = {
         "connect_timeout": timedelta(seconds=min(_CONNECT_SECONDS, silence_seconds)),
         "timeout": _WHOLE_REQUEST,
+        "read_timeout": timedelta(seconds=silence_seconds + 1),
         "allow_http": address.scheme == "http" or _has_plain_endpoint(os.environ),
     }
     if authority := os.environ.get("SSL_CERT_FILE"):

@@ -83,6 +83,7 @@ class Mirror:
         self._refused: dict[str, tuple[object, float, str]] = {}
         self._model_files: dict[str, str] = {}
         self._said: dict[str, str] = {}
+        self._resolved = self._store.address
 
     def sync(self) -> Synced:
         """Bring what is new in the store, then take away what is no longer there.
@@ -103,8 +104,9 @@ class Mirror:
         except StoreError as error:
             self._say({"": str(error)}, "the store cannot be read; what is here stays")
             return Synced(reason=str(error))
-        if listing.address != self._store.address and listing.address != self._said.get("address"):
+        if listing.address != self._resolved:
             log.info("the address was resolved", address=self._store.address, is_now=listing.address)
+            self._resolved = listing.address
         added: list[Pulled] = []
         problems: dict[str, str] = {}
         wanted = self._wanted(found)
@@ -115,8 +117,6 @@ class Mirror:
         removed: list[Path] = []
         self._guard("", problems, partial(self._remove, wanted, listing, problems, removed))
         self._say(problems, "a bundle of the store is refused")
-        if listing.address != self._store.address:
-            self._said["address"] = listing.address
         return Synced("", added, removed, problems)
 
     def _wanted(self, found: list[Found]) -> list[Found]:
@@ -194,14 +194,12 @@ class Mirror:
 
     def _say(self, problems: dict[str, str], event: str) -> None:
         """Log what is new of what is wrong, and that it is right again."""
-        before = {name: reason for name, reason in self._said.items() if name != "address"}
         for name, reason in problems.items():
-            if before.get(name) != reason:
+            if self._said.get(name) != reason:
                 log.warning(event, store=self._store.address, folder=name, reason=reason)
-        if before and not problems:
+        if self._said and not problems:
             log.info("the store is read again, without problems", store=self._store.address)
-        address = self._said.get("address")
-        self._said = dict(problems) | ({} if address is None else {"address": address})
+        self._said = dict(problems)
 
 
 def _stamps_below(folder: str, stamps: Mapping[str, str]) -> list[tuple[str, str]]:

@@ -3,11 +3,14 @@
 Credentials, endpoints and proxies are found by obstore where each provider's own tools look for them; see `credentials`.
 """
 
-import asyncio
+import contextlib
+import queue
 import re
-from collections.abc import Coroutine
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import obstore
@@ -33,6 +36,9 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore as Opened
 
 _MAX_RETRIES = 2
+_MAX_PIECES_AHEAD = 4
+_POLL_SECONDS = 0.1
+_LEAVING_SECONDS = 1.0
 _RETRY_SECONDS = 10.0
 # Sign of credentials that were looked for everywhere: the address of the metadata of a cloud's machine.
 _METADATA_HOSTS = ("169.254.169.254", "metadata.google.internal", "169.254.170.2")
@@ -96,67 +102,96 @@ class ObjectStore:
         """
         if self._is_web:
             try:
-                found = self._run(self._head("bundle.json"), "bundle.json")
-                return Listing({"bundle.json": _stamp(found)}, self._address)
+                return Listing({"bundle.json": _stamp(self._head("bundle.json"))}, self._address)
             except NotThereError:
                 pass
-        return Listing(self._run(self._list(), ""), self._address)
+        stamps: dict[str, str] = {}
+        with self._errors(""):
+            for found in self._wait_for(lambda: obstore.list(self._store), ""):
+                stamps.update((each["path"].removeprefix(self._listed_before), _stamp(each)) for each in found)
+                if len(stamps) > MAX_LISTED_FILES:
+                    raise StoreError(f"{self._address}: more than {MAX_LISTED_FILES} files")
+        return Listing(stamps, self._address)
 
     def size(self, path: str) -> int:
         """See `Store`."""
-        return int(self._run(self._head(path), path)["size"])
+        return int(self._head(path)["size"])
 
     def read(self, path: str, offset: int, take: Take) -> None:
         """See `Store`."""
-        self._run(self._read(path, offset, take), path)
 
-    async def _head(self, path: str) -> Any:
-        return await self._within(obstore.head_async(self._store, path))
+        def pieces() -> Iterator[bytes]:
+            found = obstore.get(self._store, path, options={"range": {"offset": offset}} if offset else {})
+            if found.range[0] != offset:
+                raise RangeError(f"{self._address}/{path}: begins at byte {found.range[0]} where {offset} was asked for")
+            for piece in found.stream(min_chunk_size=LEAST_BYTES):
+                yield bytes(piece)
 
-    async def _list(self) -> dict[str, str]:
-        stamps: dict[str, str] = {}
-        stream = obstore.list(self._store)
-        while True:
+        with self._errors(path), contextlib.closing(self._wait_for(pieces, path)) as coming:
+            for piece in coming:
+                take(piece)
+
+    def _head(self, path: str) -> Any:
+        with self._errors(path):
+            (found,) = self._wait_for(lambda: iter([obstore.head(self._store, path)]), path)
+        return found
+
+    def _wait_for(self, produce: Callable[[], Iterable[T]], path: str) -> Generator[T, None, None]:
+        """Yield what comes, made on a thread that is left alone when it is silent for too long or nobody wants more.
+
+        (The library's own coroutines report from threads of theirs, which may be after the end of the interpreter.)
+        """
+        found: queue.Queue[Callable[[], T]] = queue.Queue(_MAX_PIECES_AHEAD)
+        is_left = threading.Event()
+
+        def offer(item: Callable[[], T]) -> bool:
+            while not is_left.is_set():
+                with contextlib.suppress(queue.Full):
+                    found.put(item, timeout=_POLL_SECONDS)
+                    return True
+            return False
+
+        def work() -> None:
             try:
-                found = await self._within(anext(stream))
-            except StopAsyncIteration:
-                return stamps
-            stamps.update((each["path"].removeprefix(self._listed_before), _stamp(each)) for each in found)
-            if len(stamps) > MAX_LISTED_FILES:
-                raise StoreError(f"{self._address}: more than {MAX_LISTED_FILES} files")
+                for item in produce():
+                    if not offer(partial(_give, item)):
+                        return
+                offer(partial(_raise, _EndedError()))
+            except BaseException as error:  # whoever waits decides about it
+                offer(partial(_raise, error))
 
-    async def _read(self, path: str, offset: int, take: Take) -> None:
-        found = await self._within(obstore.get_async(self._store, path, options={"range": {"offset": offset}} if offset else {}))
-        if found.range[0] != offset:
-            raise RangeError(f"{self._address}/{path}: begins at byte {found.range[0]} where {offset} was asked for")
-        stream = found.stream(min_chunk_size=LEAST_BYTES)
-        while True:
-            try:
-                piece = await self._within(anext(stream))
-            except StopAsyncIteration:
-                return
-            take(bytes(piece))
+        thread = threading.Thread(target=work, name="store", daemon=True)
+        thread.start()
+        try:
+            while True:
+                try:
+                    come = found.get(timeout=self._silence_seconds)
+                except queue.Empty:
+                    name = f"{self._address}/{path}" if path else self._address
+                    raise SilentError(f"{name}: silent for {self._silence_seconds:g} seconds") from None
+                yield come()
+        except _EndedError:
+            return
+        finally:
+            is_left.set()
+            thread.join(_LEAVING_SECONDS)  # or it might come back from the library when the interpreter has ended
 
-    async def _within(self, waiting: Any) -> Any:
-        """Wait for an answer, but for no longer than a store may be silent."""
-        async with asyncio.timeout(self._silence_seconds):
-            return await waiting
-
-    def _run(self, work: Coroutine[Any, Any, T], path: str) -> T:
-        """Run to the end; errors of the library become ours."""
+    @contextlib.contextmanager
+    def _errors(self, path: str) -> Iterator[None]:
+        """Make errors of the library ours."""
         name = f"{self._address}/{path}" if path else self._address
         try:
-            return asyncio.run(work)
-        except TimeoutError as error:
-            raise SilentError(f"{name}: silent for {self._silence_seconds:g} seconds") from error
-        except FileNotFoundError as error:
-            raise NotThereError(f"{name}: no such file") from error
+            yield
         except NotSupportedError as error:
             raise RangeError(f"{name}: the server does not give parts of files") from error
         except (PermissionDeniedError, UnauthenticatedError) as error:
             raise StoreError(f"{name}: access denied: {_reason(error)}") from error
         except PreconditionError as error:
             raise StoreError(f"{name}: has changed while it was read") from error
+        except FileNotFoundError as error:
+            if error.errno is not None:
+                raise  # of this machine's files
+            raise NotThereError(f"{name}: no such file") from error
         except BaseError as error:
             status = _STATUS.search(str(error))
             if status is not None and status[1] == "416":
@@ -166,6 +201,18 @@ class ObjectStore:
             if self._is_web and not path:
                 raise NotThereError(f"{name}: has no bundle.json, and cannot be listed: {_reason(error)}") from error
             raise StoreError(f"{name}: {_reason(error)}") from error
+
+
+class _EndedError(Exception):
+    """All has come."""
+
+
+def _give(item: T) -> T:
+    return item
+
+
+def _raise(error: BaseException) -> NoReturn:
+    raise error
 
 
 def _stamp(found: Any) -> str:
