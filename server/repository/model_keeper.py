@@ -154,8 +154,9 @@ class ModelKeeper(Generic[E]):
         file, is_only = self._found.file, len(self._found.versions) == 1
         how = {"is_persistent": is_persistent and is_only, "is_told": not is_only}
         await asyncio.gather(*(self._loader.bring_up_opened(version, file, **how) for version in opened))
-        await self._settle()
-        if self._found.versions and not any(version.is_up for version in self.versions if version is not self._absent):
+        if self._missing() is not None or self._is_any_up():
+            await self._settle()
+        if self._found.versions and not self._is_any_up():
             reasons = [version.reason for version in self.versions if version.reason]
             raise EngineCannotStart(f"model {self.name!r}: {reasons[0] if reasons else 'no version can be served'}")
 
@@ -328,6 +329,9 @@ class ModelKeeper(Generic[E]):
         if self._trial is not None:
             self._trial.dead.add(version)
             self.wake()
+
+    def _is_any_up(self) -> bool:
+        return any(version.is_up for version in self.versions if version is not self._absent)
 
     def _wanted(self) -> Wanted:
         refused = {}

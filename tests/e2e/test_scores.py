@@ -14,6 +14,7 @@ from dragoman.client.scoring import Score
 from dragoman.client.sync import Client
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.decode import greedy_search
+from tests.e2e.test_front_ends import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -105,7 +106,7 @@ def test_a_model_scores_when_its_bundle_has_gone(serve: Any, endless: Path, tmp_
     bundle = tmp_path / "alpha"
     shutil.copytree(endless / "alpha", bundle)
     with serve(bundle) as server, Client(server.address) as client:
-        server.wait_for("scorer loaded")
+        wait_until(lambda: any(event["event"] == "scorer loaded" for event in server.events), "the scorer is loaded")
         bundle.rename(tmp_path / "away")
         assert client.score("a dog runs", "over the grass").log_prob < 0
         assert server.terminate() == 0

@@ -21,7 +21,7 @@ PROGRAM = """
 import os, signal, sys
 from dragoman.server import main
 
-def check_for_long(folder, keys):
+def check_for_long(folder):
     os.kill(os.getpid(), int(sys.argv[1]))
     return []
 
