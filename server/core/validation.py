@@ -195,15 +195,19 @@ def _too_long(max_characters: int, max_tokens: int, limit: str) -> str:
     return f"more than {max_characters} characters, which {max_tokens} of the longest tokens have; {limit} is {max_tokens}"
 
 
+def _check_name(field: str, name: str) -> str:
+    if len(name) > MAX_NAME_CHARACTERS:
+        raise InvalidRequest(field, f"{len(name)} characters; at most {MAX_NAME_CHARACTERS} are allowed")
+    return name
+
+
 def check_model_name(name: str) -> str:
     """Return a model's name as it is.
 
     Raises:
         InvalidRequest: If no model can have it.
     """
-    if len(name) > MAX_NAME_CHARACTERS:
-        raise InvalidRequest("model", f"{len(name)} characters; at most {MAX_NAME_CHARACTERS} are allowed")
-    return name
+    return _check_name("model", name)
 
 
 def check_model_version(version: str) -> str:
@@ -212,9 +216,7 @@ def check_model_version(version: str) -> str:
     Raises:
         InvalidRequest: If no model can have it.
     """
-    if len(version) > MAX_NAME_CHARACTERS:
-        raise InvalidRequest("model_version", f"{len(version)} characters; at most {MAX_NAME_CHARACTERS} are allowed")
-    return version
+    return _check_name("model_version", version)
 
 
 def check_deadline(remaining_seconds: float | None) -> float | None:

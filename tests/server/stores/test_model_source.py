@@ -1,6 +1,8 @@
 """Where a server has its models from: a folder, or a store that its folder follows."""
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,13 +10,15 @@ import pytest
 
 from dragoman.client.sync import Client
 from dragoman.export.bundle import BundleError
+from dragoman.export.signing import sign
 from dragoman.model.errors import InputError
 from dragoman.server.config import ServerConfig
 from dragoman.server.model_source import ModelSource, default_folder
+from tests.certificates import openssl
 from tests.e2e.conftest import serve as serve
 from tests.e2e.test_front_ends import wait_until
 from tests.server.repository.copies import copy
-from tests.server.stores.conftest import S3
+from tests.server.stores.conftest import S3, Registry
 
 Make = Callable[..., Path]
 ADDRESS = "s3://models/all"
@@ -120,3 +124,34 @@ def test_a_server_follows_a_store(serve: Callable[..., object], s3: S3, tiny_bun
         s3.remove("all/fr-de/")
         wait_until(lambda: [model.name for model in client.models()] == ["en-de"], "one that is gone from it is not")
         assert server.terminate() == 0
+
+
+@pytest.mark.e2e
+def test_a_server_takes_from_a_registry_what_is_signed_and_nothing_else(
+    serve: Callable[..., object], registry: Registry, tiny_bundle: Path, key: Path, tmp_path: Path
+) -> None:
+    bundle = copy(tiny_bundle, tmp_path / "one", "en-de")
+    sign(bundle / "bundle.json", key)
+    signed = registry.push(bundle, "serve/en-de:1")
+    flags = ("--models-folder", str(tmp_path / "here"), "--require-signatures", str(key.with_name("public.pem")))
+    address = f"oci://127.0.0.1:{registry.port}/serve/en-de@{signed}"
+    with serve(address, *flags) as server, Client(server.address) as client:  # type: ignore[attr-defined]
+        assert client.generate("a dog runs", model="en-de", max_new_tokens=3).usage.generated_tokens
+        assert server.terminate() == 0
+    (bundle / "bundle.json.sig").unlink()
+    registry.push(bundle, "serve/en-de:2")
+    for reference, folder in (("2", "unsigned"), ("1", "others")):
+        keys = key.with_name("public.pem") if reference == "2" else others_key(tmp_path)
+        command = (
+            *(sys.executable, "-m", "dragoman", "serve", "--port", "0", "--metrics-port", "0", "--require-signatures", str(keys)),
+            *("--models", f"oci://127.0.0.1:{registry.port}/serve/en-de:{reference}", "--models-folder", str(tmp_path / folder)),
+        )
+        refused = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert refused.returncode == 2 and ("is not signed" in refused.stderr or "is not in" in refused.stderr), refused.stderr
+
+
+def others_key(folder: Path) -> Path:
+    """Return a public key that has signed nothing."""
+    openssl(folder, "genpkey", "-algorithm", "ed25519", "-out", "others.pem")
+    openssl(folder, "pkey", "-in", "others.pem", "-pubout", "-out", "others-public.pem")
+    return folder / "others-public.pem"
