@@ -85,12 +85,14 @@ def test_what_is_needed_is_weights_caches_and_processes(tiny_bundle: Path, setti
 
 def test_what_another_version_has_taken_tells_more_than_a_bound(tiny_bundle: Path, settings: EngineSettings) -> None:
     bundle = Bundle.open(tiny_bundle)
-    weights, bound = weight_bytes(bundle), needed_bytes(bundle, settings, 1)
-    assert needed_bytes(bundle, settings, 1, Measured(50 * MIB, weights, 1)) == int(50 * MIB * MARGIN)
-    assert needed_bytes(bundle, settings, 1, Measured(50 * MIB, weights - 1000, 1)) == int((50 * MIB + 1000) * MARGIN)
-    assert needed_bytes(bundle, settings, 1, Measured(50 * MIB, weights + 1000, 1)) == int(50 * MIB * MARGIN), "that was larger"
-    assert needed_bytes(bundle, settings, 1, Measured(2**40, weights, 1)) == bound, "no more than the most"
-    assert needed_bytes(bundle, settings, 1, Measured(50 * MIB, weights, 2)) == bound, "of another number of engines"
+    bound = needed_bytes(bundle, settings, 1)
+    assert needed_bytes(bundle, settings, 1, Measured(50 * MIB, bound, 1)) == int(50 * MIB * MARGIN)
+    assert needed_bytes(bundle, settings, 1, Measured(50 * MIB, bound + 1000, 1)) == int(50 * MIB * MARGIN), "that was larger"
+    assert needed_bytes(bundle, settings, 1, Measured(2**40, bound, 1)) == bound, "no more than the most"
+    assert needed_bytes(bundle, settings, 1, Measured(50 * MIB, bound, 2)) == bound, "of another number of engines"
+    more = replace(settings, max_slots=10**6)
+    growth = needed_bytes(bundle, more, 1) - bound
+    assert needed_bytes(bundle, more, 1, Measured(50 * MIB, bound, 1)) == int((50 * MIB + growth) * MARGIN), "so many more slots"
 
 
 def test_caches_of_an_int8_model_are_as_their_manifest_says() -> None:
