@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, FilePath, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, DirectoryPath, Field, FilePath, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
@@ -78,6 +78,9 @@ class ServerConfig(BaseSettings):
     models_poll_seconds: Seconds = Field(
         2.0,
         description="Pause between two looks at that folder, for versions that have come or gone; 0 to look only on SIGHUP.",
+    )
+    model_files: DirectoryPath | None = Field(
+        None, description="Folder of files NAME.toml, each in the place of the model.toml of the model of that name."
     )
     load_timeout_seconds: PositiveSeconds = Field(
         600.0, description="How long the engine of a version that comes while the server runs may take until it is ready."
