@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, DirectoryPath, Field, FilePath, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, DirectoryPath, Field, FilePath, ValidationError, WithJsonSchema, field_validator, model_validator
 from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
@@ -56,14 +56,17 @@ class ConfigError(InputError):
     """A setting that is unknown, missing or impossible."""
 
 
+_DEVICE = r"auto|cpu|cuda(:[0-9]{1,3})?"
+
+
 def _check_device(device: str) -> str:
-    if re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", device) is None:
+    if re.fullmatch(_DEVICE, device) is None:
         raise ValueError(f"{device!r} is not auto, cpu, cuda or cuda:N")
     return device
 
 
 # Of the settings that a model may have of its own.
-Device = Annotated[str, AfterValidator(_check_device)]
+Device = Annotated[str, AfterValidator(_check_device), WithJsonSchema({"type": "string", "pattern": f"^({_DEVICE})$"})]
 Gibibytes = Annotated[float, Field(ge=0, le=2**20, allow_inf_nan=False)]
 CountOrUsual = Annotated[int, Field(ge=0)]
 Replicas = Annotated[int, Field(ge=0, le=256)]
