@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, DirectoryPath, Field, FilePath, ValidationError, WithJsonSchema, field_validator, model_validator
+from pydantic import AfterValidator, Field, FilePath, ValidationError, WithJsonSchema, field_validator, model_validator
 from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
@@ -82,7 +82,7 @@ class ServerConfig(BaseSettings):
         2.0,
         description="Pause between two looks at that folder, for versions that have come or gone; 0 to look only on SIGHUP.",
     )
-    model_files: DirectoryPath | None = Field(
+    model_files: Path | None = Field(
         None, description="Folder of files NAME.toml, each in the place of the model.toml of the model of that name."
     )
     load_timeout_seconds: PositiveSeconds = Field(

@@ -28,7 +28,18 @@ MANAGED = frozenset(
         *("metrics_token_file", "metrics_tls_certificate", "metrics_tls_key"),
     }
 )
-KEYWORDS = ("type", "enum", "const", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "maxLength", "pattern")
+KEYWORDS = (
+    "type",
+    "enum",
+    "const",
+    "minimum",
+    "maximum",
+    "exclusiveMinimum",
+    "exclusiveMaximum",
+    "minLength",
+    "maxLength",
+    "pattern",
+)
 RULES_HEADER = (
     "# Written by make chart from deploy/prometheus/rules. The chart puts matchers of its release in the place of `scope`.\n"
 )

@@ -47,7 +47,7 @@ class Keeper(Generic[E]):
         self._running: dict[str, asyncio.Task[None]] = {}
         self._problem = ""
         self._unused: list[str] = []
-        self._tell_unused()
+        self._tell_unused([] if files is None else find_unused(files, found))
 
     async def run(self) -> None:
         """Lead all models, and look for ever; what is served at this moment has been started."""
@@ -71,14 +71,14 @@ class Keeper(Generic[E]):
         """
         async with self._looking:
             try:
-                found = await asyncio.to_thread(scan, self._folder, self._found, is_at_once, self._files)
+                found, unused = await asyncio.to_thread(self._scan, is_at_once)
             except (BundleError, OSError) as error:
                 if str(error) != self._problem:
                     log.error("cannot look at the models, those that are served stay", reason=str(error))
                 self._problem = str(error)
                 return
             self._problem, self._found = "", found
-            self._tell_unused()
+            self._tell_unused(unused)
             for model in found:
                 if model.name not in self.models:
                     self.models[model.name] = self._make(model)
@@ -101,8 +101,11 @@ class Keeper(Generic[E]):
         """End all engines."""
         await asyncio.gather(*(model.stop() for model in self.models.values()))
 
-    def _tell_unused(self) -> None:
-        unused = find_unused(self._files, self._found) if self._files is not None else []
+    def _scan(self, is_at_once: bool) -> tuple[list[FoundModel], list[str]]:
+        found = scan(self._folder, self._found, is_at_once, self._files)
+        return found, [] if self._files is None else find_unused(self._files, found)
+
+    def _tell_unused(self, unused: list[str]) -> None:
         if unused and unused != self._unused:
             log.warning("files of models that there are not", folder=str(self._files), files=unused)
         self._unused = unused

@@ -15,7 +15,7 @@ from dragoman.export.bundle import MANIFEST_FILE, BundleError
 from dragoman.export.fields import listed, shown
 from dragoman.export.manifest import check_name
 from dragoman.server.config import ConfigError
-from dragoman.server.repository.folders import find_beside, find_bundle, find_versions, list_folder
+from dragoman.server.repository.folders import Listing, find_beside, find_bundle, find_versions, list_folder
 from dragoman.server.repository.found import UNREAD, FileLook, Stamp
 from dragoman.server.repository.found import FoundModel as FoundModel
 from dragoman.server.repository.found import FoundVersion as FoundVersion
@@ -24,9 +24,7 @@ from dragoman.server.repository.model_file import MODEL_FILE, ModelFile, read_mo
 FILE_SUFFIX = ".toml"
 
 
-def scan(
-    folder: Path, before: Sequence[FoundModel] = (), is_at_once: bool = True, files: Path | None = None
-) -> list[FoundModel]:
+def scan(folder: Path, before: Sequence[FoundModel] = (), is_at_once: bool = True, files: Path | None = None) -> list[FoundModel]:
     """Return the models of a folder, sorted by name; none if it is empty.
 
     Args:
@@ -36,14 +34,12 @@ def scan(
         files: Folder in which NAME.toml takes the place of the `model.toml` of the model of that name; None for none.
 
     Raises:
-        BundleError: If there is no such folder, or it cannot be read.
+        BundleError: If there is no such folder, or it cannot be read; the same of `files`.
     """
     known = {model.directory: model for model in before}
-    try:
-        listing = list_folder(folder)
-    except OSError as error:
-        reasons = {errno.ENOENT: "no such folder", errno.ENOTDIR: "not a folder"}
-        raise BundleError(f"{folder}: {reasons.get(error.errno or 0, error.strerror)}") from error
+    listing = _list(folder)
+    if files is not None:
+        _list(files)  # without it, all models would fall back on files of their own
     if MANIFEST_FILE in listing.names:
         model = _look(folder, known.get(folder), is_at_once, files)
         return [] if model is None else [model]
@@ -66,14 +62,13 @@ def find_unused(files: Path, models: Iterable[FoundModel]) -> list[str]:
     """Return the names in a folder of models' files that no model has: misspelt ones, and those of models that are still to come.
 
     Args:
-        files: See `scan`; one that cannot be read has none.
+        files: See `scan`.
         models: That there are.
+
+    Raises:
+        BundleError: If the folder cannot be read.
     """
-    try:
-        names = list_folder(files).names
-    except OSError:
-        return []
-    return sorted(names - {f"{model.name}{FILE_SUFFIX}" for model in models})
+    return sorted(_list(files).names - {f"{model.name}{FILE_SUFFIX}" for model in models})
 
 
 def refuse_damaged_files(models: Iterable[FoundModel]) -> None:
@@ -130,6 +125,14 @@ def _refuse_name(directory: Path, name: str) -> str:
     except ValueError as error:
         return f"{directory}: {error}"
     return ""
+
+
+def _list(folder: Path) -> Listing:
+    try:
+        return list_folder(folder)
+    except OSError as error:
+        reasons = {errno.ENOENT: "no such folder", errno.ENOTDIR: "not a folder"}
+        raise BundleError(f"{folder}: {reasons.get(error.errno or 0, error.strerror)}") from error
 
 
 def _place_of_file(directory: Path, name: str, files: Path | None) -> Path:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from dragoman.export.bundle import BundleError
 from dragoman.server.config import ConfigError
 from dragoman.server.repository import folders, layout, model_file
+from dragoman.server.repository.bundles import find_models
 from dragoman.server.repository.layout import FoundModel, find_unused, refuse_damaged_files, scan
 from dragoman.server.repository.model_file import ModelFile, Versions
 
@@ -570,7 +571,9 @@ def test_files_beside_the_models_take_the_place_of_their_own(tmp_path: Path) -> 
     put(tmp_path / "models/ro-de/1", "ro-de")
     for folder in ("en-de", "whatever", "ro-de"):
         (tmp_path / f"models/{folder}/model.toml").write_text("[settings]\nmax_slots = 3")
-    files = put_files(tmp_path / "files", "..1", {"en-de.toml": "[versions]\nlatest = 2", "en-fr.toml": "[settings]\nmax_slots = 5"})
+    files = put_files(
+        tmp_path / "files", "..1", {"en-de.toml": "[versions]\nlatest = 2", "en-fr.toml": "[settings]\nmax_slots = 5"}
+    )
     models = {model.name: model.file for model in scan(tmp_path / "models", files=files)}
     assert (models["en-de"].versions.latest, models["en-de"].settings.max_slots) == (2, None), "the whole file, not field by field"
     assert models["en-fr"].settings.max_slots == 5, "by the model's name, not its folder's"
@@ -601,4 +604,13 @@ def test_files_that_no_model_is_called_like_are_named(tmp_path: Path) -> None:
     put(tmp_path / "models/en-de/1", "en-de")
     files = put_files(tmp_path / "files", "..1", {"en-de.toml": "", "en_de.toml": "", "en-fr.toml": ""})
     assert find_unused(files, scan(tmp_path / "models", files=files)) == ["en-fr.toml", "en_de.toml"]
-    assert find_unused(tmp_path / "none", []) == []
+
+
+def test_without_the_folder_of_files_nothing_is_decided(tmp_path: Path) -> None:
+    put(tmp_path / "models/en-de/1", "en-de")
+    for missing in (scan, find_models):
+        with pytest.raises(BundleError, match=f"^{tmp_path}/files: no such folder$"):
+            missing(tmp_path / "models", files=tmp_path / "files")
+    (tmp_path / "files").write_text("")
+    with pytest.raises(BundleError, match=f"^{tmp_path}/files: not a folder$"):
+        scan(tmp_path / "models", files=tmp_path / "files")
