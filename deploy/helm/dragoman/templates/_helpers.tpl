@@ -257,7 +257,7 @@ rollingUpdate:
 {{- $versions := default (dict) (get (default (dict) $file) "versions") -}}
 {{- if and (get $versions "latest") (get $versions "only") -}}{{- fail (printf "models.files.%s.versions: latest and only are both set" $name) -}}{{- end -}}
 {{- $sum := 0.0 -}}
-{{- range get (default (dict) $file) "weights" -}}{{- $sum = addf $sum (default 0.0 .) -}}{{- end -}}
+{{- range default (dict) (get (default (dict) $file) "weights") -}}{{- $sum = addf $sum (default 0.0 .) -}}{{- end -}}
 {{- if gt $sum 1.000000001 -}}{{- fail (printf "models.files.%s.weights: are %v together, more than 1" $name $sum) -}}{{- end -}}
 {{- end -}}
 {{- if and $v.tls.enabled (not $v.tls.secretName) -}}{{- fail "tls.secretName: needed with tls.enabled" -}}{{- end -}}
