@@ -1,6 +1,7 @@
 """Models as the chart brings them: what their files say, where they are pulled from, and who must have signed them."""
 
 import json
+import re
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,10 @@ from hypothesis import strategies as st
 from dragoman.cli import main as dragoman
 from dragoman.export.manifest import check_name
 from dragoman.server.repository.bundles import find_models
+from dragoman.server.repository.found import FoundVersion
 from dragoman.server.repository.model_file import ModelFile, read_model_file
+from dragoman.server.repository.policy import NO_OVERRIDES, wanted
+from tests.deploy.test_chart_options import VERSIONS, assert_valid
 
 Render = Callable[..., Any]
 STORE = {"models": {"source": "store", "store": {"addresses": [{"address": "s3://models/production"}]}}}
@@ -214,3 +218,37 @@ def test_signatures_are_asked_for_of_bundles_from_anywhere_and_only_where_there_
     address = [{"address": "http://models.example/a"}]
     values = {"source": "store", "store": {"addresses": address}, "signatures": {"configMapName": "keys"}}
     assert pulls(render({"models": values})), "what is signed may come without TLS"
+
+
+# --- the manual
+
+
+def blocks(root: Path) -> list[dict[str, Any]]:
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed: make setup")
+    texts = re.findall(r"```yaml\n(.*?)```", (root / "docs/kubernetes.md").read_text(encoding="utf-8"), re.DOTALL)
+    return [content for content in map(yaml.safe_load, texts) if isinstance(content, dict)]
+
+
+def test_the_manuals_job_is_what_kubernetes_and_pull_take(root: Path, render: Render) -> None:
+    pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed: make setup")
+    (job,) = [content for content in blocks(root) if content.get("kind") == "Job"]
+    for version in VERSIONS:
+        assert_valid(job, version)
+    pod = job["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    (pull,) = pulls(render(STORE))
+    assert container["args"] == pull["args"][:3] and container["securityContext"] == pull["securityContext"]
+    assert {mount["mountPath"] for mount in container["volumeMounts"]} == {"/models", "/tmp"}
+    assert pod["securityContext"]["runAsUser"] == render().pod["securityContext"]["runAsUser"], "who can write what pods can read"
+
+
+def test_the_manuals_rollout_goes_as_it_says(root: Path, render: Render) -> None:
+    """Version 3 serves; 4 comes beside it, gets a tenth, then all, and goes back by the file of the step before."""
+    found = [FoundVersion(name, Path(name), (1, 1, number)) for number, name in enumerate(("3", "4"))]
+    decided = []
+    for values in (content for content in blocks(root) if "en-de" in content.get("models", {}).get("files", {})):
+        text = files_of(render({"models": {"files": values["models"]["files"]}}))["en-de.toml"]
+        target = wanted(found, ModelFile.model_validate(tomllib.loads(text)), {}, NO_OVERRIDES)
+        assert not target.problems
+        decided.append(({version.name for version in target.versions}, target.shares))
+    assert decided == [({"3", "4"}, {"3": 1}), ({"3", "4"}, {"3": 0.9, "4": 0.1}), ({"3", "4"}, {"4": 1})]
