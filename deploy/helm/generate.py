@@ -55,7 +55,7 @@ def model_file_schema() -> dict[str, Any]:
     from dragoman.server.repository.model_file import ModelFile
 
     schema = ModelFile.model_json_schema()
-    tables = {}
+    tables: dict[str, dict[str, Any]] = {}
     for name, field in schema["properties"].items():
         table = schema["$defs"][field["$ref"].rpartition("/")[2]] if "$ref" in field else field
         tables[name] = {"type": ["object", "null"]}
