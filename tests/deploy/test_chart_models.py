@@ -164,9 +164,9 @@ def test_what_the_init_container_is_told_is_what_pull_takes(render: Render) -> N
     values = {"source": "store", "store": {"addresses": [{"address": "http://127.0.0.1/a.tar", "sha256": DIGEST}]}}
     (pull,) = pulls(render({"models": values | {"signatures": {"secretName": "keys"}}}))
     context = command.make_context("pull", pull["args"][1:])
-    assert context.params["address"] == "http://127.0.0.1/a.tar" and context.params["folder"] == Path("/models")
+    assert context.params["address"] == "http://127.0.0.1/a.tar" and Path(context.params["folder"]) == Path("/models")
     assert (context.params["sha256"], context.params["cache_gib"], context.params["silence"]) == (DIGEST, 8, 30)
-    assert context.params["require_signatures"] == Path("/etc/dragoman/keys")
+    assert Path(context.params["require_signatures"]) == Path("/etc/dragoman/keys")
 
 
 ADDRESSES = st.one_of(
