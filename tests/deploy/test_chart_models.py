@@ -178,14 +178,22 @@ ADDRESSES = st.one_of(
 )
 
 
-@given(address=ADDRESSES)
-def test_addresses_that_pull_takes_are_taken(root: Path, address: str) -> None:
-    parse = pytest.importorskip("dragoman.server.stores.address", reason="this copy has no stores").Address.parse
+@pytest.fixture(scope="module")
+def address_schema(root: Path) -> Any:
     jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed: make setup")
     schema = json.loads((root / "deploy/helm/dragoman/values.schema.json").read_text())
-    items = schema["properties"]["models"]["properties"]["store"]["properties"]["addresses"]["items"]
+    return jsonschema.Draft7Validator(schema["properties"]["models"]["properties"]["store"]["properties"]["addresses"]["items"])
+
+
+@pytest.fixture(scope="module")
+def parse() -> Any:
+    return pytest.importorskip("dragoman.server.stores.address", reason="this copy has no stores").Address.parse
+
+
+@given(address=ADDRESSES)
+def test_addresses_that_pull_takes_are_taken(address_schema: Any, parse: Callable[[str], object], address: str) -> None:
     parse(address)
-    jsonschema.validate({"address": address}, items)
+    address_schema.validate({"address": address})
 
 
 # --- signatures
