@@ -32,6 +32,8 @@ $(READY): $(SERVING)
 	$(PIP) --editable '.[cpu,dev]'
 	@# Helm's library asks for Python 3.12 and runs on 3.11; the chart's tests skip without it.
 	-$(PIP) --ignore-requires-python --no-deps helm-sdkpy
+	@# KServe's package is read, not run: the models in it are the API that the example is checked against.
+	-$(PIP) --no-deps kserve
 	touch $@
 
 serve: export ## Serve the shipped models (PORT, METRICS_PORT, HOST)

@@ -15,7 +15,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, FilePath, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    FilePath,
+    ValidationError,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
@@ -58,8 +67,11 @@ class ConfigError(InputError):
     """A setting that is unknown, missing or impossible."""
 
 
+_DEVICE = r"auto|cpu|cuda(:[0-9]{1,3})?"
+
+
 def _check_device(device: str) -> str:
-    if re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", device) is None:
+    if re.fullmatch(_DEVICE, device) is None:
         raise ValueError(f"{device!r} is not auto, cpu, cuda or cuda:N")
     return device
 
@@ -70,7 +82,7 @@ def _path_or_address(value: object) -> object:
 
 
 # Of the settings that a model may have of its own.
-Device = Annotated[str, AfterValidator(_check_device)]
+Device = Annotated[str, AfterValidator(_check_device), WithJsonSchema({"type": "string", "pattern": f"^({_DEVICE})$"})]
 Gibibytes = Annotated[float, Field(ge=0, le=2**20, allow_inf_nan=False)]
 CountOrUsual = Annotated[int, Field(ge=0)]
 Replicas = Annotated[int, Field(ge=0, le=256)]
@@ -94,6 +106,9 @@ class ServerConfig(BaseSettings):
     models_poll_seconds: Seconds = Field(
         2.0,
         description="Pause between two looks at that folder, for versions that have come or gone; 0 to look only on SIGHUP.",
+    )
+    model_files: Path | None = Field(
+        None, description="Folder of files NAME.toml, each in the place of the model.toml of the model of that name."
     )
     load_timeout_seconds: PositiveSeconds = Field(
         600.0, description="How long the engine of a version that comes while the server runs may take until it is ready."

@@ -3,7 +3,7 @@
 import re
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_DURATION = re.compile(rf"(\d{{1,9}}(?:\.\d{{1,9}})?)({'|'.join(_SECONDS)})", re.ASCII)
+DURATION = re.compile(rf"([0-9]{{1,9}}(?:\.[0-9]{{1,9}})?)({'|'.join(_SECONDS)})")
 
 
 def parse_duration(text: object) -> float:
@@ -12,6 +12,6 @@ def parse_duration(text: object) -> float:
     Raises:
         ValueError: If it is none, or has no unit.
     """
-    if not isinstance(text, str) or (found := _DURATION.fullmatch(text)) is None:
+    if not isinstance(text, str) or (found := DURATION.fullmatch(text)) is None:
         raise ValueError(f"{text!r:.80} is not a time such as 90s, 10m or 1.5h, in quotes")
     return float(found[1]) * _SECONDS[found[2]]

@@ -72,7 +72,7 @@ def serve(overrides: Mapping[str, Any], config_file: Path | None) -> NoReturn:
     keys = None if config.require_signatures is None else Keys.load(config.require_signatures)
     source = ModelSource(config, keys)
     source.fetch()
-    found = find_models(source.folder)
+    found = find_models(source.folder, config.model_files)
     with asyncio.Runner() as runner:
         end_process(runner.run(Service(config, source, found, keys, terminal, sampler).run()))
 
@@ -132,6 +132,7 @@ class Service:
             found,
             lambda model: ModelKeeper(model, self._workshop, lambda: self.front),
             config.models_poll_seconds,
+            config.model_files,
         )
         self._open_models()
         self.metrics.versions.watch(self.keeper.readings)

@@ -17,6 +17,7 @@ def rows() -> list[Row]:
         service.errors(),
         callers.callers(),
         machine.models(),
+        machine.versions(),
         machine.process(),
         machine.front_ends(),
         machine.gpu(),

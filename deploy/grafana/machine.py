@@ -33,6 +33,35 @@ def models() -> Row:
     return "Models", 3, panels
 
 
+def versions() -> Row:
+    """Which versions are there, who answers, and how do changes end?"""
+    by = "model, version"
+    panels = [
+        table(
+            "Versions of models",
+            "Each that is known, with the part of its life that it is in; what is refused has a cause, and the log has the reason.",
+            metric("version_state"),
+            ("model", "version", "state", "cause", "namespace", "instance"),
+        ),
+        timeseries(
+            "Requests by version",
+            "Answered a second, and those that failed through the server's fault: what a canary gets, and how it does.",
+            "reqps",
+            {
+                "{{model}} {{version}}": rate("version_requests_total", by, outcome="answered"),
+                "{{model}} {{version}} failed": rate("version_requests_total", by, outcome="failed"),
+            },
+        ),
+        timeseries(
+            "Changes of versions",
+            "In the last five minutes: done, refused before they answered anybody, or rolled back while on probation.",
+            "none",
+            {"{{model}} {{outcome}}": f"sum by (model, outcome) (increase({metric('version_swaps_total')}[5m]))"},
+        ),
+    ]
+    return "Versions", 3, panels
+
+
 def process() -> Row:
     """What do the processes take?"""
     ours = f"and on (namespace, job, instance) dragoman_build_info{{{PLACE}}}"

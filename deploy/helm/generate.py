@@ -23,12 +23,15 @@ BEGIN, END = "<!-- values: begin -->\n", "<!-- values: end -->\n"
 # What the chart sets itself, from other values.
 MANAGED = frozenset(
     {
-        *("models", "port", "metrics_port", "drain_seconds", "weights_cache"),
+        *("models", "model_files", "require_signatures", "port", "metrics_port", "drain_seconds", "weights_cache"),
         *("tls_certificate", "tls_key", "tls_client_ca", "auth_tokens_file"),
         *("metrics_token_file", "metrics_tls_certificate", "metrics_tls_key"),
     }
 )
-KEYWORDS = ("type", "enum", "const", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "pattern")
+KEYWORDS = (
+    *("type", "enum", "const", "pattern", "minLength", "maxLength"),
+    *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
+)
 RULES_HEADER = (
     "# Written by make chart from deploy/prometheus/rules. The chart puts matchers of its release in the place of `scope`.\n"
 )
@@ -47,6 +50,25 @@ def settings_schema() -> dict[str, Any]:
     return {name: _plain(field, schema.get("$defs", {})) for name, field in schema["properties"].items() if name not in MANAGED}
 
 
+def model_file_schema() -> dict[str, Any]:
+    """Return the JSON schema of what `models.files` may say of a model; null takes something away."""
+    from dragoman.server.repository.model_file import ModelFile
+
+    schema = ModelFile.model_json_schema()
+    tables: dict[str, dict[str, Any]] = {}
+    for name, field in schema["properties"].items():
+        table = schema["$defs"][field["$ref"].rpartition("/")[2]] if "$ref" in field else field
+        tables[name] = {"type": ["object", "null"]}
+        if "properties" in table:
+            fields = {key: _plain(value, schema["$defs"]) for key, value in table["properties"].items()}
+            tables[name] |= {"additionalProperties": False, "properties": fields}
+        else:
+            # Such as labels, whose names anybody may choose.
+            ((pattern, value),) = table["patternProperties"].items()
+            tables[name] |= {"propertyNames": {"pattern": pattern}, "additionalProperties": _plain(value, {})}
+    return {"type": ["object", "null"], "additionalProperties": False, "properties": tables}
+
+
 def _plain(field: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
     """Return a setting's schema with the words that the values need, null included: it takes a value of the chart away."""
     if "$ref" in field:
@@ -61,7 +83,7 @@ def _plain(field: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]
         plain["enum"] = [*plain["enum"], None]
     if "type" in plain:
         plain["type"] = [plain["type"], "null"]
-    return plain | {"description": field.get("description", "")}
+    return plain | ({"description": field["description"]} if "description" in field else {})
 
 
 def scoped(expression: str) -> str:
@@ -112,9 +134,11 @@ COPIES: dict[Path, tuple[Path, str, Callable[[Path], str]]] = {
 
 
 def schema_text() -> str:
-    """Return the values' schema with the settings as they are."""
+    """Return the values' schema with the settings of the server and of models as they are."""
     schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
     schema["properties"]["config"]["properties"] = settings_schema()
+    files = schema["properties"]["models"]["properties"]["files"]
+    schema["properties"]["models"]["properties"]["files"] = files | {"additionalProperties": model_file_schema()}
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
 

@@ -7,14 +7,18 @@ from dragoman.server.repository.found import FoundModel
 from dragoman.server.repository.layout import refuse_damaged_files, scan
 
 
-def find_models(folder: Path) -> list[FoundModel]:
+def find_models(folder: Path, files: Path | None = None) -> list[FoundModel]:
     """Return the models of a folder, sorted by name; nothing is opened yet.
+
+    Args:
+        folder: Of models, or a bundle itself.
+        files: Of files that take the place of `model.toml`; see `scan`.
 
     Raises:
         BundleError: If there is none, or what one is cannot be told.
         ConfigError: If a `model.toml` cannot be used.
     """
-    found = scan(folder)
+    found = scan(folder, files=files)
     if problems := [model.problem for model in found if model.problem]:
         raise BundleError("\n".join(problems))
     refuse_damaged_files(found)

@@ -9,7 +9,7 @@ import structlog
 
 from dragoman.export.bundle import BundleError
 from dragoman.server.repository.found import FoundModel
-from dragoman.server.repository.layout import scan
+from dragoman.server.repository.layout import find_unused, scan
 from dragoman.server.repository.model_keeper import ModelKeeper
 from dragoman.server.repository.workshop import E
 from dragoman.server.telemetry.version_metrics import VersionReading
@@ -25,7 +25,12 @@ class Keeper(Generic[E]):
     """
 
     def __init__(
-        self, folder: Path, found: Sequence[FoundModel], make: Callable[[FoundModel], ModelKeeper[E]], poll_seconds: float
+        self,
+        folder: Path,
+        found: Sequence[FoundModel],
+        make: Callable[[FoundModel], ModelKeeper[E]],
+        poll_seconds: float,
+        files: Path | None = None,
     ) -> None:
         """Begin with what was found at the start.
 
@@ -34,12 +39,15 @@ class Keeper(Generic[E]):
             found: In it.
             make: Returns what leads a model that was not there before.
             poll_seconds: Pause between two looks; 0 for looking only when told to.
+            files: Of files that take the place of `model.toml`; see `scan`.
         """
-        self._folder, self._found, self._make, self._poll_seconds = folder, found, make, poll_seconds
+        self._folder, self._found, self._make, self._poll_seconds, self._files = folder, found, make, poll_seconds, files
         self.models = {model.name: make(model) for model in found}
         self._looking = asyncio.Lock()
         self._running: dict[str, asyncio.Task[None]] = {}
         self._problem = ""
+        self._unused: list[str] = []
+        self._tell_unused([] if files is None else find_unused(files, found))
 
     async def run(self) -> None:
         """Lead all models, and look for ever; what is served at this moment has been started."""
@@ -61,7 +69,7 @@ class Keeper(Generic[E]):
         """
         async with self._looking:
             try:
-                found = await asyncio.to_thread(scan, self._folder, self._found, is_at_once)
+                found, unused = await asyncio.to_thread(self._scan, is_at_once)
             except (BundleError, OSError) as error:
                 self._tell(str(error))
                 return
@@ -72,6 +80,7 @@ class Keeper(Generic[E]):
                 self._tell(f"{self._folder}: holds no model any more")
                 return
             self._problem, self._found = "", found
+            self._tell_unused(unused)
             for model in found:
                 if model.name not in self.models:
                     self.models[model.name] = self._make(model)
@@ -99,6 +108,15 @@ class Keeper(Generic[E]):
         if problem != self._problem:
             log.error("cannot look at the models, those that are served stay", reason=problem)
         self._problem = problem
+
+    def _scan(self, is_at_once: bool) -> tuple[list[FoundModel], list[str]]:
+        found = scan(self._folder, self._found, is_at_once, self._files)
+        return found, [] if self._files is None else find_unused(self._files, found)
+
+    def _tell_unused(self, unused: list[str]) -> None:
+        if unused and unused != self._unused:
+            log.warning("files of models that there are not", folder=str(self._files), files=unused)
+        self._unused = unused
 
     def _run(self, name: str) -> None:
         """Lead a model, unless that is being done."""

@@ -15,38 +15,39 @@ from dragoman.export.bundle import MANIFEST_FILE, BundleError
 from dragoman.export.fields import listed, shown
 from dragoman.export.manifest import check_name
 from dragoman.server.config import ConfigError
-from dragoman.server.repository.folders import find_beside, find_bundle, find_versions, list_folder
+from dragoman.server.repository.folders import Listing, find_beside, find_bundle, find_versions, list_folder
 from dragoman.server.repository.found import UNREAD, FileLook, Stamp
 from dragoman.server.repository.found import FoundModel as FoundModel
 from dragoman.server.repository.found import FoundVersion as FoundVersion
 from dragoman.server.repository.model_file import MODEL_FILE, ModelFile, read_model_file
 
+FILE_SUFFIX = ".toml"
 
-def scan(folder: Path, before: Sequence[FoundModel] = (), is_at_once: bool = True) -> list[FoundModel]:
+
+def scan(folder: Path, before: Sequence[FoundModel] = (), is_at_once: bool = True, files: Path | None = None) -> list[FoundModel]:
     """Return the models of a folder, sorted by name; none if it is empty.
 
     Args:
         folder: Of models, or a bundle itself.
         before: What the last look found; of what has not changed since, nothing is read again.
         is_at_once: Use a changed `model.toml` although it may be half written; otherwise once two looks have found the same.
+        files: Folder in which NAME.toml takes the place of the `model.toml` of the model of that name; None for none.
 
     Raises:
-        BundleError: If there is no such folder, or it cannot be read.
+        BundleError: If there is no such folder, or it cannot be read; the same of `files`.
     """
     known = {model.directory: model for model in before}
-    try:
-        listing = list_folder(folder)
-    except OSError as error:
-        reasons = {errno.ENOENT: "no such folder", errno.ENOTDIR: "not a folder"}
-        raise BundleError(f"{folder}: {reasons.get(error.errno or 0, error.strerror)}") from error
+    listing = _list(folder)
+    if files is not None:
+        _list(files)  # without it, all models would fall back on files of their own
     if MANIFEST_FILE in listing.names:
-        model = _look(folder, known.get(folder), is_at_once)
+        model = _look(folder, known.get(folder), is_at_once, files)
         return [] if model is None else [model]
     found: list[FoundModel] = []
     links: list[FoundModel] = []
     for name in sorted(listing.folders):
         directory = folder / name
-        if (model := _look(directory, known.get(directory), is_at_once)) is None:
+        if (model := _look(directory, known.get(directory), is_at_once, files)) is None:
             continue
         if name in listing.links and (target := find_beside(folder, name, listing)) is not None:
             links.append(FoundModel(name, directory, problem=f"{directory}: a link to {target}, which is looked at itself"))
@@ -55,6 +56,19 @@ def scan(folder: Path, before: Sequence[FoundModel] = (), is_at_once: bool = Tru
     found = _each_once(found, known)
     names = {model.name for model in found}
     return sorted((*found, *(link for link in links if link.name not in names)), key=lambda model: model.name)
+
+
+def find_unused(files: Path, models: Iterable[FoundModel]) -> list[str]:
+    """Return the names in a folder of models' files that no model has: misspelt ones, and those of models that are still to come.
+
+    Args:
+        files: See `scan`.
+        models: That there are.
+
+    Raises:
+        BundleError: If the folder cannot be read.
+    """
+    return sorted(_list(files).names - {f"{model.name}{FILE_SUFFIX}" for model in models})
 
 
 def refuse_damaged_files(models: Iterable[FoundModel]) -> None:
@@ -67,7 +81,7 @@ def refuse_damaged_files(models: Iterable[FoundModel]) -> None:
         raise ConfigError("\n".join(problems))
 
 
-def _look(directory: Path, before: FoundModel | None, is_at_once: bool) -> FoundModel | None:
+def _look(directory: Path, before: FoundModel | None, is_at_once: bool, files: Path | None) -> FoundModel | None:
     """Return the model of a folder; None if it holds none."""
     try:
         listing = list_folder(directory)
@@ -93,7 +107,7 @@ def _look(directory: Path, before: FoundModel | None, is_at_once: bool) -> Found
         versions = [flat]
     if problem:
         versions = list(before.versions) if before is not None else []
-    file, file_problem, look = _find_file(directory / MODEL_FILE, before, is_at_once)
+    file, file_problem, look = _find_file(_place_of_file(directory, name, files), before, is_at_once)
     found = tuple(versions) if look.is_usable else ()
     return FoundModel(name, directory, found, file, problem, file_problem, (*filter(None, [reason]), *left_out), look)
 
@@ -111,6 +125,20 @@ def _refuse_name(directory: Path, name: str) -> str:
     except ValueError as error:
         return f"{directory}: {error}"
     return ""
+
+
+def _list(folder: Path) -> Listing:
+    try:
+        return list_folder(folder)
+    except OSError as error:
+        reasons = {errno.ENOENT: "no such folder", errno.ENOTDIR: "not a folder"}
+        raise BundleError(f"{folder}: {reasons.get(error.errno or 0, error.strerror)}") from error
+
+
+def _place_of_file(directory: Path, name: str, files: Path | None) -> Path:
+    if files is not None and os.path.lexists(path := files / f"{name}{FILE_SUFFIX}"):
+        return path
+    return directory / MODEL_FILE
 
 
 def _find_file(path: Path, before: FoundModel | None, is_at_once: bool) -> tuple[ModelFile, str, FileLook]:

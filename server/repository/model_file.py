@@ -10,7 +10,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import ErrorDetails
 
 from dragoman.export.fields import one_line
@@ -29,7 +38,7 @@ from dragoman.server.config import (
 )
 from dragoman.server.core.ports import Traits
 from dragoman.server.core.validation import MAX_PRIORITY
-from dragoman.server.durations import parse_duration
+from dragoman.server.durations import DURATION, parse_duration
 from dragoman.server.repository.version_names import VersionName
 
 MODEL_FILE = "model.toml"
@@ -46,7 +55,12 @@ def _read_time(text: object) -> float:
     return math.inf if text == ALWAYS else parse_duration(text)
 
 
-KeepLoaded = Annotated[float, BeforeValidator(_read_time), Field(gt=0)]
+KeepLoaded = Annotated[
+    float,
+    BeforeValidator(_read_time),
+    Field(gt=0),
+    WithJsonSchema({"type": "string", "pattern": f"^({ALWAYS}|{DURATION.pattern})$"}),
+]
 
 
 class _Table(BaseModel):

@@ -3,7 +3,7 @@
 import re
 from typing import Annotated
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, WithJsonSchema
 
 from dragoman.export.fields import shown
 
@@ -30,7 +30,11 @@ def check_version_name(text: str) -> str:
     return text
 
 
-VersionName = Annotated[str, AfterValidator(check_version_name)]
+VersionName = Annotated[
+    str,
+    AfterValidator(check_version_name),
+    WithJsonSchema({"type": "string", "pattern": f"^{_NAME.pattern}$", "maxLength": MAX_CHARACTERS}),
+]
 
 
 def natural_key(name: str) -> tuple[tuple[tuple[int, int, str], ...], str]:

@@ -154,6 +154,7 @@ def test_files_that_variables_name_are_mounted(render: Render) -> None:
     rendered = render(TLS | {"auth": {"secretName": "tokens", "key": "callers"}, "metrics": metrics})
     mounts = {mount["mountPath"] for mount in rendered.container["volumeMounts"]}
     paths = {name: value for name, value in rendered.environment.items() if value.startswith("/etc/")}
+    assert paths.pop("DRAGOMAN_MODEL_FILES") in mounts
     assert paths == {
         "DRAGOMAN_TLS_CERTIFICATE": "/etc/dragoman/tls/tls.crt",
         "DRAGOMAN_TLS_KEY": "/etc/dragoman/tls/tls.key",
@@ -234,7 +235,7 @@ def test_notes_name_what_lies_open(render: Render) -> None:
 def test_every_setting_of_the_values_is_the_servers_and_no_other_is_taken(root: Path) -> None:
     schema = json.loads((root / "deploy/helm/dragoman/values.schema.json").read_text())
     taken = schema["properties"]["config"]["properties"]
-    set_by_the_chart = {"models", "port", "metrics_port", "drain_seconds", "weights_cache"}
+    set_by_the_chart = {"models", "model_files", "require_signatures", "port", "metrics_port", "drain_seconds", "weights_cache"}
     set_by_the_chart |= {"tls_certificate", "tls_key", "tls_client_ca", "auth_tokens_file"}
     set_by_the_chart |= {"metrics_token_file", "metrics_tls_certificate", "metrics_tls_key"}
     assert taken.keys() == settings.ServerConfig.model_fields.keys() - set_by_the_chart, "run make chart"

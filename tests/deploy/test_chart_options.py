@@ -50,6 +50,30 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
                 },
             }
         },
+        {"models": {"source": "store", "store": {"addresses": [{"address": "s3://models/production"}]}}},
+        {
+            "models": {
+                "source": "store",
+                "store": {
+                    "addresses": [
+                        {"address": f"oci://registry.example/en-de@sha256:{SHA}"},
+                        {"address": "https://models.example/a.tar.gz", "sha256": SHA},
+                    ],
+                    "image": "dragoman:pull",
+                    "claimName": "models",
+                    "secretName": "registry",
+                    "env": [{"name": "DOCKER_CONFIG", "value": "/etc/dragoman/store"}],
+                    "envFrom": [{"secretRef": {"name": "store"}}],
+                    "cacheGib": 2.5,
+                },
+            }
+        },
+    ],
+    "policy": [
+        {},
+        {"models": {"files": {"en-de": {"versions": {"latest": 2}, "weights": {"4": 0.1}}, "en-fr": None}}},
+        {"models": {"signatures": {"configMapName": "keys"}}},
+        {"models": {"signatures": {"secretName": "keys"}, "files": {"en-de": {"labels": {"stable": "3"}}}}},
     ],
     "config": [
         {},
@@ -244,7 +268,7 @@ def reason_to_refuse(row: tuple[int, ...]) -> str | None:
     reasons = {
         "clients|monitoring": bool(network) and not network.get("clients"),
         "image volumes": source == "oci" and version in ("1.27", "1.30"),
-        "networkPolicy.egress": source == "download" and bool(network) and not network.get("egress"),
+        "networkPolicy.egress": source in ("download", "store") and bool(network) and not network.get("egress"),
         "gRPC probes speak no TLS": is_tls and values.get("probes", {}).get("type") == "grpc",
         "metrics.serviceMonitor": "serviceMonitor" in values.get("metrics", {}) and service_type != "ClusterIP",
         "autoscaling.cpu": by_cpu and requests is None,

@@ -84,5 +84,5 @@ def test_all_that_an_operator_asks_has_its_row() -> None:
     titles = [title for title, _, _ in rows()]
     assert titles == [
         *("Overview", "Latency", "Throughput", "Batching", "Queue and admission"),
-        *("Errors", "Callers", "Models", "Processes", "Front ends", "GPU"),
+        *("Errors", "Callers", "Models", "Versions", "Processes", "Front ends", "GPU"),
     ]

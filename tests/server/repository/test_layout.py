@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from dragoman.export.bundle import BundleError
 from dragoman.server.config import ConfigError
 from dragoman.server.repository import folders, layout, model_file
-from dragoman.server.repository.layout import FoundModel, refuse_damaged_files, scan
+from dragoman.server.repository.bundles import find_models
+from dragoman.server.repository.layout import FoundModel, find_unused, refuse_damaged_files, scan
 from dragoman.server.repository.model_file import ModelFile, Versions
 
 
@@ -547,3 +548,69 @@ def test_a_look_finds_the_same_whatever_was_there_before(tmp_path_factory: Any, 
     }
     lay(second)
     assert scan(folder, before) == scan(folder)
+
+
+# --- files beside the folder of models
+
+
+def put_files(folder: Path, revision: str, files: dict[str, str]) -> Path:
+    """Put files down as the kubelet does with a ConfigMap: links through one link that is exchanged in one step."""
+    (folder / revision).mkdir(parents=True)
+    for name, text in files.items():
+        (folder / revision / name).write_text(text)
+        if not (folder / name).is_symlink():
+            (folder / name).symlink_to(f"..data/{name}")
+    (folder / "..new").symlink_to(revision)
+    (folder / "..new").rename(folder / "..data")
+    return folder
+
+
+def test_files_beside_the_models_take_the_place_of_their_own(tmp_path: Path) -> None:
+    put(tmp_path / "models/en-de/1", "en-de")
+    put(tmp_path / "models/whatever", "en-fr")
+    put(tmp_path / "models/ro-de/1", "ro-de")
+    for folder in ("en-de", "whatever", "ro-de"):
+        (tmp_path / f"models/{folder}/model.toml").write_text("[settings]\nmax_slots = 3")
+    files = put_files(
+        tmp_path / "files", "..1", {"en-de.toml": "[versions]\nlatest = 2", "en-fr.toml": "[settings]\nmax_slots = 5"}
+    )
+    models = {model.name: model.file for model in scan(tmp_path / "models", files=files)}
+    assert (models["en-de"].versions.latest, models["en-de"].settings.max_slots) == (2, None), "the whole file, not field by field"
+    assert models["en-fr"].settings.max_slots == 5, "by the model's name, not its folder's"
+    assert models["ro-de"].settings.max_slots == 3
+    assert {model.file.settings.max_slots for model in scan(tmp_path / "models")} == {3}
+
+
+def test_an_exchanged_file_is_read_again_and_one_that_is_gone_leaves_the_models_own(tmp_path: Path) -> None:
+    put(tmp_path / "models/en-de/1", "en-de")
+    (tmp_path / "models/en-de/model.toml").write_text("[settings]\nmax_slots = 3")
+    files = put_files(tmp_path / "files", "..1", {"en-de.toml": "[versions]\nlatest = 2"})
+    found = scan(tmp_path / "models", files=files)
+    put_files(files, "..2", {"en-de.toml": "[versions]\nlatest = 4"})
+    found = scan(tmp_path / "models", found, False, files)
+    assert found[0].file.versions.latest == 2, "seen once"
+    found = scan(tmp_path / "models", found, False, files)
+    assert found[0].file.versions.latest == 4
+    put_files(files, "..3", {"en-de.toml": "[versions]\nlatst = 4"})
+    found = scan(tmp_path / "models", found, True, files)
+    assert found[0].file.versions.latest == 4
+    assert found[0].file_problem == f"{files}/en-de.toml: versions.latst: unknown field; did you mean latest?"
+    (files / "en-de.toml").unlink()
+    found = scan(tmp_path / "models", found, True, files)
+    assert (found[0].file.settings.max_slots, found[0].file_problem) == (3, "")
+
+
+def test_files_that_no_model_is_called_like_are_named(tmp_path: Path) -> None:
+    put(tmp_path / "models/en-de/1", "en-de")
+    files = put_files(tmp_path / "files", "..1", {"en-de.toml": "", "en_de.toml": "", "en-fr.toml": ""})
+    assert find_unused(files, scan(tmp_path / "models", files=files)) == ["en-fr.toml", "en_de.toml"]
+
+
+def test_without_the_folder_of_files_nothing_is_decided(tmp_path: Path) -> None:
+    put(tmp_path / "models/en-de/1", "en-de")
+    for missing in (scan, find_models):
+        with pytest.raises(BundleError, match=f"^{tmp_path}/files: no such folder$"):
+            missing(tmp_path / "models", files=tmp_path / "files")
+    (tmp_path / "files").write_text("")
+    with pytest.raises(BundleError, match=f"^{tmp_path}/files: not a folder$"):
+        scan(tmp_path / "models", files=tmp_path / "files")

@@ -55,6 +55,47 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 {{- end -}}
 
+{{/* A model's file, as TOML: tables of values and of lists. */}}
+{{- define "dragoman.modelFile" -}}
+{{- range $table, $fields := . }}
+{{- if $fields }}
+[{{ $table }}]
+{{- range $name, $value := $fields }}
+{{- if not (kindIs "invalid" $value) }}
+{{ toJson $name }} = {{ include "dragoman.tomlValue" $value }}
+{{- end }}
+{{- end }}
+{{ end }}
+{{- end -}}
+{{- end -}}
+
+{{- define "dragoman.tomlValue" -}}
+{{- if kindIs "slice" . -}}
+{{- $items := list -}}
+{{- range . -}}{{- $items = append $items (include "dragoman.tomlValue" .) -}}{{- end -}}
+[{{ join ", " $items }}]
+{{- else if kindIs "string" . -}}
+{{- toJson . -}}
+{{- else -}}
+{{- include "dragoman.settingValue" . -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Resources of what runs before the server: its own, but for what only it can use. */}}
+{{- define "dragoman.initResources" -}}
+{{- $all := include "dragoman.resources" . | fromYaml -}}
+{{- $ours := dict -}}
+{{- range $kind := list "limits" "requests" -}}
+{{- $_ := set $ours $kind (pick (default (dict) (get $all $kind)) "cpu" "memory") -}}
+{{- end -}}
+{{- toYaml $ours -}}
+{{- end -}}
+
+{{/* Whether bundles must be signed. Empty for no. */}}
+{{- define "dragoman.signed" -}}
+{{- if or .Values.models.signatures.configMapName .Values.models.signatures.secretName -}}yes{{- end -}}
+{{- end -}}
+
 {{/* Kind of probe: the kubelet's gRPC probes speak no TLS, so with TLS the plain HTTP port is asked. */}}
 {{- define "dragoman.probeType" -}}
 {{- if eq .Values.probes.type "auto" -}}
@@ -203,7 +244,21 @@ rollingUpdate:
 {{- end -}}
 {{- if eq $v.models.source "download" -}}
 {{- if not $v.models.download.archives -}}{{- fail "models.download.archives: needed with models.source: download" -}}{{- end -}}
-{{- if and $v.networkPolicy.enabled (not $v.networkPolicy.egress) -}}{{- fail "networkPolicy.egress: must allow the download of models (and DNS) with models.source: download" -}}{{- end -}}
+{{- end -}}
+{{- if eq $v.models.source "store" -}}
+{{- if not $v.models.store.addresses -}}{{- fail "models.store.addresses: needed with models.source: store" -}}{{- end -}}
+{{- range $v.models.store.addresses -}}
+{{- if and (hasPrefix "http://" .address) (not .sha256) (not (include "dragoman.signed" $)) -}}{{- fail (printf "models.store.addresses: %s: without TLS, what comes must have a sha256 or be signed (models.signatures)" .address) -}}{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if and (has $v.models.source (list "download" "store")) $v.networkPolicy.enabled (not $v.networkPolicy.egress) -}}{{- fail (printf "networkPolicy.egress: must allow the download of models (and DNS) with models.source: %s" $v.models.source) -}}{{- end -}}
+{{- if and $v.models.signatures.configMapName $v.models.signatures.secretName -}}{{- fail "models.signatures: set configMapName or secretName, not both" -}}{{- end -}}
+{{- range $name, $file := $v.models.files -}}
+{{- $versions := default (dict) (get (default (dict) $file) "versions") -}}
+{{- if and (get $versions "latest") (get $versions "only") -}}{{- fail (printf "models.files.%s.versions: latest and only are both set" $name) -}}{{- end -}}
+{{- $sum := 0.0 -}}
+{{- range default (dict) (get (default (dict) $file) "weights") -}}{{- $sum = addf $sum (default 0.0 .) -}}{{- end -}}
+{{- if gt $sum 1.000000001 -}}{{- fail (printf "models.files.%s.weights: are %v together, more than 1" $name $sum) -}}{{- end -}}
 {{- end -}}
 {{- if and $v.tls.enabled (not $v.tls.secretName) -}}{{- fail "tls.secretName: needed with tls.enabled" -}}{{- end -}}
 {{- if and $v.tls.clientCA.secretName (not $v.tls.enabled) -}}{{- fail "tls.clientCA.secretName: needs tls.enabled" -}}{{- end -}}
