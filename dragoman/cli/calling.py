@@ -18,6 +18,7 @@ from dragoman.cli.options import (
     JsonOption,
     KeyOption,
     ModelOption,
+    ModelVersionOption,
     ServerNameOption,
     ServerOption,
     TimeoutOption,
@@ -34,6 +35,7 @@ def score(
     source: Annotated[Path, typer.Option(metavar="FILE", help="Texts, one a line.")],
     target: Annotated[Path, typer.Option(metavar="FILE", help="Their translations, which are scored, line by line.")],
     model: ModelOption = "",
+    model_version: ModelVersionOption = "",
     source_language: FromOption = "",
     target_language: ToOption = "",
     alignment: Annotated[bool, typer.Option("--alignment", help="Print the links between words too.")] = False,
@@ -59,7 +61,7 @@ def score(
     from dragoman.client.score_files import Pairs, ScoreOptions, score_pairs
 
     options = ScoreOptions(
-        model, length_penalty, alignment, alignment_layer, concurrency, as_json, source_language, target_language
+        model, length_penalty, alignment, alignment_layer, concurrency, as_json, source_language, target_language, model_version
     )
     pairs = Pairs(source, target)
     with connect(server, timeout, token, ca, certificate, key, server_name) as client:
