@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dragoman.client.model_info import Language, ModelInfo
+from dragoman.client.model_info import Language, ModelInfo, ModelVersion
 
 _WIDE = 1000
 # A model may have hundreds of languages; a table has room for a few.
@@ -71,10 +71,23 @@ def _remarks(model: ModelInfo) -> Iterator[str]:
     """Yield what is said of a model below the table, a line each."""
     if model.domain:
         yield f"Domain of {model.name}: {model.domain}"
+    if len(model.versions) > 1 or any(version.labels or version.name != version.version for version in model.versions):
+        yield f"Versions of {model.name}: {'; '.join(map(_version, model.versions))}"
     if defaults := ", ".join(_defaults(model)):
         yield f"Defaults of {model.name}: {defaults}"
     if model.shortlist_tokens:
         yield f"Shortlist of {model.name}: answers are chosen from {model.shortlist_tokens} of {model.target_vocab_size} tokens"
+
+
+def _version(version: ModelVersion) -> str:
+    """Tell a version: `4 (0123456789ab, canary, 10%)`, or `3 (…, stable, 90%, default)`."""
+    told = [
+        *([version.version] if version.version != version.name else []),
+        *version.labels,
+        *([f"{100 * version.share:.3g}%"] if version.share else []),
+        *(["default"] if version.is_default else []),
+    ]
+    return f"{version.name} ({', '.join(told)})" if told else version.name
 
 
 def _plain(text: str) -> Text:
