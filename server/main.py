@@ -26,6 +26,7 @@ from dragoman.server.engines import ModelEngine
 from dragoman.server.front_end import FrontEnd
 from dragoman.server.fronts.front_ends import FrontEnds
 from dragoman.server.fronts.kept import FrontEndCannotStart
+from dragoman.server.operators import Operators
 from dragoman.server.repository.bundles import find_models
 from dragoman.server.repository.checks import check_ready_rule
 from dragoman.server.repository.found import FoundModel
@@ -38,6 +39,7 @@ from dragoman.server.supervisor import EngineCannotStart
 from dragoman.server.telemetry import logs
 from dragoman.server.telemetry.admin import AdminServer
 from dragoman.server.telemetry.admin_access import AdminAccess
+from dragoman.server.telemetry.caller_metrics import CallerMetrics
 from dragoman.server.telemetry.metrics import Metrics
 from dragoman.server.telemetry.sampling import Sampler
 from dragoman.server.telemetry.tracers import make_tracer
@@ -117,6 +119,7 @@ class Service:
             lambda model: ModelKeeper(model, self._workshop, lambda: self.front),
             config.models_poll_seconds,
         )
+        self._described: set[str] = set()
         self._open_models()
         self.metrics.versions.watch(self.keeper.readings)
         self.front: FrontEnd | FrontEnds
@@ -125,6 +128,7 @@ class Service:
         else:
             self.front = FrontEnds(config, self.repository, self.metrics, _version())
         self._metrics_access = AdminAccess.of(config)
+        self._operators = Operators(config, self.keeper, self.metrics, CallerMetrics(CollectorRegistry()))
         self._watcher = Watcher(self.metrics.reloads)
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -145,17 +149,20 @@ class Service:
             try:
                 if await self._unless(stopping, self._open(admin)) and await self._unless(stopping, self._start_engines()):
                     self._spawn(self.keeper.run())
+                    self._operators.begin()
                     models = self.repository.all()
                     engines = {model.name: f"{model.engine.num_replicas} x {model.engine.settings.num_threads}" for model in models}
                     names = [model.name for model in models]
                     log.info("serving", port=front.port, metrics_port=admin.port, models=names, engines_and_threads=engines)
                     keep_what_is_there()
                     await stopping.wait()
+                    self._operators.drain()
                     await front.drain(self.config.drain_seconds)
             except (EngineCannotStart, FrontEndCannotStart) as error:
                 log.error("cannot serve", reason=str(error))
                 return 1
             finally:
+                await self._operators.end()
                 for task in self._tasks:
                     task.cancel()
                 await front.end()
@@ -166,6 +173,7 @@ class Service:
     async def _open(self, admin: AdminServer) -> None:
         """Begin to answer: that models are not ready yet."""
         await self.front.start()
+        await self._operators.start()
         self._watch()
         self._spawn(self._watcher.run())
         log.info("listening", host=self.config.host, port=self.front.port, metrics_port=admin.port, pid=os.getpid())
@@ -222,7 +230,7 @@ class Service:
 
     def _watch(self) -> None:
         """Watch the files that may change while the server runs."""
-        for source in self.front.sources():
+        for source in (*self.front.sources(), *self._operators.sources()):
             self._watcher.add(source)
         if (access := self._metrics_access).paths:
 
@@ -269,10 +277,13 @@ class Service:
         if (route := self.keeper.models[name].route) is not None:
             self._describe(name)
             self.metrics.set_ready(name, route.default.engine.is_ready)
+        elif name in self._described:
+            self.metrics.set_ready(name, False)
         self.front.update_health()
 
     def _describe(self, name: str) -> None:
         """Tell metrics what a model is, once it is published."""
+        self._described.add(name)
         route = self.repository.route(name)
         model, num_slots = route.default, sum(version.max_slots for version in route.versions.values())
         self.metrics.add_model(name, model.version, model.manifest.precision, model.device, num_slots)

@@ -6,7 +6,7 @@ What a policy wants is decided in `policy.py`; how a version is opened and its e
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Container, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Generic
@@ -16,6 +16,7 @@ import structlog
 from dragoman.export.bundle import Bundle, BundleError
 from dragoman.server.config import ConfigError
 from dragoman.server.repository.found import FoundModel, FoundVersion
+from dragoman.server.repository.history import History
 from dragoman.server.repository.loaded import LoadedModel
 from dragoman.server.repository.models import CannotServe, Route
 from dragoman.server.repository.policy import NO_OVERRIDES, Overrides, Wanted, wanted
@@ -43,6 +44,7 @@ class ModelKeeper(Generic[E]):
         route: Who answers requests now; None while nobody does.
         overrides: What an operator has asked for.
         problems: Of what is wanted, what cannot be had.
+        history: Versions that have been the default.
     """
 
     def __init__(self, found: FoundModel, workshop: Workshop[E], front: Callable[[], Front[E]]) -> None:
@@ -58,6 +60,7 @@ class ModelKeeper(Generic[E]):
         self.route: Route[E] | None = None
         self.overrides: Overrides = NO_OVERRIDES
         self.problems: tuple[str, ...] = ()
+        self.history = History()
         self._found, self._workshop, self._front_of = found, workshop, front
         self._trial: Trial[E] | None = None
         self._is_lost = False
@@ -98,10 +101,31 @@ class ModelKeeper(Generic[E]):
         self.overrides = overrides
         self.wake()
 
-    def forgive(self) -> None:
-        """Try again what has been refused."""
-        self.versions = [version for version in self.versions if version.state is not State.REFUSED]
+    def forgive(self, names: Collection[str] | None = None) -> None:
+        """Try again what has been refused: versions of these names, or all. One that still has requests ends beside that."""
+        for version in [one for one in self.versions if one.state is State.REFUSED and (names is None or one.found.name in names)]:
+            if version.loaded is not None:
+                version.enter(State.RETIRING)
+            else:
+                self.versions.remove(version)
         self.wake()
+
+    def would_want(self, overrides: Overrides, forgiven: Container[str] = ()) -> Wanted:
+        """Return what would be served if an operator asked for this, and versions of some names had not been refused."""
+        refused = {}
+        for found in self._found.versions:
+            version = self._known(found)
+            if version is not None and version.state is State.REFUSED and found.name not in forgiven:
+                refused[found.name] = version.reason
+        return wanted(self._found.versions, self._found.file, refused, overrides)
+
+    def known(self) -> list[Version[E]]:
+        """Return the versions that there are, without what stands for one that cannot answer."""
+        return [version for version in list(self.versions) if version is not self._absent]
+
+    def outcomes(self, version: Version[E]) -> Outcomes:
+        """Return what became of a version's requests."""
+        return Outcomes() if version.loaded is None else self._front_of().outcomes(version.loaded)
 
     def wake(self) -> None:
         """Have a look at what there is to do."""
@@ -175,10 +199,11 @@ class ModelKeeper(Generic[E]):
                 await asyncio.sleep(WATCH_SECONDS)
             if not self._wake.is_set():
                 self._idle.set()
+        self._idle.set()
 
     def readings(self) -> list[VersionReading]:
         """Return how versions are, for metrics; on any thread."""
-        return [self._reading(version) for version in list(self.versions) if version.label and version is not self._absent]
+        return [self._reading(version) for version in self.known() if version.label]
 
     async def stop(self) -> None:
         """End all engines."""
@@ -340,6 +365,8 @@ class ModelKeeper(Generic[E]):
     async def _publish(self, route: Route[E] | None) -> None:
         self.route = route
         await self._front_of().publish(self.name, route)
+        if route is not None:
+            self.history.note(route.default.label)
         self._workshop.published(self.name, route)
 
     def _retire_others(self) -> None:
@@ -373,6 +400,8 @@ class ModelKeeper(Generic[E]):
     async def _give_up(self, version: Version[E], refused: Refused) -> None:
         self._refuse(version, refused)
         await self._end(version)
+        if version.state is not State.REFUSED:  # it was forgiven meanwhile
+            self.versions.remove(version)
 
     def _refuse(self, version: Version[E], refused: Refused) -> None:
         version.refuse(refused)
@@ -389,7 +418,7 @@ class ModelKeeper(Generic[E]):
         )
 
     def _reading(self, version: Version[E]) -> VersionReading:
-        outcomes = Outcomes() if version.loaded is None else self._front_of().outcomes(version.loaded)
+        outcomes = self.outcomes(version)
         cause = "" if version.cause is None else version.cause.value
         return VersionReading(self.name, version.label, version.state.value, cause, outcomes.num_answered, outcomes.num_failed)
 
@@ -446,12 +475,7 @@ class ModelKeeper(Generic[E]):
         self.versions = [one for one in self.versions if one.state is not State.REFUSED or one.loaded or one.found in there]
 
     def _wanted(self) -> Wanted:
-        refused = {}
-        for found in self._found.versions:
-            version = self._known(found)
-            if version is not None and version.state is State.REFUSED:
-                refused[found.name] = version.reason
-        return wanted(self._found.versions, self._found.file, refused, self.overrides)
+        return self.would_want(self.overrides)
 
     def _missing(self) -> FoundVersion | None:
         """Return a version that is wanted and that nothing has been done about."""
