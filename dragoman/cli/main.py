@@ -9,7 +9,20 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from dragoman.cli import calling, checkpoints, evaluating, exporting, gpu, importing, loading, serving, texts, training, translating
+from dragoman.cli import (
+    calling,
+    checkpoints,
+    evaluating,
+    exporting,
+    gpu,
+    importing,
+    loading,
+    models,
+    serving,
+    texts,
+    training,
+    translating,
+)
 from dragoman.cli.connection import CallFailed, Interrupted
 from dragoman.model.errors import InputError
 
@@ -22,7 +35,7 @@ app = typer.Typer(
 )
 # As `dragoman --help` shows them.
 for panel, groups in {
-    "Call a server": (translating, calling),
+    "Call a server": (translating, models, calling),
     "Serve": (serving, gpu),
     "Train and export": (training, evaluating, importing, exporting, checkpoints, texts),
     "Measure": (loading,),
@@ -30,6 +43,8 @@ for panel, groups in {
     for group in groups:
         for command in group.app.registered_commands:
             command.rich_help_panel = panel
+        for several in group.app.registered_groups:
+            several.rich_help_panel = panel
         app.add_typer(group.app)
 
 

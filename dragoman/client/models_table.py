@@ -11,7 +11,8 @@ from rich.text import Text
 
 from dragoman.client.model_info import Language, ModelInfo, ModelVersion
 
-_WIDE = 1000
+# Of what is no terminal.
+WIDE = 1000
 # A model may have hundreds of languages; a table has room for a few.
 _MAX_LANGUAGES = 3
 
@@ -30,8 +31,8 @@ def models_table(models: Sequence[ModelInfo]) -> Table:
         state = Text("yes", style="green") if model.is_ready else Text("no", style="red")
         limits = (model.max_source_tokens, model.max_target_tokens, model.default_max_new_tokens, model.max_slots)
         words = (model.name, model.version, state, model.precision, model.device)
-        cells = [word if isinstance(word, Text) else _plain(word) for word in words]
-        languages = [_plain(_languages(model))] if has_languages else []
+        cells = [word if isinstance(word, Text) else plain(word) for word in words]
+        languages = [plain(_languages(model))] if has_languages else []
         table.add_row(*cells, *map(str, limits), *languages)
     return table
 
@@ -90,7 +91,7 @@ def _version(version: ModelVersion) -> str:
     return f"{version.name} ({', '.join(told)})" if told else version.name
 
 
-def _plain(text: str) -> Text:
+def plain(text: str) -> Text:
     """Return a server's word as text that cannot steer the terminal."""
     return Text("".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text))
 
@@ -103,8 +104,8 @@ def print_models(models: Sequence[ModelInfo], out: TextIO, is_json: bool = False
         out.flush()
     else:
         # A file has no width: nothing is cut to a terminal's there.
-        console = Console(file=out, width=None if out.isatty() else _WIDE)
+        console = Console(file=out, width=None if out.isatty() else WIDE)
         console.print(models_table(models))
         for model in models:
             for remark in _remarks(model):
-                console.print(_plain(remark))
+                console.print(plain(remark))
