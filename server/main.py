@@ -119,7 +119,6 @@ class Service:
             lambda model: ModelKeeper(model, self._workshop, lambda: self.front),
             config.models_poll_seconds,
         )
-        self._described: set[str] = set()
         self._open_models()
         self.metrics.versions.watch(self.keeper.readings)
         self.front: FrontEnd | FrontEnds
@@ -277,13 +276,10 @@ class Service:
         if (route := self.keeper.models[name].route) is not None:
             self._describe(name)
             self.metrics.set_ready(name, route.default.engine.is_ready)
-        elif name in self._described:
-            self.metrics.set_ready(name, False)
         self.front.update_health()
 
     def _describe(self, name: str) -> None:
         """Tell metrics what a model is, once it is published."""
-        self._described.add(name)
         route = self.repository.route(name)
         model, num_slots = route.default, sum(version.max_slots for version in route.versions.values())
         self.metrics.add_model(name, model.version, model.manifest.precision, model.device, num_slots)

@@ -164,7 +164,7 @@ def list_(
     from dragoman.client.repository_table import print_repository
 
     with _administer(server, timeout, token, ca, certificate, key, server_name) as client:
-        found, problem = client.list(model)
+        found, problem = client.models(model)
     print_repository(found, sys.stdout, as_json)
     if problem:
         typer.echo(f"dragoman: the folder of models cannot be looked at: {problem}", err=True)

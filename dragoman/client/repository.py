@@ -133,12 +133,12 @@ class RepositoryClient:
         self._scope.cancel("the client is closed")
         self._channel.close()
 
-    def list(self, model: str = "") -> tuple[list[ModelStatus], str]:
+    def models(self, model: str = "") -> tuple[list[ModelStatus], str]:
         """Return how models are, all or one, and why the server could not look at their folder; empty if it could."""
         return _listed(self._call(self._stub.ListRepository, repository_pb2.ListRepositoryRequest(), model=model))
 
     def refresh(self) -> tuple[list[ModelStatus], str]:
-        """Have the server look at all folders now; return what `list` does, when all is done."""
+        """Have the server look at all folders now; return what `models` does, when all is done."""
         return _listed(self._call(self._stub.RefreshRepository, repository_pb2.RefreshRepositoryRequest()))
 
     def load(self, model: str, version: str = "") -> ModelStatus:
