@@ -1,0 +1,154 @@
+"""From a version that was found to one that can serve: opened, its memory reckoned, its engine started, proved. Or refused."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Generic
+
+import structlog
+
+from dragoman.server.repository.loaded import LoadedModel
+from dragoman.server.repository.model_file import ModelFile
+from dragoman.server.repository.model_versions import ModelVersions
+from dragoman.server.repository.versions import Cause, Opened, Refused, State, Version
+from dragoman.server.repository.workshop import E, Front, Workshop
+from dragoman.server.supervisor import EngineCannotStart
+
+# Between two looks at an engine that is started again and again.
+LOOK_SECONDS = 0.25
+
+log = structlog.get_logger("dragoman.repository")
+
+
+class Loader(Generic[E]):
+    """Loads the versions of one model."""
+
+    def __init__(
+        self,
+        versions: ModelVersions[E],
+        workshop: Workshop[E],
+        front: Callable[[], Front[E]],
+        on_death: Callable[[Version[E]], None],
+    ) -> None:
+        """Load nothing yet.
+
+        Args:
+            versions: Of the model.
+            workshop: See there.
+            front: Returns what answers callers.
+            on_death: Called when an engine of a version has ended by itself.
+        """
+        self._versions, self._workshop, self._front_of, self._on_death = versions, workshop, front, on_death
+
+    async def bring_up(
+        self,
+        version: Version[E],
+        file: ModelFile,
+        beside: Callable[[], LoadedModel[E] | None],
+        make_way: Callable[[Opened, str], Awaitable[None]] | None,
+    ) -> bool:
+        """Load a version and prove it; return whether it can serve.
+
+        Args:
+            version: That was found.
+            file: Of the model.
+            beside: Returns what serves now.
+            make_way: Ends what serves, once the version has been opened; None for what serves to go on.
+        """
+
+        async def load() -> None:
+            async with self._workshop.turn:
+                opened = version.opened = await asyncio.to_thread(self._workshop.open, version.model, version.found, file)
+                if make_way is not None:
+                    await make_way(opened, version.label)
+                self._workshop.check_memory(opened.bundle, file, beside())
+                await self._start(version, file, self._workshop.load_seconds)
+
+        return await self._try(version, load())
+
+    async def bring_up_opened(self, version: Version[E], file: ModelFile, *, is_persistent: bool = False) -> bool:
+        """Load a version that is open, beside all that begin with the server, however long it takes; return whether it can serve.
+
+        Args:
+            version: That was opened.
+            file: Of the model.
+            is_persistent: Whether its engine is started again and again if it cannot be.
+        """
+        return await self._try(version, self._start(version, file, None, is_persistent=is_persistent))
+
+    def stand_in(self, opened: Opened, label: str, file: ModelFile) -> Version[E]:
+        """Return what stands for a version while it cannot answer."""
+        return self._versions.stand_in(opened, self._workshop.load(opened, file, label, range(0)))
+
+    def refuse(self, version: Version[E], refused: Refused) -> None:
+        """Say that a version is not to be served; its engine, if it has one, is for others to end."""
+        version.refuse(refused)
+        log.error(
+            "a version is refused",
+            model=version.model,
+            version=version.label or None,
+            directory=str(version.found.directory),
+            cause=refused.cause.value,
+            reason=refused.reason,
+        )
+
+    async def end(self, version: Version[E]) -> None:
+        """End the engine of a version that no request holds."""
+        if version.loaded is not None:
+            await version.loaded.engine.stop()
+            version.loaded = None
+            self._workshop.forget(version.model, version.replicas)
+
+    async def _try(self, version: Version[E], work: Coroutine[Any, Any, None]) -> bool:
+        try:
+            await work
+        except Exception as error:
+            if isinstance(error, Refused):
+                refused = error
+            else:
+                log.exception("a version cannot be loaded", model=version.model)
+                refused = Refused(Cause.START, f"{type(error).__name__}: {error}")
+            self.refuse(version, refused)
+            await self.end(version)
+            self._versions.remove(version)  # if it was forgiven meanwhile
+            return False
+        version.enter(State.STANDBY)
+        return True
+
+    async def _start(self, version: Version[E], file: ModelFile, seconds: float | None, *, is_persistent: bool = False) -> None:
+        """Start a version's engine, prove it, and have front ends be able to reach it."""
+        loaded = self._load(version, file)
+        version.enter(State.STARTING)
+        try:
+            async with asyncio.timeout(seconds):
+                await _until_started(loaded, is_persistent)
+        except EngineCannotStart as error:
+            raise Refused(Cause.START, str(error).removeprefix(f"model {version.model!r}: ")) from error
+        except TimeoutError:
+            raise Refused(Cause.START, f"it is not ready after {seconds:g} s (load_timeout_seconds)") from None
+        version.enter(State.PROVING)
+        await self._workshop.prove(loaded)
+        await self._front_of().adopt(loaded)
+
+    def _load(self, version: Version[E], file: ModelFile) -> LoadedModel[E]:
+        opened = version.opened
+        assert opened is not None
+        version.replicas = self._versions.free_replicas(self._workshop.num_replicas(opened.bundle, file))
+        version.loaded = self._workshop.load(
+            opened,
+            file,
+            version.label,
+            version.replicas,
+            on_death=lambda: self._on_death(version),
+            is_observed=lambda: version.has_been_proved,
+        )
+        return version.loaded
+
+
+async def _until_started(loaded: LoadedModel[E], is_persistent: bool) -> None:
+    try:
+        await loaded.engine.start(is_persistent=is_persistent)
+    except EngineCannotStart:
+        if not is_persistent:
+            raise
+        while not loaded.engine.is_ready:  # it is tried again, and the log says so each time
+            await asyncio.sleep(LOOK_SECONDS)
