@@ -117,9 +117,7 @@ class Metrics:
 
     def set_engine(self, model: str, is_up: bool, process_id: int | None, replica: int = 0) -> None:
         """Say whether one of a model's engines takes requests, and which process it has; None for none of its own."""
-        if (engine := self._engines.get((model, replica))) is None:
-            return  # of a model that is not served any more, and ends
-        engine.set_up(is_up)
+        self._engines[model, replica].set_up(is_up)
         if process_id is None:
             self._processes.ids.pop((model, replica), None)
         else:
@@ -136,8 +134,7 @@ class Metrics:
 
     def observe_restart(self, model: str, replica: int = 0) -> None:
         """Count an engine that is started again."""
-        if (engine := self._engines.get((model, replica))) is not None:
-            engine.restarts.inc()
+        self._engines[model, replica].restarts.inc()
 
     def observe_statistics(self, model: str, statistics: messages.Statistics, replica: int = 0) -> None:
         """Record what the only engine of a version of a model said after a step."""
@@ -146,15 +143,12 @@ class Metrics:
 
     def observe_engine(self, model: str, statistics: messages.Statistics, replica: int = 0) -> None:
         """Record what one of a model's engines said after a step of its own and what it has."""
-        if (engine := self._engines.get((model, replica))) is not None:
-            engine.observe(statistics)
-        if model in self._models:
-            self._models[model].observe_work(statistics)
+        self._engines[model, replica].observe(statistics)
+        self._models[model].observe_work(statistics)
 
     def observe_queue(self, model: str, statistics: messages.Statistics, replica: int = 0) -> None:
         """Record what waits for a version of a model and what runs, in all its engines, of which a replica is the first."""
-        if model in self._models:
-            self._models[model].observe_queue(replica, statistics)
+        self._models[model].observe_queue(replica, statistics)
 
     def observe_finished(self, model: str, request: messages.Request, finished: messages.Finished) -> None:
         """Record how a request ended in the engine: its tokens and, for an answer, its success and where its time went."""
