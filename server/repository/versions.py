@@ -71,6 +71,7 @@ class Version(Generic[E]):
         opened: Once it is.
         loaded: Once it has an engine.
         replicas: Numbers by which metrics know its engines.
+        has_died: Whether an engine of it has ended by itself since it was started, and before it was known to be good.
     """
 
     model: str
@@ -82,6 +83,7 @@ class Version(Generic[E]):
     opened: Opened | None = None
     loaded: LoadedModel[E] | None = None
     replicas: range = range(0)
+    has_died: bool = False
 
     @property
     def label(self) -> str:
@@ -102,6 +104,11 @@ class Version(Generic[E]):
     def has_been_proved(self) -> bool:
         """Whether what its engine does is done for requests."""
         return self.state not in (State.OPENING, State.STARTING, State.PROVING)
+
+    def note_death(self) -> None:
+        """Take note that an engine of it has ended by itself; of one that serves for good that says nothing."""
+        if self.state in (State.PROVING, State.STANDBY, State.TRIAL):
+            self.has_died = True
 
     def enter(self, state: State) -> None:
         """Begin another part of its life."""

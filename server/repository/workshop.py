@@ -79,13 +79,16 @@ class Workshop(Protocol[E]):
         """Return how many engines a version gets."""
         ...
 
-    def check_memory(self, bundle: Bundle, file: ModelFile, beside: LoadedModel[E] | None) -> None:
+    def measure(self, model: LoadedModel[E] | None) -> None:
+        """Take note of how much memory a version takes that runs, which tells what the model's others will; of none, do nothing."""
+        ...
+
+    def check_memory(self, bundle: Bundle, file: ModelFile) -> None:
         """Do nothing if there is memory for a version's engines.
 
         Args:
             bundle: Of the version.
             file: Of the model.
-            beside: Another version of it that runs, which tells what the model takes.
 
         Raises:
             Refused: If there is not.
