@@ -10,12 +10,20 @@ from typing import Generic
 
 import structlog
 
-from dragoman.export.fields import listed, shown
+from dragoman.export.fields import shown
 from dragoman.server.core.administration import ModelStatus, Operator
 from dragoman.server.core.endings import RETRY_SECONDS
 from dragoman.server.core.validation import MAX_NAME_CHARACTERS, check_model_name
 from dragoman.server.errors import Draining, InvalidRequest, NotInRepository, NotPossible, NotReady, ServiceError
 from dragoman.server.repository.keeper import Keeper
+from dragoman.server.repository.meant import (
+    check_loaded,
+    stands_for,
+    version_before,
+    version_meant,
+    version_names_of,
+    why_not_served,
+)
 from dragoman.server.repository.model_keeper import ModelKeeper
 from dragoman.server.repository.policy import Overrides
 from dragoman.server.repository.status import is_served, status_of, why_refused
@@ -62,11 +70,11 @@ class Administrator(Generic[E]):
         """See there."""
 
         async def load(keeper: ModelKeeper[E]) -> None:
-            asked, name = keeper.overrides, _version(keeper, version) if version else ""
+            asked, name = keeper.overrides, version_meant(keeper, version) if version else ""
             if not name:
                 asked = replace(asked, is_unloaded=False, pinned=None, unloaded=frozenset())
                 if keeper.would_want(asked).default is None:
-                    raise NotPossible(_why_nothing(keeper, asked))
+                    raise NotPossible(why_not_served(keeper, asked))
                 await self._lead(keeper, asked, lambda: keeper.route is not None, is_undone=False)
                 return
             asked = replace(asked, is_unloaded=False, loaded=asked.loaded | {name}, unloaded=asked.unloaded - {name})
@@ -79,11 +87,11 @@ class Administrator(Generic[E]):
 
         async def unload(keeper: ModelKeeper[E]) -> None:
             asked = keeper.overrides
-            name = _version(keeper, version) if version else ""
+            name = version_meant(keeper, version) if version else ""
             if not name:
                 await self._lead(keeper, replace(asked, is_unloaded=True), lambda: keeper.route is None)
                 return
-            _check_loaded(keeper)
+            check_loaded(keeper)
             pinned = None if asked.pinned == name else asked.pinned
             asked = replace(asked, loaded=asked.loaded - {name}, unloaded=asked.unloaded | {name}, pinned=pinned)
             if keeper.would_want(asked).default is None:
@@ -114,9 +122,9 @@ class Administrator(Generic[E]):
         """See there."""
 
         async def rollback(keeper: ModelKeeper[E]) -> None:
-            _check_loaded(keeper)
+            check_loaded(keeper)
             asked = keeper.overrides
-            name = _version(keeper, version) if version else _before(keeper)
+            name = version_meant(keeper, version) if version else version_before(keeper)
             if not name:
                 raise NotPossible("version: the model's folder holds one version, and there is none to go back to")
             asked = replace(asked, pinned=name, unloaded=asked.unloaded - {name})
@@ -132,8 +140,8 @@ class Administrator(Generic[E]):
             raise InvalidRequest("label", str(error)) from None
 
         async def set_label(keeper: ModelKeeper[E]) -> None:
-            _check_loaded(keeper)
-            if label in _names(keeper) or any(label == one.content for one in keeper.known()):
+            check_loaded(keeper)
+            if label in version_names_of(keeper) or any(label == one.content for one in keeper.known()):
                 raise InvalidRequest("label", f"{label} is what a version is called")
             asked, file = keeper.overrides, keeper.found.file
             labels = {key: value for key, value in asked.labels.items() if key != label}
@@ -142,13 +150,13 @@ class Administrator(Generic[E]):
                 if label not in there:
                     raise NotInRepository("label", label, there)
                 without: dict[str, str | None] = {label: None} if label in file.labels else {}
-                await self._lead(keeper, replace(asked, labels=labels | without), lambda: not _stands_for(keeper, label, None))
+                await self._lead(keeper, replace(asked, labels=labels | without), lambda: not stands_for(keeper, label, None))
                 return
-            if not (name := _version(keeper, version)):
+            if not (name := version_meant(keeper, version)):
                 raise NotPossible("version: the model's folder holds one version, which needs no label")
             if name in asked.unloaded:
                 raise NotPossible(f"version: {name} was unloaded; load it first")
-            await self._lead(keeper, replace(asked, labels=labels | {label: name}), lambda: _stands_for(keeper, label, name), name)
+            await self._lead(keeper, replace(asked, labels=labels | {label: name}), lambda: stands_for(keeper, label, name), name)
 
         return await self._change(operator, "set_label", model, set_label, label=label, version=version)
 
@@ -246,7 +254,7 @@ class Administrator(Generic[E]):
         await keeper.settled()
         if is_done():
             return
-        reason = (version is not None and why_refused(keeper, version)) or _why_nothing(keeper, asked)
+        reason = (version is not None and why_refused(keeper, version)) or why_not_served(keeper, asked)
         if is_undone:
             keeper.ask(before)
         raise NotPossible(reason)
@@ -293,64 +301,3 @@ def _draining() -> Draining:
 
 def _may_see(operator: Operator, model: str) -> bool:
     return operator.models is None or model in operator.models
-
-
-def _names(keeper: ModelKeeper[E]) -> list[str]:
-    """Return what the folders of a model's versions are called, the newest first."""
-    return [found.name for found in reversed(keeper.found.versions)]
-
-
-def _version(keeper: ModelKeeper[E], asked: str) -> str:
-    """Return what the folder of a version is called that an operator names by that, or by what its content gives.
-
-    Raises:
-        NotInRepository: If there is none.
-        InvalidRequest: If there are several of this content.
-    """
-    names = _names(keeper)
-    if asked in names:
-        return asked
-    meant = sorted({one.found.name for one in keeper.known() if one.content == asked and one.found.name in names})
-    if len(meant) > 1:
-        raise InvalidRequest("version", f"{asked} may be {' or '.join(meant)}; ask for one by its name")
-    if not meant:
-        contents = {one.found.name: one.content for one in keeper.known()}
-        raise NotInRepository("version", shown(asked), [name or contents.get(name, "") for name in names])
-    return meant[0]
-
-
-def _before(keeper: ModelKeeper[E]) -> str:
-    """Return the version that answered requests before the one that does.
-
-    Raises:
-        NotPossible: If none can.
-    """
-    asked = keeper.overrides
-    usable = [name for name in _names(keeper) if name not in asked.unloaded and not why_refused(keeper, name)]
-    if (name := keeper.history.before(usable)) is None:
-        names = listed([one for one in usable if one]) or "none"
-        raise NotPossible(f"version: none that answered before is there; name one of {names}")
-    return name
-
-
-def _stands_for(keeper: ModelKeeper[E], label: str, name: str | None) -> bool:
-    """Return whether requests can name a version by a label; with None whether any version."""
-    route = keeper.route
-    if route is None or label not in route.labels:
-        return False
-    model = route.versions[route.labels[label]]
-    return name is None or any(one.loaded is model and one.found.name == name for one in keeper.known())
-
-
-def _check_loaded(keeper: ModelKeeper[E]) -> None:
-    if keeper.overrides.is_unloaded:
-        raise NotPossible(f"model: {keeper.name} is unloaded; load it first")
-
-
-def _why_nothing(keeper: ModelKeeper[E], asked: Overrides) -> str:
-    """Return why something that is asked for is not served."""
-    found = keeper.found
-    problems = (found.problem, found.file_problem, *keeper.would_want(asked).problems)
-    reasons = [why_refused(keeper, one.name) for one in reversed(found.versions)]
-    told = "; ".join(dict.fromkeys(filter(None, (*reasons, *problems))))
-    return told or ("the log says why" if found.versions else "its folder holds no version")
