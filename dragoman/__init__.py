@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         Unavailable,
         Unimplemented,
     )
-    from dragoman.client.model_info import Defaults, Language, ModelInfo
+    from dragoman.client.model_info import Defaults, Language, ModelInfo, ModelVersion
     from dragoman.client.request import Request
     from dragoman.client.results import Answer, FinishReason, Piece, Result, Timings, TokenLogProb, Usage
     from dragoman.client.retry import RetryPolicy
@@ -61,6 +61,7 @@ __all__ = [
     "Language",
     "ModelInfo",
     "ModelNotFound",
+    "ModelVersion",
     "Outcome",
     "Overloaded",
     "PermissionDenied",
@@ -102,7 +103,7 @@ _HOMES = {
         "Unavailable",
         "Unimplemented",
     ),
-    "client.model_info": ("Defaults", "Language", "ModelInfo"),
+    "client.model_info": ("Defaults", "Language", "ModelInfo", "ModelVersion"),
     "client.request": ("Request",),
     "client.results": ("Answer", "FinishReason", "Piece", "Result", "Timings", "TokenLogProb", "Usage"),
     "client.retry": ("RetryPolicy",),

@@ -8,7 +8,7 @@ if [ "${1:-}" = --check ]; then
   trap 'rm -rf "$out"' EXIT
 fi
 python -m grpc_tools.protoc --proto_path=protos --python_out="$out" --pyi_out="$out" --grpc_python_out="$out" \
-  dragoman/v1/generation.proto
+  dragoman/v1/generation.proto dragoman/v1/repository.proto
 if [ "$out" != . ]; then
   for stub in "$out"/dragoman/v1/*_pb2*; do
     diff -q "$stub" "dragoman/v1/$(basename "$stub")" || { echo "stubs are out of date: run make protos" >&2; exit 1; }

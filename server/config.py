@@ -5,6 +5,7 @@ command line. An unknown or impossible setting stops the start and is named toge
 """
 
 import difflib
+import ipaddress
 import itertools
 import math
 import os
@@ -42,9 +43,8 @@ PREFIX = "DRAGOMAN_"
 CONFIG_FILE_VARIABLE = "DRAGOMAN_CONFIG"
 # Variables with our prefix that are not settings: the configuration file, what the client reads, where tests find the corpus and
 # the libraries of the stub device, what web servers are shown that bundles come from.
-OTHER_VARIABLES = frozenset(
-    {CONFIG_FILE_VARIABLE, *(f"{PREFIX}{name}" for name in ("SERVER", "TOKEN", "DATA", "CUDA_STUB", "STORE_TOKEN"))}
-)
+_OTHERS = ("SERVER", "TOKEN", "ADMIN_SERVER", "ADMIN_TOKEN", "DATA", "CUDA_STUB", "STORE_TOKEN")
+OTHER_VARIABLES = frozenset({CONFIG_FILE_VARIABLE, *(f"{PREFIX}{name}" for name in _OTHERS)})
 # A pipe is as good as a file, so the size is not asked for beforehand.
 MAX_FILE_BYTES = 1 << 16
 # fmt: off
@@ -53,6 +53,9 @@ LATENCY_BUCKETS = (
     1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0,
 )
 # fmt: on
+
+# Addresses that stand for all that the machine has.
+ANY_ADDRESS = ("0.0.0.0", "::")
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Count = Annotated[int, Field(ge=1)]
@@ -68,6 +71,14 @@ class ConfigError(InputError):
 
 
 _DEVICE = r"auto|cpu|cuda(:[0-9]{1,3})?"
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether an address to listen on is one that only this machine reaches."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name, of which nobody knows what it will mean
+        return False
 
 
 def _check_device(device: str) -> str:
@@ -131,6 +142,17 @@ class ServerConfig(BaseSettings):
         None, description="PEM file with the metrics port's certificate chain; turns HTTPS on there."
     )
     metrics_tls_key: FilePath | None = Field(None, description="PEM file with its private key, not encrypted.")
+
+    admin_port: Port | None = Field(
+        None,
+        description="Port of the admin service, which loads, unloads and rolls back; 0 for any free one, unset for none.",
+    )
+    admin_host: str = Field(
+        "127.0.0.1", min_length=1, description="Its address; any but this machine's own needs admin_tokens_file."
+    )
+    admin_tokens_file: FilePath | None = Field(
+        None, description="Who may use it, and which models: as auth_tokens_file; unset for everybody who reaches it."
+    )
 
     front_ends: Annotated[int, Field(ge=1, le=64)] = Field(
         1, description="Processes that answer callers on the port; more where engines outrun one."
@@ -357,8 +379,19 @@ class ServerConfig(BaseSettings):
             raise ValueError("front_ends: only Linux divides a port's connections among processes")
         if self.max_slots_per_request > self.max_slots:
             raise ValueError(f"max_slots_per_request ({self.max_slots_per_request}) is more than max_slots ({self.max_slots})")
+        self._check_admin_address()
         if self.port == self.metrics_port != 0 and self.host == self.metrics_host:
             raise ValueError(f"port and metrics_port are both {self.port}")
+
+    def _check_admin_address(self) -> None:
+        if self.admin_port is None:
+            return
+        if self.admin_tokens_file is None and not is_loopback(self.admin_host):
+            raise ValueError(f"admin_host is {self.admin_host}, which others may reach, and admin_tokens_file is not set")
+        for name, host, port in (("port", self.host, self.port), ("metrics_port", self.metrics_host, self.metrics_port)):
+            is_same_host = host == self.admin_host or host in ANY_ADDRESS or self.admin_host in ANY_ADDRESS
+            if port == self.admin_port != 0 and is_same_host:
+                raise ValueError(f"{name} and admin_port are both {port}")
 
     @property
     def gpu_memory_bytes(self) -> int:

@@ -75,6 +75,28 @@ class UnknownVersion(ClientFault):
             super().__init__(f"model_version: {asked!r} of model {model} is not served; served: {', '.join(served) or 'none'}")
 
 
+class NotInRepository(ClientFault):
+    """An operator names a model, a version or a label that there is not."""
+
+    code = "NOT_FOUND"
+
+    def __init__(self, field: str, asked: str, there: Sequence[str]) -> None:
+        """Say what there is.
+
+        Args:
+            field: Of the request.
+            asked: By the request, as it may be shown.
+            there: Names that could be asked for.
+        """
+        super().__init__(f"{field}: {asked} is not there; there: {', '.join(there) or 'none'}")
+
+
+class NotPossible(ClientFault):
+    """An operator asks for what cannot be had as things are; nothing has changed."""
+
+    code = "FAILED_PRECONDITION"
+
+
 class UnknownService(ClientFault):
     """Health was asked of something that is not served."""
 

@@ -28,6 +28,7 @@ from dragoman.server.front_end import FrontEnd
 from dragoman.server.fronts.front_ends import FrontEnds
 from dragoman.server.fronts.kept import FrontEndCannotStart
 from dragoman.server.model_source import ModelSource
+from dragoman.server.operators import Operators
 from dragoman.server.repository.bundles import find_models
 from dragoman.server.repository.checks import check_ready_rule
 from dragoman.server.repository.found import FoundModel
@@ -40,6 +41,7 @@ from dragoman.server.supervisor import EngineCannotStart
 from dragoman.server.telemetry import logs
 from dragoman.server.telemetry.admin import AdminServer
 from dragoman.server.telemetry.admin_access import AdminAccess
+from dragoman.server.telemetry.caller_metrics import CallerMetrics
 from dragoman.server.telemetry.metrics import Metrics
 from dragoman.server.telemetry.sampling import Sampler
 from dragoman.server.telemetry.tracers import make_tracer
@@ -142,6 +144,7 @@ class Service:
         else:
             self.front = FrontEnds(config, self.repository, self.metrics, _version())
         self._metrics_access = AdminAccess.of(config)
+        self._operators = Operators(config, self.keeper, self.metrics, CallerMetrics(CollectorRegistry()))
         self._watcher = Watcher(self.metrics.reloads)
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -164,17 +167,20 @@ class Service:
                     self._spawn(self.keeper.run())
                     if self._source.is_followed:
                         self._spawn(self._source.follow(self.keeper.look))
+                    self._operators.begin()
                     models = self.repository.all()
                     engines = {model.name: f"{model.engine.num_replicas} x {model.engine.settings.num_threads}" for model in models}
                     names = [model.name for model in models]
                     log.info("serving", port=front.port, metrics_port=admin.port, models=names, engines_and_threads=engines)
                     keep_what_is_there()
                     await stopping.wait()
+                    self._operators.drain()
                     await front.drain(self.config.drain_seconds)
             except (EngineCannotStart, FrontEndCannotStart) as error:
                 log.error("cannot serve", reason=str(error))
                 return 1
             finally:
+                await self._operators.end()
                 for task in self._tasks:
                     task.cancel()
                 await front.end()
@@ -185,6 +191,7 @@ class Service:
     async def _open(self, admin: AdminServer) -> None:
         """Begin to answer: that models are not ready yet."""
         await self.front.start()
+        await self._operators.start()
         self._watch()
         self._spawn(self._watcher.run())
         log.info("listening", host=self.config.host, port=self.front.port, metrics_port=admin.port, pid=os.getpid())
@@ -247,7 +254,7 @@ class Service:
 
     def _watch(self) -> None:
         """Watch the files that may change while the server runs."""
-        for source in self.front.sources():
+        for source in (*self.front.sources(), *self._operators.sources()):
             self._watcher.add(source)
         if (access := self._metrics_access).paths:
 

@@ -16,7 +16,7 @@ from dragoman.server.repository.found import FoundVersion
 from dragoman.server.repository.model_file import ModelFile
 from dragoman.server.repository.policy import wanted
 from dragoman.server.telemetry.metrics import Metrics
-from dragoman.v1 import generation_pb2
+from dragoman.v1 import generation_pb2, repository_pb2
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT.glob("model/pretrained/*/README.md"))]
@@ -42,6 +42,14 @@ def test_every_setting_is_described_as_it_is() -> None:
             assert float(default) == field.default
         elif isinstance(field.default, str):
             assert default == field.default
+
+
+def test_every_call_and_state_of_the_admin_service_is_described() -> None:
+    text = (ROOT / "docs/models.md").read_text(encoding="utf-8")
+    for method in repository_pb2.DESCRIPTOR.services_by_name["Repository"].methods:
+        assert f"`{method.name}`" in text
+    for state in list(dict(repository_pb2.VersionState.items()))[1:]:
+        assert f"`{state.removeprefix('VERSION_STATE_').lower()}`" in text
 
 
 def test_every_metric_is_described_as_it_is() -> None:

@@ -73,7 +73,8 @@ def test_a_wheel_has_every_module_once_and_what_callers_need(wheel: Path, instal
     expected = {f"{name}/{path.relative_to(folder)}" for folder, name in rooms for path in folder.rglob("*.py")}
     expected |= {f"dragoman/{path.name}" for path in (ROOT / "dragoman").glob("*.py")}
     assert {name for name in names if name.endswith(".py")} == expected
-    others = {"dragoman/py.typed", "dragoman/v1/generation.proto", "dragoman/v1/generation_pb2.pyi"}
+    others = {f"dragoman/v1/{name}{ending}" for name in ("generation", "repository") for ending in (".proto", "_pb2.pyi")}
+    others.add("dragoman/py.typed")
     assert {name for name in names if not name.endswith(".py")} == others
     assert (installed / "dragoman/v1/generation.proto").read_text() == (ROOT / "protos/dragoman/v1/generation.proto").read_text()
 

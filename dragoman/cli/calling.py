@@ -1,14 +1,12 @@
-"""`dragoman score`, `models` and `health`: what asks a running server."""
+"""`dragoman score` and `health`: what asks a running server."""
 
-import math
 import sys
-import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from dragoman.cli.connection import CallFailed, connect, open_client
+from dragoman.cli.connection import connect, open_client
 from dragoman.cli.options import (
     DEFAULT_SERVER,
     AuthorityOption,
@@ -18,13 +16,13 @@ from dragoman.cli.options import (
     JsonOption,
     KeyOption,
     ModelOption,
+    ModelVersionOption,
     ServerNameOption,
     ServerOption,
     TimeoutOption,
     TokenOption,
     ToOption,
 )
-from dragoman.model.errors import InputError
 
 app = typer.Typer()
 
@@ -34,6 +32,7 @@ def score(
     source: Annotated[Path, typer.Option(metavar="FILE", help="Texts, one a line.")],
     target: Annotated[Path, typer.Option(metavar="FILE", help="Their translations, which are scored, line by line.")],
     model: ModelOption = "",
+    model_version: ModelVersionOption = "",
     source_language: FromOption = "",
     target_language: ToOption = "",
     alignment: Annotated[bool, typer.Option("--alignment", help="Print the links between words too.")] = False,
@@ -59,43 +58,11 @@ def score(
     from dragoman.client.score_files import Pairs, ScoreOptions, score_pairs
 
     options = ScoreOptions(
-        model, length_penalty, alignment, alignment_layer, concurrency, as_json, source_language, target_language
+        model, length_penalty, alignment, alignment_layer, concurrency, as_json, source_language, target_language, model_version
     )
     pairs = Pairs(source, target)
     with connect(server, timeout, token, ca, certificate, key, server_name) as client:
         score_pairs(client, pairs, sys.stdout, options)
-
-
-@app.command()
-def models(
-    server: ServerOption = DEFAULT_SERVER,
-    as_json: JsonOption = False,
-    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for the server to be ready.")] = 0.0,
-    token: TokenOption = None,
-    ca: AuthorityOption = None,
-    certificate: CertificateOption = None,
-    key: KeyOption = None,
-    server_name: ServerNameOption = "",
-) -> None:
-    """List a server's models; with --wait, as soon as all are ready.
-
-    With their languages and defaults; --json has all of each.
-    """
-    from dragoman.client.certificates import Tls
-    from dragoman.client.health import why_not_serving
-    from dragoman.client.models_table import print_models
-
-    if math.isnan(wait):  # would never be over
-        raise InputError("--wait: nan is not a number of 0 or more")
-    tls = Tls(ca, certificate, key, server_name)
-    with open_client(server, 5.0, token, tls, is_retrying=False) as client:
-        end = time.monotonic() + wait
-        while wait and (reason := why_not_serving(client, server, "", ca is not None)):
-            if time.monotonic() > end:
-                raise CallFailed(f"not ready within {wait:g} s; {reason}")
-            time.sleep(0.1)
-    with connect(server, 60.0, token, ca, certificate, key, server_name) as client:
-        print_models(client.models(), sys.stdout, as_json)
 
 
 @app.command()

@@ -17,6 +17,7 @@ from dragoman.cli import (
     gpu,
     importing,
     loading,
+    models,
     pulling,
     serving,
     signing,
@@ -36,7 +37,7 @@ app = typer.Typer(
 )
 # As `dragoman --help` shows them.
 for panel, groups in {
-    "Call a server": (translating, calling),
+    "Call a server": (translating, models, calling),
     "Serve": (serving, pulling, gpu),
     "Train and export": (training, evaluating, importing, exporting, signing, checkpoints, texts),
     "Measure": (loading,),
@@ -44,6 +45,8 @@ for panel, groups in {
     for group in groups:
         for command in group.app.registered_commands:
             command.rich_help_panel = panel
+        for several in group.app.registered_groups:
+            several.rich_help_panel = panel
         app.add_typer(group.app)
 
 

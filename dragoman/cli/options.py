@@ -19,6 +19,9 @@ ServerOption = Annotated[
     ),
 ]
 ModelOption = Annotated[str, typer.Option(metavar="NAME", help="Which of the server's models; may be left out where it has one.")]
+ModelVersionOption = Annotated[
+    str, typer.Option(metavar="VERSION", help="Which version of it, by its name, content or label; by default the policy's choice.")
+]
 FromOption = Annotated[
     str, typer.Option("--from", metavar="LANGUAGE", help="Language of the texts, such as en; by default the model's.")
 ]

@@ -18,6 +18,7 @@ from dragoman.cli.options import (
     KeyOption,
     LengthPenaltyOption,
     ModelOption,
+    ModelVersionOption,
     ServerNameOption,
     ServerOption,
     TimeoutOption,
@@ -36,6 +37,7 @@ def translate(
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Where its translation goes.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with --out where an earlier run broke off.")] = False,
     model: ModelOption = "",
+    model_version: ModelVersionOption = "",
     source_language: FromOption = "",
     target_language: ToOption = "",
     max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of an answer at the most.")] = None,
@@ -127,7 +129,17 @@ def translate(
         top_log_probs=top_log_probs,
     )
     options = TranslateOptions(
-        model, max_new_tokens, truncate, concurrency, stream, as_json, search, scores, source_language, target_language
+        model,
+        max_new_tokens,
+        truncate,
+        concurrency,
+        stream,
+        as_json,
+        search,
+        scores,
+        source_language,
+        target_language,
+        model_version,
     )
     if (in_ is None) != (out is None):
         raise InputError("--in and --out go together")

@@ -100,6 +100,7 @@ class AsyncClient:
         text: str,
         *,
         model: str = "",
+        model_version: str = "",
         source_language: str = "",
         target_language: str = "",
         max_new_tokens: int | None = None,
@@ -115,6 +116,7 @@ class AsyncClient:
         Args:
             text: The source.
             model: Model to ask; may be empty where the server has exactly one.
+            model_version: Which version of it: its name, what its content gives, or a label; empty for the policy's choice.
             source_language: Language of the source, by any spelling that `models` tells; empty for the model's default.
             target_language: Language of the answer, likewise.
             max_new_tokens: Tokens to generate at the most; None for the model's default.
@@ -127,7 +129,9 @@ class AsyncClient:
         """
         search = with_options(search, **options)
         return await self._generate(
-            Request(text, model, max_new_tokens, truncate, priority, search, request_id, source_language, target_language),
+            Request(
+                text, model, max_new_tokens, truncate, priority, search, request_id, source_language, target_language, model_version
+            ),
             timeout_seconds,
         )
 
@@ -141,6 +145,7 @@ class AsyncClient:
         text: str,
         *,
         model: str = "",
+        model_version: str = "",
         source_language: str = "",
         target_language: str = "",
         max_new_tokens: int | None = None,
@@ -154,7 +159,9 @@ class AsyncClient:
         """Generate the same answer in pieces; arguments as `generate`."""
         search = with_options(search, **options)
         request = generate_request(
-            Request(text, model, max_new_tokens, truncate, priority, search, request_id, source_language, target_language)
+            Request(
+                text, model, max_new_tokens, truncate, priority, search, request_id, source_language, target_language, model_version
+            )
         )
         self._settings.check_size(request, request.request_id)
         attempts = self._settings.attempts(timeout_seconds, request.request_id)
@@ -173,6 +180,7 @@ class AsyncClient:
         *,
         concurrency: int = 32,
         model: str = "",
+        model_version: str = "",
         source_language: str = "",
         target_language: str = "",
         max_new_tokens: int | None = None,
@@ -191,6 +199,7 @@ class AsyncClient:
             texts: Sources. A blank one is answered by an empty result in its place, without asking the server.
             concurrency: Requests under way at once.
             model: As for `generate`, as is what follows.
+            model_version: Of each.
             source_language: Of each.
             target_language: Of each.
             max_new_tokens: Of each.
@@ -212,7 +221,9 @@ class AsyncClient:
                     text = await anext(items)
                 except StopAsyncIteration:
                     return
-                yield Request(text, model, max_new_tokens, truncate, priority, search, None, source_language, target_language)
+                yield Request(
+                    text, model, max_new_tokens, truncate, priority, search, None, source_language, target_language, model_version
+                )
 
         run = self._run(self._settings.batch_of_texts(self._grouping, timeout_seconds), ask(), concurrency)
 
@@ -266,6 +277,7 @@ class AsyncClient:
         target: str,
         *,
         model: str = "",
+        model_version: str = "",
         source_language: str = "",
         target_language: str = "",
         length_penalty: float | None = None,
@@ -282,6 +294,7 @@ class AsyncClient:
             text: The source.
             target: The target; may be empty.
             model: Model to ask; may be empty where the server has exactly one.
+            model_version: Which version of it: its name, what its content gives, or a label; empty for the policy's choice.
             source_language: Language of the source, by any spelling that `models` tells; empty for the model's default.
             target_language: Language of the target, likewise.
             length_penalty: Exponent of the length in the score; None for the model's default.
@@ -296,6 +309,7 @@ class AsyncClient:
             text,
             target,
             model=model,
+            model_version=model_version,
             source_language=source_language,
             target_language=target_language,
             length_penalty=length_penalty,
@@ -314,9 +328,9 @@ class AsyncClient:
         response = await self._calls.call(self._stub.ListModels, generation_pb2.ListModelsRequest(), attempts)
         return [model_from_proto(model) for model in response.models]
 
-    async def model(self, name: str, *, timeout_seconds: float | None = None) -> ModelInfo:
-        """Describe one model."""
-        request = fill(generation_pb2.GetModelRequest(), {"model": name})
+    async def model(self, name: str, version: str = "", *, timeout_seconds: float | None = None) -> ModelInfo:
+        """Describe one model, in the version of that name, content or label; empty for the one that its policy prefers."""
+        request = fill(generation_pb2.GetModelRequest(), {"model": name, "model_version": version})
         return model_from_proto(await self._calls.call(self._stub.GetModel, request, self._settings.attempts(timeout_seconds)))
 
     async def is_ready(self, model: str = "", *, timeout_seconds: float | None = None) -> bool:

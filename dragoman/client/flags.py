@@ -20,6 +20,7 @@ DENIABLE: Final = ("early_stopping", "do_sample")
 """Fields that a model may have as its default, and an option denies."""
 _SAME: Final = (
     "model",
+    "model_version",
     "max_new_tokens",
     "truncate",
     "num_beams",

@@ -60,6 +60,25 @@ NO_DEFAULTS = Defaults()
 
 
 @dataclass(frozen=True, slots=True)
+class ModelVersion:
+    """A version of a model that requests can get.
+
+    Attributes:
+        name: What its folder calls it; where folders have no names for versions, what its content gives.
+        version: What its content gives.
+        labels: By which requests may name it too.
+        share: Of the requests that name no version, how many get this one; 0 to 1.
+        is_default: Whether it is the one that the model's policy prefers.
+    """
+
+    name: str
+    version: str
+    labels: tuple[str, ...] = ()
+    share: float = 0.0
+    is_default: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """A model of the server; token limits include end-of-sequence.
 
@@ -86,6 +105,7 @@ class ModelInfo:
         shortlist_tokens: Tokens that its answers are chosen from; 0 for its whole vocabulary.
         weight_bits: Bits of the weights of an `int8` model, 7 or 8; 0 for any other, and where the server does not say.
         cache_precision: Number format of what it keeps of every sequence while it decodes; empty where the server does not say.
+        versions: All versions that requests can get, this one among them; empty where the server does not say.
     """
 
     name: str
@@ -110,6 +130,7 @@ class ModelInfo:
     shortlist_tokens: int = 0
     weight_bits: int = 0
     cache_precision: str = ""
+    versions: tuple[ModelVersion, ...] = ()
 
 
 def model_from_proto(message: generation_pb2.Model) -> ModelInfo:
@@ -137,11 +158,16 @@ def model_from_proto(message: generation_pb2.Model) -> ModelInfo:
         shortlist_tokens=message.shortlist_tokens,
         weight_bits=message.weight_bits,
         cache_precision=message.cache_precision,
+        versions=tuple(_version_from_proto(version) for version in message.versions),
     )
 
 
 def _language_from_proto(message: generation_pb2.Language) -> Language:
     return Language(message.code, tuple(message.names))
+
+
+def _version_from_proto(message: generation_pb2.ModelVersion) -> ModelVersion:
+    return ModelVersion(message.name, message.version, tuple(message.labels), message.share, message.is_default)
 
 
 def _defaults_from_proto(message: generation_pb2.Defaults) -> Defaults:

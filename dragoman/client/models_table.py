@@ -9,9 +9,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dragoman.client.model_info import Language, ModelInfo
+from dragoman.client.model_info import Language, ModelInfo, ModelVersion
 
-_WIDE = 1000
+# Of what is no terminal.
+WIDE = 1000
 # A model may have hundreds of languages; a table has room for a few.
 _MAX_LANGUAGES = 3
 
@@ -30,8 +31,8 @@ def models_table(models: Sequence[ModelInfo]) -> Table:
         state = Text("yes", style="green") if model.is_ready else Text("no", style="red")
         limits = (model.max_source_tokens, model.max_target_tokens, model.default_max_new_tokens, model.max_slots)
         words = (model.name, model.version, state, model.precision, model.device)
-        cells = [word if isinstance(word, Text) else _plain(word) for word in words]
-        languages = [_plain(_languages(model))] if has_languages else []
+        cells = [word if isinstance(word, Text) else plain(word) for word in words]
+        languages = [plain(_languages(model))] if has_languages else []
         table.add_row(*cells, *map(str, limits), *languages)
     return table
 
@@ -71,13 +72,26 @@ def _remarks(model: ModelInfo) -> Iterator[str]:
     """Yield what is said of a model below the table, a line each."""
     if model.domain:
         yield f"Domain of {model.name}: {model.domain}"
+    if len(model.versions) > 1 or any(version.labels or version.name != version.version for version in model.versions):
+        yield f"Versions of {model.name}: {'; '.join(map(_version, model.versions))}"
     if defaults := ", ".join(_defaults(model)):
         yield f"Defaults of {model.name}: {defaults}"
     if model.shortlist_tokens:
         yield f"Shortlist of {model.name}: answers are chosen from {model.shortlist_tokens} of {model.target_vocab_size} tokens"
 
 
-def _plain(text: str) -> Text:
+def _version(version: ModelVersion) -> str:
+    """Tell a version: `4 (0123456789ab, canary, 10%)`, or `3 (…, stable, 90%, default)`."""
+    told = [
+        *([version.version] if version.version != version.name else []),
+        *version.labels,
+        *([f"{100 * version.share:.3g}%"] if version.share else []),
+        *(["default"] if version.is_default else []),
+    ]
+    return f"{version.name} ({', '.join(told)})" if told else version.name
+
+
+def plain(text: str) -> Text:
     """Return a server's word as text that cannot steer the terminal."""
     return Text("".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text))
 
@@ -90,8 +104,8 @@ def print_models(models: Sequence[ModelInfo], out: TextIO, is_json: bool = False
         out.flush()
     else:
         # A file has no width: nothing is cut to a terminal's there.
-        console = Console(file=out, width=None if out.isatty() else _WIDE)
+        console = Console(file=out, width=None if out.isatty() else WIDE)
         console.print(models_table(models))
         for model in models:
             for remark in _remarks(model):
-                console.print(_plain(remark))
+                console.print(plain(remark))

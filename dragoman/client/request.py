@@ -30,6 +30,7 @@ class Request:
             default.
         target_language: Language of the answer, by any spelling that `ModelInfo.target_languages` tells; empty for the model's
             default.
+        model_version: Which version of the model: its name, what its content gives, or a label; empty for the policy's choice.
     """
 
     text: str
@@ -41,6 +42,7 @@ class Request:
     request_id: str | None = None
     source_language: str = ""
     target_language: str = ""
+    model_version: str = ""
 
     def __post_init__(self) -> None:
         check_text("text", self.text, "; many texts go to generate_many, or into a Request each for generate_batch")
@@ -107,6 +109,7 @@ def generate_request(request: Request) -> generation_pb2.GenerateRequest:
         "priority": request.priority,
         "source_language": request.source_language,
         "target_language": request.target_language,
+        "model_version": request.model_version,
     }
     if request.search is not AS_THE_MODEL_DOES:
         values |= {field.name: getattr(request.search, field.name) for field in fields(Search)}

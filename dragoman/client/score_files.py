@@ -30,6 +30,7 @@ class ScoreOptions:
             U+FFFD. Of a blank pair all but the tokens are null.
         source_language: Language of the texts; empty for the model's default.
         target_language: Language of the translations; empty for the model's default.
+        model_version: Version of the model, as requests name it; empty for the policy's choice.
     """
 
     model: str = ""
@@ -40,6 +41,7 @@ class ScoreOptions:
     is_json: bool = False
     source_language: str = ""
     target_language: str = ""
+    model_version: str = ""
 
     def __post_init__(self) -> None:
         if self.concurrency < 1:
@@ -93,6 +95,7 @@ def score_pairs(client: Client, pairs: Pairs, out: TextIO, options: ScoreOptions
         return client.score(
             *pair,
             model=options.model,
+            model_version=options.model_version,
             source_language=options.source_language,
             target_language=options.target_language,
             length_penalty=options.length_penalty,

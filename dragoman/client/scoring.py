@@ -54,6 +54,7 @@ def score_request(
     target: str,
     *,
     model: str,
+    model_version: str,
     source_language: str,
     target_language: str,
     length_penalty: float | None,
@@ -74,6 +75,7 @@ def score_request(
     request_id = request_id or uuid.uuid4().hex
     fields: dict[str, object] = {
         "model": model,
+        "model_version": model_version,
         "source_language": source_language,
         "target_language": target_language,
         "text": text,

@@ -98,6 +98,7 @@ class Client:
         text: str,
         *,
         model: str = "",
+        model_version: str = "",
         source_language: str = "",
         target_language: str = "",
         max_new_tokens: int | None = None,
@@ -114,6 +115,7 @@ class Client:
         Args:
             text: The source.
             model: Model to ask; may be empty where the server has exactly one.
+            model_version: Which version of it: its name, what its content gives, or a label; empty for the policy's choice.
             source_language: Language of the source, by any spelling that `models` tells; empty for the model's default.
             target_language: Language of the answer, likewise.
             max_new_tokens: Tokens to generate at the most; None for the model's default.
@@ -126,7 +128,9 @@ class Client:
             **options: Fields of `Search`, such as `num_beams=4`; they win over those of `search`.
         """
         search = with_options(search, **options)
-        asked = Request(text, model, max_new_tokens, truncate, priority, search, request_id, source_language, target_language)
+        asked = Request(
+            text, model, max_new_tokens, truncate, priority, search, request_id, source_language, target_language, model_version
+        )
         return self._generate(asked, timeout_seconds, scope or self._scope)
 
     def _generate(self, asked: Request, timeout_seconds: float | None, scope: Scope) -> Result:
@@ -139,6 +143,7 @@ class Client:
         text: str,
         *,
         model: str = "",
+        model_version: str = "",
         source_language: str = "",
         target_language: str = "",
         max_new_tokens: int | None = None,
@@ -153,7 +158,9 @@ class Client:
         """Generate the same answer in pieces; arguments as `generate`."""
         search = with_options(search, **options)
         request = generate_request(
-            Request(text, model, max_new_tokens, truncate, priority, search, request_id, source_language, target_language)
+            Request(
+                text, model, max_new_tokens, truncate, priority, search, request_id, source_language, target_language, model_version
+            )
         )
         self._settings.check_size(request, request.request_id)
         attempts = self._settings.attempts(timeout_seconds, request.request_id)
@@ -170,6 +177,7 @@ class Client:
         *,
         concurrency: int = 32,
         model: str = "",
+        model_version: str = "",
         source_language: str = "",
         target_language: str = "",
         max_new_tokens: int | None = None,
@@ -189,6 +197,7 @@ class Client:
             texts: Sources. A blank one is answered by an empty result in its place, without asking the server.
             concurrency: Requests under way at once.
             model: As for `generate`, as is what follows.
+            model_version: Of each.
             source_language: Of each.
             target_language: Of each.
             max_new_tokens: Of each.
@@ -205,7 +214,9 @@ class Client:
 
         def ask(text: str) -> Request:
             order.num_read += 1
-            return Request(text, model, max_new_tokens, truncate, priority, search, None, source_language, target_language)
+            return Request(
+                text, model, max_new_tokens, truncate, priority, search, None, source_language, target_language, model_version
+            )
 
         batch = self._settings.batch_of_texts(self._grouping, timeout_seconds)
         run = self._run(batch, map(ask, texts), scope or self._scope, concurrency, may_read=lambda: order.has_room)
@@ -256,6 +267,7 @@ class Client:
         target: str,
         *,
         model: str = "",
+        model_version: str = "",
         source_language: str = "",
         target_language: str = "",
         length_penalty: float | None = None,
@@ -273,6 +285,7 @@ class Client:
             text: The source.
             target: The target; may be empty.
             model: Model to ask; may be empty where the server has exactly one.
+            model_version: Which version of it: its name, what its content gives, or a label; empty for the policy's choice.
             source_language: Language of the source, by any spelling that `models` tells; empty for the model's default.
             target_language: Language of the target, likewise.
             length_penalty: Exponent of the length in the score; None for the model's default.
@@ -288,6 +301,7 @@ class Client:
             text,
             target,
             model=model,
+            model_version=model_version,
             source_language=source_language,
             target_language=target_language,
             length_penalty=length_penalty,
@@ -308,9 +322,9 @@ class Client:
         response = self._calls.call(self._stub.ListModels, generation_pb2.ListModelsRequest(), attempts, self._scope)
         return [model_from_proto(model) for model in response.models]
 
-    def model(self, name: str, *, timeout_seconds: float | None = None) -> ModelInfo:
-        """Describe one model."""
-        request = fill(generation_pb2.GetModelRequest(), {"model": name})
+    def model(self, name: str, version: str = "", *, timeout_seconds: float | None = None) -> ModelInfo:
+        """Describe one model, in the version of that name, content or label; empty for the one that its policy prefers."""
+        request = fill(generation_pb2.GetModelRequest(), {"model": name, "model_version": version})
         attempts = self._settings.attempts(timeout_seconds)
         return model_from_proto(self._calls.call(self._stub.GetModel, request, attempts, self._scope))
 

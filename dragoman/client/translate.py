@@ -41,6 +41,7 @@ class TranslateOptions:
         has_scores: Print each answer's score and a tab before it.
         source_language: Language of the texts; empty for the model's default.
         target_language: Language of the answers; empty for the model's default.
+        model_version: Version of the model, as requests name it; empty for the policy's choice.
     """
 
     model: str = ""
@@ -53,6 +54,7 @@ class TranslateOptions:
     has_scores: bool = False
     source_language: str = ""
     target_language: str = ""
+    model_version: str = ""
 
     def __post_init__(self) -> None:
         if self.concurrency < 1:
@@ -74,7 +76,8 @@ class TranslateOptions:
     def by_flag(self) -> dict[str, Any]:
         """Return what the answers depend on, by flag; what is denied has the flag that does so."""
         values = {field.name: getattr(self.search, field.name) for field in fields(Search) if field.name != "suppressed_tokens"}
-        values |= {"model": self.model, "max_new_tokens": self.max_new_tokens, "truncate": self.truncate}
+        values |= {"model": self.model, "model_version": self.model_version}
+        values |= {"max_new_tokens": self.max_new_tokens, "truncate": self.truncate}
         values |= {"source_language": self.source_language, "target_language": self.target_language}
         denied = {denial(name): True for name in DENIABLE if values[name] is False}
         return (
@@ -175,6 +178,7 @@ def _answers(
         return client.generate(
             line,
             model=options.model,
+            model_version=options.model_version,
             source_language=options.source_language,
             target_language=options.target_language,
             max_new_tokens=options.max_new_tokens,
@@ -200,6 +204,7 @@ def _file_answers(
         lines,
         concurrency=options.concurrency,
         model=options.model,
+        model_version=options.model_version,
         source_language=options.source_language,
         target_language=options.target_language,
         max_new_tokens=options.max_new_tokens,
@@ -223,6 +228,7 @@ def _write_pieces(client: Client, text: str, label: str, out: TextIO, options: T
             with client.stream(
                 text,
                 model=options.model,
+                model_version=options.model_version,
                 source_language=options.source_language,
                 target_language=options.target_language,
                 max_new_tokens=options.max_new_tokens,

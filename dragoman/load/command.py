@@ -107,6 +107,9 @@ def load(
     mix: Annotated[str, typer.Option(help="Shares of unary, stream and batch calls.", rich_help_panel=WHAT)] = "unary",
     batch_size: Annotated[int, typer.Option(min=1, max=MOST_REQUESTS, help="Requests of a batch call.", rich_help_panel=WHAT)] = 16,
     model: Annotated[str, typer.Option(help="Which of the server's models.", rich_help_panel=WHAT)] = "",
+    model_version: Annotated[
+        str, typer.Option(help="Which version of it; by default the policy's choice.", rich_help_panel=WHAT)
+    ] = "",
     source_language: Annotated[
         str, typer.Option("--from", metavar="LANGUAGE", help="Language of the sources.", rich_help_panel=WHAT)
     ] = "",
@@ -182,6 +185,7 @@ def load(
         beams=_parse_beams(num_beams),
         search={name: value for name, value in search.items() if value is not None and value != ""},
         model=model,
+        model_version=model_version,
         source_language=source_language,
         target_language=target_language,
         max_new_tokens=max_new_tokens,

@@ -63,6 +63,7 @@ class Items:
         )
         self._fields: dict[str, object] = {
             "model": work.model,
+            "model_version": work.model_version,
             "truncate": work.truncate,
             "priority": work.priority,
             "source_language": work.source_language,

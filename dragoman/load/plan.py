@@ -95,6 +95,7 @@ class Work(msgspec.Struct, frozen=True):
         priority: Of every request.
         source_language: Of every request; empty for the model's default.
         target_language: Of every request; empty for the model's default.
+        model_version: Of every request; empty for the policy's choice.
     """
 
     texts: str | None = None
@@ -110,6 +111,7 @@ class Work(msgspec.Struct, frozen=True):
     priority: int = 0
     source_language: str = ""
     target_language: str = ""
+    model_version: str = ""
 
 
 class Plan(msgspec.Struct, frozen=True):

@@ -32,6 +32,21 @@ def read_callers(
     return None if book is None else Callers(book, metrics.callers, deadlines, usage_of=usage_of)
 
 
+def read_operators_book(config: ServerConfig) -> Book | None:
+    """Return what the file of operators says; None if there is none, and whoever reaches the admin service may use it.
+
+    Raises:
+        ConfigError: If it cannot be used.
+    """
+    if config.admin_tokens_file is None:
+        return None
+    has_certificates = config.tls_client_ca is not None
+    book = read_book(config.admin_tokens_file, has_client_certificates=has_certificates, setting="admin_tokens_file")
+    for warning in book.warnings:
+        log.warning("file of operators", warning=warning)
+    return book
+
+
 def read_callers_book(config: ServerConfig) -> Book | None:
     """Return what the file of callers says; None if there is none.
 

@@ -161,70 +161,72 @@ class Book:
     warnings: tuple[str, ...] = ()
 
 
-def read_book(path: Path, *, has_client_certificates: bool = False) -> Book:
+def read_book(path: Path, *, has_client_certificates: bool = False, setting: str = SETTING) -> Book:
     """Read a file of callers.
 
     Args:
         path: The file.
         has_client_certificates: Whether connections ask clients for certificates (`tls_client_ca`).
+        setting: Name of the setting that names the file.
 
     Raises:
         ConfigError: Naming the file and every key or line that is wrong, and never a token.
     """
-    text = _read(path)
+    file = f"{setting}: {path}"
+    text = _read(path, file)
     try:
         tables: dict[str, Any] | None = tomllib.loads(text)
     except ValueError as error:  # TOML's own, and numbers or dates that cannot be
         if path.suffix == ".toml":
-            raise ConfigError(f"{SETTING}: {path}: not a TOML file: {error}") from None
+            raise ConfigError(f"{file}: not a TOML file: {error}") from None
         tables = None
     except RecursionError:
-        raise ConfigError(f"{SETTING}: {path}: nested too deeply") from None
+        raise ConfigError(f"{file}: nested too deeply") from None
     if tables is not None and (path.suffix == ".toml" or isinstance(tables.get("callers"), dict)):
-        book = _read_tables(path, tables)
+        book = _read_tables(file, tables)
     else:
-        book = _read_lines(path, text)
+        book = _read_lines(file, text)
     if book.certificates and not has_client_certificates:
         name = next(iter(book.certificates.values()))
-        raise ConfigError(f"{SETTING}: {path}: callers.{name}.certificates is set, and tls_client_ca is not")
+        raise ConfigError(f"{file}: callers.{name}.certificates is set, and tls_client_ca is not")
     return book
 
 
-def _read(path: Path) -> str:
+def _read(path: Path, file: str) -> str:
     try:
         return read_bounded(path, MAX_FILE_BYTES).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise ConfigError(f"{SETTING}: {path} cannot be read: {reason}") from None
+        raise ConfigError(f"{file} cannot be read: {reason}") from None
 
 
-def _read_tables(path: Path, tables: dict[str, Any]) -> Book:
+def _read_tables(file: str, tables: dict[str, Any]) -> Book:
     try:
-        file = _File.model_validate(tables)
+        content = _File.model_validate(tables)
     except ValidationError as error:
         details = error.errors(include_url=False, include_input=False)
-        raise ConfigError("\n".join(f"{SETTING}: {path}: {_explain(detail)}" for detail in details)) from None
-    credentials = _Credentials(path)
+        raise ConfigError("\n".join(f"{file}: {_explain(detail)}" for detail in details)) from None
+    credentials = _Credentials(file)
     entries: dict[str, Entry] = {}
-    for name, entry in file.callers.items():
+    for name, entry in content.callers.items():
         where = f"callers.{name}"
         if NAME.fullmatch(name) is None:
             allowed = f"1 to {MAX_NAME_CHARACTERS} letters, digits, dots, hyphens and underscores, a letter or a digit first"
-            raise ConfigError(f"{SETTING}: {path}: callers.{name[:MAX_NAME_CHARACTERS]!r}: a name is {allowed}")
+            raise ConfigError(f"{file}: callers.{name[:MAX_NAME_CHARACTERS]!r}: a name is {allowed}")
         try:
-            entries[name] = Entry(name, entry.within(file.defaults), entry.expires)
+            entries[name] = Entry(name, entry.within(content.defaults), entry.expires)
         except ValueError as error:
-            raise ConfigError(f"{SETTING}: {path}: {where}: {error}") from None
+            raise ConfigError(f"{file}: {where}: {error}") from None
         credentials.add(where, name, entry.digests(), entry.certificates)
     return Book(entries, credentials.tokens, credentials.certificates)
 
 
-def _read_lines(path: Path, text: str) -> Book:
+def _read_lines(file: str, text: str) -> Book:
     """Read `name:token` or `token` a line; blank lines and those that start with `#` do not count.
 
     The first colon separates. A token without a name is called after its line; several lines of one name are one caller.
     """
-    credentials = _Credentials(path)
+    credentials = _Credentials(file)
     entries: dict[str, Entry] = {}
     warnings: list[str] = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -233,42 +235,42 @@ def _read_lines(path: Path, text: str) -> Book:
             continue
         where = f"line {number}"
         if TABLE.match(content) is not None:
-            raise ConfigError(f"{SETTING}: {path}, {where}: looks like TOML, which the file is not; let its name end in .toml")
+            raise ConfigError(f"{file}, {where}: looks like TOML, which the file is not; let its name end in .toml")
         before, separator, after = content.partition(":")
         name, token = (before.strip(), after.strip()) if separator else ("", content)
         if separator and not name:
-            raise ConfigError(f"{SETTING}: {path}, {where}: no name before the colon")
+            raise ConfigError(f"{file}, {where}: no name before the colon")
         if len(name) > MAX_NAME_CHARACTERS or not name.isprintable():
             allowed = f"a name is at most {MAX_NAME_CHARACTERS} printable characters"
-            raise ConfigError(f"{SETTING}: {path}, {where}: {allowed}, and ends at the first colon")
+            raise ConfigError(f"{file}, {where}: {allowed}, and ends at the first colon")
         if not is_token(token):
-            raise ConfigError(f"{SETTING}: {path}, {where}: a token is printable ASCII without spaces")
+            raise ConfigError(f"{file}, {where}: a token is printable ASCII without spaces")
         if ":" in token:
-            warnings.append(f"{path}, {where}: of several colons the first one ends the name; the token is all that follows it")
+            warnings.append(f"{file}, {where}: of several colons the first one ends the name; the token is all that follows it")
         credentials.add(where, name or where, [digest_of(token)], ())
         entries.setdefault(name or where, Entry(name or where))
     if not entries:
-        raise ConfigError(f"{SETTING}: {path} holds no token")
+        raise ConfigError(f"{file} holds no token")
     return Book(entries, credentials.tokens, credentials.certificates, tuple(warnings))
 
 
 class _Credentials:
     """Gathers whose a token or a certificate is, which must be one caller's."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, file: str) -> None:
+        self._file = file
         self.tokens: dict[bytes, str] = {}
         self.certificates: dict[str, str] = {}
 
     def add(self, where: str, name: str, digests: Iterable[bytes], certificates: Iterable[str]) -> None:
         for digest in digests:
             if digest in self.tokens:
-                raise ConfigError(f"{SETTING}: {self._path}, {where}: the same token as before, of {self.tokens[digest]}")
+                raise ConfigError(f"{self._file}, {where}: the same token as before, of {self.tokens[digest]}")
             self.tokens[digest] = name
         for certificate in certificates:
             if certificate in self.certificates:
                 both = f"the same certificate as before, of {self.certificates[certificate]}"
-                raise ConfigError(f"{SETTING}: {self._path}, {where}: {both}: {certificate!r}")
+                raise ConfigError(f"{self._file}, {where}: {both}: {certificate!r}")
             self.certificates[certificate] = name
 
 

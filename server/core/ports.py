@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from msgspec import Struct
 
@@ -61,6 +61,24 @@ class Engine(Protocol):
     def next_id(self) -> int:
         """Return an id that no other request of this front end has."""
         ...
+
+
+class ServedVersion(NamedTuple):
+    """A version of a model that requests can get.
+
+    Attributes:
+        name: What its folder calls it, or what its content gives.
+        version: What its content gives.
+        labels: By which requests may name it too, sorted.
+        share: Of the requests that name no version, how many get this one; 0 to 1.
+        is_default: Whether it is the one that the policy prefers.
+    """
+
+    name: str
+    version: str
+    labels: tuple[str, ...] = ()
+    share: float = 1.0
+    is_default: bool = True
 
 
 class Limited(Protocol):
@@ -145,6 +163,14 @@ class Models(Protocol):
         Raises:
             UnknownModel: If there is no such model, or if the name is empty and there is not exactly one.
             UnknownVersion: If the model is not served in this version.
+        """
+        ...
+
+    def served(self, name: str) -> Sequence[ServedVersion]:
+        """Return the versions of a model that requests can get, in the order of its route.
+
+        Raises:
+            UnknownModel: If there is no such model.
         """
         ...
 

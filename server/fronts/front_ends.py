@@ -34,7 +34,9 @@ from dragoman.server.telemetry.tracers import make_tracer
 from dragoman.server.watching import Source
 
 # Settings that are not for front ends: what they name they have otherwise, or is the business of this process.
-NOT_FOR_FRONT_ENDS = frozenset((*SETTINGS, "metrics_token_file", "metrics_tls_certificate", "metrics_tls_key"))
+NOT_FOR_FRONT_ENDS = frozenset(
+    (*SETTINGS, "metrics_token_file", "metrics_tls_certificate", "metrics_tls_key", "admin_host", "admin_port", "admin_tokens_file")
+)
 CALLERS_SETTINGS = ("auth_tokens_file",)
 # Longer than each of them may take.
 COLLECT_SECONDS = 5.0

@@ -90,9 +90,18 @@ class Keeper(Generic[E]):
             for name in self.models.keys() - {model.name for model in found}:
                 self.models[name].lose()
 
+    @property
+    def problem(self) -> str:
+        """Why the folder could not be looked at the last time; empty if it could."""
+        return self._problem
+
     async def refresh(self) -> None:
         """Look, and wait until every model is led to where it is to be."""
         await self.look()
+        await self.settled()
+
+    async def settled(self) -> None:
+        """Wait until every model is led to where it is to be."""
         await asyncio.gather(*(model.settled() for model in list(self.models.values())))
 
     def readings(self) -> list[VersionReading]:

@@ -122,6 +122,7 @@ class Loader(Generic[E]):
             else:
                 version.refuse(refused)
             await self.end(version)
+            self._versions.remove(version)  # if it was forgiven meanwhile
             return False
         version.enter(State.STANDBY)
         return True

@@ -6,7 +6,7 @@ What a policy wants is decided in `policy.py`; how a version is opened and its e
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Container, Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Generic
@@ -16,6 +16,7 @@ import structlog
 from dragoman.export.bundle import Bundle, BundleError
 from dragoman.server.config import ConfigError
 from dragoman.server.repository.found import FoundModel, FoundVersion
+from dragoman.server.repository.history import History
 from dragoman.server.repository.loaded import LoadedModel
 from dragoman.server.repository.loader import Loader
 from dragoman.server.repository.model_versions import ModelVersions, is_in
@@ -45,6 +46,7 @@ class ModelKeeper(Generic[E]):
         route: Who answers requests now; None while nobody does.
         overrides: What an operator has asked for.
         problems: Of what is wanted, what cannot be had.
+        history: Versions that have been the default.
     """
 
     def __init__(self, found: FoundModel, workshop: Workshop[E], front: Callable[[], Front[E]]) -> None:
@@ -60,6 +62,7 @@ class ModelKeeper(Generic[E]):
         self.route: Route[E] | None = None
         self.overrides: Overrides = NO_OVERRIDES
         self.problems: tuple[str, ...] = ()
+        self.history = History()
         self._found, self._workshop, self._front_of = found, workshop, front
         self._loader = Loader(self.versions, workshop, front, self._note_death)
         self._trial: Trial[E] | None = None
@@ -105,10 +108,28 @@ class ModelKeeper(Generic[E]):
         self.overrides = overrides
         self.wake()
 
-    def forgive(self) -> None:
-        """Try again what has been refused."""
-        self.versions.forget_refused()
+    def forgive(self, names: Collection[str] | None = None) -> None:
+        """Try again what has been refused: versions of these names, or all."""
+        self.versions.forgive(names)
         self.wake()
+
+    def would_want(self, overrides: Overrides, forgiven: Container[str] = ()) -> Wanted:
+        """Return what would be served if an operator asked for this, and versions of some names had not been refused."""
+        refused = {}
+        for found in self._found.versions:
+            version = self.versions.known(found)
+            if version is not None and version.state is State.REFUSED and found.name not in forgiven:
+                refused[found.name] = version.reason
+        return wanted(self._found.versions, self._found.file, refused, overrides)
+
+    def known(self) -> list[Version[E]]:
+        """Return the versions that there are, without what stands for one that cannot answer."""
+        return [version for version in self.versions if version is not self._absent]
+
+    def outcomes(self, version: Version[E]) -> Outcomes:
+        """Return what became of a version's requests; on any thread."""
+        loaded = version.loaded  # another thread may let go of it at any time
+        return Outcomes() if loaded is None else self._front_of().outcomes(loaded)
 
     def wake(self) -> None:
         """Have a look at what there is to do."""
@@ -183,8 +204,7 @@ class ModelKeeper(Generic[E]):
 
     def readings(self) -> list[VersionReading]:
         """Return how versions are, for metrics; on any thread."""
-        shown = [one for one in self.versions if (one.label or one.state is State.REFUSED) and one is not self._absent]
-        return [self._reading(version) for version in shown]
+        return [self._reading(version) for version in self.known() if version.label or version.state is State.REFUSED]
 
     async def stop(self) -> None:
         """End all engines."""
@@ -338,6 +358,8 @@ class ModelKeeper(Generic[E]):
     async def _publish(self, route: Route[E] | None) -> None:
         self.route = route
         await self._front_of().publish(self.name, route)
+        if route is not None:
+            self.history.note(route.default.label)
         self._workshop.published(self.name, route)
 
     def _retire_others(self) -> None:
@@ -377,8 +399,7 @@ class ModelKeeper(Generic[E]):
         self.wake()
 
     def _reading(self, version: Version[E]) -> VersionReading:
-        loaded = version.loaded  # another thread may let go of it at any time
-        outcomes = Outcomes() if loaded is None else self._front_of().outcomes(loaded)
+        outcomes = self.outcomes(version)
         cause = "" if version.cause is None else version.cause.value
         return VersionReading(self.name, version.label, version.state.value, cause, outcomes.num_answered, outcomes.num_failed)
 
@@ -395,12 +416,7 @@ class ModelKeeper(Generic[E]):
         return any(version.is_up for version in self.versions if version is not self._absent)
 
     def _wanted(self) -> Wanted:
-        refused = {}
-        for found in self._found.versions:
-            version = self.versions.known(found)
-            if version is not None and version.state is State.REFUSED:
-                refused[found.name] = version.reason
-        return wanted(self._found.versions, self._found.file, refused, self.overrides)
+        return self.would_want(self.overrides)
 
     def _missing(self) -> FoundVersion | None:
         """Return a version that is wanted and that nothing has been done about."""

@@ -1,6 +1,6 @@
 """The versions of one model that there are: looked up, told apart, counted. What becomes of them is decided elsewhere."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Generic
 
@@ -50,6 +50,15 @@ class ModelVersions(Generic[E]):
         """Forget what was refused and has ended, but for files that are there."""
         kept = set(there)
         self._versions = [one for one in self if one.state is not State.REFUSED or one.loaded is not None or one.found in kept]
+
+    def forgive(self, names: Collection[str] | None = None) -> None:
+        """Forget what was refused, of these names or all; one that requests still hold ends as if it had not been."""
+        for version in self:
+            if version.state is State.REFUSED and (names is None or version.found.name in names):
+                if version.loaded is None:
+                    self._versions.remove(version)
+                else:
+                    version.enter(State.RETIRING)
 
     def known(self, found: FoundVersion) -> Version[E] | None:
         """Return the version of what was found, in whichever part of its life but the end; None if there is none."""

@@ -5,6 +5,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Generic
 
+from dragoman.server.core.ports import ServedVersion
 from dragoman.server.errors import UnknownModel
 from dragoman.server.repository.choosing import choose, resolve
 from dragoman.server.repository.loaded import E, LoadedModel
@@ -43,6 +44,19 @@ class Route(Generic[E]):
     def name(self) -> str:
         """Of the model."""
         return self.default.name
+
+    def described(self) -> list[ServedVersion]:
+        """Return what there is to tell of each version."""
+        return [
+            ServedVersion(
+                label,
+                model.version,
+                tuple(sorted(name for name, version in self.labels.items() if version == label)),
+                self.shares.get(label, 0.0) if self.shares else float(model is self.default),
+                model is self.default,
+            )
+            for label, model in self.versions.items()
+        ]
 
     def find(self, version: str) -> LoadedModel[E]:
         """Return a version: what a label says, what a folder is called, or what content gives; the default for an empty one.
@@ -108,6 +122,14 @@ class Repository(Generic[E]):
             UnknownVersion: Listing what of the model is.
         """
         return self.route(name).find(version)
+
+    def served(self, name: str) -> Sequence[ServedVersion]:
+        """See `core.ports.Models`.
+
+        Raises:
+            UnknownModel: Listing what is served.
+        """
+        return self.route(name).described()
 
     def all(self) -> Sequence[LoadedModel[E]]:
         """Return every model, sorted by name, each in the version that its policy prefers."""

@@ -234,6 +234,20 @@ def test_languages_reach_the_server(run, server: str, service, files: Path, name
     assert {(request.source_language, request.target_language) for request in service.requests} == {("en", "deu_Latn")}
 
 
+@pytest.mark.parametrize("name", ["translate", "score"])
+def test_a_version_reaches_the_server(run, server: str, service, files: Path, name: str) -> None:
+    code, _, err = run(*command_for(name, files), "--server", server, "--model-version", "canary")
+    assert (code, err) == (0, "")
+    assert {request.model_version for request in service.requests} == {"canary"}
+
+
+def test_a_refused_version_names_the_flag(run, server: str, service) -> None:
+    service.refusals["a"] = (grpc.StatusCode.NOT_FOUND, "model_version: '9' of model loud is not served; served: 1")
+    code, out, err = run("translate", "--server", server, "--model", "loud", "--model-version", "9", "a")
+    assert (code, out) == (1, "")
+    assert err == "dragoman: --model-version: '9' of model loud is not served; served: 1 (NOT_FOUND)\n"
+
+
 def test_a_refused_language_names_the_flag(run, server: str, service) -> None:
     service.refusals["a"] = (grpc.StatusCode.INVALID_ARGUMENT, "target_language: 'xx' is not one that loud writes: de, en")
     told = run("translate", "--server", server, "--model", "loud", "--to", "xx", "a")

@@ -11,6 +11,10 @@ COMMANDS = [
     command.name or command.callback.__name__.replace("_", "-")
     for group in dragoman.app.registered_groups
     for command in group.typer_instance.registered_commands
+] + [
+    several.typer_instance.info.name
+    for group in dragoman.app.registered_groups
+    for several in group.typer_instance.registered_groups
 ]
 PANELS = ["Call a server", "Serve", "Train and export", "Measure"]
 # Of Unicode, where emoji are.

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from dragoman.client import errors
-from dragoman.client.model_info import Defaults, Language, ModelInfo
+from dragoman.client.model_info import Defaults, Language, ModelInfo, ModelVersion
 from dragoman.client.request import Request
 from dragoman.client.results import Answer, Piece, Result, Timings, TokenLogProb, Usage
 from dragoman.client.retry import RetryPolicy
@@ -199,6 +199,19 @@ def test_languages_are_sent_by_every_method(call, service) -> None:
     call("score", "x", "y", **languages)
     call("generate_batch", [Request("x", **languages)])
     assert [(request.source_language, request.target_language) for request in service.requests] == [("en", "de-DE")] * 5
+
+
+def test_a_version_is_named_by_every_method(call, service) -> None:
+    call("generate", "x", model_version="canary")
+    call("stream", "x", model_version="canary")
+    call("generate_many", ["x"], model_version="canary")
+    call("score", "x", "y", model_version="canary")
+    call("generate_batch", [Request("x", model_version="canary")])
+    assert [request.model_version for request in service.requests] == ["canary"] * 5
+    service.requests.clear()
+    call("model", "en-de", "canary")
+    call("model", "en-de")
+    assert [(request.model, request.model_version) for request in service.requests] == [("en-de", "canary"), ("en-de", "")]
 
 
 def test_language_that_is_no_text_is_named(call, service) -> None:
@@ -474,6 +487,7 @@ def test_models_tell_their_languages_and_defaults(call, service) -> None:
         shortlist_tokens=8192,
         weight_bits=7,
         cache_precision="int8",
+        versions=[generation_pb2.ModelVersion(name="4", version="0123456789ab", labels=["canary"], share=0.25, is_default=True)],
     )
     told = call("models")[0]
     assert told.source_languages == (Language("eng_Latn"), Language("deu_Latn", ("de", "de_de")))
@@ -482,11 +496,13 @@ def test_models_tell_their_languages_and_defaults(call, service) -> None:
     assert told.defaults == Defaults(suppressed_tokens=(3, 4), **values)
     assert told.shortlist_tokens == 8192
     assert (told.weight_bits, told.cache_precision) == (7, "int8")
+    assert told.versions == (ModelVersion("4", "0123456789ab", ("canary",), 0.25, True),)
     assert call("model", "nllb") == told
 
 
 def test_what_is_told_of_a_model_is_all_that_the_contract_has() -> None:
-    for kind, message in ((ModelInfo, generation_pb2.Model), (Defaults, generation_pb2.Defaults)):
+    messages = generation_pb2.Model, generation_pb2.Defaults, generation_pb2.ModelVersion
+    for kind, message in zip((ModelInfo, Defaults, ModelVersion), messages, strict=True):
         assert {field.name for field in dataclasses.fields(kind)} == {field.name for field in message.DESCRIPTOR.fields}
 
 

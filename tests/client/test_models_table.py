@@ -4,7 +4,7 @@ from io import StringIO
 
 import pytest
 
-from dragoman.client.model_info import Defaults, Language, ModelInfo
+from dragoman.client.model_info import Defaults, Language, ModelInfo, ModelVersion
 from dragoman.client.models_table import print_models
 
 
@@ -31,6 +31,15 @@ def test_domains_are_told_below_the_table_by_those_that_have_one(models) -> None
     print_models([replace(models[0], domain=captions.strip()), models[1]], out)
     assert out.getvalue().splitlines()[-2:][1:] == [f"Domain of en-de: {captions.strip()}"]
     assert out.getvalue().count("Domain") == 1
+
+
+def test_versions_are_told_where_there_is_something_to_tell(models) -> None:
+    out = StringIO()
+    versions = (ModelVersion("4", "0123456789ab", ("canary",), 0.1), ModelVersion("3", "ba9876543210", (), 0.9, True))
+    alone = replace(models[1], versions=(ModelVersion("0123456789ab", "0123456789ab", (), 1.0, True),))
+    print_models([replace(models[0], versions=versions), alone], out)
+    told = [line for line in out.getvalue().splitlines() if line.startswith("Versions")]
+    assert told == ["Versions of en-de: 4 (0123456789ab, canary, 10%); 3 (ba9876543210, 90%, default)"]
 
 
 def languages(*codes: str) -> tuple[Language, ...]:

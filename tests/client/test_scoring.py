@@ -29,6 +29,7 @@ def test_everything_asked_for_arrives(call, service) -> None:
         "a",
         "b",
         model="en-fr",
+        model_version="4",
         source_language="en",
         target_language="fr",
         length_penalty=0.0,
@@ -40,7 +41,7 @@ def test_everything_asked_for_arrives(call, service) -> None:
     )
     (request,) = service.requests
     assert (request.text, request.target, request.model, request.request_id, request.priority) == ("a", "b", "en-fr", "r-1", -4)
-    assert (request.source_language, request.target_language) == ("en", "fr")
+    assert (request.source_language, request.target_language, request.model_version) == ("en", "fr", "4")
     assert request.return_alignment and request.return_word_alignment
     assert request.HasField("length_penalty") and request.length_penalty == 0
     assert request.HasField("alignment_layer") and request.alignment_layer == 0

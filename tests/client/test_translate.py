@@ -275,6 +275,7 @@ def test_a_refused_line_of_a_resumed_run_has_its_own_number(client, service, fai
         (TranslateOptions(search=Search(do_sample=True)), "--sample: true, but"),
         (TranslateOptions(search=Search(early_stopping=False)), "--no-early-stopping: true, but"),
         (TranslateOptions(search=Search(top_k=0)), "--top-k: 0, but"),
+        (TranslateOptions(model_version="4"), "--model-version: 4, but"),
         (TranslateOptions(source_language="en"), "--from: en, but"),
         (TranslateOptions(target_language="de"), "--to: de, but"),
         (TranslateOptions(is_json=True), "--json: true, but"),

@@ -71,6 +71,10 @@ def test_what_the_search_denies_is_sent_and_what_it_leaves_out_is_not(make_plan)
     assert not (request.HasField("do_sample") or request.source_language)
 
 
+def test_a_version_reaches_the_request(make_plan) -> None:
+    assert Items(make_plan(work={"model_version": "canary"})).make(0).requests[0].model_version == "canary"
+
+
 def test_languages_reach_the_request(make_plan) -> None:
     request = Items(make_plan(work={"source_language": "en", "target_language": "de"})).make(0).requests[0]
     assert (request.source_language, request.target_language) == ("en", "de")

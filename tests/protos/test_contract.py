@@ -58,6 +58,11 @@ def test_compiles_from_an_empty_directory_with_its_folder_alone(tmp_path: Path) 
     assert {path.name for path in tmp_path.rglob("*.py")} == {"generation_pb2.py", "generation_pb2_grpc.py"}
 
 
+def test_the_admin_service_stands_alone_too(tmp_path: Path) -> None:
+    file = described(tmp_path / "empty", ROOT / "protos", "dragoman/v1/repository.proto")
+    assert list(file.dependency) == [] and [service.name for service in file.service] == ["Repository"]
+
+
 def test_imports_nothing_but_what_protoc_brings(contract: FileDescriptorProto) -> None:
     assert list(contract.dependency) == ["google/protobuf/any.proto"]
 

@@ -12,7 +12,7 @@ from dragoman.model.generation import Defaults, Template
 from dragoman.model.text.byte_level import ByteLevelTokenizer
 from dragoman.model.text.tokenizers import Tokenizers
 from dragoman.server.core.frames import Frames
-from dragoman.server.core.ports import Traits
+from dragoman.server.core.ports import ServedVersion, Traits
 from dragoman.server.engine.messages import Answer, Finished, Request, Scored, ScoreRequest, Share, Tokens
 from dragoman.server.errors import QueueFull, UnknownModel
 
@@ -155,6 +155,9 @@ class LoadedModels:
     @asynccontextmanager
     async def hold(self, name: str, version: str = "", request_id: str = "", caller: str = "") -> AsyncIterator[Any]:
         yield self.get(name, version)
+
+    def served(self, name: str) -> list[ServedVersion]:
+        return [ServedVersion(name, self.get(name).version)]
 
     def all(self) -> list[Any]:
         return [self.by_name[name] for name in sorted(self.by_name)]

@@ -68,6 +68,35 @@ def test_a_collector_is_a_url_with_a_port(endpoint: str) -> None:
     assert "tracing_sample_ratio" in refusal({"tracing_sample_ratio": 1.01})
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "::1", "localhost"])
+def test_an_admin_service_that_only_this_machine_reaches_needs_no_tokens(host: str) -> None:
+    assert load({"models": "bundles"}).admin_port is None
+    assert load({"models": "bundles", "admin_port": "0", "admin_host": host}).admin_port == 0
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org", "127.0.0.1.example.org", "localhost."])
+def test_an_admin_service_that_others_reach_needs_tokens(host: str, tmp_path: Path) -> None:
+    reason = f"admin_host is {host}, which others may reach, and admin_tokens_file is not set"
+    assert refusal({"admin_port": 8502, "admin_host": host}) == reason
+    file = write(tmp_path / "operators", "anna:s")
+    assert load({"models": "bundles", "admin_port": 8502, "admin_host": host, "admin_tokens_file": file}).admin_host == host
+    assert load({"models": "bundles", "admin_host": host}).admin_port is None, "it is off"
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"admin_port": 8500}, "port and admin_port are both 8500"),
+        ({"admin_port": 8501}, "metrics_port and admin_port are both 8501"),
+        ({"admin_port": 9, "port": 9, "host": "127.0.0.1"}, "port and admin_port are both 9"),
+    ],
+)
+def test_the_admin_service_has_a_port_of_its_own(settings: dict[str, Any], reason: str) -> None:
+    assert refusal(settings) == reason
+    assert load({"models": "bundles", "admin_port": 8500, "host": "10.0.0.1"}).admin_port == 8500
+    assert load({"models": "bundles", "admin_port": 0, "port": 0}).admin_port == 0
+
+
 def test_every_setting_is_described() -> None:
     assert [name for name, field in ServerConfig.model_fields.items() if not field.description] == []
 
@@ -108,7 +137,7 @@ def test_unknown_flag_is_named() -> None:
     assert refusal({"zzz": 1}) == "zzz: unknown setting (flag --zzz)"
 
 
-@pytest.mark.parametrize("name", ["DRAGOMAN_DATA", "DRAGOMAN_CUDA_STUB"])
+@pytest.mark.parametrize("name", ["DRAGOMAN_DATA", "DRAGOMAN_CUDA_STUB", "DRAGOMAN_ADMIN_SERVER", "DRAGOMAN_ADMIN_TOKEN"])
 def test_variables_that_are_no_settings_but_ours_are_allowed(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(name, "somewhere")
     assert load({"models": "bundles"}).port == 8500

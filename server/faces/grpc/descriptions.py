@@ -8,7 +8,7 @@ from msgspec import structs
 from dragoman.server.core.answers import shortlist_tokens
 from dragoman.server.core.defaults import default_max_new_tokens
 from dragoman.server.core.frames import Frames
-from dragoman.server.core.ports import Model
+from dragoman.server.core.ports import Model, Models
 from dragoman.server.faces.grpc.conversion import check_size
 from dragoman.v1 import generation_pb2
 
@@ -16,12 +16,14 @@ from dragoman.v1 import generation_pb2
 class Descriptions:
     """Describes models; remembers of each how its languages are written, of which there may be hundreds."""
 
-    def __init__(self, max_message_bytes: int) -> None:
+    def __init__(self, models: Models, max_message_bytes: int) -> None:
         """Start with none.
 
         Args:
+            models: What is served.
             max_message_bytes: Largest message that is sent.
         """
+        self._models = models
         self._max_message_bytes = max_message_bytes
         self._languages: WeakKeyDictionary[Frames, generation_pb2.Model] = WeakKeyDictionary()
 
@@ -69,6 +71,7 @@ class Descriptions:
                 shortlist_tokens=shortlist_tokens(model),
                 weight_bits=manifest.weight_bits if manifest.precision == "int8" else 0,
                 cache_precision=manifest.cache_precision,
+                versions=[generation_pb2.ModelVersion(**one._asdict()) for one in self._models.served(model.name)],
             )
         )
         return described

@@ -39,7 +39,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         """
         self._core = core
         self._limit = MessageLimit(max_message_bytes)
-        self._descriptions = Descriptions(max_message_bytes)
+        self._descriptions = Descriptions(core.models, max_message_bytes)
         self._allowance = Allowance()
         self._turns = OfConnections(Turns)
         self._places = Places("max_batch_streams_per_connection", sys.maxsize, max_batch_streams_per_connection)

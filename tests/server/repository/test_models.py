@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from dragoman.export.bundle import Bundle
+from dragoman.server.core.ports import ServedVersion
 from dragoman.server.errors import UnknownModel, UnknownVersion
 from dragoman.server.repository.loaded import LoadedModel
 from dragoman.server.repository.models import Repository, Route
@@ -41,6 +42,27 @@ def test_an_unknown_name_is_answered_with_the_known_ones(repository_of: Any) -> 
     for name in ("", "alpha", "BETA"):
         with pytest.raises(UnknownModel, match="beta, gamma"):
             repository.get(name)
+
+
+@pytest.fixture
+def versions(tiny_bundle: Path, tmp_path: Path) -> list[Any]:
+    bundle = Bundle.open(copy(tiny_bundle, tmp_path / "alpha", "alpha"))
+    return [LoadedModel.of(bundle, label, label) for label in ("4", "3")]  # type: ignore[arg-type]
+
+
+def test_versions_that_are_served_are_told_with_labels_and_shares(versions: list[Any]) -> None:
+    new, old = versions
+    repository: Repository[Any] = Repository()
+    labels = {"stable": "3", "canary": "4", "beta": "4"}
+    repository.publish("alpha", Route(old, {"4": new, "3": old}, {"4": 0.25, "3": 0.75}, labels))
+    assert repository.served("alpha") == [
+        ServedVersion("4", new.version, ("beta", "canary"), 0.25, False),
+        ServedVersion("3", old.version, ("stable",), 0.75, True),
+    ]
+    repository.publish("alpha", Route(old, {"4": new, "3": old}))
+    assert [(one.share, one.is_default) for one in repository.served("alpha")] == [(0.0, False), (1.0, True)]
+    with pytest.raises(UnknownModel):
+        repository.served("beta")
 
 
 def version(label: str, name: str = "en-de") -> Any:

@@ -10,6 +10,7 @@ from dragoman.model.generation import Defaults, Language, Languages
 from dragoman.server.faces.grpc.descriptions import Descriptions
 from dragoman.v1 import generation_pb2
 from dragoman.v1.generation_pb2 import GenerateRequest, GetModelRequest, ListModelsRequest, ScoreRequest
+from tests.server.scripted import LoadedModels
 
 ENGLISH = Language(code="eng_Latn", names=["en", "en_gb"], source_prefix=[340])
 GERMAN = Language(code="deu_Latn", names=["de"], source_prefix=[341], target_prefix=[342])
@@ -47,7 +48,8 @@ def test_a_model_tells_its_languages_its_defaults_and_its_shortlist(serve: Any, 
 
 def test_languages_are_written_once_and_what_changes_each_time(make_model: Any) -> None:
     """Hundreds of languages take a millisecond, in which no request would be answered."""
-    model, other, descriptions = make_model(languages=LANGUAGES), make_model("plain"), Descriptions(2**20)
+    model, other = make_model(languages=LANGUAGES), make_model("plain")
+    descriptions = Descriptions(LoadedModels(model, other), 2**20)
     model.engine.is_ready = True
     first = descriptions.of(model)
     assert [language.code for language in first.source_languages] == ["deu_Latn", "eng_Latn"]

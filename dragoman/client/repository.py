@@ -1,0 +1,199 @@
+"""A client of the admin service: what operators ask for, and how the models of a server are."""
+
+import time
+from dataclasses import asdict, dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+
+from dragoman.client.calls import Calls
+from dragoman.client.request import fill
+from dragoman.client.retry import RetryPolicy
+from dragoman.client.scope import Scope
+from dragoman.client.settings import Settings
+from dragoman.v1 import repository_pb2, repository_pb2_grpc
+
+# A change that is asked for again may be another one, such as a rollback.
+_ONCE = RetryPolicy(max_attempts=1)
+_PREFIX = "VERSION_STATE_"
+
+
+@dataclass(frozen=True, slots=True)
+class VersionStatus:
+    """A version of a model, as it is now; see `RepositoryVersion` of the contract.
+
+    Attributes:
+        name: What its folder calls it; where folders have no names for versions, what its content gives.
+        version: What its content gives; empty while it has not been opened.
+        state: Part of its life, in a word such as `serving`; `unspecified` for one that this client does not know.
+        since: When that began, in seconds since 1970; 0 if it is not loaded.
+        cause: Why it is refused, in a word; empty if it is not.
+        reason: The same in one line.
+        labels: By which requests may name it now.
+        share: Of the requests that name no version, how many get it.
+        is_default: Whether it is the one that describes the model.
+        num_answered: Requests that it has answered since it was loaded.
+        num_failed: Requests that failed there through the server's fault.
+    """
+
+    name: str
+    version: str = ""
+    state: str = "unspecified"
+    since: float = 0.0
+    cause: str = ""
+    reason: str = ""
+    labels: tuple[str, ...] = ()
+    share: float = 0.0
+    is_default: bool = False
+    num_answered: int = 0
+    num_failed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Requested:
+    """What operators have asked for of a model since the server began.
+
+    Attributes:
+        is_unloaded: Whether it is not served at all.
+        loaded: Versions beyond those that its policy asks for.
+        unloaded: Versions that are as if they were not there.
+        pinned: The version of a rollback; empty if the policy decides.
+        labels: Versions by label; empty for a label that stands for none.
+    """
+
+    is_unloaded: bool = False
+    loaded: tuple[str, ...] = ()
+    unloaded: tuple[str, ...] = ()
+    pinned: str = ""
+    labels: dict[str, str] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        """Return whether there is anything."""
+        return any(asdict(self).values())
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStatus:
+    """A model, as it is now; see `RepositoryModel` of the contract.
+
+    Attributes:
+        name: Of the model.
+        is_ready: Whether requests for it are answered.
+        versions: The newest first.
+        problems: What is asked for and cannot be had, and what is wrong with its folder or file, a line each.
+        requested: What operators have asked for.
+    """
+
+    name: str
+    is_ready: bool = False
+    versions: tuple[VersionStatus, ...] = ()
+    problems: tuple[str, ...] = ()
+    requested: Requested = field(default_factory=Requested)
+
+
+class RepositoryClient:
+    """A connection to the admin service of a server; use it as a context manager. Nothing is tried twice.
+
+    Args:
+        target: Address of the service, which is not that of the server: `host:port`.
+        timeout_seconds: Time for each call; a change that takes longer goes on all the same.
+        token: Bearer token of an operator.
+        credentials: For TLS; None for plain text.
+        options: gRPC channel options by name.
+
+    Every call raises `CallError`, by the gRPC status it ended with; what cannot be done has changed nothing.
+
+    Raises:
+        ValueError: If an argument cannot be used; the message begins with its name.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        timeout_seconds: float = 600.0,
+        token: str | None = None,
+        credentials: grpc.ChannelCredentials | None = None,
+        options: dict[str, str | int] | None = None,
+    ) -> None:
+        self._settings = Settings(target, timeout_seconds, _ONCE, token, options or {}, time.monotonic, credentials is not None)
+        self._scope, self._calls = Scope(), Calls(self._settings)
+        channel_options = self._settings.channel_options()
+        if credentials is None:
+            self._channel = grpc.insecure_channel(self._settings.target, channel_options)
+        else:
+            self._channel = grpc.secure_channel(self._settings.target, credentials, channel_options)
+        self._stub = repository_pb2_grpc.RepositoryStub(self._channel)  # type: ignore[no-untyped-call]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._scope.cancel("the client is closed")
+        self._channel.close()
+
+    def models(self, model: str = "") -> tuple[list[ModelStatus], str]:
+        """Return how models are, all or one, and why the server could not look at their folder; empty if it could."""
+        return _listed(self._call(self._stub.ListRepository, repository_pb2.ListRepositoryRequest(), model=model))
+
+    def refresh(self) -> tuple[list[ModelStatus], str]:
+        """Have the server look at all folders now; return what `models` does, when all is done."""
+        return _listed(self._call(self._stub.RefreshRepository, repository_pb2.RefreshRepositoryRequest()))
+
+    def load(self, model: str, version: str = "") -> ModelStatus:
+        """Have a version served beside those of the policy; without one, what the policy asks for."""
+        return _model(self._call(self._stub.LoadModel, repository_pb2.LoadModelRequest(), model=model, version=version))
+
+    def unload(self, model: str, version: str = "") -> ModelStatus:
+        """Have a version served no more; without one, the whole model."""
+        return _model(self._call(self._stub.UnloadModel, repository_pb2.UnloadModelRequest(), model=model, version=version))
+
+    def reload(self, model: str) -> ModelStatus:
+        """Have the server look at the model's folder now, and try again what was refused."""
+        return _model(self._call(self._stub.ReloadModel, repository_pb2.ReloadModelRequest(), model=model))
+
+    def rollback(self, model: str, version: str = "") -> ModelStatus:
+        """Have a version answer all requests that name none; without one the version that did so before."""
+        return _model(self._call(self._stub.RollbackModel, repository_pb2.RollbackModelRequest(), model=model, version=version))
+
+    def set_label(self, model: str, label: str, version: str = "") -> ModelStatus:
+        """Have a label stand for a version; without one it stands for none."""
+        request = repository_pb2.SetLabelRequest()
+        return _model(self._call(self._stub.SetLabel, request, model=model, label=label, version=version))
+
+    def _call(self, method: Any, request: Any, **values: str) -> Any:
+        return self._calls.call(method, fill(request, values), self._settings.attempts(), self._scope)
+
+
+def _listed(response: repository_pb2.ListRepositoryResponse) -> tuple[list[ModelStatus], str]:
+    return [_model(model) for model in response.models], response.problem
+
+
+def _model(message: repository_pb2.RepositoryModel) -> ModelStatus:
+    asked = message.requested
+    return ModelStatus(
+        message.name,
+        message.is_ready,
+        tuple(map(_version, message.versions)),
+        tuple(message.problems),
+        Requested(asked.is_unloaded, tuple(asked.loaded), tuple(asked.unloaded), asked.pinned, dict(asked.labels)),
+    )
+
+
+def _version(message: repository_pb2.RepositoryVersion) -> VersionStatus:
+    states = repository_pb2.VersionState
+    state = states.Name(message.state) if message.state in states.values() else states.Name(0)
+    return VersionStatus(
+        message.name,
+        message.version,
+        state.removeprefix(_PREFIX).lower(),
+        message.since,
+        message.cause,
+        message.reason,
+        tuple(message.labels),
+        message.share,
+        message.is_default,
+        message.num_answered,
+        message.num_failed,
+    )

@@ -1,0 +1,88 @@
+"""The way in for operators, where settings open one: the admin service, who may use it, and its end.
+
+It lives in the process that was started, whether that answers callers itself or has front ends for that.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import structlog
+
+from dragoman.server.config import ServerConfig
+from dragoman.server.core.access import read_operators_book
+from dragoman.server.core.callers import Callers
+from dragoman.server.core.core import CLOSE_SECONDS
+from dragoman.server.core.records import Records
+from dragoman.server.core.running import RunningCalls
+from dragoman.server.faces.grpc.repository_server import RepositoryServer
+from dragoman.server.repository.administration import Administrator
+from dragoman.server.repository.keeper import Keeper
+from dragoman.server.telemetry.caller_metrics import CallerMetrics
+from dragoman.server.telemetry.metrics import Metrics
+from dragoman.server.watching import Source
+
+log = structlog.get_logger("dragoman.operators")
+
+
+class Operators:
+    """See above; does nothing where no `admin_port` is set."""
+
+    def __init__(self, config: ServerConfig, keeper: Keeper[Any], metrics: Metrics, counted: CallerMetrics) -> None:
+        """Read who may come; nothing listens yet.
+
+        Args:
+            config: The settings.
+            keeper: Of all models.
+            metrics: Of the server.
+            counted: Where operators are counted, who are no callers of models.
+
+        Raises:
+            ConfigError: If the file of operators cannot be used.
+        """
+        self._config = config
+        self._administrator = Administrator(keeper)
+        book = read_operators_book(config) if config.admin_port is not None else None
+        self._callers = None if book is None else Callers(book, counted)
+        self._calls = RunningCalls(Records(metrics), self._callers)
+        self._server: RepositoryServer | None = None
+
+    @property
+    def port(self) -> int | None:
+        """Where the service listens; None if it does not."""
+        return None if self._server is None else self._server.port
+
+    async def start(self) -> None:
+        """Listen and answer; changes are made from `begin` on.
+
+        Raises:
+            ConfigError: If the port is taken or credentials cannot be used.
+        """
+        if self._config.admin_port is None:
+            return
+        self._server = RepositoryServer(self._config, self._administrator, self._calls)
+        await self._server.start()
+        log.info("admin service listens", host=self._config.admin_host, port=self._server.port)
+
+    def sources(self) -> Iterator[Source]:
+        """Yield the files that may change while it listens."""
+        if self._server is not None and (tls := self._server.tls) is not None:
+            yield Source("admin_tls", tls.paths, tls.reload)
+        if (path := self._config.admin_tokens_file) is not None and self._callers is not None:
+            yield Source("operators", (path,), partial(read_operators_book, self._config), self._callers.replace)
+
+    def begin(self) -> None:
+        """Make changes from now on."""
+        self._administrator.begin()
+
+    def drain(self) -> None:
+        """Refuse everything new; who waits for a change is told that the server ends."""
+        self._calls.draining.set()
+        self._calls.end_all()
+
+    async def end(self) -> None:
+        """End changes that are under way where they are, and give whoever asked a moment to hear of it."""
+        self.drain()
+        await self._administrator.end()
+        await self._calls.wait_ended(CLOSE_SECONDS)
+        self._calls.records.tell_suppressed()

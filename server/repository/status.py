@@ -1,0 +1,67 @@
+"""How a model and its versions are, told to operators."""
+
+from dragoman.server.core.administration import ModelStatus, Requested, VersionStatus
+from dragoman.server.core.ports import ServedVersion
+from dragoman.server.repository.model_keeper import ModelKeeper
+from dragoman.server.repository.versions import State, Version
+from dragoman.server.repository.workshop import E
+
+
+def status_of(keeper: ModelKeeper[E]) -> ModelStatus:
+    """Return how a model is: versions that lie in its folder, the newest first, then those that do not any more."""
+    found, route, asked = keeper.found, keeper.route, keeper.overrides
+    served = {} if route is None else {id(route.versions[one.name]): one for one in route.described()}
+    known = keeper.known()
+    there = [one.name for one in reversed(found.versions)]
+    statuses = []
+    for name in dict.fromkeys([*there, *(one.found.name for one in known)]):
+        ones = sorted((one for one in known if one.found.name == name), key=lambda one: -one.since)
+        if name in there and all(one.state is State.RETIRING for one in ones):
+            statuses.append(VersionStatus(name))
+        statuses += [_version(keeper, one, served.get(id(one.loaded))) for one in ones]
+    problems = (*found.problem.splitlines(), *found.file_problem.splitlines(), *found.left_out, *keeper.problems)
+    return ModelStatus(
+        keeper.name,
+        route is not None and route.default.engine.is_ready,
+        tuple(statuses),
+        tuple(dict.fromkeys(problems)),
+        Requested(
+            asked.is_unloaded,
+            tuple(sorted(asked.loaded)),
+            tuple(sorted(asked.unloaded)),
+            asked.pinned or "",
+            {label: version or "" for label, version in asked.labels.items()},
+        ),
+    )
+
+
+def is_served(keeper: ModelKeeper[E], name: str, *, is_default: bool = False) -> bool:
+    """Return whether requests get a version, by its folder's name; as the default, if that is asked."""
+    route = keeper.route
+    if route is None:
+        return False
+    models = [route.default] if is_default else list(route.versions.values())
+    return any(version.loaded in models for version in keeper.known() if version.found.name == name and version.loaded is not None)
+
+
+def why_refused(keeper: ModelKeeper[E], name: str) -> str:
+    """Return why a version is refused, in a line that names it; empty if it is not."""
+    refused = (one for one in keeper.known() if one.found.name == name and one.state is State.REFUSED)
+    return next((f"version {one.label or 'of the folder'} is refused: {one.reason}" for one in refused), "")
+
+
+def _version(keeper: ModelKeeper[E], version: Version[E], served: ServedVersion | None) -> VersionStatus:
+    outcomes = keeper.outcomes(version)
+    return VersionStatus(
+        version.label,
+        version.content,
+        version.state.value,
+        version.since,
+        "" if version.cause is None else version.cause.value,
+        version.reason,
+        () if served is None else served.labels,
+        0.0 if served is None else served.share,
+        served is not None and served.is_default,
+        outcomes.num_answered,
+        outcomes.num_failed,
+    )
