@@ -38,7 +38,7 @@ class ModelFolder:
     def put(self, model: str, version: str, bundle: str, change: Callable[[Path], object] = lambda _: None) -> str:
         """Put down a version, whole at once; return what its content gives."""
         scratch = self.path / f".{model}-{version}"
-        shutil.copytree(self._bundles / bundle, scratch)
+        shutil.copytree(self.bundle(bundle), scratch)
         change(scratch)
         (self.path / model).mkdir(exist_ok=True)
         self._note(model)
@@ -60,9 +60,13 @@ class ModelFolder:
         scratch.write_text(text)
         scratch.rename(self.path / model / "model.toml")
 
+    def bundle(self, name: str) -> Path:
+        """Return where a bundle lies that versions are made of."""
+        return self._bundles / name
+
     def content(self, bundle: str) -> str:
         """Return the version that a bundle's content gives."""
-        return str(json.loads((self._bundles / bundle / "bundle.json").read_text())["version"])
+        return str(json.loads((self.bundle(bundle) / "bundle.json").read_text())["version"])
 
     def _note(self, model: str) -> None:
         self.asked.setdefault(model, []).append(time.time())
