@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.swaps.callers import Callers
 from benchmarks.swaps.timeline import seconds_of
-from tests.e2e.test_versions import AT_ONCE, ask, serves, wait_until
+from tests.e2e.test_versions import AT_ONCE, ask, serves, until_more_are_answered, wait_until
 from tests.e2e.versions import FLAGS, ModelFolder, engine_pids, is_running, next_engine, processes, seal
 
 pytestmark = [pytest.mark.e2e, pytest.mark.skipif(sys.platform != "linux", reason="/proc tells of processes")]
@@ -104,7 +104,10 @@ def test_files_that_are_bad_are_refused_one_after_the_other(serve: Any, models: 
     one = models.put("alpha", "1", "one")
     shutil.copytree(models.bundle("three"), models.path / ".three")
     started = start_flags()
-    with serve(models.path, *FLAGS, **started) as server, Callers(server.address, ["alpha"], ["a dog"], 20, max_new_tokens=4) as callers:
+    with (
+        serve(models.path, *FLAGS, **started) as server,
+        Callers(server.address, ["alpha"], ["a dog"], 20, max_new_tokens=4) as callers,
+    ):
         (old,) = engine_pids(server)
         for number, (bundle, change, cause, reason) in enumerate(FILES.values(), 2):
             if change is close_a_file and not (os.geteuid() or started):
@@ -155,8 +158,7 @@ def test_engines_that_crash_hang_or_do_not_fit_are_given_up(serve: Any, models: 
             is_refused(server, "5", "death", r"its engine ended within \d+\.\d s of beginning to serve")
             alone(server, one, old)
             assert server.metric("dragoman_version_swaps_total", outcome="rolled_back") == 1
-            seen = len(callers.answers)
-            wait_until(lambda: len(callers.answers) > seen + 20, "calls are answered")
+            until_more_are_answered(callers)
         # Only what was in the dead engine, or came before it was known to be dead, has an error to show.
         refused = next(event for event in server.events if event["event"] == "a version is refused" and event["version"] == "5")
         for failure in callers.failures:
@@ -185,7 +187,9 @@ def test_a_flat_folder_whose_files_are_replaced_by_bad_ones_serves_what_it_had(
         (old,) = engine_pids(server)
         replace(flip_a_byte)
         server.wait_for("a version is refused", cause="bundle")
-        wait_until(lambda: server.metric("dragoman_version_state", version="", state="refused", cause="bundle") == 1, "metrics say so")
+        wait_until(
+            lambda: server.metric("dragoman_version_state", version="", state="refused", cause="bundle") == 1, "metrics say so"
+        )
         alone(server, one, old)
         replace(do_nothing)
         serves(server, models.content("two"))

@@ -241,4 +241,3 @@ class Stage:
 
     def outcomes(self, model: LoadedModel[Any]) -> Outcomes:
         return self.outcomes_of.get(model.label, Outcomes())
-
