@@ -1,4 +1,4 @@
-"""The life of a model's versions, on a stage that fails where it is told to: the ones that serve go on, whatever happens to others."""
+"""The life of a model's versions, on a stage that fails where it is told to: those that serve go on, whatever others do."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -12,6 +12,8 @@ from dragoman.server.repository.trial import MIN_REQUESTS, Trial
 from dragoman.server.repository.use import Outcomes
 from dragoman.server.repository.versions import Cause, State, Version
 
+USUAL = Outcomes(1000, 0, 100.0)
+
 
 class Clock:
     seconds = 100.0
@@ -26,10 +28,11 @@ def clock() -> Clock:
 
 
 def version(name: str) -> Version[Any]:
-    return Version("en-de", FoundVersion(name, Path(name), (1, 1, 1)), State.TRIAL, loaded=SimpleNamespace(label=name))  # type: ignore[arg-type]
+    loaded: Any = SimpleNamespace(label=name, engine=SimpleNamespace(is_ready=True))
+    return Version("en-de", FoundVersion(name, Path(name), (1, 1, 1)), State.TRIAL, loaded=loaded)
 
 
-def trial_of(clock: Clock, *versions: Version[Any], usual: Outcomes = Outcomes(1000, 0, 100.0), **swap: Any) -> Trial[Any]:
+def trial_of(clock: Clock, *versions: Version[Any], usual: Outcomes = USUAL, **swap: Any) -> Trial[Any]:
     fallback: Any = None
     return Trial(versions, fallback, Swap(**swap), usual, clock)
 
@@ -85,3 +88,9 @@ def test_it_is_told_which_of_several_has_failed(clock: Clock) -> None:
     outcomes = {"2": Outcomes(100, 0, 1.0), "3": Outcomes(50, 50, 1.0)}
     failed = trial_of(clock, *versions).failed(lambda model: outcomes[model.label])
     assert failed is not None and failed[0] is versions[1]
+
+
+def test_an_engine_that_is_down_is_dead_whatever_became_of_its_requests(clock: Clock) -> None:
+    one = version("2")
+    one.loaded.engine.is_ready = False  # type: ignore[union-attr]
+    assert cause(trial_of(clock, one), **{"2": Outcomes(0, 100)}) is Cause.DEATH
