@@ -17,6 +17,7 @@ from dragoman.cli.options import (
     KeyOption,
     LengthPenaltyOption,
     ModelOption,
+    ModelVersionOption,
     ServerNameOption,
     TokenOption,
     ToOption,
@@ -43,6 +44,7 @@ def evaluate(
         str | None, typer.Option(metavar="HOST:PORT", help="Translate with a running server.", rich_help_panel=SERVER)
     ] = None,
     model: ModelOption = "",
+    model_version: ModelVersionOption = "",
     source_language: FromOption = "",
     target_language: ToOption = "",
     num_beams: Annotated[
@@ -66,7 +68,14 @@ def evaluate(
 
     if sum(side is not None for side in (checkpoint, bundle, server)) != 1:
         raise InputError("give exactly one of --checkpoint, --bundle and --server")
-    of_server = {"--model": model, "--ca": ca, "--certificate": certificate, "--key": key, "--server-name": server_name}
+    of_server = {
+        "--model": model,
+        "--model-version": model_version,
+        "--ca": ca,
+        "--certificate": certificate,
+        "--key": key,
+        "--server-name": server_name,
+    }
     for flag, value in of_server.items():
         if value and server is None:
             raise InputError(f"{flag} goes with --server")
@@ -82,7 +91,7 @@ def evaluate(
         with connect(server, 60.0, token, ca, certificate, key, server_name) as client:
             score = _load_score()
             search = Search(num_beams=num_beams, length_penalty=length_penalty)
-            hypotheses = _translate_with_server(client, source, sources, model, languages, search)
+            hypotheses = _translate_with_server(client, source, sources, (model, model_version), languages, search)
     elif checkpoint is not None:
         _check_checkpoint(checkpoint)
         score = _load_score()
@@ -107,16 +116,21 @@ def _load_score() -> "Callable[[list[str], list[str], bool], Scores]":
 
 
 def _translate_with_server(
-    client: "Client", path: Path, sources: list[str], model: str, languages: tuple[str, str], search: "Search"
+    client: "Client", path: Path, sources: list[str], model: tuple[str, str], languages: tuple[str, str], search: "Search"
 ) -> list[str]:
     from dragoman.client.errors import InvalidArgument
     from dragoman.client.flags import refusal
 
-    source_language, target_language = languages
+    (name, version), (source_language, target_language) = model, languages
     hypotheses: list[str] = []
     try:
         for result in client.generate_many(
-            sources, model=model, source_language=source_language, target_language=target_language, search=search
+            sources,
+            model=name,
+            model_version=version,
+            source_language=source_language,
+            target_language=target_language,
+            search=search,
         ):
             hypotheses.append(result.text)
     except InvalidArgument as error:

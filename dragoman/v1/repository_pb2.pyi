@@ -19,6 +19,7 @@ class VersionState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     VERSION_STATE_STANDBY: _ClassVar[VersionState]
     VERSION_STATE_RETIRING: _ClassVar[VersionState]
     VERSION_STATE_REFUSED: _ClassVar[VersionState]
+    VERSION_STATE_ASLEEP: _ClassVar[VersionState]
 VERSION_STATE_UNSPECIFIED: VersionState
 VERSION_STATE_FOUND: VersionState
 VERSION_STATE_OPENING: VersionState
@@ -29,6 +30,7 @@ VERSION_STATE_SERVING: VersionState
 VERSION_STATE_STANDBY: VersionState
 VERSION_STATE_RETIRING: VersionState
 VERSION_STATE_REFUSED: VersionState
+VERSION_STATE_ASLEEP: VersionState
 
 class ListRepositoryRequest(_message.Message):
     __slots__ = ("model",)

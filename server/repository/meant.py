@@ -48,11 +48,8 @@ def version_before(keeper: ModelKeeper[E]) -> str:
 
 def stands_for(keeper: ModelKeeper[E], label: str, name: str | None) -> bool:
     """Return whether requests can name a version by a label; with None whether any version."""
-    route = keeper.route
-    if route is None or label not in route.labels:
-        return False
-    model = route.versions[route.labels[label]]
-    return name is None or any(one.loaded is model and one.found.name == name for one in keeper.known())
+    labels = {} if keeper.route is None else keeper.route.labels
+    return label in labels and name in (None, labels[label])
 
 
 def check_loaded(keeper: ModelKeeper[E]) -> None:

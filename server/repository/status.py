@@ -2,6 +2,7 @@
 
 from dragoman.server.core.administration import ModelStatus, Requested, VersionStatus
 from dragoman.server.core.ports import ServedVersion
+from dragoman.server.repository.loaded import LoadedModel
 from dragoman.server.repository.model_keeper import ModelKeeper
 from dragoman.server.repository.versions import State, Version
 from dragoman.server.repository.workshop import E
@@ -18,7 +19,7 @@ def status_of(keeper: ModelKeeper[E]) -> ModelStatus:
         ones = sorted((one for one in known if one.found.name == name), key=lambda one: -one.since)
         if name in there and all(one.state is State.RETIRING for one in ones):
             statuses.append(VersionStatus(name))
-        statuses += [_version(keeper, one, served.get(id(one.loaded))) for one in ones]
+        statuses += [_version(keeper, one, served.get(id(_answering(one)))) for one in ones]
     problems = (*found.problem.splitlines(), *found.file_problem.splitlines(), *found.left_out, *keeper.problems)
     return ModelStatus(
         keeper.name,
@@ -41,13 +42,18 @@ def is_served(keeper: ModelKeeper[E], name: str, *, is_default: bool = False) ->
     if route is None:
         return False
     models = [route.default] if is_default else list(route.versions.values())
-    return any(version.loaded in models for version in keeper.known() if version.found.name == name and version.loaded is not None)
+    return any(_answering(version) in models for version in keeper.known() if version.found.name == name)
 
 
 def why_refused(keeper: ModelKeeper[E], name: str) -> str:
     """Return why a version is refused, in a line that names it; empty if it is not."""
     refused = (one for one in keeper.known() if one.found.name == name and one.state is State.REFUSED)
     return next((f"version {one.label or 'of the folder'} is refused: {one.reason}" for one in refused), "")
+
+
+def _answering(version: Version[E]) -> LoadedModel[E] | None:
+    """Return what requests get of a version, if they get it."""
+    return version.loaded
 
 
 def _version(keeper: ModelKeeper[E], version: Version[E], served: ServedVersion | None) -> VersionStatus:

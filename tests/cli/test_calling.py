@@ -234,7 +234,7 @@ def test_languages_reach_the_server(run, server: str, service, files: Path, name
     assert {(request.source_language, request.target_language) for request in service.requests} == {("en", "deu_Latn")}
 
 
-@pytest.mark.parametrize("name", ["translate", "score"])
+@pytest.mark.parametrize("name", ["translate", "score", "evaluate"])
 def test_a_version_reaches_the_server(run, server: str, service, files: Path, name: str) -> None:
     code, _, err = run(*command_for(name, files), "--server", server, "--model-version", "canary")
     assert (code, err) == (0, "")
