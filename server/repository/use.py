@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import NamedTuple, TypeVar
@@ -44,11 +44,15 @@ class Use:
 
     Attributes:
         num_held: Requests that hold it.
+        num_moves: Times that one has begun or ended to hold it.
+        last_used: When that was last, or when there was no use of it yet; by `time.monotonic()`.
         outcomes: Of those that did.
     """
 
     def __init__(self) -> None:
         self.num_held = 0
+        self.num_moves = 0
+        self.last_used = time.monotonic()
         self.outcomes = Outcomes()
         self._free = asyncio.Event()
         self._free.set()
@@ -60,6 +64,7 @@ class Use:
     def take(self) -> None:
         """Begin to hold."""
         self.num_held += 1
+        self._move()
         self._free.clear()
 
     def leave(self, seconds: float, error: BaseException | None) -> None:
@@ -70,6 +75,7 @@ class Use:
             error: How it ended; None for an answer.
         """
         self.num_held -= 1
+        self._move()
         if error is None:
             self.outcomes = self.outcomes.plus(Outcomes(1, 0, seconds))
         elif _is_fault(error):
@@ -77,21 +83,44 @@ class Use:
         if not self.num_held:
             self._free.set()
 
+    def _move(self) -> None:
+        self.num_moves += 1
+        self.last_used = time.monotonic()
+
+
+class Holding(NamedTuple):
+    """The use of a version by the requests of all processes, as far as it is known here.
+
+    Attributes:
+        num_held: Requests that hold it.
+        last_used: See `Use`.
+    """
+
+    num_held: int
+    last_used: float
+
 
 class Held(AbstractAsyncContextManager[T, None]):
     """Holds what is chosen when it is entered, until it is left."""
 
-    def __init__(self, choose: Callable[[], tuple[T, Use]]) -> None:
+    def __init__(
+        self, choose: Callable[[], tuple[T, Use]], until_there: Callable[[T], Awaitable[None] | None] = lambda _: None
+    ) -> None:
         """Choose nothing yet.
 
         Args:
             choose: Returns what is to be held, and its use; called when the `with` is entered.
+            until_there: Returns what is to be waited for before something that was chosen can be held; another may be chosen then.
+                None for nothing.
         """
-        self._choose = choose
+        self._choose, self._until_there = choose, until_there
 
     async def __aenter__(self) -> T:
         """Choose and hold, in one turn of the event loop: nothing can end between the two."""
         chosen, self._use = self._choose()
+        while (coming := self._until_there(chosen)) is not None:
+            await coming
+            chosen, self._use = self._choose()
         self._use.take()
         self._began = time.monotonic()
         return chosen

@@ -152,7 +152,9 @@ class LoadedModels:
         return self.by_name[name]
 
     @asynccontextmanager
-    async def hold(self, name: str, version: str = "", request_id: str = "", caller: str = "") -> AsyncIterator[Any]:
+    async def hold(
+        self, name: str, version: str = "", request_id: str = "", caller: str = "", seconds: float | None = None
+    ) -> AsyncIterator[Any]:
         yield self.get(name, version)
 
     def all(self) -> list[Any]:
