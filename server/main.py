@@ -267,7 +267,8 @@ class Service:
 
     def _publish(self, name: str) -> None:
         """Tell health and metrics how a model is now."""
-        if (route := self.keeper.models[name].route) is not None:
+        keeper = self.keeper.models.get(name)
+        if keeper is not None and (route := keeper.route) is not None:
             self._describe(name)
             self.metrics.set_ready(name, route.default.engine.is_ready)
         self.front.update_health()

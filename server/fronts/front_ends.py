@@ -71,6 +71,8 @@ class FrontEnds:
         self._front_ends: list[KeptFrontEnd] = []
         self._desks: dict[LoadedModel[ModelEngine], DeskServer] = {}
         self._used: dict[LoadedModel[ModelEngine], Outcomes] = {}
+        self._ending: set[LoadedModel[ModelEngine]] = set()
+        self._publishing = asyncio.Lock()
         self._numbers = itertools.count()
         self._serial = 0
         self._folder = ""
@@ -150,27 +152,42 @@ class FrontEnds:
         """Have a model's requests that come from now on be answered so; done when every front end does.
 
         Raises:
-            CannotServe: If one cannot; some may do so all the same.
+            CannotServe: If one cannot; others may do so until another route is published, or the one before again.
         """
-        self._repository.publish(name, route)
-        self._serial += 1
-        serve = self._serve()
-        for each in self._front_ends:
-            each.serve(serve)
+        async with self._publishing:  # what one model's route has done to a front end is not to be taken for another's doing
+            before = self._repository.find(name)
+            self._repository.publish(name, route)
+            try:
+                await self._tell()
+            except CannotServe:
+                self._repository.publish(name, before)
+                raise
+            finally:
+                self.update_health()
+
+    async def _tell(self) -> None:
+        """Have all front ends serve what is in the repository.
+
+        Raises:
+            CannotServe: If one does not.
+        """
+        serve = self._hand_out()
         await self._until(lambda: all(each.has_served(serve.serial) for each in self._front_ends), SERVE_SECONDS)
-        self.update_health()
         for each in self._front_ends:
             if each.is_listening and not each.has_served(serve.serial):
                 raise CannotServe(f"front end {each.number} does not answer")
-            if each.serving.serial == serve.serial and each.serving.problem:
+            if each.serving.serial >= serve.serial and each.serving.problem:
                 raise CannotServe(f"front end {each.number}: {each.serving.problem}")
 
     async def until_released(self, model: LoadedModel[ModelEngine]) -> None:
         """Wait until no request holds a version that no route leads to any more, and give up what front ends needed of it."""
         server = self._desks[model]
+        self._ending.add(model)
+        self._hand_out()
         await self._until(lambda: not any(server.endpoint in each.holding for each in self._front_ends), None)
         server.close()
         del self._desks[model], self._used[model]
+        self._ending.discard(model)
 
     def outcomes(self, model: LoadedModel[ModelEngine]) -> Outcomes:
         """Return what became of the requests that held a version, as front ends have told."""
@@ -224,9 +241,18 @@ class FrontEnds:
             self._version,
         )
 
+    def _hand_out(self) -> Serve:
+        """Tell front ends what is served, as it is now."""
+        self._serial += 1
+        serve = self._serve()
+        for each in self._front_ends:
+            each.serve(serve)
+        return serve
+
     def _serve(self) -> Serve:
         """Return what is served, as it is now."""
-        return Serve(self._serial, [self._served(self._repository.route(model.name)) for model in self._repository.all()])
+        kept = [server.endpoint for model, server in self._desks.items() if model not in self._ending]
+        return Serve(self._serial, [self._served(self._repository.route(model.name)) for model in self._repository.all()], kept)
 
     def _served(self, route: Route[ModelEngine]) -> Served:
         desks = {

@@ -93,10 +93,12 @@ class Serve(Struct, frozen=True, array_like=True, tag="serve"):
     Attributes:
         serial: Which such message it is; they count up.
         models: All of them.
+        kept: Endpoints of all desks that requests may be sent to again, beside those that they are sent to now.
     """
 
     serial: int
     models: list[Served]
+    kept: list[str] = []
 
 
 class Collect(Struct, frozen=True, array_like=True, tag="collect"):

@@ -73,6 +73,7 @@ class ServedVersions:
         self._prepare, self._on_change, self._say = prepare, on_change, say
         self._models: dict[str, LoadedModel[FarEngine]] = {}
         self._told: dict[str, Outcomes] = {}
+        self._releasing: set[str] = set()
         self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -117,12 +118,14 @@ class ServedVersions:
                 is_expected = isinstance(error, InputError)
                 log.error("models cannot be served as told", reason=str(error), exc_info=None if is_expected else error)
                 self._say(Serving(serve.serial, str(error) or type(error).__name__))
+                for endpoint in _wanted(serve) - self._models.keys():  # who told us takes it that we hold what we are told of
+                    self._say(Released(endpoint))
                 return
             self._publish(serve)
             self._on_change()
             self._say(Serving(serve.serial))
-            wanted = {desk.endpoint for served in serve.models for desk in served.desks}
-            for endpoint in self._models.keys() - wanted:
+            for endpoint in self._models.keys() - _wanted(serve) - set(serve.kept) - self._releasing:
+                self._releasing.add(endpoint)
                 self._spawn(self._release(endpoint, self._models[endpoint]))
 
     async def _adopt(self, serve: Serve) -> None:
@@ -149,10 +152,11 @@ class ServedVersions:
         """Give up a version, once no request holds it."""
         await model.use.until_free()
         self.tell_used()
-        if self._models.pop(endpoint, None) is not None:
-            self._told.pop(endpoint, None)
-            await model.engine.stop()
-            self._say(Released(endpoint))
+        del self._models[endpoint]
+        self._told.pop(endpoint, None)
+        await model.engine.stop()
+        self._releasing.discard(endpoint)
+        self._say(Released(endpoint))
 
     def _publish(self, serve: Serve) -> None:
         names = {served.name for served in serve.models}
@@ -178,6 +182,10 @@ class ServedVersions:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _wanted(serve: Serve) -> set[str]:
+    return {desk.endpoint for served in serve.models for desk in served.desks}
 
 
 def route_of(served: Served, models: Mapping[str, LoadedModel[FarEngine]]) -> Route[FarEngine]:

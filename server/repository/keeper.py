@@ -51,9 +51,7 @@ class Keeper(Generic[E]):
                 if self._poll_seconds:
                     await self.look(is_at_once=False)
         finally:
-            for task in self._running.values():
-                task.cancel()
-            await asyncio.gather(*self._running.values(), return_exceptions=True)
+            await self._leave()
 
     async def look(self, *, is_at_once: bool = True) -> None:
         """Look at the folder once.
@@ -65,9 +63,13 @@ class Keeper(Generic[E]):
             try:
                 found = await asyncio.to_thread(scan, self._folder, self._found, is_at_once)
             except (BundleError, OSError) as error:
-                if str(error) != self._problem:
-                    log.error("cannot look at the models, those that are served stay", reason=str(error))
-                self._problem = str(error)
+                self._tell(str(error))
+                return
+            except Exception:
+                log.exception("cannot look at the models, those that are served stay")
+                return
+            if not found and self._found:  # a folder that is no longer mounted looks like that
+                self._tell(f"{self._folder}: holds no model any more")
                 return
             self._problem, self._found = "", found
             for model in found:
@@ -90,16 +92,33 @@ class Keeper(Generic[E]):
 
     async def stop(self) -> None:
         """End all engines."""
+        await self._leave()
         await asyncio.gather(*(model.stop() for model in self.models.values()))
 
+    def _tell(self, problem: str) -> None:
+        if problem != self._problem:
+            log.error("cannot look at the models, those that are served stay", reason=problem)
+        self._problem = problem
+
     def _run(self, name: str) -> None:
+        """Lead a model, unless that is being done."""
+        if name in self._running:
+            return
         task = asyncio.create_task(self.models[name].run(), name=f"versions of {name}")
         self._running[name] = task
 
         def forget(_: asyncio.Task[None]) -> None:
-            if self._running.get(name) is task:
-                del self._running[name]
-                if self.models[name].is_gone:
-                    del self.models[name]
+            del self._running[name]
+            if self.models[name].is_gone:
+                del self.models[name]
+            elif not task.cancelled():  # its folder has come back in this very moment
+                self._run(name)
 
         task.add_done_callback(forget)
+
+    async def _leave(self) -> None:
+        """Lead no model any more."""
+        tasks = list(self._running.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any, Generic
 
 import structlog
@@ -58,22 +59,25 @@ class Loader(Generic[E]):
         async def load() -> None:
             async with self._workshop.turn:
                 opened = version.opened = await asyncio.to_thread(self._workshop.open, version.model, version.found, file)
+                self._workshop.measure(beside())
                 if make_way is not None:
                     await make_way(opened, version.label)
-                self._workshop.check_memory(opened.bundle, file, beside())
+                self._workshop.check_memory(opened.bundle, file)
                 await self._start(version, file, self._workshop.load_seconds)
 
         return await self._try(version, load())
 
-    async def bring_up_opened(self, version: Version[E], file: ModelFile, *, is_persistent: bool = False) -> bool:
+    async def bring_up_opened(
+        self, version: Version[E], file: ModelFile, is_needed: Callable[[Version[E]], bool] | None = None
+    ) -> bool:
         """Load a version that is open, beside all that begin with the server, however long it takes; return whether it can serve.
 
         Args:
             version: That was opened.
             file: Of the model.
-            is_persistent: Whether its engine is started again and again if it cannot be.
+            is_needed: Returns whether its engine is to be started again after it could not be; None for not at all.
         """
-        return await self._try(version, self._start(version, file, None, is_persistent=is_persistent))
+        return await self._try(version, self._start(version, file, None, is_needed))
 
     def stand_in(self, opened: Opened, label: str, file: ModelFile) -> Version[E]:
         """Return what stands for a version while it cannot answer."""
@@ -113,13 +117,15 @@ class Loader(Generic[E]):
         version.enter(State.STANDBY)
         return True
 
-    async def _start(self, version: Version[E], file: ModelFile, seconds: float | None, *, is_persistent: bool = False) -> None:
+    async def _start(
+        self, version: Version[E], file: ModelFile, seconds: float | None, is_needed: Callable[[Version[E]], bool] | None = None
+    ) -> None:
         """Start a version's engine, prove it, and have front ends be able to reach it."""
         loaded = self._load(version, file)
         version.enter(State.STARTING)
         try:
             async with asyncio.timeout(seconds):
-                await _until_started(loaded, is_persistent)
+                await _until_started(loaded, None if is_needed is None else partial(is_needed, version))
         except EngineCannotStart as error:
             raise Refused(Cause.START, str(error).removeprefix(f"model {version.model!r}: ")) from error
         except TimeoutError:
@@ -143,11 +149,13 @@ class Loader(Generic[E]):
         return version.loaded
 
 
-async def _until_started(loaded: LoadedModel[E], is_persistent: bool) -> None:
+async def _until_started(loaded: LoadedModel[E], is_needed: Callable[[], bool] | None) -> None:
     try:
-        await loaded.engine.start(is_persistent=is_persistent)
+        await loaded.engine.start(is_persistent=is_needed is not None)
     except EngineCannotStart:
-        if not is_persistent:
+        if is_needed is None:
             raise
         while not loaded.engine.is_ready:  # it is tried again, and the log says so each time
+            if not is_needed():
+                raise
             await asyncio.sleep(LOOK_SECONDS)

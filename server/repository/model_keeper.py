@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Generic
 
 import structlog
@@ -29,6 +30,8 @@ from dragoman.server.telemetry.version_metrics import VersionReading
 
 # Between two looks at a version on probation.
 WATCH_SECONDS = 0.25
+# Before front ends that did not do as told are told again.
+RETRY_SECONDS = 10.0
 
 log = structlog.get_logger("dragoman.repository")
 
@@ -64,12 +67,16 @@ class ModelKeeper(Generic[E]):
         self._told = ""
         self._absent: Version[E] | None = None
         self._wake, self._idle = asyncio.Event(), asyncio.Event()
+        # Held by who changes what is served; loading a version is done beside that, so that those on probation are watched meanwhile.
+        self._deciding = asyncio.Lock()
+        self._loading: asyncio.Task[None] | None = None
+        self._ending: dict[Version[E], asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def is_gone(self) -> bool:
         """Whether its folder is gone, and all of its versions."""
-        return self._is_lost and self.route is None and not self.versions.loaded()
+        return self._is_lost and self.route is None and self._loading is None and not self.versions.loaded()
 
     @property
     def found(self) -> FoundModel:
@@ -153,8 +160,14 @@ class ModelKeeper(Generic[E]):
         opened = [version for version in self.versions if version.state is State.OPENING]
         is_persistent = is_persistent and len(self._found.versions) == 1
         file = self._found.file
-        await asyncio.gather(*(self._loader.bring_up_opened(version, file, is_persistent=is_persistent) for version in opened))
-        await self._settle()
+        bring_up = partial(self._loader.bring_up_opened, file=file, is_needed=self._is_needed if is_persistent else None)
+        await asyncio.gather(*map(bring_up, opened))
+        while True:
+            async with self._deciding:
+                await self._settle()
+            if self._loading is None:
+                break
+            await asyncio.wait([self._loading])
         if self._found.versions and not any(version.is_up for version in self.versions if version is not self._absent):
             reasons = [version.reason for version in self.versions if version.reason]
             raise EngineCannotStart(f"model {self.name!r}: {reasons[0] if reasons else 'no version can be served'}")
@@ -162,35 +175,49 @@ class ModelKeeper(Generic[E]):
     async def run(self) -> None:
         """Do what there is to do, until the model is gone."""
         self.wake()
-        while not self.is_gone:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(WATCH_SECONDS if self._trial is not None else None):
-                    await self._wake.wait()
-            self._wake.clear()
-            try:
-                await self._watch()
-                await self._settle()
-            except Exception:
-                log.exception("the versions of a model cannot be led to where they are to be", model=self.name)
-                await asyncio.sleep(WATCH_SECONDS)
-            if not self._wake.is_set():
-                self._idle.set()
+        try:
+            while not self.is_gone:
+                await self._run_once()
+        finally:
+            self._idle.set()
 
     def readings(self) -> list[VersionReading]:
         """Return how versions are, for metrics; on any thread."""
-        return [self._reading(version) for version in self.versions if version.label and version is not self._absent]
+        shown = [one for one in self.versions if (one.label or one.state is State.REFUSED) and one is not self._absent]
+        return [self._reading(version) for version in shown]
 
     async def stop(self) -> None:
         """End all engines."""
-        for task in self._tasks:
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
         await asyncio.gather(*(model.engine.stop() for model in self.versions.loaded()))
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run_once(self) -> None:
+        """Wait until there may be something to do, and do it."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(WATCH_SECONDS if self._trial is not None else None):
+                await self._wake.wait()
+        self._wake.clear()
+        try:
+            async with self._deciding:
+                await self._watch()
+                await self._settle()
+        except Exception:
+            log.exception("the versions of a model cannot be led to where they are to be", model=self.name)
+            await asyncio.sleep(WATCH_SECONDS)
+        if self._loading is None and not self._wake.is_set():
+            self._idle.set()
 
     async def _settle(self) -> None:
-        """Load what is wanted and not there, then have it serve, until there is nothing more to be done."""
+        """Begin to load what is wanted and not there; once nothing is missing, have it serve."""
         self.versions.forget_refused(self._found.versions)
-        while missing := self._missing():
-            await self._bring_up(missing)
+        self._refuse_dead()
+        if self._loading is None and (missing := self._missing()) is not None:
+            self._loading = self._spawn(self._bring_up(missing))
+        if self._loading is not None:  # half of what is wanted is not what is wanted
+            return
         target = self._wanted()
         if target.problems != self.problems:
             self.problems = target.problems
@@ -207,24 +234,31 @@ class ModelKeeper(Generic[E]):
         version, file = self.versions.begin(found), self._found.file
         log.info("loading a version", model=self.name, version=found.name or None, directory=str(found.directory))
         has_gap = file.swap.mode == "restart" and self.route is not None
-        if await self._loader.bring_up(version, file, self._serving, self._make_way if has_gap else None):
-            log.info("a version is loaded and proved", model=self.name, version=version.label, content=version.content)
-        else:
-            self._workshop.swapped(self.name, "refused")
+        try:
+            if await self._loader.bring_up(version, file, self._serving, self._make_way if has_gap else None):
+                log.info("a version is loaded and proved", model=self.name, version=version.label, content=version.content)
+            else:
+                self._workshop.swapped(self.name, "refused")
+        finally:
+            self._loading = None
+            self.wake()
 
     def _serving(self) -> LoadedModel[E] | None:
         return None if self.route is None else self.route.default
 
     async def _make_way(self, opened: Opened, label: str) -> None:
         """Have nobody serve the model, so that there is memory for a version; requests are told to come back."""
-        if self._absent is not None and is_in(self._absent, self.route):
-            return
-        others = [one for one in self.versions if one.loaded is not None]
-        route = self._have_nobody_answer(opened, label)
-        await self._front_of().adopt(route.default)
-        self._trial = None
-        await self._publish(route)
-        await asyncio.gather(*(self._retire(one) for one in others))
+        async with self._deciding:
+            if self._absent is not None and is_in(self._absent, self.route):
+                return
+            others = [one for one in self.versions if one.is_up]
+            route = self._have_nobody_answer(opened, label)
+            await self._front_of().adopt(route.default)
+            self._trial = None
+            await self._publish(route)
+        for one in others:
+            self._end_soon(one)
+        await asyncio.gather(*self._ending.values())
 
     def _have_nobody_answer(self, opened: Opened, label: str) -> Route[E]:
         self._absent = self._loader.stand_in(opened, label, self._found.file)
@@ -239,21 +273,21 @@ class ModelKeeper(Generic[E]):
         try:
             await self._publish(route)
         except CannotServe as error:
-            await self._take_back(new, Refused(Cause.FRONT_END, str(error)), before, "refused")
+            await self._take_back(new, Refused(Cause.FRONT_END, str(error)), before, "refused", trial)
             return
         fallback = before if trial is None else trial.fallback
         tried = [*new, *(version for version in (trial.versions if trial is not None else ()) if is_in(version, route))]
+        tried = [version for version in tried if not is_in(version, fallback)]  # those have answered before
         swap = self._found.file.swap
         self._trial = None
         if tried and fallback is not None and fallback.default.engine.is_ready and swap.probation_seconds:
-            keeps = trial is not None and not new
-            self._trial = trial if keeps else Trial(tried, fallback, swap, self._front_of().outcomes(fallback.default))
+            if trial is not None and not new:
+                trial.versions, self._trial = tried, trial
+            else:
+                self._trial = Trial(tried, fallback, swap, self._front_of().outcomes(fallback.default))
         elif new and before is not None and not (self._absent is not None and is_in(self._absent, before)):
             self._workshop.swapped(self.name, "done")
-        for version in self.versions:
-            if version.is_up:
-                is_tried = self._trial is not None and version in tried
-                version.enter(State.TRIAL if is_tried else State.SERVING if is_in(version, route) else State.STANDBY)
+        self._tell_apart()
         served = {} if route is None else {label: model.version for label, model in route.versions.items()}
         default = None if route is None else route.default.label
         log.info("versions that serve", model=self.name, default=default, versions=served, on_trial=self._trial is not None)
@@ -263,35 +297,42 @@ class ModelKeeper(Generic[E]):
         trial = self._trial
         if trial is None:
             return
-        front = self._front_of()
-        try:
-            trial.check(front.outcomes)
-        except Refused as refused:
-            await self._take_back(trial.versions, refused, trial.fallback, "rolled_back")
-        else:
-            if trial.is_over:
-                self._trial = None
-                for version in trial.versions:
-                    version.enter(State.SERVING)
-                log.info("probation passed", model=self.name, versions=[version.label for version in trial.versions])
-                self._workshop.swapped(self.name, "done")
+        if (failed := trial.failed(self._front_of().outcomes)) is not None:
+            version, refused = failed
+            await self._take_back([version], refused, trial.fallback, "rolled_back")
+        elif trial.is_over:
+            self._trial = None
+            for version in trial.versions:
+                version.enter(State.SERVING)
+            log.info("probation passed", model=self.name, versions=[version.label for version in trial.versions])
+            self._workshop.swapped(self.name, "done")
 
-    async def _take_back(self, versions: Sequence[Version[E]], refused: Refused, route: Route[E] | None, outcome: str) -> None:
-        """Have those answer again who did before."""
-        self._trial = None
+    async def _take_back(
+        self, versions: Sequence[Version[E]], refused: Refused, route: Route[E] | None, outcome: str, trial: Trial[E] | None = None
+    ) -> None:
+        """Have those answer again who did before, with the trial that they had; others begin theirs anew if they are still wanted."""
+        self._trial = trial
         for version in versions:
             self._loader.refuse(version, refused)
         try:
             await self._publish(route)
         except CannotServe as error:
             log.error("a front end does not serve as before", model=self.name, reason=str(error))
-        for version in self.versions:
-            if version.is_up and is_in(version, route):
-                version.enter(State.SERVING)
+        self._tell_apart()
         for version in versions:
-            self._spawn(self._retire(version))
+            self._end_soon(version)
         self._workshop.swapped(self.name, outcome)
-        self.wake()
+        if versions:
+            self.wake()
+        else:  # nothing that was wanted is any different
+            asyncio.get_running_loop().call_later(RETRY_SECONDS, self.wake)
+
+    def _tell_apart(self) -> None:
+        """Have versions know whether requests get them."""
+        for version in self.versions:
+            if version.is_up:
+                is_tried = self._trial is not None and version in self._trial.versions
+                version.enter(State.TRIAL if is_tried else State.SERVING if is_in(version, self.route) else State.STANDBY)
 
     async def _publish(self, route: Route[E] | None) -> None:
         self.route = route
@@ -303,31 +344,51 @@ class ModelKeeper(Generic[E]):
         fallback = self._trial.fallback if self._trial is not None else None
         for version in self.versions:
             if version.is_up and not (is_in(version, self.route) or is_in(version, fallback)):
-                version.enter(State.RETIRING)
-                self._spawn(self._retire(version))
+                self._end_soon(version)
 
-    async def _retire(self, version: Version[E]) -> None:
-        """End a version that no route leads to; a refused one stays known."""
-        loaded = version.loaded
-        assert loaded is not None
+    def _refuse_dead(self) -> None:
+        """Refuse versions whose engine has ended by itself before they have answered anybody."""
+        fallback = self._trial.fallback if self._trial is not None else None
+        for version in self.versions:
+            if version.is_up and version.has_died and not (is_in(version, self.route) or is_in(version, fallback)):
+                self._loader.refuse(version, Refused(Cause.DEATH, "its engine ended before it began to serve"))
+                self._workshop.swapped(self.name, "refused")
+                self._end_soon(version)
+
+    def _end_soon(self, version: Version[E]) -> None:
+        """End a version that no route leads to, as soon as no request holds it; one that is refused stays known."""
         if version.state is not State.REFUSED:
             version.enter(State.RETIRING)
-        await self._front_of().until_released(loaded)
-        await self._loader.end(version)
+        if version not in self._ending:
+            self._ending[version] = self._spawn(self._retire(version))
+
+    async def _retire(self, version: Version[E]) -> None:
+        loaded = version.loaded
+        assert loaded is not None
+        try:
+            await self._front_of().until_released(loaded)
+            await self._loader.end(version)
+        finally:
+            del self._ending[version]
         self.versions.remove(version)
         if version is not self._absent:
             log.info("a version has ended", model=self.name, version=version.label, content=version.content)
         self.wake()
 
     def _reading(self, version: Version[E]) -> VersionReading:
-        outcomes = Outcomes() if version.loaded is None else self._front_of().outcomes(version.loaded)
+        loaded = version.loaded  # another thread may let go of it at any time
+        outcomes = Outcomes() if loaded is None else self._front_of().outcomes(loaded)
         cause = "" if version.cause is None else version.cause.value
         return VersionReading(self.name, version.label, version.state.value, cause, outcomes.num_answered, outcomes.num_failed)
 
     def _note_death(self, version: Version[E]) -> None:
-        if self._trial is not None:
-            self._trial.dead.add(version)
-            self.wake()
+        version.note_death()
+        self.wake()
+
+    def _is_needed(self, version: Version[E]) -> bool:
+        """Return whether a version that cannot be started is to be tried again: while it is there, and nobody has taken its place."""
+        is_nobody_there = self.route is None or (self._absent is not None and is_in(self._absent, self.route))
+        return version.found in self._found.versions and is_nobody_there
 
     def _wanted(self) -> Wanted:
         refused = {}
@@ -348,7 +409,7 @@ class ModelKeeper(Generic[E]):
         models = {}
         for found in target.versions:
             version = self.versions.known(found)
-            if version is not None and version.loaded is not None:
+            if version is not None and version.is_up and version.loaded is not None:
                 models[found.name] = version.loaded
         named = {name: model.label for name, model in models.items()}
         if target.default not in models:
@@ -358,7 +419,8 @@ class ModelKeeper(Generic[E]):
         labels = {label: named[name] for label, name in target.labels.items()}
         return Route(models[target.default], versions, shares, labels, self._found.file.versions.sticky)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task

@@ -51,6 +51,7 @@ class ModelWorkshop:
         self._config, self._metrics = config, metrics
         self._num_models, self._on_change, self._on_published = num_models, on_change, on_published
         self._pinned: Mapping[str, EnginePlan] = {}
+        self._measured: dict[str, Measured] = {}
 
     def pin(self, plans: Mapping[str, EnginePlan]) -> None:
         """Have models that were there at the start keep to the cores they were given, whatever version they are in."""
@@ -77,11 +78,19 @@ class ModelWorkshop:
         """See `Workshop`."""
         return self._plan(bundle, file.settings.within(self._config)).num_replicas
 
-    def check_memory(self, bundle: Bundle, file: ModelFile, beside: LoadedModel[ModelEngine] | None) -> None:
+    def measure(self, model: LoadedModel[ModelEngine] | None) -> None:
+        """See `Workshop`."""
+        if model is None:
+            return
+        readings = [read_process(process_id) for process_id in model.engine.process_ids]
+        if sizes := [reading.resident_memory_bytes for reading in readings if reading is not None]:
+            self._measured[model.name] = Measured(sum(sizes), weight_bytes(model.bundle), len(sizes))
+
+    def check_memory(self, bundle: Bundle, file: ModelFile) -> None:
         """See `Workshop`; what a GPU's memory does not hold its engine finds out before it takes any."""
         config = file.settings.within(self._config)
-        plan = self._plan(bundle, config)
-        needed = needed_bytes(bundle, engine_settings(config, bundle, plan)[0], plan.num_replicas, self._measure(beside))
+        plan, measured = self._plan(bundle, config), self._measured.get(bundle.manifest.name)
+        needed = needed_bytes(bundle, engine_settings(config, bundle, plan)[0], plan.num_replicas, measured)
         if needed > (there := room()).num_bytes:
             free = f"{there.num_bytes / 2**20:.0f} MiB {there.limit}"
             advice = 'swap.mode = "restart" ends what serves first'
@@ -142,11 +151,3 @@ class ModelWorkshop:
     def _plan(self, bundle: Bundle, config: ServerConfig) -> EnginePlan:
         plan = self._pinned.get(bundle.manifest.name)
         return plan if plan is not None and config.pin_engines else plan_engine(config, bundle, self._num_models())
-
-    def _measure(self, model: LoadedModel[ModelEngine] | None) -> Measured | None:
-        """Return what a model's engines have taken; None if none runs in a process of its own."""
-        if model is None:
-            return None
-        readings = [read_process(process_id) for process_id in model.engine.process_ids]
-        sizes = [reading.resident_memory_bytes for reading in readings if reading is not None]
-        return Measured(sum(sizes), weight_bytes(model.bundle), len(sizes)) if sizes else None

@@ -90,6 +90,10 @@ class Repository(Generic[E]):
         self._routes = {key: routes[key] for key in sorted(routes)}
         self.waiting.change(name)
 
+    def find(self, name: str) -> Route[E] | None:
+        """Return how a model's requests are answered; None if there is no such model."""
+        return self._routes.get(name)
+
     def route(self, name: str) -> Route[E]:
         """Return how a model's requests are answered; the empty name means the only model.
 

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Generic
 
 from dragoman.server.repository.loaded import LoadedModel
@@ -25,7 +25,6 @@ class Trial(Generic[E]):
         fallback: Who answered before, and does so again if one of them fails.
         swap: What is allowed, and how long it lasts.
         usual: What became of the requests of the one that answered most of them before.
-        dead: Those of which an engine has ended by itself.
         clock: Seconds, monotonic.
     """
 
@@ -33,7 +32,6 @@ class Trial(Generic[E]):
     fallback: Route[E]
     swap: Swap
     usual: Outcomes
-    dead: set[Version[E]] = field(default_factory=set)
     clock: Callable[[], float] = time.monotonic
     began: float = 0.0
 
@@ -45,20 +43,24 @@ class Trial(Generic[E]):
         """Whether it has been long enough."""
         return self.clock() - self.began >= self.swap.probation_seconds
 
-    def check(self, outcomes: Callable[[LoadedModel[E]], Outcomes]) -> None:
-        """Do nothing if all is well so far.
+    def failed(self, outcomes: Callable[[LoadedModel[E]], Outcomes]) -> tuple[Version[E], Refused] | None:
+        """Return a version that has failed, and why; None if all is well so far. What becomes of the others is told of themselves.
 
         Args:
             outcomes: Returns what became of a version's requests.
-
-        Raises:
-            Refused: If a version has failed.
         """
         for version in self.versions:
-            if version in self.dead:
-                raise Refused(Cause.DEATH, f"its engine ended {self.clock() - self.began:.1f} s after it began to serve")
-            if version.loaded is not None:
-                self._check_outcomes(outcomes(version.loaded))
+            try:
+                self._check(version, outcomes)
+            except Refused as refused:
+                return version, refused
+        return None
+
+    def _check(self, version: Version[E], outcomes: Callable[[LoadedModel[E]], Outcomes]) -> None:
+        if version.has_died:
+            raise Refused(Cause.DEATH, f"its engine ended within {self.clock() - self.began:.1f} s of beginning to serve")
+        if version.loaded is not None:
+            self._check_outcomes(outcomes(version.loaded))
 
     def _check_outcomes(self, outcomes: Outcomes) -> None:
         total = outcomes.num_answered + outcomes.num_failed

@@ -7,10 +7,12 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import NamedTuple, TypeVar
 
-from dragoman.server.errors import Draining, NotReady, ServerFault
+from dragoman.server.errors import Draining, NotReady, ServerFault, ServiceError
 
 # Refused before anything was done for them: they say nothing of the version.
 REFUSED = (NotReady, Draining)
+# Nobody foresaw them. Others, such as that a caller is gone while it is being written to, are not of the version's making.
+UNFORESEEN = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 T = TypeVar("T")
 
@@ -132,4 +134,6 @@ class Held(AbstractAsyncContextManager[T, None]):
 
 def _is_fault(error: BaseException) -> bool:
     """Return whether an end is a fault of what answers: not the caller's, not that the caller is gone, and no refusal."""
-    return isinstance(error, ServerFault) and not isinstance(error, REFUSED)
+    if isinstance(error, ServiceError):
+        return isinstance(error, ServerFault) and not isinstance(error, REFUSED)
+    return isinstance(error, UNFORESEEN)

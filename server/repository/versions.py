@@ -75,6 +75,7 @@ class Version(Generic[E]):
         sleeping: What stands for it while it is asleep.
         was_proved: Whether it has been up before it fell asleep.
         reserved_bytes: What its engines may come to take.
+        has_died: Whether an engine of it has ended by itself since it was started, and before it was known to be good.
     """
 
     model: str
@@ -89,6 +90,7 @@ class Version(Generic[E]):
     sleeping: LoadedModel[E] | None = None
     was_proved: bool = False
     reserved_bytes: int = 0
+    has_died: bool = False
 
     @property
     def label(self) -> str:
@@ -114,6 +116,11 @@ class Version(Generic[E]):
     def has_been_proved(self) -> bool:
         """Whether what its engine does is done for requests."""
         return self.state not in (State.OPENING, State.STARTING, State.PROVING)
+
+    def note_death(self) -> None:
+        """Take note that an engine of it has ended by itself; of one that serves for good that says nothing."""
+        if self.state in (State.PROVING, State.STANDBY, State.TRIAL):
+            self.has_died = True
 
     def enter(self, state: State) -> None:
         """Begin another part of its life."""

@@ -7,7 +7,6 @@ from typing import Protocol, TypeVar
 from dragoman.export.bundle import Bundle
 from dragoman.server.repository.found import FoundVersion
 from dragoman.server.repository.loaded import LoadedModel, SizedEngine
-from dragoman.server.repository.memory import Measured
 from dragoman.server.repository.model_file import ModelFile
 from dragoman.server.repository.models import Route
 from dragoman.server.repository.use import Holding, Outcomes
@@ -92,31 +91,28 @@ class Workshop(Protocol[E]):
         """Return how many engines a version gets."""
         ...
 
-    def check_memory(self, bundle: Bundle, file: ModelFile, beside: LoadedModel[E] | None) -> None:
+    def measure(self, model: LoadedModel[E] | None) -> None:
+        """Take note of how much memory a version takes that runs, which tells what the model's others will; of none, do nothing."""
+        ...
+
+    def check_memory(self, bundle: Bundle, file: ModelFile) -> None:
         """Do nothing if there is memory for a version's engines.
 
         Args:
             bundle: Of the version.
             file: Of the model.
-            beside: Another version of it that runs, which tells what the model takes.
 
         Raises:
             Refused: If there is not.
         """
         ...
 
-    def reckon(self, bundle: Bundle, file: ModelFile, measured: Measured | None) -> int:
-        """Return how many bytes a version's engines may take.
-
-        Args:
-            bundle: Of the version.
-            file: Of the model.
-            measured: What engines of the model have taken, if that is known.
-        """
+    def reckon(self, bundle: Bundle, file: ModelFile) -> int:
+        """Return how many bytes a version's engines may take."""
         ...
 
-    def measure(self, model: LoadedModel[E]) -> Measured | None:
-        """Return what a version's engines take now; None if that cannot be told."""
+    def resident_bytes(self, model: LoadedModel[E]) -> int:
+        """Return what a version's engines have now; 0 if that cannot be told."""
         ...
 
     def sleeping(self, opened: Opened, file: ModelFile, label: str, device: str) -> LoadedModel[E]:

@@ -103,7 +103,10 @@ class Metrics:
             self.remove_model(name)
 
     def remove_model(self, name: str) -> None:
-        """End the series of a model that is no longer loaded; counts of its failures end too."""
+        """End the series of a model that is no longer loaded; counts of its failures end too.
+
+        What its engines still say while they finish what they have is not counted.
+        """
         if self._models.pop(name, None) is None:
             return
         for key in [key for key in self._engines if key[0] == name]:
@@ -117,6 +120,8 @@ class Metrics:
 
     def set_engine(self, model: str, is_up: bool, process_id: int | None, replica: int = 0) -> None:
         """Say whether one of a model's engines takes requests, and which process it has; None for none of its own."""
+        if (model, replica) not in self._engines:
+            return
         self._engines[model, replica].set_up(is_up)
         if process_id is None:
             self._processes.ids.pop((model, replica), None)
@@ -134,7 +139,8 @@ class Metrics:
 
     def observe_restart(self, model: str, replica: int = 0) -> None:
         """Count an engine that is started again."""
-        self._engines[model, replica].restarts.inc()
+        if (model, replica) in self._engines:
+            self._engines[model, replica].restarts.inc()
 
     def observe_statistics(self, model: str, statistics: messages.Statistics, replica: int = 0) -> None:
         """Record what the only engine of a version of a model said after a step."""
@@ -143,12 +149,14 @@ class Metrics:
 
     def observe_engine(self, model: str, statistics: messages.Statistics, replica: int = 0) -> None:
         """Record what one of a model's engines said after a step of its own and what it has."""
-        self._engines[model, replica].observe(statistics)
-        self._models[model].observe_work(statistics)
+        if model in self._models and (model, replica) in self._engines:
+            self._engines[model, replica].observe(statistics)
+            self._models[model].observe_work(statistics)
 
     def observe_queue(self, model: str, statistics: messages.Statistics, replica: int = 0) -> None:
         """Record what waits for a version of a model and what runs, in all its engines, of which a replica is the first."""
-        self._models[model].observe_queue(replica, statistics)
+        if model in self._models and (model, replica) in self._engines:
+            self._models[model].observe_queue(replica, statistics)
 
     def observe_finished(self, model: str, request: messages.Request, finished: messages.Finished) -> None:
         """Record how a request ended in the engine: its tokens and, for an answer, its success and where its time went."""
