@@ -1,6 +1,9 @@
 """Times as people write them in a file: `90s`, `10m`, `1.5h`."""
 
+import math
 import re
+
+ALWAYS = "always"
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(rf"(\d{{1,9}}(?:\.\d{{1,9}})?)({'|'.join(_SECONDS)})", re.ASCII)
@@ -15,3 +18,16 @@ def parse_duration(text: object) -> float:
     if not isinstance(text, str) or (found := _DURATION.fullmatch(text)) is None:
         raise ValueError(f"{text!r:.80} is not a time such as 90s, 10m or 1.5h, in quotes")
     return float(found[1]) * _SECONDS[found[2]]
+
+
+def parse_keeping(text: object) -> float:
+    """Return how long something is kept, in seconds: a time, or infinite for `always`.
+
+    Raises:
+        ValueError: If it is neither, or no time at all.
+    """
+    if text == ALWAYS:
+        return math.inf
+    if (seconds := parse_duration(text)) <= 0:
+        raise ValueError(f"{text!r} is no time at all")
+    return seconds

@@ -84,6 +84,8 @@ class Repository(Generic[E]):
 
     def publish(self, name: str, route: Route[E] | None) -> None:
         """Have requests that come from now on be answered so; None takes the model away."""
+        if route == self._routes.get(name):
+            return
         routes = {key: value for key, value in self._routes.items() if key != name}
         if route is not None:
             routes[name] = route

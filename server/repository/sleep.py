@@ -68,7 +68,7 @@ class Sleep:
         """
         asked, self.is_asked = self.is_asked, False
         if not self.may_sleep:
-            self.is_asleep = False
+            self.is_asleep = self.is_asleep and self.retry_seconds > 0
         elif self.is_asleep:
             self.is_asleep = not is_awaited or self.retry_seconds > 0
         elif not (is_awaited or is_tried):
@@ -79,7 +79,9 @@ class Sleep:
 
     def pause(self, holding: Holding) -> float | None:
         """Return after how long it is to be decided anew if nothing happens; None for never."""
-        if self.is_asleep or not self.may_sleep:
+        if self.is_asleep:
+            return self.retry_seconds or None
+        if not self.may_sleep:
             return None
         return self.keep_seconds if holding.num_held else max(0.001, self.keep_seconds - self._idle_seconds(holding))
 
