@@ -266,6 +266,7 @@ class Service:
             if keeper.route is not None:
                 self.repository.publish(name, keeper.route)
                 self._describe(name)
+                self.metrics.set_ready(name, keeper.route.default.engine.is_ready)
 
     def _on_awaited(self) -> None:
         """Have models be loaded that requests wait for, and those not that nobody waits for any more."""

@@ -1,7 +1,7 @@
 """Memory for models: what all engines together may take, and who gives way to whom when it is short.
 
-Models are loaded one after the other, in the order in which they were asked for (`Workshop.turn`). What is loaded counts with what it
-was reckoned to take, or what it has, whichever is more. Whoever makes way ends by itself, when no request holds it: nothing is killed.
+Models are loaded one after the other, in the order in which they were asked for (`Workshop.turn`). What is loaded counts with what
+it was reckoned to take, or with what it has if that is more. Whoever makes way ends when no request holds it: nothing is killed.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """One model's sleep, done: its versions are unloaded and stay described, and are loaded and proved again when it is waited for.
 
-When that is to be is decided in `sleep.py`, what others have to give way for it in `placement.py`; who serves is the keeper's business.
+When that is to be is decided in `sleep.py`, who gives way for it in `placement.py`; who serves is the keeper's business.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Requests of one process that wait for models to be loaded. Who loads them is told which are waited for, and tells what came of it."""
+"""Requests of one process that wait for models to be loaded. Who loads models is told which, and tells what has come of it."""
 
 import asyncio
 import time
