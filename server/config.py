@@ -271,7 +271,8 @@ class ServerConfig(BaseSettings):
     @field_validator("keep_loaded")
     @classmethod
     def _check_keep_loaded(cls, text: str) -> str:
-        parse_keeping(text)
+        if parse_keeping(text) <= 0:
+            raise ValueError(f"{text!r} is no time at all")
         return text
 
     @field_validator("ready_when")

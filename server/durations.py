@@ -24,10 +24,6 @@ def parse_keeping(text: object) -> float:
     """Return how long something is kept, in seconds: a time, or infinite for `always`.
 
     Raises:
-        ValueError: If it is neither, or no time at all.
+        ValueError: If it is neither.
     """
-    if text == ALWAYS:
-        return math.inf
-    if (seconds := parse_duration(text)) <= 0:
-        raise ValueError(f"{text!r} is no time at all")
-    return seconds
+    return math.inf if text == ALWAYS else parse_duration(text)

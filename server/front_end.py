@@ -137,7 +137,7 @@ class FrontEnd:
 
     def holding(self, model: LoadedModel[Any]) -> Holding:
         """Return how requests use a version."""
-        return Holding(model.use.num_held, model.use.last_used)
+        return Holding(model.use.num_held, model.use.last_used, model.use.warm_until)
 
     def is_awaited(self, name: str) -> bool:
         """Return whether requests wait for a model that is asleep."""

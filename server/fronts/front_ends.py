@@ -28,7 +28,7 @@ from dragoman.server.fronts.sleeping_desk import SleepingDesk
 from dragoman.server.fronts.table import UsageTable
 from dragoman.server.repository.loaded import LoadedModel
 from dragoman.server.repository.models import CannotServe, Repository, Route
-from dragoman.server.repository.use import Holding, Outcomes
+from dragoman.server.repository.use import Holding, Outcomes, together
 from dragoman.server.supervisor import RestartPolicy
 from dragoman.server.telemetry.metrics import Metrics
 from dragoman.server.telemetry.series import Series, Totals, without_gauges
@@ -202,9 +202,12 @@ class FrontEnds:
         """Return how requests use a version, as front ends have told last, about a second ago."""
         server = self._desks.get(model)
         if server is None:
-            return Holding(0, model.use.last_used)
-        num_held = sum(each.held.get(server.endpoint, 0) for each in self._front_ends)
-        return Holding(num_held, time.monotonic() if num_held else self._last_used[model])
+            return Holding(0, model.use.last_used, model.use.last_used)
+        told = [each.held[server.endpoint] for each in self._front_ends if server.endpoint in each.held]
+        num_held = sum(number for number, _ in told)
+        last_used = self._last_used[model]
+        warm_until = together((model.use.last_used, *(warm for _, warm in told)))
+        return Holding(num_held, time.monotonic() if num_held else last_used, warm_until)
 
     def is_awaited(self, name: str) -> bool:
         """Return whether requests wait for a model that is asleep."""

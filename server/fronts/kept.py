@@ -49,7 +49,7 @@ class KeptFrontEnd:
         counted: What it said last that it has counted; nothing while there is none.
         serving: What it said last of a `Serve`.
         holding: Endpoints of the desks that it has been told of and has not said that nobody holds any more.
-        held: Requests that hold a version, by the endpoint of its desk, as it said last.
+        held: Requests that hold a version, and how warm they keep it, by the endpoint of its desk, as it said last.
         awaited: Models that requests there wait for.
         num_requests: Requests that had ended at it, with an answer or without, when it last said what it has counted.
         num_restarts: Times it was started again.
@@ -86,7 +86,7 @@ class KeptFrontEnd:
         self._on_change, self._on_end, self._on_used, self._on_awaited = on_change, on_end, on_used, on_awaited
         self.serving = Serving(0)
         self.holding: set[str] = set()
-        self.held: dict[str, int] = {}
+        self.held: dict[str, tuple[int, float]] = {}
         self.awaited: frozenset[str] = frozenset()
         self._told = Serve(0, [])
         self._host: FrontEndHost | None = None

@@ -177,11 +177,11 @@ class Used(Struct, frozen=True, array_like=True, tag="used"):
 
     Attributes:
         outcomes: Of each version of which there were any, by the endpoint of its desk.
-        held: Requests that hold each version that was used since then, by the same.
+        held: Of each version that was used since then, by the same: requests that hold it, and `Use.warm_until`.
     """
 
     outcomes: dict[str, tuple[int, int, float]]
-    held: dict[str, int] = {}
+    held: dict[str, tuple[int, float]] = {}
 
 
 class Awaited(Struct, frozen=True, array_like=True, tag="awaited"):

@@ -106,7 +106,7 @@ class ServedVersions:
     def tell_used(self) -> None:
         """Tell what became of requests since the last time."""
         used: dict[str, tuple[int, int, float]] = {}
-        held: dict[str, int] = {}
+        held: dict[str, tuple[int, float]] = {}
         for endpoint, model in self._models.items():
             outcomes = model.use.outcomes
             new = outcomes.since(self._told.get(endpoint, Outcomes()))
@@ -114,7 +114,8 @@ class ServedVersions:
                 used[endpoint] = (new.num_answered, new.num_failed, new.seconds)
                 self._told[endpoint] = outcomes
             if model.use.num_moves != self._told_moves.get(endpoint, 0):
-                held[endpoint], self._told_moves[endpoint] = model.use.num_held, model.use.num_moves
+                held[endpoint] = (model.use.num_held, model.use.warm_until)
+                self._told_moves[endpoint] = model.use.num_moves
         if used or held:
             self._say(Used(used, held))
 

@@ -43,7 +43,7 @@ Sticky = Literal["request", "caller"]
 _ROUNDING = 1e-9
 
 
-KeepLoaded = Annotated[float, BeforeValidator(parse_keeping)]
+KeepLoaded = Annotated[float, BeforeValidator(parse_keeping), Field(gt=0)]
 
 
 class _Table(BaseModel):

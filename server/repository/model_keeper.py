@@ -201,7 +201,7 @@ class ModelKeeper(Generic[E]):
     @property
     def is_leaving(self) -> bool:
         """See `Tenant`, as the next three."""
-        return self._sleeper.sleep.is_asked or any(version.found is not NOWHERE for version in self._ending)
+        return self._sleeper.is_leaving or any(version.found is not NOWHERE for version in self._ending)
 
     def memory_bytes(self) -> int:
         """See `Tenant`."""

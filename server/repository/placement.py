@@ -16,7 +16,7 @@ from dragoman.server.repository.memory import Room, room
 from dragoman.server.repository.versions import Cause, Refused
 
 # Once it is loaded a model is not asked to give way for so long: those who waited for it are to be answered, wherever they are.
-MIN_STAY_SECONDS = 2.0
+MIN_STAY_SECONDS = 1.0
 # The same of a model that requests hold; where all are in use they take turns.
 MIN_BUSY_STAY_SECONDS = 5.0
 # So long somebody who leaves is waited for before another is asked, too: a request may hold it for longer.
@@ -36,21 +36,19 @@ class Stay:
 
     Attributes:
         num_held: Requests that hold it.
-        last_used: When one did last.
+        warm_until: How recently, and how often lately, one did; see `server.repository.use`.
         awake_since: When it was loaded.
         is_busy: Whether it cannot be asked now: it is being changed, or waited for.
     """
 
     num_held: int
-    last_used: float
+    warm_until: float
     awake_since: float
     is_busy: bool = False
 
     @property
     def may_leave_at(self) -> float:
-        """When it can be asked; infinite for not now."""
-        if self.is_busy:
-            return math.inf
+        """When it can be asked, unless it is busy."""
         return self.awake_since + (MIN_BUSY_STAY_SECONDS if self.num_held else MIN_STAY_SECONDS)
 
 
@@ -139,7 +137,7 @@ class Placement:
                 raise Refused(Cause.MEMORY, f"it may take {_mib(needed_bytes)}, and {_mib(there.num_bytes)} {there.limit}")
 
     async def make_room(self, name: str, needed_bytes: int, is_wanted: Callable[[], bool]) -> None:
-        """Have models give way, the least recently used first, until there is memory; the caller has the turn to load.
+        """Have models give way, the least used of late first, until there is memory; the caller has the turn to load.
 
         Args:
             name: Of the model that is to be loaded, which does not give way to itself.
@@ -176,10 +174,11 @@ class Placement:
             names = ", ".join(sorted(tenant.name for _, tenant in stays))
             raise Refused(Cause.MEMORY, f"{refused.reason}; in use: {names}" if names else refused.reason)
         if not is_leaving or now >= self._asked_at + LEAVE_SECONDS:
-            able = [(bool(stay.num_held), stay.last_used, tenant) for stay, tenant in stays if stay.may_leave_at <= now]
-            if able:
-                self._asked_at = now
-                min(able, key=lambda one: one[:2])[2].give_way()
+            able = [(bool(stay.num_held), stay.warm_until, stay, tenant) for stay, tenant in stays if not stay.is_busy]
+            for _, _, stay, tenant in sorted(able, key=lambda one: one[:2])[:1]:
+                if stay.may_leave_at <= now:  # who has just come is waited for, not passed over
+                    self._asked_at = now
+                    tenant.give_way()
         self._news.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(LOOK_SECONDS):

@@ -15,7 +15,7 @@ from dragoman.server.repository.model_versions import NOWHERE, ModelVersions
 from dragoman.server.repository.models import Route
 from dragoman.server.repository.placement import NotWanted, Placement, Stay
 from dragoman.server.repository.sleep import Sleep
-from dragoman.server.repository.use import Holding
+from dragoman.server.repository.use import Holding, together
 from dragoman.server.repository.versions import Cause, Refused, State, Version
 from dragoman.server.repository.workshop import E, Front, Workshop
 
@@ -66,6 +66,12 @@ class Sleeper(Generic[E]):
         """Whether requests wait for the model."""
         return self._front_of().is_awaited(self._name)
 
+    @property
+    def is_leaving(self) -> bool:
+        """Whether the model is falling asleep, or has been asked to."""
+        ending = (one for one in self._versions if one.state is State.RETIRING and one.loaded is not None)
+        return self.sleep.is_asked or any(one.found is not NOWHERE for one in ending)
+
     def decide(self, file: ModelFile, route: Route[E] | None, *, is_tried: bool) -> None:
         """Decide anew whether the model is to be loaded; tell those who wait for one that cannot be now."""
         sleep = self.sleep
@@ -87,7 +93,7 @@ class Sleeper(Generic[E]):
         if not self.sleep.may_sleep or self.is_asleep or route is None or route.default.is_asleep:
             return None
         holding = self._holding(route)
-        return Stay(holding.num_held, holding.last_used, self.sleep.awake_since, is_busy or self.is_awaited or self.sleep.is_asked)
+        return Stay(holding.num_held, holding.warm_until, self.sleep.awake_since, is_busy or self.is_awaited or self.sleep.is_asked)
 
     def memory_bytes(self) -> int:
         """See `Tenant`."""
@@ -151,8 +157,10 @@ class Sleeper(Generic[E]):
         """Return how requests use the model, all of its versions together."""
         models: list[LoadedModel[E]] = [] if route is None else list(route.versions.values())
         uses = [self._front_of().holding(model) for model in models if not model.is_asleep]
-        last_used = max((use.last_used for use in uses), default=self.sleep.awake_since)
-        return Holding(sum(use.num_held for use in uses), last_used)
+        if not uses:
+            return Holding(0, self.sleep.awake_since, self.sleep.awake_since)
+        last_used, warm_until = max(use.last_used for use in uses), together(use.warm_until for use in uses)
+        return Holding(sum(use.num_held for use in uses), last_used, warm_until)
 
     def _keep_seconds(self, file: ModelFile) -> float:
         own = file.settings.keep_loaded
