@@ -39,12 +39,12 @@ class Measured:
 
     Attributes:
         num_bytes: Resident, all of them together.
-        weight_bytes: Of the version's weights.
+        most_bytes: What they could have taken at the most, as `needed_bytes` reckons it.
         num_replicas: Engines.
     """
 
     num_bytes: int
-    weight_bytes: int
+    most_bytes: int
     num_replicas: int
 
 
@@ -56,13 +56,14 @@ def needed_bytes(bundle: Bundle, settings: EngineSettings, num_replicas: int, me
         settings: Of an engine; those that share weights have them once.
         num_replicas: Engines.
         measured: Of a version that has served; caches seldom hold the longest texts in all slots, and this tells what they do hold.
+            What this one may take beyond what that one might have taken comes on top of it.
     """
     weights = weight_bytes(bundle)
     copies = 1 if settings.device.weights_cache else num_replicas
     bound = int(copies * weights * WEIGHTS_FACTOR) + num_replicas * (PROCESS_BYTES + settings.max_slots * slot_bytes(bundle))
     if measured is None or measured.num_replicas != num_replicas:
         return bound
-    growth = max(0, weights - measured.weight_bytes) * copies
+    growth = max(0, bound - measured.most_bytes)
     return min(bound, int((measured.num_bytes + growth) * MARGIN))
 
 

@@ -345,15 +345,16 @@ class ModelKeeper(Generic[E]):
             await self._change_asleep(route)
             return
         before, trial = self.route, self._trial
-        new = [version for version in self.versions if is_in(version, route) and not is_in(version, before)]
+        fallback = before if trial is None else trial.fallback
+        # Those to fall back on have answered before, and need not be tried.
+        in_route = [version for version in self.versions if is_in(version, route) and not is_in(version, fallback)]
+        new = [version for version in in_route if not is_in(version, before)]
+        tried = [version for version in in_route if version in new or (trial is not None and version in trial.versions)]
         try:
             await self._publish(route)
         except CannotServe as error:
             await self._take_back(new, Refused(Cause.FRONT_END, str(error)), before, "refused", trial)
             return
-        fallback = before if trial is None else trial.fallback
-        tried = [*new, *(version for version in (trial.versions if trial is not None else ()) if is_in(version, route))]
-        tried = [version for version in tried if not is_in(version, fallback)]  # those have answered before
         swap = self._found.file.swap
         self._trial = None
         if tried and fallback is not None and fallback.default.engine.is_ready and swap.probation_seconds:

@@ -15,7 +15,7 @@ from dragoman.server.proof import ProofFailed, prove
 from dragoman.server.repository.checks import check_slots
 from dragoman.server.repository.found import FoundVersion
 from dragoman.server.repository.loaded import LoadedModel
-from dragoman.server.repository.memory import Measured, needed_bytes, room, weight_bytes
+from dragoman.server.repository.memory import Measured, needed_bytes, room
 from dragoman.server.repository.model_file import ModelFile
 from dragoman.server.repository.models import Route
 from dragoman.server.repository.sleeping_engine import SleepingEngine
@@ -84,7 +84,8 @@ class ModelWorkshop:
         if model is None:
             return
         if sizes := _resident_sizes(model):
-            self._measured[model.name] = Measured(sum(sizes), weight_bytes(model.bundle), len(sizes))
+            most = needed_bytes(model.bundle, model.engine.settings, len(sizes))
+            self._measured[model.name] = Measured(sum(sizes), most, len(sizes))
 
     def check_memory(self, bundle: Bundle, file: ModelFile) -> None:
         """See `Workshop`; what a GPU's memory does not hold its engine finds out before it takes any."""

@@ -57,7 +57,7 @@ class Trial(Generic[E]):
         return None
 
     def _check(self, version: Version[E], outcomes: Callable[[LoadedModel[E]], Outcomes]) -> None:
-        if version.has_died:
+        if version.has_died or (version.loaded is not None and not version.loaded.engine.is_ready):
             raise Refused(Cause.DEATH, f"its engine ended within {self.clock() - self.began:.1f} s of beginning to serve")
         if version.loaded is not None:
             self._check_outcomes(outcomes(version.loaded))

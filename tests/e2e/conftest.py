@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from dragoman.model.config import ModelConfig
 from dragoman.model.text.byte_level import ByteLevelTokenizer
 from dragoman.model.text.tokenizers import Tokenizers
 from dragoman.model.transformer import Transformer
+from tests.e2e.versions import ModelFolder
 from tests.shelf import Shelf
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,9 +32,11 @@ MODELS = ("en-de", "en-fr")
 class Server:
     """A running `dragoman serve` and what it logs."""
 
-    def __init__(self, models: Path, *flags: str, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, models: Path, *flags: str, environment: dict[str, str] | None = None, prefix: Sequence[str] = ()
+    ) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "dragoman", "serve", "--models", str(models), "--host", "127.0.0.1", "--port", "0", *flags],
+            [*prefix, sys.executable, "-m", "dragoman", "serve", "--models", str(models), "--host", "127.0.0.1", "--port", "0", *flags],
             stderr=subprocess.PIPE,
             cwd=ROOT,
             env=os.environ | {"DRAGOMAN_METRICS_PORT": "0"} | (environment or {}),
@@ -110,26 +113,48 @@ def endless(shelf: Shelf) -> Path:
 
 
 def make_endless(folder: Path) -> None:
-    tokenizer = ByteLevelTokenizer.train(["a dog runs over the grass"], 280)
     for seed, name in enumerate(("alpha", "beta")):
-        torch.manual_seed(seed)
-        config = ModelConfig(
-            source_vocab_size=280,
-            target_vocab_size=280,
-            d_model=256,
-            num_encoder_layers=2,
-            num_decoder_layers=2,
-            encoder_ffn_dim=512,
-            decoder_ffn_dim=512,
-            max_source_positions=64,
-            max_target_positions=1000,
-            has_output_bias=True,
-        )
-        model = Transformer(config).eval()
-        assert model.decoder.output_bias is not None
-        model.decoder.output_bias.data[config.eos_id] = -60
-        Checkpoint(name, model, Tokenizers.shared(tokenizer)).save(folder / "checkpoints" / name)
-        export_checkpoint(folder / "checkpoints" / name, folder / "bundles" / name)
+        export_endless(folder, name, name, seed, 256)
+
+
+def export_endless(folder: Path, directory: str, name: str, seed: int, d_model: int) -> None:
+    """Export a random model that never ends a sequence."""
+    tokenizer = ByteLevelTokenizer.train(["a dog runs over the grass"], 280)
+    torch.manual_seed(seed)
+    config = ModelConfig(
+        source_vocab_size=280,
+        target_vocab_size=280,
+        d_model=d_model,
+        num_encoder_layers=2,
+        num_decoder_layers=2,
+        encoder_ffn_dim=2 * d_model,
+        decoder_ffn_dim=2 * d_model,
+        max_source_positions=64,
+        max_target_positions=1000,
+        has_output_bias=True,
+    )
+    model = Transformer(config).eval()
+    assert model.decoder.output_bias is not None
+    model.decoder.output_bias.data[config.eos_id] = -60
+    Checkpoint(name, model, Tokenizers.shared(tokenizer)).save(folder / "checkpoints" / directory)
+    export_checkpoint(folder / "checkpoints" / directory, folder / "bundles" / directory)
+
+
+@pytest.fixture(scope="session")
+def version_bundles(shelf: Shelf) -> Path:
+    """Bundles of small models that never end a sequence: `one`, `two` and `three` are versions of `alpha`, `other` is of `beta`."""
+
+    def make(folder: Path) -> None:
+        for seed, (directory, name) in enumerate((("one", "alpha"), ("two", "alpha"), ("three", "alpha"), ("other", "beta"))):
+            export_endless(folder, directory, name, seed, 64)
+
+    return shelf.get("versions", make) / "bundles"
+
+
+@pytest.fixture
+def models(tmp_path: Path, version_bundles: Path) -> ModelFolder:
+    """An empty folder of models."""
+    return ModelFolder(tmp_path / "models", version_bundles)
 
 
 @pytest.fixture(scope="session")

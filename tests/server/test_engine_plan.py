@@ -8,7 +8,7 @@ import pytest
 
 from dragoman.server import engine_plan
 from dragoman.server.config import ConfigError, load
-from dragoman.server.engine_plan import choose_replicas, plan_engines
+from dragoman.server.engine_plan import choose_replicas, plan_engine, plan_engines
 
 
 def plans(num_cores: int, monkeypatch: pytest.MonkeyPatch, *precisions: str, **settings: Any) -> list[tuple[int, int]]:
@@ -73,3 +73,16 @@ def test_each_replica_has_cores_of_its_own(monkeypatch: pytest.MonkeyPatch) -> N
     crowded = load({"models": "bundles", "replicas": 4, "num_threads": 1, "pin_engines": True})
     with pytest.raises(ConfigError, match=r"pin_engines: 8 x 1 threads and the front end need 9 cores"):
         plan_engines(crowded, bundles)
+
+
+def test_a_version_that_comes_later_has_its_part_of_the_cores_and_is_pinned_to_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_plan, "available_cores", lambda: 16)
+    bundle: Any = SimpleNamespace(manifest=SimpleNamespace(name="m", precision="int8"))
+    config = load({"models": "bundles"})
+    for num_models, expected in ((1, (4, 4)), (2, (2, 4)), (100, (1, 1))):
+        plan = plan_engine(config, bundle, num_models)
+        assert (plan.num_replicas, plan.num_threads) == expected and plan.cores == ((),) * expected[0]
+    assert plan_engine(load({"models": "bundles", "replicas": 3, "num_threads": 2}), bundle, 1) == engine_plan.EnginePlan(2, ((),) * 3)
+    large: Any = SimpleNamespace(manifest=SimpleNamespace(name="m", precision="bf16"))
+    with pytest.raises(ConfigError, match=r"replicas: model m \(bf16\) may run on a GPU"):
+        plan_engine(load({"models": "bundles", "replicas": 2}), large, 1)

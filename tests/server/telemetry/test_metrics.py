@@ -10,6 +10,7 @@ from dragoman.server.telemetry.declarations import Declarations
 from dragoman.server.telemetry.engine_metrics import EngineMetrics
 from dragoman.server.telemetry.metrics import Metrics
 from dragoman.server.telemetry.model_metrics import CODES, REFUSALS
+from dragoman.server.telemetry.version_metrics import OUTCOMES, VersionReading
 
 REQUEST = Request(id=1, source_ids=[5, 6, 7, 2], max_new_tokens=10, arrival=100.0)
 
@@ -356,3 +357,55 @@ def test_no_series_tell_when_others_were_created(registry: CollectorRegistry, me
     scraped = generate_latest(registry).decode()
     assert "dragoman_requests_failed_total" in scraped and "dragoman_time_to_first_token_seconds_count" in scraped
     assert "_created" not in scraped
+
+
+def test_versions_that_stand_beside_each_other_add_up_to_the_model(registry: CollectorRegistry, metrics: Metrics) -> None:
+    metrics.add_engines("en-de", range(1, 3))
+    metrics.set_ready("en-de", True)
+    metrics.observe_queue("en-de", Statistics(num_waiting=1, num_running=2, num_slots=3, queue_seconds=0.5), 0)
+    metrics.observe_queue("en-de", Statistics(num_waiting=10, num_running=20, num_slots=5, queue_seconds=0.25), 1)
+
+    def shown(*names: str) -> list[float | None]:
+        return [value(registry, name) for name in names]
+
+    names = ("num_requests_waiting", "num_requests_running", "slots_in_use", "kv_cache_usage_ratio", "estimated_queue_seconds")
+    assert shown(*names) == [11, 22, 8, 0.5, 0.5]
+    metrics.remove_engines("en-de", range(1, 3))
+    assert shown(*names) == [1, 2, 3, 3 / 16, 0.5]
+    assert value(registry, "engine_up", replica="1") is None and value(registry, "engine_up", replica="0") == 0
+    metrics.set_ready("en-de", False)
+    assert shown(*names) == [0, 0, 0, 0, 0]
+
+
+def test_engines_that_are_gone_or_of_a_model_that_is_say_nothing_any_more(registry: CollectorRegistry, metrics: Metrics) -> None:
+    """They may still finish what they have: an error here would end their attachment, and with it all that runs there."""
+    metrics.add_engines("en-de", range(1, 2))
+    metrics.remove_engines("en-de", range(1, 2))
+    metrics.observe_statistics("en-de", Statistics(num_running=4, steps=[Step(3, 0.1)]), 1)
+    assert value(registry, "num_requests_running") == 0 and value(registry, "step_batch_size_sum") == 0
+    metrics.remove_model("en-de")
+    before = generate_latest(registry)
+    metrics.observe_statistics("en-de", Statistics(num_running=4, steps=[Step(3, 0.1)]))
+    metrics.observe_restart("en-de")
+    metrics.set_engine("en-de", False, None)
+    metrics.remove_engines("en-de", range(1))
+    assert generate_latest(registry) == before and b"en-de" not in before
+
+
+def test_versions_are_shown_with_their_states_and_what_became_of_their_requests(registry: CollectorRegistry, metrics: Metrics) -> None:
+    metrics.versions.add_model("en-de")
+    metrics.versions.swapped("en-de", "refused")
+    readings = [
+        VersionReading("en-de", "1", "serving", "", 10, 1),
+        VersionReading("en-de", "2", "refused", "proof"),
+        VersionReading("en-de", "1", "retiring", "", 5, 0),
+        VersionReading("en-de", "1", "retiring", "", 1, 0),
+    ]
+    metrics.versions.watch(lambda: readings)
+    assert [value(registry, "version_swaps_total", outcome=outcome) for outcome in OUTCOMES] == [0, 1, 0]
+    assert value(registry, "version_state", version="2", state="refused", cause="proof") == 1
+    assert value(registry, "version_state", version="1", state="serving", cause="") == 1
+    assert value(registry, "version_state", version="1", state="retiring", cause="") == 1
+    assert value(registry, "version_requests_total", version="1", outcome="answered") == 16
+    assert value(registry, "version_requests_total", version="1", outcome="failed") == 1
+    assert generate_latest(registry).count(b'state="retiring"') == 1, "no series is there twice"

@@ -1,0 +1,173 @@
+"""Callers of every kind, who never try again: each answer is kept with its version and its times."""
+
+import asyncio
+import random
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+from grpc import aio
+
+from dragoman.v1 import generation_pb2, generation_pb2_grpc
+
+CALL_SECONDS = 60.0
+BATCH_SIZE, NUM_BEAMS = 4, 4
+MIX: Mapping[str, float] = {"unary": 0.55, "stream": 0.2, "batch": 0.05, "beams": 0.1, "score": 0.1}
+"""Share of the calls; a batch is several requests."""
+REQUESTS_A_CALL = 1 + MIX["batch"] * (BATCH_SIZE - 1)
+NUM_CHANNELS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of a request.
+
+    Attributes:
+        kind: Of call.
+        model: That was asked.
+        began: When the caller sent it, seconds since 1970.
+        ended: When the whole answer was there, or the error.
+        version: That answered, by its content; empty for an error.
+        error: Status and message; empty for an answer.
+    """
+
+    kind: str
+    model: str
+    began: float
+    ended: float
+    version: str = ""
+    error: str = ""
+
+
+class Callers:
+    """Calls at random times, so many a second, whatever becomes of those before; on a thread with an event loop of its own.
+
+    Attributes:
+        answers: What has become of requests so far.
+    """
+
+    def __init__(
+        self, address: str, models: Sequence[str], texts: Sequence[str], rate: float, *, max_new_tokens: int = 0, seed: int = 0
+    ) -> None:
+        """Describe them.
+
+        Args:
+            address: Of the server.
+            models: Asked in turn.
+            texts: Sources.
+            rate: Requests a second.
+            max_new_tokens: Of an answer; 0 for the model's default.
+            seed: Of times, kinds and texts.
+        """
+        self._address, self._models, self._texts = address, models, texts
+        self._rate = rate / REQUESTS_A_CALL
+        self._options: dict[str, Any] = {"max_new_tokens": max_new_tokens} if max_new_tokens else {}
+        self._draws = random.Random(seed)
+        self.answers: list[Answer] = []
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="callers")
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Begin no more calls, and wait for those that have begun."""
+        self._stopping.set()
+        self._thread.join()
+
+    @property
+    def failures(self) -> list[Answer]:
+        """Requests that were not answered."""
+        return [answer for answer in self.answers if answer.error]
+
+    async def _run(self) -> None:
+        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
+        channels = [aio.insecure_channel(self._address, options) for _ in range(NUM_CHANNELS)]
+        stubs: list[Any] = [generation_pb2_grpc.GenerationStub(channel) for channel in channels]  # type: ignore[no-untyped-call]
+        kinds: dict[str, Callable[[Any, str], Awaitable[None]]] = {
+            "unary": self._unary,
+            "stream": self._stream,
+            "batch": self._batch,
+            "beams": self._beams,
+            "score": self._score,
+        }
+        calls: set[asyncio.Task[None]] = set()
+        due = time.monotonic()
+        number = 0
+        while not self._stopping.is_set():
+            due += self._draws.expovariate(self._rate)
+            if (pause := due - time.monotonic()) > 0:
+                await asyncio.sleep(pause)
+            [kind] = self._draws.choices(list(MIX), list(MIX.values()))
+            work = self._guarded(kind, kinds[kind], stubs[number % NUM_CHANNELS], self._models[number % len(self._models)])
+            task = asyncio.create_task(work)
+            calls.add(task)
+            task.add_done_callback(calls.discard)
+            number += 1
+        await asyncio.gather(*calls)
+        await asyncio.gather(*(channel.close() for channel in channels))
+
+    async def _guarded(self, kind: str, call: Callable[[Any, str], Awaitable[None]], stub: Any, model: str) -> None:
+        began = time.time()
+        try:
+            await call(stub, model)
+        except aio.AioRpcError as error:
+            self.answers.append(Answer(kind, model, began, time.time(), error=f"{error.code().name}: {error.details()}"))
+
+    def _note(self, kind: str, model: str, began: float, answer: Any) -> None:
+        error = "" if answer.model == model and answer.model_version else f"model {answer.model}, version {answer.model_version!r}"
+        self.answers.append(Answer(kind, model, began, time.time(), answer.model_version, error))
+
+    def _request(self, model: str, **fields: Any) -> Any:
+        return generation_pb2.GenerateRequest(model=model, text=self._draws.choice(self._texts), **self._options | fields)
+
+    async def _unary(self, stub: Any, model: str) -> None:
+        began = time.time()
+        self._note("unary", model, began, await stub.Generate(self._request(model), timeout=CALL_SECONDS))
+
+    async def _beams(self, stub: Any, model: str) -> None:
+        began = time.time()
+        self._note("beams", model, began, await stub.Generate(self._request(model, num_beams=NUM_BEAMS), timeout=CALL_SECONDS))
+
+    async def _score(self, stub: Any, model: str) -> None:
+        began = time.time()
+        request = generation_pb2.ScoreRequest(model=model, text=self._draws.choice(self._texts), target="ein Hund")
+        self._note("score", model, began, await stub.Score(request, timeout=CALL_SECONDS))
+
+    async def _stream(self, stub: Any, model: str) -> None:
+        began = time.time()
+        message = None
+        async for message in stub.GenerateStream(self._request(model), timeout=CALL_SECONDS):
+            pass
+        if message is None or not message.HasField("result"):
+            self.answers.append(Answer("stream", model, began, time.time(), error="the stream ended without a result"))
+        else:
+            self._note("stream", model, began, message.result)
+
+    async def _batch(self, stub: Any, model: str) -> None:
+        began = time.time()
+
+        async def requests() -> AsyncIterator[Any]:
+            for number in range(BATCH_SIZE):
+                yield self._request(model, request_id=f"{began}-{id(self)}-{number}")
+
+        num_answers = 0
+        async for answer in stub.GenerateBatch(requests(), timeout=CALL_SECONDS):
+            num_answers += 1
+            if answer.HasField("response"):
+                self._note("batch", model, began, answer.response)
+            else:
+                told = f"{grpc_code(answer.error.code)}: {answer.error.message}"
+                self.answers.append(Answer("batch", model, began, time.time(), error=told))
+        for _ in range(num_answers, BATCH_SIZE):
+            self.answers.append(Answer("batch", model, began, time.time(), error="the batch ended without an answer"))
+
+
+def grpc_code(number: int) -> str:
+    """Return the name of a status."""
+    return next((code.name for code in grpc.StatusCode if code.value[0] == number), str(number))

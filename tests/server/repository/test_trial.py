@@ -1,0 +1,94 @@
+"""What a version on probation is watched for."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dragoman.server.repository.found import FoundVersion
+from dragoman.server.repository.model_file import Swap
+from dragoman.server.repository.trial import MIN_REQUESTS, Trial
+from dragoman.server.repository.use import Outcomes
+from dragoman.server.repository.versions import Cause, State, Version
+
+
+class Clock:
+    seconds = 100.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def version(name: str) -> Version[Any]:
+    loaded: Any = SimpleNamespace(label=name, engine=SimpleNamespace(is_ready=True))
+    return Version("en-de", FoundVersion(name, Path(name), (1, 1, 1)), State.TRIAL, loaded=loaded)
+
+
+def trial_of(clock: Clock, *versions: Version[Any], usual: Outcomes = Outcomes(1000, 0, 100.0), **swap: Any) -> Trial[Any]:
+    fallback: Any = None
+    return Trial(versions, fallback, Swap(**swap), usual, clock)
+
+
+def cause(trial: Trial[Any], **outcomes: Outcomes) -> Cause | None:
+    failed = trial.failed(lambda model: outcomes.get(model.label, Outcomes()))
+    return None if failed is None else failed[1].cause
+
+
+def test_it_lasts_as_long_as_it_is_set_to(clock: Clock) -> None:
+    trial = trial_of(clock, version("2"), probation_seconds=10)
+    clock.seconds += 9.9
+    assert not trial.is_over
+    clock.seconds += 0.1
+    assert trial.is_over
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "expected"),
+    [
+        (Outcomes(), None),
+        (Outcomes(0, MIN_REQUESTS - 1), None),
+        (Outcomes(0, MIN_REQUESTS), Cause.ERRORS),
+        (Outcomes(95, 5, 9.5), None),
+        (Outcomes(94, 6, 9.5), Cause.ERRORS),
+        (Outcomes(100, 0, 30.0), None),
+        (Outcomes(100, 0, 30.1), Cause.LATENCY),
+        (Outcomes(MIN_REQUESTS - 1, 1, 1000.0), None),
+    ],
+)
+def test_bounds(clock: Clock, outcomes: Outcomes, expected: Cause | None) -> None:
+    """Of 5 % errors, and three times 100 ms; of few requests nothing is said."""
+    assert cause(trial_of(clock, version("2")), **{"2": outcomes}) is expected
+
+
+def test_without_much_to_compare_with_nothing_is_too_slow(clock: Clock) -> None:
+    usual = Outcomes(MIN_REQUESTS - 1, 0, 0.01)
+    assert cause(trial_of(clock, version("2"), usual=usual), **{"2": Outcomes(100, 0, 1000.0)}) is None
+
+
+def test_a_dead_engine_is_told_with_its_time(clock: Clock) -> None:
+    one = version("2")
+    trial = trial_of(clock, version("1"), one)
+    clock.seconds += 1.25
+    one.note_death()
+    failed = trial.failed(lambda _: Outcomes())
+    assert failed is not None and failed[0] is one
+    assert (failed[1].cause, failed[1].reason) == (Cause.DEATH, "its engine ended within 1.2 s of beginning to serve")
+
+
+def test_it_is_told_which_of_several_has_failed(clock: Clock) -> None:
+    versions = [version("2"), version("3")]
+    outcomes = {"2": Outcomes(100, 0, 1.0), "3": Outcomes(50, 50, 1.0)}
+    failed = trial_of(clock, *versions).failed(lambda model: outcomes[model.label])
+    assert failed is not None and failed[0] is versions[1]
+
+
+def test_an_engine_that_is_down_is_dead_whatever_became_of_its_requests(clock: Clock) -> None:
+    one = version("2")
+    one.loaded.engine.is_ready = False  # type: ignore[union-attr]
+    assert cause(trial_of(clock, one), **{"2": Outcomes(0, 100)}) is Cause.DEATH
