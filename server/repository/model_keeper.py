@@ -155,9 +155,10 @@ class ModelKeeper(Generic[E]):
                 self._loader.refuse(version, Refused(version.cause, version.reason))
             elif version.opened is not None and self._sleeper.is_asleep:
                 self._sleeper.lay_down(version, self._found.file)
-                self.route = self._route_to(target)
             elif version.opened is not None and version.found.name == default:
                 self._have_nobody_answer(version.opened, version.label)
+        if self._sleeper.is_asleep:
+            self.route = self._route_to(target)
 
     async def start(self, *, is_persistent: bool = False) -> None:
         """Load and prove what was opened first, and have it serve; what cannot be makes way for the policy's next.
