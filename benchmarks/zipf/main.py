@@ -31,6 +31,7 @@ WAITED_SECONDS = 0.5
 """Answers that took longer have waited for their model, on a machine that is not overloaded."""
 SLOTS = 8
 SEED = 20
+CALL_SECONDS = 180.0
 COUNTS = {
     "dragoman_model_wakes_total": "wakes",
     "dragoman_model_sleeps_total": "sleeps",
@@ -69,18 +70,18 @@ def main() -> None:
     parser.add_argument("--models", type=int, default=20)
     parser.add_argument("--fit", type=int, default=4, help="Models for which there is memory.")
     parser.add_argument("--seconds", type=float, default=300.0)
-    parser.add_argument("--rate", type=float, default=20.0, help="Requests a second.")
+    parser.add_argument("--rate", type=float, default=10.0, help="Requests a second.")
     parser.add_argument("--exponent", type=float, default=1.0, help="Of Zipf's law.")
     parser.add_argument("--front-ends", type=int, default=1)
     arguments = parser.parse_args()
     texts = TEXTS if arguments.data is None else read_lines(arguments.data / "test_2016_flickr.en.gz")
     bound_bytes = arguments.fit * need_of(arguments.bundle, SLOTS)
     flags = [f"--models-memory-gib={bound_bytes / 2**30:.6f}", "--keep-loaded=1h", "--num-threads=1", f"--max-slots={SLOTS}"]
-    flags += ["--load-wait-seconds=60", f"--front-ends={arguments.front_ends}"]
+    flags += ["--load-wait-seconds=120", f"--front-ends={arguments.front_ends}"]
     about = environment("onnxruntime", "grpcio") | {"flags": flags, "seconds": arguments.seconds, "commit": commit()}
     with tempfile.TemporaryDirectory(dir=arguments.bundle.parent) as folder:  # beside it, for links
         models = copy_models(arguments.bundle, Path(folder) / "models", arguments.models)
-        mix = Mix(models, arguments.exponent, arguments.rate, arguments.seconds, 120.0)
+        mix = Mix(models, arguments.exponent, arguments.rate, arguments.seconds, CALL_SECONDS)
         with FolderServer(Path(folder) / "models", Path(folder) / "log", flags) as server:
             with MemoryWatch(server.pid) as watch:
                 asked = asyncio.run(ask(server.address, mix, texts, SEED))

@@ -9,6 +9,8 @@ from dragoman.server.errors import NotReady
 USUAL_SECONDS = 30.0
 # When to come again, where nothing is known of how long loading takes.
 RETRY_SECONDS = 1.0
+# So long it is believed that somebody comes again who was told to; then the model is loaded for nobody.
+PROMISE_SECONDS = 60.0
 # Of the time that a caller has, what is left for telling it that the model was not there in time.
 MARGIN = 0.1
 MAX_MARGIN_SECONDS = 0.25
@@ -110,8 +112,8 @@ class Waiting:
 
     def _promise(self, name: str) -> None:
         """Have a model be loaded for who was told to come back; not for ever, it may not come."""
-        self._promised[name] = self._clock() + self.max_seconds
-        asyncio.get_running_loop().call_later(self.max_seconds, self._forget_promise, name)
+        self._promised[name] = self._clock() + PROMISE_SECONDS
+        asyncio.get_running_loop().call_later(PROMISE_SECONDS, self._forget_promise, name)
 
     def _forget_promise(self, name: str) -> None:
         until = self._promised.get(name)

@@ -18,7 +18,6 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from dragoman.client.sync import Client
 from dragoman.v1.generation_pb2 import GenerateRequest
 from dragoman.v1.generation_pb2_grpc import GenerationStub
-from tests.server.repository.copies import copy
 
 pytestmark = pytest.mark.e2e
 
@@ -45,10 +44,6 @@ def engine_pids(server: Any) -> list[int]:
 
 def is_asleep(server: Any, model: str) -> bool:
     return bool(server.metric("dragoman_version_state", model=model, state="asleep"))
-
-
-def test_nothing(endless: Path, tmp_path: Path) -> None:
-    assert copy and os and signal and threading and ThreadPoolExecutor and NEVER_IDLE
 
 
 @pytest.mark.parametrize("flags", [ONE, TWO])
@@ -78,5 +73,84 @@ def test_a_model_is_loaded_by_a_request_of_any_kind_and_unloaded_when_it_is_idle
         assert "dragoman_engine_up{" not in server.metrics_text(), "no engine is missed that is not to be there"
         assert server.metric("dragoman_requests_failed_total") == 0
         assert server.metric("dragoman_model_wakes_total", model="beta") == 0
-        assert GenerationStub and GenerateRequest
+        assert server.terminate() == 0
+
+
+@pytest.mark.parametrize("flags", [ONE, TWO])
+def test_models_give_way_to_each_other_and_nobody_is_lost(serve: Any, endless: Path, tmp_path: Path, flags: Any) -> None:
+    """There is memory for one of two; callers of both come all the time."""
+    names = ["alpha", "beta"] * 20
+    with serve(endless, *FAST, *flags, *NEVER_IDLE, "--models-memory-gib", "0.2") as server:
+        with Client(server.address, timeout_seconds=60) as client, ThreadPoolExecutor(4) as pool:
+            client.generate("a dog", model="alpha", max_new_tokens=1)
+            most, is_over = [0], threading.Event()
+
+            def watch() -> None:
+                while not is_over.is_set():
+                    most[0] = max(most[0], len(engine_pids(server)))
+                    time.sleep(0.05)
+
+            watching = threading.Thread(target=watch)
+            watching.start()
+            results = list(pool.map(lambda model: client.generate("a dog runs", model=model, max_new_tokens=5), names))
+            is_over.set()
+            watching.join()
+        assert [result.model for result in results] == names and all(len(result.tokens) == 5 for result in results)
+        assert most == [1], "never two at once"
+        assert server.metric("dragoman_model_sleeps_total", cause="memory") >= 1
+        assert server.metric("dragoman_requests_failed_total") == 0
+        assert server.metric("dragoman_engine_restarts_total") == 0
+        assert server.terminate() == 0
+    assert engine_pids(server) == []
+
+
+@pytest.mark.parametrize("flags", [ONE, TWO])
+def test_who_cannot_wait_is_told_when_to_come_back_and_finds_the_model_loaded_then(serve: Any, endless: Path, flags: Any) -> None:
+    with serve(endless, *FAST, *flags, *NEVER_IDLE, "--load-wait-seconds", "0.02") as server:
+        with grpc.insecure_channel(server.address, [("grpc.enable_retries", 0)]) as channel:
+            stub = GenerationStub(channel)
+            request = GenerateRequest(model="alpha", text="a dog runs", max_new_tokens=2)
+            with pytest.raises(grpc.RpcError) as refusal:
+                stub.Generate(request, timeout=60)
+            assert refusal.value.code() is grpc.StatusCode.UNAVAILABLE
+            assert refusal.value.details() == "model 'alpha' is being loaded"
+            server.wait_for("a model is awake", model="alpha")
+            wait_until(lambda: stub.Generate.with_call(request, timeout=60)[1].code() is grpc.StatusCode.OK, "it is answered")
+        assert server.metric("dragoman_requests_rejected_total", model="alpha", reason="not_ready") == 1
+        assert server.terminate() == 0
+
+
+def test_what_never_fits_is_refused_by_name_and_what_runs_goes_on(serve: Any, endless: Path) -> None:
+    with serve(endless, *FAST, *NEVER_IDLE, "--models-memory-gib", "0.05") as server:
+        with grpc.insecure_channel(server.address, [("grpc.enable_retries", 0)]) as channel, pytest.raises(grpc.RpcError) as refusal:
+            GenerationStub(channel).Generate(GenerateRequest(model="alpha", text="a dog", max_new_tokens=2), timeout=60)
+        assert refusal.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert "model 'alpha' cannot be loaded: it may take" in refusal.value.details()
+        assert "51 MiB of 51 MiB (models_memory_gib) is left" in refusal.value.details()
+        assert server.metric("dragoman_model_wakes_total", model="alpha", outcome="failed") == 1
+        assert is_asleep(server, "alpha"), "there may be memory another time"
+        assert server.terminate() == 0
+
+
+def test_models_that_are_always_loaded_and_do_not_fit_end_the_start(serve: Any, endless: Path) -> None:
+    with pytest.raises(AssertionError, match="the server ended") as ended, serve(endless, *FAST, "--models-memory-gib", "0.2"):
+        pass
+    assert "models_memory_gib" in str(ended.value)
+
+
+def test_a_killed_front_end_leaves_nobody_waited_for(serve: Any, endless: Path) -> None:
+    """The one whose callers waited is killed while the other model's load has the turn; nothing is loaded for the dead."""
+    with serve(endless, *FAST, "--front-ends", "2", *NEVER_IDLE) as server:
+        with grpc.insecure_channel(server.address, [("grpc.enable_retries", 0)]) as channel:
+            call = GenerationStub(channel).Generate.future(GenerateRequest(model="alpha", text="a dog", max_new_tokens=2), timeout=60)
+            wait_until(lambda: server.metric("dragoman_version_state", model="alpha", state="asleep") == 0, "it is being loaded")
+            for event in [event for event in server.events if event["event"] == "front end listens"]:
+                os.kill(event["pid"], signal.SIGKILL)
+            assert call.exception().code() is grpc.StatusCode.UNAVAILABLE
+            for _ in range(2):
+                server.wait_for("front end ended, restarting")
+        wait_until(lambda: server.metric("dragoman_front_end_up") == 2, "both are back")
+        with Client(server.address, timeout_seconds=60) as client:
+            assert client.generate("a dog", model="alpha", max_new_tokens=2).tokens
+            assert client.generate("a dog", model="beta", max_new_tokens=2).tokens
         assert server.terminate() == 0

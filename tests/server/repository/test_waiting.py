@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from dragoman.server.errors import NotReady
+from dragoman.server.repository import waiting as waiting_file
 from dragoman.server.repository.waiting import MAX_MARGIN_SECONDS, RETRY_SECONDS, Waiting
 
 
@@ -17,10 +18,10 @@ class Clock:
         return self.now
 
 
-def play(scene: Callable[[Waiting, Clock, list[frozenset[str]]], Awaitable[None]], max_seconds: float = 30.0) -> None:
+def play(scene: Callable[[Waiting, Clock, list[frozenset[str]]], Awaitable[None]]) -> None:
     async def run() -> None:
         clock = Clock()
-        waiting, told = Waiting(max_seconds, clock), list[frozenset[str]]()
+        waiting, told = Waiting(30.0, clock), list[frozenset[str]]()
         waiting.on_change = lambda: told.append(waiting.names)
         await scene(waiting, clock, told)
 
@@ -86,7 +87,9 @@ def test_what_is_left_of_loading_is_told_if_it_takes_as_long_as_the_last_time() 
     play(scene)
 
 
-def test_who_does_not_come_back_is_not_waited_for_for_ever() -> None:
+def test_who_does_not_come_back_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting_file, "PROMISE_SECONDS", 0.01)
+
     async def scene(waiting: Waiting, clock: Clock, told: list[frozenset[str]]) -> None:
         with pytest.raises(NotReady):
             await waiting.wait("a", clock.now)
@@ -95,7 +98,7 @@ def test_who_does_not_come_back_is_not_waited_for_for_ever() -> None:
             await asyncio.sleep(0.001)
         assert waiting.names == frozenset()
 
-    play(scene, max_seconds=0.01)
+    play(scene)
 
 
 def test_the_reason_why_a_model_cannot_be_loaded_is_told_to_all_who_wait() -> None:
