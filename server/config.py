@@ -38,6 +38,7 @@ from pydantic_settings import (
 from dragoman.export.attention_kernels import USUAL, kernel_bits
 from dragoman.model.errors import InputError
 from dragoman.server.core.readiness import ReadyRule
+from dragoman.server.durations import ALWAYS, parse_keeping
 
 PREFIX = "DRAGOMAN_"
 CONFIG_FILE_VARIABLE = "DRAGOMAN_CONFIG"
@@ -127,6 +128,17 @@ class ServerConfig(BaseSettings):
 
     require_signatures: Path | None = Field(
         None, description="PEM file, or folder of PEM files, of public keys; bundles that none of them signed are refused."
+    )
+    keep_loaded: str = Field(
+        ALWAYS,
+        description="How long a model stays loaded without a request, such as 10m; then the next request loads it. Or always.",
+    )
+    load_wait_seconds: PositiveSeconds = Field(
+        30.0, description="How long a request waits for a model that is being loaded, at the most; then UNAVAILABLE."
+    )
+    models_memory_gib: Gibibytes = Field(
+        0.0,
+        description="Memory that all engines together may take; 0 for what the container or machine has. Idle models give way.",
     )
 
     host: str = Field("0.0.0.0", min_length=1, description="Address the gRPC server listens on.")
@@ -312,6 +324,13 @@ class ServerConfig(BaseSettings):
         kernel_bits(names)
         return names
 
+    @field_validator("keep_loaded")
+    @classmethod
+    def _check_keep_loaded(cls, text: str) -> str:
+        if parse_keeping(text) <= 0:
+            raise ValueError(f"{text!r} is no time at all")
+        return text
+
     @field_validator("ready_when")
     @classmethod
     def _check_ready_when(cls, text: str) -> str:
@@ -397,6 +416,16 @@ class ServerConfig(BaseSettings):
     def gpu_memory_bytes(self) -> int:
         """What `gpu_memory_gib` says; anything above 0 is a limit."""
         return math.ceil(self.gpu_memory_gib * 2**30)
+
+    @property
+    def models_memory_bytes(self) -> int:
+        """What `models_memory_gib` says; anything above 0 is a limit."""
+        return math.ceil(self.models_memory_gib * 2**30)
+
+    @property
+    def keep_loaded_seconds(self) -> float:
+        """What `keep_loaded` says; infinite for always."""
+        return parse_keeping(self.keep_loaded)
 
     @property
     def ready_rule(self) -> ReadyRule:

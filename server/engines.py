@@ -10,11 +10,12 @@ from dragoman.server.dispatch.replicated_engine import ReplicatedEngine
 from dragoman.server.engine.messages import Ready, Statistics
 from dragoman.server.engine.settings import DeviceSettings, EngineSettings
 from dragoman.server.engine_plan import EnginePlan
+from dragoman.server.repository.sleeping_engine import SleepingEngine
 from dragoman.server.supervisor import RestartPolicy, SupervisedEngine
 from dragoman.server.telemetry.metrics import Metrics
 from dragoman.server.weights_folder import weights_folder
 
-ModelEngine = SupervisedEngine | ReplicatedEngine
+ModelEngine = SupervisedEngine | ReplicatedEngine | SleepingEngine
 
 
 def make_engine(

@@ -19,7 +19,7 @@ from dragoman.server.core.usage import OwnUsage, Usage
 from dragoman.server.faces.grpc.server import GrpcServer, build_server
 from dragoman.server.repository.loaded import LoadedModel
 from dragoman.server.repository.models import Repository, Route
-from dragoman.server.repository.use import Outcomes
+from dragoman.server.repository.use import Holding, Outcomes
 from dragoman.server.telemetry.metrics import Metrics
 from dragoman.server.telemetry.sampling import TELL_SECONDS, Sampler
 from dragoman.server.watching import Source
@@ -66,6 +66,7 @@ class FrontEnd:
         """
         self._config, self._metrics, self._tracer, self._sampler = config, metrics, tracer, sampler
         self._models = models
+        models.waiting.max_seconds = config.load_wait_seconds
         deadlines = Deadlines(config.default_deadline_seconds, config.max_deadline_seconds)
         self._callers = read_callers(config, metrics, deadlines, usage_of)
         self.core = Core(models, metrics, tracer, self._callers, deadlines, Readiness(config.ready_rule, known))
@@ -133,6 +134,22 @@ class FrontEnd:
     def outcomes(self, model: LoadedModel[Any]) -> Outcomes:
         """Return what became of the requests that held a version."""
         return model.use.outcomes
+
+    def holding(self, model: LoadedModel[Any]) -> Holding:
+        """Return how requests use a version."""
+        return Holding(model.use.num_held, model.use.last_used, model.use.warm_until)
+
+    def is_awaited(self, name: str) -> bool:
+        """Return whether requests wait for a model that is asleep."""
+        return name in self._models.waiting.names
+
+    def refuse_waiting(self, name: str, reason: str, retry_after_seconds: float) -> None:
+        """Tell the requests that wait for a model that it cannot be loaded now."""
+        self._models.waiting.refuse(name, reason, retry_after_seconds)
+
+    def on_awaited(self, tell: Callable[[], None]) -> None:
+        """Have something called when other models are waited for than before."""
+        self._models.waiting.on_change = tell
 
     def update_health(self) -> None:
         """Publish how the models are now."""

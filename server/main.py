@@ -36,6 +36,7 @@ from dragoman.server.repository.keeper import Keeper
 from dragoman.server.repository.model_keeper import ModelKeeper
 from dragoman.server.repository.model_workshop import ModelWorkshop
 from dragoman.server.repository.models import Repository
+from dragoman.server.repository.placement import Placement
 from dragoman.server.serving_process import end_process, keep_what_is_there
 from dragoman.server.supervisor import EngineCannotStart
 from dragoman.server.telemetry import logs
@@ -129,10 +130,16 @@ class Service:
             on_change=self._on_change,
             on_published=self._publish,
         )
+        self._placement = Placement(
+            lambda: list(self.keeper.models.values()),
+            keep_seconds=config.keep_loaded_seconds,
+            bound_bytes=config.models_memory_bytes,
+            wait_seconds=config.load_wait_seconds,
+        )
         self.keeper: Keeper[ModelEngine] = Keeper(
             source.folder,
             found,
-            lambda model: ModelKeeper(model, self._workshop, lambda: self.front),
+            lambda model: ModelKeeper(model, self._workshop, lambda: self.front, self._placement),
             config.models_poll_seconds,
             config.model_files,
         )
@@ -143,6 +150,7 @@ class Service:
             self.front = FrontEnd(config, self.repository, self.metrics, tracer, sampler)
         else:
             self.front = FrontEnds(config, self.repository, self.metrics, _version())
+        self.front.on_awaited(self._on_awaited)
         self._metrics_access = AdminAccess.of(config)
         self._operators = Operators(config, self.keeper, self.metrics, CallerMetrics(CollectorRegistry()))
         self._watcher = Watcher(self.metrics.reloads)
@@ -289,6 +297,13 @@ class Service:
             if keeper.route is not None:
                 self.repository.publish(name, keeper.route)
                 self._describe(name)
+                self.metrics.set_ready(name, keeper.route.default.engine.is_ready)
+
+    def _on_awaited(self) -> None:
+        """Have models be loaded that requests wait for, and those not that nobody waits for any more."""
+        for keeper in self.keeper.models.values():
+            keeper.wake()
+        self._placement.note()
 
     def _on_change(self, name: str) -> None:
         """Take note that an engine of a model has become ready, or is not any more."""
@@ -308,7 +323,8 @@ class Service:
         """Tell metrics what a model is, once it is published."""
         route = self.repository.route(name)
         model, num_slots = route.default, sum(version.max_slots for version in route.versions.values())
-        self.metrics.add_model(name, model.version, model.manifest.precision, model.device, num_slots)
+        num_engines = 0 if model.is_asleep else 1  # what sleeps has no engine that could be missed
+        self.metrics.add_model(name, model.version, model.manifest.precision, model.device, num_slots, num_engines)
         self.metrics.versions.add_model(name)
 
 

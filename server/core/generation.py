@@ -4,6 +4,7 @@ What cannot be answered is raised as `server.errors`. An answer is counted with 
 it: one that turns out not to fit a message, or to have nobody to take it, is no success.
 """
 
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from functools import partial
@@ -107,8 +108,9 @@ class Generation:
         Raises:
             ServiceError: If there is no answer.
         """
-        async with self._hold(request, call) as model:
-            self._begin(request, call, model)
+        arrived = time.monotonic()
+        async with self._hold(request, call, remaining_seconds) as model:
+            remaining_seconds = _left_since(arrived, remaining_seconds)
             prepared = await self._prepare(request, call, model, remaining_seconds, limit, is_streamed=False)
             finished = await model.engine.generate(prepared.request)
             self._check(call, model, prepared, finished)
@@ -135,8 +137,9 @@ class Generation:
         Raises:
             ServiceError: If there is no answer, at once or while iterating.
         """
-        async with self._hold(request, call) as model:
-            self._begin(request, call, model)
+        arrived = time.monotonic()
+        async with self._hold(request, call, remaining_seconds) as model:
+            remaining_seconds = _left_since(arrived, remaining_seconds)
             async with aclosing(self._pieces(model, request, call, remaining_seconds, limit)) as pieces:
                 yield pieces
 
@@ -144,8 +147,9 @@ class Generation:
         self, request: ScoreRequest, call: Call, remaining_seconds: float | None = None, limit: AnswerLimit | None = None
     ) -> PairScores:
         """Return the scores of a pair; arguments and errors as `generate`."""
-        async with self._hold(request, call) as model:
-            self._begin(request, call, model)
+        arrived = time.monotonic()
+        async with self._hold(request, call, remaining_seconds) as model:
+            remaining_seconds = _left_since(arrived, remaining_seconds)
             return await self._score(request, call, model, self._time_left(call, remaining_seconds), limit)
 
     async def _score(
@@ -198,16 +202,20 @@ class Generation:
         texts.append(detokenizer.push(rest) + detokenizer.finish())
         yield Piece(texts[-1], rest, to_generated(call, model, prepared, finished, "".join(texts)))
 
-    def _hold(self, request: GenerateRequest | ScoreRequest, call: Call) -> AbstractAsyncContextManager[Model]:
-        """Return what holds the model that a request is for, if its caller's limits let it in.
+    def _hold(
+        self, request: GenerateRequest | ScoreRequest, call: Call, remaining_seconds: float | None
+    ) -> AbstractAsyncContextManager[Model]:
+        """Return what holds the model that a request is for, if its caller's limits let it in; it may have to be waited for.
 
         Raises:
             ServiceError: If they do not, or the caller may use no such model.
         """
         if call.not_entered is not None:
             raise call.not_entered
-        name = self._permitted(request.model, call.caller)
-        return self._models.hold(name, check_model_version(request.model_version), call.request_id, call.share.caller)
+        name, version = self._permitted(request.model, call.caller), check_model_version(request.model_version)
+        self._begin(request, call, self._models.get(name, version))
+        seconds = self._time_left(call, remaining_seconds)
+        return self._models.hold(name, version, call.request_id, call.share.caller, seconds)
 
     def _begin(self, request: GenerateRequest | ScoreRequest, call: Call, model: Model) -> None:
         """Have the call's record know the model.
@@ -282,3 +290,8 @@ class Generation:
             count()
             raise_ending(finished, call)
         call.count_answer = count
+
+
+def _left_since(arrived: float, remaining_seconds: float | None) -> float | None:
+    """Return what is left now of the time that was left at some moment; None for any time."""
+    return None if remaining_seconds is None else remaining_seconds - (time.monotonic() - arrived)

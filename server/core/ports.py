@@ -178,17 +178,23 @@ class Models(Protocol):
         """Return every model, sorted by name, in the version that its policy prefers."""
         ...
 
-    def hold(self, name: str, version: str = "", request_id: str = "", caller: str = "") -> AbstractAsyncContextManager[Model]:
+    def hold(
+        self, name: str, version: str = "", request_id: str = "", caller: str = "", seconds: float | None = None
+    ) -> AbstractAsyncContextManager[Model]:
         """Give a model to use: which version that is is decided when the `with` is entered, and none ends before it is left.
+
+        A model that is asleep is waited for, at most as long as the server's settings say.
 
         Args:
             name: Of the model; empty for the only one.
             version: Its folder's name, what its content gives, or a label; empty for the policy's choice.
             request_id: Where versions have shares, the same id gets the same version.
             caller: Name of whose request it is, for policies by which the same caller gets the same version.
+            seconds: Until the request's deadline; None if it has none.
 
         Raises:
             UnknownModel: As `get`.
             UnknownVersion: As `get`.
+            NotReady: If it is asleep, and is not there in time.
         """
         ...

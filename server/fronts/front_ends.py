@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import itertools
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -21,12 +22,13 @@ from dragoman.server.engines import ModelEngine
 from dragoman.server.faces.grpc.tls import TlsFiles
 from dragoman.server.fronts.files import SETTINGS, read_files
 from dragoman.server.fronts.kept import KeptFrontEnd
-from dragoman.server.fronts.messages import Desk, Files, Serve, Served, Start, Used
+from dragoman.server.fronts.messages import Desk, Files, NotLoaded, Serve, Served, Start, Used
 from dragoman.server.fronts.port import HeldPort
+from dragoman.server.fronts.sleeping_desk import SleepingDesk
 from dragoman.server.fronts.table import UsageTable
 from dragoman.server.repository.loaded import LoadedModel
 from dragoman.server.repository.models import CannotServe, Repository, Route
-from dragoman.server.repository.use import Outcomes
+from dragoman.server.repository.use import Holding, Outcomes, together
 from dragoman.server.supervisor import RestartPolicy
 from dragoman.server.telemetry.metrics import Metrics
 from dragoman.server.telemetry.series import Series, Totals, without_gauges
@@ -71,7 +73,9 @@ class FrontEnds:
         self._held = HeldPort(config.host, config.port)
         self._table = UsageTable.open(config.front_ends)
         self._front_ends: list[KeptFrontEnd] = []
-        self._desks: dict[LoadedModel[ModelEngine], DeskServer] = {}
+        self._desks: dict[LoadedModel[ModelEngine], DeskServer | SleepingDesk] = {}
+        self._last_used: dict[LoadedModel[ModelEngine], float] = {}
+        self._tell_awaited: Callable[[], None] = lambda: None
         self._used: dict[LoadedModel[ModelEngine], Outcomes] = {}
         self._ending: set[LoadedModel[ModelEngine]] = set()
         self._publishing = asyncio.Lock()
@@ -121,6 +125,7 @@ class FrontEnds:
                 on_change=self._publish,
                 on_end=partial(self._clear_up, number),
                 on_used=self._note_used,
+                on_awaited=lambda: self._tell_awaited(),
             )
             for number in range(config.front_ends)
         ]
@@ -147,8 +152,8 @@ class FrontEnds:
     async def adopt(self, model: LoadedModel[ModelEngine]) -> None:
         """Have front ends be able to reach a version of a model; none does until it is published."""
         endpoint = f"ipc://{self._folder}/desk-{next(self._numbers)}"
-        self._desks[model] = DeskServer(endpoint, _engine_of(model).pool.desk)
-        self._used[model] = Outcomes()
+        self._desks[model] = SleepingDesk(endpoint) if model.is_asleep else DeskServer(endpoint, _engine_of(model).pool.desk)
+        self._used[model], self._last_used[model] = Outcomes(), time.monotonic()
 
     async def publish(self, name: str, route: Route[ModelEngine] | None) -> None:
         """Have a model's requests that come from now on be answered so; done when every front end does.
@@ -188,12 +193,36 @@ class FrontEnds:
         self._hand_out()
         await self._until(lambda: not any(server.endpoint in each.holding for each in self._front_ends), None)
         server.close()
-        del self._desks[model], self._used[model]
+        del self._desks[model], self._used[model], self._last_used[model]
         self._ending.discard(model)
 
     def outcomes(self, model: LoadedModel[ModelEngine]) -> Outcomes:
         """Return what became of the requests that held a version, as front ends have told."""
         return self._used.get(model, Outcomes())
+
+    def holding(self, model: LoadedModel[ModelEngine]) -> Holding:
+        """Return how requests use a version, as front ends have told last, about a second ago."""
+        server = self._desks.get(model)
+        if server is None:
+            return Holding(0, model.use.last_used, model.use.last_used)
+        told = [each.held[server.endpoint] for each in self._front_ends if server.endpoint in each.held]
+        num_held = sum(number for number, _ in told)
+        last_used = self._last_used[model]
+        warm_until = together((model.use.last_used, *(warm for _, warm in told)))
+        return Holding(num_held, time.monotonic() if num_held else last_used, warm_until)
+
+    def is_awaited(self, name: str) -> bool:
+        """Return whether requests wait for a model that is asleep."""
+        return any(name in each.awaited for each in self._front_ends)
+
+    def refuse_waiting(self, name: str, reason: str, retry_after_seconds: float) -> None:
+        """Tell the requests that wait for a model that it cannot be loaded now."""
+        for each in self._front_ends:
+            each.refuse_waiting(NotLoaded(name, reason, retry_after_seconds))
+
+    def on_awaited(self, tell: Callable[[], None]) -> None:
+        """Have something called when other models are waited for than before."""
+        self._tell_awaited = tell
 
     def update_health(self) -> None:
         """Take note of how the models are. Front ends are told by the desks."""
@@ -266,6 +295,8 @@ class FrontEnds:
                 model.engine.is_ready,
                 bool(model.device),
                 model.traits,
+                model.is_asleep,
+                model.device if model.is_asleep else "",
             )
             for label, model in route.versions.items()
         }
@@ -274,10 +305,14 @@ class FrontEnds:
 
     def _note_used(self, used: Used) -> None:
         """Add to what became of requests; of a version that is given up nobody asks any more."""
+        now = time.monotonic()
         by_endpoint = {server.endpoint: model for model, server in self._desks.items()}
         for endpoint, outcomes in used.outcomes.items():
             if (model := by_endpoint.get(endpoint)) is not None:
                 self._used[model] = self._used[model].plus(Outcomes(*outcomes))
+        for endpoint in used.held:
+            if (model := by_endpoint.get(endpoint)) is not None:
+                self._last_used[model] = now
 
     async def _until(self, is_so: Callable[[], bool], seconds: float | None) -> None:
         """Wait until something is so, at most so long."""

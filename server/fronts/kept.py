@@ -9,7 +9,21 @@ from collections.abc import Callable
 import structlog
 
 from dragoman.server.fronts.host import FrontEndHost
-from dragoman.server.fronts.messages import Collect, Counted, Drain, Failed, Files, Released, Serve, Serving, Start, State, Used
+from dragoman.server.fronts.messages import (
+    Awaited,
+    Collect,
+    Counted,
+    Drain,
+    Failed,
+    Files,
+    NotLoaded,
+    Released,
+    Serve,
+    Serving,
+    Start,
+    State,
+    Used,
+)
 from dragoman.server.supervisor import RestartPolicy
 from dragoman.server.telemetry.series import Series, num_requests
 
@@ -35,6 +49,8 @@ class KeptFrontEnd:
         counted: What it said last that it has counted; nothing while there is none.
         serving: What it said last of a `Serve`.
         holding: Endpoints of the desks that it has been told of and has not said that nobody holds any more.
+        held: Requests that hold a version, and how warm they keep it, by the endpoint of its desk, as it said last.
+        awaited: Models that requests there wait for.
         num_requests: Requests that had ended at it, with an answer or without, when it last said what it has counted.
         num_restarts: Times it was started again.
     """
@@ -48,6 +64,7 @@ class KeptFrontEnd:
         on_change: Callable[[], None],
         on_end: Callable[[str], None],
         on_used: Callable[[Used], None],
+        on_awaited: Callable[[], None] = lambda: None,
     ) -> None:
         """Describe it; `begin` starts it.
 
@@ -58,6 +75,7 @@ class KeptFrontEnd:
             on_change: Called when `state` may have changed.
             on_end: Called with the identity of an incarnation that is gone, `counted` being its last word.
             on_used: Called with what became of its requests.
+            on_awaited: Called when `awaited` has changed.
         """
         self.number = number
         self.state = State()
@@ -65,9 +83,11 @@ class KeptFrontEnd:
         self.num_requests = 0
         self.num_restarts = 0
         self._describe, self._policy = describe, policy
-        self._on_change, self._on_end, self._on_used = on_change, on_end, on_used
+        self._on_change, self._on_end, self._on_used, self._on_awaited = on_change, on_end, on_used, on_awaited
         self.serving = Serving(0)
         self.holding: set[str] = set()
+        self.held: dict[str, tuple[int, float]] = {}
+        self.awaited: frozenset[str] = frozenset()
         self._told = Serve(0, [])
         self._host: FrontEndHost | None = None
         self._asking: deque[asyncio.Future[None]] = deque()
@@ -106,6 +126,11 @@ class KeptFrontEnd:
         self._told = serve
         if self._host is not None:
             self._tell(self._host, serve)
+
+    def refuse_waiting(self, refusal: NotLoaded) -> None:
+        """Tell it that a model cannot be loaded."""
+        if self._host is not None:
+            self._host.send(refusal)
 
     def has_served(self, serial: int) -> bool:
         """Return whether it answers as a `Serve` or a later one has said, or as before with a reason, or is not there."""
@@ -177,6 +202,7 @@ class KeptFrontEnd:
             host.kill()
             await asyncio.gather(listening, host.wait(), return_exceptions=True)  # its last words are read before it is gone
             self._host, self.state, self.holding = None, State(), set()
+            self.held, self.awaited = {}, frozenset()
             for asking in self._asking:
                 if not asking.done():
                     asking.set_result(None)
@@ -221,9 +247,14 @@ class KeptFrontEnd:
                     self._on_change()
                 case Released(endpoint):
                     self.holding.discard(endpoint)
+                    self.held.pop(endpoint, None)
                     self._on_change()
                 case Used():
+                    self.held |= message.held
                     self._on_used(message)
+                case Awaited(models):
+                    self.awaited = frozenset(models)
+                    self._on_awaited()
                 case Failed(reason):
                     self._last_word = reason
 

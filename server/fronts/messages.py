@@ -24,6 +24,8 @@ class Desk(Struct, frozen=True, array_like=True):
         is_ready: Whether one of them is ready.
         was_ready: Whether one of them was ready at any time.
         traits: What the model has of its own.
+        is_asleep: Whether there is no desk: the version is loaded when the model is awaited.
+        device: What it has run on; only of one that is asleep.
     """
 
     endpoint: str
@@ -33,6 +35,8 @@ class Desk(Struct, frozen=True, array_like=True):
     is_ready: bool
     was_ready: bool = False
     traits: Traits = Traits()
+    is_asleep: bool = False
+    device: str = ""
 
 
 class Served(Struct, frozen=True, array_like=True):
@@ -101,6 +105,20 @@ class Serve(Struct, frozen=True, array_like=True, tag="serve"):
     kept: list[str] = []
 
 
+class NotLoaded(Struct, frozen=True, array_like=True, tag="not_loaded"):
+    """A model that is awaited cannot be loaded now.
+
+    Attributes:
+        model: Its name.
+        reason: Why not.
+        retry_after_seconds: When to try again.
+    """
+
+    model: str
+    reason: str
+    retry_after_seconds: float
+
+
 class Collect(Struct, frozen=True, array_like=True, tag="collect"):
     """Say what you have counted."""
 
@@ -115,7 +133,7 @@ class Drain(Struct, frozen=True, array_like=True, tag="drain"):
     seconds: float
 
 
-ToFrontEnd = Start | Files | Serve | Collect | Drain
+ToFrontEnd = Start | Files | Serve | NotLoaded | Collect | Drain
 
 
 class State(Struct, frozen=True, array_like=True, tag="state"):
@@ -159,9 +177,21 @@ class Used(Struct, frozen=True, array_like=True, tag="used"):
 
     Attributes:
         outcomes: Of each version of which there were any, by the endpoint of its desk.
+        held: Of each version that was used since then, by the same: requests that hold it, and `Use.warm_until`.
     """
 
     outcomes: dict[str, tuple[int, int, float]]
+    held: dict[str, tuple[int, float]] = {}
+
+
+class Awaited(Struct, frozen=True, array_like=True, tag="awaited"):
+    """Requests here wait for models that are asleep, and for no others any more.
+
+    Attributes:
+        models: Their names.
+    """
+
+    models: list[str]
 
 
 class Released(Struct, frozen=True, array_like=True, tag="released"):
@@ -184,7 +214,7 @@ class Failed(Struct, frozen=True, array_like=True, tag="failed"):
     reason: str
 
 
-FromFrontEnd = State | Counted | Serving | Used | Released | Failed
+FromFrontEnd = State | Counted | Serving | Used | Awaited | Released | Failed
 
 
 async def read_message(reader: asyncio.StreamReader) -> bytes | None:

@@ -22,6 +22,7 @@ from dragoman.server.config import ServerConfig
 from dragoman.server.front_end import FrontEnd
 from dragoman.server.fronts.files import HandedFiles
 from dragoman.server.fronts.messages import (
+    Awaited,
     Collect,
     Counted,
     Desk,
@@ -29,6 +30,7 @@ from dragoman.server.fronts.messages import (
     Failed,
     Files,
     FromFrontEnd,
+    NotLoaded,
     Serve,
     Start,
     State,
@@ -36,9 +38,10 @@ from dragoman.server.fronts.messages import (
     read_message,
     to_bytes,
 )
-from dragoman.server.fronts.served import FarEngine, ServedVersions
+from dragoman.server.fronts.served import FarEngine, FrontEngine, ServedVersions
 from dragoman.server.fronts.table import UsageTable
 from dragoman.server.repository.models import Repository
+from dragoman.server.repository.sleeping_engine import SleepingEngine
 from dragoman.server.serving_process import end_process, keep_what_is_there
 from dragoman.server.telemetry import logs
 from dragoman.server.telemetry.metrics import Metrics
@@ -74,7 +77,7 @@ class FrontEndProcess:
         self._config = read_config(start, self._files)
         self._registry = CollectorRegistry()
         metrics = Metrics(self._registry, self._config.latency_buckets, start.version)
-        self._repository: Repository[FarEngine] = Repository()
+        self._repository: Repository[FrontEngine] = Repository()
         self._metrics = metrics
         self._served = ServedVersions(
             self._repository,
@@ -89,6 +92,7 @@ class FrontEndProcess:
         tracer = make_tracer(self._config, start.version)
         known = [served.name for served in start.models.models if any(desk.was_ready for desk in served.desks)]
         self._front = FrontEnd(self._config, self._repository, metrics, tracer, sampler, table.of, known)
+        self._front.on_awaited(lambda: self._say(Awaited(sorted(self._repository.waiting.names))))
         self._state = State()
         self._is_listening = False
 
@@ -130,6 +134,8 @@ class FrontEndProcess:
                         await _reload(source)
                 case Serve() as serve:
                     self._served.take(serve)
+                case NotLoaded(model, reason, retry_after_seconds):
+                    self._front.refuse_waiting(model, reason, retry_after_seconds)
                 case Collect():
                     self._say(Counted(take_series(self._registry), is_asked=True))
                 case Drain() as drain if not self._drain.done():
@@ -167,11 +173,12 @@ class FrontEndProcess:
         models = self._repository.all()
         self._metrics.keep_models(model.name for model in models)
         for model in models:
-            self._metrics.add_model(
-                model.name, model.version, model.manifest.precision, "", model.max_slots, model.engine.num_replicas
-            )
+            # What engines do is told where they are: series of theirs here would stay when they sleep.
+            self._metrics.add_model(model.name, model.version, model.manifest.precision, "", model.max_slots, 0)
 
-    def _attach(self, name: str, desk: Desk) -> FarEngine:
+    def _attach(self, name: str, desk: Desk) -> FrontEngine:
+        if desk.is_asleep:
+            return SleepingEngine(name, desk.settings, desk.num_replicas, desk.device)
         return FarEngine(
             name,
             desk,

@@ -17,6 +17,7 @@ from dragoman.server.engine.settings import EngineSettings
 from dragoman.server.fronts.messages import Desk, FromFrontEnd, Released, Serve, Served, Serving, Used
 from dragoman.server.repository.loaded import LoadedModel
 from dragoman.server.repository.models import Repository, Route
+from dragoman.server.repository.sleeping_engine import SleepingEngine
 from dragoman.server.repository.use import Outcomes
 
 # A model that was ready a moment ago may not be any more.
@@ -48,15 +49,18 @@ class FarEngine(AttachedEngine):
         self.num_replicas = desk.num_replicas
 
 
+FrontEngine = FarEngine | SleepingEngine
+
+
 class ServedVersions:
     """See above. What is told is done in order, and told back when it is done."""
 
     def __init__(
         self,
-        repository: Repository[FarEngine],
-        attach: Callable[[str, Desk], FarEngine],
+        repository: Repository[FrontEngine],
+        attach: Callable[[str, Desk], FrontEngine],
         *,
-        prepare: Callable[[LoadedModel[FarEngine]], None],
+        prepare: Callable[[LoadedModel[FrontEngine]], None],
         on_change: Callable[[], None],
         say: Callable[[FromFrontEnd], None],
     ) -> None:
@@ -71,8 +75,9 @@ class ServedVersions:
         """
         self._repository, self._attach = repository, attach
         self._prepare, self._on_change, self._say = prepare, on_change, say
-        self._models: dict[str, LoadedModel[FarEngine]] = {}
+        self._models: dict[str, LoadedModel[FrontEngine]] = {}
         self._told: dict[str, Outcomes] = {}
+        self._told_moves: dict[str, int] = {}
         self._releasing: set[str] = set()
         self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -101,14 +106,18 @@ class ServedVersions:
     def tell_used(self) -> None:
         """Tell what became of requests since the last time."""
         used: dict[str, tuple[int, int, float]] = {}
+        held: dict[str, tuple[int, float]] = {}
         for endpoint, model in self._models.items():
             outcomes = model.use.outcomes
             new = outcomes.since(self._told.get(endpoint, Outcomes()))
             if new.num_answered or new.num_failed:
                 used[endpoint] = (new.num_answered, new.num_failed, new.seconds)
                 self._told[endpoint] = outcomes
-        if used:
-            self._say(Used(used))
+            if model.use.num_moves != self._told_moves.get(endpoint, 0):
+                held[endpoint] = (model.use.num_held, model.use.warm_until)
+                self._told_moves[endpoint] = model.use.num_moves
+        if used or held:
+            self._say(Used(used, held))
 
     async def _take(self, serve: Serve) -> None:
         async with self._turn:
@@ -148,12 +157,13 @@ class ServedVersions:
             async with asyncio.timeout(ATTACH_SECONDS):
                 await asyncio.gather(*(self._models[desk.endpoint].engine.until_ready() for desk in desks))
 
-    async def _release(self, endpoint: str, model: LoadedModel[FarEngine]) -> None:
+    async def _release(self, endpoint: str, model: LoadedModel[FrontEngine]) -> None:
         """Give up a version, once no request holds it."""
         await model.use.until_free()
         self.tell_used()
         del self._models[endpoint]
         self._told.pop(endpoint, None)
+        self._told_moves.pop(endpoint, None)
         await model.engine.stop()
         self._releasing.discard(endpoint)
         self._say(Released(endpoint))
@@ -166,7 +176,7 @@ class ServedVersions:
         for served in serve.models:
             self._repository.publish(served.name, route_of(served, self._models))
 
-    def _load(self, name: str, desk: Desk) -> LoadedModel[FarEngine]:
+    def _load(self, name: str, desk: Desk) -> LoadedModel[FrontEngine]:
         """Return a version, not attached yet; of one that is here already nothing is read again.
 
         Raises:
@@ -188,7 +198,7 @@ def _wanted(serve: Serve) -> set[str]:
     return {desk.endpoint for served in serve.models for desk in served.desks}
 
 
-def route_of(served: Served, models: Mapping[str, LoadedModel[FarEngine]]) -> Route[FarEngine]:
+def route_of(served: Served, models: Mapping[str, LoadedModel[FrontEngine]]) -> Route[FrontEngine]:
     """Return how a model's requests are answered, by the versions that are here."""
     versions = {desk.label: models[desk.endpoint] for desk in served.desks}
     return Route(models[served.default], versions, served.shares, served.labels, served.sticky)

@@ -8,6 +8,7 @@ from dragoman.model.text.tokenizers import Tokenizers
 from dragoman.server.core.frames import Frames
 from dragoman.server.core.ports import NO_TRAITS, Engine, Traits
 from dragoman.server.engine.settings import EngineSettings
+from dragoman.server.repository.sleeping_engine import SleepingEngine
 from dragoman.server.repository.use import Use
 
 
@@ -71,6 +72,11 @@ class LoadedModel(Generic[E]):
     def version(self) -> str:
         """Of the bundle, by its content."""
         return self.manifest.version
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether it stands for a version that is loaded when a request comes for it."""
+        return isinstance(self.engine, SleepingEngine)
 
     @property
     def device(self) -> str:

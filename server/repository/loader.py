@@ -10,6 +10,7 @@ import structlog
 from dragoman.server.repository.loaded import LoadedModel
 from dragoman.server.repository.model_file import ModelFile
 from dragoman.server.repository.model_versions import ModelVersions
+from dragoman.server.repository.placement import NotWanted, Placement
 from dragoman.server.repository.versions import Cause, Opened, Refused, State, Version
 from dragoman.server.repository.workshop import E, Front, Workshop
 from dragoman.server.supervisor import EngineCannotStart
@@ -29,6 +30,7 @@ class Loader(Generic[E]):
         workshop: Workshop[E],
         front: Callable[[], Front[E]],
         on_death: Callable[[Version[E]], None],
+        placement: Placement | None = None,
     ) -> None:
         """Load nothing yet.
 
@@ -37,7 +39,9 @@ class Loader(Generic[E]):
             workshop: See there.
             front: Returns what answers callers.
             on_death: Called when an engine of a version has ended by itself.
+            placement: Has other models give way; None if none does.
         """
+        self._placement = placement
         self._versions, self._workshop, self._front_of, self._on_death = versions, workshop, front, on_death
 
     async def bring_up(
@@ -62,7 +66,7 @@ class Loader(Generic[E]):
                 self._workshop.measure(beside())
                 if make_way is not None:
                     await make_way(opened, version.label)
-                self._workshop.check_memory(opened.bundle, file)
+                await self._ensure_memory(version, opened, file)
                 await self._start(version, file, self._workshop.load_seconds)
 
         return await self._try(version, load())
@@ -83,7 +87,49 @@ class Loader(Generic[E]):
             is_needed: Returns whether its engine is to be started again after it could not be; None for not at all.
             is_told: Whether the log says if it is refused; not where the server ends and says so.
         """
-        return await self._try(version, self._start(version, file, None, is_needed), is_told=is_told)
+
+        async def load() -> None:
+            if self._placement is not None:
+                assert version.opened is not None
+                self._placement.check(self._workshop.reckon(version.opened.bundle, file), is_start=True)
+            await self._start(version, file, None, is_needed)
+
+        return await self._try(version, load(), is_told=is_told)
+
+    async def open(self, version: Version[E], file: ModelFile) -> bool:
+        """Open a version that is not to be loaded yet; return whether it can be served."""
+        try:
+            version.opened = await asyncio.to_thread(self._workshop.open, version.model, version.found, file)
+        except Exception as error:
+            self.refuse(version, _refused(version, error))
+            return False
+        return True
+
+    async def wake(self, version: Version[E], file: ModelFile, is_wanted: Callable[[], bool]) -> None:
+        """Load a version that is open, when it is its turn and there is memory, and prove it.
+
+        Args:
+            version: That was opened.
+            file: Of the model.
+            is_wanted: Returns whether it is still to be loaded.
+
+        Raises:
+            Refused: If it cannot be; nothing of it runs then.
+            NotWanted: If it is not to be any more.
+        """
+        try:
+            async with self._workshop.turn:
+                assert version.opened is not None and self._placement is not None
+                version.has_died = False
+                await self._placement.make_room(version.model, self._workshop.reckon(version.opened.bundle, file), is_wanted)
+                await self._start(version, file, self._workshop.load_seconds)
+        except NotWanted:
+            raise
+        except Exception as error:
+            refused = _refused(version, error)
+            await self.end(version)
+            raise refused from error
+        version.enter(State.STANDBY)
 
     def stand_in(self, opened: Opened, label: str, file: ModelFile) -> Version[E]:
         """Return what stands for a version while it cannot answer."""
@@ -112,11 +158,7 @@ class Loader(Generic[E]):
         try:
             await work
         except Exception as error:
-            if isinstance(error, Refused):
-                refused = error
-            else:
-                log.exception("a version cannot be loaded", model=version.model)
-                refused = Refused(Cause.START, f"{type(error).__name__}: {error}")
+            refused = _refused(version, error)
             if is_told:
                 self.refuse(version, refused)
             else:
@@ -126,6 +168,21 @@ class Loader(Generic[E]):
             return False
         version.enter(State.STANDBY)
         return True
+
+    async def _ensure_memory(self, version: Version[E], opened: Opened, file: ModelFile) -> None:
+        """Do nothing if there is memory for a version, or others make way.
+
+        Raises:
+            Refused: If there is not.
+        """
+        if self._placement is None:
+            self._workshop.check_memory(opened.bundle, file)
+        else:
+            needed_bytes = self._workshop.reckon(opened.bundle, file)
+            try:
+                await self._placement.make_room(version.model, needed_bytes, lambda: True)
+            except Refused as refused:
+                raise Refused(refused.cause, f'{refused.reason}; swap.mode = "restart" ends what serves first') from None
 
     async def _start(
         self, version: Version[E], file: ModelFile, seconds: float | None, is_needed: Callable[[Version[E]], bool] | None = None
@@ -147,6 +204,8 @@ class Loader(Generic[E]):
     def _load(self, version: Version[E], file: ModelFile) -> LoadedModel[E]:
         opened = version.opened
         assert opened is not None
+        if self._placement is not None:
+            version.reserved_bytes = self._workshop.reckon(opened.bundle, file)
         version.replicas = self._versions.free_replicas(self._workshop.num_replicas(opened.bundle, file))
         version.loaded = self._workshop.load(
             opened,
@@ -169,3 +228,11 @@ async def _until_started(loaded: LoadedModel[E], is_needed: Callable[[], bool] |
             if not is_needed():
                 raise
             await asyncio.sleep(LOOK_SECONDS)
+
+
+def _refused(version: Version[Any], error: Exception) -> Refused:
+    """Return why a version is refused; what nobody foresaw is logged."""
+    if isinstance(error, Refused):
+        return error
+    log.error("a version cannot be loaded", model=version.model, exc_info=error)
+    return Refused(Cause.START, f"{type(error).__name__}: {error}")

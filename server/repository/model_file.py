@@ -38,12 +38,13 @@ from dragoman.server.config import (
 )
 from dragoman.server.core.ports import Traits
 from dragoman.server.core.validation import MAX_PRIORITY
-from dragoman.server.durations import DURATION, parse_duration
+from dragoman.server.durations import ALWAYS, DURATION, parse_keeping
 from dragoman.server.repository.version_names import VersionName
 
 MODEL_FILE = "model.toml"
 USUAL_LATEST = 1
-ALWAYS = "always"
+# What the server has a setting for as well, and engines do not.
+NOT_OF_ENGINES = frozenset({"keep_loaded"})
 
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Sticky = Literal["request", "caller"]
@@ -51,13 +52,9 @@ Sticky = Literal["request", "caller"]
 _ROUNDING = 1e-9
 
 
-def _read_time(text: object) -> float:
-    return math.inf if text == ALWAYS else parse_duration(text)
-
-
 KeepLoaded = Annotated[
     float,
-    BeforeValidator(_read_time),
+    BeforeValidator(parse_keeping),
     Field(gt=0),
     WithJsonSchema({"type": "string", "pattern": f"^({ALWAYS}|{DURATION.pattern})$"}),
 ]
@@ -137,7 +134,8 @@ class ModelSettings(_Table):
         Raises:
             ConfigError: If these do not fit together with the server's.
         """
-        return config.changed({name: value for name, value in self if value is not None and name in ServerConfig.model_fields})
+        own = ServerConfig.model_fields.keys() - NOT_OF_ENGINES
+        return config.changed({name: value for name, value in self if value is not None and name in own})
 
 
 class Swap(_Table):

@@ -19,9 +19,11 @@ from dragoman.server.repository.found import FoundModel, FoundVersion
 from dragoman.server.repository.history import History
 from dragoman.server.repository.loaded import LoadedModel
 from dragoman.server.repository.loader import Loader
-from dragoman.server.repository.model_versions import ModelVersions, is_in
+from dragoman.server.repository.model_versions import NOWHERE, ModelVersions, is_in
 from dragoman.server.repository.models import CannotServe, Route
+from dragoman.server.repository.placement import Placement, Stay
 from dragoman.server.repository.policy import NO_OVERRIDES, Overrides, Wanted, wanted
+from dragoman.server.repository.sleeper import Sleeper
 from dragoman.server.repository.trial import Trial
 from dragoman.server.repository.use import Outcomes
 from dragoman.server.repository.versions import Cause, Opened, Refused, State, Version
@@ -49,13 +51,16 @@ class ModelKeeper(Generic[E]):
         history: Versions that have been the default.
     """
 
-    def __init__(self, found: FoundModel, workshop: Workshop[E], front: Callable[[], Front[E]]) -> None:
+    def __init__(
+        self, found: FoundModel, workshop: Workshop[E], front: Callable[[], Front[E]], placement: Placement | None = None
+    ) -> None:
         """Start with nothing loaded.
 
         Args:
             found: What lies in its folder.
             workshop: See there.
             front: Returns what answers callers, once there is something that does.
+            placement: Has models give way to each other; None if none ever sleeps.
         """
         self.name = found.name
         self.versions: ModelVersions[E] = ModelVersions(found.name)
@@ -64,7 +69,9 @@ class ModelKeeper(Generic[E]):
         self.problems: tuple[str, ...] = ()
         self.history = History()
         self._found, self._workshop, self._front_of = found, workshop, front
-        self._loader = Loader(self.versions, workshop, front, self._note_death)
+        self._loader = Loader(self.versions, workshop, front, self._note_death, placement)
+        self._placement = placement or Placement()
+        self._sleeper = Sleeper(self.versions, self._loader, workshop, front, self._placement, found.file)
         self._trial: Trial[E] | None = None
         self._is_lost = False
         self._told = ""
@@ -124,7 +131,7 @@ class ModelKeeper(Generic[E]):
 
     def known(self) -> list[Version[E]]:
         """Return the versions that there are, without what stands for one that cannot answer."""
-        return [version for version in self.versions if version is not self._absent]
+        return [version for version in self.versions if version.found is not NOWHERE]
 
     def outcomes(self, version: Version[E]) -> Outcomes:
         """Return what became of a version's requests; on any thread."""
@@ -162,12 +169,17 @@ class ModelKeeper(Generic[E]):
 
     def hold_first(self) -> None:
         """Have requests be told to come back, until what was opened first serves: `route` says how."""
-        default = self._wanted().default
+        target = self._wanted()
+        default = target.default
         for version in self.versions:
             if version.cause is not None:
                 self._loader.refuse(version, Refused(version.cause, version.reason))
+            elif version.opened is not None and self._sleeper.is_asleep:
+                self._sleeper.lay_down(version, self._found.file)
             elif version.opened is not None and version.found.name == default:
                 self._have_nobody_answer(version.opened, version.label)
+        if self._sleeper.is_asleep:
+            self.route = self._route_to(target)
 
     async def start(self, *, is_persistent: bool = False) -> None:
         """Load and prove what was opened first, and have it serve; what cannot be makes way for the policy's next.
@@ -206,6 +218,24 @@ class ModelKeeper(Generic[E]):
         """Return how versions are, for metrics; on any thread."""
         return [self._reading(version) for version in self.known() if version.label or version.state is State.REFUSED]
 
+    @property
+    def is_leaving(self) -> bool:
+        """See `Tenant`, as the next three."""
+        return self._sleeper.is_leaving or any(version.found is not NOWHERE for version in self._ending)
+
+    def memory_bytes(self) -> int:
+        """See `Tenant`."""
+        return self._sleeper.memory_bytes()
+
+    def stay(self) -> Stay | None:
+        """See `Tenant`."""
+        return self._sleeper.stay(self.route, is_busy=self._loading is not None or self._trial is not None)
+
+    def give_way(self) -> None:
+        """See `Tenant`."""
+        self._sleeper.sleep.is_asked = True
+        self.wake()
+
     async def stop(self) -> None:
         """End all engines."""
         tasks = list(self._tasks)
@@ -217,7 +247,7 @@ class ModelKeeper(Generic[E]):
     async def _run_once(self) -> None:
         """Wait until there may be something to do, and do it."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(WATCH_SECONDS if self._trial is not None else None):
+            async with asyncio.timeout(WATCH_SECONDS if self._trial is not None else self._sleeper.pause(self.route)):
                 await self._wake.wait()
         self._wake.clear()
         try:
@@ -227,6 +257,7 @@ class ModelKeeper(Generic[E]):
         except Exception:
             log.exception("the versions of a model cannot be led to where they are to be", model=self.name)
             await asyncio.sleep(WATCH_SECONDS)
+        self._placement.note()
         if self._loading is None and not self._wake.is_set():
             self._idle.set()
 
@@ -234,6 +265,10 @@ class ModelKeeper(Generic[E]):
         """Begin to load what is wanted and not there; once nothing is missing, have it serve."""
         self.versions.forget_refused(self._found.versions)
         self._refuse_dead()
+        if self._loading is None:
+            self._sleeper.decide(self._found.file, self.route, is_tried=self._trial is not None)
+            if self._sleeper.is_asleep:
+                await self._sleeper.lie_down(self._found.file)
         if self._loading is None and (missing := self._missing()) is not None:
             self._loading = self._spawn(self._bring_up(missing))
         if self._loading is not None:  # half of what is wanted is not what is wanted
@@ -245,17 +280,24 @@ class ModelKeeper(Generic[E]):
                 log.warning("what is wanted of a model cannot be had", model=self.name, problem=problem)
         route = self._route_to(target)
         is_all_refused = route is None and bool(self._found.versions) and not self.overrides.is_unloaded
+        if is_all_refused and self.route is not None and self.route.default.is_asleep:
+            await self._give_up(self.route.default)
         if route != self.route and not is_all_refused:  # what serves goes on where nothing else can
             await self._change(route)
+        self.versions.forget_asleep(target.versions)
         self._retire_others()
 
     async def _bring_up(self, found: FoundVersion) -> None:
         """Load a version and prove it; what serves meanwhile goes on, unless `swap` says that a gap is accepted."""
-        version, file = self.versions.begin(found), self._found.file
+        version, file = self.versions.known(found) or self.versions.begin(found), self._found.file
         log.info("loading a version", model=self.name, version=found.name or None, directory=str(found.directory))
         has_gap = file.swap.mode == "restart" and self.route is not None
         try:
-            if await self._loader.bring_up(version, file, self._serving, self._make_way if has_gap else None):
+            if version.state is State.ASLEEP:
+                await self._sleeper.wake(version, file)
+            elif self._sleeper.is_to_be_opened_only(version, self.route):
+                await self._sleeper.open(version, file)
+            elif await self._loader.bring_up(version, file, self._serving, self._make_way if has_gap else None):
                 log.info("a version is loaded and proved", model=self.name, version=version.label, content=version.content)
             else:
                 self._workshop.swapped(self.name, "refused")
@@ -286,8 +328,42 @@ class ModelKeeper(Generic[E]):
         self.route = Route.to(self._absent.loaded)
         return self.route
 
+    async def _give_up(self, sleeping: LoadedModel[E]) -> None:
+        """Have requests be told to come back: the model sleeps, and no version of it can be woken."""
+        route = self._have_nobody_answer(Opened(sleeping.bundle, sleeping.tokenizers, sleeping.frames), sleeping.label)
+        await self._front_of().adopt(route.default)
+        await self._publish(route)
+
+    async def _change_asleep(self, route: Route[E] | None) -> None:
+        """Have a model fall asleep or wake up. There is no probation: nobody could come back."""
+        before = self.route
+        new = [version for version in self.versions if is_in(version, route) and not is_in(version, before)]
+        is_asleep = route is not None and route.default.is_asleep
+        try:
+            await self._publish(route)
+        except CannotServe as error:
+            if is_asleep:  # who serves goes on, and is told again
+                log.error("a front end does not let a model sleep", model=self.name, reason=str(error))
+                self.route = before
+                asyncio.get_running_loop().call_later(RETRY_SECONDS, self.wake)
+            else:
+                await self._take_back(new, Refused(Cause.FRONT_END, str(error)), before, "refused")
+            return
+        self._trial = None
+        self._tell_apart()
+        if route is not None and not is_asleep:
+            self._sleeper.sleep.wake()
+            self._workshop.woken(self.name, "loaded")
+            log.info("a model is awake", model=self.name)
+        elif is_asleep and before is not None and not before.default.is_asleep:
+            self._workshop.slept(self.name, self._sleeper.sleep.why.value)
+            log.info("a model has fallen asleep", model=self.name, why=self._sleeper.sleep.why.value)
+
     async def _change(self, route: Route[E] | None) -> None:
         """Have other versions answer, and keep those that did until their successors have passed their probation."""
+        if any(one is not None and one.default.is_asleep for one in (self.route, route)):
+            await self._change_asleep(route)
+            return
         before, trial = self.route, self._trial
         fallback = before if trial is None else trial.fallback
         # Those to fall back on have answered before, and need not be tried.
@@ -366,7 +442,8 @@ class ModelKeeper(Generic[E]):
         """End what serves nobody and will not be needed, as soon as no request holds it."""
         fallback = self._trial.fallback if self._trial is not None else None
         for version in self.versions:
-            if version.is_up and not (is_in(version, self.route) or is_in(version, fallback)):
+            is_there = version.is_up or version.state is State.RETIRING
+            if is_there and not (is_in(version, self.route) or is_in(version, fallback)):
                 self._end_soon(version)
 
     def _refuse_dead(self) -> None:
@@ -394,7 +471,8 @@ class ModelKeeper(Generic[E]):
         finally:
             del self._ending[version]
         self.versions.remove(version)
-        if version is not self._absent:
+        self._placement.note()
+        if version.found is not NOWHERE:
             log.info("a version has ended", model=self.name, version=version.label, content=version.content)
         self.wake()
 
@@ -413,14 +491,18 @@ class ModelKeeper(Generic[E]):
         return version.found in self._found.versions and is_nobody_there
 
     def _is_any_up(self) -> bool:
-        return any(version.is_up for version in self.versions if version is not self._absent)
+        return any(version.answering is not None for version in self.known())
 
     def _wanted(self) -> Wanted:
         return self.would_want(self.overrides)
 
     def _missing(self) -> FoundVersion | None:
-        """Return a version that is wanted and that nothing has been done about."""
-        return next((found for found in self._wanted().versions if self.versions.known(found) is None), None)
+        """Return a version that is wanted and that nothing has been done about, or that is to be woken."""
+        for found in self._wanted().versions:
+            version = self.versions.known(found)
+            if version is None or (version.state is State.ASLEEP and not self._sleeper.is_asleep):
+                return found
+        return None
 
     def _route_to(self, target: Wanted) -> Route[E] | None:
         """Return how requests are answered as is wanted; None if nobody can."""
@@ -429,8 +511,8 @@ class ModelKeeper(Generic[E]):
         models = {}
         for found in target.versions:
             version = self.versions.known(found)
-            if version is not None and version.is_up and version.loaded is not None:
-                models[found.name] = version.loaded
+            if version is not None and (version.is_up or version.state is State.ASLEEP) and version.answering is not None:
+                models[found.name] = version.answering
         named = {name: model.label for name, model in models.items()}
         if target.default not in models:
             return None

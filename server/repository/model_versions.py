@@ -36,7 +36,7 @@ class ModelVersions(Generic[E]):
         return version
 
     def stand_in(self, opened: Opened, loaded: LoadedModel[E]) -> Version[E]:
-        """Return what stands for a version that cannot answer yet; its engine is never started."""
+        """Return what stands for a version that cannot answer now; its engine is never started."""
         version = Version[E](self.model, NOWHERE, State.STANDBY, opened=opened, loaded=loaded)
         self._versions.append(version)
         return version
@@ -59,6 +59,11 @@ class ModelVersions(Generic[E]):
                     self._versions.remove(version)
                 else:
                     version.enter(State.RETIRING)
+
+    def forget_asleep(self, wanted: Iterable[FoundVersion]) -> None:
+        """Forget those that are asleep, but for some."""
+        kept = set(wanted)
+        self._versions = [one for one in self if one.state is not State.ASLEEP or one.found in kept]
 
     def known(self, found: FoundVersion) -> Version[E] | None:
         """Return the version of what was found, in whichever part of its life but the end; None if there is none."""

@@ -19,6 +19,7 @@ from dragoman.server.repository.loaded import LoadedModel
 from dragoman.server.repository.memory import Measured, needed_bytes, room
 from dragoman.server.repository.model_file import ModelFile
 from dragoman.server.repository.models import Route
+from dragoman.server.repository.sleeping_engine import SleepingEngine
 from dragoman.server.repository.versions import Cause, Opened, Refused
 from dragoman.server.telemetry.metrics import Metrics
 from dragoman.server.telemetry.processes import read_process
@@ -86,20 +87,35 @@ class ModelWorkshop:
         """See `Workshop`."""
         if model is None:
             return
-        readings = [read_process(process_id) for process_id in model.engine.process_ids]
-        if sizes := [reading.resident_memory_bytes for reading in readings if reading is not None]:
+        if sizes := _resident_sizes(model):
             most = needed_bytes(model.bundle, model.engine.settings, len(sizes))
             self._measured[model.name] = Measured(sum(sizes), most, len(sizes))
 
     def check_memory(self, bundle: Bundle, file: ModelFile) -> None:
         """See `Workshop`; what a GPU's memory does not hold its engine finds out before it takes any."""
-        config = file.settings.within(self._config)
-        plan, measured = self._plan(bundle, config), self._measured.get(bundle.manifest.name)
-        needed = needed_bytes(bundle, engine_settings(config, bundle, plan)[0], plan.num_replicas, measured)
+        needed = self.reckon(bundle, file)
         if needed > (there := room()).num_bytes:
             free = f"{there.num_bytes / 2**20:.0f} MiB {there.limit}"
             advice = 'swap.mode = "restart" ends what serves first'
             raise Refused(Cause.MEMORY, f"it may take {needed / 2**20:.0f} MiB, and {free}; {advice}")
+
+    def reckon(self, bundle: Bundle, file: ModelFile) -> int:
+        """See `Workshop`."""
+        config = file.settings.within(self._config)
+        plan, measured = self._plan(bundle, config), self._measured.get(bundle.manifest.name)
+        return needed_bytes(bundle, engine_settings(config, bundle, plan)[0], plan.num_replicas, measured)
+
+    def resident_bytes(self, model: LoadedModel[ModelEngine]) -> int:
+        """See `Workshop`."""
+        return sum(_resident_sizes(model))
+
+    def sleeping(self, opened: Opened, file: ModelFile, label: str, device: str) -> LoadedModel[ModelEngine]:
+        """See `Workshop`."""
+        config, bundle = file.settings.within(self._config), opened.bundle
+        plan = self._plan(bundle, config)
+        name, settings = bundle.manifest.name, engine_settings(config, bundle, plan)[0]
+        engine = SleepingEngine(name, settings, plan.num_replicas, device)
+        return LoadedModel(bundle, opened.tokenizers, opened.frames, engine, label, traits=file.settings.traits)
 
     def load(
         self,
@@ -149,6 +165,14 @@ class ModelWorkshop:
             self._metrics.remove_model(name)
         self._on_published(name)
 
+    def slept(self, model: str, why: str) -> None:
+        """See `Workshop`."""
+        self._metrics.versions.slept(model, why)
+
+    def woken(self, model: str, outcome: str) -> None:
+        """See `Workshop`."""
+        self._metrics.versions.woken(model, outcome)
+
     def swapped(self, model: str, outcome: str) -> None:
         """See `Workshop`."""
         self._metrics.versions.swapped(model, outcome)
@@ -156,3 +180,9 @@ class ModelWorkshop:
     def _plan(self, bundle: Bundle, config: ServerConfig) -> EnginePlan:
         plan = self._pinned.get(bundle.manifest.name)
         return plan if plan is not None and config.pin_engines else plan_engine(config, bundle, self._num_models())
+
+
+def _resident_sizes(model: LoadedModel[ModelEngine]) -> list[int]:
+    """Return what each of a model's engines has that has a process, in bytes."""
+    readings = [read_process(process_id) for process_id in model.engine.process_ids]
+    return [reading.resident_memory_bytes for reading in readings if reading is not None]

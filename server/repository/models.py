@@ -1,6 +1,6 @@
 """The models of one process: which version of each answers which request. It starts and ends none."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Generic
@@ -11,6 +11,7 @@ from dragoman.server.repository.choosing import choose, resolve
 from dragoman.server.repository.loaded import E, LoadedModel
 from dragoman.server.repository.model_file import Sticky
 from dragoman.server.repository.use import Held, Use
+from dragoman.server.repository.waiting import Waiting
 
 
 class CannotServe(Exception):
@@ -82,20 +83,28 @@ class Route(Generic[E]):
 
 
 class Repository(Generic[E]):
-    """See above; whoever changes routes does so between two turns of the event loop."""
+    """See above; whoever changes routes does so between two turns of the event loop.
+
+    Attributes:
+        waiting: Requests for models that are asleep.
+    """
 
     def __init__(self, models: Iterable[LoadedModel[E]] = ()) -> None:
         """Start with models of one version each."""
+        self.waiting = Waiting()
         self._routes: dict[str, Route[E]] = {}
         for model in models:
             self.publish(model.name, Route.to(model))
 
     def publish(self, name: str, route: Route[E] | None) -> None:
         """Have requests that come from now on be answered so; None takes the model away."""
+        if route == self._routes.get(name):
+            return
         routes = {key: value for key, value in self._routes.items() if key != name}
         if route is not None:
             routes[name] = route
         self._routes = {key: routes[key] for key in sorted(routes)}
+        self.waiting.change(name)
 
     def find(self, name: str) -> Route[E] | None:
         """Return how a model's requests are answered; None if there is no such model."""
@@ -140,12 +149,21 @@ class Repository(Generic[E]):
         return [model for route in self._routes.values() for model in route.versions.values()]
 
     def hold(
-        self, name: str, version: str = "", request_id: str = "", caller: str = ""
+        self, name: str, version: str = "", request_id: str = "", caller: str = "", seconds: float | None = None
     ) -> AbstractAsyncContextManager[LoadedModel[E]]:
         """See `core.ports.Models`."""
+        until: float | None = None
 
         def choose_one() -> tuple[LoadedModel[E], Use]:
             model = self.route(name).choose(version, request_id, caller)
             return model, model.use
 
-        return Held(choose_one)
+        def until_awake(model: LoadedModel[E]) -> Awaitable[None] | None:
+            nonlocal until
+            if not model.is_asleep:
+                return None
+            if until is None:
+                until = self.waiting.end_of(seconds)
+            return self.waiting.wait(model.name, until)
+
+        return Held(choose_one, until_awake)

@@ -1,8 +1,9 @@
 """What requests do with a version of a model: how many hold it, and what became of those that did."""
 
 import asyncio
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import NamedTuple, TypeVar
@@ -13,6 +14,9 @@ from dragoman.server.errors import Draining, NotReady, ServerFault, ServiceError
 REFUSED = (NotReady, Draining)
 # Nobody foresaw them. Others, such as that a caller is gone while it is being written to, are not of the version's making.
 UNFORESEEN = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+
+# What has been used twice as much lately counts as if it had been used so much later.
+HALF_LIFE_SECONDS = 10.0
 
 T = TypeVar("T")
 
@@ -46,11 +50,16 @@ class Use:
 
     Attributes:
         num_held: Requests that hold it.
+        num_moves: Times that one has begun or ended to hold it.
+        last_used: When that was last, or when there was no use of it yet; by `time.monotonic()`.
+        warm_until: When a single use of it would have to be to count as much as all of them do, see `together`.
         outcomes: Of those that did.
     """
 
     def __init__(self) -> None:
         self.num_held = 0
+        self.num_moves = 0
+        self.last_used = self.warm_until = time.monotonic()
         self.outcomes = Outcomes()
         self._free = asyncio.Event()
         self._free.set()
@@ -62,6 +71,8 @@ class Use:
     def take(self) -> None:
         """Begin to hold."""
         self.num_held += 1
+        self._move()
+        self.warm_until = together((self.warm_until, self.last_used))
         self._free.clear()
 
     def leave(self, seconds: float, error: BaseException | None) -> None:
@@ -72,6 +83,7 @@ class Use:
             error: How it ended; None for an answer.
         """
         self.num_held -= 1
+        self._move()
         if error is None:
             self.outcomes = self.outcomes.plus(Outcomes(1, 0, seconds))
         elif _is_fault(error):
@@ -79,21 +91,46 @@ class Use:
         if not self.num_held:
             self._free.set()
 
+    def _move(self) -> None:
+        self.num_moves += 1
+        self.last_used = time.monotonic()
+
+
+class Holding(NamedTuple):
+    """The use of a version by the requests of all processes, as far as it is known here.
+
+    Attributes:
+        num_held: Requests that hold it.
+        last_used: See `Use`, as the next.
+        warm_until: See `Use`.
+    """
+
+    num_held: int
+    last_used: float
+    warm_until: float
+
 
 class Held(AbstractAsyncContextManager[T, None]):
     """Holds what is chosen when it is entered, until it is left."""
 
-    def __init__(self, choose: Callable[[], tuple[T, Use]]) -> None:
+    def __init__(
+        self, choose: Callable[[], tuple[T, Use]], until_there: Callable[[T], Awaitable[None] | None] = lambda _: None
+    ) -> None:
         """Choose nothing yet.
 
         Args:
             choose: Returns what is to be held, and its use; called when the `with` is entered.
+            until_there: Returns what is to be waited for before something that was chosen can be held; another may be chosen then.
+                None for nothing.
         """
-        self._choose = choose
+        self._choose, self._until_there = choose, until_there
 
     async def __aenter__(self) -> T:
         """Choose and hold, in one turn of the event loop: nothing can end between the two."""
         chosen, self._use = self._choose()
+        while (coming := self._until_there(chosen)) is not None:
+            await coming
+            chosen, self._use = self._choose()
         self._use.take()
         self._began = time.monotonic()
         return chosen
@@ -108,3 +145,14 @@ def _is_fault(error: BaseException) -> bool:
     if isinstance(error, ServiceError):
         return isinstance(error, ServerFault) and not isinstance(error, REFUSED)
     return isinstance(error, UNFORESEEN)
+
+
+def together(times: Iterable[float]) -> float:
+    """Return the time at which one use would have to be to count as much as uses at some times together (the LRFU policy).
+
+    A use counts half as much with each `HALF_LIFE_SECONDS` that have passed since. Of what is used seldom this is hardly later than
+    the last use; what is used again and again is not taken for unused because it was not in the very last moment.
+    """
+    known = list(times)
+    latest = max(known)
+    return latest + HALF_LIFE_SECONDS * math.log2(sum(2 ** ((each - latest) / HALF_LIFE_SECONDS) for each in known))

@@ -13,7 +13,7 @@ from dragoman.server.repository.loaded import E, LoadedModel
 
 
 class State(StrEnum):
-    """Part of a version's life; requests get it in `TRIAL` and `SERVING`."""
+    """Part of a version's life; requests get it in `TRIAL` and `SERVING`, and wake it when it is `ASLEEP`."""
 
     OPENING = "opening"
     STARTING = "starting"
@@ -21,6 +21,7 @@ class State(StrEnum):
     TRIAL = "trial"
     SERVING = "serving"
     STANDBY = "standby"
+    ASLEEP = "asleep"
     RETIRING = "retiring"
     REFUSED = "refused"
 
@@ -71,6 +72,9 @@ class Version(Generic[E]):
         opened: Once it is.
         loaded: Once it has an engine.
         replicas: Numbers by which metrics know its engines.
+        sleeping: What stands for it while it is asleep.
+        was_proved: Whether it has been up before it fell asleep.
+        reserved_bytes: What its engines may come to take.
         has_died: Whether an engine of it has ended by itself since it was started, and before it was known to be good.
     """
 
@@ -83,6 +87,9 @@ class Version(Generic[E]):
     opened: Opened | None = None
     loaded: LoadedModel[E] | None = None
     replicas: range = range(0)
+    sleeping: LoadedModel[E] | None = None
+    was_proved: bool = False
+    reserved_bytes: int = 0
     has_died: bool = False
 
     @property
@@ -99,6 +106,11 @@ class Version(Generic[E]):
     def is_up(self) -> bool:
         """Whether it can answer requests at once, whether or not any gets it."""
         return self.state in (State.TRIAL, State.SERVING, State.STANDBY)
+
+    @property
+    def answering(self) -> LoadedModel[E] | None:
+        """What requests get of it."""
+        return self.sleeping if self.state is State.ASLEEP else self.loaded
 
     @property
     def has_been_proved(self) -> bool:

@@ -9,7 +9,7 @@ from dragoman.server.repository.found import FoundVersion
 from dragoman.server.repository.loaded import LoadedModel, SizedEngine
 from dragoman.server.repository.model_file import ModelFile
 from dragoman.server.repository.models import Route
-from dragoman.server.repository.use import Outcomes
+from dragoman.server.repository.use import Holding, Outcomes
 from dragoman.server.repository.versions import Opened
 
 
@@ -55,6 +55,18 @@ class Front(Protocol[E]):
         """Return what became of the requests that held a version."""
         ...
 
+    def holding(self, model: LoadedModel[E]) -> Holding:
+        """Return how requests use a version."""
+        ...
+
+    def is_awaited(self, name: str) -> bool:
+        """Return whether requests wait for a model that is asleep."""
+        ...
+
+    def refuse_waiting(self, name: str, reason: str, retry_after_seconds: float) -> None:
+        """Tell the requests that wait for a model that it cannot be loaded now."""
+        ...
+
 
 class Workshop(Protocol[E]):
     """See above.
@@ -95,6 +107,25 @@ class Workshop(Protocol[E]):
         """
         ...
 
+    def reckon(self, bundle: Bundle, file: ModelFile) -> int:
+        """Return how many bytes a version's engines may take."""
+        ...
+
+    def resident_bytes(self, model: LoadedModel[E]) -> int:
+        """Return what a version's engines have now; 0 if that cannot be told."""
+        ...
+
+    def sleeping(self, opened: Opened, file: ModelFile, label: str, device: str) -> LoadedModel[E]:
+        """Return what stands for a version while it is asleep.
+
+        Args:
+            opened: The version.
+            file: Of the model.
+            label: What requests call the version.
+            device: What it has run on; empty if it never has.
+        """
+        ...
+
     def load(
         self,
         opened: Opened,
@@ -131,6 +162,14 @@ class Workshop(Protocol[E]):
 
     def published(self, name: str, route: Route[E] | None) -> None:
         """Tell health and metrics what is served now."""
+        ...
+
+    def slept(self, model: str, why: str) -> None:
+        """Count that a model has fallen asleep, and why."""
+        ...
+
+    def woken(self, model: str, outcome: str) -> None:
+        """Count how waking a model has ended: `loaded`, `failed`, or `refused`."""
         ...
 
     def swapped(self, model: str, outcome: str) -> None:

@@ -8,6 +8,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 OUTCOMES = ("done", "refused", "rolled_back")
+SLEEP_CAUSES = ("idle", "memory")
+WAKE_OUTCOMES = ("loaded", "failed", "refused")
 
 
 class VersionReading(NamedTuple):
@@ -50,8 +52,22 @@ class VersionMetrics(Collector):
             ["model", "outcome"],
             registry=registry,
         )
+        self._sleeps = Counter(
+            "dragoman_model_sleeps_total",
+            "Times a model was unloaded: because it was idle, or because another needed its memory.",
+            ["model", "cause"],
+            registry=registry,
+        )
+        self._wakes = Counter(
+            "dragoman_model_wakes_total",
+            "Times a model that slept was loaded because a request came, or could not be: for now, or not at all.",
+            ["model", "outcome"],
+            registry=registry,
+        )
         self.labels: dict[str, tuple[str, ...]] = {
             "dragoman_version_swaps_total": ("model", "outcome"),
+            "dragoman_model_sleeps_total": ("model", "cause"),
+            "dragoman_model_wakes_total": ("model", "outcome"),
             "dragoman_version_state": ("model", "version", "state", "cause"),
             "dragoman_version_requests_total": ("model", "version", "outcome"),
         }
@@ -69,14 +85,27 @@ class VersionMetrics(Collector):
         """Start counting a model's changes at zero."""
         for outcome in OUTCOMES:
             self._swaps.labels(model, outcome)
+        for cause in SLEEP_CAUSES:
+            self._sleeps.labels(model, cause)
+        for outcome in WAKE_OUTCOMES:
+            self._wakes.labels(model, outcome)
 
     def remove_model(self, model: str) -> None:
         """End a model's series."""
-        self._swaps.remove_by_labels({"model": model})
+        for metric in (self._swaps, self._sleeps, self._wakes):
+            metric.remove_by_labels({"model": model})
 
     def swapped(self, model: str, outcome: str) -> None:
         """Count a change."""
         self._swaps.labels(model, outcome).inc()
+
+    def slept(self, model: str, cause: str) -> None:
+        """Count that a model has fallen asleep."""
+        self._sleeps.labels(model, cause).inc()
+
+    def woken(self, model: str, outcome: str) -> None:
+        """Count how waking a model has ended."""
+        self._wakes.labels(model, outcome).inc()
 
     def collect(self) -> Iterator[Metric]:
         """Yield what there is now."""

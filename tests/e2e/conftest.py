@@ -77,9 +77,13 @@ class Server:
             if event["event"] == name and fields.items() <= event.items():
                 return event
 
+    def metrics_text(self) -> str:
+        """Return what the metrics port says."""
+        return str(urllib.request.urlopen(f"{self.metrics_address}/metrics", timeout=10).read().decode())
+
     def metric(self, name: str, **labels: str) -> float:
         """Return a metric's value, summed over the label sets that match; 0 if it has none."""
-        text = urllib.request.urlopen(f"{self.metrics_address}/metrics", timeout=10).read().decode()
+        text = self.metrics_text()
         wanted = [f'{key}="{value}"' for key, value in labels.items()]
         return sum(
             float(line.rpartition(" ")[2])

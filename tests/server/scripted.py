@@ -153,7 +153,9 @@ class LoadedModels:
         return self.by_name[name]
 
     @asynccontextmanager
-    async def hold(self, name: str, version: str = "", request_id: str = "", caller: str = "") -> AsyncIterator[Any]:
+    async def hold(
+        self, name: str, version: str = "", request_id: str = "", caller: str = "", seconds: float | None = None
+    ) -> AsyncIterator[Any]:
         yield self.get(name, version)
 
     def served(self, name: str) -> list[ServedVersion]:

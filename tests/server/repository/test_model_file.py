@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dragoman.server.config import ConfigError, ServerConfig
-from dragoman.server.repository.model_file import ModelFile, ModelSettings, Swap, Versions, read_model_file
+from dragoman.server.repository.model_file import NOT_OF_ENGINES, ModelFile, ModelSettings, Swap, Versions, read_model_file
 
 
 @pytest.fixture
@@ -181,7 +181,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         read_model_file(tmp_path / "model.toml")
 
 
-SHARED = sorted(ModelSettings.model_fields.keys() & ServerConfig.model_fields.keys())
+SHARED = sorted((ModelSettings.model_fields.keys() & ServerConfig.model_fields.keys()) - NOT_OF_ENGINES)
 
 
 @pytest.mark.parametrize("name", SHARED)

@@ -76,6 +76,8 @@ def test_names_are_the_ones_that_dashboards_query(registry: CollectorRegistry, m
         "reloads",
         "version_requests",
         "version_swaps",
+        "model_sleeps",
+        "model_wakes",
     }
     histograms = {
         "time_to_first_token_seconds",

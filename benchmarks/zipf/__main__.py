@@ -1,0 +1,5 @@
+"""`python -m benchmarks.zipf`."""
+
+from benchmarks.zipf.main import main
+
+main()

@@ -1,0 +1,167 @@
+"""One model's sleep, done: its versions are unloaded and stay described, and are loaded and proved again when it is waited for.
+
+When that is to be is decided in `sleep.py`, who gives way for it in `placement.py`; who serves is the keeper's business.
+"""
+
+from collections.abc import Callable
+from typing import Generic
+
+import structlog
+
+from dragoman.server.repository.loaded import LoadedModel
+from dragoman.server.repository.loader import Loader
+from dragoman.server.repository.model_file import ModelFile
+from dragoman.server.repository.model_versions import NOWHERE, ModelVersions
+from dragoman.server.repository.models import Route
+from dragoman.server.repository.placement import NotWanted, Placement, Stay
+from dragoman.server.repository.sleep import Sleep
+from dragoman.server.repository.use import Holding, together
+from dragoman.server.repository.versions import Cause, Refused, State, Version
+from dragoman.server.repository.workshop import E, Front, Workshop
+
+# What may be otherwise the next time.
+PASSING = (Cause.MEMORY, Cause.START)
+
+log = structlog.get_logger("dragoman.repository")
+
+
+class Sleeper(Generic[E]):
+    """See above.
+
+    Attributes:
+        sleep: What is decided.
+    """
+
+    def __init__(
+        self,
+        versions: ModelVersions[E],
+        loader: Loader[E],
+        workshop: Workshop[E],
+        front: Callable[[], Front[E]],
+        placement: Placement,
+        file: ModelFile,
+    ) -> None:
+        """Decide nothing yet.
+
+        Args:
+            versions: Of the model.
+            loader: Of the model.
+            workshop: See there.
+            front: Returns what answers callers.
+            placement: See there.
+            file: Of the model.
+        """
+        self._name = versions.model
+        self._versions, self._loader, self._workshop, self._front_of = versions, loader, workshop, front
+        self._placement = placement
+        self.sleep = Sleep(self._keep_seconds(file))
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether nothing of the model is to be loaded."""
+        return self.sleep.is_asleep
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether requests wait for the model."""
+        return self._front_of().is_awaited(self._name)
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether the model is falling asleep, or has been asked to."""
+        ending = (one for one in self._versions if one.state is State.RETIRING and one.loaded is not None)
+        return self.sleep.is_asked or any(one.found is not NOWHERE for one in ending)
+
+    def decide(self, file: ModelFile, route: Route[E] | None, *, is_tried: bool) -> None:
+        """Decide anew whether the model is to be loaded; tell those who wait for one that cannot be now."""
+        sleep = self.sleep
+        sleep.keep_seconds = self._keep_seconds(file)
+        if not (sleep.may_sleep or sleep.is_asleep):
+            return
+        sleep.decide(self._holding(route), is_awaited=self.is_awaited, is_tried=is_tried)
+        if sleep.is_asleep and sleep.retry_seconds and self.is_awaited:
+            self._refuse_waiting()
+
+    def pause(self, route: Route[E] | None) -> float | None:
+        """Return after how long to decide anew if nothing happens; None for never."""
+        if not (self.sleep.may_sleep or self.is_asleep):
+            return None
+        return self.sleep.pause(self._holding(route))
+
+    def stay(self, route: Route[E] | None, *, is_busy: bool) -> Stay | None:
+        """See `Tenant`."""
+        if not self.sleep.may_sleep or self.is_asleep or route is None or route.default.is_asleep:
+            return None
+        holding = self._holding(route)
+        return Stay(holding.num_held, holding.warm_until, self.sleep.awake_since, is_busy or self.is_awaited or self.sleep.is_asked)
+
+    def memory_bytes(self) -> int:
+        """See `Tenant`."""
+        engines = [
+            (one.reserved_bytes, one.loaded) for one in self._versions if one.loaded is not None and one.found is not NOWHERE
+        ]
+        return sum(max(reserved, self._workshop.resident_bytes(loaded)) for reserved, loaded in engines)
+
+    def is_to_be_opened_only(self, version: Version[E], route: Route[E] | None) -> bool:
+        """Return whether a version that was found is not to be loaded yet: nothing of the model is."""
+        return version.state is State.OPENING and self.sleep.may_sleep and (route is None or route.default.is_asleep)
+
+    def lay_down(self, version: Version[E], file: ModelFile, device: str = "") -> LoadedModel[E]:
+        """Have a version that is open be described and sleep; return what front ends have to know of it."""
+        assert version.opened is not None
+        version.sleeping = self._workshop.sleeping(version.opened, file, version.label, device)
+        self._versions.stand_in(version.opened, version.sleeping)
+        version.enter(State.ASLEEP)
+        return version.sleeping
+
+    async def open(self, version: Version[E], file: ModelFile) -> bool:
+        """Have a version that was found sleep, once it has been opened; return whether it can be."""
+        if not await self._loader.open(version, file):
+            return False
+        await self._front_of().adopt(self.lay_down(version, file))
+        return True
+
+    async def lie_down(self, file: ModelFile) -> None:
+        """Have everything that is loaded be about to end, and what is wanted of it sleep in its place."""
+        for version in self._versions:
+            if version.is_up and version.found is not NOWHERE:
+                assert version.loaded is not None
+                self._workshop.measure(version.loaded)
+                version.enter(State.RETIRING)
+                successor = self._versions.begin(version.found)
+                successor.opened, successor.was_proved = version.opened, True
+                await self._front_of().adopt(self.lay_down(successor, file, version.loaded.device))
+
+    async def wake(self, version: Version[E], file: ModelFile) -> None:
+        """Load a version and prove it, if there is memory and somebody still waits; what cannot be is told to who waits."""
+        try:
+            await self._loader.wake(version, file, lambda: self.is_awaited or not self.sleep.may_sleep)
+        except NotWanted:
+            version.enter(State.ASLEEP)
+            self.sleep.lie_down()
+        except Refused as refused:
+            if refused.cause is Cause.MEMORY or (refused.cause in PASSING and version.was_proved):
+                version.enter(State.ASLEEP)
+                self.sleep.fail(refused.reason)
+                log.warning("a model cannot be woken", model=self._name, cause=refused.cause.value, reason=refused.reason)
+                self._workshop.woken(self._name, "failed")
+                self._refuse_waiting()
+            else:
+                self._loader.refuse(version, refused)
+                self._workshop.woken(self._name, "refused")
+
+    def _refuse_waiting(self) -> None:
+        self._front_of().refuse_waiting(self._name, self.sleep.problem, self.sleep.retry_seconds)
+
+    def _holding(self, route: Route[E] | None) -> Holding:
+        """Return how requests use the model, all of its versions together."""
+        models: list[LoadedModel[E]] = [] if route is None else list(route.versions.values())
+        uses = [self._front_of().holding(model) for model in models if not model.is_asleep]
+        if not uses:
+            return Holding(0, self.sleep.awake_since, self.sleep.awake_since)
+        last_used, warm_until = max(use.last_used for use in uses), together(use.warm_until for use in uses)
+        return Holding(sum(use.num_held for use in uses), last_used, warm_until)
+
+    def _keep_seconds(self, file: ModelFile) -> float:
+        own = file.settings.keep_loaded
+        return self._placement.keep_seconds if own is None else own
