@@ -29,7 +29,7 @@ HEAVY = ("grpc", "google", "typer", "rich", "click", "torch", "numpy", "onnxrunt
 LIBRARIES = ("grpc", "grpc_health", "google", "typing_extensions", "dragoman")
 PRINTING_LIBRARIES = (*LIBRARIES, "rich", "markdown_it", "mdurl", "pygments", "typer", "click", "shellingham")
 GOOGLE = ("google._upb", "google.protobuf", "google.rpc")
-PRINTING = {"models_table", "progress", "translate"}
+PRINTING = {"repository_table", "models_table", "progress", "translate"}
 
 BLOCKER = """
 import importlib, json, sys
