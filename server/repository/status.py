@@ -53,7 +53,7 @@ def why_refused(keeper: ModelKeeper[E], name: str) -> str:
 
 def _answering(version: Version[E]) -> LoadedModel[E] | None:
     """Return what requests get of a version, if they get it."""
-    return version.loaded
+    return version.answering
 
 
 def _version(keeper: ModelKeeper[E], version: Version[E], served: ServedVersion | None) -> VersionStatus:

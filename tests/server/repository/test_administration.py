@@ -14,6 +14,7 @@ from dragoman.server.errors import Draining, InvalidRequest, NotInRepository, No
 from dragoman.server.repository import keeper as keeper_module
 from dragoman.server.repository import loader, model_keeper
 from dragoman.server.repository.administration import Administrator
+from dragoman.server.repository.found import FoundModel
 from dragoman.server.repository.keeper import Keeper
 from dragoman.server.repository.model_file import ModelFile, Swap, Versions
 from dragoman.server.repository.use import Outcomes
@@ -50,9 +51,11 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[[Stage, Scene], None]:
 
         async def run() -> None:
             async with stage.led():
-                keeper: Keeper[Any] = Keeper(
-                    Path("models"), [stage.found], lambda found: stage.keeper if found.name == MODEL else Idle(), 0.0
-                )
+
+                def make(found: FoundModel) -> Any:
+                    return stage.keeper if found.name == MODEL else Idle()
+
+                keeper: Keeper[Any] = Keeper(Path("models"), [stage.found], make, 0.0)
                 administrator = Administrator(keeper)
                 administrator.begin()
                 await scene(administrator)
