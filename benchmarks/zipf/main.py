@@ -1,4 +1,4 @@
-"""Many models of which few fit in memory, asked for as Zipf's law says: is anything lost, who waits how long, does memory keep its bound?
+"""Many models of which few fit in memory, asked for by Zipf's law: is anything lost, who waits how long, is the bound kept?
 
     python -m benchmarks.zipf [--bundle bundles/en-de] [--models 20] [--fit 4] [--seconds 300]
 
@@ -8,6 +8,7 @@ does. The exit code is 1 if a promise was not kept.
 
 import argparse
 import asyncio
+import itertools
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -100,7 +101,7 @@ def main() -> None:
 def _groups(num_models: int, num_fit: int) -> list[range]:
     """Return the ranks, divided: the first alone, those that fit, and the rest in two halves."""
     bounds = sorted({0, 1, num_fit, (num_fit + num_models) // 2, num_models})
-    return [range(low, high) for low, high in zip(bounds, bounds[1:], strict=False)]
+    return [range(low, high) for low, high in itertools.pairwise(bounds)]
 
 
 def _notes(
@@ -108,10 +109,10 @@ def _notes(
 ) -> list[str]:
     counts = about["counts"]
     return [
-        f"{arguments.models} models of `{arguments.bundle.name}`, memory for {arguments.fit} of them as the server reckons it"
-        f" ({watch.max_engines} processes of engines at once at the most), {arguments.rate:g} requests/s for"
-        f" {arguments.seconds:g} s by Zipf's law with exponent {arguments.exponent:g}, {arguments.front_ends} front end(s); callers on"
-        " the same cores.",
+        f"{arguments.models} models of `{arguments.bundle.name}`, memory for {arguments.fit} of them as the server reckons"
+        f" it ({watch.max_engines} processes of engines at once at the most), {arguments.rate:g} requests/s for"
+        f" {arguments.seconds:g} s by Zipf's law with exponent {arguments.exponent:g}, {arguments.front_ends} front end(s);"
+        " callers on the same cores.",
         "",
         f"Answered: {asked.ended[OK] / asked.wall_seconds:.1f} requests/s. Models loaded {counts['wakes']} times, unloaded"
         f" {counts['sleeps']} times. Beside the engines {about['memory']['others'] / MIB:.0f} MiB.",

@@ -22,12 +22,10 @@ from dragoman.v1.generation_pb2_grpc import GenerationStub
 pytestmark = pytest.mark.e2e
 
 ONE = pytest.param((), id="1")
-TWO = pytest.param(
-    ("--front-ends", "2"),
-    id="2",
-    marks=pytest.mark.skipif(sys.platform != "linux", reason="only Linux divides a port's connections"),
-)
+ONLY_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux divides a port's connections")
+TWO = pytest.param(("--front-ends", "2"), id="2", marks=ONLY_LINUX)
 FAST = ("--num-threads", "1", "--max-slots", "4", "--warmup", "false")
+NO_RETRIES = [("grpc.enable_retries", 0)]
 NEVER_IDLE = ("--keep-loaded", "1h")
 
 
@@ -109,7 +107,7 @@ def test_models_give_way_to_each_other_and_nobody_is_lost(serve: Any, endless: P
 @pytest.mark.parametrize("flags", [ONE, TWO])
 def test_who_cannot_wait_is_told_when_to_come_back_and_finds_the_model_loaded_then(serve: Any, endless: Path, flags: Any) -> None:
     with serve(endless, *FAST, *flags, *NEVER_IDLE, "--load-wait-seconds", "0.02") as server:
-        with grpc.insecure_channel(server.address, [("grpc.enable_retries", 0)]) as channel:
+        with grpc.insecure_channel(server.address, NO_RETRIES) as channel:
             stub = GenerationStub(channel)
             request = GenerateRequest(model="alpha", text="a dog runs", max_new_tokens=2)
             with pytest.raises(grpc.RpcError) as refusal:
@@ -124,11 +122,9 @@ def test_who_cannot_wait_is_told_when_to_come_back_and_finds_the_model_loaded_th
 
 def test_what_never_fits_is_refused_by_name_and_what_runs_goes_on(serve: Any, endless: Path) -> None:
     with serve(endless, *FAST, *NEVER_IDLE, "--models-memory-gib", "0.05") as server:
-        with (
-            grpc.insecure_channel(server.address, [("grpc.enable_retries", 0)]) as channel,
-            pytest.raises(grpc.RpcError) as refusal,
-        ):
-            GenerationStub(channel).Generate(GenerateRequest(model="alpha", text="a dog", max_new_tokens=2), timeout=60)
+        request = GenerateRequest(model="alpha", text="a dog", max_new_tokens=2)
+        with grpc.insecure_channel(server.address, NO_RETRIES) as channel, pytest.raises(grpc.RpcError) as refusal:
+            GenerationStub(channel).Generate(request, timeout=60)
         assert refusal.value.code() is grpc.StatusCode.UNAVAILABLE
         assert "model 'alpha' cannot be loaded: it may take" in refusal.value.details()
         assert "51 MiB of 51 MiB (models_memory_gib) is left" in refusal.value.details()
@@ -143,13 +139,13 @@ def test_models_that_are_always_loaded_and_do_not_fit_end_the_start(serve: Any, 
     assert "models_memory_gib" in str(ended.value)
 
 
+@ONLY_LINUX
 def test_a_killed_front_end_leaves_nobody_waited_for(serve: Any, endless: Path) -> None:
-    """The one whose callers waited is killed while the other model's load has the turn; nothing is loaded for the dead."""
+    """Both are killed while a model is loaded for a caller of theirs; those that come after them serve both models."""
     with serve(endless, *FAST, "--front-ends", "2", *NEVER_IDLE) as server:
-        with grpc.insecure_channel(server.address, [("grpc.enable_retries", 0)]) as channel:
-            call = GenerationStub(channel).Generate.future(
-                GenerateRequest(model="alpha", text="a dog", max_new_tokens=2), timeout=60
-            )
+        with grpc.insecure_channel(server.address, NO_RETRIES) as channel:
+            request = GenerateRequest(model="alpha", text="a dog", max_new_tokens=2)
+            call = GenerationStub(channel).Generate.future(request, timeout=60)
             wait_until(lambda: server.metric("dragoman_version_state", model="alpha", state="asleep") == 0, "it is being loaded")
             for event in [event for event in server.events if event["event"] == "front end listens"]:
                 os.kill(event["pid"], signal.SIGKILL)

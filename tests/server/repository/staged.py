@@ -12,7 +12,7 @@ from dragoman.server.repository.loaded import LoadedModel
 from dragoman.server.repository.model_file import ModelFile
 from dragoman.server.repository.model_keeper import ModelKeeper
 from dragoman.server.repository.models import Route
-from dragoman.server.repository.use import Outcomes
+from dragoman.server.repository.use import Holding, Outcomes
 from dragoman.server.repository.versions import Cause, Opened, Refused, State, Version
 
 MODEL = "en-de"
@@ -241,3 +241,29 @@ class Stage:
 
     def outcomes(self, model: LoadedModel[Any]) -> Outcomes:
         return self.outcomes_of.get(model.label, Outcomes())
+
+    # The sleep of the model: this one is always loaded.
+
+    def reckon(self, bundle: Any, file: ModelFile) -> int:
+        return 0
+
+    def resident_bytes(self, model: LoadedModel[Any]) -> int:
+        return 0
+
+    def sleeping(self, opened: Opened, file: ModelFile, label: str, device: str) -> LoadedModel[Any]:
+        raise NotImplementedError
+
+    def slept(self, model: str, why: str) -> None:
+        raise NotImplementedError
+
+    def woken(self, model: str, outcome: str) -> None:
+        raise NotImplementedError
+
+    def holding(self, model: LoadedModel[Any]) -> Holding:
+        return Holding(model.use.num_held, model.use.last_used, model.use.warm_until)
+
+    def is_awaited(self, name: str) -> bool:
+        return False
+
+    def refuse_waiting(self, name: str, reason: str, retry_after_seconds: float) -> None:
+        raise NotImplementedError

@@ -1,9 +1,8 @@
 """The sleep of one model's versions, on the stage where they are led: what is loaded when, what is served, what is told."""
 
 import asyncio
-import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from dragoman.server.repository.model_file import ModelFile, ModelSettings, Vers
 from dragoman.server.repository.model_keeper import ModelKeeper
 from dragoman.server.repository.placement import Placement
 from dragoman.server.repository.sleeping_engine import SleepingEngine
-from dragoman.server.repository.use import Holding
 from dragoman.server.repository.versions import Cause, Opened, Refused, State
 from dragoman.server.supervisor import EngineCannotStart
 from tests.server.repository.staged import MODEL, Stage
@@ -68,9 +66,6 @@ class SleepyStage(Stage):
     def reckon(self, bundle: Any, file: ModelFile) -> int:
         return 60
 
-    def resident_bytes(self, model: LoadedModel[Any]) -> int:
-        return 0
-
     def sleeping(self, opened: Opened, file: ModelFile, label: str, device: str) -> LoadedModel[Any]:
         settings: Any = None
         return LoadedModel(opened.bundle, opened.tokenizers, opened.frames, SleepingEngine(MODEL, settings, 1, device), label)
@@ -86,19 +81,11 @@ class SleepyStage(Stage):
             await self.reach("publish", label)
         self.routes.append(route)
 
-    def holding(self, model: LoadedModel[Any]) -> Holding:
-        return Holding(model.use.num_held, model.use.last_used, model.use.warm_until)
-
     def is_awaited(self, name: str) -> bool:
         return self.is_asked_for
 
     def refuse_waiting(self, name: str, reason: str, retry_after_seconds: float) -> None:
         self.refusals.append((reason, retry_after_seconds))
-
-    @contextlib.asynccontextmanager
-    async def led(self) -> AsyncIterator[None]:
-        async with super().led():
-            yield
 
 
 def play(stage: SleepyStage, scene: Callable[[], Awaitable[None]]) -> None:
@@ -280,7 +267,8 @@ def test_a_new_version_of_a_model_that_is_awake_takes_its_place_as_always() -> N
         stage.put("2")
         await stage.settle()
         assert stage.serving_version == "2" and stage.state("2") is State.TRIAL and stage.state("1") is State.STANDBY
-        assert stage.keeper.stay() is not None and stage.keeper.stay().is_busy, "not while it is on probation"
+        stay = stage.keeper.stay()
+        assert stay is not None and stay.is_busy, "not while it is on probation"
 
     play(stage, scene)
 
