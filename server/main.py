@@ -174,9 +174,10 @@ class Service:
         """Start every engine at once; done when all that must be are ready, and who answers knows it."""
         rule, models = self.config.ready_rule, self.keeper.models.values()
         for model in models:
-            if not rule.needs(model.name):
+            if not rule.needs(model.name, model.found.file.settings.is_ready_needed):
                 self._spawn(self._start_beside(model))
-        await asyncio.gather(*(model.start() for model in models if rule.needs(model.name)))
+        needed = [model for model in models if rule.needs(model.name, model.found.file.settings.is_ready_needed)]
+        await asyncio.gather(*(model.start() for model in needed))
         await self.front.until_ready()
 
     async def _start_beside(self, model: ModelKeeper[ModelEngine]) -> None:

@@ -22,7 +22,7 @@ from dragoman.server.core.requests import GenerateRequest, ScoreRequest
 from dragoman.server.core.scoring import PairScores, prepare_pair, to_scores
 from dragoman.server.core.validation import Prepared, Validator, check_model_name, check_model_version
 from dragoman.server.engine import messages
-from dragoman.server.errors import QueueFull, UnknownModel
+from dragoman.server.errors import InvalidRequest, QueueFull, UnknownModel
 from dragoman.server.telemetry.metrics import Metrics
 
 ANSWERS = ("eos", "length")
@@ -213,12 +213,15 @@ class Generation:
         """Have the call's record know the model.
 
         Raises:
-            ServiceError: If its caller may not ask for such a priority.
+            ServiceError: If a request of its caller's, or one for the model, may not have such a priority.
         """
         call.model = model.name
         bind_contextvars(model=model.name)
         if call.caller is not None:
             call.caller.check_priority(request.priority)
+        highest = model.traits.max_priority
+        if highest is not None and request.priority > highest:
+            raise InvalidRequest("priority", f"{request.priority} is above {highest}, max_priority of model {model.name}")
 
     def _time_left(self, call: Call, remaining_seconds: float | None) -> float | None:
         """Return the time until a request's deadline, the caller's or ours."""

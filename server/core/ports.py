@@ -4,6 +4,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Protocol
 
+from msgspec import Struct
+
 from dragoman.model.text.tokenizers import Tokenizers
 from dragoman.server.core.frames import Frames
 from dragoman.server.engine import messages
@@ -80,8 +82,28 @@ class Limited(Protocol):
         ...
 
 
+class Traits(Struct, frozen=True, array_like=True):
+    """What a model has of its own that the server has no setting for.
+
+    Attributes:
+        max_priority: Highest priority that a request for it may have; None for any.
+        is_ready_needed: Whether the server is ready only while it is; None for what `ready_when` says.
+    """
+
+    max_priority: int | None = None
+    is_ready_needed: bool | None = None
+
+
+NO_TRAITS = Traits()
+
+
 class Model(Limited, Protocol):
     """A loaded bundle and the engine that runs it."""
+
+    @property
+    def traits(self) -> Traits:
+        """What it has of its own."""
+        ...
 
     @property
     def version(self) -> str:

@@ -16,8 +16,22 @@ class Readable(Protocol):
         ...
 
 
+class Needed(Protocol):
+    """What a model has of its own, as far as it matters here."""
+
+    @property
+    def is_ready_needed(self) -> bool | None:
+        """Whether the server is ready only while it is; None for what the rule says."""
+        ...
+
+
 class Named(Protocol):
     """A model, as far as it matters here."""
+
+    @property
+    def traits(self) -> Needed:
+        """What it has of its own."""
+        ...
 
     @property
     def name(self) -> str:
@@ -56,14 +70,22 @@ class ReadyRule:
             raise ValueError(f"{text!r} is not {ALL}, {ANY}, or names of models with commas between them")
         return cls("", names)
 
-    def needs(self, name: str) -> bool:
-        """Return whether a model must have been ready once before the server is ready for the first time."""
-        return bool(self.word) or name in self.names
+    def needs(self, name: str, is_ready_needed: bool | None = None) -> bool:
+        """Return whether a model must have been ready once before the server is ready for the first time.
+
+        Args:
+            name: Of the model.
+            is_ready_needed: What the model itself says; None for nothing.
+        """
+        return bool(self.word) or name in self.names if is_ready_needed is None else is_ready_needed
 
     def holds(self, models: Iterable[Named]) -> bool:
         """Return whether a server that was ready once is ready while its models are as they are."""
-        ready = [model.engine.is_ready for model in models if self.needs(model.name)]
-        return any(ready) if self.word == ANY else bool(ready) and all(ready)
+        needed = [model for model in models if self.needs(model.name, model.traits.is_ready_needed)]
+        ready = [model.engine.is_ready for model in needed]
+        if self.word == ANY:
+            return any(ready) and all(model.engine.is_ready for model in needed if model.traits.is_ready_needed)
+        return bool(ready) and all(ready)
 
 
 class Readiness:
@@ -87,10 +109,13 @@ class Readiness:
     def note(self, models: Sequence[Named]) -> None:
         """Take note of how models are; call it whenever one has become ready or has stopped being so."""
         self._known |= {model.name for model in models if model.engine.is_ready}
-        if all(model.name in self._known for model in models if self._rule.needs(model.name)):
+        if all(model.name in self._known for model in models if self._is_needed(model)):
             self._has_begun = self._has_begun or bool(models)
 
     def is_met(self, models: Sequence[Named]) -> bool:
         """Return whether the server is ready while its models are as they are; from any thread."""
-        has_begun = self._has_begun or all(model.engine.is_ready for model in models if self._rule.needs(model.name))
+        has_begun = self._has_begun or all(model.engine.is_ready for model in models if self._is_needed(model))
         return has_begun and self._rule.holds(models)
+
+    def _is_needed(self, model: Named) -> bool:
+        return self._rule.needs(model.name, model.traits.is_ready_needed)

@@ -263,6 +263,7 @@ class FrontEnds:
                 model.engine.num_replicas,
                 model.engine.is_ready,
                 bool(model.device),
+                model.traits,
             )
             for label, model in route.versions.items()
         }

@@ -5,6 +5,7 @@ import asyncio
 import msgspec
 from msgspec import Struct
 
+from dragoman.server.core.ports import Traits
 from dragoman.server.engine.settings import EngineSettings
 from dragoman.server.repository.model_file import Sticky
 from dragoman.server.telemetry.series import Series
@@ -22,6 +23,7 @@ class Desk(Struct, frozen=True, array_like=True):
         num_replicas: Engines behind the desk.
         is_ready: Whether one of them is ready.
         was_ready: Whether one of them was ready at any time.
+        traits: What the model has of its own.
     """
 
     endpoint: str
@@ -30,6 +32,7 @@ class Desk(Struct, frozen=True, array_like=True):
     num_replicas: int
     is_ready: bool
     was_ready: bool = False
+    traits: Traits = Traits()
 
 
 class Served(Struct, frozen=True, array_like=True):

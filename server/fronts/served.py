@@ -175,8 +175,8 @@ class ServedVersions:
         engine, settings = self._attach(name, desk), desk.settings
         for model in list(self._models.values()):
             if (str(model.bundle.directory), model.version) == (settings.bundle, settings.version):
-                return LoadedModel(model.bundle, model.tokenizers, model.frames, engine, desk.label)
-        return LoadedModel.of(open_bundle(desk), engine, desk.label)
+                return LoadedModel(model.bundle, model.tokenizers, model.frames, engine, desk.label, traits=desk.traits)
+        return LoadedModel.of(open_bundle(desk), engine, desk.label, desk.traits)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -6,7 +6,7 @@ from typing import Generic, Protocol, TypeVar
 from dragoman.export.bundle import Bundle, Manifest
 from dragoman.model.text.tokenizers import Tokenizers
 from dragoman.server.core.frames import Frames
-from dragoman.server.core.ports import Engine
+from dragoman.server.core.ports import NO_TRAITS, Engine, Traits
 from dragoman.server.engine.settings import EngineSettings
 from dragoman.server.repository.use import Use
 
@@ -37,6 +37,7 @@ class LoadedModel(Generic[E]):
         engine: What runs it.
         label: What its folder calls the version; where folders have none, what the content gives.
         use: What requests do with it.
+        traits: What the model has of its own.
     """
 
     bundle: Bundle
@@ -45,15 +46,16 @@ class LoadedModel(Generic[E]):
     engine: E
     label: str
     use: Use = field(default_factory=Use)
+    traits: Traits = NO_TRAITS
 
     @classmethod
-    def of(cls, bundle: Bundle, engine: E, label: str = "") -> "LoadedModel[E]":
+    def of(cls, bundle: Bundle, engine: E, label: str = "", traits: Traits = NO_TRAITS) -> "LoadedModel[E]":
         """Load what is read of a bundle in this process; its engine, which has been made, may be anywhere.
 
         Raises:
             BundleError: If a tokeniser is damaged, or the bundle's template asks for a language that there is not.
         """
-        return cls(bundle, bundle.tokenizers(), Frames(bundle.manifest), engine, label or bundle.manifest.version)
+        return cls(bundle, bundle.tokenizers(), Frames(bundle.manifest), engine, label or bundle.manifest.version, traits=traits)
 
     @property
     def manifest(self) -> Manifest:

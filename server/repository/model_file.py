@@ -27,6 +27,7 @@ from dragoman.server.config import (
     ServerConfig,
     hint,
 )
+from dragoman.server.core.ports import Traits
 from dragoman.server.core.validation import MAX_PRIORITY
 from dragoman.server.durations import parse_duration
 from dragoman.server.repository.version_names import VersionName
@@ -107,6 +108,11 @@ class ModelSettings(_Table):
     max_priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
     is_ready_needed: bool | None = None
     keep_loaded: KeepLoaded | None = None
+
+    @property
+    def traits(self) -> Traits:
+        """Those of them that no setting of the server is."""
+        return Traits(self.max_priority, self.is_ready_needed)
 
     def within(self, config: ServerConfig) -> ServerConfig:
         """Return the settings that the model's engines are started with.

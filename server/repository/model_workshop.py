@@ -121,7 +121,7 @@ class ModelWorkshop:
             is_observed=is_observed,
             first_replica=replicas.start,
         )
-        return LoadedModel(bundle, opened.tokenizers, opened.frames, engine, label)
+        return LoadedModel(bundle, opened.tokenizers, opened.frames, engine, label, traits=file.settings.traits)
 
     async def prove(self, model: LoadedModel[ModelEngine]) -> None:
         """See `Workshop`."""

@@ -12,6 +12,7 @@ from dragoman.model.generation import Defaults, Template
 from dragoman.model.text.byte_level import ByteLevelTokenizer
 from dragoman.model.text.tokenizers import Tokenizers
 from dragoman.server.core.frames import Frames
+from dragoman.server.core.ports import Traits
 from dragoman.server.engine.messages import Answer, Finished, Request, Scored, ScoreRequest, Share, Tokens
 from dragoman.server.errors import QueueFull, UnknownModel
 
@@ -189,4 +190,5 @@ def scripted_model(tokenizer: ByteLevelTokenizer, name: str = "en-de", **fields:
         device="cpu",
         max_slots=8,
         max_slots_per_request=8,
+        traits=Traits(),
     )

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from dragoman.server.core.ports import NO_TRAITS, Traits
 from dragoman.server.core.readiness import Readiness, ReadyRule
 
 NAMES = ("a", "b", "c")
@@ -13,7 +14,7 @@ NAMES = ("a", "b", "c")
 
 def models(*are_ready: bool) -> list[Any]:
     return [
-        SimpleNamespace(name=name, engine=SimpleNamespace(is_ready=is_ready))
+        SimpleNamespace(name=name, engine=SimpleNamespace(is_ready=is_ready), traits=NO_TRAITS)
         for name, is_ready in zip(NAMES, are_ready, strict=False)
     ]
 
@@ -88,3 +89,28 @@ def test_without_models_nothing_is_ready(rule: str) -> None:
 def test_a_rule_that_says_nothing_or_two_things_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not all, any, or names"):
         ReadyRule.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("rule", "ready_with"),
+    [
+        ("any", lambda a, b, c: a and (a or b)),
+        ("all", lambda a, b, c: a and b),
+        ("c", lambda a, b, c: a),
+        ("b", lambda a, b, c: a and b),
+    ],
+)
+def test_a_models_own_word_goes_before_the_rule(rule: str, ready_with: Any) -> None:
+    """Of three the first says that it is needed, the third that it is not."""
+    own = (Traits(is_ready_needed=True), Traits(), Traits(is_ready_needed=False))
+
+    def with_own(*are_ready: bool) -> list[Any]:
+        found = models(*are_ready)
+        for model, traits in zip(found, own, strict=True):
+            model.traits = traits
+        return found
+
+    for are_ready in product((False, True), repeat=3):
+        readiness = Readiness(ReadyRule.parse(rule))
+        readiness.note(with_own(True, True, True))
+        assert readiness.is_met(with_own(*are_ready)) is bool(ready_with(*are_ready)), are_ready

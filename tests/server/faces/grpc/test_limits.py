@@ -10,6 +10,7 @@ import pytest
 from google.rpc.error_details_pb2 import RetryInfo
 from grpc_status import rpc_status
 
+from dragoman.server.core.ports import Traits
 from dragoman.server.telemetry.sampling import BURST
 from dragoman.v1.generation_pb2 import GenerateRequest, GetModelRequest, ListModelsRequest, ScoreRequest
 from dragoman.v1.generation_pb2_grpc import GenerationStub
@@ -186,6 +187,20 @@ def test_a_request_that_needs_more_slots_than_its_caller_may_have_by_now_is_told
             world.engine.reason, world.engine.limit = "queue_full", "max_slots"
             message = "max_slots: the request needs more slots; it is a limit of caller web"
             assert (await refused(generate(world)))[:2] == ("RESOURCE_EXHAUSTED", message)
+
+    asyncio.run(run())
+
+
+def test_a_priority_above_a_models_highest_is_refused(serve: Any, make_model: Any) -> None:
+    async def run() -> None:
+        async with serve(make_model("a"), make_model("b")) as world:
+            world.models.by_name["a"].traits = Traits(max_priority=2)
+            for priority, model in ((2, "a"), (-3, "a"), (3, "b")):
+                await generate(world, model=model, priority=priority)
+            code, message, _ = await refused(generate(world, model="a", priority=3))
+            assert (code, message) == ("INVALID_ARGUMENT", "priority: 3 is above 2, max_priority of model a")
+            score = world.stub.Score(ScoreRequest(model="a", text=TEXT, priority=3), metadata=BEARER)
+            assert (await refused(score))[:2] == (code, message)
 
     asyncio.run(run())
 
