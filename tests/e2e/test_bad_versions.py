@@ -93,6 +93,12 @@ def alone(server: Any, one: str, old: int) -> None:
     wait_until(lambda: server.metric("dragoman_engine_up", model="alpha") == 1, "one engine is up")
 
 
+def say(server: Any, models: ModelFolder, text: str, label: str) -> None:
+    """Write `model.toml`, and wait until it is in use: of a label that leads nowhere the log tells."""
+    models.say("alpha", f'{text}[labels]\n{label} = "nowhere"\n')
+    server.wait_for("what is wanted of a model cannot be had", problem=f"labels.{label}: there is no version 'nowhere'")
+
+
 def start_flags() -> dict[str, Any]:
     """Return how a server is started for which the modes of files count, whoever runs the tests."""
     if os.geteuid():
@@ -140,15 +146,13 @@ def test_engines_that_crash_hang_or_do_not_fit_are_given_up(serve: Any, models: 
             is_refused(server, "3", "start", r"it is not ready after 4 s \(load_timeout_seconds\)")
             alone(server, one, old)
             assert not is_running(hanging)
-            models.say("alpha", "[settings]\nmax_slots = 100000000\n")
-            time.sleep(0.5)
+            say(server, models, "[settings]\nmax_slots = 100000000\n", "first")
             models.put("alpha", "4", "two")
             is_refused(server, "4", "memory", r"it may take \d+ MiB, and \d+ MiB of (the machine is free|the container's limit)")
             alone(server, one, old)
             assert callers.failures == [] and {answer.version for answer in callers.answers} == {one}
 
-            models.say("alpha", "[swap]\nprobation_seconds = 600\n")
-            time.sleep(0.5)
+            say(server, models, "[swap]\nprobation_seconds = 600\n", "second")
             models.put("alpha", "5", "two")
             serves(server, "5")
             time.sleep(1.0)
