@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import pytest
 
 from tests.certificates import make_certificates
@@ -23,6 +24,10 @@ pytest_plugins = ["tests.cost", "tests.shelf"]
 
 # Workers share the cores: a pool of threads in each, and in whatever each starts, would only have them wait for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# An example may take long where the cores have other work.
+hypothesis.settings.register_profile("shared cores", deadline=None)
+hypothesis.settings.load_profile("shared cores")
 
 # A shell has what it starts in the background ignore SIGINT, and nohup SIGHUP, and so does whatever that starts. What tests start
 # is to end by these signals however they themselves were started: a signal that has a handler is as usual in what is started.
