@@ -58,8 +58,17 @@ def versions() -> Row:
             "none",
             {"{{model}} {{outcome}}": f"sum by (model, outcome) (increase({metric('version_swaps_total')}[5m]))"},
         ),
+        timeseries(
+            "Sleep",
+            "In the last five minutes: models that were unloaded, by why, and loaded again because a request came, by how that went.",
+            "none",
+            {
+                "{{model}} asleep: {{cause}}": f"sum by (model, cause) (increase({metric('model_sleeps_total')}[5m]))",
+                "{{model}} awake: {{outcome}}": f"sum by (model, outcome) (increase({metric('model_wakes_total')}[5m]))",
+            },
+        ),
     ]
-    return "Versions", 3, panels
+    return "Versions", 4, panels
 
 
 def process() -> Row:
