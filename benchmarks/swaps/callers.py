@@ -141,13 +141,13 @@ class Callers:
 
     async def _stream(self, stub: Any, model: str) -> None:
         began = time.time()
-        message = None
+        last: Any = None
         async for message in stub.GenerateStream(self._request(model), timeout=CALL_SECONDS):
-            pass
-        if message is None or not message.HasField("result"):
+            last = message
+        if last is None or not last.HasField("result"):
             self.answers.append(Answer("stream", model, began, time.time(), error="the stream ended without a result"))
         else:
-            self._note("stream", model, began, message.result)
+            self._note("stream", model, began, last.result)
 
     async def _batch(self, stub: Any, model: str) -> None:
         began = time.time()

@@ -74,7 +74,7 @@ class ModelKeeper(Generic[E]):
         self._told = ""
         self._absent: Version[E] | None = None
         self._wake, self._idle = asyncio.Event(), asyncio.Event()
-        # Held by who changes what is served; loading a version is done beside that, so that those on probation are watched meanwhile.
+        # Held by who changes what is served; versions are loaded beside that, so that those on probation are watched meanwhile.
         self._deciding = asyncio.Lock()
         self._loading: asyncio.Task[None] | None = None
         self._ending: dict[Version[E], asyncio.Task[None]] = {}
@@ -388,7 +388,7 @@ class ModelKeeper(Generic[E]):
     async def _take_back(
         self, versions: Sequence[Version[E]], refused: Refused, route: Route[E] | None, outcome: str, trial: Trial[E] | None = None
     ) -> None:
-        """Have those answer again who did before, with the trial that they had; others begin theirs anew if they are still wanted."""
+        """Have those answer again who did before, with the trial that they had; others begin theirs anew if still wanted."""
         self._trial = trial
         for version in versions:
             self._loader.refuse(version, refused)
@@ -466,7 +466,7 @@ class ModelKeeper(Generic[E]):
         self.wake()
 
     def _is_needed(self, version: Version[E]) -> bool:
-        """Return whether a version that cannot be started is to be tried again: while it is there, and nobody has taken its place."""
+        """Return whether a version that cannot be started is tried again: while it is there, and nobody has taken its place."""
         is_nobody_there = self.route is None or (self._absent is not None and is_in(self._absent, self.route))
         return version.found in self._found.versions and is_nobody_there
 

@@ -32,11 +32,22 @@ MODELS = ("en-de", "en-fr")
 class Server:
     """A running `dragoman serve` and what it logs."""
 
-    def __init__(
-        self, models: Path, *flags: str, environment: dict[str, str] | None = None, prefix: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, models: Path, *flags: str, environment: dict[str, str] | None = None, prefix: Sequence[str] = ()) -> None:
         self.process = subprocess.Popen(
-            [*prefix, sys.executable, "-m", "dragoman", "serve", "--models", str(models), "--host", "127.0.0.1", "--port", "0", *flags],
+            [
+                *prefix,
+                sys.executable,
+                "-m",
+                "dragoman",
+                "serve",
+                "--models",
+                str(models),
+                "--host",
+                "127.0.0.1",
+                "--port",
+                "0",
+                *flags,
+            ],
             stderr=subprocess.PIPE,
             cwd=ROOT,
             env=os.environ | {"DRAGOMAN_METRICS_PORT": "0"} | (environment or {}),

@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.swaps.callers import Callers
 from benchmarks.swaps.timeline import seconds_of
-from tests.e2e.test_versions import AT_ONCE, ask, serves, wait_until
+from tests.e2e.test_versions import AT_ONCE, ask, serves, until_more_are_answered, wait_until
 from tests.e2e.versions import FLAGS, ModelFolder, engine_pids, is_running, next_engine, processes, seal
 
 pytestmark = [pytest.mark.e2e, pytest.mark.skipif(sys.platform != "linux", reason="/proc tells of processes")]
@@ -93,6 +93,12 @@ def alone(server: Any, one: str, old: int) -> None:
     wait_until(lambda: server.metric("dragoman_engine_up", model="alpha") == 1, "one engine is up")
 
 
+def say(server: Any, models: ModelFolder, text: str, label: str) -> None:
+    """Write `model.toml`, and wait until it is in use: of a label that leads nowhere the log tells."""
+    models.say("alpha", f'{text}[labels]\n{label} = "nowhere"\n')
+    server.wait_for("what is wanted of a model cannot be had", problem=f"labels.{label}: there is no version 'nowhere'")
+
+
 def start_flags() -> dict[str, Any]:
     """Return how a server is started for which the modes of files count, whoever runs the tests."""
     if os.geteuid():
@@ -104,7 +110,10 @@ def test_files_that_are_bad_are_refused_one_after_the_other(serve: Any, models: 
     one = models.put("alpha", "1", "one")
     shutil.copytree(models.bundle("three"), models.path / ".three")
     started = start_flags()
-    with serve(models.path, *FLAGS, **started) as server, Callers(server.address, ["alpha"], ["a dog"], 20, max_new_tokens=4) as callers:
+    with (
+        serve(models.path, *FLAGS, **started) as server,
+        Callers(server.address, ["alpha"], ["a dog"], 20, max_new_tokens=4) as callers,
+    ):
         (old,) = engine_pids(server)
         for number, (bundle, change, cause, reason) in enumerate(FILES.values(), 2):
             if change is close_a_file and not (os.geteuid() or started):
@@ -137,15 +146,13 @@ def test_engines_that_crash_hang_or_do_not_fit_are_given_up(serve: Any, models: 
             is_refused(server, "3", "start", r"it is not ready after 4 s \(load_timeout_seconds\)")
             alone(server, one, old)
             assert not is_running(hanging)
-            models.say("alpha", "[settings]\nmax_slots = 100000000\n")
-            time.sleep(0.5)
+            say(server, models, "[settings]\nmax_slots = 100000000\n", "first")
             models.put("alpha", "4", "two")
             is_refused(server, "4", "memory", r"it may take \d+ MiB, and \d+ MiB of (the machine is free|the container's limit)")
             alone(server, one, old)
             assert callers.failures == [] and {answer.version for answer in callers.answers} == {one}
 
-            models.say("alpha", "[swap]\nprobation_seconds = 600\n")
-            time.sleep(0.5)
+            say(server, models, "[swap]\nprobation_seconds = 600\n", "second")
             models.put("alpha", "5", "two")
             serves(server, "5")
             time.sleep(1.0)
@@ -155,8 +162,7 @@ def test_engines_that_crash_hang_or_do_not_fit_are_given_up(serve: Any, models: 
             is_refused(server, "5", "death", r"its engine ended within \d+\.\d s of beginning to serve")
             alone(server, one, old)
             assert server.metric("dragoman_version_swaps_total", outcome="rolled_back") == 1
-            seen = len(callers.answers)
-            wait_until(lambda: len(callers.answers) > seen + 20, "calls are answered")
+            until_more_are_answered(callers)
         # Only what was in the dead engine, or came before it was known to be dead, has an error to show.
         refused = next(event for event in server.events if event["event"] == "a version is refused" and event["version"] == "5")
         for failure in callers.failures:
@@ -185,7 +191,9 @@ def test_a_flat_folder_whose_files_are_replaced_by_bad_ones_serves_what_it_had(
         (old,) = engine_pids(server)
         replace(flip_a_byte)
         server.wait_for("a version is refused", cause="bundle")
-        wait_until(lambda: server.metric("dragoman_version_state", version="", state="refused", cause="bundle") == 1, "metrics say so")
+        wait_until(
+            lambda: server.metric("dragoman_version_state", version="", state="refused", cause="bundle") == 1, "metrics say so"
+        )
         alone(server, one, old)
         replace(do_nothing)
         serves(server, models.content("two"))

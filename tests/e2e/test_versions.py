@@ -56,6 +56,11 @@ def health(server: Any, service: str) -> Any:
         return answer.status
 
 
+def until_more_are_answered(callers: Callers) -> None:
+    seen = len(callers.answers)
+    wait_until(lambda: len(callers.answers) > seen + 20, "more are answered")
+
+
 def until_settled(server: Any, num_engines: int, other_engines: int = 0) -> None:
     """Wait until so many engines are left, in the metrics as among the processes."""
     wait_until(lambda: server.metric("dragoman_engine_up", model="alpha") == num_engines, "as many engines are up")
@@ -77,8 +82,7 @@ def test_swaps_forwards_and_back_lose_nothing(serve: Any, models: ModelFolder, f
                 models.remove("alpha", "2")
                 serves(server, "1")
                 if number:
-                    seen = len(callers.answers)
-                    wait_until(lambda: len(callers.answers) > seen + 20, "the last version answers, too")
+                    until_more_are_answered(callers)
         assert callers.failures == []
         assert {answer.kind for answer in callers.answers} == set(MIX)
         versions = Counter(answer.version for answer in callers.answers if answer.model == "alpha")
@@ -157,7 +161,9 @@ def test_a_model_that_is_taken_away_finishes_what_it_has(serve: Any, models: Mod
     with serve(models.path, *FLAGS, *flags) as server, grpc.insecure_channel(server.address) as channel:
         assert ask(server, model="alpha").model_version == one
         assert health(server, "alpha") == health_pb2.HealthCheckResponse.SERVING
-        stream = GenerationStub(channel).GenerateStream(GenerateRequest(model="alpha", text="a dog", max_new_tokens=900), timeout=60)
+        stream = GenerationStub(channel).GenerateStream(
+            GenerateRequest(model="alpha", text="a dog", max_new_tokens=900), timeout=60
+        )
         next(stream)
         models.remove("alpha", "1")
         server.wait_for("versions that serve", model="alpha", default=None)

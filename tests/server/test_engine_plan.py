@@ -82,7 +82,9 @@ def test_a_version_that_comes_later_has_its_part_of_the_cores_and_is_pinned_to_n
     for num_models, expected in ((1, (4, 4)), (2, (2, 4)), (100, (1, 1))):
         plan = plan_engine(config, bundle, num_models)
         assert (plan.num_replicas, plan.num_threads) == expected and plan.cores == ((),) * expected[0]
-    assert plan_engine(load({"models": "bundles", "replicas": 3, "num_threads": 2}), bundle, 1) == engine_plan.EnginePlan(2, ((),) * 3)
+    assert plan_engine(load({"models": "bundles", "replicas": 3, "num_threads": 2}), bundle, 1) == engine_plan.EnginePlan(
+        2, ((),) * 3
+    )
     large: Any = SimpleNamespace(manifest=SimpleNamespace(name="m", precision="bf16"))
     with pytest.raises(ConfigError, match=r"replicas: model m \(bf16\) may run on a GPU"):
         plan_engine(load({"models": "bundles", "replicas": 2}), large, 1)

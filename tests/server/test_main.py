@@ -88,7 +88,7 @@ def test_a_hangup_without_a_terminal_while_bundles_are_checked_changes_nothing()
     assert result.stderr.splitlines()[-1].startswith(b"it would go on")
 
 
-def test_without_onnx_runtime_one_line_says_what_to_install(tiny_bundle: Path, tmp_path: Path) -> None:
+def test_without_onnx_runtime_a_line_says_what_to_install(tiny_bundle: Path, tmp_path: Path) -> None:
     """The engine, which finds out, used to write a traceback before it."""
     missing = "raise ModuleNotFoundError(\"No module named 'onnxruntime'\", name='onnxruntime')\n"
     (tmp_path / "onnxruntime.py").write_text(missing)
@@ -98,8 +98,9 @@ def test_without_onnx_runtime_one_line_says_what_to_install(tiny_bundle: Path, t
     result = subprocess.run([*command, *ports], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     assert result.returncode == 1
     events = [json.loads(line) for line in result.stderr.splitlines()]
-    [line] = [event for event in events if event["level"] != "info"]
-    assert line["event"] == "cannot serve"
+    [refused, line] = [event for event in events if event["level"] == "error"]
+    assert (refused["event"], line["event"]) == ("a version is refused", "cannot serve")
+    assert refused["reason"] in line["reason"]
     assert re.search(r"onnxruntime is not installed: .*pip install .*\[cpu\]", line["reason"])
 
 

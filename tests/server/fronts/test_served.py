@@ -62,7 +62,11 @@ class Bench:
             self.num_changes += 1
 
         self.served = ServedVersions(
-            self.repository, attach, prepare=lambda model: self.prepared.append(model.label), on_change=note_change, say=self.said.append
+            self.repository,
+            attach,
+            prepare=lambda model: self.prepared.append(model.label),
+            on_change=note_change,
+            say=self.said.append,
         )
 
     def desk(self, label: str, *, is_ready: bool = True, **changes: Any) -> Desk:
@@ -188,7 +192,9 @@ def test_of_two_of_which_one_cannot_be_read_none_is_served_and_both_are_released
         assert (await bench.take(bench.serve(1, good, bad))).problem
         assert bench.labels == ["1"]
         assert await bench.take(bench.serve(2, one)) == Serving(2)
-        await bench.until(lambda: {Released("desk-2"), Released("desk-3")} <= {one for one in bench.said if isinstance(one, Released)})
+        await bench.until(
+            lambda: {Released("desk-2"), Released("desk-3")} <= {one for one in bench.said if isinstance(one, Released)}
+        )
 
     play(scene)
 
@@ -229,7 +235,9 @@ def test_the_same_bundle_at_another_desk_is_not_read_again(play: Play) -> None:
         before = bench.repository.get("tiny")
         await bench.take(bench.serve(1, again))
         after = bench.repository.get("tiny")
-        assert after.tokenizers is before.tokenizers and after.engine is not before.engine and after.max_slots == 2 * before.max_slots
+        assert (
+            after.tokenizers is before.tokenizers and after.engine is not before.engine and after.max_slots == 2 * before.max_slots
+        )
 
     play(scene)
 

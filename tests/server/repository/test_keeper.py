@@ -161,7 +161,9 @@ def test_a_folder_that_cannot_be_looked_at_changes_nothing(
     assert [line.get("reason") for line in told] == ["gone", "stale file handle", None], "the same reason is told once"
 
 
-def test_a_folder_in_which_all_at_once_is_nothing_is_not_believed(tmp_path: Path, logged: Callable[[], list[dict[str, Any]]]) -> None:
+def test_a_folder_in_which_all_at_once_is_nothing_is_not_believed(
+    tmp_path: Path, logged: Callable[[], list[dict[str, Any]]]
+) -> None:
     put(tmp_path / "models", "alpha", "beta")
 
     async def scene(keeper: Keeper[Any], made: dict[str, HandModel]) -> None:

@@ -98,4 +98,4 @@ def test_ending_what_has_no_engine_does_nothing() -> None:
     stage = Stage("1")
     loader, versions = loader_of(stage)
     asyncio.run(loader.end(versions.begin(stage.versions[0])))
-    assert stage.told == [] and MODEL == versions.model
+    assert stage.told == [] and versions.model == MODEL

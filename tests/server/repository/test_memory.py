@@ -65,7 +65,9 @@ def test_a_kernel_that_says_nothing_leaves_the_whole_machine(tmp_path: Path) -> 
 
 @pytest.fixture
 def settings(tiny_bundle: Path) -> EngineSettings:
-    (settings,) = engine_settings(load({"models": tiny_bundle, "weights_cache": "off"}), Bundle.open(tiny_bundle), EnginePlan(1, ((),)))
+    (settings,) = engine_settings(
+        load({"models": tiny_bundle, "weights_cache": "off"}), Bundle.open(tiny_bundle), EnginePlan(1, ((),))
+    )
     return replace(settings, max_slots=10)
 
 

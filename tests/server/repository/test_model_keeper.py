@@ -1,4 +1,4 @@
-"""The life of a model's versions, on a stage that fails where it is told to: the ones that serve go on, whatever happens to others."""
+"""The life of a model's versions, on a stage that fails where it is told to: those that serve go on, whatever others do."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from dragoman.server.config import ConfigError
 from dragoman.export.bundle import BundleError
+from dragoman.server.config import ConfigError
 from dragoman.server.repository import loader, model_keeper, trial
 from dragoman.server.repository.model_file import ModelFile, Swap, Versions
 from dragoman.server.repository.models import CannotServe
@@ -61,7 +61,9 @@ def test_the_newest_serves_and_requests_are_told_to_come_back_before_that() -> N
         first, last = stage.routes
         assert first is not None and first.default.label == "2" and not first.default.engine.is_ready
         assert last is not None and last.default.engine is stage.engine("2")
-        assert stage.steps("2") == ["open", "start", "prove", "adopt", "publish", "published", "stop"], "what stood in for it has ended"
+        assert stage.steps("2") == ["open", "start", "prove", "adopt", "publish", "published", "stop"], (
+            "what stood in for it has ended"
+        )
         assert stage.running() == ["2"] and stage.steps("1") == []
         assert shown(stage) == {("2", "serving", "")} and stage.swaps == []
 
@@ -185,7 +187,15 @@ def test_a_new_version_is_proved_before_it_answers_and_the_old_one_ends_after_th
         stage.put("2")
         await stage.settle()
         steps = stage.told[: stage.told.index(("published", "2"))]
-        assert steps == [("open", "2"), ("measure", "1"), ("memory", "2"), ("start", "2"), ("prove", "2"), ("adopt", "2"), ("publish", "2")]
+        assert steps == [
+            ("open", "2"),
+            ("measure", "1"),
+            ("memory", "2"),
+            ("start", "2"),
+            ("prove", "2"),
+            ("adopt", "2"),
+            ("publish", "2"),
+        ]
         await stage.until(lambda: stage.swaps == ["done"])
         await stage.until(lambda: stage.state("1") is None)
         assert (stage.serving, stage.running(), stage.state("2")) == ("2", ["2"], State.SERVING)

@@ -12,6 +12,8 @@ from dragoman.server.repository.trial import MIN_REQUESTS, Trial
 from dragoman.server.repository.use import Outcomes
 from dragoman.server.repository.versions import Cause, State, Version
 
+USUAL = Outcomes(1000, 0, 100.0)
+
 
 class Clock:
     seconds = 100.0
@@ -30,7 +32,7 @@ def version(name: str) -> Version[Any]:
     return Version("en-de", FoundVersion(name, Path(name), (1, 1, 1)), State.TRIAL, loaded=loaded)
 
 
-def trial_of(clock: Clock, *versions: Version[Any], usual: Outcomes = Outcomes(1000, 0, 100.0), **swap: Any) -> Trial[Any]:
+def trial_of(clock: Clock, *versions: Version[Any], usual: Outcomes = USUAL, **swap: Any) -> Trial[Any]:
     fallback: Any = None
     return Trial(versions, fallback, Swap(**swap), usual, clock)
 

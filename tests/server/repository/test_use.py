@@ -48,7 +48,13 @@ def test_who_takes_it_again_before_the_waiter_has_noticed_is_waited_for_by_the_n
     asyncio.run(run())
 
 
-FAULTS = [Unavailable("the engine ended"), StepFailed("generation failed"), UnexpectedFault("1"), KeyError("token"), RuntimeError("?")]
+FAULTS = [
+    Unavailable("the engine ended"),
+    StepFailed("generation failed"),
+    UnexpectedFault("1"),
+    KeyError("token"),
+    RuntimeError("?"),
+]
 NO_FAULTS = [
     NotReady("starting"),
     Draining("ending", 1.0),

@@ -394,7 +394,9 @@ def test_engines_that_are_gone_or_of_a_model_that_is_say_nothing_any_more(regist
     assert generate_latest(registry) == before and b"en-de" not in before
 
 
-def test_versions_are_shown_with_their_states_and_what_became_of_their_requests(registry: CollectorRegistry, metrics: Metrics) -> None:
+def test_versions_are_shown_with_their_states_and_what_became_of_their_requests(
+    registry: CollectorRegistry, metrics: Metrics
+) -> None:
     metrics.versions.add_model("en-de")
     metrics.versions.swapped("en-de", "refused")
     readings = [

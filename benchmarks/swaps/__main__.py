@@ -1,0 +1,5 @@
+"""`python -m benchmarks.swaps`."""
+
+from benchmarks.swaps.main import main
+
+main()
