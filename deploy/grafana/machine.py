@@ -60,7 +60,7 @@ def versions() -> Row:
         ),
         timeseries(
             "Sleep",
-            "In the last five minutes: models that were unloaded, by why, and loaded again because a request came, by how that went.",
+            "In the last five minutes: models unloaded, by why, and loaded again because a request came, by how that went.",
             "none",
             {
                 "{{model}} asleep: {{cause}}": f"sum by (model, cause) (increase({metric('model_sleeps_total')}[5m]))",

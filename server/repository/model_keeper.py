@@ -6,10 +6,10 @@ What a policy wants is decided in `policy.py`; how a version is opened and its e
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection, Container, Coroutine, Sequence
+from collections.abc import Callable, Collection, Container
 from dataclasses import replace
 from functools import partial
-from typing import Any, Generic
+from typing import Generic
 
 import structlog
 
@@ -19,22 +19,20 @@ from dragoman.server.repository.found import FoundModel, FoundVersion
 from dragoman.server.repository.history import History
 from dragoman.server.repository.loaded import LoadedModel
 from dragoman.server.repository.loader import Loader
-from dragoman.server.repository.model_versions import NOWHERE, ModelVersions, is_in
-from dragoman.server.repository.models import CannotServe, Route
+from dragoman.server.repository.model_versions import NOWHERE, ModelVersions
+from dragoman.server.repository.models import Route
 from dragoman.server.repository.placement import Placement, Stay
 from dragoman.server.repository.policy import NO_OVERRIDES, Overrides, Wanted, wanted
 from dragoman.server.repository.sleeper import Sleeper
-from dragoman.server.repository.trial import Trial
+from dragoman.server.repository.switch import Switch
 from dragoman.server.repository.use import Outcomes
-from dragoman.server.repository.versions import Cause, Opened, Refused, State, Version
+from dragoman.server.repository.versions import Cause, Refused, State, Version
 from dragoman.server.repository.workshop import E, Front, Workshop
 from dragoman.server.supervisor import EngineCannotStart
 from dragoman.server.telemetry.version_metrics import VersionReading
 
 # Between two looks at a version on probation.
 WATCH_SECONDS = 0.25
-# Before front ends that did not do as told are told again.
-RETRY_SECONDS = 10.0
 
 log = structlog.get_logger("dragoman.repository")
 
@@ -45,10 +43,8 @@ class ModelKeeper(Generic[E]):
     Attributes:
         name: Of the model.
         versions: That there are, refused ones among them until their files change.
-        route: Who answers requests now; None while nobody does.
         overrides: What an operator has asked for.
         problems: Of what is wanted, what cannot be had.
-        history: Versions that have been the default.
     """
 
     def __init__(
@@ -64,29 +60,41 @@ class ModelKeeper(Generic[E]):
         """
         self.name = found.name
         self.versions: ModelVersions[E] = ModelVersions(found.name)
-        self.route: Route[E] | None = None
         self.overrides: Overrides = NO_OVERRIDES
         self.problems: tuple[str, ...] = ()
-        self.history = History()
         self._found, self._workshop, self._front_of = found, workshop, front
         self._loader = Loader(self.versions, workshop, front, self._note_death, placement)
         self._placement = placement or Placement()
         self._sleeper = Sleeper(self.versions, self._loader, workshop, front, self._placement, found.file)
-        self._trial: Trial[E] | None = None
+        self._switch = Switch(
+            self.versions,
+            self._loader,
+            self._sleeper.sleep,
+            workshop,
+            front,
+            self._placement,
+            file=lambda: self._found.file,
+            wake=self.wake,
+        )
         self._is_lost = False
         self._told = ""
-        self._absent: Version[E] | None = None
         self._wake, self._idle = asyncio.Event(), asyncio.Event()
-        # Held by who changes what is served; versions are loaded beside that, so that those on probation are watched meanwhile.
-        self._deciding = asyncio.Lock()
         self._loading: asyncio.Task[None] | None = None
-        self._ending: dict[Version[E], asyncio.Task[None]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def is_gone(self) -> bool:
         """Whether its folder is gone, and all of its versions."""
         return self._is_lost and self.route is None and self._loading is None and not self.versions.loaded()
+
+    @property
+    def route(self) -> Route[E] | None:
+        """Who answers requests now; None while nobody does."""
+        return self._switch.route
+
+    @property
+    def history(self) -> History:
+        """Versions that have been the default."""
+        return self._switch.history
 
     @property
     def found(self) -> FoundModel:
@@ -177,9 +185,9 @@ class ModelKeeper(Generic[E]):
             elif version.opened is not None and self._sleeper.is_asleep:
                 self._sleeper.lay_down(version, self._found.file)
             elif version.opened is not None and version.found.name == default:
-                self._have_nobody_answer(version.opened, version.label)
+                self._switch.have_nobody_answer(version.opened, version.label)
         if self._sleeper.is_asleep:
-            self.route = self._route_to(target)
+            self._switch.route = self._route_to(target)
 
     async def start(self, *, is_persistent: bool = False) -> None:
         """Load and prove what was opened first, and have it serve; what cannot be makes way for the policy's next.
@@ -196,7 +204,7 @@ class ModelKeeper(Generic[E]):
         bring_up = partial(self._loader.bring_up_opened, file=file, is_needed=is_needed, is_told=not is_only)
         await asyncio.gather(*map(bring_up, opened))
         while self._missing() is not None or self._is_any_up():
-            async with self._deciding:
+            async with self._switch.deciding:
                 await self._settle()
             if self._loading is None:
                 break
@@ -221,7 +229,7 @@ class ModelKeeper(Generic[E]):
     @property
     def is_leaving(self) -> bool:
         """See `Tenant`, as the next three."""
-        return self._sleeper.is_leaving or any(version.found is not NOWHERE for version in self._ending)
+        return self._sleeper.is_leaving or any(version.found is not NOWHERE for version in self._switch.ending)
 
     def memory_bytes(self) -> int:
         """See `Tenant`."""
@@ -229,7 +237,7 @@ class ModelKeeper(Generic[E]):
 
     def stay(self) -> Stay | None:
         """See `Tenant`."""
-        return self._sleeper.stay(self.route, is_busy=self._loading is not None or self._trial is not None)
+        return self._sleeper.stay(self.route, is_busy=self._loading is not None or self._switch.trial is not None)
 
     def give_way(self) -> None:
         """See `Tenant`."""
@@ -238,21 +246,17 @@ class ModelKeeper(Generic[E]):
 
     async def stop(self) -> None:
         """End all engines."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*(model.engine.stop() for model in self.versions.loaded()))
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._switch.stop()
 
     async def _run_once(self) -> None:
         """Wait until there may be something to do, and do it."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(WATCH_SECONDS if self._trial is not None else self._sleeper.pause(self.route)):
+            async with asyncio.timeout(WATCH_SECONDS if self._switch.trial is not None else self._sleeper.pause(self.route)):
                 await self._wake.wait()
         self._wake.clear()
         try:
-            async with self._deciding:
-                await self._watch()
+            async with self._switch.deciding:
+                await self._switch.watch()
                 await self._settle()
         except Exception:
             log.exception("the versions of a model cannot be led to where they are to be", model=self.name)
@@ -264,13 +268,13 @@ class ModelKeeper(Generic[E]):
     async def _settle(self) -> None:
         """Begin to load what is wanted and not there; once nothing is missing, have it serve."""
         self.versions.forget_refused(self._found.versions)
-        self._refuse_dead()
+        self._switch.refuse_dead()
         if self._loading is None:
-            self._sleeper.decide(self._found.file, self.route, is_tried=self._trial is not None)
+            self._sleeper.decide(self._found.file, self.route, is_tried=self._switch.trial is not None)
             if self._sleeper.is_asleep:
                 await self._sleeper.lie_down(self._found.file)
         if self._loading is None and (missing := self._missing()) is not None:
-            self._loading = self._spawn(self._bring_up(missing))
+            self._loading = self._switch.spawn(self._bring_up(missing))
         if self._loading is not None:  # half of what is wanted is not what is wanted
             return
         target = self._wanted()
@@ -281,11 +285,11 @@ class ModelKeeper(Generic[E]):
         route = self._route_to(target)
         is_all_refused = route is None and bool(self._found.versions) and not self.overrides.is_unloaded
         if is_all_refused and self.route is not None and self.route.default.is_asleep:
-            await self._give_up(self.route.default)
+            await self._switch.give_up(self.route.default)
         if route != self.route and not is_all_refused:  # what serves goes on where nothing else can
-            await self._change(route)
+            await self._switch.change(route)
         self.versions.forget_asleep(target.versions)
-        self._retire_others()
+        self._switch.retire_others()
 
     async def _bring_up(self, found: FoundVersion) -> None:
         """Load a version and prove it; what serves meanwhile goes on, unless `swap` says that a gap is accepted."""
@@ -297,7 +301,7 @@ class ModelKeeper(Generic[E]):
                 await self._sleeper.wake(version, file)
             elif self._sleeper.is_to_be_opened_only(version, self.route):
                 await self._sleeper.open(version, file)
-            elif await self._loader.bring_up(version, file, self._serving, self._make_way if has_gap else None):
+            elif await self._loader.bring_up(version, file, self._serving, self._switch.make_way if has_gap else None):
                 log.info("a version is loaded and proved", model=self.name, version=version.label, content=version.content)
             else:
                 self._workshop.swapped(self.name, "refused")
@@ -307,174 +311,6 @@ class ModelKeeper(Generic[E]):
 
     def _serving(self) -> LoadedModel[E] | None:
         return None if self.route is None else self.route.default
-
-    async def _make_way(self, opened: Opened, label: str) -> None:
-        """Have nobody serve the model, so that there is memory for a version; requests are told to come back."""
-        async with self._deciding:
-            if self._absent is not None and is_in(self._absent, self.route):
-                return
-            others = [one for one in self.versions if one.is_up]
-            route = self._have_nobody_answer(opened, label)
-            await self._front_of().adopt(route.default)
-            self._trial = None
-            await self._publish(route)
-        for one in others:
-            self._end_soon(one)
-        await asyncio.gather(*self._ending.values())
-
-    def _have_nobody_answer(self, opened: Opened, label: str) -> Route[E]:
-        self._absent = self._loader.stand_in(opened, label, self._found.file)
-        assert self._absent.loaded is not None
-        self.route = Route.to(self._absent.loaded)
-        return self.route
-
-    async def _give_up(self, sleeping: LoadedModel[E]) -> None:
-        """Have requests be told to come back: the model sleeps, and no version of it can be woken."""
-        route = self._have_nobody_answer(Opened(sleeping.bundle, sleeping.tokenizers, sleeping.frames), sleeping.label)
-        await self._front_of().adopt(route.default)
-        await self._publish(route)
-
-    async def _change_asleep(self, route: Route[E] | None) -> None:
-        """Have a model fall asleep or wake up. There is no probation: nobody could come back."""
-        before = self.route
-        new = [version for version in self.versions if is_in(version, route) and not is_in(version, before)]
-        is_asleep = route is not None and route.default.is_asleep
-        try:
-            await self._publish(route)
-        except CannotServe as error:
-            if is_asleep:  # who serves goes on, and is told again
-                log.error("a front end does not let a model sleep", model=self.name, reason=str(error))
-                self.route = before
-                asyncio.get_running_loop().call_later(RETRY_SECONDS, self.wake)
-            else:
-                await self._take_back(new, Refused(Cause.FRONT_END, str(error)), before, "refused")
-            return
-        self._trial = None
-        self._tell_apart()
-        if route is not None and not is_asleep:
-            self._sleeper.sleep.wake()
-            self._workshop.woken(self.name, "loaded")
-            log.info("a model is awake", model=self.name)
-        elif is_asleep and before is not None and not before.default.is_asleep:
-            self._workshop.slept(self.name, self._sleeper.sleep.why.value)
-            log.info("a model has fallen asleep", model=self.name, why=self._sleeper.sleep.why.value)
-
-    async def _change(self, route: Route[E] | None) -> None:
-        """Have other versions answer, and keep those that did until their successors have passed their probation."""
-        if any(one is not None and one.default.is_asleep for one in (self.route, route)):
-            await self._change_asleep(route)
-            return
-        before, trial = self.route, self._trial
-        fallback = before if trial is None else trial.fallback
-        # Those to fall back on have answered before, and need not be tried.
-        in_route = [version for version in self.versions if is_in(version, route) and not is_in(version, fallback)]
-        new = [version for version in in_route if not is_in(version, before)]
-        tried = [version for version in in_route if version in new or (trial is not None and version in trial.versions)]
-        try:
-            await self._publish(route)
-        except CannotServe as error:
-            await self._take_back(new, Refused(Cause.FRONT_END, str(error)), before, "refused", trial)
-            return
-        swap = self._found.file.swap
-        self._trial = None
-        if tried and fallback is not None and fallback.default.engine.is_ready and swap.probation_seconds:
-            if trial is not None and not new:
-                trial.versions, self._trial = tried, trial
-            else:
-                self._trial = Trial(tried, fallback, swap, self._front_of().outcomes(fallback.default))
-        elif new and before is not None and not (self._absent is not None and is_in(self._absent, before)):
-            self._workshop.swapped(self.name, "done")
-        self._tell_apart()
-        served = {} if route is None else {label: model.version for label, model in route.versions.items()}
-        default = None if route is None else route.default.label
-        log.info("versions that serve", model=self.name, default=default, versions=served, on_trial=self._trial is not None)
-
-    async def _watch(self) -> None:
-        """Look at the versions on probation; have those before them back if one has failed, let those go if all have passed."""
-        trial = self._trial
-        if trial is None:
-            return
-        if (failed := trial.failed(self._front_of().outcomes)) is not None:
-            version, refused = failed
-            await self._take_back([version], refused, trial.fallback, "rolled_back")
-        elif trial.is_over:
-            self._trial = None
-            for version in trial.versions:
-                version.enter(State.SERVING)
-            log.info("probation passed", model=self.name, versions=[version.label for version in trial.versions])
-            self._workshop.swapped(self.name, "done")
-
-    async def _take_back(
-        self, versions: Sequence[Version[E]], refused: Refused, route: Route[E] | None, outcome: str, trial: Trial[E] | None = None
-    ) -> None:
-        """Have those answer again who did before, with the trial that they had; others begin theirs anew if still wanted."""
-        self._trial = trial
-        for version in versions:
-            self._loader.refuse(version, refused)
-        try:
-            await self._publish(route)
-        except CannotServe as error:
-            log.error("a front end does not serve as before", model=self.name, reason=str(error))
-        self._tell_apart()
-        for version in versions:
-            self._end_soon(version)
-        self._workshop.swapped(self.name, outcome)
-        if versions:
-            self.wake()
-        else:  # nothing that was wanted is any different
-            asyncio.get_running_loop().call_later(RETRY_SECONDS, self.wake)
-
-    def _tell_apart(self) -> None:
-        """Have versions know whether requests get them."""
-        for version in self.versions:
-            if version.is_up:
-                is_tried = self._trial is not None and version in self._trial.versions
-                version.enter(State.TRIAL if is_tried else State.SERVING if is_in(version, self.route) else State.STANDBY)
-
-    async def _publish(self, route: Route[E] | None) -> None:
-        self.route = route
-        await self._front_of().publish(self.name, route)
-        if route is not None:
-            self.history.note(route.default.label)
-        self._workshop.published(self.name, route)
-
-    def _retire_others(self) -> None:
-        """End what serves nobody and will not be needed, as soon as no request holds it."""
-        fallback = self._trial.fallback if self._trial is not None else None
-        for version in self.versions:
-            is_there = version.is_up or version.state is State.RETIRING
-            if is_there and not (is_in(version, self.route) or is_in(version, fallback)):
-                self._end_soon(version)
-
-    def _refuse_dead(self) -> None:
-        """Refuse versions whose engine has ended by itself before they have answered anybody."""
-        fallback = self._trial.fallback if self._trial is not None else None
-        for version in self.versions:
-            if version.is_up and version.has_died and not (is_in(version, self.route) or is_in(version, fallback)):
-                self._loader.refuse(version, Refused(Cause.DEATH, "its engine ended before it began to serve"))
-                self._workshop.swapped(self.name, "refused")
-                self._end_soon(version)
-
-    def _end_soon(self, version: Version[E]) -> None:
-        """End a version that no route leads to, as soon as no request holds it; one that is refused stays known."""
-        if version.state is not State.REFUSED:
-            version.enter(State.RETIRING)
-        if version not in self._ending:
-            self._ending[version] = self._spawn(self._retire(version))
-
-    async def _retire(self, version: Version[E]) -> None:
-        loaded = version.loaded
-        assert loaded is not None
-        try:
-            await self._front_of().until_released(loaded)
-            await self._loader.end(version)
-        finally:
-            del self._ending[version]
-        self.versions.remove(version)
-        self._placement.note()
-        if version.found is not NOWHERE:
-            log.info("a version has ended", model=self.name, version=version.label, content=version.content)
-        self.wake()
 
     def _reading(self, version: Version[E]) -> VersionReading:
         outcomes = self.outcomes(version)
@@ -487,8 +323,7 @@ class ModelKeeper(Generic[E]):
 
     def _is_needed(self, version: Version[E]) -> bool:
         """Return whether a version that cannot be started is tried again: while it is there, and nobody has taken its place."""
-        is_nobody_there = self.route is None or (self._absent is not None and is_in(self._absent, self.route))
-        return version.found in self._found.versions and is_nobody_there
+        return version.found in self._found.versions and not self._switch.is_answered
 
     def _is_any_up(self) -> bool:
         return any(version.answering is not None for version in self.known())
@@ -520,9 +355,3 @@ class ModelKeeper(Generic[E]):
         shares = {named[name]: share for name, share in target.shares.items()}
         labels = {label: named[name] for label, name in target.labels.items()}
         return Route(models[target.default], versions, shares, labels, self._found.file.versions.sticky)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task

@@ -143,11 +143,13 @@ class Stage:
         return route.default.label if route is not None and route.default.engine.is_ready else None
 
     def version(self, label: str) -> Version[Any]:
-        return next(one for one in reversed(list(self.keeper.versions)) if one.label == label and one is not self.keeper._absent)
+        return next(
+            one for one in reversed(list(self.keeper.versions)) if one.label == label and one is not self.keeper._switch.absent
+        )
 
     def state(self, label: str) -> State | None:
         """The part of its life that a version is in; None if it is not known any more."""
-        labels = [one.label for one in self.keeper.versions if one is not self.keeper._absent]
+        labels = [one.label for one in self.keeper.known()]
         return self.version(label).state if label in labels else None
 
     def engine(self, label: str) -> StagedEngine:

@@ -550,12 +550,12 @@ def test_labels_and_shares_change_on_probation_and_it_goes_on(monkeypatch: pytes
     stage = Stage("1")
 
     async def scene() -> None:
-        began = stage.keeper._trial.began  # type: ignore[union-attr]
+        began = stage.keeper._switch.trial.began  # type: ignore[union-attr]
         stage.file = ModelFile(labels={"stable": "1", "canary": "2"}, weights={"canary": 0.25})
         await stage.settle()
         route = stage.routes[-1]
         assert route is not None and route.shares == {"2": 0.25, "1": 0.75} and route.labels == {"stable": "1", "canary": "2"}
-        assert stage.keeper._trial.began == began  # type: ignore[union-attr]
+        assert stage.keeper._switch.trial.began == began  # type: ignore[union-attr]
         assert shown(stage) == {("1", "serving", ""), ("2", "trial", "")}
         stage.engine("2").die()
         await stage.until(lambda: stage.state("2") is State.REFUSED)
