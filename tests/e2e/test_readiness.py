@@ -38,7 +38,9 @@ def crash_for_good(server: Any, models: Path) -> None:
     def engine_pids() -> list[int]:
         return [event["engine_pid"] for event in server.events if event["event"] == "engine ready" and event["model"] == "beta"]
 
-    wait_until(lambda: bool(engine_pids()), "beta's engine is ready, which no rule needs to have waited for")
+    wait_until(
+        lambda: server.metric("dragoman_model_ready", model="beta") == 1, "beta serves, which no rule needs to have waited for"
+    )
     graph = models / "beta" / "decoder.onnx"
     graph.write_bytes(bytes(graph.stat().st_size))
     os.kill(engine_pids()[-1], signal.SIGKILL)
