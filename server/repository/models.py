@@ -76,7 +76,7 @@ class Route(Generic[E]):
         Raises:
             UnknownVersion: As `find`.
         """
-        if version or len(self.shares) < 2:
+        if version or not self.shares:
             return self.find(version)
         key = caller if self.sticky == "caller" and caller else request_id
         return self.versions[choose(self.shares, f"{self.name}/{key}")]

@@ -110,6 +110,11 @@ def test_shares_divide_requests_and_the_same_one_gets_the_same_version() -> None
         assert held(repository, "en-de", request_id=request_id, caller="anybody").label == answered[request_id]
 
 
+def test_a_version_with_all_of_the_shares_gets_all_requests_though_another_is_the_default() -> None:
+    repository = routed(Route(ONE, BOTH, {"2": 1.0}))
+    assert {held(repository, "en-de", request_id=f"request-{number}").label for number in range(20)} == {"2"}
+
+
 def test_callers_stay_with_a_version_where_the_policy_says_so() -> None:
     repository = routed(Route(ONE, BOTH, {"1": 0.5, "2": 0.5}, sticky="caller"))
     for caller in ("alice", "bob", "carol", "dave", "erin"):
