@@ -13,6 +13,7 @@ import pytest
 
 from dragoman.server import main, serving_process
 from dragoman.server.config import load
+from dragoman.server.model_source import ModelSource
 from dragoman.server.telemetry.admin import AdminServer
 from dragoman.server.telemetry.sampling import Sampler
 from dragoman.server.terminal import Terminal
@@ -39,7 +40,7 @@ def test_metrics_of_a_server_need_the_token_of_its_settings(tmp_path: Path, monk
     config = load({"models": "bundles", "metrics_token_file": tmp_path / "token"} | local)
 
     async def scenario() -> None:
-        service = main.Service(config, [], Terminal(), Sampler(lambda *_: None))
+        service = main.Service(config, ModelSource(config, None), [], None, Terminal(), Sampler(lambda *_: None))
         running = asyncio.create_task(service.run())
         server = await started.get()
         assert await asyncio.to_thread(status, server.port, "/metrics") == 401
