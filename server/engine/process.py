@@ -6,6 +6,7 @@ exit code.
 """
 
 import contextlib
+import ctypes
 import os
 import signal
 import sys
@@ -29,6 +30,9 @@ from dragoman.server.engine.messages import Cancel, Command, Event, Fatal, Hello
 from dragoman.server.engine.scoring import Scoring
 from dragoman.server.engine.settings import EngineSettings
 from dragoman.server.telemetry import logs
+
+# Of Linux: the signal that a process gets when the one that started it is gone.
+PR_SET_PDEATHSIG = 1
 
 log = structlog.get_logger("dragoman.engine")
 
@@ -234,7 +238,10 @@ def _known_reason(error: Exception) -> str | None:
 
 
 def exit_with_parent(endpoint: str) -> None:
-    """End this process as soon as its standard input closes, which happens when the parent is gone, and tidy up in its place."""
+    """End this process as soon as its standard input closes, which happens when the parent is gone, and tidy up in its place.
+
+    One that has been stopped (SIGSTOP) is woken for that, on Linux.
+    """
 
     def wait() -> None:
         while os.read(0, 1024):  # not through sys.stdin, whose lock a thread may not hold when the interpreter ends
@@ -246,6 +253,8 @@ def exit_with_parent(endpoint: str) -> None:
         os._exit(0)
 
     threading.Thread(target=wait, name="parent-watch", daemon=True).start()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGCONT))
 
 
 def main() -> int:

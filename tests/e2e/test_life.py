@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -214,13 +215,20 @@ def test_a_hung_engine_is_replaced(serve: Any, endless: Path) -> None:
         assert server.terminate() == 0
 
 
-def test_an_engine_ends_with_its_server_and_tidies_up(serve: Any, endless: Path) -> None:
+@pytest.mark.parametrize(
+    "is_stopped",
+    [False, pytest.param(True, marks=pytest.mark.skipif(sys.platform != "linux", reason="only Linux wakes what is stopped"))],
+    ids=["running", "stopped"],
+)
+def test_an_engine_ends_with_its_server_and_tidies_up(serve: Any, endless: Path, is_stopped: bool) -> None:
     with (
         tempfile.TemporaryDirectory(dir="/tmp") as folder,
         serve(endless / "alpha", environment={"TMPDIR": folder}) as server,
     ):
         assert list(Path(folder).glob("dragoman-*")), "the socket is here"
         engine = engine_pid(server, "alpha")
+        if is_stopped:
+            os.kill(engine, signal.SIGSTOP)
         server.process.kill()
         server.wait()
         wait_until(lambda: not Path(f"/proc/{engine}").exists() or "Z (zombie)" in _status(engine), "the engine is gone")
