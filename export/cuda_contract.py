@@ -7,7 +7,7 @@ fro. So export and loading ask here, for every such node of a bundle that is mad
 The server imports this file, so it imports neither torch nor ONNX.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from dragoman.export.fields import BundleError
@@ -17,21 +17,27 @@ OPERATOR, DOMAIN = "GroupQueryAttention", "com.microsoft"
 MAX_HEADS = 1024
 """Threads of a block, on every device there is; a head has one in some kernels."""
 
-_INPUTS = (
+INPUTS = (
     *("query", "key", "value", "past_key", "past_value", "seqlens_k", "total_sequence_length", "cos_cache", "sin_cache"),
     *("position_ids", "attention_bias", "head_sink", "k_scale", "v_scale", "q_norm_weight", "k_norm_weight"),
 )
+"""The operator's names of a node's inputs, in their order."""
 _OUTPUTS = ("output", "present_key", "present_value", "output_qk")
 _NOTHING = TensorInfo()
 
 
 class Attention:
-    """One node; its inputs and outputs by the operator's names for them."""
+    """One node; its inputs and outputs by the operator's names for them.
+
+    Attributes:
+        name: Of the node.
+    """
 
     def __init__(self, node: NodeInfo, tensors: Mapping[str, TensorInfo]) -> None:
         """Take a node and what is known of its graph's tensors."""
-        names = [*zip(_INPUTS, node.inputs, strict=False), *zip(_OUTPUTS, node.outputs, strict=False)]
+        names = [*zip(INPUTS, node.inputs, strict=False), *zip(_OUTPUTS, node.outputs, strict=False)]
         self._names = {place: name for place, name in names if name}
+        self.name = node.name
         self._node, self._tensors = node, tensors
 
     def has(self, *places: str) -> bool:
@@ -184,8 +190,14 @@ RULES: tuple[Rule, ...] = (
 
 def fault_of(node: NodeInfo, tensors: Mapping[str, TensorInfo]) -> str:
     """Return the first rule that a node breaks, in words; nothing if there is none."""
-    attention = Attention(node, tensors)
-    return next((fault for rule in RULES if (fault := rule(attention))), "")
+    return _fault(Attention(node, tensors))
+
+
+def attentions(graph: GraphFile) -> Iterator[Attention]:
+    """Yield the attention nodes of a graph."""
+    for node in graph.nodes:
+        if node.op_type == OPERATOR and node.domain == DOMAIN:
+            yield Attention(node, graph.tensors)
 
 
 def check_for_cuda(path: Path) -> None:
@@ -194,7 +206,10 @@ def check_for_cuda(path: Path) -> None:
     Raises:
         BundleError: Naming the node, what is wrong with it, and what to do.
     """
-    graph = GraphFile.read(path)
-    for node in graph.nodes:
-        if node.op_type == OPERATOR and node.domain == DOMAIN and (fault := fault_of(node, graph.tensors)):
-            raise BundleError(f"{path}: {node.name} cannot be computed on CUDA: {fault}; export the checkpoint again")
+    for attention in attentions(GraphFile.read(path)):
+        if fault := _fault(attention):
+            raise BundleError(f"{path}: {attention.name} cannot be computed on CUDA: {fault}; export the checkpoint again")
+
+
+def _fault(attention: Attention) -> str:
+    return next((fault for rule in RULES if (fault := rule(attention))), "")

@@ -10,6 +10,7 @@ import onnx_ir
 import torch
 from onnx_ir.passes.common import ClearMetadataAndDocStringPass, RemoveUnusedNodesPass, RemoveUnusedOpsetsPass
 
+from dragoman.export.cuda_contract import INPUTS, OPERATOR
 from dragoman.export.encoder_graph import EncoderGraph
 from dragoman.export.functions import Functions
 from dragoman.export.graphs import StepGraph
@@ -19,8 +20,8 @@ from dragoman.export.scorer_graph import ScorerGraph
 IR_VERSION = 10
 # Tensors of at most this many bytes stay in the graph's own file: shapes and scalars.
 MAX_INLINE_BYTES = 256
-PAST_KEY = 3
-"""Where a GroupQueryAttention node has its past keys, if it has any."""
+PAST_KEY = INPUTS.index("past_key")
+"""Where an attention node has its past keys, if it has any."""
 
 
 def trace(module: EncoderGraph | StepGraph | ScorerGraph) -> onnx_ir.Model:
@@ -84,7 +85,7 @@ def _drop_unused_outputs(graph: onnx_ir.Graph) -> None:
     Attention in halves keeps its present keys and values where it has no past: CUDA's kernel computes with them.
     """
     for node in graph:
-        if node.op_type == "GroupQueryAttention" and node.inputs[PAST_KEY] is None and _is_half(node.outputs[0]):
+        if node.op_type == OPERATOR and node.inputs[PAST_KEY] is None and _is_half(node.outputs[0]):
             continue
         used = [i for i, value in enumerate(node.outputs) if value.uses() or value.is_graph_output()]
         node.resize_outputs(max(used, default=0) + 1)

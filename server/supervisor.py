@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -29,6 +29,22 @@ LAST_WORDS_SECONDS = 0.5
 
 class EngineCannotStart(Exception):
     """An engine failed before it was ready for the first time; the message says why."""
+
+
+@contextlib.asynccontextmanager
+async def stopped_unless_started(stop: Callable[[], Awaitable[None]], *, is_persistent: bool) -> AsyncIterator[None]:
+    """Have what is started within the `with` be stopped if that fails, unless it is tried again.
+
+    Args:
+        stop: Stops it.
+        is_persistent: Whether it is tried again if it cannot be started.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if not (is_persistent and isinstance(error, EngineCannotStart)):
+            await stop()
+        raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +166,8 @@ class Supervisor(Generic[A]):
         Raises:
             EngineCannotStart: If the first try ends, or is stopped, before it is ready.
         """
-        try:
+        async with stopped_unless_started(self.stop, is_persistent=is_persistent):
             await self.begin(is_persistent=is_persistent)
-        except BaseException as error:
-            if not (is_persistent and isinstance(error, EngineCannotStart)):
-                await self.stop()
-            raise
 
     def begin(self, *, is_persistent: bool = False) -> asyncio.Future[None]:
         """Start the engine and keep it running.

@@ -12,7 +12,7 @@ from dragoman.server.dispatch.replica import ReplicaAttachment
 from dragoman.server.engine.link import ZmqLink
 from dragoman.server.engine.messages import Ready, Statistics
 from dragoman.server.engine.settings import EngineSettings
-from dragoman.server.supervisor import EngineCannotStart, RestartPolicy, Supervisor
+from dragoman.server.supervisor import EngineCannotStart, RestartPolicy, Supervisor, stopped_unless_started
 
 log = structlog.get_logger("dragoman.supervisor")
 
@@ -88,12 +88,8 @@ class ReplicaPool:
         Raises:
             EngineCannotStart: If none can; for the reason of the first.
         """
-        try:
+        async with stopped_unless_started(self.stop, is_persistent=is_persistent):
             await self._start()
-        except BaseException as error:
-            if not (is_persistent and isinstance(error, EngineCannotStart)):
-                await self.stop()
-            raise
 
     async def stop(self) -> None:
         """End all; what still runs or waits ends with `Unavailable`."""

@@ -8,7 +8,7 @@ from dragoman.server.dispatch.direct_link import DirectLink
 from dragoman.server.dispatch.pool import ReplicaPool
 from dragoman.server.engine.messages import Statistics
 from dragoman.server.engine.settings import EngineSettings
-from dragoman.server.supervisor import EngineCannotStart, RestartPolicy
+from dragoman.server.supervisor import RestartPolicy, stopped_unless_started
 
 
 class ReplicatedEngine(AttachedEngine):
@@ -83,13 +83,9 @@ class ReplicatedEngine(AttachedEngine):
             EngineCannotStart: If none can be, at the first try.
         """
         self.begin()
-        try:
+        async with stopped_unless_started(self.stop, is_persistent=is_persistent):
             await self.pool.start(is_persistent=is_persistent)
             await self.until_ready()
-        except BaseException as error:
-            if not (is_persistent and isinstance(error, EngineCannotStart)):
-                await self.stop()
-            raise
 
     async def stop(self) -> None:
         """End all; what still runs or waits ends with `Unavailable`."""

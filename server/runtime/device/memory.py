@@ -1,8 +1,9 @@
 """What a model takes of a device's memory, reckoned before any of it is taken, and divided. docs/gpu.md has the formula."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
+from dragoman.export.cuda_contract import attentions
+from dragoman.export.graph_file import GraphFile
 from dragoman.server.runtime.device.buckets import Buckets
 from dragoman.server.runtime.device.device import DeviceError
 from dragoman.server.runtime.device.model import DeviceModel
@@ -162,37 +163,40 @@ class MemoryPlan:
 
 def _encoder(model: DeviceModel, prefill_tokens: int) -> SessionMemory:
     """Reckon the encoder: its layers' activations, and the present keys and values of one layer, which nobody reads."""
-    path = model.encoder_path
+    graph = model.read_graph(model.encoder_path)
     presents = 2 * model.cross_kv.token_bytes * prefill_tokens
-    scores = _scores(model, path, prefill_tokens, model.max_source_tokens)
+    scores = _scores(model, graph, prefill_tokens, model.max_source_tokens)
     activations = 16 * prefill_tokens * model.d_model * 4 + presents + scores
-    return SessionMemory(model.weights_bytes(path), max(MIN_ACTIVATION_BYTES, activations))
+    return SessionMemory(graph.num_weight_bytes, max(MIN_ACTIVATION_BYTES, activations))
 
 
 def _decoder(model: DeviceModel, max_rows: int) -> SessionMemory:
     """Reckon the decode step: logits, log-probabilities and the search for the likeliest."""
-    scores = _scores(model, model.decoder_path, max_rows, model.max_target_tokens)
+    graph = model.read_graph(model.decoder_path)
+    scores = _scores(model, graph, max_rows, model.max_target_tokens)
     activations = 3 * 4 * max_rows * model.num_choices + scores
-    weights = model.weights_bytes(model.decoder_path) + model.projection_bytes
+    weights = graph.num_weight_bytes + model.projection_bytes
     return SessionMemory(weights, max(MIN_ACTIVATION_BYTES, activations))
 
 
 def _scorer(model: DeviceModel) -> SessionMemory:
     """Reckon one pair of the longest source and target: the encoder's and the decoder's parts, and attention that is kept."""
+    graph = model.read_graph(model.scorer_path)
     sources, targets = model.max_source_tokens, model.max_target_tokens
     heads, layers = model.cross_kv.num_pieces, model.cross_kv.num_tensors // 2
     attention = 4 * targets * sources * (3 * heads + 2 * layers)
     presents = 2 * model.cross_kv.token_bytes * max(sources, targets)
-    attention += _scores(model, model.scorer_path, max(sources, targets), max(sources, targets))
+    attention += _scores(model, graph, max(sources, targets), max(sources, targets))
     activations = 3 * 4 * targets * model.target_vocab_size + 16 * (sources + targets) * model.d_model * 4 + attention + presents
-    weights = model.weights_bytes(model.scorer_path) + 4 * model.target_vocab_size * model.d_model * (model.element_bytes == 2)
+    weights = graph.num_weight_bytes + 4 * model.target_vocab_size * model.d_model * (model.element_bytes == 2)
     return SessionMemory(weights, max(MIN_ACTIVATION_BYTES, activations))
 
 
-def _scores(model: DeviceModel, path: Path, num_queries: int, num_keys: int) -> int:
-    """Reckon scores and the bias that is added to them, in a graph that has one."""
-    size = 4 + 2 * model.element_bytes
-    return size * model.cross_kv.num_pieces * num_queries * num_keys if model.adds_to_scores(path) else 0
+def _scores(model: DeviceModel, graph: GraphFile, num_queries: int, num_keys: int) -> int:
+    """Reckon scores and the bias that is added to them, in a graph that has one: else they are not in memory."""
+    if not any(attention.has("attention_bias") for attention in attentions(graph)):
+        return 0
+    return (4 + 2 * model.element_bytes) * model.cross_kv.num_pieces * num_queries * num_keys
 
 
 def step_input_bytes(num_rows: int) -> int:

@@ -8,14 +8,8 @@ from typing import Any, Self
 import numpy as np
 
 from dragoman.export.caches import Cache
-from dragoman.export.cuda_contract import OPERATOR
-from dragoman.export.graph_file import GraphFile
+from dragoman.export.graph_file import BFLOAT16, GraphFile
 from dragoman.server.runtime.device.kind import CacheKind
-
-BFLOAT16 = 16
-"""ONNX's number of the type, which NumPy does not have."""
-BIAS = 10
-"""Where an attention node has what is added to its scores, if it has any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +42,7 @@ class DeviceModel:
 
     @property
     def element_type(self) -> Any:
-        """Type of the caches' elements, as ONNX Runtime takes it when it binds memory."""
+        """Type of the caches' elements, as ONNX Runtime takes it when it binds memory: ONNX's number where NumPy has none."""
         return {"fp16": np.float16, "bf16": BFLOAT16}.get(self.precision, np.float32)
 
     @property
@@ -84,19 +78,10 @@ class DeviceModel:
         """What the output projection takes on top where it is stored in halves: sessions widen it when they are made."""
         return 4 * self.num_choices * self.d_model if self.element_bytes == 2 else 0
 
-    def weights_bytes(self, path: Path) -> int:
-        """Return what the weights of one of the graphs take as they are stored.
+    def read_graph(self, path: Path) -> GraphFile:
+        """Return what the file of one of the graphs says.
 
         Raises:
             BundleError: If it is no graph.
         """
-        return GraphFile.read(path).num_weight_bytes
-
-    def adds_to_scores(self, path: Path) -> bool:
-        """Tell whether attention in one of the graphs has a bias: its scores are then in memory, which they are not otherwise.
-
-        Raises:
-            BundleError: If it is no graph.
-        """
-        nodes = GraphFile.read(path).nodes
-        return any(node.op_type == OPERATOR and any(node.inputs[BIAS : BIAS + 1]) for node in nodes)
+        return GraphFile.read(path)

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from dragoman.export.caches import attention_caches
+from dragoman.export.cuda_contract import DOMAIN, INPUTS, OPERATOR
+from dragoman.export.graph_file import GraphFile, NodeInfo
 from dragoman.server.runtime.device.buckets import Buckets
 from dragoman.server.runtime.device.device import DeviceError
 from dragoman.server.runtime.device.memory import DEFAULT_SHARE, MIN_ACTIVATION_BYTES, MemoryPlan
@@ -19,18 +21,16 @@ WEIGHTS = {"encoder": 1000, "decoder": 2000, "scorer": 4000}
 class Weighed(DeviceModel):
     """A model without files, whose weights are told."""
 
-    def weights_bytes(self, path: Path) -> int:
-        return WEIGHTS[path.stem]
-
-    def adds_to_scores(self, path: Path) -> bool:
-        return False
+    def read_graph(self, path: Path) -> GraphFile:
+        return GraphFile((), {}, WEIGHTS[path.stem])
 
 
 class Biased(Weighed):
     """One with relative positions."""
 
-    def adds_to_scores(self, path: Path) -> bool:
-        return True
+    def read_graph(self, path: Path) -> GraphFile:
+        inputs = tuple(name if name in ("query", "attention_bias") else "" for name in INPUTS)
+        return GraphFile((NodeInfo("attention", OPERATOR, DOMAIN, inputs, ("output",)),), {}, WEIGHTS[path.stem])
 
 
 def planned(
