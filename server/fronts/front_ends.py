@@ -10,9 +10,11 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
 import structlog
 
+from dragoman.export.bundle import BundleError
 from dragoman.server.config import ConfigError, ServerConfig
 from dragoman.server.core.access import read_callers_book
 from dragoman.server.core.readiness import Readiness
@@ -21,7 +23,8 @@ from dragoman.server.dispatch.replicated_engine import ReplicatedEngine
 from dragoman.server.engines import ModelEngine
 from dragoman.server.faces.grpc.tls import TlsFiles
 from dragoman.server.fronts.files import SETTINGS, read_files
-from dragoman.server.fronts.kept import KeptFrontEnd
+from dragoman.server.fronts.handed_bundles import HandedBundles
+from dragoman.server.fronts.kept import FrontEndCannotStart, KeptFrontEnd
 from dragoman.server.fronts.messages import Desk, Files, NotLoaded, Serve, Served, Start, Used
 from dragoman.server.fronts.port import HeldPort
 from dragoman.server.fronts.sleeping_desk import SleepingDesk
@@ -113,8 +116,12 @@ class FrontEnds:
         self._loop = asyncio.get_running_loop()
         folder = self._around.enter_context(tempfile.TemporaryDirectory(prefix="dragoman-", ignore_cleanup_errors=True))
         self._folder = folder
-        for model in self._repository.versions():
-            await self.adopt(model)
+        self._handed = HandedBundles(Path(folder) / "bundles")
+        try:
+            for model in self._repository.versions():
+                await self.adopt(model)
+        except BundleError as error:
+            raise FrontEndCannotStart(str(error)) from error
         config = self._config
         policy = RestartPolicy(config.restart_backoff_initial_seconds, config.restart_backoff_max_seconds, config.watchdog_seconds)
         self._front_ends = [
@@ -150,7 +157,12 @@ class FrontEnds:
             yield Source("callers", (path,), self._read_callers, self._hand)
 
     async def adopt(self, model: LoadedModel[ModelEngine]) -> None:
-        """Have front ends be able to reach a version of a model; none does until it is published."""
+        """Have front ends be able to reach a version of a model; none does until it is published.
+
+        Raises:
+            BundleError: If its manifest and tokenisers, which front ends read, are not those any more that were opened.
+        """
+        await asyncio.to_thread(self._handed.add, model.bundle)
         endpoint = f"ipc://{self._folder}/desk-{next(self._numbers)}"
         self._desks[model] = SleepingDesk(endpoint) if model.is_asleep else DeskServer(endpoint, _engine_of(model).pool.desk)
         self._used[model], self._last_used[model] = Outcomes(), time.monotonic()
@@ -195,6 +207,7 @@ class FrontEnds:
         server.close()
         del self._desks[model], self._used[model], self._last_used[model]
         self._ending.discard(model)
+        await asyncio.to_thread(self._handed.remove, model.bundle)
 
     def outcomes(self, model: LoadedModel[ModelEngine]) -> Outcomes:
         """Return what became of the requests that held a version, as front ends have told."""
@@ -290,6 +303,7 @@ class FrontEnds:
             label: Desk(
                 self._desks[model].endpoint,
                 label,
+                str(self._handed.folder_of(model.bundle)),
                 model.engine.settings,
                 model.engine.num_replicas,
                 model.engine.is_ready,

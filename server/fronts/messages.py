@@ -19,7 +19,8 @@ class Desk(Struct, frozen=True, array_like=True):
     Attributes:
         endpoint: ZeroMQ address of its desk; no two that ever were have the same.
         label: What its folder calls the version.
-        settings: What its engines are started with, but for what is theirs alone; its bundle's directory and version are among it.
+        bundle: Directory with a copy of its bundle's manifest and tokenisers.
+        settings: What its engines are started with, but for what is theirs alone.
         num_replicas: Engines behind the desk.
         is_ready: Whether one of them is ready.
         was_ready: Whether one of them was ready at any time.
@@ -30,6 +31,7 @@ class Desk(Struct, frozen=True, array_like=True):
 
     endpoint: str
     label: str
+    bundle: str
     settings: EngineSettings
     num_replicas: int
     is_ready: bool

@@ -9,11 +9,11 @@ from typing import Any
 
 import structlog
 
-from dragoman.export.bundle import Bundle, BundleError
 from dragoman.model.errors import InputError
 from dragoman.server.dispatch.attached_engine import AttachedEngine
 from dragoman.server.engine.link import ZmqLink
 from dragoman.server.engine.settings import EngineSettings
+from dragoman.server.fronts.handed_bundles import open_handed
 from dragoman.server.fronts.messages import Desk, FromFrontEnd, Released, Serve, Served, Serving, Used
 from dragoman.server.repository.loaded import LoadedModel
 from dragoman.server.repository.models import Repository, Route
@@ -86,7 +86,7 @@ class ServedVersions:
         """Take what is served from the very start; nothing is attached yet.
 
         Raises:
-            BundleError: If a bundle is not the one that the engines have.
+            BundleError: If what was copied of a bundle cannot be read.
         """
         for served in serve.models:
             for desk in served.desks:
@@ -141,7 +141,7 @@ class ServedVersions:
         """Read and attach to the versions that are new here.
 
         Raises:
-            BundleError: If a bundle is not the one that the engines have; none of the new ones is kept then.
+            BundleError: If what was copied of a bundle cannot be read; none of the new ones is kept then.
         """
         new = {desk.endpoint: (served.name, desk) for served in serve.models for desk in served.desks}
         new = {endpoint: one for endpoint, one in new.items() if endpoint not in self._models}
@@ -180,13 +180,13 @@ class ServedVersions:
         """Return a version, not attached yet; of one that is here already nothing is read again.
 
         Raises:
-            BundleError: If the bundle is not the one that the engines have.
+            BundleError: If what was copied of its bundle cannot be read.
         """
-        engine, settings = self._attach(name, desk), desk.settings
+        engine, directory = self._attach(name, desk), Path(desk.bundle)
         for model in list(self._models.values()):
-            if (str(model.bundle.directory), model.version) == (settings.bundle, settings.version):
+            if model.bundle.directory == directory:
                 return LoadedModel(model.bundle, model.tokenizers, model.frames, engine, desk.label, traits=desk.traits)
-        return LoadedModel.of(open_bundle(desk), engine, desk.label, desk.traits)
+        return LoadedModel.of(open_handed(directory), engine, desk.label, desk.traits)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -202,19 +202,3 @@ def route_of(served: Served, models: Mapping[str, LoadedModel[FrontEngine]]) -> 
     """Return how a model's requests are answered, by the versions that are here."""
     versions = {desk.label: models[desk.endpoint] for desk in served.desks}
     return Route(models[served.default], versions, served.shares, served.labels, served.sticky)
-
-
-def open_bundle(desk: Desk) -> Bundle:
-    """Return a bundle of which the weights, which are the engines', have not been read.
-
-    Raises:
-        BundleError: If it is not the one that the engines have, or its tokenisers are not.
-    """
-    bundle = Bundle.open(Path(desk.settings.bundle), is_checked=False)
-    if bundle.manifest.version != desk.settings.version:
-        raise BundleError(
-            f"{desk.settings.bundle}: is now version {bundle.manifest.version}, but {desk.settings.version} is what is served"
-        )
-    bundle.refuse_other(desk.settings.digest)
-    bundle.check_tokenizers()
-    return bundle

@@ -7,6 +7,7 @@ from typing import Any, Generic
 
 import structlog
 
+from dragoman.export.bundle import BundleError
 from dragoman.server.repository.loaded import LoadedModel
 from dragoman.server.repository.model_file import ModelFile
 from dragoman.server.repository.model_versions import ModelVersions
@@ -97,9 +98,11 @@ class Loader(Generic[E]):
         return await self._try(version, load(), is_told=is_told)
 
     async def open(self, version: Version[E], file: ModelFile) -> bool:
-        """Open a version that is not to be loaded yet; return whether it can be served."""
+        """Open a version that is not to be loaded yet, and have front ends know it; return whether it can be served."""
         try:
-            version.opened = await asyncio.to_thread(self._workshop.open, version.model, version.found, file)
+            opened = version.opened = await asyncio.to_thread(self._workshop.open, version.model, version.found, file)
+            version.sleeping = self._workshop.sleeping(opened, file, version.label, "")
+            await self._front_of().adopt(version.sleeping)
         except Exception as error:
             self.refuse(version, _refused(version, error))
             return False
@@ -234,5 +237,7 @@ def _refused(version: Version[Any], error: Exception) -> Refused:
     """Return why a version is refused; what nobody foresaw is logged."""
     if isinstance(error, Refused):
         return error
+    if isinstance(error, BundleError):
+        return Refused(Cause.BUNDLE, str(error))
     log.error("a version cannot be loaded", model=version.model, exc_info=error)
     return Refused(Cause.START, f"{type(error).__name__}: {error}")

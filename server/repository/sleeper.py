@@ -110,16 +110,18 @@ class Sleeper(Generic[E]):
         """Have a version that is open be described and sleep; return what front ends have to know of it."""
         assert version.opened is not None
         version.sleeping = self._workshop.sleeping(version.opened, file, version.label, device)
-        self._versions.stand_in(version.opened, version.sleeping)
-        version.enter(State.ASLEEP)
+        self._have_sleep(version)
         return version.sleeping
 
-    async def open(self, version: Version[E], file: ModelFile) -> bool:
-        """Have a version that was found sleep, once it has been opened; return whether it can be."""
-        if not await self._loader.open(version, file):
-            return False
-        await self._front_of().adopt(self.lay_down(version, file))
-        return True
+    async def open(self, version: Version[E], file: ModelFile) -> None:
+        """Have a version that was found sleep, once it has been opened and front ends know it; or be refused."""
+        if await self._loader.open(version, file):
+            self._have_sleep(version)
+
+    def _have_sleep(self, version: Version[E]) -> None:
+        assert version.opened is not None and version.sleeping is not None
+        self._versions.stand_in(version.opened, version.sleeping)
+        version.enter(State.ASLEEP)
 
     async def lie_down(self, file: ModelFile) -> None:
         """Have everything that is loaded be about to end, and what is wanted of it sleep in its place."""

@@ -85,12 +85,9 @@ class Switch(Generic[E]):
         await asyncio.gather(*(model.engine.stop() for model in self._versions.loaded()))
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def have_nobody_answer(self, opened: Opened, label: str) -> Route[E]:
-        """Return a route by which requests are told to come back; `route` is it, and who answers them is still to be told."""
-        self.absent = self._loader.stand_in(opened, label, self._file())
-        assert self.absent.loaded is not None
-        self.route = Route.to(self.absent.loaded)
-        return self.route
+    def have_nobody_answer(self, opened: Opened, label: str) -> None:
+        """Have `route` tell requests to come back; who answers callers is still to be told."""
+        self._route_to_nobody(self._loader.stand_in(opened, label, self._file()))
 
     async def make_way(self, opened: Opened, label: str) -> None:
         """Have nobody serve the model, so that there is memory for a version; requests are told to come back."""
@@ -98,8 +95,7 @@ class Switch(Generic[E]):
             if self.absent is not None and is_in(self.absent, self.route):
                 return
             others = [one for one in self._versions if one.is_up]
-            route = self.have_nobody_answer(opened, label)
-            await self._front_of().adopt(route.default)
+            route = await self._adopt_nobody(opened, label)
             self.trial = None
             await self._publish(route)
         for one in others:
@@ -108,9 +104,24 @@ class Switch(Generic[E]):
 
     async def give_up(self, sleeping: LoadedModel[E]) -> None:
         """Have requests be told to come back: the model sleeps, and no version of it can be woken."""
-        route = self.have_nobody_answer(Opened(sleeping.bundle, sleeping.tokenizers, sleeping.frames), sleeping.label)
-        await self._front_of().adopt(route.default)
-        await self._publish(route)
+        opened = Opened(sleeping.bundle, sleeping.tokenizers, sleeping.frames)
+        await self._publish(await self._adopt_nobody(opened, sleeping.label))
+
+    async def _adopt_nobody(self, opened: Opened, label: str) -> Route[E]:
+        """Return a route by which requests are told to come back; whoever answers callers is ready for it."""
+        absent = self._loader.stand_in(opened, label, self._file())
+        assert absent.loaded is not None
+        try:
+            await self._front_of().adopt(absent.loaded)
+        except BaseException:
+            self._versions.remove(absent)
+            raise
+        return self._route_to_nobody(absent)
+
+    def _route_to_nobody(self, absent: Version[E]) -> Route[E]:
+        assert absent.loaded is not None
+        self.absent, self.route = absent, Route.to(absent.loaded)
+        return self.route
 
     async def change(self, route: Route[E] | None) -> None:
         """Have other versions answer, and keep those that did until their successors have passed their probation."""

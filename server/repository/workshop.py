@@ -36,7 +36,11 @@ class Front(Protocol[E]):
     """What answers callers, in one process or several; see `FrontEnd` and `FrontEnds`."""
 
     async def adopt(self, model: LoadedModel[E]) -> None:
-        """Be ready for requests for a version; none gets it until it is published."""
+        """Be ready for requests for a version; none gets it until it is published.
+
+        Raises:
+            BundleError: If its files are gone meanwhile.
+        """
         ...
 
     async def publish(self, name: str, route: Route[E] | None) -> None:

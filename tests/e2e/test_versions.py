@@ -41,9 +41,11 @@ def serves(server: Any, version: str) -> None:
     server.wait_for("versions that serve", default=version)
 
 
-def ask(server: Any, **fields: Any) -> Any:
-    with grpc.insecure_channel(server.address, [("grpc.enable_retries", 0)]) as channel:
-        return GenerationStub(channel).Generate(GenerateRequest(text="a dog runs", **{"max_new_tokens": 3} | fields), timeout=30)
+def ask(server: Any, timeout: float = 30, **fields: Any) -> Any:
+    options = [("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1)]  # a connection of its own
+    with grpc.insecure_channel(server.address, options) as channel:
+        request = GenerateRequest(text="a dog runs", **{"max_new_tokens": 3} | fields)
+        return GenerationStub(channel).Generate(request, timeout=timeout)
 
 
 def health(server: Any, service: str) -> Any:
@@ -178,6 +180,38 @@ def test_a_model_that_is_taken_away_finishes_what_it_has(serve: Any, models: Mod
         assert ask(server, model="alpha").model_version == models.content("two")
         assert not any("Traceback" in str(event) for event in server.events)
         assert server.terminate() == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux divides a port's connections")
+def test_a_front_end_that_is_started_again_does_not_need_the_folder(serve: Any, models: ModelFolder) -> None:
+    """What serves is in memory; its folder may hold something else by now, and the other models are none of its business."""
+    one = models.put("alpha", "1", "one")
+    other = models.put("beta", "1", "other")
+    with serve(models.path, *FLAGS, "--front-ends", "2") as server:
+        for model in ("alpha", "beta"):
+            (models.path / model / "1" / "bundle.json").write_text("{}")
+            server.wait_for("a version is refused", model=model)
+        pids = {event["front_end"]: event["pid"] for event in server.events if event["event"] == "front end listens"}
+        os.kill(pids[1], signal.SIGKILL)
+        server.wait_for("front end ended, restarting", front_end=1)
+        server.wait_for("front end listens", front_end=1)
+        os.kill(pids[0], signal.SIGSTOP)  # all calls are the new one's
+        try:
+            versions = {model: ask_at_last(server, model) for model in ("alpha", "beta")}
+        finally:
+            os.kill(pids[0], signal.SIGCONT)
+        assert versions == {"alpha": one, "beta": other}
+        assert server.terminate() == 0
+
+
+def ask_at_last(server: Any, model: str) -> str:
+    """Return the version that answers; the kernel may give a connection to a front end that does not answer."""
+    for _ in range(30):
+        try:
+            return str(ask(server, model=model, timeout=2).model_version)
+        except grpc.RpcError as error:
+            assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    pytest.fail("no call came to the front end that was started again")
 
 
 def test_a_hangup_has_the_folder_looked_at_at_once(serve: Any, models: ModelFolder) -> None:

@@ -14,6 +14,7 @@ from dragoman.server.engine_plan import EnginePlan
 from dragoman.server.engines import make_engine
 from dragoman.server.fronts import front_ends
 from dragoman.server.fronts.front_ends import FrontEnds
+from dragoman.server.fronts.handed_bundles import HandedBundles
 from dragoman.server.fronts.kept import endpoints
 from dragoman.server.fronts.messages import Serve, Serving, State, Used
 from dragoman.server.repository.loaded import LoadedModel
@@ -70,6 +71,7 @@ class Bench:
         self.bundle = Bundle.open(tiny_bundle)
         self.fronts = FrontEnds(self.config, self.repository, self.metrics, "1")
         self.fronts._folder = str(folder)
+        self.fronts._handed = HandedBundles(folder / "bundles")
         self.hands = [HandFrontEnd(number, self.fronts._publish) for number in range(2)]
         self.fronts._front_ends = self.hands  # type: ignore[assignment]
 

@@ -19,7 +19,7 @@ def start_of(bundle: Path, port: int, table: UsageTable) -> Start:
     config = ServerConfig(models=bundle, host="127.0.0.1", front_ends=2)
     opened = Bundle.open(bundle)
     [settings] = engine_settings(config, opened, EnginePlan(1, ((),)))
-    desk = Desk(f"ipc://{bundle.parent}/nobody-{os.getpid()}", opened.manifest.version, settings, 1, False)
+    desk = Desk(f"ipc://{bundle.parent}/nobody-{os.getpid()}", opened.manifest.version, str(bundle), settings, 1, False)
     served = Served(opened.manifest.name, desk.endpoint, [desk], {desk.label: 1.0}, {}, "request")
     folder = str(bundle.parent / "sockets")
     return Start(0, "front-0-0", port, config.model_dump_json(), {}, Serve(0, [served]), folder, table.descriptor, "1")

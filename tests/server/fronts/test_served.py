@@ -10,7 +10,6 @@ import pytest
 
 from dragoman.export.bundle import Bundle, BundleError
 from dragoman.server.config import load
-from dragoman.server.engine.settings import EngineSettings
 from dragoman.server.engine_plan import EnginePlan
 from dragoman.server.engines import engine_settings
 from dragoman.server.errors import Unavailable
@@ -69,14 +68,19 @@ class Bench:
             say=self.said.append,
         )
 
-    def desk(self, label: str, *, is_ready: bool = True, **changes: Any) -> Desk:
+    def desk(self, label: str, *, is_ready: bool = True) -> Desk:
         """Put down a bundle, and return the desk of a version that is made of it."""
         directory = self.folder / label
         if not directory.exists():
             copy(self._tiny, directory, "tiny")
         (settings,) = engine_settings(self._config, Bundle.open(directory), EnginePlan(1, ((),)))
-        fields = {name: getattr(settings, name) for name in EngineSettings.__struct_fields__}
-        return Desk(f"desk-{label}", label, EngineSettings(**fields | changes), 1, is_ready)
+        return Desk(f"desk-{label}", label, str(directory), settings, 1, is_ready)
+
+    def damaged_desk(self, label: str) -> Desk:
+        desk = self.desk(label)
+        (tokenizer, *_) = (Path(desk.bundle) / "tokenizer").iterdir()
+        tokenizer.write_bytes(b"?" * tokenizer.stat().st_size)
+        return desk
 
     def serve(self, serial: int, *desks: Desk, kept: list[str] | None = None) -> Serve:
         models = [Served("tiny", desks[0].endpoint, list(desks), {}, {}, "request")] if desks else []
@@ -171,11 +175,11 @@ def test_a_version_is_released_once_no_request_holds_it_and_told_once(play: Play
     play(scene)
 
 
-def test_a_bundle_that_is_not_the_one_the_engines_have_is_not_served(play: Play, logged: Any) -> None:
+def test_a_damaged_copy_is_not_served(play: Play, logged: Any) -> None:
     async def scene(bench: Bench) -> None:
         bench.served.read(bench.serve(0, bench.desk("1")))
-        answer = await bench.take(bench.serve(1, bench.desk("2", version="0" * 12)))
-        assert answer.serial == 1 and "but 000000000000 is what is served" in answer.problem
+        answer = await bench.take(bench.serve(1, bench.damaged_desk("2")))
+        assert answer.serial == 1 and "SHA-256" in answer.problem
         assert bench.labels == ["1"] and bench.num_changes == 0
         await bench.until(lambda: Released("desk-2") in bench.said)
         assert not bench.engines["desk-2"].is_begun and not bench.engines["desk-1"].is_stopped
@@ -199,10 +203,10 @@ def test_of_two_of_which_one_cannot_be_read_none_is_served_and_both_are_released
     play(scene)
 
 
-def test_at_the_start_such_a_bundle_is_refused(play: Play) -> None:
+def test_at_the_start_such_a_copy_is_refused(play: Play) -> None:
     async def scene(bench: Bench) -> None:
-        with pytest.raises(BundleError, match="is what is served"):
-            bench.served.read(bench.serve(0, bench.desk("1", version="0" * 12)))
+        with pytest.raises(BundleError, match="SHA-256"):
+            bench.served.read(bench.serve(0, bench.damaged_desk("1")))
 
     play(scene)
 
@@ -231,7 +235,7 @@ def test_the_same_bundle_at_another_desk_is_not_read_again(play: Play) -> None:
     async def scene(bench: Bench) -> None:
         one = bench.desk("1")
         bench.served.read(bench.serve(0, one))
-        again = Desk("desk-again", "1", one.settings, 2, True)
+        again = Desk("desk-again", "1", one.bundle, one.settings, 2, True)
         before = bench.repository.get("tiny")
         await bench.take(bench.serve(1, again))
         after = bench.repository.get("tiny")

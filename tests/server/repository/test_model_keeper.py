@@ -8,6 +8,7 @@ import pytest
 
 from dragoman.export.bundle import BundleError
 from dragoman.server.config import ConfigError
+from dragoman.export.bundle import BundleError
 from dragoman.server.repository import loader, model_keeper, trial
 from dragoman.server.repository.model_file import ModelFile, Swap, Versions
 from dragoman.server.repository.models import CannotServe
@@ -685,13 +686,19 @@ def test_with_a_gap_the_old_one_is_loaded_again_if_the_new_one_is_bad(step: str)
     play(stage, scene)
 
 
-def test_what_cannot_even_be_opened_makes_no_gap() -> None:
+@pytest.mark.parametrize(
+    ("step", "error"),
+    [("open", Refused(Cause.BUNDLE, "damaged")), ("adopt", BundleError("its files are gone"))],
+    ids=["open", "adopt"],
+)
+def test_what_cannot_even_be_opened_makes_no_gap(step: str, error: Exception) -> None:
     stage = Stage("1", file=RESTART)
-    stage.fail("open", "2", Refused(Cause.BUNDLE, "damaged"))
+    stage.fail(step, "2", error)
 
     async def scene() -> None:
         stage.put("2")
         await stage.settle()
+        assert [one.label for one in stage.keeper.versions if one.loaded is not None] == ["1"]
         assert stage.serving == "1" and "stop" not in stage.steps("1")[stage.steps("1").index("published") + 2 :]
         assert all(route is None or route.default.label == "1" for route in stage.routes)
 

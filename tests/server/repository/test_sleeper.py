@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from dragoman.export.bundle import BundleError
 from dragoman.server.repository import model_keeper, placement, sleep
 from dragoman.server.repository.loaded import LoadedModel
 from dragoman.server.repository.memory import Room
@@ -255,6 +256,20 @@ def test_a_new_version_of_a_sleeping_model_is_opened_and_proved_when_it_wakes() 
         await stage.until(lambda: shown(stage) == {("2", "asleep")})
         await stage.ask_for()
         assert stage.serving_version == "2" and "start" not in stage.steps("1")
+
+    play(stage, scene)
+
+
+def test_a_new_version_of_a_sleeping_model_of_which_the_files_are_gone_meanwhile_is_refused() -> None:
+    stage = SleepyStage("1")
+    stage.fail("adopt", "2", BundleError("bundle.json: No such file or directory"))
+
+    async def scene() -> None:
+        stage.put("2")
+        await stage.settle()
+        assert stage.state("2") is State.REFUSED and "No such file" in stage.version("2").reason
+        await stage.ask_for()
+        assert stage.serving == "1"
 
     play(stage, scene)
 
