@@ -8,7 +8,6 @@ import pytest
 
 from dragoman.export.bundle import BundleError
 from dragoman.server.config import ConfigError
-from dragoman.export.bundle import BundleError
 from dragoman.server.repository import loader, model_keeper, trial
 from dragoman.server.repository.model_file import ModelFile, Swap, Versions
 from dragoman.server.repository.models import CannotServe
