@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic
 
 from dragoman.server.repository.loaded import LoadedModel
@@ -14,6 +14,8 @@ from dragoman.server.repository.workshop import E
 
 MIN_REQUESTS = 20
 """Fewer say little of a rate, or of a mean."""
+SETTLING, SETTLING_SECONDS = 0.25, 10.0
+"""Part of a probation, and at most so long, in which nobody is too slow: loading has taken the cores, and queues have grown."""
 
 
 @dataclass(slots=True, eq=False)
@@ -34,6 +36,7 @@ class Trial(Generic[E]):
     usual: Outcomes
     clock: Callable[[], float] = time.monotonic
     began: float = 0.0
+    _while_settling: dict[Version[E], Outcomes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.began = self.clock()
@@ -60,15 +63,19 @@ class Trial(Generic[E]):
         if version.has_died or (version.loaded is not None and not version.loaded.engine.is_ready):
             raise Refused(Cause.DEATH, f"its engine ended within {self.clock() - self.began:.1f} s of beginning to serve")
         if version.loaded is not None:
-            self._check_outcomes(outcomes(version.loaded))
+            self._check_outcomes(version, outcomes(version.loaded))
 
-    def _check_outcomes(self, outcomes: Outcomes) -> None:
+    def _check_outcomes(self, version: Version[E], outcomes: Outcomes) -> None:
         total = outcomes.num_answered + outcomes.num_failed
         if total < MIN_REQUESTS:
             return
         if (rate := outcomes.num_failed / total) > self.swap.max_error_rate:
             limit = f"max_error_rate is {self.swap.max_error_rate:g}"
             raise Refused(Cause.ERRORS, f"{outcomes.num_failed} of {total} requests failed, {rate:.1%}; {limit}")
+        if self.clock() - self.began < min(self.swap.probation_seconds * SETTLING, SETTLING_SECONDS):
+            self._while_settling[version] = outcomes
+            return
+        outcomes = outcomes.since(self._while_settling.get(version, Outcomes()))
         if min(outcomes.num_answered, self.usual.num_answered) < MIN_REQUESTS:
             return
         seconds, usual = outcomes.seconds / outcomes.num_answered, self.usual.seconds / self.usual.num_answered
