@@ -583,6 +583,23 @@ def test_an_engine_that_dies_before_anybody_was_sent_there_is_never_served() -> 
     play(stage, scene)
 
 
+def test_an_engine_that_dies_and_comes_back_while_it_stands_by_is_no_reason_to_refuse_what_has_served() -> None:
+    stage = Stage("1", file=ModelFile(swap=Swap(probation_seconds=0.05)))
+
+    async def scene() -> None:
+        stage.put("2")
+        await stage.settle()
+        stage.engine("1").die()
+        await stage.until(lambda: stage.state("2") is State.SERVING)
+        await stage.until(lambda: stage.running() == ["2"])
+        assert shown(stage) == {("2", "serving", "")} and stage.swaps == ["done"]
+        stage.remove("2")
+        await stage.settle()
+        assert stage.serving == "1"
+
+    play(stage, scene)
+
+
 def test_an_engine_that_dies_while_it_is_published_is_taken_back() -> None:
     stage = Stage("1")
     gate = stage.hold("publish", "2")
