@@ -261,6 +261,7 @@ class ModelKeeper(Generic[E]):
         except Exception:
             log.exception("the versions of a model cannot be led to where they are to be", model=self.name)
             await asyncio.sleep(WATCH_SECONDS)
+            self._switch.wake_later()
         self._placement.note()
         if self._loading is None and not self._wake.is_set():
             self._idle.set()
@@ -288,6 +289,8 @@ class ModelKeeper(Generic[E]):
             await self._switch.give_up(self.route.default)
         if route != self.route and not is_all_refused:  # what serves goes on where nothing else can
             await self._switch.change(route)
+        else:
+            await self._switch.tell_again()
         self.versions.forget_asleep(target.versions)
         self._switch.retire_others()
 

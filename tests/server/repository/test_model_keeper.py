@@ -8,7 +8,7 @@ import pytest
 
 from dragoman.export.bundle import BundleError
 from dragoman.server.config import ConfigError
-from dragoman.server.repository import loader, model_keeper, trial
+from dragoman.server.repository import loader, model_keeper, switch, trial
 from dragoman.server.repository.model_file import ModelFile, Swap, Versions
 from dragoman.server.repository.models import CannotServe
 from dragoman.server.repository.policy import Overrides
@@ -645,6 +645,39 @@ def test_who_cannot_be_told_of_a_label_is_not_told_without_a_pause() -> None:
         stage.keeper.wake()
         await stage.settle()
         assert stage.routes[-1].labels == {"stable": "1"}  # type: ignore[union-attr]
+
+    play(stage, scene)
+
+
+@pytest.mark.parametrize("error", [CannotServe("front end 0 does not answer"), RuntimeError("nobody foresaw it")])
+def test_front_ends_that_could_not_be_told_who_is_back_are_told_again(error: Exception) -> None:
+    stage = Stage("1")
+
+    async def scene() -> None:
+        stage.fail("publish", "1", error)
+        stage.engine("2").die()
+        await stage.until(lambda: stage.steps("1").count("publish") > 2)
+        assert stage.serving == "2" and stage.state("2") is State.REFUSED
+        del stage.faults["publish", "1"]
+        stage.keeper.wake()
+        await stage.until(lambda: stage.serving == "1" and stage.running() == ["1"])
+
+    on_probation(stage, scene)
+
+
+def test_what_nobody_foresaw_is_tried_again_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(switch, "RETRY_SECONDS", 0.05)
+    stage = Stage("1", file=AT_ONCE)
+
+    async def scene() -> None:
+        stage.fail("publish", "2", RuntimeError("nobody foresaw it"))
+        stage.put("2")
+        stage.look()
+        await stage.until(lambda: stage.steps("2").count("publish") > 1)
+        assert stage.serving == "1" and stage.running() == ["1", "2"]
+        del stage.faults["publish", "2"]
+        await stage.until(lambda: stage.serving == "2" and stage.running() == ["2"])
+        assert stage.state("2") is State.SERVING
 
     play(stage, scene)
 
