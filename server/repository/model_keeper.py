@@ -79,6 +79,7 @@ class ModelKeeper(Generic[E]):
         self._is_lost = False
         self._told = ""
         self._wake, self._idle = asyncio.Event(), asyncio.Event()
+        self._is_over = False
         self._loading: asyncio.Task[None] | None = None
 
     @property
@@ -148,7 +149,8 @@ class ModelKeeper(Generic[E]):
 
     def wake(self) -> None:
         """Have a look at what there is to do."""
-        self._idle.clear()
+        if not self._is_over:  # who waits for what is gone would wait for ever
+            self._idle.clear()
         self._wake.set()
 
     async def settled(self) -> None:
@@ -215,11 +217,13 @@ class ModelKeeper(Generic[E]):
 
     async def run(self) -> None:
         """Do what there is to do, until the model is gone."""
+        self._is_over = False
         self.wake()
         try:
             while not self.is_gone:
                 await self._run_once()
         finally:
+            self._is_over = True
             self._idle.set()
 
     def readings(self) -> list[VersionReading]:
@@ -251,7 +255,7 @@ class ModelKeeper(Generic[E]):
     async def _run_once(self) -> None:
         """Wait until there may be something to do, and do it."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(WATCH_SECONDS if self._switch.trial is not None else self._sleeper.pause(self.route)):
+            async with asyncio.timeout(self._pause()):
                 await self._wake.wait()
         self._wake.clear()
         try:
@@ -265,6 +269,12 @@ class ModelKeeper(Generic[E]):
         self._placement.note()
         if self._loading is None and not self._wake.is_set():
             self._idle.set()
+
+    def _pause(self) -> float | None:
+        """Return after how long to look again if nothing happens; None for never."""
+        if self._switch.trial is not None:
+            return WATCH_SECONDS
+        return None if self._loading is not None else self._sleeper.pause(self.route)
 
     async def _settle(self) -> None:
         """Begin to load what is wanted and not there; once nothing is missing, have it serve."""

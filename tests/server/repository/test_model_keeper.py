@@ -768,6 +768,20 @@ def test_a_model_whose_folder_is_gone_ends_when_no_request_holds_it() -> None:
     play(stage, scene)
 
 
+def test_who_waits_for_what_is_gone_does_not_wait_for_ever() -> None:
+    stage = Stage("1")
+
+    async def scene() -> None:
+        stage.keeper.lose()
+        await stage.until(lambda: stage.keeper.is_gone and not stage.running())
+        await asyncio.sleep(0)
+        stage.keeper.forgive()
+        async with asyncio.timeout(1):
+            await stage.keeper.settled()
+
+    play(stage, scene)
+
+
 def test_a_folder_that_is_back_before_anything_was_done_changes_nothing() -> None:
     stage = Stage("1")
 
