@@ -64,10 +64,16 @@ class Loader(Generic[E]):
             async with self._workshop.turn:
                 opened = version.opened = await asyncio.to_thread(self._workshop.open, version.model, version.found, file)
                 self._workshop.measure(beside())
-                if make_way is not None:
-                    await make_way(opened, version.label)
-                await self._ensure_memory(version, opened, file)
-                await self._start(version, file, self._workshop.load_seconds)
+                if make_way is None:
+                    await start(opened)
+                    return
+            await make_way(opened, version.label)  # nobody else's turn waits for requests that may take as long as they like
+            async with self._workshop.turn:
+                await start(opened)
+
+        async def start(opened: Opened) -> None:
+            await self._ensure_memory(version, opened, file)
+            await self._start(version, file, self._workshop.load_seconds)
 
         return await self._try(version, load())
 

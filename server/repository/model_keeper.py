@@ -34,6 +34,9 @@ from dragoman.server.telemetry.version_metrics import VersionReading
 # Between two looks at a version on probation.
 WATCH_SECONDS = 0.25
 
+# Why a version may be refused that the model's settings are to blame for.
+OF_SETTINGS = frozenset((Cause.SETTINGS, Cause.MEMORY, Cause.START))
+
 log = structlog.get_logger("dragoman.repository")
 
 
@@ -109,7 +112,9 @@ class ModelKeeper(Generic[E]):
         self._told = found.problem
         if self._is_lost or (found.versions, found.file) != (self._found.versions, self._found.file):
             self._is_lost = False
-            self._found = found
+            file, before = found.file, self._found.file
+            if (file.settings, file.swap.mode) != (before.settings, before.swap.mode):
+                self.versions.forgive(causes=OF_SETTINGS)
             self.wake()
         self._found = found
 

@@ -9,7 +9,7 @@ import pytest
 from dragoman.export.bundle import BundleError
 from dragoman.server.config import ConfigError
 from dragoman.server.repository import loader, model_keeper, switch, trial
-from dragoman.server.repository.model_file import ModelFile, Swap, Versions
+from dragoman.server.repository.model_file import ModelFile, ModelSettings, Swap, Versions
 from dragoman.server.repository.models import CannotServe
 from dragoman.server.repository.policy import Overrides
 from dragoman.server.repository.use import Outcomes
@@ -317,6 +317,33 @@ def test_a_refused_version_is_tried_again_once_its_files_are_others() -> None:
         assert stage.serving == "2"
         assert {(version, state) for version, state, _ in shown(stage)} >= {("2", "serving")}
         assert not any(state == "refused" for _, state, _ in shown(stage)), "what it was before is forgotten"
+
+    play(stage, scene)
+
+
+@pytest.mark.parametrize(
+    ("cause", "file", "is_tried"),
+    [
+        (Cause.MEMORY, RESTART, True),
+        (Cause.SETTINGS, ModelFile(settings=ModelSettings(max_slots=8)), True),
+        (Cause.PROOF, RESTART, False),
+        (Cause.MEMORY, ModelFile(labels={"stable": "1"}), False),
+    ],
+)
+def test_a_version_that_was_refused_for_its_settings_is_tried_again_with_others(
+    cause: Cause, file: ModelFile, is_tried: bool
+) -> None:
+    stage = Stage("1")
+    stage.fail("memory", "2", Refused(cause, "too large"))
+
+    async def scene() -> None:
+        stage.put("2")
+        await stage.settle()
+        assert stage.state("2") is State.REFUSED
+        del stage.faults["memory", "2"]
+        stage.file = file
+        await stage.settle()
+        assert stage.serving == ("2" if is_tried else "1")
 
     play(stage, scene)
 
@@ -716,6 +743,23 @@ def test_with_a_gap_requests_that_run_are_waited_for() -> None:
         await stage.until(lambda: stage.serving is None)
         assert stage.running() == ["1"] and "start" not in stage.steps("2")
         held.use.leave(1.0, None)
+        await stage.settle()
+        assert stage.serving == "2"
+
+    play(stage, scene)
+
+
+def test_with_a_gap_requests_that_run_hold_up_no_other_model() -> None:
+    stage = Stage("1", file=RESTART)
+
+    async def scene() -> None:
+        held = stage.version("1").loaded
+        held.use.take()
+        stage.put("2")
+        stage.look()
+        await stage.until(lambda: stage.serving is None)
+        async with asyncio.timeout(1), stage.turn:
+            held.use.leave(1.0, None)
         await stage.settle()
         assert stage.serving == "2"
 
