@@ -92,7 +92,7 @@ class Switch(Generic[E]):
         """Return a route by which requests are told to come back; `route` is it, and who answers them is still to be told."""
         self.absent = self._loader.stand_in(opened, label, self._file())
         assert self.absent.loaded is not None
-        self.route = Route.to(self.absent.loaded)
+        self.route = Route.to(self.absent.loaded, is_stand_in=True)
         return self.route
 
     async def make_way(self, opened: Opened, label: str) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from dragoman.export.bundle import BundleError
 from dragoman.server.config import ConfigError
+from dragoman.server.errors import NotReady, UnknownVersion
 from dragoman.server.repository import loader, model_keeper, switch, trial
 from dragoman.server.repository.model_file import ModelFile, ModelSettings, Swap, Versions
 from dragoman.server.repository.models import CannotServe
@@ -728,6 +729,34 @@ def test_with_a_gap_the_old_one_has_ended_before_the_new_one_starts() -> None:
         await stage.settle()
         assert (stage.serving, running_at_start) == ("2", [[]])
         assert stage.told.index(("measure", "1")) < stage.told.index(("stop", "1")) < stage.told.index(("memory", "2"))
+
+    play(stage, scene)
+
+
+def test_in_a_gap_and_before_the_start_requests_that_name_a_version_are_told_to_come_back_too() -> None:
+    stage = Stage("1", file=RESTART)
+    stage.keeper.open_first()
+    stage.keeper.hold_first()
+
+    def told_to_come_back(named: str) -> bool:
+        assert stage.keeper.route is not None
+        with pytest.raises(NotReady, match="'en-de' is not ready"):
+            stage.keeper.route.find(named)
+        return not stage.keeper.route.find("").engine.is_ready
+
+    assert told_to_come_back("stable")
+    stage = Stage("1", file=RESTART)
+
+    async def scene() -> None:
+        gate = stage.hold("start", "2")
+        stage.put("2")
+        stage.look()
+        await stage.until(lambda: "start" in stage.steps("2"))
+        assert told_to_come_back("1") and told_to_come_back("stable")
+        gate.set()
+        await stage.settle()
+        with pytest.raises(UnknownVersion):
+            stage.keeper.route.find("stable")  # type: ignore[union-attr]
 
     play(stage, scene)
 
