@@ -85,7 +85,7 @@ class Sleeper(Generic[E]):
 
     def pause(self, route: Route[E] | None) -> float | None:
         """Return after how long to decide anew if nothing happens; None for never."""
-        if not (self.sleep.may_sleep or self.is_asleep):
+        if not (self.sleep.may_sleep or self.is_asleep) or (self.is_awaited and not self.is_asleep):
             return None
         return self.sleep.pause(self._holding(route))
 

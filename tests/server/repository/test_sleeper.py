@@ -62,6 +62,7 @@ class SleepyStage(Stage):
         self.keeper.wake()
         await self.until(lambda: self.serving_version is not None or len(self.refusals) > num_refused)
         self.is_asked_for = False
+        self.keeper.wake()
 
     @property
     def serving_version(self) -> str | None:
@@ -374,5 +375,22 @@ def test_nobody_looks_again_and_again_while_a_version_loads() -> None:
         assert stage.num_looks == num_looks
         gate.set()
         await stage.settle()
+
+    play(stage, scene)
+
+
+def test_nobody_looks_again_and_again_while_one_that_is_awake_is_awaited() -> None:
+    stage = SleepyStage("1", file=ModelFile(settings=ModelSettings(keep_loaded="20ms")))
+
+    async def scene() -> None:
+        await stage.ask_for()
+        stage.is_asked_for = True
+        await asyncio.sleep(0.05)
+        num_looks = stage.num_looks
+        await asyncio.sleep(0.1)
+        assert stage.num_looks <= num_looks + 1 and stage.serving_version == "1"
+        stage.is_asked_for = False
+        stage.keeper.wake()
+        await stage.until(lambda: not stage.running())
 
     play(stage, scene)
