@@ -59,7 +59,9 @@ LATENCY_BUCKETS = (
 ANY_ADDRESS = ("0.0.0.0", "::")
 
 Port = Annotated[int, Field(ge=0, le=65535)]
-Count = Annotated[int, Field(ge=1)]
+# What every library and every message can hold.
+MAX_COUNT = 2**31 - 1
+Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 # What gRPC counts in 32-bit milliseconds.
 ConnectionSeconds = Annotated[float, Field(ge=0, le=2_147_483)]
@@ -96,7 +98,7 @@ def _path_or_address(value: object) -> object:
 # Of the settings that a model may have of its own.
 Device = Annotated[str, AfterValidator(_check_device), WithJsonSchema({"type": "string", "pattern": f"^({_DEVICE})$"})]
 Gibibytes = Annotated[float, Field(ge=0, le=2**20, allow_inf_nan=False)]
-CountOrUsual = Annotated[int, Field(ge=0)]
+CountOrUsual = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 Replicas = Annotated[int, Field(ge=0, le=256)]
 
 

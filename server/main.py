@@ -312,9 +312,8 @@ class Service:
             keeper.wake()
 
     def _publish(self, name: str) -> None:
-        """Tell health and metrics how a model is now."""
-        keeper = self.keeper.models.get(name)
-        if keeper is not None and (route := keeper.route) is not None:
+        """Tell health and metrics how a model is now; one whose front ends are still being told of it is none yet."""
+        if (route := self.repository.find(name)) is not None:
             self._describe(name)
             self.metrics.set_ready(name, route.default.engine.is_ready)
         self.front.update_health()

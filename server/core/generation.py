@@ -66,6 +66,7 @@ class Generation:
             InvalidRequest: If no model can have this name, or no version such a one.
             UnknownModel: If none has it that the caller may use.
             UnknownVersion: If the model is not served in this version.
+            NotReady: If none of its versions can answer for now, and this may be one of them.
         """
         return self._models.get(self._permitted(name, caller), check_model_version(version))
 

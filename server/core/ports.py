@@ -163,6 +163,7 @@ class Models(Protocol):
         Raises:
             UnknownModel: If there is no such model, or if the name is empty and there is not exactly one.
             UnknownVersion: If the model is not served in this version.
+            NotReady: If none of its versions can answer for now, and this may be one of them.
         """
         ...
 

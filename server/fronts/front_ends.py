@@ -315,7 +315,9 @@ class FrontEnds:
             for label, model in route.versions.items()
         }
         default = self._desks[route.default].endpoint
-        return Served(route.name, default, list(desks.values()), dict(route.shares), dict(route.labels), route.sticky)
+        return Served(
+            route.name, default, list(desks.values()), dict(route.shares), dict(route.labels), route.sticky, route.is_stand_in
+        )
 
     def _note_used(self, used: Used) -> None:
         """Add to what became of requests; of a version that is given up nobody asks any more."""

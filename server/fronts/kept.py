@@ -210,6 +210,7 @@ class KeptFrontEnd:
             self._on_end(identity)
             self.counted = {}
             self._on_change()
+            self._on_awaited()
 
     async def _until_end(self, host: FrontEndHost, listening: asyncio.Task[None]) -> str:
         """Wait for the end, or for a silence that is too long; see the supervisor of engines for how silence is counted."""

@@ -51,6 +51,7 @@ class Served(Struct, frozen=True, array_like=True):
         shares: By version.
         labels: Versions by their labels.
         sticky: What of a request decides which share it is in.
+        is_stand_in: Whether nobody answers for now.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Served(Struct, frozen=True, array_like=True):
     shares: dict[str, float]
     labels: dict[str, str]
     sticky: Sticky
+    is_stand_in: bool = False
 
 
 class Start(Struct, frozen=True, array_like=True, tag="start"):

@@ -201,4 +201,4 @@ def _wanted(serve: Serve) -> set[str]:
 def route_of(served: Served, models: Mapping[str, LoadedModel[FrontEngine]]) -> Route[FrontEngine]:
     """Return how a model's requests are answered, by the versions that are here."""
     versions = {desk.label: models[desk.endpoint] for desk in served.desks}
-    return Route(models[served.default], versions, served.shares, served.labels, served.sticky)
+    return Route(models[served.default], versions, served.shares, served.labels, served.sticky, served.is_stand_in)

@@ -82,13 +82,19 @@ class Keeper(Generic[E]):
             self._problem, self._found = "", found
             self._tell_unused(unused)
             for model in found:
-                if model.name not in self.models:
-                    self.models[model.name] = self._make(model)
-                    self._run(model.name)
-                else:
-                    self.models[model.name].find(model)
+                try:
+                    self._note(model)
+                except Exception:
+                    log.exception("cannot take note of a model, the others go on", model=model.name)
             for name in self.models.keys() - {model.name for model in found}:
                 self.models[name].lose()
+
+    def _note(self, model: FoundModel) -> None:
+        if model.name not in self.models:
+            self.models[model.name] = self._make(model)
+            self._run(model.name)
+        else:
+            self.models[model.name].find(model)
 
     @property
     def problem(self) -> str:

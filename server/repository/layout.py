@@ -42,7 +42,7 @@ def scan(folder: Path, before: Sequence[FoundModel] = (), is_at_once: bool = Tru
         _list(files)  # without it, all models would fall back on files of their own
     if MANIFEST_FILE in listing.names:
         model = _look(folder, known.get(folder), is_at_once, files)
-        return [] if model is None else [model]
+        return [] if model is None else [_tellable(model)]
     found: list[FoundModel] = []
     links: list[FoundModel] = []
     for name in sorted(listing.folders):
@@ -55,7 +55,17 @@ def scan(folder: Path, before: Sequence[FoundModel] = (), is_at_once: bool = Tru
             found.append(model)
     found = _each_once(found, known)
     names = {model.name for model in found}
-    return sorted((*found, *(link for link in links if link.name not in names)), key=lambda model: model.name)
+    found += [link for link in links if link.name not in names]
+    return sorted(map(_tellable, found), key=lambda model: model.name)
+
+
+def _tellable(model: FoundModel) -> FoundModel:
+    """Return a model with texts that messages can hold, which what file systems call things need not be."""
+    name, problem, file_problem, *left_out = (
+        text.encode("utf-8", "backslashreplace").decode()
+        for text in (model.name, model.problem, model.file_problem, *model.left_out)
+    )
+    return replace(model, name=name, problem=problem, file_problem=file_problem, left_out=tuple(left_out))
 
 
 def find_unused(files: Path, models: Iterable[FoundModel]) -> list[str]:

@@ -65,10 +65,16 @@ class Loader(Generic[E]):
             async with self._workshop.turn:
                 opened = version.opened = await asyncio.to_thread(self._workshop.open, version.model, version.found, file)
                 self._workshop.measure(beside())
-                if make_way is not None:
-                    await make_way(opened, version.label)
-                await self._ensure_memory(version, opened, file)
-                await self._start(version, file, self._workshop.load_seconds)
+                if make_way is None:
+                    await start(opened)
+                    return
+            await make_way(opened, version.label)  # nobody else's turn waits for requests that may take as long as they like
+            async with self._workshop.turn:
+                await start(opened)
+
+        async def start(opened: Opened) -> None:
+            await self._ensure_memory(version, opened, file)
+            await self._start(version, file, self._workshop.load_seconds)
 
         return await self._try(version, load())
 
@@ -97,16 +103,16 @@ class Loader(Generic[E]):
 
         return await self._try(version, load(), is_told=is_told)
 
-    async def open(self, version: Version[E], file: ModelFile) -> bool:
-        """Open a version that is not to be loaded yet, and have front ends know it; return whether it can be served."""
+    async def open(self, version: Version[E], file: ModelFile) -> LoadedModel[E] | None:
+        """Open a version that is not to be loaded yet, and have front ends know it; return what stands for it, None if refused."""
         try:
             opened = version.opened = await asyncio.to_thread(self._workshop.open, version.model, version.found, file)
-            version.sleeping = self._workshop.sleeping(opened, file, version.label, "")
-            await self._front_of().adopt(version.sleeping)
+            sleeping = self._workshop.sleeping(opened, file, version.label, "")
+            await self._front_of().adopt(sleeping)
         except Exception as error:
             self.refuse(version, _refused(version, error))
-            return False
-        return True
+            return None
+        return sleeping
 
     async def wake(self, version: Version[E], file: ModelFile, is_wanted: Callable[[], bool]) -> None:
         """Load a version that is open, when it is its turn and there is memory, and prove it.

@@ -214,7 +214,15 @@ def _explain(detail: ErrorDetails) -> str:
             reason = "must be a table"
         case _:
             reason = detail["msg"][:1].lower() + detail["msg"][1:]
-    return f"{field}: {one_line(repr(detail['input']), 80)}: {reason}"
+    return f"{field}: {_written(detail['input'])}: {reason}"
+
+
+def _written(value: object) -> str:
+    """Return a value of the file as a message has it."""
+    try:
+        return one_line(repr(value), 80)
+    except ValueError:  # Python writes no number of thousands of digits, which TOML can have in hexadecimal
+        return "a number of too many digits"
 
 
 def _names_beside(parts: list[str]) -> set[str]:

@@ -34,6 +34,9 @@ from dragoman.server.telemetry.version_metrics import VersionReading
 # Between two looks at a version on probation.
 WATCH_SECONDS = 0.25
 
+# Why a version may be refused that the model's settings are to blame for.
+OF_SETTINGS = frozenset((Cause.SETTINGS, Cause.MEMORY, Cause.START))
+
 log = structlog.get_logger("dragoman.repository")
 
 
@@ -79,6 +82,7 @@ class ModelKeeper(Generic[E]):
         self._is_lost = False
         self._told = ""
         self._wake, self._idle = asyncio.Event(), asyncio.Event()
+        self._is_over = False
         self._loading: asyncio.Task[None] | None = None
 
     @property
@@ -108,7 +112,9 @@ class ModelKeeper(Generic[E]):
         self._told = found.problem
         if self._is_lost or (found.versions, found.file) != (self._found.versions, self._found.file):
             self._is_lost = False
-            self._found = found
+            file, before = found.file, self._found.file
+            if (file.settings, file.swap.mode) != (before.settings, before.swap.mode):
+                self.versions.forgive(causes=OF_SETTINGS)
             self.wake()
         self._found = found
 
@@ -148,7 +154,8 @@ class ModelKeeper(Generic[E]):
 
     def wake(self) -> None:
         """Have a look at what there is to do."""
-        self._idle.clear()
+        if not self._is_over:  # who waits for what is gone would wait for ever
+            self._idle.clear()
         self._wake.set()
 
     async def settled(self) -> None:
@@ -215,11 +222,13 @@ class ModelKeeper(Generic[E]):
 
     async def run(self) -> None:
         """Do what there is to do, until the model is gone."""
+        self._is_over = False
         self.wake()
         try:
             while not self.is_gone:
                 await self._run_once()
         finally:
+            self._is_over = True
             self._idle.set()
 
     def readings(self) -> list[VersionReading]:
@@ -251,7 +260,7 @@ class ModelKeeper(Generic[E]):
     async def _run_once(self) -> None:
         """Wait until there may be something to do, and do it."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(WATCH_SECONDS if self._switch.trial is not None else self._sleeper.pause(self.route)):
+            async with asyncio.timeout(self._pause()):
                 await self._wake.wait()
         self._wake.clear()
         try:
@@ -261,9 +270,16 @@ class ModelKeeper(Generic[E]):
         except Exception:
             log.exception("the versions of a model cannot be led to where they are to be", model=self.name)
             await asyncio.sleep(WATCH_SECONDS)
+            self._switch.wake_later()
         self._placement.note()
         if self._loading is None and not self._wake.is_set():
             self._idle.set()
+
+    def _pause(self) -> float | None:
+        """Return after how long to look again if nothing happens; None for never."""
+        if self._switch.trial is not None:
+            return WATCH_SECONDS
+        return None if self._loading is not None else self._sleeper.pause(self.route)
 
     async def _settle(self) -> None:
         """Begin to load what is wanted and not there; once nothing is missing, have it serve."""
@@ -288,6 +304,8 @@ class ModelKeeper(Generic[E]):
             await self._switch.give_up(self.route.default)
         if route != self.route and not is_all_refused:  # what serves goes on where nothing else can
             await self._switch.change(route)
+        else:
+            await self._switch.tell_again()
         self.versions.forget_asleep(target.versions)
         self._switch.retire_others()
 

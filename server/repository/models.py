@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from typing import Generic
 
 from dragoman.server.core.ports import ServedVersion
-from dragoman.server.errors import UnknownModel
+from dragoman.server.errors import NotReady, UnknownModel, UnknownVersion
 from dragoman.server.repository.choosing import choose, resolve
 from dragoman.server.repository.loaded import E, LoadedModel
 from dragoman.server.repository.model_file import Sticky
 from dragoman.server.repository.use import Held, Use
-from dragoman.server.repository.waiting import Waiting
+from dragoman.server.repository.waiting import RETRY_SECONDS, Waiting
 
 
 class CannotServe(Exception):
@@ -28,6 +28,7 @@ class Route(Generic[E]):
         shares: Of the requests that name no version, by version; empty for all to the default.
         labels: Versions by their labels.
         sticky: What of a request decides which share it is in.
+        is_stand_in: Whether nobody answers for now: who names another version than the default is told to come back, too.
     """
 
     default: LoadedModel[E]
@@ -35,11 +36,12 @@ class Route(Generic[E]):
     shares: Mapping[str, float] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     sticky: Sticky = "request"
+    is_stand_in: bool = False
 
     @classmethod
-    def to(cls, model: LoadedModel[E]) -> "Route[E]":
+    def to(cls, model: LoadedModel[E], *, is_stand_in: bool = False) -> "Route[E]":
         """Return the route of a model that has one version."""
-        return cls(model, {model.label: model})
+        return cls(model, {model.label: model}, is_stand_in=is_stand_in)
 
     @property
     def name(self) -> str:
@@ -64,17 +66,24 @@ class Route(Generic[E]):
 
         Raises:
             UnknownVersion: If there is no such version.
+            NotReady: If there may be soon.
         """
         if not version:
             return self.default
         contents = {label: model.version for label, model in self.versions.items()}
-        return self.versions[resolve(self.name, version, contents, self.labels)]
+        try:
+            return self.versions[resolve(self.name, version, contents, self.labels)]
+        except UnknownVersion:
+            if not self.is_stand_in:
+                raise
+            raise NotReady(f"model {self.name!r} is not ready", RETRY_SECONDS) from None
 
     def choose(self, version: str, request_id: str, caller: str) -> LoadedModel[E]:
         """Return the version that is to answer a request.
 
         Raises:
-            UnknownVersion: As `find`.
+            UnknownVersion: As `find`, as the next.
+            NotReady: As `find`.
         """
         if version or not self.shares:
             return self.find(version)
@@ -129,6 +138,7 @@ class Repository(Generic[E]):
         Raises:
             UnknownModel: Listing what is served.
             UnknownVersion: Listing what of the model is.
+            NotReady: If that is not known for now.
         """
         return self.route(name).find(version)
 

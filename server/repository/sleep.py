@@ -89,6 +89,10 @@ class Sleep:
         """Take note that it has been loaded."""
         self.awake_since, self.problem, self._num_failures = self._clock(), "", 0
 
+    def stay(self) -> None:
+        """Be loaded for a while longer: it cannot sleep now."""
+        self.is_asleep, self.awake_since = False, self._clock()
+
     def lie_down(self) -> None:
         """Sleep on: nobody waits any more."""
         self.is_asleep = True

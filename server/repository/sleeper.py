@@ -8,6 +8,7 @@ from typing import Generic
 
 import structlog
 
+from dragoman.server.config import ConfigError
 from dragoman.server.repository.loaded import LoadedModel
 from dragoman.server.repository.loader import Loader
 from dragoman.server.repository.model_file import ModelFile
@@ -84,7 +85,7 @@ class Sleeper(Generic[E]):
 
     def pause(self, route: Route[E] | None) -> float | None:
         """Return after how long to decide anew if nothing happens; None for never."""
-        if not (self.sleep.may_sleep or self.is_asleep):
+        if not (self.sleep.may_sleep or self.is_asleep) or (self.is_awaited and not self.is_asleep):
             return None
         return self.sleep.pause(self._holding(route))
 
@@ -106,33 +107,47 @@ class Sleeper(Generic[E]):
         """Return whether a version that was found is not to be loaded yet: nothing of the model is."""
         return version.state is State.OPENING and self.sleep.may_sleep and (route is None or route.default.is_asleep)
 
-    def lay_down(self, version: Version[E], file: ModelFile, device: str = "") -> LoadedModel[E]:
+    def lay_down(self, version: Version[E], file: ModelFile) -> LoadedModel[E]:
         """Have a version that is open be described and sleep; return what front ends have to know of it."""
+        return self._lay_down(version, self._stand_in(version, file))
+
+    def _stand_in(self, version: Version[E], file: ModelFile) -> LoadedModel[E]:
+        """Return what stands for a version while it is asleep.
+
+        Raises:
+            ConfigError: If it could not be woken by what the model's file says now.
+        """
         assert version.opened is not None
-        version.sleeping = self._workshop.sleeping(version.opened, file, version.label, device)
-        self._have_sleep(version)
-        return version.sleeping
+        device = "" if version.loaded is None else version.loaded.device
+        return self._workshop.sleeping(version.opened, file, version.label, device)
+
+    def _lay_down(self, version: Version[E], sleeping: LoadedModel[E]) -> LoadedModel[E]:
+        assert version.opened is not None
+        version.sleeping = sleeping
+        self._versions.stand_in(version.opened, sleeping)
+        version.enter(State.ASLEEP)
+        return sleeping
 
     async def open(self, version: Version[E], file: ModelFile) -> None:
         """Have a version that was found sleep, once it has been opened and front ends know it; or be refused."""
-        if await self._loader.open(version, file):
-            self._have_sleep(version)
-
-    def _have_sleep(self, version: Version[E]) -> None:
-        assert version.opened is not None and version.sleeping is not None
-        self._versions.stand_in(version.opened, version.sleeping)
-        version.enter(State.ASLEEP)
+        if (sleeping := await self._loader.open(version, file)) is not None:
+            self._lay_down(version, sleeping)
 
     async def lie_down(self, file: ModelFile) -> None:
         """Have everything that is loaded be about to end, and what is wanted of it sleep in its place."""
-        for version in self._versions:
-            if version.is_up and version.found is not NOWHERE:
-                assert version.loaded is not None
-                self._workshop.measure(version.loaded)
-                version.enter(State.RETIRING)
-                successor = self._versions.begin(version.found)
-                successor.opened, successor.was_proved = version.opened, True
-                await self._front_of().adopt(self.lay_down(successor, file, version.loaded.device))
+        up = [version for version in self._versions if version.is_up and version.found is not NOWHERE]
+        try:
+            sleeping = [self._stand_in(version, file) for version in up]
+        except ConfigError as error:  # the file is another one than they were loaded with
+            log.warning("a model does not sleep, for it could not be woken", model=self._name, reason=str(error))
+            self.sleep.stay()
+            return
+        for version, model in zip(up, sleeping, strict=True):
+            self._workshop.measure(version.loaded)
+            version.enter(State.RETIRING)
+            successor = self._versions.begin(version.found)
+            successor.opened, successor.was_proved = version.opened, True
+            await self._front_of().adopt(self._lay_down(successor, model))
 
     async def wake(self, version: Version[E], file: ModelFile) -> None:
         """Load a version and prove it, if there is memory and somebody still waits; what cannot be is told to who waits."""

@@ -71,6 +71,9 @@ class Switch(Generic[E]):
         self._model, self._versions, self._loader, self._sleep = versions.model, versions, loader, sleep
         self._workshop, self._front_of, self._placement, self._file, self._wake = workshop, front, placement, file, wake
         self._tasks: set[asyncio.Task[None]] = set()
+        # While front ends may still answer by another route than the one that is, nothing ends.
+        self._told = asyncio.Event()
+        self._told.set()
 
     @property
     def is_answered(self) -> bool:
@@ -120,7 +123,7 @@ class Switch(Generic[E]):
 
     def _route_to_nobody(self, absent: Version[E]) -> Route[E]:
         assert absent.loaded is not None
-        self.absent, self.route = absent, Route.to(absent.loaded)
+        self.absent, self.route = absent, Route.to(absent.loaded, is_stand_in=True)
         return self.route
 
     async def change(self, route: Route[E] | None) -> None:
@@ -164,7 +167,7 @@ class Switch(Generic[E]):
             if is_asleep:  # who serves goes on, and is told again
                 log.error("a front end does not let a model sleep", model=self._model, reason=str(error))
                 self.route = before
-                asyncio.get_running_loop().call_later(RETRY_SECONDS, self._wake)
+                self.wake_later()
             else:
                 await self._take_back(new, Refused(Cause.FRONT_END, str(error)), before, "refused")
             return
@@ -202,8 +205,9 @@ class Switch(Generic[E]):
             self._loader.refuse(version, refused)
         try:
             await self._publish(route)
-        except CannotServe as error:
-            log.error("a front end does not serve as before", model=self._model, reason=str(error))
+        except Exception as error:  # what is refused is to end all the same, and `tell_again` sees to the rest
+            is_expected = isinstance(error, CannotServe)
+            log.error("a front end does not serve as before", model=self._model, reason=str(error), exc_info=not is_expected)
         self._tell_apart()
         for version in versions:
             self._end_soon(version)
@@ -211,7 +215,23 @@ class Switch(Generic[E]):
         if versions:
             self._wake()
         else:  # nothing that was wanted is any different
-            asyncio.get_running_loop().call_later(RETRY_SECONDS, self._wake)
+            self.wake_later()
+
+    async def tell_again(self) -> None:
+        """Have front ends answer by the route that is, if they could not be told of it."""
+        if self._told.is_set():
+            return
+        try:
+            await self._publish(self.route)
+        except CannotServe as error:
+            log.error("a front end still does not serve as it is to", model=self._model, reason=str(error))
+            self.wake_later()
+        else:
+            self._tell_apart()
+
+    def wake_later(self) -> None:
+        """Have the keeper look again after a pause."""
+        asyncio.get_running_loop().call_later(RETRY_SECONDS, self._wake)
 
     def _tell_apart(self) -> None:
         """Have versions know whether requests get them."""
@@ -222,7 +242,9 @@ class Switch(Generic[E]):
 
     async def _publish(self, route: Route[E] | None) -> None:
         self.route = route
+        self._told.clear()
         await self._front_of().publish(self._model, route)
+        self._told.set()
         if route is not None:
             self.history.note(route.default.label)
         self._workshop.published(self._model, route)
@@ -255,6 +277,7 @@ class Switch(Generic[E]):
         loaded = version.loaded
         assert loaded is not None
         try:
+            await self._told.wait()
             await self._front_of().until_released(loaded)
             await self._loader.end(version)
         finally:

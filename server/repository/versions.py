@@ -73,7 +73,7 @@ class Version(Generic[E]):
         loaded: Once it has an engine.
         replicas: Numbers by which metrics know its engines.
         sleeping: What stands for it while it is asleep.
-        was_proved: Whether it has been up before it fell asleep.
+        was_proved: Whether it has served for good, or been up before it fell asleep.
         reserved_bytes: What its engines may come to take.
         has_died: Whether an engine of it has ended by itself since it was started, and before it was known to be good.
     """
@@ -118,14 +118,15 @@ class Version(Generic[E]):
         return self.state not in (State.OPENING, State.STARTING, State.PROVING)
 
     def note_death(self) -> None:
-        """Take note that an engine of it has ended by itself; of one that serves for good that says nothing."""
-        if self.state in (State.PROVING, State.STANDBY, State.TRIAL):
+        """Take note that an engine of it has ended by itself; of one that serves for good, or has done so, that says nothing."""
+        if self.state in (State.PROVING, State.STANDBY, State.TRIAL) and not self.was_proved:
             self.has_died = True
 
     def enter(self, state: State) -> None:
         """Begin another part of its life."""
         if state is not self.state:
             self.state, self.since = state, time.time()
+            self.was_proved = self.was_proved or state is State.SERVING
 
     def refuse(self, refused: Refused) -> None:
         """End its life before it has served, or while it was tried."""

@@ -84,7 +84,7 @@ class Waiting:
 
     def change(self, name: str) -> None:
         """Have those who wait for a model look again: it is answered for otherwise than before."""
-        self._promised.pop(name, None)
+        self._drop_promise(name)
         if (began := self._began.pop(name, None)) is not None:
             self._load_seconds[name] = self._clock() - began
         for future in self._waiting.get(name, ()):
@@ -93,7 +93,7 @@ class Waiting:
 
     def refuse(self, name: str, reason: str, retry_after_seconds: float) -> None:
         """Tell those who wait for a model that it cannot be loaded."""
-        self._promised.pop(name, None)
+        self._drop_promise(name)
         self._began.pop(name, None)
         for future in self._waiting.get(name, ()):
             if not future.done():
@@ -114,6 +114,11 @@ class Waiting:
         """Have a model be loaded for who was told to come back; not for ever, it may not come."""
         self._promised[name] = self._clock() + PROMISE_SECONDS
         asyncio.get_running_loop().call_later(PROMISE_SECONDS, self._forget_promise, name)
+
+    def _drop_promise(self, name: str) -> None:
+        """Believe no longer that somebody comes back for a model: it has been loaded, or cannot be."""
+        if self._promised.pop(name, None) is not None and name not in self._waiting:
+            self.on_change()
 
     def _forget_promise(self, name: str) -> None:
         until = self._promised.get(name)

@@ -6,7 +6,9 @@ import re
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -15,6 +17,8 @@ from msgspec.structs import replace
 
 from dragoman.export.bundle import MANIFEST_FILE, Bundle, content_version
 from dragoman.model.generation import Defaults
+from dragoman.server.main import Service
+from dragoman.server.repository.models import Repository
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
@@ -104,6 +108,20 @@ def test_without_onnx_runtime_one_line_says_what_to_install(tiny_bundle: Path, t
 
 
 BEAMS, DRAWS = {"num_beams": 5}, {"do_sample": True, "num_return_sequences": 3}
+
+
+def test_an_engine_that_changes_before_its_model_is_published_is_told_to_nobody() -> None:
+    """It raised in the task that keeps the engine attached, which ended."""
+    num_told: list[bool] = []
+    service: Any = SimpleNamespace(
+        keeper=SimpleNamespace(models={"m": SimpleNamespace(route=SimpleNamespace(), wake=lambda: None)}),
+        repository=Repository(),
+        front=SimpleNamespace(update_health=lambda: num_told.append(True)),
+    )
+    service._publish = partial(Service._publish, service)
+    service._describe = partial(Service._describe, service)
+    Service._on_change(service, "m")
+    assert num_told == [True]
 
 
 @pytest.mark.parametrize(

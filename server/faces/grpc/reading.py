@@ -142,12 +142,12 @@ class Turns:
     async def take(self, reading: Awaitable[Value]) -> Value:
         """Return what is read, when it is its turn; after `READ_SECONDS` another may begin: the caller has nothing to send."""
         await self._free.acquire()
-        is_held = True
+        is_stand_in = True
 
         def give() -> None:
-            nonlocal is_held
-            if is_held:
-                is_held = False
+            nonlocal is_stand_in
+            if is_stand_in:
+                is_stand_in = False
                 self._free.release()
 
         timer = asyncio.get_running_loop().call_later(READ_SECONDS, give)

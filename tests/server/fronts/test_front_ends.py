@@ -17,6 +17,7 @@ from dragoman.server.fronts.front_ends import FrontEnds
 from dragoman.server.fronts.handed_bundles import HandedBundles
 from dragoman.server.fronts.kept import endpoints
 from dragoman.server.fronts.messages import Serve, Serving, State, Used
+from dragoman.server.fronts.served import route_of
 from dragoman.server.repository.loaded import LoadedModel
 from dragoman.server.repository.models import CannotServe, Repository, Route
 from dragoman.server.repository.use import Outcomes
@@ -120,6 +121,11 @@ def test_a_route_is_published_when_all_serve_it(play: Play) -> None:
         bench.hands[1].answer(bench.hands[1].told[-1])
         await publishing
         assert bench.repository.get("tiny") is one and [hand.labels for hand in bench.hands] == [["1"], ["1"]]
+        assert not bench.hands[0].told[-1].models[0].is_stand_in
+        bench.hands[1].is_silent = False
+        await bench.fronts.publish("tiny", Route.to(one, is_stand_in=True))
+        assert bench.hands[0].told[-1].models[0].is_stand_in
+        assert route_of(bench.hands[0].told[-1].models[0], {bench.endpoint(one): one}) == bench.repository.find("tiny")
 
     play(scene)
 

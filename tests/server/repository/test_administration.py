@@ -39,7 +39,8 @@ class Idle:
 
     is_gone = False
 
-    async def run(self) -> None: ...
+    async def run(self) -> None:
+        await asyncio.Event().wait()
 
 
 @pytest.fixture

@@ -206,3 +206,17 @@ def test_a_file_that_may_be_half_written_is_used_at_once_only_for_who_asks(tmp_p
         assert made["alpha"].found[-1].file.settings.max_slots == 3
 
     play(tmp_path, scene)
+
+
+def test_what_one_model_cannot_take_note_of_keeps_no_other_from_it(tmp_path: Path) -> None:
+    put(tmp_path, "a", "b")
+
+    async def scene(keeper: Keeper[Any], made: dict[str, HandModel]) -> None:
+        def raise_it(_: FoundModel) -> None:
+            raise RuntimeError("nobody foresaw it")
+
+        made["a"].find = raise_it  # type: ignore[method-assign]
+        await keeper.look()
+        assert len(made["b"].found) == 2
+
+    play(tmp_path, scene)

@@ -147,6 +147,18 @@ def test_a_folder_that_no_model_can_be_called_is_a_problem_of_its_own(tmp_path: 
     assert "gRPC health" in models[0].problem and "name must be" in models[1].problem and models[2].problem == ""
 
 
+def test_names_that_are_no_text_are_told_as_text(tmp_path: Path) -> None:
+    other = os.fsdecode(b"\xff")
+    put(tmp_path / other / "1", "en-fr")
+    put(tmp_path / "en-de" / "1", "en-de")
+    put(tmp_path / "en-de" / other, "en-de")
+    for before in ((), scan(tmp_path)):
+        models = scan(tmp_path, before)
+        assert versions(models) == {"\\udcff": [], "en-de": ["1"]}
+        texts = [text for model in models for text in (model.name, model.problem, *model.left_out) if text]
+        assert len(texts) == 4 and all(text.encode() for text in texts)
+
+
 def test_a_bundle_beside_versions_is_refused_and_nobody_else(tmp_path: Path) -> None:
     put(tmp_path / "en-de", "en-de")
     put(tmp_path / "en-de" / "1", "en-de")

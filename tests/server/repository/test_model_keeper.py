@@ -8,8 +8,9 @@ import pytest
 
 from dragoman.export.bundle import BundleError
 from dragoman.server.config import ConfigError
-from dragoman.server.repository import loader, model_keeper, trial
-from dragoman.server.repository.model_file import ModelFile, Swap, Versions
+from dragoman.server.errors import NotReady, UnknownVersion
+from dragoman.server.repository import loader, model_keeper, switch, trial
+from dragoman.server.repository.model_file import ModelFile, ModelSettings, Swap, Versions
 from dragoman.server.repository.models import CannotServe
 from dragoman.server.repository.policy import Overrides
 from dragoman.server.repository.use import Outcomes
@@ -321,6 +322,33 @@ def test_a_refused_version_is_tried_again_once_its_files_are_others() -> None:
     play(stage, scene)
 
 
+@pytest.mark.parametrize(
+    ("cause", "file", "is_tried"),
+    [
+        (Cause.MEMORY, RESTART, True),
+        (Cause.SETTINGS, ModelFile(settings=ModelSettings(max_slots=8)), True),
+        (Cause.PROOF, RESTART, False),
+        (Cause.MEMORY, ModelFile(labels={"stable": "1"}), False),
+    ],
+)
+def test_a_version_that_was_refused_for_its_settings_is_tried_again_with_others(
+    cause: Cause, file: ModelFile, is_tried: bool
+) -> None:
+    stage = Stage("1")
+    stage.fail("memory", "2", Refused(cause, "too large"))
+
+    async def scene() -> None:
+        stage.put("2")
+        await stage.settle()
+        assert stage.state("2") is State.REFUSED
+        del stage.faults["memory", "2"]
+        stage.file = file
+        await stage.settle()
+        assert stage.serving == ("2" if is_tried else "1")
+
+    play(stage, scene)
+
+
 def test_a_refused_version_is_tried_again_when_it_is_forgiven() -> None:
     stage = Stage("1", file=AT_ONCE)
     stage.fail("memory", "2", Refused(Cause.MEMORY, "too large"))
@@ -584,6 +612,23 @@ def test_an_engine_that_dies_before_anybody_was_sent_there_is_never_served() -> 
     play(stage, scene)
 
 
+def test_an_engine_that_dies_and_comes_back_while_it_stands_by_is_no_reason_to_refuse_what_has_served() -> None:
+    stage = Stage("1", file=ModelFile(swap=Swap(probation_seconds=0.05)))
+
+    async def scene() -> None:
+        stage.put("2")
+        await stage.settle()
+        stage.engine("1").die()
+        await stage.until(lambda: stage.state("2") is State.SERVING)
+        await stage.until(lambda: stage.running() == ["2"])
+        assert shown(stage) == {("2", "serving", "")} and stage.swaps == ["done"]
+        stage.remove("2")
+        await stage.settle()
+        assert stage.serving == "1"
+
+    play(stage, scene)
+
+
 def test_an_engine_that_dies_while_it_is_published_is_taken_back() -> None:
     stage = Stage("1")
     gate = stage.hold("publish", "2")
@@ -633,6 +678,39 @@ def test_who_cannot_be_told_of_a_label_is_not_told_without_a_pause() -> None:
     play(stage, scene)
 
 
+@pytest.mark.parametrize("error", [CannotServe("front end 0 does not answer"), RuntimeError("nobody foresaw it")])
+def test_front_ends_that_could_not_be_told_who_is_back_are_told_again(error: Exception) -> None:
+    stage = Stage("1")
+
+    async def scene() -> None:
+        stage.fail("publish", "1", error)
+        stage.engine("2").die()
+        await stage.until(lambda: stage.steps("1").count("publish") > 2)
+        assert stage.serving == "2" and stage.state("2") is State.REFUSED
+        del stage.faults["publish", "1"]
+        stage.keeper.wake()
+        await stage.until(lambda: stage.serving == "1" and stage.running() == ["1"])
+
+    on_probation(stage, scene)
+
+
+def test_what_nobody_foresaw_is_tried_again_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(switch, "RETRY_SECONDS", 0.05)
+    stage = Stage("1", file=AT_ONCE)
+
+    async def scene() -> None:
+        stage.fail("publish", "2", RuntimeError("nobody foresaw it"))
+        stage.put("2")
+        stage.look()
+        await stage.until(lambda: stage.steps("2").count("publish") > 1)
+        assert stage.serving == "1" and stage.running() == ["1", "2"]
+        del stage.faults["publish", "2"]
+        await stage.until(lambda: stage.serving == "2" and stage.running() == ["2"])
+        assert stage.state("2") is State.SERVING
+
+    play(stage, scene)
+
+
 # A gap that is accepted.
 
 
@@ -656,6 +734,34 @@ def test_with_a_gap_the_old_one_has_ended_before_the_new_one_starts() -> None:
     play(stage, scene)
 
 
+def test_in_a_gap_and_before_the_start_requests_that_name_a_version_are_told_to_come_back_too() -> None:
+    stage = Stage("1", file=RESTART)
+    stage.keeper.open_first()
+    stage.keeper.hold_first()
+
+    def told_to_come_back(named: str) -> bool:
+        assert stage.keeper.route is not None
+        with pytest.raises(NotReady, match="'en-de' is not ready"):
+            stage.keeper.route.find(named)
+        return not stage.keeper.route.find("").engine.is_ready
+
+    assert told_to_come_back("stable")
+    stage = Stage("1", file=RESTART)
+
+    async def scene() -> None:
+        gate = stage.hold("start", "2")
+        stage.put("2")
+        stage.look()
+        await stage.until(lambda: "start" in stage.steps("2"))
+        assert told_to_come_back("1") and told_to_come_back("stable")
+        gate.set()
+        await stage.settle()
+        with pytest.raises(UnknownVersion):
+            stage.keeper.route.find("stable")  # type: ignore[union-attr]
+
+    play(stage, scene)
+
+
 def test_with_a_gap_requests_that_run_are_waited_for() -> None:
     stage = Stage("1", file=RESTART)
 
@@ -667,6 +773,23 @@ def test_with_a_gap_requests_that_run_are_waited_for() -> None:
         await stage.until(lambda: stage.serving is None)
         assert stage.running() == ["1"] and "start" not in stage.steps("2")
         held.use.leave(1.0, None)
+        await stage.settle()
+        assert stage.serving == "2"
+
+    play(stage, scene)
+
+
+def test_with_a_gap_requests_that_run_hold_up_no_other_model() -> None:
+    stage = Stage("1", file=RESTART)
+
+    async def scene() -> None:
+        held = stage.version("1").loaded
+        held.use.take()
+        stage.put("2")
+        stage.look()
+        await stage.until(lambda: stage.serving is None)
+        async with asyncio.timeout(1), stage.turn:
+            held.use.leave(1.0, None)
         await stage.settle()
         assert stage.serving == "2"
 
@@ -721,6 +844,20 @@ def test_a_model_whose_folder_is_gone_ends_when_no_request_holds_it() -> None:
         await stage.until(lambda: stage.keeper.is_gone)
         await stage.keeper.settled()
         assert stage.running() == []
+
+    play(stage, scene)
+
+
+def test_who_waits_for_what_is_gone_does_not_wait_for_ever() -> None:
+    stage = Stage("1")
+
+    async def scene() -> None:
+        stage.keeper.lose()
+        await stage.until(lambda: stage.keeper.is_gone and not stage.running())
+        await asyncio.sleep(0)
+        stage.keeper.forgive()
+        async with asyncio.timeout(1):
+            await stage.keeper.settled()
 
     play(stage, scene)
 

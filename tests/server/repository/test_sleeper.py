@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from dragoman.export.bundle import BundleError
+from dragoman.server.config import ConfigError
 from dragoman.server.repository import model_keeper, placement, sleep
 from dragoman.server.repository.loaded import LoadedModel
 from dragoman.server.repository.memory import Room
@@ -15,6 +16,7 @@ from dragoman.server.repository.model_file import ModelFile, ModelSettings, Vers
 from dragoman.server.repository.model_keeper import ModelKeeper
 from dragoman.server.repository.placement import Placement
 from dragoman.server.repository.sleeping_engine import SleepingEngine
+from dragoman.server.repository.use import Holding
 from dragoman.server.repository.versions import Cause, Opened, Refused, State
 from dragoman.server.supervisor import EngineCannotStart
 from tests.server.repository.staged import MODEL, Stage
@@ -38,6 +40,8 @@ class SleepyStage(Stage):
         sleeps: Causes that were counted.
         wakes: Outcomes that were counted.
         free_bytes: Of the machine.
+        misfit: A file that no version can be loaded with.
+        num_looks: Times that was asked how requests use a version.
     """
 
     def __init__(self, *names: str, file: ModelFile | None = None) -> None:
@@ -47,6 +51,8 @@ class SleepyStage(Stage):
         self.sleeps: list[str] = []
         self.wakes: list[str] = []
         self.free_bytes = 100
+        self.misfit: ModelFile | None = None
+        self.num_looks = 0
         self.placement = Placement(lambda: [self.keeper], measure_room=lambda: Room(self.free_bytes, "is free"), wait_seconds=0.05)
         self.keeper = ModelKeeper(self.found, self, lambda: self, self.placement)
 
@@ -57,6 +63,7 @@ class SleepyStage(Stage):
         self.keeper.wake()
         await self.until(lambda: self.serving_version is not None or len(self.refusals) > num_refused)
         self.is_asked_for = False
+        self.keeper.wake()
 
     @property
     def serving_version(self) -> str | None:
@@ -68,6 +75,8 @@ class SleepyStage(Stage):
         return 60
 
     def sleeping(self, opened: Opened, file: ModelFile, label: str, device: str) -> LoadedModel[Any]:
+        if file == self.misfit:
+            raise ConfigError("max_slots_per_request: 4 is above max_slots")
         settings: Any = None
         return LoadedModel(opened.bundle, opened.tokenizers, opened.frames, SleepingEngine(MODEL, settings, 1, device), label)
 
@@ -81,6 +90,10 @@ class SleepyStage(Stage):
         for label in ["published"] if route is None else [*route.versions]:
             await self.reach("publish", label)
         self.routes.append(route)
+
+    def holding(self, model: LoadedModel[Any]) -> Holding:
+        self.num_looks += 1
+        return super().holding(model)
 
     def is_awaited(self, name: str) -> bool:
         return self.is_asked_for
@@ -340,5 +353,59 @@ def test_the_time_since_the_last_request_counts_from_its_end() -> None:
         left = time.monotonic()
         await stage.until(lambda: stage.sleeps)
         assert time.monotonic() - left >= 0.04
+
+    play(stage, scene)
+
+
+def test_one_that_its_file_would_not_let_wake_stays_awake_until_the_file_is_good() -> None:
+    stage = SleepyStage("1")
+    unfit = ModelFile(settings=ModelSettings(keep_loaded="20ms", max_slots=1))
+
+    async def scene() -> None:
+        stage.misfit = unfit
+        await stage.ask_for()
+        stage.file = unfit
+        await stage.settle()
+        await asyncio.sleep(0.1)
+        assert (shown(stage), stage.serving_version, stage.sleeps) == ({("1", "serving")}, "1", [])
+        stage.file = ModelFile(settings=ModelSettings(keep_loaded="20ms"))
+        stage.look()
+        await stage.until(lambda: stage.sleeps == ["idle"] and not stage.running())
+
+    play(stage, scene)
+
+
+def test_nobody_looks_again_and_again_while_a_version_loads() -> None:
+    stage = SleepyStage("1", file=ModelFile(settings=ModelSettings(keep_loaded="20ms")))
+
+    async def scene() -> None:
+        await stage.ask_for()
+        gate = stage.hold("start", "2")
+        stage.put("2")
+        stage.look()
+        await stage.until(lambda: "start" in stage.steps("2"))
+        await asyncio.sleep(0.05)
+        num_looks = stage.num_looks
+        await asyncio.sleep(0.1)
+        assert stage.num_looks == num_looks
+        gate.set()
+        await stage.settle()
+
+    play(stage, scene)
+
+
+def test_nobody_looks_again_and_again_while_one_that_is_awake_is_awaited() -> None:
+    stage = SleepyStage("1", file=ModelFile(settings=ModelSettings(keep_loaded="20ms")))
+
+    async def scene() -> None:
+        await stage.ask_for()
+        stage.is_asked_for = True
+        await asyncio.sleep(0.05)
+        num_looks = stage.num_looks
+        await asyncio.sleep(0.1)
+        assert stage.num_looks <= num_looks + 1 and stage.serving_version == "1"
+        stage.is_asked_for = False
+        stage.keeper.wake()
+        await stage.until(lambda: not stage.running())
 
     play(stage, scene)

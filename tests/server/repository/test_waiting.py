@@ -68,6 +68,18 @@ def test_who_cannot_wait_longer_is_told_when_to_come_back_and_loading_goes_on_fo
     play(scene)
 
 
+@pytest.mark.parametrize("tell", [Waiting.change, lambda waiting, name: waiting.refuse(name, "no memory", 1.0)])
+def test_who_loads_hears_that_nobody_is_waited_for_any_more_who_was_told_to_come_back(tell: Callable[[Waiting, str], None]) -> None:
+    async def scene(waiting: Waiting, clock: Clock, told: list[frozenset[str]]) -> None:
+        with pytest.raises(NotReady):
+            await waiting.wait("a", clock.now)
+        assert waiting.names == frozenset("a") == told[-1]
+        tell(waiting, "a")
+        assert waiting.names == frozenset() == told[-1]
+
+    play(scene)
+
+
 def test_what_is_left_of_loading_is_told_if_it_takes_as_long_as_the_last_time() -> None:
     async def scene(waiting: Waiting, clock: Clock, told: list[frozenset[str]]) -> None:
         first = asyncio.create_task(waiting.wait("a", clock.now + 60))

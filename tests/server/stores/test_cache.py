@@ -104,13 +104,13 @@ def test_a_file_that_a_bundle_has_twice_counts_once(tmp_path: Path) -> None:
         pass
 
 
-def hold_for_ever(folder: str, content: bytes, is_held: object) -> None:
+def hold_for_ever(folder: str, content: bytes, is_stand_in: object) -> None:
     cache = Cache(Path(folder), 10 * KIB)
     with cache.hold({"it": entry(content)}, "it"):
 
         def fill(file: IO[bytes]) -> None:
             file.write(content[:100])
-            is_held.set()  # type: ignore[attr-defined]
+            is_stand_in.set()  # type: ignore[attr-defined]
             signal.pause()
 
         cache.obtain(entry(content), fill, never)
@@ -118,10 +118,10 @@ def hold_for_ever(folder: str, content: bytes, is_held: object) -> None:
 
 def test_who_is_killed_holds_nothing_and_leaves_what_came(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
-    is_held, content = context.Event(), b"3" * 6000
-    process = context.Process(target=hold_for_ever, args=(str(tmp_path), content, is_held))
+    is_stand_in, content = context.Event(), b"3" * 6000
+    process = context.Process(target=hold_for_ever, args=(str(tmp_path), content, is_stand_in))
     process.start()
-    is_held.wait()
+    is_stand_in.wait()
     partial = tmp_path / "partial" / entry(content).sha256
     with partial.open("rb") as file, pytest.raises(BlockingIOError):
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -1,6 +1,7 @@
 import io
 import json
 import logging
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -40,6 +41,15 @@ def test_line_is_one_json_object_with_a_utc_time(configure: Configure) -> None:
     [line] = [json.loads(line) for line in lines()]
     assert (line["event"], line["level"], line["port"], line["note"]) == ("listening", "info", 8500, "ü\n2")
     assert line["where"] == "<class 'object'>"
+    assert abs(datetime.fromisoformat(line["timestamp"]) - datetime.now(UTC)).total_seconds() < 60
+
+
+def test_what_is_no_text_ends_nothing(configure: Configure) -> None:
+    """A name of a file that was not UTF-8 once ended who looked after the models."""
+    lines = configure()
+    structlog.get_logger().error("refused", folder=os.fsdecode(b"models/\xff"), where=object)
+    [line] = [json.loads(line) for line in lines()]
+    assert (line["folder"], line["where"]) == (os.fsdecode(b"models/\xff"), "<class 'object'>")
     assert abs(datetime.fromisoformat(line["timestamp"]) - datetime.now(UTC)).total_seconds() < 60
 
 
