@@ -2,8 +2,11 @@
 
 import math
 import os
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 from dragoman.export.bundle import Bundle
 from dragoman.export.fields import Precision
@@ -16,8 +19,22 @@ WEIGHTS_FACTOR = 1.25
 ITEM_BYTES: dict[Precision, int] = {"fp32": 4, "int8": 1, "fp16": 2, "bf16": 2}
 # A version may need so many times what another one of the model has taken.
 MARGIN = 1.25
-CGROUP = Path("/sys/fs/cgroup")
+CGROUPS = Path("/sys/fs/cgroup")
+OWN_CGROUPS = Path("/proc/self/cgroup")
 MEMINFO = Path("/proc/meminfo")
+
+
+class _Names(NamedTuple):
+    """What a version of control groups calls its files, and lines of `memory.stat`."""
+
+    folder: str
+    limit: str
+    used: str
+    reclaimable: tuple[str, ...]
+
+
+VERSION_1 = _Names("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file",))
+VERSION_2 = _Names("", "memory.max", "memory.current", ("inactive_file", "slab_reclaimable"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +97,43 @@ def slot_bytes(bundle: Bundle) -> int:
     return sum(math.prod(cache.row_shape(lengths[cache.role])) * ITEM_BYTES[cache.precision or usual] for cache in manifest.caches)
 
 
-def room(cgroup: Path = CGROUP, meminfo: Path = MEMINFO) -> Room:
-    """Return how much memory can be taken: what the container may, or what the machine has, whichever is less."""
+def room(cgroups: Path = CGROUPS, own_cgroups: Path = OWN_CGROUPS, meminfo: Path = MEMINFO) -> Room:
+    """Return how much memory can be taken: what the container may, or what the machine has, whichever is less.
+
+    Args:
+        cgroups: Where control groups lie.
+        own_cgroups: Tells which of them are this process's.
+        meminfo: Tells what the machine has.
+    """
     rooms = [Room(_available(meminfo), "of the machine is free")]
-    try:
-        limit = (cgroup / "memory.max").read_text(encoding="ascii").strip()
-        if limit != "max":
-            used = int((cgroup / "memory.current").read_text(encoding="ascii")) - _reclaimable(cgroup / "memory.stat")
-            rooms.append(Room(int(limit) - used, "of the container's limit is left"))
-    except (OSError, ValueError):  # another version of control groups, or none
-        pass
+    for folder, names in _groups(cgroups, own_cgroups):
+        try:
+            limit = (folder / names.limit).read_text(encoding="ascii").strip()
+            if limit != "max":
+                used = int((folder / names.used).read_text(encoding="ascii")) - _reclaimable(folder / "memory.stat", names)
+                rooms.append(Room(int(limit) - used, "of the container's limit is left"))
+        except (OSError, ValueError):  # the root of all groups has no limit, and a kernel may have no groups
+            pass
     return min(rooms, key=lambda one: one.num_bytes)
+
+
+def _groups(cgroups: Path, own_cgroups: Path) -> Iterator[tuple[Path, _Names]]:
+    """Yield the groups of which the limits hold for this process: its own, and those that this is in, in either version.
+
+    A container may see its own group as the root of all, whatever its path is called outside.
+    """
+    paths = {VERSION_1: PurePosixPath("/"), VERSION_2: PurePosixPath("/")}
+    with suppress(OSError):
+        for line in own_cgroups.read_text(encoding="utf-8", errors="replace").splitlines():
+            number, _, rest = line.partition(":")
+            controllers, _, path = rest.partition(":")
+            if number == "0" or "memory" in controllers.split(","):
+                paths[VERSION_2 if number == "0" else VERSION_1] = PurePosixPath(path)
+    for names, path in paths.items():
+        root = cgroups / names.folder
+        inside = PurePosixPath("/") if ".." in path.parts else path
+        for group in (inside, *inside.parents):
+            yield root.joinpath(*group.parts[1:]), names
 
 
 def _available(meminfo: Path) -> int:
@@ -104,7 +147,7 @@ def _available(meminfo: Path) -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _reclaimable(stat: Path) -> int:
+def _reclaimable(stat: Path, names: _Names) -> int:
     """Return what of a group's memory is the content of files that the kernel would give up first."""
     lines = (line.split() for line in stat.read_text(encoding="ascii").splitlines())
-    return sum(int(value) for name, value in lines if name in ("inactive_file", "slab_reclaimable"))
+    return sum(int(value) for name, value in lines if name in names.reclaimable)
