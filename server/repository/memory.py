@@ -9,12 +9,12 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from dragoman.export.bundle import Bundle
-from dragoman.export.fields import Precision
+from dragoman.export.fields import MAX_COPY_BYTES, Precision
 from dragoman.server.engine.settings import EngineSettings
 
 # A process of ours that has loaded ONNX Runtime and no model.
 PROCESS_BYTES = 120 * 2**20
-# What graphs take beside their weights: what they are packed into, and what is computed with.
+# What graphs take for each byte of their weights: the order that these are put into, and what is computed with.
 WEIGHTS_FACTOR = 1.25
 ITEM_BYTES: dict[Precision, int] = {"fp32": 4, "int8": 1, "fp16": 2, "bf16": 2}
 # A version may need so many times what another one of the model has taken.
@@ -70,14 +70,16 @@ def needed_bytes(bundle: Bundle, settings: EngineSettings, num_replicas: int, me
 
     Args:
         bundle: Of the version.
-        settings: Of an engine; those that share weights have them once.
+        settings: Of an engine; those that share weights have them once, and without a copy for the scorer.
         num_replicas: Engines.
         measured: Of a version that has served; caches seldom hold the longest texts in all slots, and this tells what they do hold.
             What this one may take beyond what that one might have taken comes on top of it.
     """
-    weights = weight_bytes(bundle)
-    copies = 1 if settings.device.weights_cache else num_replicas
-    bound = int(copies * weights * WEIGHTS_FACTOR) + num_replicas * (PROCESS_BYTES + settings.max_slots * slot_bytes(bundle))
+    weights = int(weight_bytes(bundle) * WEIGHTS_FACTOR)
+    if not settings.device.weights_cache:
+        scorers = bundle.manifest.num_weight_bytes
+        weights = num_replicas * (weights + (scorers if scorers <= MAX_COPY_BYTES else 0))
+    bound = weights + num_replicas * (PROCESS_BYTES + settings.max_slots * slot_bytes(bundle))
     if measured is None or measured.num_replicas != num_replicas:
         return bound
     growth = max(0, bound - measured.most_bytes)

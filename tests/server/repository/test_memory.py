@@ -12,6 +12,7 @@ from dragoman.server.config import load
 from dragoman.server.engine.settings import EngineSettings
 from dragoman.server.engine_plan import EnginePlan
 from dragoman.server.engines import engine_settings
+from dragoman.server.repository import memory
 from dragoman.server.repository.memory import (
     MARGIN,
     PROCESS_BYTES,
@@ -101,18 +102,24 @@ def settings(tiny_bundle: Path) -> EngineSettings:
     return replace(settings, max_slots=10)
 
 
-def test_what_is_needed_is_weights_caches_and_processes(tiny_bundle: Path, settings: EngineSettings) -> None:
+def test_what_is_needed_is_weights_caches_and_processes(
+    tiny_bundle: Path, settings: EngineSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bundle = Bundle.open(tiny_bundle)
     files = {path.name: path.stat().st_size for path in tiny_bundle.iterdir() if path.suffix in (".onnx", ".weights")}
     assert weight_bytes(bundle) == sum(files.values())
     caches = bundle.manifest.caches
     assert slot_bytes(bundle) > 0 and len(caches) > 0
-    packed = weight_bytes(bundle) * WEIGHTS_FACTOR
+    packed = int(weight_bytes(bundle) * WEIGHTS_FACTOR)
+    scorers = bundle.manifest.num_weight_bytes
+    assert scorers == sum(size for name, size in files.items() if name.endswith(".weights"))
     one = needed_bytes(bundle, settings, 1)
-    assert one == int(packed) + PROCESS_BYTES + 10 * slot_bytes(bundle)
-    assert needed_bytes(bundle, settings, 2) == int(2 * packed) + 2 * (PROCESS_BYTES + 10 * slot_bytes(bundle))
+    assert one == packed + scorers + PROCESS_BYTES + 10 * slot_bytes(bundle)
+    assert needed_bytes(bundle, settings, 2) == 2 * one
     shared: Any = replace(settings, device=replace(settings.device, weights_cache="somewhere"))
-    assert needed_bytes(bundle, shared, 2) == int(packed) + 2 * (PROCESS_BYTES + 10 * slot_bytes(bundle))
+    assert needed_bytes(bundle, shared, 2) == packed + 2 * (PROCESS_BYTES + 10 * slot_bytes(bundle))
+    monkeypatch.setattr(memory, "MAX_COPY_BYTES", scorers - 1)
+    assert needed_bytes(bundle, settings, 1) == one - scorers, "a large bundle's scorer has no copy"
 
 
 def test_what_another_version_has_taken_tells_more_than_a_bound(tiny_bundle: Path, settings: EngineSettings) -> None:
