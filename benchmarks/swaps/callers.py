@@ -47,7 +47,7 @@ class Callers:
     """Calls at random times, so many a second, whatever becomes of those before; on a thread with an event loop of its own.
 
     Attributes:
-        answers: What has become of requests so far.
+        answers: What has become of requests so far; in the end of all that were begun.
     """
 
     def __init__(
@@ -68,22 +68,38 @@ class Callers:
         self._options: dict[str, Any] = {"max_new_tokens": max_new_tokens} if max_new_tokens else {}
         self._draws = random.Random(seed)
         self.answers: list[Answer] = []
+        self._num_begun = 0
+        self._failure: BaseException | None = None
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="callers")
+        self._thread = threading.Thread(target=self._call_until_stopped, name="callers")
 
     def __enter__(self) -> Self:
         self._thread.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Begin no more calls, and wait for those that have begun."""
+        """Begin no more calls, and wait for those that have begun; a request that has no end by then has failed.
+
+        Raises:
+            RuntimeError: If calls could not be begun until now.
+        """
         self._stopping.set()
         self._thread.join()
+        if self._failure is not None:
+            raise RuntimeError("the callers gave up before their time") from self._failure
+        now = time.time()
+        self.answers += [Answer("", "", now, now, error="it had no end")] * (self._num_begun - len(self.answers))
 
     @property
     def failures(self) -> list[Answer]:
         """Requests that were not answered."""
         return [answer for answer in self.answers if answer.error]
+
+    def _call_until_stopped(self) -> None:
+        try:
+            asyncio.run(self._run())
+        except BaseException as error:
+            self._failure = error
 
     async def _run(self) -> None:
         options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
@@ -114,10 +130,13 @@ class Callers:
 
     async def _guarded(self, kind: str, call: Callable[[Any, str], Awaitable[None]], stub: Any, model: str) -> None:
         began = time.time()
+        self._num_begun += BATCH_SIZE if kind == "batch" else 1
         try:
             await call(stub, model)
         except aio.AioRpcError as error:
             self.answers.append(Answer(kind, model, began, time.time(), error=f"{error.code().name}: {error.details()}"))
+        except Exception as error:
+            self.answers.append(Answer(kind, model, began, time.time(), error=repr(error)))
 
     def _note(self, kind: str, model: str, began: float, answer: Any) -> None:
         error = "" if answer.model == model and answer.model_version else f"model {answer.model}, version {answer.model_version!r}"
