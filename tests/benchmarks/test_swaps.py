@@ -75,6 +75,9 @@ def test_what_failed_or_came_from_another_version_breaks_a_promise() -> None:
     for bad in (answer(12, "one"), answer(3, "two"), answer(3, "", "UNAVAILABLE: ended")):
         broken = Swapped([*good, bad], timeline, swapped.swaps, (100.0, 101.0), (3, 3))
         assert sum(not is_kept for is_kept, _ in broken.promises()) == 1
+    told = [Answer("score", "en-de", BEGAN + 1, BEGAN + 2, "one", text="a dog", score=score) for score in (-1.0, -2.0)]
+    named_wrongly = Swapped([*good, *told], timeline, swapped.swaps, (100.0, 101.0), (3, 3))
+    assert [text[:2] for is_kept, text in named_wrongly.promises() if not is_kept] == ["1 "]
     grown = Swapped(good, timeline, swapped.swaps, (100.0, 150.0), (3, 4), 1, ["en-de"])
     assert sum(not is_kept for is_kept, _ in grown.promises()) == 4
 
