@@ -128,9 +128,9 @@ def _groups(cgroups: Path, own_cgroups: Path) -> Iterator[tuple[Path, _Names]]:
     with suppress(OSError):
         for line in own_cgroups.read_text(encoding="utf-8", errors="replace").splitlines():
             number, _, rest = line.partition(":")
-            controllers, _, path = rest.partition(":")
+            controllers, _, place = rest.partition(":")
             if number == "0" or "memory" in controllers.split(","):
-                paths[VERSION_2 if number == "0" else VERSION_1] = PurePosixPath(path)
+                paths[VERSION_2 if number == "0" else VERSION_1] = PurePosixPath(place)
     for names, path in paths.items():
         root = cgroups / names.folder
         inside = PurePosixPath("/") if ".." in path.parts else path

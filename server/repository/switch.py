@@ -138,9 +138,7 @@ class Switch(Generic[E]):
         elif new and before is not None and not (self.absent is not None and is_in(self.absent, before)):
             self._workshop.swapped(self._model, "done")
         self._tell_apart()
-        served = {} if route is None else {label: model.version for label, model in route.versions.items()}
-        default = None if route is None else route.default.label
-        log.info("versions that serve", model=self._model, default=default, versions=served, on_trial=self.trial is not None)
+        self._say_who_serves()
 
     async def _change_asleep(self, route: Route[E] | None) -> None:
         """Have a model fall asleep or wake up. There is no probation: nobody could come back."""
@@ -196,11 +194,17 @@ class Switch(Generic[E]):
         self._tell_apart()
         for version in versions:
             self._end_soon(version)
+        self._say_who_serves()
         self._workshop.swapped(self._model, outcome)
         if versions:
             self._wake()
         else:  # nothing that was wanted is any different
             asyncio.get_running_loop().call_later(RETRY_SECONDS, self._wake)
+
+    def _say_who_serves(self) -> None:
+        versions = {} if self.route is None else {label: model.version for label, model in self.route.versions.items()}
+        default = None if self.route is None else self.route.default.label
+        log.info("versions that serve", model=self._model, default=default, versions=versions, on_trial=self.trial is not None)
 
     def _tell_apart(self) -> None:
         """Have versions know whether requests get them."""
