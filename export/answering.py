@@ -21,13 +21,13 @@ import torch
 
 from dragoman.export.arguments import ExportError
 from dragoman.export.bundle import DECODER_FILE, ENCODER_FILE, SCORER_FILE
-from dragoman.export.fields import Precision, WeightBits
+from dragoman.export.fields import MAX_COPY_BYTES, Precision, WeightBits
 from dragoman.export.parity import Floats, drive
 from dragoman.export.processor import Platform
 from dragoman.export.row import Ints, Row
 from dragoman.export.samples import NUM_CANDIDATES, Sample, Samples, ScoredSample
 from dragoman.export.scorer_parity import Pair
-from dragoman.export.session import MAX_COPY_BYTES, this_platform
+from dragoman.export.session import this_platform
 from dragoman.export.verify import NUM_SLOTS, SENTENCES, OnnxRunner
 from dragoman.export.verify_half import LIMITS, WIDENED, HalfRunner, widen
 from dragoman.model.checkpoint import Checkpoint

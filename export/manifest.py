@@ -196,6 +196,11 @@ class Manifest(Dimensions, frozen=True, forbid_unknown_fields=True, kw_only=True
         return is_packed(self.precision)
 
     @property
+    def num_weight_bytes(self) -> int:
+        """Size of its weights."""
+        return sum(entry.size for path, entry in self.files.items() if path.endswith(".weights"))
+
+    @property
     def cache_precision(self) -> Precision:
         """Number format of its caches: 8 bits if any has them, or that of the arithmetic between products."""
         if any(cache.precision is not None for cache in self.caches):

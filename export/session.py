@@ -17,9 +17,6 @@ PROVIDER, CUDA_PROVIDER = "CPUExecutionProvider", "CUDAExecutionProvider"
 SPIN_MICROSECONDS = "200"
 WRITTEN_SUFFIX = ".data"
 MIN_WRITTEN_BYTES = "1024"  # smaller tensors stay in the graph
-MAX_COPY_BYTES = 1 << 28
-"""Weights of a bundle that a scorer has a copy of, where they are not shared. Larger ones it reads as they are in the bundle's
-mapped files: a pair of 30 tokens takes a tenth to a quarter longer then, and sums have another order than of a copy."""
 PRECISION_OPTION = "session.x64quantprecision"
 
 

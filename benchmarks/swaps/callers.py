@@ -33,6 +33,8 @@ class Answer:
         ended: When the whole answer was there, or the error.
         version: That answered, by its content; empty for an error.
         error: Status and message; empty for an answer.
+        text: That was asked about.
+        score: Of the answer, to the last bit; versions of a model tell each other apart by it.
     """
 
     kind: str
@@ -41,13 +43,15 @@ class Answer:
     ended: float
     version: str = ""
     error: str = ""
+    text: str = ""
+    score: float = 0.0
 
 
 class Callers:
     """Calls at random times, so many a second, whatever becomes of those before; on a thread with an event loop of its own.
 
     Attributes:
-        answers: What has become of requests so far.
+        answers: What has become of requests so far; in the end of all that were begun.
     """
 
     def __init__(
@@ -68,22 +72,38 @@ class Callers:
         self._options: dict[str, Any] = {"max_new_tokens": max_new_tokens} if max_new_tokens else {}
         self._draws = random.Random(seed)
         self.answers: list[Answer] = []
+        self._num_begun = 0
+        self._failure: BaseException | None = None
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="callers")
+        self._thread = threading.Thread(target=self._call_until_stopped, name="callers")
 
     def __enter__(self) -> Self:
         self._thread.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Begin no more calls, and wait for those that have begun."""
+        """Begin no more calls, and wait for those that have begun; a request that has no end by then has failed.
+
+        Raises:
+            RuntimeError: If calls could not be begun until now.
+        """
         self._stopping.set()
         self._thread.join()
+        if self._failure is not None:
+            raise RuntimeError("the callers gave up before their time") from self._failure
+        now = time.time()
+        self.answers += [Answer("", "", now, now, error="it had no end")] * (self._num_begun - len(self.answers))
 
     @property
     def failures(self) -> list[Answer]:
         """Requests that were not answered."""
         return [answer for answer in self.answers if answer.error]
+
+    def _call_until_stopped(self) -> None:
+        try:
+            asyncio.run(self._run())
+        except BaseException as error:
+            self._failure = error
 
     async def _run(self) -> None:
         options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
@@ -114,57 +134,63 @@ class Callers:
 
     async def _guarded(self, kind: str, call: Callable[[Any, str], Awaitable[None]], stub: Any, model: str) -> None:
         began = time.time()
+        self._num_begun += BATCH_SIZE if kind == "batch" else 1
         try:
             await call(stub, model)
         except aio.AioRpcError as error:
             self.answers.append(Answer(kind, model, began, time.time(), error=f"{error.code().name}: {error.details()}"))
+        except Exception as error:
+            self.answers.append(Answer(kind, model, began, time.time(), error=repr(error)))
 
-    def _note(self, kind: str, model: str, began: float, answer: Any) -> None:
-        error = "" if answer.model == model and answer.model_version else f"model {answer.model}, version {answer.model_version!r}"
-        self.answers.append(Answer(kind, model, began, time.time(), answer.model_version, error))
+    def _note(self, kind: str, began: float, request: Any, answer: Any) -> None:
+        is_right = answer.model == request.model and answer.model_version
+        error = "" if is_right else f"model {answer.model}, version {answer.model_version!r}"
+        score = answer.score if kind == "score" else answer.answers[0].score
+        self.answers.append(Answer(kind, request.model, began, time.time(), answer.model_version, error, request.text, score))
 
     def _request(self, model: str, **fields: Any) -> Any:
         return generation_pb2.GenerateRequest(model=model, text=self._draws.choice(self._texts), **self._options | fields)
 
     async def _unary(self, stub: Any, model: str) -> None:
-        began = time.time()
-        self._note("unary", model, began, await stub.Generate(self._request(model), timeout=CALL_SECONDS))
+        began, request = time.time(), self._request(model)
+        self._note("unary", began, request, await stub.Generate(request, timeout=CALL_SECONDS))
 
     async def _beams(self, stub: Any, model: str) -> None:
-        began = time.time()
-        self._note("beams", model, began, await stub.Generate(self._request(model, num_beams=NUM_BEAMS), timeout=CALL_SECONDS))
+        began, request = time.time(), self._request(model, num_beams=NUM_BEAMS)
+        self._note("beams", began, request, await stub.Generate(request, timeout=CALL_SECONDS))
 
     async def _score(self, stub: Any, model: str) -> None:
         began = time.time()
         request = generation_pb2.ScoreRequest(model=model, text=self._draws.choice(self._texts), target="ein Hund")
-        self._note("score", model, began, await stub.Score(request, timeout=CALL_SECONDS))
+        self._note("score", began, request, await stub.Score(request, timeout=CALL_SECONDS))
 
     async def _stream(self, stub: Any, model: str) -> None:
-        began = time.time()
+        began, request = time.time(), self._request(model)
         last: Any = None
-        async for message in stub.GenerateStream(self._request(model), timeout=CALL_SECONDS):
+        async for message in stub.GenerateStream(request, timeout=CALL_SECONDS):
             last = message
         if last is None or not last.HasField("result"):
             self.answers.append(Answer("stream", model, began, time.time(), error="the stream ended without a result"))
         else:
-            self._note("stream", model, began, last.result)
+            self._note("stream", began, request, last.result)
 
     async def _batch(self, stub: Any, model: str) -> None:
         began = time.time()
+        sent = [self._request(model, request_id=f"{began}-{id(self)}-{number}") for number in range(BATCH_SIZE)]
+        asked = dict(enumerate(sent))
 
         async def requests() -> AsyncIterator[Any]:
-            for number in range(BATCH_SIZE):
-                yield self._request(model, request_id=f"{began}-{id(self)}-{number}")
+            for request in sent:
+                yield request
 
-        num_answers = 0
         async for answer in stub.GenerateBatch(requests(), timeout=CALL_SECONDS):
-            num_answers += 1
+            request = asked.pop(answer.index)
             if answer.HasField("response"):
-                self._note("batch", model, began, answer.response)
+                self._note("batch", began, request, answer.response)
             else:
                 told = f"{grpc_code(answer.error.code)}: {answer.error.message}"
                 self.answers.append(Answer("batch", model, began, time.time(), error=told))
-        for _ in range(num_answers, BATCH_SIZE):
+        for _ in asked:
             self.answers.append(Answer("batch", model, began, time.time(), error="the batch ended without an answer"))
 
 

@@ -18,9 +18,12 @@ import grpc
 
 from benchmarks.harness.served import descendants, wait_for_event
 from benchmarks.swaps.folder import Folder
+from benchmarks.swaps.timeline import seconds_of
 from dragoman.v1 import generation_pb2, generation_pb2_grpc
 
 ROLES = ("server", "front end", "engine")
+KILLED = ("start", "proof", "death")
+"""Causes for which a version is refused whose engine was killed."""
 START_SECONDS = 120.0
 END_SECONDS = 20.0
 SWAP_SECONDS = 6.0
@@ -66,16 +69,18 @@ class KilledServer:
 
     def clear(self) -> None:
         """End whatever is still there, and tidy up."""
-        everything = self.everything()
-        for pid in everything:
+        for pid in self.everything():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait()
         self._scratch.cleanup()
 
     def everything(self) -> list[int]:
-        """Return its process and all that it started."""
-        return [pid for pid in descendants(self.process.pid) if is_running(pid)]
+        """Return its process and all that it started, directly or not; also what is nobody's child any more."""
+        mark = f"TMPDIR={self._scratch.name}".encode()
+        found = descendants(self.process.pid)
+        found += [pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if pid not in found and is_marked(pid, mark)]
+        return [pid for pid in found if is_running(pid)]
 
     def of_role(self, role: str) -> list[int]:
         """Return its processes of a role; the engines among them that are not ready yet."""
@@ -122,27 +127,24 @@ def kill_at_random(models: Mapping[str, tuple[Path, Path]], num_kills: int, flag
         server = KilledServer(folder.path, flags)
         try:
             for number in range(num_kills):
-                before = server.everything()
                 folder.swap(list(models)[number % len(models)])
                 kill = Kill(
                     draws.choice(ROLES if server.of_role("front end") else ("server", "engine")), draws.uniform(0, SWAP_SECONDS)
                 )
                 time.sleep(kill.seconds)
                 doomed = draws.choice(server.of_role(kill.role) or [server.process.pid])
-                everything = {*before, *server.everything()}
                 os.kill(doomed, signal.SIGKILL)
                 if doomed == server.process.pid:
                     server.process.wait()
-                    if left := _left(everything):
+                    if left := _left(server):
                         kill.problems.append(f"left behind: {[command_of(pid)[-80:] for pid in left]}")
                     server.clear()
                     server = KilledServer(folder.path, flags)
                 kill.problems += _problems(server, folder)
                 kills.append(kill)
                 print(f"{number + 1}/{num_kills}", kill.role, f"{kill.seconds:.1f} s", *kill.problems, flush=True)
-            everything = set(server.everything())
             code = server.stop()
-            if code or (left := _left(everything)):
+            if code or (left := _left(server)):
                 kills[-1].problems.append(f"at the end: exit code {code}" if code else f"left behind at the end: {left}")
         finally:
             server.clear()
@@ -170,7 +172,7 @@ def _look(server: KilledServer, folder: Folder) -> list[str]:
             except grpc.RpcError as error:
                 problems.append(f"{model}: {error}")
                 continue
-        if answered != content and not _is_refused(server, content):
+        if answered != content and not _is_refused(server, model, folder.asked[model][-1:]):
             problems.append(f"{model}: answered by {answered} instead of {content}")
     num_engines = len(server.of_role("engine"))
     if num_engines != len(folder.wanted()) and not problems:
@@ -178,16 +180,22 @@ def _look(server: KilledServer, folder: Folder) -> list[str]:
     return problems
 
 
-def _is_refused(server: KilledServer, content: str) -> bool:
-    """Whether a version is refused because its engine was killed: then the one before is the policy's."""
-    directories = {event["directory"] for event in server.events("a version is refused")}
-    return any(f'"version": "{content}"' in (Path(each) / "bundle.json").read_text() for each in directories if Path(each).exists())
+def _is_refused(server: KilledServer, model: str, asked: Sequence[float]) -> bool:
+    """Whether the version that came last is refused because its engine was killed: then the one before is the policy's.
+
+    Args:
+        server: That refuses it.
+        model: Whose it is.
+        asked: When it came, seconds since 1970; nothing for one that is there from the start.
+    """
+    refused = [event for event in server.events("a version is refused") if event["model"] == model]
+    return any(event["cause"] in KILLED and seconds_of(event) >= came for event in refused for came in asked)
 
 
-def _left(pids: set[int]) -> list[int]:
-    """Return which of some processes are still there after a while."""
+def _left(server: KilledServer) -> list[int]:
+    """Return which processes of a server that has ended are still there after a while."""
     until = time.monotonic() + END_SECONDS
-    while (left := [pid for pid in pids if is_running(pid)]) and time.monotonic() < until:
+    while (left := server.everything()) and time.monotonic() < until:
         time.sleep(0.05)
     return left
 
@@ -197,6 +205,14 @@ def is_running(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def is_marked(pid: int, mark: bytes) -> bool:
+    """Whether a process was started with something in its environment."""
+    try:
+        return mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
         return False
 
 

@@ -54,6 +54,15 @@ class Swapped:
         answered = (answer for answer in self.answers if not answer.error)
         return [one for one in answered if not self.timeline.allows(one.model, one.version, one.began, one.ended)]
 
+    def scores(self) -> dict[tuple[str, str, str], dict[str, set[float]]]:
+        """Return which scores each version of a model has given in answers to the same question of the same kind."""
+        found: dict[tuple[str, str, str], dict[str, set[float]]] = {}
+        for one in self.answers:
+            if not one.error:
+                kind = one.kind if one.kind in ("beams", "score") else "greedy"
+                found.setdefault((kind, one.model, one.text), {}).setdefault(one.version, set()).add(one.score)
+        return found
+
     def num_in_publications(self) -> int:
         """Return how many requests were under way while a version of their model was being published."""
         changes = {model: self.timeline.changes(model) for model in self.timeline.periods}
@@ -92,10 +101,18 @@ class Swapped:
     def promises(self) -> list[tuple[bool, str]]:
         """Return what was promised, and whether it was kept."""
         by_error = Counter(answer.error for answer in self.failed)
+        by_version = list(self.scores().values())
+        num_undecided = sum(len(scores) > 1 for versions in by_version for scores in versions.values())
+        num_told_apart = sum(len(versions) > 1 and not set.intersection(*versions.values()) for versions in by_version)
         before, after = self.memory
         return [
             (not self.failed, f"{len(self.failed)} of {len(self.answers)} requests failed {dict(by_error.most_common(5)) or ''}"),
             (not self.strange, f"{len(self.strange)} were answered by a version that was not the policy's at their arrival"),
+            (
+                not num_undecided,
+                f"{num_undecided} of {len(by_version)} questions were answered by one version with scores of several bits; "
+                f"by the bits of {num_told_apart} versions can be told apart",
+            ),
             (not self.problems, f"{len(self.swaps)} swaps; not done: {self.problems or 'none'}"),
             (
                 after <= before * 1.1 + 10,

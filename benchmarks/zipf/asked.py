@@ -5,7 +5,7 @@ import random
 import statistics
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,30 +101,36 @@ async def ask(address: str, mix: Mix, texts: Sequence[str], seed: int) -> Asked:
             [rank] = generator.choices(ranks, weights)
             [kind] = generator.choices(list(KINDS), list(KINDS.values()))
             asked.num_sent += 1
-            call = _call(stub, kind, mix.models[rank], generator.choice(texts), mix.deadline_seconds)
-            group.create_task(_time(call, asked, rank))
+            model = mix.models[rank]
+            call = _call(stub, kind, model, generator.choice(texts), mix.deadline_seconds)
+            group.create_task(_time(call, asked, rank, model))
     asked.wall_seconds = time.perf_counter() - began
     return asked
 
 
-async def _time(call: Any, asked: Asked, rank: int) -> None:
+async def _time(call: Awaitable[str], asked: Asked, rank: int, model: str) -> None:
     began = time.perf_counter()
     try:
-        await call
+        answered_by = await call
     except aio.AioRpcError as error:
         asked.ended[error.code().name] += 1
+        return
+    if answered_by != model:
+        asked.ended[f"answered by {answered_by or 'nobody'}"] += 1
         return
     asked.ended[OK] += 1
     asked.seconds[rank].append(time.perf_counter() - began)
 
 
-async def _call(stub: Any, kind: str, model: str, text: str, seconds: float) -> None:
+async def _call(stub: Any, kind: str, model: str, text: str, seconds: float) -> str:
+    """Return which model has answered; empty for a stream without a result."""
     if kind == "score":
-        await stub.Score(generation_pb2.ScoreRequest(model=model, text=text, target=text), timeout=seconds)
-        return
+        scored = await stub.Score(generation_pb2.ScoreRequest(model=model, text=text, target=text), timeout=seconds)
+        return str(scored.model)
     request = generation_pb2.GenerateRequest(model=model, text=text)
     if kind == "unary":
-        await stub.Generate(request, timeout=seconds)
-        return
-    async for _ in stub.GenerateStream(request, timeout=seconds):
-        pass
+        return str((await stub.Generate(request, timeout=seconds)).model)
+    answered_by = ""
+    async for message in stub.GenerateStream(request, timeout=seconds):
+        answered_by = message.result.model
+    return answered_by

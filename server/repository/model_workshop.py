@@ -12,7 +12,7 @@ from dragoman.server.config import ConfigError, ServerConfig
 from dragoman.server.core.frames import Frames
 from dragoman.server.engine_plan import EnginePlan, plan_engine
 from dragoman.server.engines import ModelEngine, engine_settings, make_engine
-from dragoman.server.proof import ProofFailed, prove
+from dragoman.server.proof import PROOF_SECONDS, ProofFailed, prove
 from dragoman.server.repository.checks import check_slots
 from dragoman.server.repository.found import FoundVersion
 from dragoman.server.repository.loaded import LoadedModel
@@ -149,7 +149,8 @@ class ModelWorkshop:
         if ready is None:
             raise Refused(Cause.START, "its engine has ended")
         try:
-            proof = await prove(model.bundle, model.engine, ready.platform, model.device)
+            seconds = max(PROOF_SECONDS, self.load_seconds)  # what takes long to load takes long to answer
+            proof = await prove(model.bundle, model.engine, ready.platform, model.device, seconds=seconds)
         except ProofFailed as error:
             raise Refused(Cause.PROOF, str(error)) from error
         if not proof.is_proved:

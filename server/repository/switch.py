@@ -152,9 +152,7 @@ class Switch(Generic[E]):
         elif new and before is not None and not (self.absent is not None and is_in(self.absent, before)):
             self._workshop.swapped(self._model, "done")
         self._tell_apart()
-        served = {} if route is None else {label: model.version for label, model in route.versions.items()}
-        default = None if route is None else route.default.label
-        log.info("versions that serve", model=self._model, default=default, versions=served, on_trial=self.trial is not None)
+        self._say_who_serves()
 
     async def _change_asleep(self, route: Route[E] | None) -> None:
         """Have a model fall asleep or wake up. There is no probation: nobody could come back."""
@@ -211,6 +209,7 @@ class Switch(Generic[E]):
         self._tell_apart()
         for version in versions:
             self._end_soon(version)
+        self._say_who_serves()
         self._workshop.swapped(self._model, outcome)
         if versions:
             self._wake()
@@ -232,6 +231,11 @@ class Switch(Generic[E]):
     def wake_later(self) -> None:
         """Have the keeper look again after a pause."""
         asyncio.get_running_loop().call_later(RETRY_SECONDS, self._wake)
+
+    def _say_who_serves(self) -> None:
+        versions = {} if self.route is None else {label: model.version for label, model in self.route.versions.items()}
+        default = None if self.route is None else self.route.default.label
+        log.info("versions that serve", model=self._model, default=default, versions=versions, on_trial=self.trial is not None)
 
     def _tell_apart(self) -> None:
         """Have versions know whether requests get them."""

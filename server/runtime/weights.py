@@ -21,8 +21,9 @@ import onnxruntime
 import structlog
 
 from dragoman.export.bundle import Bundle
+from dragoman.export.fields import MAX_COPY_BYTES
 from dragoman.export.processor import overflows_in_8_bits, processor_identity
-from dragoman.export.session import MAX_COPY_BYTES, WRITTEN_SUFFIX, Session, open_session
+from dragoman.export.session import WRITTEN_SUFFIX, Session, open_session
 from dragoman.server.runtime.weights_cache import Cache, CacheError, Entry
 from dragoman.server.runtime.weights_layout import Layout
 
@@ -78,7 +79,7 @@ class Weights:
         if self._entry is not None:
             path = self._entry.directory / path.name
             return open_session(str(path), num_threads, is_precise=self._is_precise, is_spinning=is_spinning, is_written=True)
-        is_packed = path != self._bundle.scorer_path or _num_bytes(self._bundle) <= MAX_COPY_BYTES
+        is_packed = path != self._bundle.scorer_path or self._bundle.manifest.num_weight_bytes <= MAX_COPY_BYTES
         return open_session(str(path), num_threads, is_precise=self._is_precise, is_spinning=is_spinning, is_packed=is_packed)
 
 
@@ -122,11 +123,6 @@ def _is_precise(bundle: Bundle) -> bool | None:
     return None if bundle.manifest.can_overflow else False
 
 
-def _num_bytes(bundle: Bundle) -> int:
-    """Return the size of a bundle's weights."""
-    return sum(file.size for name, file in bundle.manifest.files.items() if name.endswith(".weights"))
-
-
 def _key(bundle: Bundle) -> str:
     """Return what changes with everything that the files depend on.
 
@@ -142,7 +138,7 @@ def _key(bundle: Bundle) -> str:
 
 def _refuse_full(bundle: Bundle, directory: Path) -> None:
     """Raise if the files may not fit; whether they do shows when they are written."""
-    needed = _num_bytes(bundle) * ROOM
+    needed = bundle.manifest.num_weight_bytes * ROOM
     if (free := shutil.disk_usage(directory).free) < needed:
         raise CacheError(f"{directory.parent.parent}: {free >> 20} MiB are free, and {needed >> 20} MiB may be needed")
 

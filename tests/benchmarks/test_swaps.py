@@ -1,9 +1,18 @@
 """The judge of swaps under load, and who calls meanwhile."""
 
+import subprocess
+import sys
+import tempfile
+import time
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
-from benchmarks.swaps.callers import MIX, Answer
+import pytest
+
+from benchmarks.swaps import kills
+from benchmarks.swaps.callers import MIX, Answer, Callers
+from benchmarks.swaps.kills import KilledServer
 from benchmarks.swaps.swapped import Swapped
 from benchmarks.swaps.timeline import PROVED, REFUSED, SERVED, Timeline, seconds_of
 
@@ -66,8 +75,61 @@ def test_what_failed_or_came_from_another_version_breaks_a_promise() -> None:
     for bad in (answer(12, "one"), answer(3, "two"), answer(3, "", "UNAVAILABLE: ended")):
         broken = Swapped([*good, bad], timeline, swapped.swaps, (100.0, 101.0), (3, 3))
         assert sum(not is_kept for is_kept, _ in broken.promises()) == 1
+    told = [Answer("score", "en-de", BEGAN + 1, BEGAN + 2, "one", text="a dog", score=score) for score in (-1.0, -2.0)]
+    named_wrongly = Swapped([*good, *told], timeline, swapped.swaps, (100.0, 101.0), (3, 3))
+    assert [text[:2] for is_kept, text in named_wrongly.promises() if not is_kept] == ["1 "]
     grown = Swapped(good, timeline, swapped.swaps, (100.0, 150.0), (3, 4), 1, ["en-de"])
     assert sum(not is_kept for is_kept, _ in grown.promises()) == 4
+
+
+async def forget(*_: object) -> None: ...
+
+
+async def stumble(*_: object) -> None:
+    raise ValueError("nobody foresaw this")
+
+
+@pytest.mark.parametrize(("call", "error"), [(forget, "it had no end"), (stumble, "ValueError('nobody foresaw this')")])
+def test_a_request_of_which_nothing_is_heard_has_failed(monkeypatch: pytest.MonkeyPatch, call: Any, error: str) -> None:
+    for kind in MIX:
+        monkeypatch.setattr(Callers, f"_{kind}", call)
+    with Callers("127.0.0.1:1", ["en-de"], ["a dog"], 1000) as callers:
+        time.sleep(0.3)
+    assert len(callers.failures) == callers._num_begun >= 10
+    assert error in {failure.error for failure in callers.failures} <= {error, "it had no end"}
+
+
+def test_callers_that_stop_calling_are_no_success() -> None:
+    with pytest.raises(RuntimeError, match="gave up"), Callers("127.0.0.1:1", [], ["a dog"], 1000):
+        time.sleep(0.3)
+
+
+def test_a_version_may_be_refused_only_since_it_came_and_because_its_engine_was_killed() -> None:
+    def is_refused(seconds: float, cause: str, model: str = "en-de", asked: float = 5) -> bool:
+        refused = line(REFUSED, seconds, model, cause=cause)
+        server: Any = SimpleNamespace(events=lambda name: [refused] if name == REFUSED else [])
+        return kills._is_refused(server, "en-de", [BEGAN + asked])
+
+    assert is_refused(6, "start") and is_refused(6, "death")
+    assert not is_refused(4, "start"), "it has come again since"
+    assert not is_refused(6, "bundle") and not is_refused(6, "start", "en-fr")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc tells of processes")
+def test_what_a_killed_server_leaves_is_found_though_it_is_nobodys_child() -> None:
+    server = KilledServer.__new__(KilledServer)
+    server._scratch = tempfile.TemporaryDirectory()
+    command = ["sh", "-c", "setsid sleep 60 & echo $!"]
+    with subprocess.Popen(
+        command, env={"TMPDIR": server._scratch.name, "PATH": "/usr/bin:/bin"}, stdout=subprocess.PIPE
+    ) as process:
+        server.process = process
+        assert process.stdout is not None
+        left = int(process.stdout.readline())
+        process.wait()
+        assert server.everything() == [left]
+        server.clear()
+    assert not server.everything()
 
 
 def test_calls_of_every_kind_are_among_them() -> None:

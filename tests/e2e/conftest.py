@@ -57,7 +57,12 @@ class Server:
         self._arrivals: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        serving = self.wait_for("serving")
+        try:
+            serving = self.wait_for("serving")
+        except BaseException:  # nobody else knows the process
+            self.process.kill()
+            self.wait()
+            raise
         self.address = f"127.0.0.1:{serving['port']}"
         self.metrics_address = f"http://127.0.0.1:{serving['metrics_port']}"
 

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+import structlog.testing
 
 from dragoman.export.bundle import BundleError
 from dragoman.server.config import ConfigError
@@ -434,7 +435,10 @@ def test_an_engine_that_dies_on_probation_brings_the_old_one_back() -> None:
         stage.engine("2").die()
         assert "its engine ended within 0." in await until_back(stage, Cause.DEATH)
 
-    on_probation(stage, scene)
+    with structlog.testing.capture_logs() as lines:
+        on_probation(stage, scene)
+    served = [(line["default"], line["on_trial"]) for line in lines if line["event"] == "versions that serve"]
+    assert served[-2:] == [("2", True), ("1", False)], "the log says who answers again"
 
 
 def test_errors_on_probation_bring_the_old_one_back() -> None:
