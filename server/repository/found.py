@@ -39,11 +39,13 @@ class FileLook:
         used: Stamp of the one in use; None where there is none.
         seen: Stamp of the one that was there at the last look.
         is_usable: Whether one that could be used was there ever, or none at all.
+        refused: Stamp of the one that was read and cannot be used; None if there is none.
     """
 
     used: Stamp | None = None
     seen: Stamp | None = None
     is_usable: bool = True
+    refused: Stamp | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,7 +164,7 @@ def _find_file(path: Path, before: FoundModel | None, is_at_once: bool) -> tuple
         return file, problem, FileLook(UNREAD, UNREAD, before is not None and last.is_usable)
     else:
         stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
-    if before is not None and stamp == last.used:
+    if before is not None and (stamp == last.used or (stamp is not None and stamp == last.refused and not is_at_once)):
         return file, before.file_problem, replace(last, seen=stamp)
     if before is not None and not is_at_once and stamp != last.seen:
         return file, before.file_problem, replace(last, seen=stamp)
@@ -175,7 +175,8 @@ def _find_file(path: Path, before: FoundModel | None, is_at_once: bool) -> tuple
     except ConfigError as error:
         if isinstance(error.__cause__, FileNotFoundError):
             return ModelFile(), "", FileLook()
-        return file, str(error), FileLook(UNREAD, stamp, before is not None and last.is_usable)
+        refused = None if isinstance(error.__cause__, OSError) else stamp  # rights may change without the file
+        return file, str(error), FileLook(UNREAD, stamp, before is not None and last.is_usable, refused)
 
 
 def _each_once(models: list[FoundModel], known: Mapping[Path, FoundModel]) -> list[FoundModel]:

@@ -309,6 +309,32 @@ def test_what_has_not_changed_is_not_read_again(tmp_path: Path, monkeypatch: pyt
     assert all(old is new for old, new in zip(before[0].versions, after[0].versions, strict=False))
 
 
+def test_a_file_that_cannot_be_used_is_read_again_when_it_changes_or_somebody_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What takes seconds to be refused must not take them every few seconds."""
+    put(tmp_path / "en-de" / "1", "en-de")
+    file = tmp_path / "en-de" / "model.toml"
+    file.write_text("versions = 7")
+    before = scan(tmp_path)
+    read: list[Path] = []
+    real = layout.read_model_file
+    monkeypatch.setattr(layout, "read_model_file", lambda path: read.append(path) or real(path))  # type: ignore[func-returns-value]
+    for _ in range(3):
+        before = scan(tmp_path, before, is_at_once=False)
+    assert read == [] and "versions" in before[0].file_problem
+    before = scan(tmp_path, before)
+    assert read == [file]
+    file.write_text("versions = 77")
+    for _ in range(2):
+        before = scan(tmp_path, before, is_at_once=False)
+    assert read == [file] * 2 and before[0].file_problem
+    file.write_text("[versions]\nlatest = 2")
+    for _ in range(2):
+        before = scan(tmp_path, before, is_at_once=False)
+    assert before[0].file.versions.latest == 2 and not before[0].file_problem
+
+
 def test_thousands_of_versions_and_many_models_are_found(tmp_path: Path) -> None:
     for number in range(2000):
         put(tmp_path / "many" / str(number), "many")
