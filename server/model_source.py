@@ -45,7 +45,9 @@ class ModelSource:
             InputError: If an address, its settings or credentials cannot be used.
         """
         self._mirror: Mirror | None = None
-        self._stopping = threading.Event()
+        self._stopping, self._looking = threading.Event(), asyncio.Lock()
+        # Until it is known what is served, anything may be.
+        self._is_used: Callable[[Path], bool] = lambda directory: True
         self._poll_seconds = config.store_poll_seconds
         if isinstance(config.models, Path):
             self.folder = config.models
@@ -54,7 +56,7 @@ class ModelSource:
         self._address = Address.parse(config.models)
         order = Order(Cache(self.folder / CACHE_FOLDER, config.store_cache_gib), keys, is_stopped=self._stopping.is_set)
         try:
-            self._mirror = Mirror(self._address, self.folder, order, self._choose)
+            self._mirror = Mirror(self._address, self.folder, order, self._choose, lambda directory: self._is_used(directory))
         except StoreError as error:
             raise ConfigError(f"models: {error}") from error
         except ModuleNotFoundError as error:
@@ -80,13 +82,15 @@ class ModelSource:
             reasons = [synced.reason, *synced.problems.values()]
             raise BundleError("\n".join(filter(None, reasons)) or f"{self._address.text}: holds no bundle")
 
-    async def follow(self, on_change: Callable[[], Awaitable[None]]) -> None:
+    async def follow(self, on_change: Callable[[], Awaitable[None]], is_used: Callable[[Path], bool]) -> None:
         """Look into the store for ever.
 
         Args:
             on_change: Called when the folder is another than before.
+            is_used: Whether the version in a directory is served, or may be soon; on any thread.
         """
         assert self._mirror is not None
+        self._is_used = is_used
         try:
             while True:
                 await asyncio.sleep(self._poll_seconds or 3600.0)
@@ -100,7 +104,8 @@ class ModelSource:
         if self._mirror is None:
             return
         try:
-            synced = await asyncio.to_thread(self._mirror.sync)
+            async with self._looking:
+                synced = await asyncio.to_thread(self._mirror.sync)
         except StoppedError:
             return
         except Exception:  # such as that there is no room for a thread; the next look may be luckier
