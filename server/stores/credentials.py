@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dragoman.model.errors import InputError
-from dragoman.server.stores.address import WEB_SCHEMES, Address, host_of
+from dragoman.server.stores.address import OBJECT_SCHEMES, WEB_SCHEMES, Address, host_of
 
 TOKEN_VARIABLE: Final = "DRAGOMAN_STORE_TOKEN"
 _ENDPOINT_VARIABLES: Final = (
@@ -48,7 +48,7 @@ def client_options(address: Address, silence_seconds: float) -> dict[str, Any]:
         "connect_timeout": timedelta(seconds=min(_CONNECT_SECONDS, silence_seconds)),
         "timeout": _WHOLE_REQUEST,
         "read_timeout": timedelta(seconds=silence_seconds + 1),
-        "allow_http": address.scheme == "http" or _has_plain_endpoint(os.environ),
+        "allow_http": address.scheme == "http" or (address.scheme in OBJECT_SCHEMES and _has_plain_endpoint(os.environ)),
     }
     if authority := os.environ.get("SSL_CERT_FILE"):
         try:

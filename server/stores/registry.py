@@ -192,7 +192,7 @@ class RegistryStore:
             raise SilentError(f"{name}: silent for {self._silence_seconds:g} seconds") from error
         except requests.exceptions.SSLError as error:
             raise StoreError(f"{name}: TLS: {_innermost(error)}") from error
-        except requests.exceptions.RequestException as error:
+        except (requests.exceptions.RequestException, ValueError) as error:  # the latter from redirections to no address at all
             raise StoreError(f"{name}: {_innermost(error)}") from error
         except _DeniedError as error:
             raise StoreError(f"{name}: access denied, and Docker's configuration has no credentials that help") from error
@@ -248,14 +248,14 @@ def _is_digest(text: object) -> bool:
 
 
 def _innermost(error: BaseException) -> str:
-    """Return the cause that says most in one line: libraries wrap it several times."""
+    """Return the cause that says most in one line, without what may be a secret in an address: libraries wrap it several times."""
     while (inner := error.__cause__ or error.__context__ or next(filter(_is_error, error.args), None)) is not None:
         error = inner
     reason = getattr(error, "reason", None)
     if isinstance(reason, BaseException):
         return _innermost(reason)
     said = getattr(error, "strerror", None) or str(error).partition("\n")[0] or type(error).__name__
-    return one_line(re.sub(r" object at 0x[0-9a-f]+", "", said), 200)
+    return one_line(re.sub(r" object at 0x[0-9a-f]+|\?\S*", "", said), 200)
 
 
 def _is_error(found: object) -> bool:

@@ -340,6 +340,16 @@ def test_a_bit_that_changed_in_a_piece_only_is_made_good(
     assert files(tmp_path / "here/tiny/1") == files(bundle)
 
 
+def test_a_store_that_gives_a_drop_and_breaks_off_is_not_asked_for_ever(
+    shop: tuple[Proxy, str, str], tmp_path: Path, order: Orders
+) -> None:
+    proxy, address, big = shop
+    proxy.harms.append(Harm(big, 1, "cut", times=10_000))
+    with pytest.raises(StoreError):
+        bring(address, tmp_path / "here", order())
+    assert len(proxy.asked(big)) <= 12
+
+
 def test_a_silent_store_is_not_waited_for(shop: tuple[Proxy, str, str], tmp_path: Path, order: Orders) -> None:
     proxy, address, big = shop
     proxy.harms.append(Harm(big, 100_000, "stall", times=1000))
