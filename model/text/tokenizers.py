@@ -140,8 +140,9 @@ class Tokenizers:
             raise TokenizerError(f"{path}: {error}") from error
         if described.format_version != FORMAT_VERSION:
             raise TokenizerError(f"{path}: format_version is {described.format_version}, not {FORMAT_VERSION}")
-        for side in filter(None, (described.source, described.target)):
-            _refuse_unlisted(directory, side.file or TEXT_FILE, listed)
+        for side in (described.source, described.target):
+            if side is not None:
+                _refuse_unlisted(directory, side.file or TEXT_FILE, listed)
         source = _load(directory, described.source)
         return cls(source, source if described.target is None else _load(directory, described.target))
 

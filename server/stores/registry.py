@@ -6,6 +6,7 @@ with its digest, says which blobs the files are. Credentials are those of Docker
 
 import contextlib
 import hashlib
+import io
 import json
 import logging
 import os
@@ -205,14 +206,23 @@ class _DeniedError(Exception):
 
 
 class _Limited(HTTPAdapter):
-    """Connections that do not wait for ever; requests would."""
+    """Connections that neither wait for ever nor read without end what nobody has asked for; requests and oras would."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         super().__init__()
 
     def send(self, request: requests.PreparedRequest, **options: Any) -> requests.Response:  # type: ignore[override]
-        return super().send(request, **options | {"timeout": (min(10.0, self._seconds), self._seconds)})
+        answer = super().send(request, **options | {"timeout": (min(10.0, self._seconds), self._seconds)})
+        if answer.is_redirect:
+            answer.raw.close()  # or all that comes with it would be read, and thrown away
+        elif not options.get("stream"):
+            content = answer.raw.read(MAX_MANIFEST_BYTES + 1, decode_content=True)
+            answer.raw.close()
+            if len(content) > MAX_MANIFEST_BYTES:
+                raise requests.exceptions.RequestException(f"more than {MAX_MANIFEST_BYTES} bytes where a token should be")
+            answer.raw = io.BytesIO(content)
+        return answer
 
 
 def _check_status(answer: requests.Response, offset: int, name: str) -> None:
