@@ -148,5 +148,7 @@ def test_a_redirection_to_nowhere_is_one_line_without_its_signature(
 
 def test_an_endpoint_without_tls_is_no_leave_for_web_servers_to_lead_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9000")
-    allowed = [client_options(Address.parse(f"{scheme}://models/all"), 1.0)["allow_http"] for scheme in ("s3", "https", "http")]
+    allowed = [
+        client_options(Address.parse(f"{scheme}://models/all"), 1.0, 1.0)["allow_http"] for scheme in ("s3", "https", "http")
+    ]
     assert allowed == [True, False, True]
