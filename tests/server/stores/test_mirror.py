@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,8 +11,8 @@ import pytest
 from dragoman.export.bundle import Bundle, BundleError
 from dragoman.export.signing import Keys, sign
 from dragoman.model.files import replaced
+from dragoman.server.stores import cache, model_files
 from dragoman.server.stores import mirror as mirrors
-from dragoman.server.stores import model_files
 from dragoman.server.stores.address import Address
 from dragoman.server.stores.mirror import Mirror, sync
 from dragoman.server.stores.pulling import Order
@@ -364,3 +365,23 @@ def test_the_file_of_a_pull_that_died_is_still_known_as_pulled(
         mirror.sync()
     assert (tmp_path / "here/en-de/model.toml").read_text() == "# one\n"
     assert not mirror.sync().problems and (tmp_path / "here/en-de/model.toml").read_text() == "# two\n"
+
+
+def test_a_disk_that_is_too_small_is_not_filled_at_every_look(
+    s3: S3, s3_proxy: Proxy, bundle: Path, tmp_path: Path, order: Orders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s3.put(bundle, "one")
+    mirror = Mirror(Address.parse("s3://models/one"), tmp_path / "here", order())
+    with monkeypatch.context() as full:
+        full.setattr(cache.shutil, "disk_usage", lambda path: SimpleNamespace(free=1_000_000))
+        assert mirror.sync().problems == {"": f"{tmp_path / 'cache'}: No space left on device"}
+    assert not s3_proxy.asked(BIG_FILE)
+    assert not mirror.sync().problems and versions(tmp_path / "here") == ["tiny/1"]
+
+
+def test_a_link_that_leads_back_hides_no_model(make_bundle: Make, tmp_path: Path, order: Orders) -> None:
+    make_bundle(tmp_path / "models/en-de/1", "en-de", 1, 1000)
+    (tmp_path / "models/en-de/here").symlink_to(".")
+    (tmp_path / "models/all").symlink_to(tmp_path / "models")
+    assert not Mirror(Address.parse(str(tmp_path / "models")), tmp_path / "here", order()).sync().reason
+    assert versions(tmp_path / "here") == ["en-de/1"]
