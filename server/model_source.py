@@ -13,7 +13,8 @@ from dragoman.export.bundle import BundleError
 from dragoman.export.signing import Keys
 from dragoman.server.config import ConfigError, ServerConfig
 from dragoman.server.repository.found import FoundVersion
-from dragoman.server.repository.model_file import MODEL_FILE, ModelFile, read_model_file
+from dragoman.server.repository.layout import place_of_file
+from dragoman.server.repository.model_file import ModelFile, read_model_file
 from dragoman.server.repository.policy import wanted
 from dragoman.server.stores.address import Address
 from dragoman.server.stores.cache import Cache
@@ -48,7 +49,7 @@ class ModelSource:
         self._stopping, self._looking = threading.Event(), asyncio.Lock()
         # Until it is known what is served, anything may be.
         self._is_used: Callable[[Path], bool] = lambda directory: True
-        self._poll_seconds = config.store_poll_seconds
+        self._poll_seconds, self._files = config.store_poll_seconds, config.model_files
         if isinstance(config.models, Path):
             self.folder = config.models
             return
@@ -116,10 +117,13 @@ class ModelSource:
 
     def _choose(self, model: str, names: Sequence[str]) -> set[str]:
         """Return the versions of a model that its policy wants, by its file as it is here, and some to spare."""
+        directory, file = self.folder / model, ModelFile()
         try:
-            file = read_model_file(path) if (path := self.folder / model / MODEL_FILE).exists() else ModelFile()
-        except ConfigError:
-            return set(names)  # the keeper says what is wrong with it
+            if (path := place_of_file(directory, model, self._files)).exists():
+                file = read_model_file(path)
+        except ConfigError:  # the keeper says what is wrong with it, and goes on with what it had
+            if here := {name for name in names if (directory / name).is_dir()}:
+                return here
         found = [FoundVersion(name, self.folder / model / name, (0, 0, 0)) for name in names]
         chosen = {version.name for version in wanted(found, file).versions}
         older = [name for name in names if name not in chosen]

@@ -68,6 +68,31 @@ def test_a_models_own_file_says_which_come(put: Callable[[str], None], s3: S3, t
     assert versions(source.folder) == ["1", "3", "4"]
 
 
+def test_a_file_that_takes_its_place_says_which_come(put: Callable[[str], None], s3: S3, tmp_path: Path) -> None:
+    for version in ("1", "2", "3", "4"):
+        put(version)
+    s3.client.put_object(Bucket="models", Key="all/en-de/model.toml", Body=b'[labels]\nstable = "2"\n')
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files/en-de.toml").write_text('[labels]\nstable = "1"\n')
+    source = source_of(tmp_path / "here", model_files=tmp_path / "files")
+    source.fetch()
+    assert versions(source.folder) == ["1", "3", "4"]
+
+
+def test_while_a_models_file_cannot_be_used_no_version_comes_and_none_goes(
+    put: Callable[[str], None], s3: S3, tmp_path: Path
+) -> None:
+    """All that there had ever been came, which may be more than any disk holds."""
+    for version in ("1", "2", "3", "4"):
+        put(version)
+    s3.client.put_object(Bucket="models", Key="all/en-de/model.toml", Body=b"[labels\n")
+    source = source_of(tmp_path / "here")
+    source.fetch()
+    put("5")
+    source.fetch()
+    assert versions(source.folder) == ["3", "4"]
+
+
 def test_a_store_without_models_is_named(s3: S3, tmp_path: Path) -> None:
     with pytest.raises(BundleError, match="s3://models/all: holds no bundle"):
         source_of(tmp_path / "here").fetch()
