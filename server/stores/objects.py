@@ -46,6 +46,9 @@ _READ_SECONDS = 3600.0
 _METADATA_HOSTS = ("169.254.169.254", "metadata.google.internal", "169.254.170.2")
 _STATUS = re.compile(r"status code: (\d{3}) ?([A-Za-z -]*)")
 
+# What of an address may be a secret: a user with a password, as an endpoint may have them, and the query.
+_SECRET = re.compile(r"(?<=://)[^/?#\s]*@|\?\S*")
+
 # What differs from one attempt to the next, and would make a reason a new one.
 _VARYING = re.compile(r" in [\d.]+[nµm]?s\b(, after \d+ retries, max_retries: \d+, retry_timeout: \S+)? *")
 
@@ -235,4 +238,4 @@ def _reason(error: Exception) -> str:
         return f"the server answers {status[1]} {status[2].strip()}".strip()
     if any(host in text for host in _METADATA_HOSTS):
         return "no credentials: none in the environment, and no cloud gives this machine any"
-    return one_line(_VARYING.sub("", re.sub(r"\?\S*", "", text)), 300)
+    return one_line(_VARYING.sub("", _SECRET.sub("", text)), 300)

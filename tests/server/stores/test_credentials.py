@@ -152,3 +152,16 @@ def test_an_endpoint_without_tls_is_no_leave_for_web_servers_to_lead_there(monke
         client_options(Address.parse(f"{scheme}://models/all"), 1.0, 1.0)["allow_http"] for scheme in ("s3", "https", "http")
     ]
     assert allowed == [True, False, True]
+
+
+def test_a_password_in_an_endpoint_is_not_shown(tmp_path: Path, order: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "AWS_ENDPOINT_URL": "http://reader:hidden@127.0.0.1:9",
+        "AWS_ACCESS_KEY_ID": "id",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(StoreError, match=r"http://127\.0\.0\.1:9/models") as raised:
+        bring("s3://models/all", tmp_path / "here", order())
+    assert "hidden" not in str(raised.value)
