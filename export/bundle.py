@@ -138,14 +138,15 @@ class Bundle:
                 _check_file(self.directory, path, entry, is_hashed=True)
 
     def tokenizers(self) -> Tokenizers:
-        """Load the tokenisers.
+        """Load the tokenisers, from files that the manifest lists.
 
         Raises:
             BundleError: If their files are not tokenisers, or have more tokens than the model.
         """
-        directory = self.directory / TOKENIZER_DIRECTORY
+        directory, prefix = self.directory / TOKENIZER_DIRECTORY, f"{TOKENIZER_DIRECTORY}/"
+        listed = {path.removeprefix(prefix) for path in self.manifest.files if path.startswith(prefix)}
         try:
-            tokenizers = Tokenizers.load(directory)
+            tokenizers = Tokenizers.load(directory, listed)
         except TokenizerError as error:
             raise BundleError(str(error)) from error
         try:

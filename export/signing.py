@@ -118,15 +118,16 @@ class Keys:
             raise SignatureError(f"{name}: is not what key {parsed.key} signed") from None
 
 
-def sign(path: Path, key: Path) -> str:
+def sign(path: Path, key: Path, digest: str = "") -> str:
     """Write the signature of a file beside it, and return the key's id.
 
     Args:
         path: What is signed: `bundle.json`, or `model.toml`.
         key: PEM file of a private Ed25519 key, not encrypted.
+        digest: SHA-256 of what was checked before, which is all that is to be signed; empty for any.
 
     Raises:
-        InputError: If one of the two cannot be read, or the key is another kind of file.
+        InputError: If one of the two cannot be read, or the key is another kind of file, or the file is not what was checked.
         OSError: If the signature cannot be written.
     """
     private = _read_private(key)
@@ -134,6 +135,8 @@ def sign(path: Path, key: Path) -> str:
         content = read_bounded(path, MAX_MANIFEST_BYTES)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from error
+    if digest not in ("", hashlib.sha256(content).hexdigest()):
+        raise InputError(f"{path}: has changed since it was checked, and is not signed")
     identity = key_id(private.public_key())
     signature = Signature(
         format_version=1,

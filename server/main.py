@@ -174,7 +174,7 @@ class Service:
                 if await self._unless(stopping, self._open(admin)) and await self._unless(stopping, self._start_engines()):
                     self._spawn(self.keeper.run())
                     if self._source.is_followed:
-                        self._spawn(self._source.follow(self.keeper.look))
+                        self._spawn(self._source.follow(self.keeper.look, self.keeper.uses))
                     self._operators.begin()
                     models = self.repository.all()
                     engines = {model.name: f"{model.engine.num_replicas} x {model.engine.settings.num_threads}" for model in models}

@@ -13,7 +13,8 @@ from dragoman.export.bundle import BundleError
 from dragoman.export.signing import Keys
 from dragoman.server.config import ConfigError, ServerConfig
 from dragoman.server.repository.found import FoundVersion
-from dragoman.server.repository.model_file import MODEL_FILE, ModelFile, read_model_file
+from dragoman.server.repository.layout import place_of_file
+from dragoman.server.repository.model_file import ModelFile, read_model_file
 from dragoman.server.repository.policy import wanted
 from dragoman.server.stores.address import Address
 from dragoman.server.stores.cache import Cache
@@ -45,8 +46,10 @@ class ModelSource:
             InputError: If an address, its settings or credentials cannot be used.
         """
         self._mirror: Mirror | None = None
-        self._stopping = threading.Event()
-        self._poll_seconds = config.store_poll_seconds
+        self._stopping, self._looking = threading.Event(), asyncio.Lock()
+        # Until it is known what is served, anything may be.
+        self._is_used: Callable[[Path], bool] = lambda directory: True
+        self._poll_seconds, self._files = config.store_poll_seconds, config.model_files
         if isinstance(config.models, Path):
             self.folder = config.models
             return
@@ -54,7 +57,7 @@ class ModelSource:
         self._address = Address.parse(config.models)
         order = Order(Cache(self.folder / CACHE_FOLDER, config.store_cache_gib), keys, is_stopped=self._stopping.is_set)
         try:
-            self._mirror = Mirror(self._address, self.folder, order, self._choose)
+            self._mirror = Mirror(self._address, self.folder, order, self._choose, lambda directory: self._is_used(directory))
         except StoreError as error:
             raise ConfigError(f"models: {error}") from error
         except ModuleNotFoundError as error:
@@ -80,13 +83,15 @@ class ModelSource:
             reasons = [synced.reason, *synced.problems.values()]
             raise BundleError("\n".join(filter(None, reasons)) or f"{self._address.text}: holds no bundle")
 
-    async def follow(self, on_change: Callable[[], Awaitable[None]]) -> None:
+    async def follow(self, on_change: Callable[[], Awaitable[None]], is_used: Callable[[Path], bool]) -> None:
         """Look into the store for ever.
 
         Args:
             on_change: Called when the folder is another than before.
+            is_used: Whether the version in a directory is served, or may be soon; on any thread.
         """
         assert self._mirror is not None
+        self._is_used = is_used
         try:
             while True:
                 await asyncio.sleep(self._poll_seconds or 3600.0)
@@ -100,7 +105,8 @@ class ModelSource:
         if self._mirror is None:
             return
         try:
-            synced = await asyncio.to_thread(self._mirror.sync)
+            async with self._looking:
+                synced = await asyncio.to_thread(self._mirror.sync)
         except StoppedError:
             return
         except Exception:  # such as that there is no room for a thread; the next look may be luckier
@@ -111,10 +117,13 @@ class ModelSource:
 
     def _choose(self, model: str, names: Sequence[str]) -> set[str]:
         """Return the versions of a model that its policy wants, by its file as it is here, and some to spare."""
+        directory, file = self.folder / model, ModelFile()
         try:
-            file = read_model_file(path) if (path := self.folder / model / MODEL_FILE).exists() else ModelFile()
-        except ConfigError:
-            return set(names)  # the keeper says what is wrong with it
+            if (path := place_of_file(directory, model, self._files)).exists():
+                file = read_model_file(path)
+        except ConfigError:  # the keeper says what is wrong with it, and goes on with what it had
+            if here := {name for name in names if (directory / name).is_dir()}:
+                return here
         found = [FoundVersion(name, self.folder / model / name, (0, 0, 0)) for name in names]
         chosen = {version.name for version in wanted(found, file).versions}
         older = [name for name in names if name not in chosen]

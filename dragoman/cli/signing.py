@@ -27,6 +27,7 @@ def sign(
             raise BundleError(f"{bundle}: neither a bundle's folder nor a model.toml")
         typer.echo(f"signed {bundle} with key {write_signature(bundle, key)}")
         return
-    manifest = Bundle.open(bundle).manifest
-    identity = write_signature(bundle / MANIFEST_FILE, key)
+    opened = Bundle.open(bundle)
+    manifest = opened.manifest
+    identity = write_signature(bundle / MANIFEST_FILE, key, opened.digest)
     typer.echo(f"signed {bundle}: {manifest.name} version {manifest.version}, with key {identity}")

@@ -5,6 +5,7 @@
 """
 
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Self
@@ -118,14 +119,19 @@ class Tokenizers:
         return cls(tokenizer, tokenizer)
 
     @classmethod
-    def load(cls, directory: Path) -> Self:
+    def load(cls, directory: Path, listed: Collection[str] | None = None) -> Self:
         """Read a directory that `save` wrote.
+
+        Args:
+            directory: See above.
+            listed: Names of the files that may be read, where somebody vouches for these alone; None for any.
 
         Raises:
             TokenizerError: Naming the file and what is wrong with it.
         """
         path = directory / TEXT_FILE
-        if not os.path.lexists(path):
+        if not (os.path.lexists(path) if listed is None else TEXT_FILE in listed):
+            _refuse_unlisted(directory, FILE_NAME, listed)
             return cls.shared(ByteLevelTokenizer.load(directory))
         content = read(path)
         try:
@@ -134,6 +140,9 @@ class Tokenizers:
             raise TokenizerError(f"{path}: {error}") from error
         if described.format_version != FORMAT_VERSION:
             raise TokenizerError(f"{path}: format_version is {described.format_version}, not {FORMAT_VERSION}")
+        for side in (described.source, described.target):
+            if side is not None:
+                _refuse_unlisted(directory, side.file or TEXT_FILE, listed)
         source = _load(directory, described.source)
         return cls(source, source if described.target is None else _load(directory, described.target))
 
@@ -178,6 +187,11 @@ class Tokenizers:
             (ours.kind, ours.settings(), ours.content()) == (theirs.kind, theirs.settings(), theirs.content())
             for ours, theirs in ((self.source, other.source), (self.target, other.target))
         )
+
+
+def _refuse_unlisted(directory: Path, name: str, listed: Collection[str] | None) -> None:
+    if listed is not None and name not in listed:
+        raise TokenizerError(f"{directory / name}: is not listed, so nobody vouches for it")
 
 
 def _load(directory: Path, side: Side) -> Tokenizer:

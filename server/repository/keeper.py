@@ -101,6 +101,10 @@ class Keeper(Generic[E]):
         """Why the folder could not be looked at the last time; empty if it could."""
         return self._problem
 
+    def uses(self, directory: Path) -> bool:
+        """Return whether the version in a directory is served, asleep or on its way; on any thread."""
+        return any(model.uses(directory) for model in list(self.models.values()))
+
     async def refresh(self) -> None:
         """Look, and wait until every model is led to where it is to be."""
         await self.look()

@@ -117,7 +117,7 @@ def _look(directory: Path, before: FoundModel | None, is_at_once: bool, files: P
         versions = [flat]
     if problem:
         versions = list(before.versions) if before is not None else []
-    file, file_problem, look = _find_file(_place_of_file(directory, name, files), before, is_at_once)
+    file, file_problem, look = _find_file(place_of_file(directory, name, files), before, is_at_once)
     found = tuple(versions) if look.is_usable else ()
     return FoundModel(name, directory, found, file, problem, file_problem, (*filter(None, [reason]), *left_out), look)
 
@@ -145,7 +145,14 @@ def _list(folder: Path) -> Listing:
         raise BundleError(f"{folder}: {reasons.get(error.errno or 0, error.strerror)}") from error
 
 
-def _place_of_file(directory: Path, name: str, files: Path | None) -> Path:
+def place_of_file(directory: Path, name: str, files: Path | None) -> Path:
+    """Return where a model's file is, which need not be there.
+
+    Args:
+        directory: Of the model.
+        name: The model's.
+        files: See `scan`.
+    """
     if files is not None and os.path.lexists(path := files / f"{name}{FILE_SUFFIX}"):
         return path
     return directory / MODEL_FILE

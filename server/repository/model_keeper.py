@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Callable, Collection, Container
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Generic
 
 import structlog
@@ -146,6 +147,13 @@ class ModelKeeper(Generic[E]):
     def known(self) -> list[Version[E]]:
         """Return the versions that there are, without what stands for one that cannot answer."""
         return [version for version in self.versions if version.found is not NOWHERE]
+
+    def uses(self, directory: Path) -> bool:
+        """Return whether a version lies there that has not ended and has not been refused; on any thread."""
+        return any(
+            version.found.directory == directory and (version.loaded is not None or version.state is not State.REFUSED)
+            for version in self.versions
+        )
 
     def outcomes(self, version: Version[E]) -> Outcomes:
         """Return what became of a version's requests; on any thread."""

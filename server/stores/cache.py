@@ -9,6 +9,7 @@ its locks, and with them what it held; what it had read of a file stays, and is 
 """
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -68,7 +69,7 @@ class Cache:
 
         Raises:
             BundleError: If they are more than the cache may hold, now or at all.
-            OSError: If the folder cannot be used.
+            OSError: If the folder cannot be used, or its disk has no room for what is missing.
         """
         wanted = {entry.sha256: entry.size for entry in files.values()}
         if (total := sum(wanted.values())) > self.max_bytes:
@@ -80,6 +81,7 @@ class Cache:
                 mark = stack.enter_context(tempfile.NamedTemporaryFile(dir=self.directory / "held"))
                 fcntl.flock(mark, fcntl.LOCK_EX)
                 self._make_room(wanted, Path(mark.name), name)
+                self._refuse_full_disk(wanted)
                 mark.write(json.dumps(wanted).encode())
                 mark.flush()
             yield
@@ -160,6 +162,15 @@ class Cache:
             with contextlib.suppress(FileNotFoundError):
                 kept.path.unlink()
             excess -= kept.size
+
+    def _refuse_full_disk(self, wanted: Mapping[str, int]) -> None:
+        """Leave a disk alone that has no room: who tries again and again would fill it as often, and others write there, too."""
+        here: dict[str, int] = {}
+        for kept in self._kept():
+            here[kept.digest] = max(kept.size, here.get(kept.digest, 0))
+        missing = sum(max(size - here.get(digest, 0), 0) for digest, size in wanted.items())
+        if missing > shutil.disk_usage(self.directory).free:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.directory))
 
     def _held(self, own: Path) -> dict[str, int]:
         """Return what other pulls need; marks that nobody holds are removed."""

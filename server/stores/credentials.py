@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dragoman.model.errors import InputError
-from dragoman.server.stores.address import WEB_SCHEMES, Address, host_of
+from dragoman.server.stores.address import OBJECT_SCHEMES, WEB_SCHEMES, Address, host_of
 
 TOKEN_VARIABLE: Final = "DRAGOMAN_STORE_TOKEN"
 _ENDPOINT_VARIABLES: Final = (
@@ -34,21 +34,24 @@ _AWS_VARIABLES: Final = (
     "AWS_SKIP_SIGNATURE",
 )
 _CONNECT_SECONDS: Final = 10.0
-# No request is ended for taking long, only for being silent.
-_WHOLE_REQUEST: Final = timedelta(days=7)
 
 
-def client_options(address: Address, silence_seconds: float) -> dict[str, Any]:
+def client_options(address: Address, silence_seconds: float, request_seconds: float) -> dict[str, Any]:
     """Return how connections to an address are made.
+
+    Args:
+        address: Of a bucket, or of a web server.
+        silence_seconds: How long the store may be silent.
+        request_seconds: How long a request may take, whatever comes.
 
     Raises:
         InputError: If a token or a file of certificates cannot be used.
     """
     options: dict[str, Any] = {
         "connect_timeout": timedelta(seconds=min(_CONNECT_SECONDS, silence_seconds)),
-        "timeout": _WHOLE_REQUEST,
+        "timeout": timedelta(seconds=request_seconds),
         "read_timeout": timedelta(seconds=silence_seconds + 1),
-        "allow_http": address.scheme == "http" or _has_plain_endpoint(os.environ),
+        "allow_http": address.scheme == "http" or (address.scheme in OBJECT_SCHEMES and _has_plain_endpoint(os.environ)),
     }
     if authority := os.environ.get("SSL_CERT_FILE"):
         try:

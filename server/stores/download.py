@@ -8,9 +8,9 @@ from typing import IO
 
 from dragoman.export.bundle import BundleError, FileEntry
 from dragoman.server.stores.cache import digest_of
-from dragoman.server.stores.store import NotThereError, RangeError, SilentError, StoppedError, Store, StoreError, named
+from dragoman.server.stores.store import LEAST_BYTES, NotThereError, RangeError, SilentError, StoppedError, Store, StoreError, named
 
-# Of attempts in a row by which nothing came.
+# Of attempts in a row by which next to nothing came.
 MAX_ATTEMPTS = 4
 FIRST_PAUSE_SECONDS = 0.2
 
@@ -46,7 +46,7 @@ class Download:
 
         Raises:
             BundleError: If the store's file has another size or SHA-256; then the file is empty.
-            StoreError: If it cannot be had, after some attempts of which none came any further.
+            StoreError: If it cannot be had, after some attempts of which none came further to speak of.
             OSError: If it cannot be written.
         """
         if self._complete(file) and (wrong := self._complete(file)):
@@ -85,7 +85,7 @@ class Download:
                         raise
                     break
                 except StoreError:
-                    if size > before:
+                    if size - before >= LEAST_BYTES:
                         pause, num_attempts = FIRST_PAUSE_SECONDS, 0
                         continue
                     num_attempts += 1

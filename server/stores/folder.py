@@ -76,6 +76,8 @@ class FolderStore:
                 if entry.name.startswith("."):
                     continue
                 if entry.is_dir():
+                    if entry.is_symlink() and Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(entry)):
+                        continue  # it leads back to where it lies
                     self._add(folder / entry.name, f"{prefix}{entry.name}/", stamps, depth + 1)
                 elif entry.is_file():
                     found = entry.stat()

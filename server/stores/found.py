@@ -1,15 +1,14 @@
 """Which bundles lie in a store, by the paths that it lists: one, or those of a folder of models."""
 
-import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
 from dragoman.export.bundle import MANIFEST_FILE, BundleError
-from dragoman.export.fields import one_line
+from dragoman.export.fields import MAX_PATH_CHARACTERS, one_line
 from dragoman.export.manifest import check_name
+from dragoman.server.repository.version_names import check_version_name, natural_key
 
 MODEL_FILE = "model.toml"
-_VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,24 +38,27 @@ class Found:
         Raises:
             BundleError: If it has one.
         """
+        if not self.folder.isprintable():
+            raise BundleError(f"{one_line(place)}: no folder of bundles is called so")
         if not self.version:
             return
         try:
             check_name(self.model)
+            check_version_name(self.version)
         except ValueError as error:
             raise BundleError(f"{place}: {error}") from error
-        if _VERSION.fullmatch(self.version) is None:
-            raise BundleError(f"{place}: {one_line(self.version, 80)!r} is not the name of a version")
 
 
-def find(paths: Collection[str]) -> list[Found]:
+def find(paths: Collection[str], address: str) -> list[Found]:
     """Return the bundles, in natural order; what is hidden or lies deeper is left alone.
 
     Args:
         paths: Of files, relative to the address.
+        address: For messages.
+
+    Raises:
+        BundleError: If there is none, or one at the address itself and others below it.
     """
-    if MANIFEST_FILE in paths:
-        return [Found("")]
     found = []
     for path in paths:
         *parts, name = path.split("/")
@@ -66,16 +68,16 @@ def find(paths: Collection[str]) -> list[Found]:
             found.append(Found(parts[0]))
         elif len(parts) == 2:
             found.append(Found("/".join(parts), *parts))
-    return sorted(found, key=lambda each: natural(each.folder))
+    if MANIFEST_FILE in paths and found:
+        raise BundleError(f"{address}: holds {MANIFEST_FILE} beside folders of bundles; only one of the two can be meant")
+    if MANIFEST_FILE in paths:
+        found = [Found("")]
+    if not found:
+        raise BundleError(f"{address}: holds no bundle")
+    return sorted(found, key=lambda each: natural_key(each.folder[:MAX_PATH_CHARACTERS]))
 
 
 def find_model_files(paths: Collection[str]) -> dict[str, str]:
     """Return the path of each model's `model.toml`, by the model."""
     split = (path.split("/") for path in paths)
     return {parts[0]: "/".join(parts) for parts in split if parts[1:] == [MODEL_FILE] and parts[0][:1] not in ("", ".")}
-
-
-def natural(text: str) -> list[tuple[bool, int, str]]:
-    """Return a key by which version 10 comes after version 9."""
-    parts = re.findall(r"[0-9]+|[^0-9]+", text)
-    return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in parts]

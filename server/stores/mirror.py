@@ -57,7 +57,14 @@ class Synced:
 class Mirror:
     """Keeps a folder as a store is."""
 
-    def __init__(self, address: Address, folder: Path, order: Order, choose: Choose | None = None) -> None:
+    def __init__(
+        self,
+        address: Address,
+        folder: Path,
+        order: Order,
+        choose: Choose | None = None,
+        is_used: Callable[[Path], bool] = lambda directory: False,
+    ) -> None:
         """Take an address and a folder; nothing is asked for yet.
 
         Args:
@@ -65,6 +72,7 @@ class Mirror:
             folder: Which servers look into.
             order: How it is pulled; its checksum is that of the one bundle there may be.
             choose: Which versions of a model are wanted here; None for all.
+            is_used: Whether somebody serves the version in a directory, which stays as long as the store has its folder.
 
         Raises:
             InputError: If the address, settings or credentials cannot be used.
@@ -74,7 +82,7 @@ class Mirror:
             raise BundleError(f"{address.text}: an archive does not change; pull it once")
         check_address(address, order.keys, order.sha256)
         self._store: Store = open_store(address, order.silence_seconds)
-        self._place, self._order, self._choose = Place(folder), order, choose
+        self._place, self._order, self._choose, self._is_used = Place(folder), order, choose, is_used
         cache = None if address.scheme == "" else order.cache
         self._puller = Puller(self._store, self._place, cache, order.keys, order.sha256, order.on_progress, order.is_stopped)
         # By folder of the store: what its manifest and signature were when it was pulled, and where it is.
@@ -88,20 +96,18 @@ class Mirror:
     def sync(self) -> Synced:
         """Bring what is new in the store, then take away what is no longer there.
 
-        Nothing is taken away if the store cannot be asked or holds no bundle at all, nor an older version while a newer one that is
-        to take its place cannot be had.
+        Nothing is taken away if the store cannot be asked or nothing of it can be had, nor a version of a model of which something
+        that is wanted cannot be had.
 
         Raises:
             StoppedError: If `is_stopped` said so.
         """
         try:
             listing = self._store.list()
-            found = find(listing.stamps)
-            if not found:
-                raise StoreError(f"{self._store.address}: holds no bundle")
+            found = find(listing.stamps, self._store.address)
         except StoppedError:
             raise
-        except StoreError as error:
+        except (StoreError, BundleError) as error:
             self._say({"": str(error)}, "the store cannot be read; what is here stays")
             return Synced(reason=str(error))
         if listing.address != self._resolved:
@@ -114,8 +120,10 @@ class Mirror:
             self._guard(each.folder, problems, partial(self._bring, each, listing, added))
         for model, path in find_model_files(listing.stamps).items():
             self._guard(path, problems, partial(self._bring_model_file, model, path, listing.stamps))
+        self._forget_all_but({each.folder for each in wanted})
         removed: list[Path] = []
-        self._guard("", problems, partial(self._remove, wanted, listing, problems, removed))
+        if any(each.folder not in problems for each in wanted):
+            self._guard("", problems, partial(self._remove, found, wanted, listing, problems, removed))
         self._say(problems, "a bundle of the store is refused")
         return Synced("", added, removed, problems)
 
@@ -166,12 +174,15 @@ class Mirror:
         folder = self._place.folder / model
         if not folder.is_dir() or (self._model_files.get(model) == stamps[path] and (folder / MODEL_FILE).exists()):
             return
-        if pull_model_file(self._store, path, folder, self._order.keys):
+        if pull_model_file(self._store, path, self._place, model, self._order.keys):
             log.info("pulled", model=model, file=str(folder / MODEL_FILE))
         self._model_files[model] = stamps[path]
 
-    def _remove(self, wanted: list[Found], listing: Listing, problems: Mapping[str, str], removed: list[Path]) -> None:
-        folders = {each.folder for each in wanted}
+    def _remove(
+        self, found: list[Found], wanted: list[Found], listing: Listing, problems: Mapping[str, str], removed: list[Path]
+    ) -> None:
+        there, folders = {each.folder for each in found}, {each.folder for each in wanted}
+        lacking = {each.model for each in wanted if each.folder in problems}
         for placed in self._place.placed():
             if placed.record.address != self._store.address:
                 continue
@@ -180,17 +191,21 @@ class Mirror:
             is_replaced = known is not None and known[1].directory != placed.directory and folder not in problems
             if folder in folders and not is_replaced:
                 continue
+            if placed.directory.parent.name in lacking or (folder in there and self._is_used(placed.directory)):
+                continue
             self._place.remove(placed)
             removed.append(placed.directory)
             log.info("removed, as it is no longer in the store", folder=str(placed.directory))
-        for kept in (self._known, self._refused):
-            for folder in set(kept) - folders:
-                del kept[folder]
         marked = {path.parent.name for path in self._place.folder.glob(f"*/{MARK_FILE}")}
         for model in marked - find_model_files(listing.stamps).keys():
             self._model_files.pop(model, None)
             if remove_model_file(self._place.folder / model):
                 log.info("removed, as it is no longer in the store", folder=str(self._place.folder / model), file=MODEL_FILE)
+
+    def _forget_all_but(self, folders: set[str]) -> None:
+        for kept in (self._known, self._refused):
+            for folder in set(kept) - folders:
+                del kept[folder]
 
     def _say(self, problems: dict[str, str], event: str) -> None:
         """Log what is new of what is wrong, and that it is right again."""

@@ -9,21 +9,24 @@ from dragoman.export.signing import MAX_SIGNATURE_BYTES, SIGNATURE_SUFFIX, Keys
 from dragoman.model.files import read_bounded as read_file
 from dragoman.model.files import replaced
 from dragoman.server.stores.found import MODEL_FILE
-from dragoman.server.stores.placing import sync_folder
+from dragoman.server.stores.placing import Place, sync_folder
 from dragoman.server.stores.store import NotThereError, Store, named, read_bounded
 
 MAX_MODEL_FILE_BYTES: Final = 1 << 16
 MARK_FILE: Final = ".model.toml.pulled"
-"""Holds the SHA-256 of the file that was pulled: one that has another was written here."""
+"""Holds the SHA-256 of the file that was pulled, and of the one before it: one that has another was written here."""
+
+_DIGEST_CHARACTERS: Final = 64
 
 
-def pull_model_file(store: Store, path: str, folder: Path, keys: Keys | None) -> bool:
+def pull_model_file(store: Store, path: str, place: Place, model: str, keys: Keys | None) -> bool:
     """Bring a model's file here.
 
     Args:
         store: Where it lies.
         path: As the store has it.
-        folder: Of the model, which is there.
+        place: Where bundles are pulled into.
+        model: Whose file it is; its folder is there.
         keys: Of which one must have signed it; None if it need not be signed.
 
     Returns:
@@ -34,7 +37,7 @@ def pull_model_file(store: Store, path: str, folder: Path, keys: Keys | None) ->
         StoreError: If it cannot be had.
         OSError: If it cannot be written.
     """
-    name, target, mark = named(store, path), folder / MODEL_FILE, folder / MARK_FILE
+    name = named(store, path)
     content = read_bounded(store, path, MAX_MODEL_FILE_BYTES)
     if keys is not None:
         try:
@@ -42,13 +45,21 @@ def pull_model_file(store: Store, path: str, folder: Path, keys: Keys | None) ->
         except NotThereError:
             raise BundleError(f"{name}: is not signed (there is no {MODEL_FILE}{SIGNATURE_SUFFIX}), and must be") from None
         keys.check(content, signature, name)
+    with place.locked():
+        return _put(content, place.folder / model)
+
+
+def _put(content: bytes, folder: Path) -> bool:
+    """Write a model's file if it is another; whoever is killed between the two leaves a mark that knows the file from before."""
+    target, known = folder / MODEL_FILE, [_digest(content)]
     if target.exists():
         there = read_file(target, MAX_MODEL_FILE_BYTES)
         if there == content:
             return False
         if not is_pulled(folder):
             raise BundleError(f"{target}: was written here, and stays; the store has another")
-    for file, written in ((mark, hashlib.sha256(content).hexdigest().encode()), (target, content)):
+        known.append(_digest(there))
+    for file, written in ((folder / MARK_FILE, "\n".join(known).encode()), (target, content)):
         with replaced(file) as temporary:
             temporary.write_bytes(written)
             sync_folder(temporary)
@@ -59,8 +70,8 @@ def pull_model_file(store: Store, path: str, folder: Path, keys: Keys | None) ->
 def is_pulled(folder: Path) -> bool:
     """Tell whether a model's file is one that was pulled."""
     try:
-        marked = read_file(folder / MARK_FILE, 64).decode("ascii")
-        return hashlib.sha256(read_file(folder / MODEL_FILE, MAX_MODEL_FILE_BYTES)).hexdigest() == marked
+        marked = read_file(folder / MARK_FILE, 2 * _DIGEST_CHARACTERS + 1).decode("ascii").split("\n")
+        return _digest(read_file(folder / MODEL_FILE, MAX_MODEL_FILE_BYTES)) in marked
     except (OSError, UnicodeDecodeError):
         return False
 
@@ -72,3 +83,7 @@ def remove_model_file(folder: Path) -> bool:
     (folder / MODEL_FILE).unlink(missing_ok=True)
     (folder / MARK_FILE).unlink(missing_ok=True)
     return True
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

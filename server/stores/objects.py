@@ -40,9 +40,14 @@ _MAX_PIECES_AHEAD = 4
 _POLL_SECONDS = 0.1
 _LEAVING_SECONDS = 1.0
 _RETRY_SECONDS = 10.0
+# Of one file; what takes longer is gone on with by another request. It ends threads that were left alone with a store that drips.
+_READ_SECONDS = 3600.0
 # Sign of credentials that were looked for everywhere: the address of the metadata of a cloud's machine.
 _METADATA_HOSTS = ("169.254.169.254", "metadata.google.internal", "169.254.170.2")
 _STATUS = re.compile(r"status code: (\d{3}) ?([A-Za-z -]*)")
+
+# What of an address may be a secret: a user with a password, as an endpoint may have them, and the query.
+_SECRET = re.compile(r"(?<=://)[^/?#\s]*@|\?\S*")
 
 # What differs from one attempt to the next, and would make a reason a new one.
 _VARYING = re.compile(r" in [\d.]+[nµm]?s\b(, after \d+ retries, max_retries: \d+, retry_timeout: \S+)? *")
@@ -82,12 +87,18 @@ class ObjectStore:
             "retry_timeout": timedelta(seconds=min(_RETRY_SECONDS, silence_seconds)),
             "backoff": {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=1), "base": 2},
         }
-        options: dict[str, Any] = {"client_options": client_options(address, silence_seconds), "retry_config": retrying}
-        options |= object_options(address)
+        options: dict[str, Any] = {"retry_config": retrying, **object_options(address)}
+
+        # The first answers at once or not at all, as far as anybody here can see.
+        limits = silence_seconds + 1, max(_READ_SECONDS, silence_seconds + 1)
+        clients = [client_options(address, silence_seconds, limit) for limit in limits]
+        opened: list[Opened] = []
         try:
-            self._store: Opened = _STORES[address.scheme].from_url(address.text, **options)
+            for client in clients:
+                opened.append(_STORES[address.scheme].from_url(address.text, client_options=client, **options))
         except (BaseError, ValueError) as error:
             raise StoreError(f"{address.text}: {_reason(error)}") from error
+        self._asked, self._read = opened
 
     @property
     def address(self) -> str:
@@ -107,7 +118,7 @@ class ObjectStore:
                 pass
         stamps: dict[str, str] = {}
         with self._errors(""):
-            for found in self._wait_for(lambda: obstore.list(self._store), ""):
+            for found in self._wait_for(lambda: obstore.list(self._asked), ""):
                 stamps.update((each["path"].removeprefix(self._listed_before), _stamp(each)) for each in found)
                 if len(stamps) > MAX_LISTED_FILES:
                     raise StoreError(f"{self._address}: more than {MAX_LISTED_FILES} files")
@@ -121,7 +132,7 @@ class ObjectStore:
         """See `Store`."""
 
         def pieces() -> Iterator[bytes]:
-            found = obstore.get(self._store, path, options={"range": {"offset": offset}} if offset else {})
+            found = obstore.get(self._read, path, options={"range": {"offset": offset}} if offset else {})
             if found.range[0] != offset:
                 raise RangeError(f"{self._address}/{path}: begins at byte {found.range[0]} where {offset} was asked for")
             for piece in found.stream(min_chunk_size=LEAST_BYTES):
@@ -133,7 +144,7 @@ class ObjectStore:
 
     def _head(self, path: str) -> Any:
         with self._errors(path):
-            (found,) = self._wait_for(lambda: iter([obstore.head(self._store, path)]), path)
+            (found,) = self._wait_for(lambda: iter([obstore.head(self._asked, path)]), path)
         return found
 
     def _wait_for(self, produce: Callable[[], Iterable[T]], path: str) -> Generator[T, None, None]:
@@ -227,4 +238,4 @@ def _reason(error: Exception) -> str:
         return f"the server answers {status[1]} {status[2].strip()}".strip()
     if any(host in text for host in _METADATA_HOSTS):
         return "no credentials: none in the environment, and no cloud gives this machine any"
-    return one_line(_VARYING.sub("", re.sub(r"\?\S*", "", text)), 300)
+    return one_line(_VARYING.sub("", _SECRET.sub("", text)), 300)

@@ -87,7 +87,7 @@ class Place:
         Raises:
             OSError: If it cannot be made.
         """
-        with self._locked():
+        with self.locked():
             self._sweep()
             directory = Path(tempfile.mkdtemp(prefix="", dir=self.folder / SCRATCH_FOLDER))
             lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -117,7 +117,7 @@ class Place:
         (directory / RECORD_FILE).write_bytes(msgspec.json.encode(record))
         sync_tree(directory)
         ours = Placed(directory, record).digest
-        with self._locked():
+        with self.locked():
             parent = self.folder / model
             parent.mkdir(exist_ok=True)
             if not version:
@@ -153,7 +153,7 @@ class Place:
                 placed.directory.parent.rmdir()
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Keep other pulls from looking and changing at the same time; not for long."""
         (self.folder / SCRATCH_FOLDER).mkdir(parents=True, exist_ok=True)
         with (self.folder / SCRATCH_FOLDER / "lock").open("wb") as lock:
@@ -165,7 +165,10 @@ class Place:
         for path in (self.folder / SCRATCH_FOLDER).iterdir():
             if not path.is_dir() or path.is_symlink():
                 continue
-            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue  # its owner has just removed it
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(path, ignore_errors=True)

@@ -115,7 +115,8 @@ class Puller:
             raise BundleError(f"{name}: is of model {manifest.name}, but lies in the folder of {found.model}")
         _check_paths(manifest, name)
         if (there := self._find(manifest.name, found, digest)) is not None:
-            _write_signature(there.directory, signature)
+            with self._place.locked():
+                _write_signature(there.directory, signature)
             return Pulled(manifest, digest, there, is_new=False)
         with naming(self._place.folder), self._place.scratch() as scratch:
             directory = scratch / manifest.name

@@ -1,5 +1,6 @@
 """What `dragoman pull` does: from an address to a folder, once."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,7 +64,9 @@ def pull(address: Address, folder: Path, order: Order) -> list[Pulled]:
     if not order.sha256:
         raise InputError(f"{address.text}: an archive is opened only if its SHA-256 is given (--sha256)")
     parent, _, name = address.text.rpartition("/")
-    store = open_store(Address(address.scheme, parent or ("" if address.scheme else "."), address.host), order.silence_seconds)
+    if not address.scheme:
+        parent = os.path.dirname(address.text) or "."
+    store = open_store(Address(address.scheme, parent, address.host), order.silence_seconds)
     entry = FileEntry(store.size(name), order.sha256)
     download = Download(store, name, entry, order.on_progress, order.is_stopped)
     with naming(folder), order.cache.hold({name: entry}, address.text), place.scratch() as scratch:
@@ -87,9 +90,7 @@ def _pull_all(store: Store, place: Place, order: Order, digest: str, cache: Cach
     listing = store.list()
     if listing.address != store.address:
         order.on_address(listing.address)
-    found = find(listing.stamps)
-    if not found:
-        raise BundleError(f"{store.address}: holds no bundle")
+    found = find(listing.stamps, store.address)
     if digest and len(found) > 1:
         raise InputError(f"{store.address}: holds {len(found)} bundles, and a checksum is of one")
     puller = Puller(store, place, cache, order.keys, digest, order.on_progress, order.is_stopped)
@@ -98,7 +99,7 @@ def _pull_all(store: Store, place: Place, order: Order, digest: str, cache: Cach
     with naming(place.folder):
         for model, path in find_model_files(listing.stamps).items():
             if (place.folder / model).is_dir():
-                pull_model_file(store, path, place.folder / model, order.keys)
+                pull_model_file(store, path, place, model, order.keys)
     return pulled
 
 

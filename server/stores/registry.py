@@ -6,6 +6,7 @@ with its digest, says which blobs the files are. Credentials are those of Docker
 
 import contextlib
 import hashlib
+import io
 import json
 import logging
 import os
@@ -192,7 +193,7 @@ class RegistryStore:
             raise SilentError(f"{name}: silent for {self._silence_seconds:g} seconds") from error
         except requests.exceptions.SSLError as error:
             raise StoreError(f"{name}: TLS: {_innermost(error)}") from error
-        except requests.exceptions.RequestException as error:
+        except (requests.exceptions.RequestException, ValueError) as error:  # the latter from redirections to no address at all
             raise StoreError(f"{name}: {_innermost(error)}") from error
         except _DeniedError as error:
             raise StoreError(f"{name}: access denied, and Docker's configuration has no credentials that help") from error
@@ -205,14 +206,23 @@ class _DeniedError(Exception):
 
 
 class _Limited(HTTPAdapter):
-    """Connections that do not wait for ever; requests would."""
+    """Connections that neither wait for ever nor read without end what nobody has asked for; requests and oras would."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         super().__init__()
 
     def send(self, request: requests.PreparedRequest, **options: Any) -> requests.Response:  # type: ignore[override]
-        return super().send(request, **options | {"timeout": (min(10.0, self._seconds), self._seconds)})
+        answer = super().send(request, **options | {"timeout": (min(10.0, self._seconds), self._seconds)})
+        if answer.is_redirect:
+            answer.raw.close()  # or all that comes with it would be read, and thrown away
+        elif not options.get("stream"):
+            content = answer.raw.read(MAX_MANIFEST_BYTES + 1, decode_content=True)
+            answer.raw.close()
+            if len(content) > MAX_MANIFEST_BYTES:
+                raise requests.exceptions.RequestException(f"more than {MAX_MANIFEST_BYTES} bytes where a token should be")
+            answer.raw = io.BytesIO(content)
+        return answer
 
 
 def _check_status(answer: requests.Response, offset: int, name: str) -> None:
@@ -248,14 +258,14 @@ def _is_digest(text: object) -> bool:
 
 
 def _innermost(error: BaseException) -> str:
-    """Return the cause that says most in one line: libraries wrap it several times."""
+    """Return the cause that says most in one line, without what may be a secret in an address: libraries wrap it several times."""
     while (inner := error.__cause__ or error.__context__ or next(filter(_is_error, error.args), None)) is not None:
         error = inner
     reason = getattr(error, "reason", None)
     if isinstance(reason, BaseException):
         return _innermost(reason)
     said = getattr(error, "strerror", None) or str(error).partition("\n")[0] or type(error).__name__
-    return one_line(re.sub(r" object at 0x[0-9a-f]+", "", said), 200)
+    return one_line(re.sub(r" object at 0x[0-9a-f]+|\?\S*", "", said), 200)
 
 
 def _is_error(found: object) -> bool:

@@ -1,5 +1,6 @@
 """What the chart carries: copies that must be up to date, and the program that fetches models."""
 
+import contextlib
 import hashlib
 import importlib.util
 import io
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import tarfile
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -81,6 +83,7 @@ class Store(BaseHTTPRequestHandler):
     token = ""
     tokens_seen: ClassVar[list[str | None]] = []
     cut = False
+    drip_seconds = 0.0
 
     def do_GET(self) -> None:
         self.tokens_seen.append(self.headers["Authorization"])
@@ -89,13 +92,19 @@ class Store(BaseHTTPRequestHandler):
             self.send_header("Location", f"http://localhost:{self.server.server_address[1]}{self.path.removeprefix('/moved')}")
             self.end_headers()
             return
-        content = self.files.get(self.path)
+        content = self.files.get(self.path.partition("?")[0])
         if content is None or (self.token and self.headers["Authorization"] != f"Bearer {self.token}"):
             self.send_error(404)
             return
         self.send_response(200)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
+        if self.drip_seconds:
+            with contextlib.suppress(ConnectionError):
+                for byte in content:
+                    self.wfile.write(bytes([byte]))
+                    time.sleep(self.drip_seconds)
+            return
         self.wfile.write(content[: len(content) // 2] if self.cut else content)
 
     def log_message(self, *_: object) -> None:
@@ -104,7 +113,7 @@ class Store(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def store() -> Iterator[str]:
-    Store.files, Store.token, Store.tokens_seen, Store.cut = {}, "", [], False
+    Store.files, Store.token, Store.tokens_seen, Store.cut, Store.drip_seconds = {}, "", [], False, 0.0
     server = ThreadingHTTPServer(("127.0.0.1", 0), Store)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()
@@ -128,8 +137,8 @@ def tar(files: dict[str, bytes], mode: str = "w:gz") -> bytes:
 def fetch(root: Path, tmp_path: Path) -> Any:
     """Run fetch.py as the init container does; return its exit code, what it says, and the files there are then."""
 
-    def run(*archives: tuple[str, str], token: str | None = None) -> tuple[int, str, dict[str, bytes]]:
-        wanted = {"archives": [{"url": url, "sha256": sha256} for url, sha256 in archives], "timeout_seconds": 60}
+    def run(*archives: tuple[str, str], token: str | None = None, seconds: float = 60) -> tuple[int, str, dict[str, bytes]]:
+        wanted = {"archives": [{"url": url, "sha256": sha256} for url, sha256 in archives], "timeout_seconds": seconds}
         (tmp_path / "archives.json").write_text(json.dumps(wanted))
         folder = tmp_path / "models"
         folder.mkdir(exist_ok=True)
@@ -192,6 +201,26 @@ def test_a_download_that_breaks_off_is_noticed(store: str, fetch: Any) -> None:
     code, said, files = fetch((f"{store}/a", sha(content)))
     assert (code, files.keys() - {".incoming"}) == (1, set())
     assert "Traceback" not in said
+
+
+def test_a_download_that_drips_ends_in_time(store: str, fetch: Any) -> None:
+    content = tar({"a": b"x"})
+    Store.files, Store.drip_seconds = {"/a": content}, 0.2
+    code, said, _ = fetch((f"{store}/a", sha(content)), seconds=1)
+    assert (code, said) == (1, f"fetch: {store}/a: took too long\n")
+
+
+def test_the_query_of_an_address_is_not_shown(store: str, fetch: Any) -> None:
+    content = tar({"a": b"x"})
+    Store.files = {"/a": content}
+    for path, sha256 in (("/a", sha(content)), ("/a", "0" * 64), ("/b", "0" * 64)):
+        said = fetch((f"{store}{path}?X-Amz-Signature=hidden", sha256))[1]
+        assert f"{store}{path}" in said and "hidden" not in said
+
+
+def test_an_address_that_is_none_is_named(fetch: Any) -> None:
+    code, said, _ = fetch(("http://[x", "0" * 64))
+    assert code == 1 and said.startswith("fetch: http://[x: ") and said.count("\n") == 1
 
 
 def test_the_token_is_shown_to_its_host_only(store: str, fetch: Any) -> None:

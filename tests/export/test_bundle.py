@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -29,6 +30,7 @@ from dragoman.export.bundle import (
 )
 from dragoman.export.caches import attention_caches
 from dragoman.model.errors import InputError
+from dragoman.model.text.byte_level import ByteLevelTokenizer
 
 # A manifest of format 4 with only what it must have.
 LEAST: dict[str, Any] = {
@@ -311,3 +313,21 @@ def test_version_follows_what_the_model_answers_and_nothing_else(exported: Path)
         version(decoder_start_id=3),
     ]
     assert len({manifest.version, *others}) == 4
+
+
+def test_a_tokeniser_that_the_manifest_does_not_list_is_not_opened(bundle_dir: Path) -> None:
+    """Nothing vouches for it: no checksum, and no signature."""
+    (bundle_dir / "tokenizer/text.json").write_text(
+        json.dumps({"format_version": 1, "source": {"type": "bytes", "eos_id": 1, "offset": 0, "num_extra": 0}})
+    )
+    assert isinstance(Bundle.open(bundle_dir).tokenizers().source, ByteLevelTokenizer)
+
+
+def test_a_tokenisers_file_that_the_manifest_does_not_list_is_refused(bundle_dir: Path) -> None:
+    manifest = json.loads((bundle_dir / "bundle.json").read_text())
+    entry = manifest["files"].pop("tokenizer/tokenizer.json")
+    shutil.copy(bundle_dir / "tokenizer/tokenizer.json", bundle_dir / "tokenizer/other.json")
+    manifest["files"]["tokenizer/other.json"] = entry
+    (bundle_dir / "bundle.json").write_text(json.dumps(manifest))
+    with pytest.raises(BundleError, match=r"tokenizer/tokenizer\.json: is not listed"):
+        Bundle.open(bundle_dir).tokenizers()

@@ -177,3 +177,13 @@ def test_an_id_is_of_the_public_half(folder: Path) -> None:
 
     key = load_pem_private_key((folder / "a.key").read_bytes(), None)
     assert [key_id(key.public_key())] == list(Keys.load(folder / "a.pem").by_id)
+
+
+def test_what_has_changed_since_it_was_checked_is_not_signed(folder: Path) -> None:
+    manifest = folder / "bundle/bundle.json"
+    checked = hashlib.sha256(manifest.read_bytes()).hexdigest()
+    manifest.write_bytes(manifest.read_bytes() + b"\n")
+    with pytest.raises(InputError, match=r"bundle\.json: has changed since it was checked"):
+        sign(manifest, folder / "a.key", checked)
+    assert not manifest.with_name("bundle.json.sig").exists()
+    sign(manifest, folder / "a.key")

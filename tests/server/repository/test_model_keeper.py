@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -477,6 +479,28 @@ def test_what_a_failed_version_still_has_it_finishes() -> None:
         await until_back(stage, Cause.DEATH)
 
     on_probation(stage, scene)
+
+
+def test_a_version_is_in_use_until_it_has_ended_or_is_refused() -> None:
+    stage = Stage("1", file=ModelFile(swap=Swap(probation_seconds=0.01)))
+    used = {name: partial(stage.keeper.uses, Path("models") / MODEL / name) for name in "123"}
+
+    async def scene() -> None:
+        assert used["1"]() and not used["2"]()
+        gate = stage.hold("start", "2")
+        stage.put("2")
+        stage.look()
+        await stage.until(lambda: ("start", "2") in stage.told)
+        assert used["1"]() and used["2"]()
+        gate.set()
+        await stage.until(lambda: stage.state("1") is None)
+        assert not used["1"]() and used["2"]()
+        stage.fail("prove", "3", Refused(Cause.PROOF, "no"))
+        stage.put("3")
+        await stage.settle()
+        assert used["2"]() and not used["3"]()
+
+    play(stage, scene)
 
 
 def test_the_old_one_comes_back_although_its_files_are_gone() -> None:

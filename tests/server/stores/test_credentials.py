@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from dragoman.export.bundle import hash_file
 from dragoman.model.errors import InputError
 from dragoman.server.stores.address import Address, AddressError
+from dragoman.server.stores.credentials import client_options
 from dragoman.server.stores.pulling import Order, pull
 from dragoman.server.stores.store import StoreError
-from tests.server.stores.conftest import BIG_FILE, S3, run_registry, run_web
+from tests.server.stores.conftest import BIG_FILE, S3, Registry, run_registry, run_web
 from tests.server.stores.proxy import proxy_to
 
 Orders = Callable[..., Order]
@@ -130,3 +132,36 @@ def test_addresses_that_are_none_are_refused_in_one_line_without_their_secrets(t
     with pytest.raises(AddressError, match=r"\A[^\n\x1b]*\Z") as refused:
         Address.parse(text)
     assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize("place", ["ftp://127.0.0.1:9/x?X-Amz-Signature=hidden&", "http://[x?X-Amz-Signature=hidden&"])
+def test_a_redirection_to_nowhere_is_one_line_without_its_signature(
+    registry: Registry, bundle: Path, tmp_path: Path, order: Orders, place: str
+) -> None:
+    registry.push(bundle, "redirected:1")
+    with proxy_to(registry.port) as proxy:
+        proxy.redirections[hash_file(bundle / BIG_FILE)] = place
+        with pytest.raises(StoreError) as raised:
+            pull(Address.parse(f"oci://127.0.0.1:{proxy.port}/redirected:1"), tmp_path / "here", order())
+    assert BIG_FILE in str(raised.value) and "hidden" not in str(raised.value) and str(raised.value).isprintable()
+
+
+def test_an_endpoint_without_tls_is_no_leave_for_web_servers_to_lead_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9000")
+    allowed = [
+        client_options(Address.parse(f"{scheme}://models/all"), 1.0, 1.0)["allow_http"] for scheme in ("s3", "https", "http")
+    ]
+    assert allowed == [True, False, True]
+
+
+def test_a_password_in_an_endpoint_is_not_shown(tmp_path: Path, order: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "AWS_ENDPOINT_URL": "http://reader:hidden@127.0.0.1:9",
+        "AWS_ACCESS_KEY_ID": "id",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(StoreError, match=r"http://127\.0\.0\.1:9/models") as raised:
+        bring("s3://models/all", tmp_path / "here", order())
+    assert "hidden" not in str(raised.value)

@@ -3,12 +3,15 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dragoman.export.bundle import Bundle, BundleError
 from dragoman.export.signing import Keys, sign
+from dragoman.model.files import replaced
+from dragoman.server.stores import cache, model_files
 from dragoman.server.stores import mirror as mirrors
 from dragoman.server.stores.address import Address
 from dragoman.server.stores.mirror import Mirror, sync
@@ -274,3 +277,111 @@ def test_a_folder_is_mirrored_like_any_store(make_bundle: Make, tmp_path: Path, 
 def test_an_archive_is_not_for_that(tmp_path: Path, order: Orders) -> None:
     with pytest.raises(BundleError, match=r"an archive does not change"):
         Mirror(Address.parse("https://models.example/all.tar"), tmp_path, order())
+
+
+def test_a_page_at_the_address_itself_takes_nothing_away(
+    web: int, web_folder: Path, make_bundle: Make, tmp_path: Path, order: Orders
+) -> None:
+    """Some web servers give a page for whatever they do not have; it was taken for the one bundle that there is now."""
+    make_bundle(web_folder / "en-de/1", "en-de", 1, 1000)
+    mirror = Mirror(Address.parse(f"http://127.0.0.1:{web}"), tmp_path / "here", order())
+    mirror.sync()
+    (web_folder / "bundle.json").write_text("<html>")
+    found = mirror.sync()
+    assert "bundle.json: not a bundle's manifest" in found.problems[""]
+    assert not found.removed and versions(tmp_path / "here") == ["en-de/1"]
+
+
+def test_a_bundle_beside_models_is_ambiguous_and_takes_nothing_away(
+    s3: S3, models: Callable[..., Path], tmp_path: Path, order: Orders
+) -> None:
+    one = models("en-de/1", 1)
+    mirror = Mirror(Address.parse("s3://models/all"), tmp_path / "here", order())
+    mirror.sync()
+    s3.put(one, "all")
+    assert mirror.sync().reason.startswith("s3://models/all: holds bundle.json beside folders of bundles")
+    assert versions(tmp_path / "here") == ["en-de/1"]
+
+
+def test_two_bad_versions_take_no_good_one_away(s3: S3, models: Callable[..., Path], tmp_path: Path, order: Orders) -> None:
+    mirror = Mirror(Address.parse("s3://models/all"), tmp_path / "here", order(), lambda model, names: names[-2:])
+    models("en-de/1", 1)
+    models("fr-de/1", 4)
+    mirror.sync()
+    for number in (2, 3):
+        models(f"en-de/{number}", number)
+        s3.client.put_object(Bucket="models", Key=f"all/en-de/{number}/{BIG_FILE}", Body=b"x")
+    s3.remove("all/fr-de/")
+    models("da-de/1", 5)
+    found = mirror.sync()
+    assert list(found.problems) == ["en-de/2", "en-de/3"]
+    assert found.removed == [tmp_path / "here/fr-de/1"] and versions(tmp_path / "here") == ["da-de/1", "en-de/1"]
+
+
+def test_what_is_served_stays_while_the_store_has_its_place(s3: S3, make_bundle: Make, tmp_path: Path, order: Orders) -> None:
+    served = {tmp_path / "here/tiny/1", tmp_path / "here/en-de/1"}
+    mirror = Mirror(Address.parse("s3://models/all"), tmp_path / "here", order(), lambda _, names: names[-1:], served.__contains__)
+    for number in (1, 2):
+        s3.put(make_bundle(tmp_path / f"tiny-{number}", "tiny", number, 1000), "all/flat")
+        s3.put(make_bundle(tmp_path / f"en-de-{number}", "en-de", number, 1000), f"all/en-de/{number}")
+        found = mirror.sync()
+    assert not found.removed and versions(tmp_path / "here") == ["en-de/1", "en-de/2", "tiny/1", "tiny/2"]
+    served.clear()
+    assert sorted(mirror.sync().removed) == [tmp_path / "here/en-de/1", tmp_path / "here/tiny/1"]
+    served.add(tmp_path / "here/en-de/2")
+    s3.remove("all/en-de/")
+    assert mirror.sync().removed == [tmp_path / "here/en-de/2"]
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\x1b[31m", "a\udcff"])
+def test_a_folder_with_a_name_for_no_eyes_is_refused_in_one_line(
+    make_bundle: Make, tmp_path: Path, order: Orders, name: str
+) -> None:
+    make_bundle(tmp_path / "models" / name, "one", 1, 1000)
+    make_bundle(tmp_path / "models/two", "two", 2, 1000)
+    found = Mirror(Address.parse(str(tmp_path / "models")), tmp_path / "here", order()).sync()
+    (reason,) = found.problems.values()
+    assert reason.isprintable() and reason.endswith(": no folder of bundles is called so")
+    assert versions(tmp_path / "here") == ["two/1"]
+
+
+def test_the_file_of_a_pull_that_died_is_still_known_as_pulled(
+    s3: S3, models: Callable[..., Path], tmp_path: Path, order: Orders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mark was of the new file, and the file still the old one: it counted as written here for ever."""
+    models("en-de/1", 1)
+    mirror = Mirror(Address.parse("s3://models/all"), tmp_path / "here", order())
+    s3.client.put_object(Bucket="models", Key="all/en-de/model.toml", Body=b"# one\n")
+    mirror.sync()
+    s3.client.put_object(Bucket="models", Key="all/en-de/model.toml", Body=b"# two\n")
+
+    def dying(path: Path) -> Any:
+        if path.name == "model.toml":
+            raise KeyboardInterrupt
+        return replaced(path)
+
+    with monkeypatch.context() as dead, pytest.raises(KeyboardInterrupt):
+        dead.setattr(model_files, "replaced", dying)
+        mirror.sync()
+    assert (tmp_path / "here/en-de/model.toml").read_text() == "# one\n"
+    assert not mirror.sync().problems and (tmp_path / "here/en-de/model.toml").read_text() == "# two\n"
+
+
+def test_a_disk_that_is_too_small_is_not_filled_at_every_look(
+    s3: S3, s3_proxy: Proxy, bundle: Path, tmp_path: Path, order: Orders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s3.put(bundle, "one")
+    mirror = Mirror(Address.parse("s3://models/one"), tmp_path / "here", order())
+    with monkeypatch.context() as full:
+        full.setattr(cache.shutil, "disk_usage", lambda path: SimpleNamespace(free=1_000_000))
+        assert mirror.sync().problems == {"": f"{tmp_path / 'cache'}: No space left on device"}
+    assert not s3_proxy.asked(BIG_FILE)
+    assert not mirror.sync().problems and versions(tmp_path / "here") == ["tiny/1"]
+
+
+def test_a_link_that_leads_back_hides_no_model(make_bundle: Make, tmp_path: Path, order: Orders) -> None:
+    make_bundle(tmp_path / "models/en-de/1", "en-de", 1, 1000)
+    (tmp_path / "models/en-de/here").symlink_to(".")
+    (tmp_path / "models/all").symlink_to(tmp_path / "models")
+    assert not Mirror(Address.parse(str(tmp_path / "models")), tmp_path / "here", order()).sync().reason
+    assert versions(tmp_path / "here") == ["en-de/1"]

@@ -3,6 +3,7 @@
 import asyncio
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from dragoman.export.signing import sign
 from dragoman.model.errors import InputError
 from dragoman.server.config import ServerConfig
 from dragoman.server.model_source import ModelSource, default_folder
+from dragoman.server.stores.mirror import Mirror, Synced
 from tests.certificates import openssl
 from tests.e2e.conftest import serve as serve
 from tests.e2e.test_front_ends import wait_until
@@ -66,6 +68,31 @@ def test_a_models_own_file_says_which_come(put: Callable[[str], None], s3: S3, t
     assert versions(source.folder) == ["1", "3", "4"]
 
 
+def test_a_file_that_takes_its_place_says_which_come(put: Callable[[str], None], s3: S3, tmp_path: Path) -> None:
+    for version in ("1", "2", "3", "4"):
+        put(version)
+    s3.client.put_object(Bucket="models", Key="all/en-de/model.toml", Body=b'[labels]\nstable = "2"\n')
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files/en-de.toml").write_text('[labels]\nstable = "1"\n')
+    source = source_of(tmp_path / "here", model_files=tmp_path / "files")
+    source.fetch()
+    assert versions(source.folder) == ["1", "3", "4"]
+
+
+def test_while_a_models_file_cannot_be_used_no_version_comes_and_none_goes(
+    put: Callable[[str], None], s3: S3, tmp_path: Path
+) -> None:
+    """All that there had ever been came, which may be more than any disk holds."""
+    for version in ("1", "2", "3", "4"):
+        put(version)
+    s3.client.put_object(Bucket="models", Key="all/en-de/model.toml", Body=b"[labels\n")
+    source = source_of(tmp_path / "here")
+    source.fetch()
+    put("5")
+    source.fetch()
+    assert versions(source.folder) == ["3", "4"]
+
+
 def test_a_store_without_models_is_named(s3: S3, tmp_path: Path) -> None:
     with pytest.raises(BundleError, match="s3://models/all: holds no bundle"):
         source_of(tmp_path / "here").fetch()
@@ -110,6 +137,58 @@ def test_whoever_follows_is_told_of_what_has_come_and_of_nothing_else(put: Calla
 
     asyncio.run(run())
     assert told == [["1", "2"]]
+
+
+def test_before_anything_is_served_nothing_that_may_be_is_taken_away(put: Callable[[str], None], tmp_path: Path) -> None:
+    put("1")
+    source_of(tmp_path / "here").fetch()
+    for version in ("2", "3"):
+        put(version)
+    source = source_of(tmp_path / "here", store_poll_seconds=0.05)
+    source.fetch()
+    assert versions(source.folder) == ["1", "2", "3"]
+
+    async def run() -> None:
+        changed = asyncio.Event()
+
+        async def tell() -> None:
+            changed.set()
+
+        following = asyncio.create_task(source.follow(tell, lambda directory: directory.name == "3"))
+        await asyncio.wait_for(changed.wait(), 20)
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+    asyncio.run(run())
+    assert versions(source.folder) == ["2", "3"]
+
+
+def test_two_who_look_at_once_look_one_after_the_other(
+    put: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    put("1")
+    source = source_of(tmp_path / "here")
+    looking: list[int] = []
+    most = []
+    sync = Mirror.sync
+
+    def counted(mirror: Mirror) -> Synced:
+        looking.append(1)
+        most.append(len(looking))
+        time.sleep(0.05)
+        try:
+            return sync(mirror)
+        finally:
+            looking.pop()
+
+    async def tell() -> None: ...
+
+    async def run() -> None:
+        await asyncio.gather(*(source.look(tell) for _ in range(3)))
+
+    monkeypatch.setattr(Mirror, "sync", counted)
+    asyncio.run(run())
+    assert most == [1, 1, 1]
 
 
 @pytest.mark.e2e

@@ -148,6 +148,11 @@ def test_an_archive_is_opened_if_its_checksum_is_right(
     assert no_leftovers(tmp_path / "here")
 
 
+def test_an_archive_may_lie_in_the_root_of_the_file_system(tmp_path: Path, order: Orders) -> None:
+    with pytest.raises(StoreError, match=r"^/there-is-no-such\.tar: no such file"):
+        bring("/there-is-no-such.tar", tmp_path / "here", order(sha256="0" * 64))
+
+
 # --- Once more, and by several.
 
 
@@ -203,6 +208,29 @@ def test_pulls_at_the_same_time_read_each_file_once(s3: S3, s3_proxy: Proxy, bun
     assert found == [["tiny/1"]] * 4
     assert len(s3_proxy.asked(BIG_FILE)) == 1
     assert files(tmp_path / "here/tiny/1") == files(bundle)
+
+
+def test_many_pulls_at_once_do_not_get_into_each_others_way(
+    make_bundle: Callable[..., Path], tmp_path: Path, order: Orders
+) -> None:
+    for number in range(3):
+        make_bundle(tmp_path / f"models/m{number}/1", f"m{number}", number, 1000)
+        (tmp_path / f"models/m{number}/model.toml").write_text(f"# {number}\n")
+    errors: list[BaseException] = []
+
+    def work(folder: Path) -> None:
+        try:
+            bring(str(tmp_path / "models"), folder, order())
+        except OSError as error:
+            errors.append(error)
+
+    for attempt in range(8):
+        pulls = [threading.Thread(target=work, args=[tmp_path / f"here{attempt}"]) for _ in range(6)]
+        for each in pulls:
+            each.start()
+        for each in pulls:
+            each.join()
+    assert not errors
 
 
 def test_a_watcher_never_sees_half_a_version(s3: S3, s3_proxy: Proxy, bundle: Path, tmp_path: Path, order: Orders) -> None:
@@ -310,6 +338,16 @@ def test_a_bit_that_changed_in_a_piece_only_is_made_good(
     proxy.harms += [Harm(big, 1_000_000, "cut"), Harm(big, 12345, "flip")]
     assert bring(address, tmp_path / "here", order()) == ["tiny/1"]
     assert files(tmp_path / "here/tiny/1") == files(bundle)
+
+
+def test_a_store_that_gives_a_drop_and_breaks_off_is_not_asked_for_ever(
+    shop: tuple[Proxy, str, str], tmp_path: Path, order: Orders
+) -> None:
+    proxy, address, big = shop
+    proxy.harms.append(Harm(big, 1, "cut", times=10_000))
+    with pytest.raises(StoreError):
+        bring(address, tmp_path / "here", order())
+    assert len(proxy.asked(big)) <= 12
 
 
 def test_a_silent_store_is_not_waited_for(shop: tuple[Proxy, str, str], tmp_path: Path, order: Orders) -> None:

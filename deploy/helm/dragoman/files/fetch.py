@@ -6,6 +6,7 @@ FETCH_TOKEN, if set, is sent as a bearer token. If anything is not as it should 
 """
 
 import hashlib
+import http.client
 import json
 import os
 import shutil
@@ -44,7 +45,7 @@ def main(arguments: list[str]) -> int:
         clear(folder)
         for archive in wanted["archives"]:
             fetch(archive["url"], archive["sha256"], folder, deadline)
-            print(f"fetched {archive['url']}", file=sys.stderr, flush=True)
+            print(f"fetched {shown(archive['url'])}", file=sys.stderr, flush=True)
     except (FetchError, OSError) as error:
         print(f"fetch: {error}", file=sys.stderr)
         return 1
@@ -70,12 +71,12 @@ def fetch(url: str, sha256: str, folder: Path, deadline: float) -> None:
     digest = download(url, incoming, deadline)
     if digest != sha256.lower():
         incoming.unlink()
-        raise FetchError(f"{url}: its SHA-256 is {digest}, not {sha256}")
+        raise FetchError(f"{shown(url)}: its SHA-256 is {digest}, not {sha256}")
     try:
         with tarfile.open(incoming) as archive:
             archive.extractall(folder, filter="data")
     except tarfile.TarError as error:
-        raise FetchError(f"{url}: cannot be unpacked: {error}") from error
+        raise FetchError(f"{shown(url)}: cannot be unpacked: {error}") from error
     finally:
         incoming.unlink()
 
@@ -86,22 +87,32 @@ def download(url: str, path: Path, deadline: float) -> str:
     Raises:
         FetchError: If it cannot be had before the deadline.
     """
-    request = urllib.request.Request(url)
-    if token := os.environ.get("FETCH_TOKEN"):
-        request.add_header("Authorization", f"Bearer {token}")
-    digest = hashlib.sha256()
+    digest, size = hashlib.sha256(), 0
     try:
+        request = urllib.request.Request(url)
+        if token := os.environ.get("FETCH_TOKEN"):
+            request.add_header("Authorization", f"Bearer {token}")
         with urllib.request.build_opener(_SameHost).open(request, timeout=QUIET_SECONDS) as answer, path.open("wb") as file:
-            while chunk := answer.read(CHUNK_BYTES):
+            promised = getattr(answer, "length", None)
+            # What there is, rather than so much: whoever sends a byte now and then would not let us look at the time.
+            while (promised is None or size < promised) and (chunk := answer.read1(CHUNK_BYTES)):
                 if time.monotonic() > deadline:
-                    raise FetchError(f"{url}: took too long")
+                    raise FetchError(f"{shown(url)}: took too long")
                 digest.update(chunk)
                 file.write(chunk)
-            if getattr(answer, "length", 0):  # what Content-Length promised and did not come
-                raise FetchError(f"{url}: the connection ended early")
+                size += len(chunk)
+            if promised is not None and size < promised:
+                raise FetchError(f"{shown(url)}: the connection ended early")
     except urllib.error.URLError as error:
-        raise FetchError(f"{url}: {error.reason}") from error
+        raise FetchError(f"{shown(url)}: {error.reason}") from error
+    except (http.client.HTTPException, ValueError) as error:
+        raise FetchError(f"{shown(url)}: {error!r}") from error
     return digest.hexdigest()
+
+
+def shown(url: str) -> str:
+    """Return what messages may say of an address: its query may be a signature that opens it to anybody."""
+    return url.partition("?")[0]
 
 
 if __name__ == "__main__":
