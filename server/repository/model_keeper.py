@@ -79,6 +79,7 @@ class ModelKeeper(Generic[E]):
         self._is_lost = False
         self._told = ""
         self._wake, self._idle = asyncio.Event(), asyncio.Event()
+        self._is_over = False
         self._loading: asyncio.Task[None] | None = None
 
     @property
@@ -148,7 +149,8 @@ class ModelKeeper(Generic[E]):
 
     def wake(self) -> None:
         """Have a look at what there is to do."""
-        self._idle.clear()
+        if not self._is_over:  # then nobody looks, and nobody shall wait for it
+            self._idle.clear()
         self._wake.set()
 
     async def settled(self) -> None:
@@ -215,11 +217,13 @@ class ModelKeeper(Generic[E]):
 
     async def run(self) -> None:
         """Do what there is to do, until the model is gone."""
+        self._is_over = False
         self.wake()
         try:
             while not self.is_gone:
                 await self._run_once()
         finally:
+            self._is_over = True
             self._idle.set()
 
     def readings(self) -> list[VersionReading]:

@@ -1,6 +1,7 @@
 """What operators ask for: it is done, or nothing is, with the reason; whoever goes, whoever else asks, whenever the server ends."""
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -40,6 +41,8 @@ class Idle:
     is_gone = False
 
     async def run(self) -> None: ...
+
+    def find(self, found: FoundModel) -> None: ...
 
 
 @pytest.fixture
@@ -520,3 +523,41 @@ def test_each_change_is_logged_with_who_asked_for_it(play: Any, logged: Any) -> 
         ("a change cannot be made", "set_label", MODEL, "9", "anna"),
     ]
     assert lines[-1]["label"] == "canary" and lines[-1]["reason"] == 'version: "9" is not there; there: 2, 1'
+
+
+def test_a_model_that_goes_while_its_folder_is_looked_at_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage("1", file=NEWEST)
+    other = replace(stage.found, name="other")
+    folder = [stage.found, other]
+    looking, is_gone = asyncio.Event(), threading.Event()
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+
+        def scan(*_: object) -> list[FoundModel]:
+            found = list(folder)
+            loop.call_soon_threadsafe(looking.set)
+            is_gone.wait(10)
+            return found
+
+        monkeypatch.setattr(keeper_module, "scan", scan)
+        async with stage.led():
+            models: Any = {MODEL: stage.keeper, "other": Idle()}
+            keeper: Keeper[Any] = Keeper(Path("models"), folder, lambda found: models[found.name], 0.0)
+            administrator = Administrator(keeper)
+            administrator.begin()
+            await administrator.unload(ANNA, MODEL, "")
+            await stage.until(lambda: not stage.running())
+            folder.remove(stage.found)
+            reload = asyncio.create_task(administrator.reload(ANNA, MODEL))
+            await looking.wait()
+            stage.keeper.lose()
+            await stage.until(lambda: stage.keeper.is_gone)
+            await asyncio.sleep(0.05)
+            is_gone.set()
+            async with asyncio.timeout(5):
+                with pytest.raises(NotPossible, match="model: its folder is gone"):
+                    await reload
+            await administrator.end()
+
+    asyncio.run(run())
