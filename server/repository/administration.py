@@ -188,7 +188,7 @@ class Administrator(Generic[E]):
         self._check_open()
         if len(asked.get("version", "")) > MAX_NAME_CHARACTERS:
             raise InvalidRequest("version", f"{len(asked['version'])} characters; at most {MAX_NAME_CHARACTERS} are allowed")
-        if _may_see(operator, check_model_name(model)) and model not in self._keeper.models:
+        if _may_see(operator, check_model_name(model)) and not self._is_known(model, asked.get("version", "")):
             await self._look()  # it may just have come
         self._permitted(operator, model)
         turn = self._turns.setdefault(model, asyncio.Lock())
@@ -268,6 +268,13 @@ class Administrator(Generic[E]):
         await self._keeper.look()
         if self._keeper.problem:
             raise NotPossible(f"the folder of models cannot be looked at: {self._keeper.problem}")
+
+    def _is_known(self, model: str, version: str) -> bool:
+        """Return whether there is a model, and a version of it if one is named."""
+        keeper = self._keeper.models.get(model)
+        if keeper is None or not version:
+            return keeper is not None
+        return version in version_names_of(keeper) or any(version == one.content for one in keeper.known())
 
     def _permitted(self, operator: Operator, model: str) -> ModelKeeper[E]:
         """Return who leads a model that an operator names.

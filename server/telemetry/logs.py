@@ -8,6 +8,7 @@ logged: callers do not pass it, and tracebacks are written without the values of
 Of other libraries' lines, which callers may be able to cause at will, some of each logger are written and the others counted.
 """
 
+import json
 import logging
 import os
 import sys
@@ -122,4 +123,7 @@ def _renderers(log_format: LogFormat, target: TextIO) -> list[Processor]:
 
 def _to_json(event: Any, **_: Any) -> str:
     """Return compact JSON; what JSON cannot express is written as its `str`."""
-    return msgspec.json.encode(event, enc_hook=str).decode()
+    try:
+        return msgspec.json.encode(event, enc_hook=str).decode()
+    except UnicodeEncodeError:  # the name of a file that is no text
+        return json.dumps(event, default=str, separators=(",", ":"))

@@ -120,6 +120,17 @@ def test_a_version_is_loaded_beside_the_policys(play: Any) -> None:
     play(stage, scene)
 
 
+def test_a_version_that_has_just_come_is_loaded(play: Any) -> None:
+    stage = Stage("1", "2", file=NEWEST)
+
+    async def scene(administrator: Administrator[Any]) -> None:
+        stage.put("0")
+        status = await administrator.load(ANNA, MODEL, "0")
+        assert states(status) == {"2": "serving", "1": "found", "0": "serving"}
+
+    play(stage, scene)
+
+
 def test_a_version_that_cannot_be_loaded_is_not_asked_for_any_more_and_can_be_asked_for_again(play: Any) -> None:
     stage = Stage("1", "2", file=NEWEST)
     stage.fail("prove", "1", Refused(Cause.PROOF, "another answer"))

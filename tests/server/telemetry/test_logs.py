@@ -43,6 +43,13 @@ def test_line_is_one_json_object_with_a_utc_time(configure: Configure) -> None:
     assert abs(datetime.fromisoformat(line["timestamp"]) - datetime.now(UTC)).total_seconds() < 60
 
 
+def test_a_file_whose_name_is_no_text_can_be_logged(configure: Configure) -> None:
+    lines = configure()
+    structlog.get_logger().info("ours", path="mod\udcff", where=object)
+    [line] = [json.loads(line) for line in lines()]
+    assert (line["path"], line["where"]) == ("mod\udcff", "<class 'object'>")
+
+
 def test_other_libraries_lines_look_the_same(configure: Configure) -> None:
     lines = configure()
     structlog.contextvars.bind_contextvars(request_id="mine")
