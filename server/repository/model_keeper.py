@@ -222,6 +222,7 @@ class ModelKeeper(Generic[E]):
         try:
             while not self.is_gone:
                 await self._run_once()
+            self._workshop.gone(self.name)
         finally:
             self._is_over = True
             self._idle.set()
