@@ -26,7 +26,7 @@ from dragoman.server.repository.meant import (
 )
 from dragoman.server.repository.model_keeper import ModelKeeper
 from dragoman.server.repository.policy import Overrides
-from dragoman.server.repository.status import is_served, status_of, why_refused
+from dragoman.server.repository.status import is_name_served, is_served, status_of, why_refused
 from dragoman.server.repository.version_names import check_version_name
 from dragoman.server.repository.workshop import E
 
@@ -96,7 +96,7 @@ class Administrator(Generic[E]):
             asked = replace(asked, loaded=asked.loaded - {name}, unloaded=asked.unloaded | {name}, pinned=pinned)
             if keeper.would_want(asked).default is None:
                 raise NotPossible(f"version: {name} is the last that can be served; unload the model to have none")
-            await self._lead(keeper, asked, lambda: not is_served(keeper, name))
+            await self._lead(keeper, asked, lambda: not is_name_served(keeper, name))
 
         return await self._change(operator, "unload", model, unload, version=version)
 

@@ -148,6 +148,27 @@ def test_a_version_that_cannot_be_loaded_is_not_asked_for_any_more_and_can_be_as
     play(stage, scene)
 
 
+def test_a_version_is_not_done_with_while_the_one_that_its_files_have_replaced_answers(play: Any) -> None:
+    stage = Stage("1", file=NEWEST)
+
+    async def scene(administrator: Administrator[Any]) -> None:
+        stage.fail("open", "1", Refused(Cause.BUNDLE, "damaged"))
+        stage.put("1")
+        for change in (
+            administrator.reload(ANNA, MODEL),
+            administrator.load(ANNA, MODEL, "1"),
+            administrator.rollback(ANNA, MODEL, "1"),
+        ):
+            with pytest.raises(NotPossible, match="version 1 is refused: damaged"):
+                await change
+        status = administrator.list(ANNA)[0]
+        assert [one.state for one in status.versions] == ["refused", "serving"] and status.requested == Requested()
+        stage.faults.clear()
+        assert (await administrator.reload(ANNA, MODEL)).versions[0].version == "000000000002"
+
+    play(stage, scene)
+
+
 def test_a_version_is_unloaded_and_the_next_takes_its_place(play: Any) -> None:
     stage = Stage("1", "2", file=NEWEST)
 
