@@ -31,6 +31,8 @@ from dragoman.server.repository.workshop import E, Front, Workshop
 from dragoman.server.supervisor import EngineCannotStart
 from dragoman.server.telemetry.version_metrics import VersionReading
 
+# What keeps versions from being served with the settings of a model's file, and may not with others.
+CAUSES_OF_SETTINGS = (Cause.SETTINGS, Cause.MEMORY, Cause.START)
 # Between two looks at a version on probation.
 WATCH_SECONDS = 0.25
 
@@ -109,6 +111,9 @@ class ModelKeeper(Generic[E]):
         self._told = found.problem
         if self._is_lost or (found.versions, found.file) != (self._found.versions, self._found.file):
             self._is_lost = False
+            before, file = self._found.file, found.file
+            if (file.settings, file.swap.mode) != (before.settings, before.swap.mode):
+                self.versions.forgive(causes=CAUSES_OF_SETTINGS)
             self._found = found
             self.wake()
         self._found = found

@@ -7,7 +7,7 @@ from typing import Any, Generic
 from dragoman.server.repository.found import FoundVersion
 from dragoman.server.repository.loaded import LoadedModel
 from dragoman.server.repository.models import Route
-from dragoman.server.repository.versions import Opened, State, Version
+from dragoman.server.repository.versions import Cause, Opened, State, Version
 from dragoman.server.repository.workshop import E
 
 # Of what has no files.
@@ -51,10 +51,10 @@ class ModelVersions(Generic[E]):
         kept = set(there)
         self._versions = [one for one in self if one.state is not State.REFUSED or one.loaded is not None or one.found in kept]
 
-    def forgive(self, names: Collection[str] | None = None) -> None:
-        """Forget what was refused, of these names or all; one that requests still hold ends as if it had not been."""
+    def forgive(self, names: Collection[str] | None = None, causes: Collection[Cause] = tuple(Cause)) -> None:
+        """Forget what was refused, of these names or all, for these causes; what requests hold ends as if it had not been."""
         for version in self:
-            if version.state is State.REFUSED and (names is None or version.found.name in names):
+            if version.state is State.REFUSED and (names is None or version.found.name in names) and version.cause in causes:
                 if version.loaded is None:
                     self._versions.remove(version)
                 else:

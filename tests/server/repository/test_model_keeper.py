@@ -9,7 +9,7 @@ import pytest
 from dragoman.export.bundle import BundleError
 from dragoman.server.config import ConfigError
 from dragoman.server.repository import loader, model_keeper, trial
-from dragoman.server.repository.model_file import ModelFile, Swap, Versions
+from dragoman.server.repository.model_file import ModelFile, ModelSettings, Swap, Versions
 from dragoman.server.repository.models import CannotServe
 from dragoman.server.repository.policy import Overrides
 from dragoman.server.repository.use import Outcomes
@@ -317,6 +317,30 @@ def test_a_refused_version_is_tried_again_once_its_files_are_others() -> None:
         assert stage.serving == "2"
         assert {(version, state) for version, state, _ in shown(stage)} >= {("2", "serving")}
         assert not any(state == "refused" for _, state, _ in shown(stage)), "what it was before is forgotten"
+
+    play(stage, scene)
+
+
+@pytest.mark.parametrize(
+    ("cause", "file", "is_tried"),
+    [
+        (Cause.SETTINGS, ModelFile(settings=ModelSettings(max_slots=4)), True),
+        (Cause.MEMORY, ModelFile(swap=Swap(mode="restart")), True),
+        (Cause.MEMORY, ModelFile(labels={"stable": "1"}), False),
+        (Cause.PROOF, ModelFile(settings=ModelSettings(max_slots=4)), False),
+    ],
+)
+def test_what_was_refused_for_its_settings_is_tried_again_with_others(cause: Cause, file: ModelFile, is_tried: bool) -> None:
+    stage = Stage("1")
+
+    async def scene() -> None:
+        stage.fail("open", "2", Refused(cause, "not so"))
+        stage.put("2")
+        await stage.settle()
+        stage.faults.clear()
+        stage.file = file
+        await stage.settle()
+        assert stage.serving == ("2" if is_tried else "1")
 
     play(stage, scene)
 
