@@ -100,6 +100,11 @@ class ModelKeeper(Generic[E]):
         return self._switch.history
 
     @property
+    def sleep_problem(self) -> str:
+        """Why it could not be woken the last time; empty if it could."""
+        return self._sleeper.sleep.problem
+
+    @property
     def found(self) -> FoundModel:
         """What lies in its folder, as far as that could be told."""
         return self._found
