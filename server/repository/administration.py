@@ -87,11 +87,14 @@ class Administrator(Generic[E]):
 
         async def unload(keeper: ModelKeeper[E]) -> None:
             asked = keeper.overrides
-            name = version_meant(keeper, version) if version else ""
+            name = version if version in asked.loaded else version_meant(keeper, version) if version else ""
             if not name:
                 await self._lead(keeper, replace(asked, is_unloaded=True), lambda: keeper.route is None)
                 return
             check_loaded(keeper)
+            if name not in version_names_of(keeper):  # it was loaded, and is gone: nobody asks for it any more
+                await self._lead(keeper, replace(asked, loaded=asked.loaded - {name}), lambda: True)
+                return
             pinned = None if asked.pinned == name else asked.pinned
             asked = replace(asked, loaded=asked.loaded - {name}, unloaded=asked.unloaded | {name}, pinned=pinned)
             if keeper.would_want(asked).default is None:

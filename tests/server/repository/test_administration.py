@@ -184,6 +184,22 @@ def test_a_version_is_unloaded_and_the_next_takes_its_place(play: Any) -> None:
     play(stage, scene)
 
 
+def test_what_was_loaded_and_is_gone_can_be_asked_for_no_more(play: Any) -> None:
+    stage = Stage("1", "2", file=NEWEST)
+
+    async def scene(administrator: Administrator[Any]) -> None:
+        await administrator.load(ANNA, MODEL, "1")
+        stage.remove("1")
+        await administrator.refresh(ANNA)
+        assert administrator.list(ANNA)[0].problems == ("load: there is no version '1'",)
+        status = await administrator.unload(ANNA, MODEL, "1")
+        assert (status.problems, status.requested, default(status)) == ((), Requested(), "2")
+        with pytest.raises(NotInRepository, match='version: "1" is not there; there: 2'):
+            await administrator.unload(ANNA, MODEL, "1")
+
+    play(stage, scene)
+
+
 def test_the_last_version_is_unloaded_with_its_model_only(play: Any) -> None:
     stage = Stage("1", "2", file=NEWEST)
     stage.fail("start", "1", Refused(Cause.MEMORY, "no room"))
