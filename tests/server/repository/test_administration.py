@@ -40,7 +40,8 @@ class Idle:
 
     is_gone = False
 
-    async def run(self) -> None: ...
+    async def run(self) -> None:
+        await asyncio.Event().wait()
 
     def find(self, found: FoundModel) -> None: ...
 
