@@ -411,6 +411,8 @@ class ServerConfig(BaseSettings):
             raise ValueError(f"admin_host is {self.admin_host}, which others may reach, and admin_tokens_file is not set")
         for name, host, port in (("port", self.host, self.port), ("metrics_port", self.metrics_host, self.metrics_port)):
             is_same_host = host == self.admin_host or host in ANY_ADDRESS or self.admin_host in ANY_ADDRESS
+            # A name may stand for several addresses, of which one would be free.
+            is_same_host |= "localhost" in (host, self.admin_host) and is_loopback(host) and is_loopback(self.admin_host)
             if port == self.admin_port != 0 and is_same_host:
                 raise ValueError(f"{name} and admin_port are both {port}")
 

@@ -137,7 +137,8 @@ def _administer(
                 hint = "; the admin service is there if admin_port is set"
             elif isinstance(error, DeadlineExceeded):
                 hint = "; what has begun goes on: `dragoman models list` tells how it is"
-            raise CallFailed(in_one_line(error, server, is_tls=ca is not None) + hint) from error
+            # The model is no option here, but an argument.
+            raise CallFailed(in_one_line(error, server, is_tls=ca is not None).removeprefix("--") + hint) from error
 
 
 def _change(change: "Callable[[RepositoryClient], ModelStatus]", as_json: bool, *connection: object) -> None:

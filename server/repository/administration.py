@@ -26,7 +26,7 @@ from dragoman.server.repository.meant import (
 )
 from dragoman.server.repository.model_keeper import ModelKeeper
 from dragoman.server.repository.policy import Overrides
-from dragoman.server.repository.status import is_served, status_of, why_refused
+from dragoman.server.repository.status import is_name_served, is_served, status_of, why_refused
 from dragoman.server.repository.version_names import check_version_name
 from dragoman.server.repository.workshop import E
 
@@ -87,16 +87,19 @@ class Administrator(Generic[E]):
 
         async def unload(keeper: ModelKeeper[E]) -> None:
             asked = keeper.overrides
-            name = version_meant(keeper, version) if version else ""
+            name = version if version in asked.loaded else version_meant(keeper, version) if version else ""
             if not name:
                 await self._lead(keeper, replace(asked, is_unloaded=True), lambda: keeper.route is None)
                 return
             check_loaded(keeper)
+            if name not in version_names_of(keeper):  # it was loaded, and is gone: nobody asks for it any more
+                await self._lead(keeper, replace(asked, loaded=asked.loaded - {name}), lambda: True)
+                return
             pinned = None if asked.pinned == name else asked.pinned
             asked = replace(asked, loaded=asked.loaded - {name}, unloaded=asked.unloaded | {name}, pinned=pinned)
             if keeper.would_want(asked).default is None:
                 raise NotPossible(f"version: {name} is the last that can be served; unload the model to have none")
-            await self._lead(keeper, asked, lambda: not is_served(keeper, name))
+            await self._lead(keeper, asked, lambda: not is_name_served(keeper, name))
 
         return await self._change(operator, "unload", model, unload, version=version)
 
@@ -188,7 +191,7 @@ class Administrator(Generic[E]):
         self._check_open()
         if len(asked.get("version", "")) > MAX_NAME_CHARACTERS:
             raise InvalidRequest("version", f"{len(asked['version'])} characters; at most {MAX_NAME_CHARACTERS} are allowed")
-        if _may_see(operator, check_model_name(model)) and model not in self._keeper.models:
+        if _may_see(operator, check_model_name(model)) and not self._is_known(model, asked.get("version", "")):
             await self._look()  # it may just have come
         self._permitted(operator, model)
         turn = self._turns.setdefault(model, asyncio.Lock())
@@ -268,6 +271,13 @@ class Administrator(Generic[E]):
         await self._keeper.look()
         if self._keeper.problem:
             raise NotPossible(f"the folder of models cannot be looked at: {self._keeper.problem}")
+
+    def _is_known(self, model: str, version: str) -> bool:
+        """Return whether there is a model, and a version of it if one is named."""
+        keeper = self._keeper.models.get(model)
+        if keeper is None or not version:
+            return keeper is not None
+        return version in version_names_of(keeper) or any(version == one.content for one in keeper.known())
 
     def _permitted(self, operator: Operator, model: str) -> ModelKeeper[E]:
         """Return who leads a model that an operator names.

@@ -57,9 +57,16 @@ class Keeper(Generic[E]):
             while True:
                 await asyncio.sleep(self._poll_seconds or 3600.0)
                 if self._poll_seconds:
-                    await self.look(is_at_once=False)
+                    await self._look_again()
         finally:
             await self._leave()
+
+    async def _look_again(self) -> None:
+        """Look, and whatever comes of it, be there for the next look."""
+        try:
+            await self.look(is_at_once=False)
+        except Exception:
+            log.exception("cannot look at the models, those that are served stay")
 
     async def look(self, *, is_at_once: bool = True) -> None:
         """Look at the folder once.

@@ -102,6 +102,11 @@ class ModelKeeper(Generic[E]):
         return self._switch.history
 
     @property
+    def sleep_problem(self) -> str:
+        """Why it could not be woken the last time; empty if it could."""
+        return self._sleeper.sleep.problem
+
+    @property
     def found(self) -> FoundModel:
         """What lies in its folder, as far as that could be told."""
         return self._found
@@ -235,6 +240,7 @@ class ModelKeeper(Generic[E]):
         try:
             while not self.is_gone:
                 await self._run_once()
+            self._workshop.gone(self.name)
         finally:
             self._is_over = True
             self._idle.set()

@@ -166,6 +166,11 @@ class ModelWorkshop:
             self._metrics.remove_model(name)
         self._on_published(name)
 
+    def gone(self, name: str) -> None:
+        """See `Workshop`."""
+        self._metrics.remove_model(name)
+        self._metrics.versions.remove_model(name)
+
     def slept(self, model: str, why: str) -> None:
         """See `Workshop`."""
         self._metrics.versions.slept(model, why)

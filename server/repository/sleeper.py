@@ -20,8 +20,8 @@ from dragoman.server.repository.use import Holding, together
 from dragoman.server.repository.versions import Cause, Refused, State, Version
 from dragoman.server.repository.workshop import E, Front, Workshop
 
-# What may be otherwise the next time.
-PASSING = (Cause.MEMORY, Cause.START)
+# What may be otherwise the next time, and what requests are told of it: the reason may name other models, or files.
+PASSING = {Cause.MEMORY: "there is no memory for it now", Cause.START: "its engine cannot be started now"}
 
 log = structlog.get_logger("dragoman.repository")
 
@@ -56,6 +56,7 @@ class Sleeper(Generic[E]):
         self._versions, self._loader, self._workshop, self._front_of = versions, loader, workshop, front
         self._placement = placement
         self.sleep = Sleep(self._keep_seconds(file))
+        self._told = ""
 
     @property
     def is_asleep(self) -> bool:
@@ -160,6 +161,7 @@ class Sleeper(Generic[E]):
             if refused.cause is Cause.MEMORY or (refused.cause in PASSING and version.was_proved):
                 version.enter(State.ASLEEP)
                 self.sleep.fail(refused.reason)
+                self._told = PASSING[refused.cause]
                 log.warning("a model cannot be woken", model=self._name, cause=refused.cause.value, reason=refused.reason)
                 self._workshop.woken(self._name, "failed")
                 self._refuse_waiting()
@@ -168,7 +170,7 @@ class Sleeper(Generic[E]):
                 self._workshop.woken(self._name, "refused")
 
     def _refuse_waiting(self) -> None:
-        self._front_of().refuse_waiting(self._name, self.sleep.problem, self.sleep.retry_seconds)
+        self._front_of().refuse_waiting(self._name, self._told, self.sleep.retry_seconds)
 
     def _holding(self, route: Route[E] | None) -> Holding:
         """Return how requests use the model, all of its versions together."""

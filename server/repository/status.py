@@ -20,7 +20,9 @@ def status_of(keeper: ModelKeeper[E]) -> ModelStatus:
         if name in there and all(one.state is State.RETIRING for one in ones):
             statuses.append(VersionStatus(name))
         statuses += [_version(keeper, one, served.get(id(_answering(one)))) for one in ones]
-    problems = (*found.problem.splitlines(), *found.file_problem.splitlines(), *found.left_out, *keeper.problems)
+    problems = [*found.problem.splitlines(), *found.file_problem.splitlines(), *found.left_out, *keeper.problems]
+    if keeper.sleep_problem:
+        problems.append(f"the model cannot be woken: {keeper.sleep_problem}")
     return ModelStatus(
         keeper.name,
         route is not None and route.default.engine.is_ready,
@@ -37,11 +39,18 @@ def status_of(keeper: ModelKeeper[E]) -> ModelStatus:
 
 
 def is_served(keeper: ModelKeeper[E], name: str, *, is_default: bool = False) -> bool:
-    """Return whether requests get a version, by its folder's name; as the default, if that is asked."""
+    """Return whether requests get a version as it lies in its folder of that name; as the default, if that is asked."""
     route = keeper.route
     if route is None:
         return False
     models = [route.default] if is_default else list(route.versions.values())
+    there = [version for found in keeper.found.versions if found.name == name and (version := keeper.versions.known(found))]
+    return any(_answering(version) in models for version in there)
+
+
+def is_name_served(keeper: ModelKeeper[E], name: str) -> bool:
+    """Return whether requests get a version of a name, be it one whose files have been replaced."""
+    models = [] if keeper.route is None else list(keeper.route.versions.values())
     return any(_answering(version) in models for version in keeper.known() if version.found.name == name)
 
 

@@ -168,6 +168,10 @@ class Workshop(Protocol[E]):
         """Tell health and metrics what is served now."""
         ...
 
+    def gone(self, name: str) -> None:
+        """End all series of a model, which is gone with its folder."""
+        ...
+
     def slept(self, model: str, why: str) -> None:
         """Count that a model has fallen asleep, and why."""
         ...

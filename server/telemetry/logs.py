@@ -126,4 +126,4 @@ def _to_json(event: Any, **_: Any) -> str:
     try:
         return msgspec.json.encode(event, enc_hook=str).decode()
     except UnicodeEncodeError:  # such as the name of a file that is not UTF-8
-        return json.dumps(event, default=str)
+        return json.dumps(event, default=str, separators=(",", ":"))

@@ -107,8 +107,7 @@ class Metrics:
 
         What its engines still say while they finish what they have is not counted.
         """
-        if self._models.pop(name, None) is None:
-            return
+        self._models.pop(name, None)
         for key in [key for key in self._engines if key[0] == name]:
             del self._engines[key]
             self._processes.ids.pop(key, None)

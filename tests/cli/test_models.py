@@ -14,7 +14,7 @@ NOBODY = "127.0.0.1:1"
 
 
 class Service(repository_pb2_grpc.RepositoryServicer):
-    """Notes what comes, and refuses the model `bad`."""
+    """Notes what comes, refuses the model `bad` and has none called `nothing`."""
 
     def __init__(self) -> None:
         self.requests: list[Any] = []
@@ -28,6 +28,8 @@ class Service(repository_pb2_grpc.RepositoryServicer):
         def answer(request: Any, context: Any) -> Any:
             self.requests.append(request)
             self.tokens.append(dict(context.invocation_metadata()).get("authorization"))
+            if getattr(request, "model", "") == "nothing":
+                context.abort(grpc.StatusCode.NOT_FOUND, 'model: "nothing" is not there; there: en-de')
             if getattr(request, "model", "") == "bad":
                 context.abort(grpc.StatusCode.FAILED_PRECONDITION, "version 3 is refused: another answer")
             model = repository_pb2.RepositoryModel(name="en-de", versions=[repository_pb2.RepositoryVersion(name="3", state=6)])
@@ -92,6 +94,11 @@ def test_address_and_token_may_be_variables(run: Any, address: str, admin: Servi
 def test_what_cannot_be_done_is_a_line_and_exit_code_1(run: Any, address: str) -> None:
     told = run("models", "reload", "bad", "--server", address)
     assert told == (1, "", "dragoman: version 3 is refused: another answer (FAILED_PRECONDITION)\n")
+
+
+def test_a_model_that_is_not_there_is_no_option(run: Any, address: str) -> None:
+    told = run("models", "reload", "nothing", "--server", address)
+    assert told == (1, "", 'dragoman: model: "nothing" is not there; there: en-de (NOT_FOUND)\n')
 
 
 def test_a_folder_that_cannot_be_looked_at_is_told(run: Any, address: str, admin: Service) -> None:

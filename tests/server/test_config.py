@@ -89,6 +89,8 @@ def test_an_admin_service_that_others_reach_needs_tokens(host: str, tmp_path: Pa
         ({"admin_port": 8500}, "port and admin_port are both 8500"),
         ({"admin_port": 8501}, "metrics_port and admin_port are both 8501"),
         ({"admin_port": 9, "port": 9, "host": "127.0.0.1"}, "port and admin_port are both 9"),
+        ({"admin_port": 9, "port": 9, "host": "localhost"}, "port and admin_port are both 9"),
+        ({"admin_port": 9, "port": 9, "host": "127.0.0.1", "admin_host": "localhost"}, "port and admin_port are both 9"),
     ],
 )
 def test_the_admin_service_has_a_port_of_its_own(settings: dict[str, Any], reason: str) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +126,20 @@ def test_every_call_is_answered_with_how_the_model_is(serve: Any) -> None:
             assert (await stub.ReloadModel(repository_pb2.ReloadModelRequest(model=MODEL))).is_ready
             refreshed = await stub.RefreshRepository(repository_pb2.RefreshRepositoryRequest())
             assert [one.name for one in refreshed.models] == [MODEL] and refreshed.problem == ""
+
+    asyncio.run(run())
+
+
+def test_names_of_folders_that_are_no_text_are_told(serve: Any) -> None:
+    async def run() -> None:
+        async with serve() as world:
+            name = "mod\udcff"
+            world.stage.keeper.name = name
+            problem = f"models/{name}: cannot be read"
+            world.stage.keeper.find(replace(world.stage.found, problem=problem, left_out=(f"{name} é",)))
+            [model] = (await world.stub.ListRepository(repository_pb2.ListRepositoryRequest())).models
+            assert model.name == r"mod\udcff"
+            assert list(model.problems) == [r"models/mod\udcff: cannot be read", r"mod\udcff é"]
 
     asyncio.run(run())
 

@@ -45,7 +45,7 @@ def _pack(message: RetryInfo | RequestInfo) -> AnyMessage:
 
 
 def _shorten(message: str) -> str:
-    encoded = message.encode()
+    encoded = message.encode(errors="backslashreplace")  # the name of a file may be no text
     if len(encoded) <= MAX_MESSAGE_BYTES:
-        return message
+        return encoded.decode()
     return encoded[:MAX_MESSAGE_BYTES].decode(errors="ignore") + "..."

@@ -221,6 +221,9 @@ class Stage:
     def published(self, name: str, route: Route[Any] | None) -> None:
         self.tell("published", "" if route is None else route.default.label)
 
+    def gone(self, name: str) -> None:
+        self.tell("gone", "")
+
     def swapped(self, model: str, outcome: str) -> None:
         self.swaps.append(outcome)
 

@@ -1,6 +1,7 @@
 """What operators ask for: it is done, or nothing is, with the reason; whoever goes, whoever else asks, whenever the server ends."""
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -41,6 +42,8 @@ class Idle:
 
     async def run(self) -> None:
         await asyncio.Event().wait()
+
+    def find(self, found: FoundModel) -> None: ...
 
 
 @pytest.fixture
@@ -118,6 +121,17 @@ def test_a_version_is_loaded_beside_the_policys(play: Any) -> None:
     play(stage, scene)
 
 
+def test_a_version_that_has_just_come_is_loaded(play: Any) -> None:
+    stage = Stage("1", "2", file=NEWEST)
+
+    async def scene(administrator: Administrator[Any]) -> None:
+        stage.put("0")
+        status = await administrator.load(ANNA, MODEL, "0")
+        assert states(status) == {"2": "serving", "1": "found", "0": "serving"}
+
+    play(stage, scene)
+
+
 def test_a_version_that_cannot_be_loaded_is_not_asked_for_any_more_and_can_be_asked_for_again(play: Any) -> None:
     stage = Stage("1", "2", file=NEWEST)
     stage.fail("prove", "1", Refused(Cause.PROOF, "another answer"))
@@ -135,6 +149,27 @@ def test_a_version_that_cannot_be_loaded_is_not_asked_for_any_more_and_can_be_as
     play(stage, scene)
 
 
+def test_a_version_is_not_done_with_while_the_one_that_its_files_have_replaced_answers(play: Any) -> None:
+    stage = Stage("1", file=NEWEST)
+
+    async def scene(administrator: Administrator[Any]) -> None:
+        stage.fail("open", "1", Refused(Cause.BUNDLE, "damaged"))
+        stage.put("1")
+        for change in (
+            administrator.reload(ANNA, MODEL),
+            administrator.load(ANNA, MODEL, "1"),
+            administrator.rollback(ANNA, MODEL, "1"),
+        ):
+            with pytest.raises(NotPossible, match="version 1 is refused: damaged"):
+                await change
+        status = administrator.list(ANNA)[0]
+        assert [one.state for one in status.versions] == ["refused", "serving"] and status.requested == Requested()
+        stage.faults.clear()
+        assert (await administrator.reload(ANNA, MODEL)).versions[0].version == "000000000002"
+
+    play(stage, scene)
+
+
 def test_a_version_is_unloaded_and_the_next_takes_its_place(play: Any) -> None:
     stage = Stage("1", "2", file=NEWEST)
 
@@ -146,6 +181,22 @@ def test_a_version_is_unloaded_and_the_next_takes_its_place(play: Any) -> None:
         await administrator.unload(ANNA, MODEL, "2")
         status = await administrator.load(ANNA, MODEL, "2")
         assert (stage.serving, status.requested) == ("2", Requested(loaded=("2",)))
+
+    play(stage, scene)
+
+
+def test_what_was_loaded_and_is_gone_can_be_asked_for_no_more(play: Any) -> None:
+    stage = Stage("1", "2", file=NEWEST)
+
+    async def scene(administrator: Administrator[Any]) -> None:
+        await administrator.load(ANNA, MODEL, "1")
+        stage.remove("1")
+        await administrator.refresh(ANNA)
+        assert administrator.list(ANNA)[0].problems == ("load: there is no version '1'",)
+        status = await administrator.unload(ANNA, MODEL, "1")
+        assert (status.problems, status.requested, default(status)) == ((), Requested(), "2")
+        with pytest.raises(NotInRepository, match='version: "1" is not there; there: 2'):
+            await administrator.unload(ANNA, MODEL, "1")
 
     play(stage, scene)
 
@@ -521,3 +572,41 @@ def test_each_change_is_logged_with_who_asked_for_it(play: Any, logged: Any) -> 
         ("a change cannot be made", "set_label", MODEL, "9", "anna"),
     ]
     assert lines[-1]["label"] == "canary" and lines[-1]["reason"] == 'version: "9" is not there; there: 2, 1'
+
+
+def test_a_model_that_goes_while_its_folder_is_looked_at_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage("1", file=NEWEST)
+    other = replace(stage.found, name="other")
+    folder = [stage.found, other]
+    looking, is_gone = asyncio.Event(), threading.Event()
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+
+        def scan(*_: object) -> list[FoundModel]:
+            found = list(folder)
+            loop.call_soon_threadsafe(looking.set)
+            is_gone.wait(10)
+            return found
+
+        monkeypatch.setattr(keeper_module, "scan", scan)
+        async with stage.led():
+            models: Any = {MODEL: stage.keeper, "other": Idle()}
+            keeper: Keeper[Any] = Keeper(Path("models"), folder, lambda found: models[found.name], 0.0)
+            administrator = Administrator(keeper)
+            administrator.begin()
+            await administrator.unload(ANNA, MODEL, "")
+            await stage.until(lambda: not stage.running())
+            folder.remove(stage.found)
+            reload = asyncio.create_task(administrator.reload(ANNA, MODEL))
+            await looking.wait()
+            stage.keeper.lose()
+            await stage.until(lambda: stage.keeper.is_gone)
+            await asyncio.sleep(0.05)
+            is_gone.set()
+            async with asyncio.timeout(5):
+                with pytest.raises(NotPossible, match="model: its folder is gone"):
+                    await reload
+            await administrator.end()
+
+    asyncio.run(run())

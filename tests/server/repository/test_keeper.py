@@ -195,6 +195,25 @@ def test_it_looks_by_itself(tmp_path: Path) -> None:
     play(tmp_path, scene, poll_seconds=0.001)
 
 
+def test_it_looks_on_whatever_a_look_runs_into(tmp_path: Path, logged: Callable[[], list[dict[str, Any]]]) -> None:
+    put(tmp_path, "alpha")
+
+    async def scene(keeper: Keeper[Any], made: dict[str, HandModel]) -> None:
+        def fail(_: FoundModel) -> None:
+            raise ValueError("what is this")
+
+        made["alpha"].find = fail  # type: ignore[method-assign]
+        async with asyncio.timeout(10):
+            while not logged():
+                await asyncio.sleep(0.001)
+            del made["alpha"].find  # type: ignore[method-assign]
+            put(tmp_path, "beta")
+            while "beta" not in made:
+                await asyncio.sleep(0.001)
+
+    play(tmp_path, scene, poll_seconds=0.001)
+
+
 def test_a_file_that_may_be_half_written_is_used_at_once_only_for_who_asks(tmp_path: Path) -> None:
     put(tmp_path, "alpha")
 

@@ -872,6 +872,7 @@ def test_a_model_whose_folder_is_gone_ends_when_no_request_holds_it() -> None:
         await stage.until(lambda: stage.keeper.is_gone)
         await stage.keeper.settled()
         assert stage.running() == []
+        await stage.until(lambda: stage.told[-1] == ("gone", ""))
 
     play(stage, scene)
 

@@ -16,6 +16,7 @@ from dragoman.server.repository.model_file import ModelFile, ModelSettings, Vers
 from dragoman.server.repository.model_keeper import ModelKeeper
 from dragoman.server.repository.placement import Placement
 from dragoman.server.repository.sleeping_engine import SleepingEngine
+from dragoman.server.repository.status import status_of
 from dragoman.server.repository.use import Holding
 from dragoman.server.repository.versions import Cause, Opened, Refused, State
 from dragoman.server.supervisor import EngineCannotStart
@@ -202,14 +203,16 @@ def test_a_lack_of_memory_is_told_to_who_waits_and_tried_again_later(monkeypatch
         stage.free_bytes = 0
         await stage.ask_for()
         reason, seconds = stage.refusals[0]
-        assert reason == "it may take 0 MiB, and 0 MiB is free" and 0 < seconds <= 0.05
+        assert reason == "there is no memory for it now" and 0 < seconds <= 0.05
+        told = "the model cannot be woken: it may take 0 MiB, and 0 MiB is free"
+        assert status_of(stage.keeper).problems == (told,), "how much is for operators"
         assert stage.state("1") is State.ASLEEP and stage.wakes == ["failed"]
         await stage.ask_for()
         assert stage.refusals[-1][0] == reason and stage.wakes == ["failed"], "told at once, and not tried"
         stage.free_bytes = 100
         await asyncio.sleep(0.05)
         await stage.ask_for()
-        assert stage.serving_version == "1"
+        assert stage.serving_version == "1" and status_of(stage.keeper).problems == ()
 
     play(stage, scene)
 
@@ -224,7 +227,8 @@ def test_one_that_has_been_up_and_cannot_be_started_now_may_be_later() -> None:
         await stage.until(lambda: not stage.running())
         stage.fail("start", "1", EngineCannotStart("no room for a process"))
         await stage.ask_for()
-        assert stage.refusals[-1][0] == "no room for a process" and stage.state("1") is State.ASLEEP
+        assert stage.refusals[-1][0] == "its engine cannot be started now" and stage.state("1") is State.ASLEEP
+        assert status_of(stage.keeper).problems == ("the model cannot be woken: no room for a process",)
         assert stage.wakes == ["loaded", "failed"]
 
     play(stage, scene)

@@ -413,3 +413,14 @@ def test_versions_are_shown_with_their_states_and_what_became_of_their_requests(
     assert value(registry, "version_requests_total", version="1", outcome="answered") == 16
     assert value(registry, "version_requests_total", version="1", outcome="failed") == 1
     assert generate_latest(registry).count(b'state="retiring"') == 1, "no series is there twice"
+
+
+def test_a_model_that_was_never_served_leaves_no_series_either(registry: CollectorRegistry, metrics: Metrics) -> None:
+    metrics.add_engines("new", range(1))
+    metrics.observe_load("new", 1.0)
+    metrics.set_device_memory("new", {"caches": 5})
+    metrics.versions.swapped("new", "refused")
+    metrics.versions.woken("new", "refused")
+    metrics.remove_model("new")
+    metrics.versions.remove_model("new")
+    assert b"new" not in generate_latest(registry)

@@ -45,6 +45,10 @@ def test_each_error_has_its_status(error: ServiceError, code: grpc.StatusCode) -
     assert status.details == error.message
 
 
+def test_the_name_of_a_file_may_be_no_text() -> None:
+    assert errors.to_status(Unavailable("mod\udcff é: cannot be read")).details == r"mod\udcff é: cannot be read"
+
+
 def test_only_errors_worth_retrying_have_retry_info() -> None:
     [detail] = details(errors.to_status(Unavailable("down", retry_after_seconds=2.5))).details
     retry = RetryInfo()
