@@ -173,8 +173,8 @@ class RegistryStore:
         session, authority = requests.Session(), os.environ.get("SSL_CERT_FILE") or True
         session.verify = authority
         session.auth = lambda request: request  # or what .netrc has would be shown in the place of what Docker's configuration has
-        for scheme in ("http://", "https://"):
-            session.mount(scheme, _Limited(self._silence_seconds))
+        session.mount("https://", _Limited(self._silence_seconds))
+        session.mount("http://", _Limited(self._silence_seconds) if self._scheme == "http" else _Refusing())
         with session.get(f"{self._scheme}://{self._container.registry}/v2/", stream=True) as answer:
             is_basic = answer.headers.get("WWW-Authenticate", "").lower().startswith("basic")
         auth = oras.auth.get_auth_backend("basic" if is_basic else "token", session, self._scheme == "http", tls_verify=authority)
@@ -223,6 +223,13 @@ class _Limited(HTTPAdapter):
                 raise requests.exceptions.RequestException(f"more than {MAX_MANIFEST_BYTES} bytes where a token should be")
             answer.raw = io.BytesIO(content)
         return answer
+
+
+class _Refusing(HTTPAdapter):
+    """An address without TLS that a registry with it leads to: who is on the way could read what is shown, and answer himself."""
+
+    def send(self, request: requests.PreparedRequest, **_: Any) -> requests.Response:  # type: ignore[override]
+        raise requests.exceptions.RequestException("leads to an address without TLS")
 
 
 def _check_status(answer: requests.Response, offset: int, name: str) -> None:
