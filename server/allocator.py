@@ -1,5 +1,6 @@
 """How the C library keeps memory that is free again."""
 
+import asyncio
 import contextlib
 import ctypes
 
@@ -30,6 +31,11 @@ def keep_blocks() -> None:
         library = ctypes.CDLL(None)
         library.mallopt(_M_MMAP_THRESHOLD, KEPT_BLOCK_BYTES)
         library.mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
+
+
+def give_back_blocks_soon() -> None:
+    """Do so once what calls it is over; in an event loop, which it holds up for less than a millisecond."""
+    asyncio.get_running_loop().call_later(1.0, give_back_blocks)
 
 
 def give_back_blocks() -> None:

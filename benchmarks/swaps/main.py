@@ -96,6 +96,7 @@ def _write_swaps(name: str, about: dict[str, object], swapped: Swapped, plan: Pl
     lengths = [ended - began for began, ended in swapped.swaps]
     about |= {"rate": plan.rate, "seconds": plan.seconds, "versions": about["versions"], "answers": counted(swapped.answers)}
     about["swaps"] = [round(length, 2) for length in lengths]
+    about["memory before each swap, MiB"] = [round(memory) for memory in swapped.memories]
     notes = [
         f"Two models, {setting}, {plan.rate:g} requests/s for {plan.seconds:g} s with {len(swapped.swaps)} swaps, probation "
         f"{plan.probation_seconds:g} s; the senders on the same cores, and they never try again. A swap lasts from the change of "

@@ -31,7 +31,8 @@ class Swapped:
         timeline: Of the versions.
         swaps: Begin and end of each, seconds since 1970: from the change of the folder until the old version's engine had ended.
         memory: MiB of the process tree, before the first swap and after the last.
-        num_processes: The same of how many they are.
+        memories: The same, right before each swap.
+        num_processes: Processes of the tree, before the first swap and after the last.
         code: Exit code of the server.
     """
 
@@ -39,6 +40,7 @@ class Swapped:
     timeline: Timeline
     swaps: list[tuple[float, float]]
     memory: tuple[float, float] = (0.0, 0.0)
+    memories: list[float] = field(default_factory=list)
     num_processes: tuple[int, int] = (0, 0)
     code: int = 0
     problems: list[str] = field(default_factory=list)
@@ -140,7 +142,7 @@ def swap_under_load(
     """
     folder = Folder(scratch / "models", models, how.probation_seconds)
     server = KilledServer(folder.path, flags)
-    problems, swaps = [], []
+    problems, swaps, memories = [], [], []
     try:
         with Callers(server.address, list(models), texts, how.rate, max_new_tokens=how.max_new_tokens, seed=how.seed) as callers:
             began = time.monotonic()
@@ -148,6 +150,7 @@ def swap_under_load(
             before = _memory(server)
             for number in range(how.num_swaps):
                 time.sleep(max(0.0, began + how.seconds * (QUIET + (1 - 2 * QUIET) * number / how.num_swaps) - time.monotonic()))
+                memories.append(_memory(server)[0])
                 model = list(models)[number % len(models)]
                 asked = time.time()
                 folder.swap(model)
@@ -162,7 +165,7 @@ def swap_under_load(
     finally:
         server.clear()
     memory, numbers = (before[0], after[0]), (before[1], after[1])
-    return Swapped(callers.answers, timeline, swaps, memory, numbers, code, problems)
+    return Swapped(callers.answers, timeline, swaps, memory, memories, numbers, code, problems)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from typing import Any
 import structlog
 
 from dragoman.model.errors import InputError
+from dragoman.server.allocator import give_back_blocks_soon
 from dragoman.server.dispatch.attached_engine import AttachedEngine
 from dragoman.server.engine.link import ZmqLink
 from dragoman.server.engine.settings import EngineSettings
@@ -167,6 +168,7 @@ class ServedVersions:
         await model.engine.stop()
         self._releasing.discard(endpoint)
         self._say(Released(endpoint))
+        give_back_blocks_soon()
 
     def _publish(self, serve: Serve) -> None:
         names = {served.name for served in serve.models}

@@ -63,7 +63,7 @@ class Loader(Generic[E]):
 
         async def load() -> None:
             async with self._workshop.turn:
-                opened = version.opened = await asyncio.to_thread(self._workshop.open, version.model, version.found, file)
+                opened = await self._open(version, file)
                 self._workshop.measure(beside())
                 if make_way is None:
                     await start(opened)
@@ -106,13 +106,23 @@ class Loader(Generic[E]):
     async def open(self, version: Version[E], file: ModelFile) -> LoadedModel[E] | None:
         """Open a version that is not to be loaded yet, and have front ends know it; return what stands for it, None if refused."""
         try:
-            opened = version.opened = await asyncio.to_thread(self._workshop.open, version.model, version.found, file)
+            opened = await self._open(version, file)
             sleeping = self._workshop.sleeping(opened, file, version.label, "")
             await self._front_of().adopt(sleeping)
         except Exception as error:
             self.refuse(version, _refused(version, error))
             return None
         return sleeping
+
+    async def _open(self, version: Version[E], file: ModelFile) -> Opened:
+        """Read what front ends need of a version.
+
+        Raises:
+            Refused: If it cannot be served.
+        """
+        opened = await asyncio.to_thread(self._workshop.open, version.model, version.found, file)
+        version.open(opened)
+        return opened
 
     async def wake(self, version: Version[E], file: ModelFile, is_wanted: Callable[[], bool]) -> None:
         """Load a version that is open, when it is its turn and there is memory, and prove it.
@@ -147,6 +157,8 @@ class Loader(Generic[E]):
     def refuse(self, version: Version[E], refused: Refused) -> None:
         """Say that a version is not to be served; its engine, if it has one, is for others to end."""
         version.refuse(refused)
+        if version.loaded is None:
+            version.let_go()
         log.error(
             "a version is refused",
             model=version.model,
@@ -162,6 +174,8 @@ class Loader(Generic[E]):
             await version.loaded.engine.stop()
             version.loaded = None
             self._workshop.forget(version.model, version.replicas)
+        if version.state in (State.RETIRING, State.REFUSED):
+            version.let_go()
 
     async def _try(self, version: Version[E], work: Coroutine[Any, Any, None], *, is_told: bool = True) -> bool:
         try:

@@ -186,7 +186,7 @@ class ModelKeeper(Generic[E]):
         while missing := self._missing():
             version = self.versions.begin(missing)
             try:
-                version.opened = self._workshop.open(self.name, missing, self._found.file)
+                version.open(self._workshop.open(self.name, missing, self._found.file))
             except Refused as refused:
                 first = first or refused
                 version.refuse(refused)

@@ -37,7 +37,8 @@ class ModelVersions(Generic[E]):
 
     def stand_in(self, opened: Opened, loaded: LoadedModel[E]) -> Version[E]:
         """Return what stands for a version that cannot answer now; its engine is never started."""
-        version = Version[E](self.model, NOWHERE, State.STANDBY, opened=opened, loaded=loaded)
+        version = Version[E](self.model, NOWHERE, State.STANDBY, loaded=loaded)
+        version.open(opened)
         self._versions.append(version)
         return version
 

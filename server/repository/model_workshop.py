@@ -8,6 +8,7 @@ import structlog
 from dragoman.export.bundle import Bundle, BundleError
 from dragoman.export.signing import Keys, SignatureError
 from dragoman.model.errors import InputError
+from dragoman.server.allocator import give_back_blocks_soon
 from dragoman.server.config import ConfigError, ServerConfig
 from dragoman.server.core.frames import Frames
 from dragoman.server.engine_plan import EnginePlan, plan_engine
@@ -159,6 +160,7 @@ class ModelWorkshop:
     def forget(self, model: str, replicas: range) -> None:
         """See `Workshop`."""
         self._metrics.remove_engines(model, replicas)
+        give_back_blocks_soon()  # tokenisers were read on many threads, and lie among others
 
     def published(self, name: str, route: Route[ModelEngine] | None) -> None:
         """See `Workshop`."""

@@ -146,8 +146,10 @@ class Sleeper(Generic[E]):
         for version, model in zip(up, sleeping, strict=True):
             self._workshop.measure(version.loaded)
             version.enter(State.RETIRING)
+            assert version.opened is not None
             successor = self._versions.begin(version.found)
-            successor.opened, successor.was_proved = version.opened, True
+            successor.open(version.opened)
+            successor.was_proved = True
             await self._front_of().adopt(self._lay_down(successor, model))
 
     async def wake(self, version: Version[E], file: ModelFile) -> None:

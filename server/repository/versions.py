@@ -69,8 +69,9 @@ class Version(Generic[E]):
         since: When that began, seconds since 1970.
         cause: Why it is refused.
         reason: The same in one line.
-        opened: Once it is.
-        loaded: Once it has an engine.
+        content: Its version by its content; empty while it has not been opened.
+        opened: From when it is until it has ended.
+        loaded: While it has an engine.
         replicas: Numbers by which metrics know its engines.
         sleeping: What stands for it while it is asleep.
         was_proved: Whether it has served for good, or been up before it fell asleep.
@@ -84,6 +85,7 @@ class Version(Generic[E]):
     since: float = field(default_factory=time.time)
     cause: Cause | None = None
     reason: str = ""
+    content: str = ""
     opened: Opened | None = None
     loaded: LoadedModel[E] | None = None
     replicas: range = range(0)
@@ -96,11 +98,6 @@ class Version(Generic[E]):
     def label(self) -> str:
         """What its folder calls it, or where folders have no names for versions, what its content gives once that is known."""
         return self.found.name or self.content
-
-    @property
-    def content(self) -> str:
-        """Version by its content; empty while it is not opened."""
-        return "" if self.opened is None else self.opened.bundle.manifest.version
 
     @property
     def is_up(self) -> bool:
@@ -116,6 +113,14 @@ class Version(Generic[E]):
     def has_been_proved(self) -> bool:
         """Whether what its engine does is done for requests."""
         return self.state not in (State.OPENING, State.STARTING, State.PROVING)
+
+    def open(self, opened: Opened) -> None:
+        """Take note of what was read of it."""
+        self.opened, self.content = opened, opened.bundle.manifest.version
+
+    def let_go(self) -> None:
+        """Let go of what was read of it: it has ended, and may stay known for long."""
+        self.opened = self.sleeping = None
 
     def note_death(self) -> None:
         """Take note that an engine of it has ended by itself; of one that serves for good, or has done so, that says nothing."""
