@@ -31,19 +31,20 @@ class Swapped:
         timeline: Of the versions.
         swaps: Begin and end of each, seconds since 1970: from the change of the folder until the old version's engine had ended.
         memory: MiB of the process tree, before the first swap and after the last.
-        memories: The same, right before each swap.
         num_processes: Processes of the tree, before the first swap and after the last.
         code: Exit code of the server.
+        problems: Swaps that were not done.
+        memories: MiB of the process tree right before each swap.
     """
 
     answers: list[Answer]
     timeline: Timeline
     swaps: list[tuple[float, float]]
     memory: tuple[float, float] = (0.0, 0.0)
-    memories: list[float] = field(default_factory=list)
     num_processes: tuple[int, int] = (0, 0)
     code: int = 0
     problems: list[str] = field(default_factory=list)
+    memories: list[float] = field(default_factory=list)
 
     @property
     def failed(self) -> list[Answer]:
@@ -165,7 +166,7 @@ def swap_under_load(
     finally:
         server.clear()
     memory, numbers = (before[0], after[0]), (before[1], after[1])
-    return Swapped(callers.answers, timeline, swaps, memory, memories, numbers, code, problems)
+    return Swapped(callers.answers, timeline, swaps, memory, numbers, code, problems, memories)
 
 
 @dataclass(frozen=True, slots=True)

@@ -416,8 +416,7 @@ def test_a_version_is_meant_by_its_content_where_that_is_one(play: Any) -> None:
     async def scene(administrator: Administrator[Any]) -> None:
         content = stage.version("1").content
         assert (await administrator.set_label(ANNA, MODEL, "canary", content)).requested.labels == {"canary": "1"}
-        opened: Any = stage.version("2").opened
-        opened.bundle.manifest.version = content  # the same files twice
+        stage.version("2").content = content  # the same files twice
         with pytest.raises(InvalidRequest, match=f"version: {content} may be 1 or 2; ask for one by its name"):
             await administrator.unload(ANNA, MODEL, content)
 

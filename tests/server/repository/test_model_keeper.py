@@ -268,6 +268,25 @@ BAD = [
 ]
 
 
+def test_of_a_version_that_has_ended_nothing_is_kept() -> None:
+    """Tokenisers of large vocabularies take a hundred megabytes, and what is refused stays known until its files change."""
+    stage = Stage("1")
+    stage.fail("prove", "3", Refused(Cause.PROOF, "another answer"))
+
+    async def scene() -> None:
+        one = stage.version("1")
+        for name in ("2", "3"):
+            stage.put(name)
+            await stage.settle()
+        three = stage.version("3")
+        await stage.until(lambda: one.opened is None)
+        assert three.state is State.REFUSED and (three.opened, three.loaded, one.loaded) == (None, None, None)
+        assert three.content and stage.version("2").opened is not None
+
+    stage.file = AT_ONCE
+    play(stage, scene)
+
+
 @pytest.mark.parametrize(("step", "error", "cause"), BAD, ids=[f"{step}-{cause}" for step, _, cause in BAD])
 @pytest.mark.parametrize("file", [ModelFile(), AT_ONCE], ids=["probation", "none"])
 def test_a_bad_version_is_refused_and_the_old_one_serves(step: str, error: Exception, cause: Cause, file: ModelFile) -> None:

@@ -28,8 +28,11 @@ def opened(content: str) -> Opened:
 def test_a_version_is_called_as_its_folder_or_as_its_content_gives() -> None:
     named, flat = Version[Any]("en-de", found("7")), Version[Any]("en-de", found(""))
     assert (named.label, named.content, flat.label) == ("7", "", "")
-    named.opened = flat.opened = opened("abc")
+    for version in (named, flat):
+        version.open(opened("abc"))
     assert (named.label, named.content, flat.label) == ("7", "abc", "abc")
+    flat.let_go()
+    assert (flat.label, flat.content, flat.opened) == ("abc", "abc", None)
 
 
 @pytest.mark.parametrize("state", State)
