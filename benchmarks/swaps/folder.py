@@ -9,6 +9,9 @@ from pathlib import Path
 
 FIRST, SECOND = "1", "2"
 
+MAX_LATENCY_FACTOR = 10
+"""Single precision after 8 bits is slower by nature, several times where the cores have little to spare."""
+
 
 class Folder:
     """See above.
@@ -30,7 +33,8 @@ class Folder:
         self.asked: dict[str, list[float]] = {name: [] for name in models}
         for name, (first, _) in models.items():
             (path / name).mkdir(parents=True)
-            (path / name / "model.toml").write_text(f"[swap]\nprobation_seconds = {probation_seconds}\n", encoding="utf-8")
+            swap = f"[swap]\nprobation_seconds = {probation_seconds}\nmax_latency_factor = {MAX_LATENCY_FACTOR}\n"
+            (path / name / "model.toml").write_text(swap, encoding="utf-8")
             self._put(name, FIRST, first)
 
     def swap(self, model: str) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from benchmarks.engines.table import commit
 from benchmarks.harness.report import environment, write
+from benchmarks.swaps.folder import MAX_LATENCY_FACTOR
 from benchmarks.swaps.kills import ROOT, Kill, kill_at_random
 from benchmarks.swaps.swapped import Plan, Swapped, counted, swap_under_load
 from dragoman.model.corpus import read_lines
@@ -99,7 +100,8 @@ def _write_swaps(name: str, about: dict[str, object], swapped: Swapped, plan: Pl
     about["memory before each swap, MiB"] = [round(memory) for memory in swapped.memories]
     notes = [
         f"Two models, {setting}, {plan.rate:g} requests/s for {plan.seconds:g} s with {len(swapped.swaps)} swaps, probation "
-        f"{plan.probation_seconds:g} s; the senders on the same cores, and they never try again. A swap lasts from the change of "
+        f"{plan.probation_seconds:g} s, in which answers may take {MAX_LATENCY_FACTOR} times as long; the senders on the same "
+        "cores, and they never try again. A swap lasts from the change of "
         f"the folder until the engine of the version before has ended: {min(lengths):.1f} to {max(lengths):.1f} s. "
         f"{swapped.num_in_publications()} requests were under way while a version of their model was being published: either is "
         "right for those.",

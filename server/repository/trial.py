@@ -14,6 +14,8 @@ from dragoman.server.repository.workshop import E
 
 MIN_REQUESTS = 20
 """Fewer say little of a rate, or of a mean."""
+JUDGED_SECONDS = 5.0
+"""So long at the least what a version's answers take is added up before it is called too slow, or to the end of its probation."""
 SETTLING, SETTLING_SECONDS = 0.25, 10.0
 """Part of a probation, and at most so long, in which nobody is too slow: loading has taken the cores, and queues have grown."""
 
@@ -72,8 +74,10 @@ class Trial(Generic[E]):
         if (rate := outcomes.num_failed / total) > self.swap.max_error_rate:
             limit = f"max_error_rate is {self.swap.max_error_rate:g}"
             raise Refused(Cause.ERRORS, f"{outcomes.num_failed} of {total} requests failed, {rate:.1%}; {limit}")
-        if self.clock() - self.began < min(self.swap.probation_seconds * SETTLING, SETTLING_SECONDS):
+        settling_seconds = min(self.swap.probation_seconds * SETTLING, SETTLING_SECONDS)
+        if (seconds_passed := self.clock() - self.began) < settling_seconds:
             self._while_settling[version] = outcomes
+        if seconds_passed < settling_seconds + JUDGED_SECONDS and not self.is_over:
             return
         outcomes = outcomes.since(self._while_settling.get(version, Outcomes()))
         if min(outcomes.num_answered, self.usual.num_answered) < MIN_REQUESTS:

@@ -474,6 +474,7 @@ def test_errors_on_probation_bring_the_old_one_back() -> None:
 
 def test_slow_answers_on_probation_bring_the_old_one_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "SETTLING_SECONDS", 0.0)
+    monkeypatch.setattr(trial, "JUDGED_SECONDS", 0.0)
     stage = Stage("1")
     stage.outcomes_of["1"] = Outcomes(1000, 0, 100.0)
 

@@ -8,7 +8,7 @@ import pytest
 
 from dragoman.server.repository.found import FoundVersion
 from dragoman.server.repository.model_file import Swap
-from dragoman.server.repository.trial import MIN_REQUESTS, SETTLING_SECONDS, Trial
+from dragoman.server.repository.trial import JUDGED_SECONDS, MIN_REQUESTS, SETTLING_SECONDS, Trial
 from dragoman.server.repository.use import Outcomes
 from dragoman.server.repository.versions import Cause, State, Version
 
@@ -66,27 +66,30 @@ def test_it_lasts_as_long_as_it_is_set_to(clock: Clock) -> None:
 def test_bounds(clock: Clock, outcomes: Outcomes, expected: Cause | None) -> None:
     """Of 5 % errors, and three times 100 ms; of few requests nothing is said."""
     trial = trial_of(clock, version("2"))
-    clock.seconds += SETTLING_SECONDS
+    clock.seconds += SETTLING_SECONDS + JUDGED_SECONDS
     assert cause(trial, **{"2": outcomes}) is expected
 
 
-@pytest.mark.parametrize(("probation_seconds", "settling_seconds"), [(2.0, 0.5), (60.0, 10.0)])
+@pytest.mark.parametrize(("probation_seconds", "settling_seconds", "judged_seconds"), [(2.0, 0.5, 1.5), (60.0, 10.0, 5.0)])
 def test_nobody_is_too_slow_while_the_load_has_just_taken_the_cores(
-    clock: Clock, probation_seconds: float, settling_seconds: float
+    clock: Clock, probation_seconds: float, settling_seconds: float, judged_seconds: float
 ) -> None:
+    """And a moment says nothing: what counts is a mean over seconds, or over what a short probation has of them."""
     trial = trial_of(clock, version("2"), probation_seconds=probation_seconds)
-    clock.seconds += settling_seconds - 0.01
-    slow = Outcomes(100, 0, 1000.0)
-    assert cause(trial, **{"2": slow}) is None
-    clock.seconds += 0.01
-    assert cause(trial, **{"2": slow.plus(Outcomes(100, 0, 30.0))}) is None
-    assert cause(trial, **{"2": slow.plus(Outcomes(200, 0, 60.1))}) is Cause.LATENCY
+    clock.seconds += settling_seconds - 0.0625
+    early = Outcomes(100, 0, 1000.0)
+    assert cause(trial, **{"2": early}) is None
+    clock.seconds += judged_seconds - 0.0625
+    assert cause(trial, **{"2": early.plus(Outcomes(100, 0, 1000.0))}) is None
+    clock.seconds += 0.125
+    assert cause(trial, **{"2": early.plus(Outcomes(200, 0, 60.0))}) is None
+    assert cause(trial, **{"2": early.plus(Outcomes(200, 0, 60.25))}) is Cause.LATENCY
     assert cause(trial_of(clock, version("2")), **{"2": Outcomes(0, MIN_REQUESTS)}) is Cause.ERRORS, "errors are errors"
 
 
 def test_without_much_to_compare_with_nothing_is_too_slow(clock: Clock) -> None:
     trial = trial_of(clock, version("2"), usual=Outcomes(MIN_REQUESTS - 1, 0, 0.01))
-    clock.seconds += SETTLING_SECONDS
+    clock.seconds += SETTLING_SECONDS + JUDGED_SECONDS
     assert cause(trial, **{"2": Outcomes(100, 0, 1000.0)}) is None
 
 
