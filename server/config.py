@@ -150,7 +150,7 @@ class ServerConfig(BaseSettings):
     )
     metrics_port: Port = Field(8501, description="Its port; 0 for any free one.")
     metrics_token_file: FilePath | None = Field(
-        None, description="Bearer tokens for /metrics, one a line; /healthz and /readyz never need one."
+        None, description="Bearer tokens for /metrics and /readyz?verbose, one a line; probes need none."
     )
     metrics_tls_certificate: FilePath | None = Field(
         None, description="PEM file with the metrics port's certificate chain; turns HTTPS on there."

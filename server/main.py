@@ -169,6 +169,7 @@ class Service:
             self.metrics.wsgi_app(front.ask),
             lambda: front.is_ready,
             self._metrics_access,
+            self.keeper.troubles,
         ) as admin:
             try:
                 if await self._unless(stopping, self._open(admin)) and await self._unless(stopping, self._start_engines()):

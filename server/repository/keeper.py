@@ -125,6 +125,13 @@ class Keeper(Generic[E]):
         """Return how all versions are, for metrics; on any thread."""
         return [reading for model in list(self.models.values()) for reading in model.readings()]
 
+    def troubles(self) -> list[str]:
+        """Return a line for each version that is refused, and for whatever else is not as is wanted; on any thread."""
+        lines = [self._problem] if self._problem else []
+        for name, model in sorted(self.models.items()):
+            lines += [f"{name}: {trouble}" for trouble in model.troubles()]
+        return lines
+
     async def stop(self) -> None:
         """End all engines."""
         await self._leave()

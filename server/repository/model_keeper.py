@@ -250,6 +250,23 @@ class ModelKeeper(Generic[E]):
         return [self._reading(version) for version in self.known() if version.label or version.state is State.REFUSED]
 
     @property
+    def told_problems(self) -> tuple[str, ...]:
+        """What is not as is wanted, but for versions, a line each."""
+        found = self._found
+        problems = [*found.problem.splitlines(), *found.file_problem.splitlines(), *found.left_out, *self.problems]
+        if self.sleep_problem:
+            problems.append(f"the model cannot be woken: {self.sleep_problem}")
+        return tuple(dict.fromkeys(problems))
+
+    def troubles(self) -> list[str]:
+        """Return a line for each version that is refused, and for whatever else is not as is wanted; on any thread."""
+        refused = [version for version in self.known() if version.state is State.REFUSED]
+        lines = [
+            f"version {version.label} is refused ({version.cause.value}): {version.reason}" for version in refused if version.cause
+        ]
+        return [*lines, *self.told_problems]
+
+    @property
     def is_leaving(self) -> bool:
         """See `Tenant`, as the next three."""
         return self._sleeper.is_leaving or any(version.found is not NOWHERE for version in self._switch.ending)

@@ -20,14 +20,11 @@ def status_of(keeper: ModelKeeper[E]) -> ModelStatus:
         if name in there and all(one.state is State.RETIRING for one in ones):
             statuses.append(VersionStatus(name))
         statuses += [_version(keeper, one, served.get(id(_answering(one)))) for one in ones]
-    problems = [*found.problem.splitlines(), *found.file_problem.splitlines(), *found.left_out, *keeper.problems]
-    if keeper.sleep_problem:
-        problems.append(f"the model cannot be woken: {keeper.sleep_problem}")
     return ModelStatus(
         keeper.name,
         route is not None and route.default.engine.is_ready,
         tuple(statuses),
-        tuple(dict.fromkeys(problems)),
+        keeper.told_problems,
         Requested(
             asked.is_unloaded,
             tuple(sorted(asked.loaded)),

@@ -2,7 +2,7 @@
 
 It runs on a thread and an event loop of its own, so a scrape never waits for the calls that are served, and /healthz answers as
 long as the process lives. Who comes gets one answer and the end of the connection. The probes of Kubernetes bring no token, so none
-is asked for but on /metrics.
+is asked for but on /metrics and on /readyz?verbose, which tells of versions that are refused, too.
 
 There are never more than `MAX_CONNECTIONS`: the next one takes the place of the oldest, whatever that does. Who holds connections
 so holds up nobody: each newcomer has the time in which as many others come, and those are taken one a millisecond.
@@ -11,11 +11,12 @@ so holds up nobody: each newcomer has the time in which as many others come, and
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from http import HTTPStatus
 from threading import Thread
 from typing import TYPE_CHECKING
+from urllib.parse import parse_qs
 
 import structlog
 
@@ -52,6 +53,7 @@ class AdminServer:
         metrics_app: "WSGIApplication",
         is_ready: Callable[[], bool],
         access: AdminAccess | None = None,
+        troubles: Callable[[], Iterable[str]] = tuple,
     ) -> None:
         """Listen and start answering.
 
@@ -61,12 +63,13 @@ class AdminServer:
             metrics_app: Answers /metrics; called on a thread of its own.
             is_ready: Whether /readyz says so; called from another thread.
             access: Certificate and tokens; by default there are none.
+            troubles: Returns what else `/readyz?verbose` tells, line by line; called from another thread.
 
         Raises:
             ConfigError: If the address cannot be listened on.
         """
         self.access = access or AdminAccess()
-        self._is_ready = is_ready
+        self._is_ready, self._troubles = is_ready, troubles
         self._socket = _listen(host, port)
         self.port: int = self._socket.getsockname()[1]
         self._connections: dict[asyncio.Task[None], None] = {}
@@ -198,18 +201,29 @@ class AdminServer:
             return AdminAnswer.text(HTTPStatus.METHOD_NOT_ALLOWED, "use GET", ("Allow", "GET, HEAD"))
         match request.path:
             case "/metrics":
-                if not self.access.admits(request.headers.get("authorization", "")):
-                    challenge = ("WWW-Authenticate", "Bearer")
-                    return AdminAnswer.text(HTTPStatus.UNAUTHORIZED, "a bearer token is needed", challenge)
-                return await self._scrapes.answer(request)
+                return await self._scrapes.answer(request) if self._admits(request) else _not_admitted()
             case "/healthz":
                 return AdminAnswer.text(HTTPStatus.OK, "ok")
             case "/readyz":
-                if self._is_ready():
-                    return AdminAnswer.text(HTTPStatus.OK, "ready")
-                return AdminAnswer.text(HTTPStatus.SERVICE_UNAVAILABLE, "not ready")
+                return self._answer_readiness(request)
             case _:
                 return AdminAnswer.text(HTTPStatus.NOT_FOUND, "try /metrics, /healthz or /readyz")
+
+    def _answer_readiness(self, request: AdminRequest) -> AdminAnswer:
+        """Answer whether requests are welcome, and who asks for more and may know it what is not as is wanted."""
+        status, text = (HTTPStatus.OK, "ready") if self._is_ready() else (HTTPStatus.SERVICE_UNAVAILABLE, "not ready")
+        if "verbose" not in parse_qs(request.query, keep_blank_values=True):
+            return AdminAnswer.text(status, text)
+        if not self._admits(request):
+            return _not_admitted()
+        return AdminAnswer.text(status, "\n".join((text, *self._troubles())))
+
+    def _admits(self, request: AdminRequest) -> bool:
+        return self.access.admits(request.headers.get("authorization", ""))
+
+
+def _not_admitted() -> AdminAnswer:
+    return AdminAnswer.text(HTTPStatus.UNAUTHORIZED, "a bearer token is needed", ("WWW-Authenticate", "Bearer"))
 
 
 def _settle(coming: asyncio.Future[None]) -> None:

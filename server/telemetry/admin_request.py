@@ -66,8 +66,8 @@ class AdminAnswer:
 
     @classmethod
     def text(cls, status: HTTPStatus, text: str, *headers: tuple[str, str]) -> "AdminAnswer":
-        """Answer with a line of text."""
-        return cls(status, f"{text}\n".encode(), (("Content-Type", "text/plain; charset=utf-8"), *headers))
+        """Answer with a line of text, or several; names of files in it may be no text."""
+        return cls(status, f"{text}\n".encode(errors="backslashreplace"), (("Content-Type", "text/plain; charset=utf-8"), *headers))
 
     def to_bytes(self, *, has_body: bool) -> bytes:
         """Return what goes over the wire; an answer to HEAD has no body."""

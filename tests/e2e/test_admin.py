@@ -15,6 +15,7 @@ from dragoman.client.errors import CallError, Cancelled, ModelNotFound, Unauthen
 from dragoman.client.repository import ModelStatus, RepositoryClient
 from dragoman.client.retry import RetryPolicy
 from dragoman.client.sync import Client
+from tests.e2e.versions import admin_of
 from tests.server.repository.copies import copy
 
 pytestmark = pytest.mark.e2e
@@ -38,11 +39,6 @@ def tokens(tmp_path: Path) -> Path:
     path = tmp_path / "operators.toml"
     path.write_text('[callers.anna]\ntoken = "anna-s"\n[callers.bert]\ntoken = "bert-s"\nmodels = ["other"]\n')
     return path
-
-
-def admin_of(server: Any) -> str:
-    """Return where a server's admin service listens."""
-    return f"127.0.0.1:{next(event['port'] for event in server.events if event['event'] == 'admin service listens')}"
 
 
 def dragoman(*arguments: str, **environment: str) -> tuple[int, str, str]:

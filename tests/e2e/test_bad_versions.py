@@ -1,4 +1,4 @@
-"""Ways in which a new version can be bad: the old one serves on, nothing is lost, and log and metrics say why."""
+"""Ways in which a new version can be bad: the old one serves on, nothing is lost, and all that tell of versions say why."""
 
 import os
 import re
@@ -6,6 +6,7 @@ import shutil
 import signal
 import sys
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,14 @@ import pytest
 
 from benchmarks.swaps.callers import Callers
 from benchmarks.swaps.timeline import seconds_of
+from dragoman.client.repository import RepositoryClient
 from tests.e2e.test_versions import AT_ONCE, ask, serves, until_more_are_answered, wait_until
-from tests.e2e.versions import FLAGS, ModelFolder, engine_pids, is_running, next_engine, processes, seal
+from tests.e2e.versions import FLAGS as VERSION_FLAGS
+from tests.e2e.versions import ModelFolder, admin_of, engine_pids, is_running, next_engine, processes, seal
 
 pytestmark = [pytest.mark.e2e, pytest.mark.skipif(sys.platform != "linux", reason="/proc tells of processes")]
 
+FLAGS = (*VERSION_FLAGS, "--admin-port", "0")
 # What a root without these may do to files is what their modes say.
 AS_OTHERS = ("setpriv", "--bounding-set=-dac_override,-dac_read_search")
 
@@ -84,6 +88,12 @@ def is_refused(server: Any, version: str, cause: str, reason: str) -> None:
     assert re.search(reason, line["reason"]) and "\n" not in line["reason"], line["reason"]
     state = {"model": "alpha", "version": version, "state": "refused", "cause": cause}
     wait_until(lambda: server.metric("dragoman_version_state", **state) == 1, "the metrics say so")
+    with RepositoryClient(admin_of(server)) as operators:
+        listed = {one.name: one for model in operators.models()[0] if model.name == "alpha" for one in model.versions}
+    assert (listed[version].state, listed[version].cause, listed[version].reason) == ("refused", cause, line["reason"])
+    with urllib.request.urlopen(f"{server.metrics_address}/readyz?verbose", timeout=10) as answer:
+        ready, *troubles = answer.read().decode().splitlines()
+    assert ready == "ready" and f"alpha: version {version} is refused ({cause}): {line['reason']}" in troubles
 
 
 def alone(server: Any, one: str, old: int) -> None:

@@ -72,6 +72,11 @@ class ModelFolder:
         self.asked.setdefault(model, []).append(time.time())
 
 
+def admin_of(server: Any) -> str:
+    """Return where a server's admin service listens."""
+    return f"127.0.0.1:{next(event['port'] for event in server.events if event['event'] == 'admin service listens')}"
+
+
 def is_running(pid: int) -> bool:
     """Whether a process runs; one that has ended and was not waited for does not."""
     try:

@@ -300,6 +300,7 @@ def test_a_bad_version_is_refused_and_the_old_one_serves(step: str, error: Excep
         assert stage.serving == "1" and stage.routes[-1].default.engine is old  # type: ignore[union-attr]
         assert reason_of(stage, "2")[0] is cause
         assert str(getattr(error, "reason", error)).removeprefix("model 'en-de': ") in reason_of(stage, "2")[1]
+        assert stage.keeper.troubles() == [f"version 2 is refused ({cause.value}): {reason_of(stage, '2')[1]}"]
         await stage.until(lambda: stage.running() == ["1"])
         assert shown(stage) == {("1", "serving", ""), ("2", "refused", cause.value)}
         assert stage.swaps == ["refused"]

@@ -1,8 +1,11 @@
 """Stores that run here: an S3 server, a registry, a web server with WebDAV; and bundles that are large enough to break off."""
 
+import base64
 import contextlib
+import email.utils
 import functools
 import hashlib
+import hmac
 import json
 import logging
 import os
@@ -17,6 +20,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import obstore
+import obstore.store
 import pytest
 
 from dragoman.export.signing import Keys
@@ -117,6 +122,7 @@ class S3:
         from botocore.config import Config
 
         self.port = port
+        self.put_options: dict[str, Any] = {}
         options = {"aws_access_key_id": "id", "aws_secret_access_key": "secret", "region_name": "us-east-1"}
         self.client: Any = boto3.client(
             "s3", endpoint_url=f"http://127.0.0.1:{port}", config=Config(retries={"max_attempts": 1}), **options
@@ -125,7 +131,8 @@ class S3:
     def put(self, folder: Path, prefix: str) -> None:
         """Upload a folder, the manifest last."""
         for path in sorted((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.name == "bundle.json"):
-            self.client.put_object(Bucket=BUCKET, Key=f"{prefix}/{path.relative_to(folder)}", Body=path.read_bytes())
+            key = f"{prefix}/{path.relative_to(folder)}"
+            self.client.put_object(Bucket=BUCKET, Key=key, Body=path.read_bytes(), **self.put_options)
 
     def remove(self, prefix: str) -> None:
         for each in self.client.list_objects_v2(Bucket=BUCKET, Prefix=prefix).get("Contents", []):
@@ -166,6 +173,66 @@ def s3_proxy(s3: S3, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     with proxy_to(s3.port) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{proxy.port}")
         yield proxy
+
+
+@pytest.fixture
+def google(s3: S3, monkeypatch: pytest.MonkeyPatch) -> S3:
+    """The same server as Google's: the XML API that obstore speaks with Google is Amazon's but for how one shows who one is."""
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"127.0.0.1:{s3.port}")
+    for name in ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    s3.put_options = {"ACL": "public-read"}  # emulators are asked without credentials
+    return s3
+
+
+# Of the account that every installation of Azurite has; its manual names both.
+AZURITE_ACCOUNT = "devstoreaccount1"
+AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+
+
+@pytest.fixture
+def azure(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path, str], None]]:
+    """Microsoft's emulator, which whoever asks by the environment finds; what uploads a folder is lent."""
+    program = shutil.which("azurite-blob")
+    if program is None:
+        pytest.skip("azurite-blob is not installed (npm install --global azurite)")
+    folder, port = tmp_path_factory.mktemp("azurite"), free_port()
+    command = [program, "--location", str(folder), "--blobPort", str(port), "--skipApiVersionCheck", "--disableTelemetry"]
+    url = f"http://127.0.0.1:{port}"
+    monkeypatch.setenv("AZURE_STORAGE_USE_EMULATOR", "true")
+    monkeypatch.setenv("AZURITE_BLOB_STORAGE_URL", url)
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        while True:
+            assert process.poll() is None, (folder / "log").read_text()
+            try:
+                _make_container(url, BUCKET)
+            except urllib.error.URLError as error:
+                assert isinstance(error.reason, ConnectionRefusedError), error
+            else:
+                break
+        yield _put_into_azure
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _make_container(url: str, name: str) -> None:
+    date, version = email.utils.formatdate(usegmt=True), "2021-08-06"
+    resource = f"/{AZURITE_ACCOUNT}/{AZURITE_ACCOUNT}/{name}\nrestype:container"
+    signed = "PUT" + 12 * "\n" + f"x-ms-date:{date}\nx-ms-version:{version}\n{resource}"
+    signature = base64.b64encode(hmac.digest(base64.b64decode(AZURITE_KEY), signed.encode(), "sha256")).decode()
+    headers = {"x-ms-date": date, "x-ms-version": version, "Authorization": f"SharedKey {AZURITE_ACCOUNT}:{signature}"}
+    address = f"{url}/{AZURITE_ACCOUNT}/{name}?restype=container"
+    request = urllib.request.Request(address, headers=headers | {"Content-Length": "0"}, method="PUT")
+    urllib.request.urlopen(request).close()
+
+
+def _put_into_azure(folder: Path, prefix: str) -> None:
+    store = obstore.store.AzureStore(BUCKET, use_emulator=True, client_options={"allow_http": True})
+    for path in sorted((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.name == "bundle.json"):
+        obstore.put(store, f"{prefix}/{path.relative_to(folder)}", path.read_bytes())
 
 
 def free_port() -> int:

@@ -46,6 +46,22 @@ def test_a_bundle_comes_from_s3_as_it_is_there(s3: S3, bundle: Path, tmp_path: P
     assert no_leftovers(tmp_path / "here")
 
 
+def test_a_bundle_comes_from_google(google: S3, bundle: Path, tmp_path: Path, order: Orders) -> None:
+    google.put(bundle, "team a/en-de")
+    assert bring("gs://models/team a/en-de", tmp_path / "here", order()) == ["tiny/1"]
+    assert files(tmp_path / "here/tiny/1") == files(bundle)
+    with pytest.raises(BundleError, match="gs://models/team b/en-de: holds no bundle"):
+        bring("gs://models/team b/en-de", tmp_path / "here", order())
+
+
+def test_a_bundle_comes_from_azure(azure: Callable[[Path, str], None], bundle: Path, tmp_path: Path, order: Orders) -> None:
+    azure(bundle, "team a/en-de")
+    assert bring("az://models/team a/en-de", tmp_path / "here", order()) == ["tiny/1"]
+    assert files(tmp_path / "here/tiny/1") == files(bundle)
+    with pytest.raises(BundleError, match="az://models/team b/en-de: holds no bundle"):
+        bring("az://models/team b/en-de", tmp_path / "here", order())
+
+
 def test_a_folder_of_models_comes_with_its_versions(
     s3: S3, make_bundle: Callable[..., Path], tmp_path: Path, order: Orders
 ) -> None:

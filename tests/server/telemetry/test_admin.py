@@ -19,9 +19,10 @@ class Admin:
 
     def __init__(self) -> None:
         self.is_ready = False
+        self.troubles: list[str] = []
         metrics = Metrics(CollectorRegistry(), [1.0])
         metrics.add_model("en-de", "v1", "fp32", "cpu", 16)
-        self.server = AdminServer("127.0.0.1", 0, metrics.wsgi_app(), lambda: self.is_ready)
+        self.server = AdminServer("127.0.0.1", 0, metrics.wsgi_app(), lambda: self.is_ready, troubles=lambda: self.troubles)
 
     def get(self, path: str, method: str = "GET", **headers: str) -> tuple[int, bytes]:
         with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=10)) as connection:
@@ -49,6 +50,17 @@ def test_live_before_ready(admin: Admin) -> None:
     assert admin.get("/readyz") == (503, b"not ready\n")
     admin.is_ready = True
     assert admin.get("/readyz") == (200, b"ready\n")
+
+
+def test_readiness_tells_who_asks_for_it_what_is_not_as_is_wanted(admin: Admin) -> None:
+    admin.troubles = ["en-de: version 2 is refused (proof): sample 1", "en-de: mod\udcff/2: left out"]
+    assert admin.get("/readyz") == admin.get("/readyz?verbos") == (503, b"not ready\n")
+    told = b"\nen-de: version 2 is refused (proof): sample 1\nen-de: mod\\udcff/2: left out\n"
+    assert admin.get("/readyz?verbose") == (503, b"not ready" + told)
+    admin.is_ready = True
+    assert admin.get("/readyz?verbose=1&x") == (200, b"ready" + told)
+    admin.troubles = []
+    assert admin.get("/readyz?verbose") == (200, b"ready\n")
 
 
 @pytest.mark.parametrize("path", ["/", "/metrics/x", "/favicon.ico"])

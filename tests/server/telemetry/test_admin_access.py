@@ -62,6 +62,8 @@ def test_metrics_need_a_token_and_probes_do_not(start: Start, tokens: Path) -> N
     assert status(server, authorization="Bearer first:with-a-colon") == 200
     assert status(server, authorization="bearer second") == 200
     assert status(server, "/healthz") == status(server, "/readyz") == 200
+    assert status(server, "/readyz?verbose") == 401
+    assert status(server, "/readyz?verbose", authorization="Bearer second") == 200
 
 
 @pytest.mark.parametrize(
