@@ -72,6 +72,11 @@ def shown(given: object) -> str:
     return one_line(json.dumps(given), 80)
 
 
+def tellable(text: str) -> str:
+    """Return a text that messages can hold, which the name of a file need not be."""
+    return text.encode(errors="backslashreplace").decode()
+
+
 def one_line(text: str, max_characters: int = 400) -> str:
     """Return a text as one line of printable ASCII, without its middle if it is too long for a message."""
     text = "".join(char if " " <= char <= "~" else ascii(char)[1:-1] for char in _shortened(text, max_characters))

@@ -4,7 +4,7 @@ What cannot be done is undone. What operators ask for lasts until the server end
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Container, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Generic
 
@@ -18,6 +18,7 @@ from dragoman.server.errors import Draining, InvalidRequest, NotInRepository, No
 from dragoman.server.repository.keeper import Keeper
 from dragoman.server.repository.meant import (
     check_loaded,
+    is_called,
     stands_for,
     version_before,
     version_meant,
@@ -110,7 +111,7 @@ class Administrator(Generic[E]):
             await self._look()
             keeper.forgive()
             await keeper.settled()
-            wanted = keeper.would_want(keeper.overrides, _Everything())
+            wanted = keeper.would_want(keeper.overrides, version_names_of(keeper))
             missing = [found.name for found in wanted.versions if not is_served(keeper, found.name)]
             reasons = [why_refused(keeper, name) or f"version {name} is not served" for name in missing]
             reasons = [*filter(None, (keeper.found.problem, keeper.found.file_problem)), *reasons]
@@ -144,7 +145,7 @@ class Administrator(Generic[E]):
 
         async def set_label(keeper: ModelKeeper[E]) -> None:
             check_loaded(keeper)
-            if label in version_names_of(keeper) or any(label == one.content for one in keeper.known()):
+            if is_called(keeper, label):
                 raise InvalidRequest("label", f"{label} is what a version is called")
             asked, file = keeper.overrides, keeper.found.file
             labels = {key: value for key, value in asked.labels.items() if key != label}
@@ -275,9 +276,7 @@ class Administrator(Generic[E]):
     def _is_known(self, model: str, version: str) -> bool:
         """Return whether there is a model, and a version of it if one is named."""
         keeper = self._keeper.models.get(model)
-        if keeper is None or not version:
-            return keeper is not None
-        return version in version_names_of(keeper) or any(version == one.content for one in keeper.known())
+        return keeper is not None and (not version or is_called(keeper, version))
 
     def _permitted(self, operator: Operator, model: str) -> ModelKeeper[E]:
         """Return who leads a model that an operator names.
@@ -296,13 +295,6 @@ class Administrator(Generic[E]):
             raise _draining()
         if not self._is_begun:
             raise NotReady("the server is starting", retry_after_seconds=RETRY_SECONDS)
-
-
-class _Everything(Container[str]):
-    """Has all names."""
-
-    def __contains__(self, _: object) -> bool:
-        return True
 
 
 def _draining() -> Draining:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dragoman.export.bundle import MANIFEST_FILE, BundleError
-from dragoman.export.fields import listed, shown
+from dragoman.export.fields import listed, shown, tellable
 from dragoman.export.manifest import check_name
 from dragoman.server.config import ConfigError
 from dragoman.server.repository.folders import Listing, find_beside, find_bundle, find_versions, list_folder
@@ -61,10 +61,7 @@ def scan(folder: Path, before: Sequence[FoundModel] = (), is_at_once: bool = Tru
 
 def _tellable(model: FoundModel) -> FoundModel:
     """Return a model with texts that messages can hold, which what file systems call things need not be."""
-    name, problem, file_problem, *left_out = (
-        text.encode("utf-8", "backslashreplace").decode()
-        for text in (model.name, model.problem, model.file_problem, *model.left_out)
-    )
+    name, problem, file_problem, *left_out = map(tellable, (model.name, model.problem, model.file_problem, *model.left_out))
     return replace(model, name=name, problem=problem, file_problem=file_problem, left_out=tuple(left_out))
 
 

@@ -13,6 +13,11 @@ def version_names_of(keeper: ModelKeeper[E]) -> list[str]:
     return [found.name for found in reversed(keeper.found.versions)]
 
 
+def is_called(keeper: ModelKeeper[E], name: str) -> bool:
+    """Return whether a version is called so, by its folder or by its content."""
+    return name in version_names_of(keeper) or any(name == one.content for one in keeper.known())
+
+
 def version_meant(keeper: ModelKeeper[E], asked: str) -> str:
     """Return what the folder of a version is called that an operator names by that, or by what its content gives.
 

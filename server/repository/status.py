@@ -2,7 +2,6 @@
 
 from dragoman.server.core.administration import ModelStatus, Requested, VersionStatus
 from dragoman.server.core.ports import ServedVersion
-from dragoman.server.repository.loaded import LoadedModel
 from dragoman.server.repository.model_keeper import ModelKeeper
 from dragoman.server.repository.versions import State, Version
 from dragoman.server.repository.workshop import E
@@ -19,7 +18,7 @@ def status_of(keeper: ModelKeeper[E]) -> ModelStatus:
         ones = sorted((one for one in known if one.found.name == name), key=lambda one: -one.since)
         if name in there and all(one.state is State.RETIRING for one in ones):
             statuses.append(VersionStatus(name))
-        statuses += [_version(keeper, one, served.get(id(_answering(one)))) for one in ones]
+        statuses += [_version(keeper, one, served.get(id(one.answering))) for one in ones]
     return ModelStatus(
         keeper.name,
         route is not None and route.default.engine.is_ready,
@@ -42,24 +41,19 @@ def is_served(keeper: ModelKeeper[E], name: str, *, is_default: bool = False) ->
         return False
     models = [route.default] if is_default else list(route.versions.values())
     there = [version for found in keeper.found.versions if found.name == name and (version := keeper.versions.known(found))]
-    return any(_answering(version) in models for version in there)
+    return any(version.answering in models for version in there)
 
 
 def is_name_served(keeper: ModelKeeper[E], name: str) -> bool:
     """Return whether requests get a version of a name, be it one whose files have been replaced."""
     models = [] if keeper.route is None else list(keeper.route.versions.values())
-    return any(_answering(version) in models for version in keeper.known() if version.found.name == name)
+    return any(version.answering in models for version in keeper.known() if version.found.name == name)
 
 
 def why_refused(keeper: ModelKeeper[E], name: str) -> str:
     """Return why a version is refused, in a line that names it; empty if it is not."""
     refused = (one for one in keeper.known() if one.found.name == name and one.state is State.REFUSED)
     return next((f"version {one.label or 'of the folder'} is refused: {one.reason}" for one in refused), "")
-
-
-def _answering(version: Version[E]) -> LoadedModel[E] | None:
-    """Return what requests get of a version, if they get it."""
-    return version.answering
 
 
 def _version(keeper: ModelKeeper[E], version: Version[E], served: ServedVersion | None) -> VersionStatus:

@@ -5,6 +5,7 @@ Errors are raised as `server.errors` and become statuses in the interceptor.
 
 from collections.abc import Sequence
 
+from dragoman.export.fields import tellable
 from dragoman.server.core.administration import Administration, ModelStatus, Operator, VersionStatus
 from dragoman.server.faces.grpc.interceptors import Context, current_call
 from dragoman.v1 import repository_pb2, repository_pb2_grpc
@@ -52,7 +53,7 @@ class RepositoryServicer(repository_pb2_grpc.RepositoryServicer):
 
     def _listed(self, models: Sequence[ModelStatus]) -> repository_pb2.ListRepositoryResponse:
         return repository_pb2.ListRepositoryResponse(
-            models=[to_model(model) for model in models], problem=_text(self._administration.problem)
+            models=[to_model(model) for model in models], problem=tellable(self._administration.problem)
         )
 
 
@@ -60,10 +61,10 @@ def to_model(model: ModelStatus) -> repository_pb2.RepositoryModel:
     """Return the message that tells how a model is."""
     asked = model.requested
     return repository_pb2.RepositoryModel(
-        name=_text(model.name),
+        name=tellable(model.name),
         is_ready=model.is_ready,
         versions=[_to_version(version) for version in model.versions],
-        problems=map(_text, model.problems),
+        problems=map(tellable, model.problems),
         requested=repository_pb2.Requested(
             is_unloaded=asked.is_unloaded, loaded=asked.loaded, unloaded=asked.unloaded, pinned=asked.pinned, labels=asked.labels
         ),
@@ -77,18 +78,13 @@ def _to_version(version: VersionStatus) -> repository_pb2.RepositoryVersion:
         state=f"VERSION_STATE_{version.state.upper()}",
         since=version.since,
         cause=version.cause,
-        reason=_text(version.reason),
+        reason=tellable(version.reason),
         labels=version.labels,
         share=version.share,
         is_default=version.is_default,
         num_answered=version.num_answered,
         num_failed=version.num_failed,
     )
-
-
-def _text(told: str) -> str:
-    """Return what can be sent of what is told: names of folders and files may be no text."""
-    return told.encode(errors="backslashreplace").decode()
 
 
 def _operator(context: Context) -> Operator:
