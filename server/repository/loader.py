@@ -31,7 +31,7 @@ class Loader(Generic[E]):
         workshop: Workshop[E],
         front: Callable[[], Front[E]],
         on_death: Callable[[Version[E]], None],
-        placement: Placement | None = None,
+        placement: Placement,
     ) -> None:
         """Load nothing yet.
 
@@ -40,7 +40,7 @@ class Loader(Generic[E]):
             workshop: See there.
             front: Returns what answers callers.
             on_death: Called when an engine of a version has ended by itself.
-            placement: Has other models give way; None if none does.
+            placement: Has other models give way.
         """
         self._placement = placement
         self._versions, self._workshop, self._front_of, self._on_death = versions, workshop, front, on_death
@@ -96,9 +96,8 @@ class Loader(Generic[E]):
         """
 
         async def load() -> None:
-            if self._placement is not None:
-                assert version.opened is not None
-                self._placement.check(self._workshop.reckon(version.opened.bundle, file), is_start=True)
+            assert version.opened is not None
+            self._placement.check(self._workshop.reckon(version.opened.bundle, file), is_start=True)
             await self._start(version, file, None, is_needed)
 
         return await self._try(version, load(), is_told=is_told)
@@ -138,7 +137,7 @@ class Loader(Generic[E]):
         """
         try:
             async with self._workshop.turn:
-                assert version.opened is not None and self._placement is not None
+                assert version.opened is not None
                 version.has_died = False
                 await self._placement.make_room(version.model, self._workshop.reckon(version.opened.bundle, file), is_wanted)
                 await self._start(version, file, self._workshop.load_seconds)
@@ -198,14 +197,11 @@ class Loader(Generic[E]):
         Raises:
             Refused: If there is not.
         """
-        if self._placement is None:
-            self._workshop.check_memory(opened.bundle, file)
-        else:
-            needed_bytes = self._workshop.reckon(opened.bundle, file)
-            try:
-                await self._placement.make_room(version.model, needed_bytes, lambda: True)
-            except Refused as refused:
-                raise Refused(refused.cause, f'{refused.reason}; swap.mode = "restart" ends what serves first') from None
+        needed_bytes = self._workshop.reckon(opened.bundle, file)
+        try:
+            await self._placement.make_room(version.model, needed_bytes, lambda: True)
+        except Refused as refused:
+            raise Refused(refused.cause, f'{refused.reason}; swap.mode = "restart" ends what serves first') from None
 
     async def _start(
         self, version: Version[E], file: ModelFile, seconds: float | None, is_needed: Callable[[Version[E]], bool] | None = None
@@ -227,8 +223,7 @@ class Loader(Generic[E]):
     def _load(self, version: Version[E], file: ModelFile) -> LoadedModel[E]:
         opened = version.opened
         assert opened is not None
-        if self._placement is not None:
-            version.reserved_bytes = self._workshop.reckon(opened.bundle, file)
+        version.reserved_bytes = self._workshop.reckon(opened.bundle, file)
         version.replicas = self._versions.free_replicas(self._workshop.num_replicas(opened.bundle, file))
         version.loaded = self._workshop.load(
             opened,

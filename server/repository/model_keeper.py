@@ -51,24 +51,21 @@ class ModelKeeper(Generic[E]):
         problems: Of what is wanted, what cannot be had.
     """
 
-    def __init__(
-        self, found: FoundModel, workshop: Workshop[E], front: Callable[[], Front[E]], placement: Placement | None = None
-    ) -> None:
+    def __init__(self, found: FoundModel, workshop: Workshop[E], front: Callable[[], Front[E]], placement: Placement) -> None:
         """Start with nothing loaded.
 
         Args:
             found: What lies in its folder.
             workshop: See there.
             front: Returns what answers callers, once there is something that does.
-            placement: Has models give way to each other; None if none ever sleeps.
+            placement: Has models give way to each other.
         """
         self.name = found.name
         self.versions: ModelVersions[E] = ModelVersions(found.name)
         self.overrides: Overrides = NO_OVERRIDES
         self.problems: tuple[str, ...] = ()
-        self._found, self._workshop, self._front_of = found, workshop, front
+        self._found, self._workshop, self._front_of, self._placement = found, workshop, front, placement
         self._loader = Loader(self.versions, workshop, front, self._note_death, placement)
-        self._placement = placement or Placement()
         self._sleeper = Sleeper(self.versions, self._loader, workshop, front, self._placement, found.file)
         self._switch = Switch(
             self.versions,

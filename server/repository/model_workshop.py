@@ -17,7 +17,7 @@ from dragoman.server.proof import PROOF_SECONDS, ProofFailed, prove
 from dragoman.server.repository.checks import check_slots
 from dragoman.server.repository.found import FoundVersion
 from dragoman.server.repository.loaded import LoadedModel
-from dragoman.server.repository.memory import Measured, needed_bytes, room
+from dragoman.server.repository.memory import Measured, needed_bytes
 from dragoman.server.repository.model_file import ModelFile
 from dragoman.server.repository.models import Route
 from dragoman.server.repository.sleeping_engine import SleepingEngine
@@ -92,16 +92,8 @@ class ModelWorkshop:
             most = needed_bytes(model.bundle, model.engine.settings, len(sizes))
             self._measured[model.name] = Measured(sum(sizes), most, len(sizes))
 
-    def check_memory(self, bundle: Bundle, file: ModelFile) -> None:
-        """See `Workshop`; what a GPU's memory does not hold its engine finds out before it takes any."""
-        needed = self.reckon(bundle, file)
-        if needed > (there := room()).num_bytes:
-            free = f"{there.num_bytes / 2**20:.0f} MiB {there.limit}"
-            advice = 'swap.mode = "restart" ends what serves first'
-            raise Refused(Cause.MEMORY, f"it may take {needed / 2**20:.0f} MiB, and {free}; {advice}")
-
     def reckon(self, bundle: Bundle, file: ModelFile) -> int:
-        """See `Workshop`."""
+        """See `Workshop`; what a GPU's memory does not hold its engine finds out before it takes any."""
         config = file.settings.within(self._config)
         plan, measured = self._plan(bundle, config), self._measured.get(bundle.manifest.name)
         return needed_bytes(bundle, engine_settings(config, bundle, plan)[0], plan.num_replicas, measured)

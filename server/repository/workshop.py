@@ -99,18 +99,6 @@ class Workshop(Protocol[E]):
         """Take note of how much memory a version takes that runs, which tells what the model's others will; of none, do nothing."""
         ...
 
-    def check_memory(self, bundle: Bundle, file: ModelFile) -> None:
-        """Do nothing if there is memory for a version's engines.
-
-        Args:
-            bundle: Of the version.
-            file: Of the model.
-
-        Raises:
-            Refused: If there is not.
-        """
-        ...
-
     def reckon(self, bundle: Bundle, file: ModelFile) -> int:
         """Return how many bytes a version's engines may take."""
         ...

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,11 +12,24 @@ from dragoman.server.repository.loaded import LoadedModel
 from dragoman.server.repository.model_file import ModelFile
 from dragoman.server.repository.model_keeper import ModelKeeper
 from dragoman.server.repository.models import Route
+from dragoman.server.repository.placement import Placement
 from dragoman.server.repository.use import Holding, Outcomes
 from dragoman.server.repository.versions import Cause, Opened, Refused, State, Version
 
 MODEL = "en-de"
 PATIENCE_SECONDS = 10.0
+
+
+def play(stage: "Stage", scene: Callable[[], Awaitable[None]]) -> None:
+    """Lead a stage's versions while something happens."""
+
+    async def run() -> None:
+        async with stage.led():
+            await scene()
+        assert not stage.running(), "no engine outlasts its keeper"
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(run())
 
 
 class StagedEngine:
@@ -47,6 +60,17 @@ class StagedEngine:
         self.on_death()
 
 
+class StagedPlacement(Placement):
+    """Memory of which there is as much as a stage says, for the version that has been reckoned."""
+
+    def __init__(self, stage: "Stage") -> None:
+        super().__init__()
+        self._stage = stage
+
+    async def make_room(self, name: str, needed_bytes: int, is_wanted: Callable[[], bool]) -> None:
+        await self._stage.reach("memory", self._stage.reckoned)
+
+
 class Stage:
     """The workshop and the front of one model, see `server.repository.workshop`, and its folder.
 
@@ -57,6 +81,7 @@ class Stage:
         routes: What was published, in order.
         swaps: Outcomes that were counted.
         freed: Numbers of engines that are gone for good.
+        reckoned: The version whose memory was reckoned last.
         outcomes_of: What became of the requests of a version, by its label.
     """
 
@@ -66,6 +91,7 @@ class Stage:
         self.gates: dict[tuple[str, str], asyncio.Event] = {}
         self.routes: list[Route[Any] | None] = []
         self.swaps: list[str] = []
+        self.reckoned = ""
         self.freed: list[range] = []
         self.outcomes_of: dict[str, Outcomes] = {}
         self.engines: list[StagedEngine] = []
@@ -75,7 +101,8 @@ class Stage:
         self._stamps = 0
         self.versions: list[FoundVersion] = []
         self.put(*names)
-        self.keeper: ModelKeeper[Any] = ModelKeeper(self.found, self, lambda: self)
+        self.placement: Placement = StagedPlacement(self)
+        self.keeper: ModelKeeper[Any] = ModelKeeper(self.found, self, lambda: self, self.placement)
 
     # The folder.
 
@@ -192,11 +219,6 @@ class Stage:
     def measure(self, model: LoadedModel[Any] | None) -> None:
         self.tell("measure", "" if model is None else model.label)
 
-    def check_memory(self, bundle: Any, file: ModelFile) -> None:
-        self.tell("memory", bundle.directory.name)
-        if (fault := self.faults.get(("memory", bundle.directory.name))) is not None:
-            raise fault
-
     def load(
         self,
         opened: Opened,
@@ -250,6 +272,7 @@ class Stage:
     # The sleep of the model: this one is always loaded.
 
     def reckon(self, bundle: Any, file: ModelFile) -> int:
+        self.reckoned = bundle.directory.name
         return 0
 
     def resident_bytes(self, model: LoadedModel[Any]) -> int:

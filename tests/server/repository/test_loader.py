@@ -13,7 +13,7 @@ from tests.server.repository.staged import MODEL, Stage
 
 def loader_of(stage: Stage) -> tuple[Loader[Any], ModelVersions[Any]]:
     versions = stage.keeper.versions
-    return Loader(versions, stage, lambda: stage, lambda version: version.note_death()), versions
+    return Loader(versions, stage, lambda: stage, lambda version: version.note_death(), stage.placement), versions
 
 
 async def bring_up(stage: Stage, make_way: Any = None) -> Any:

@@ -19,7 +19,7 @@ from dragoman.server.repository.policy import Overrides
 from dragoman.server.repository.use import Outcomes
 from dragoman.server.repository.versions import Cause, Refused, State
 from dragoman.server.supervisor import EngineCannotStart
-from tests.server.repository.staged import MODEL, Stage
+from tests.server.repository.staged import MODEL, Stage, play
 
 RESTART = ModelFile(swap=Swap(mode="restart"))
 AT_ONCE = ModelFile(swap=Swap(probation_seconds=0))
@@ -30,18 +30,6 @@ TWO = Versions(latest=2)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_keeper, "WATCH_SECONDS", 0.002)
     monkeypatch.setattr(loader, "LOOK_SECONDS", 0.001)
-
-
-def play(stage: Stage, scene: Callable[[], Awaitable[None]]) -> None:
-    """Lead a stage's versions while something happens."""
-
-    async def run() -> None:
-        async with stage.led():
-            await scene()
-        assert not stage.running(), "no engine outlasts its keeper"
-        assert len(asyncio.all_tasks()) == 1
-
-    asyncio.run(run())
 
 
 def reason_of(stage: Stage, label: str) -> tuple[Cause | None, str]:

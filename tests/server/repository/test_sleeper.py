@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from dragoman.server.repository.status import status_of
 from dragoman.server.repository.use import Holding
 from dragoman.server.repository.versions import Cause, Opened, Refused, State
 from dragoman.server.supervisor import EngineCannotStart
-from tests.server.repository.staged import MODEL, Stage
+from tests.server.repository.staged import MODEL, Stage, play
 
 HOUR = ModelSettings(keep_loaded="1h")
 
@@ -101,16 +100,6 @@ class SleepyStage(Stage):
 
     def refuse_waiting(self, name: str, reason: str, retry_after_seconds: float) -> None:
         self.refusals.append((reason, retry_after_seconds))
-
-
-def play(stage: SleepyStage, scene: Callable[[], Awaitable[None]]) -> None:
-    async def run() -> None:
-        async with stage.led():
-            await scene()
-        assert not stage.running(), "no engine outlasts its keeper"
-        assert len(asyncio.all_tasks()) == 1
-
-    asyncio.run(run())
 
 
 def shown(stage: SleepyStage) -> set[tuple[str, str]]:
