@@ -30,7 +30,7 @@ from dragoman.export.signing import Keys, check_signed
 from dragoman.export.tensor_names import cross_kv_names as cross_kv_names
 from dragoman.export.tensor_names import self_kv_names as self_kv_names
 from dragoman.export.tensor_names import self_kv_output_names as self_kv_output_names
-from dragoman.model.files import open_regular
+from dragoman.model.files import leads_out, open_regular
 from dragoman.model.text.tokenizer import TokenizerError
 from dragoman.model.text.tokenizers import Tokenizers
 
@@ -162,9 +162,7 @@ def _check_inside(directory: Path, location: Path) -> None:
     Raises:
         BundleError: If it does.
     """
-    # Not Path.resolve, which raises an error of its own for links that lead in a circle.
-    outside, found = os.path.realpath(directory), os.path.realpath(location)
-    if os.path.commonpath((outside, found)) != outside:
+    if leads_out(location, directory):
         raise BundleError(f"{location}: a link that leads outside the bundle")
 
 

@@ -54,6 +54,13 @@ def refuse_unwritable(path: Path, is_folder: bool = False) -> None:
         raise InputError(f"{path}: permission denied")
 
 
+def leads_out(path: Path, folder: Path) -> bool:
+    """Return whether a path below a folder, followed through all links, is one outside it."""
+    # Not Path.resolve, which raises an error of its own for links that lead in a circle.
+    outside = os.path.realpath(folder)
+    return os.path.commonpath((outside, os.path.realpath(path))) != outside
+
+
 def open_regular(path: Path) -> BinaryIO:
     """Open a file that somebody else has put there; a pipe or a device, which might never end or keep us waiting, is refused.
 

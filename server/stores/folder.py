@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from dragoman.model.files import open_regular
+from dragoman.model.files import leads_out, open_regular
 from dragoman.server.stores.store import MAX_LISTED_FILES, Listing, NotThereError, RangeError, StoreError, Take
 
 MAX_DEPTH = 12
@@ -51,8 +51,7 @@ class FolderStore:
     def read(self, path: str, offset: int, take: Take) -> None:
         """See `Store`."""
         location = self._folder / path
-        outside = os.path.realpath(self._folder)
-        if os.path.commonpath((outside, os.path.realpath(location))) != outside:
+        if leads_out(location, self._folder):
             raise StoreError(f"{location}: a link that leads out of the folder")
         try:
             with open_regular(location) as file:
