@@ -25,7 +25,7 @@ from typing import Any, Self
 from benchmarks.harness.bulk_load import BulkLoad, Way, run
 from benchmarks.harness.models import SHIPPED, bundle_by
 from benchmarks.harness.report import environment, write
-from benchmarks.harness.served import START_SECONDS, STOP_SECONDS, cpu_seconds, wait_for_event
+from benchmarks.harness.served import START_SECONDS, STOP_SECONDS, cpu_seconds, environment_of, wait_for_event
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.corpus import read_lines
 
@@ -58,10 +58,9 @@ class SampledServer:
             *("serve", "--models", str(folder / "models"), "--host", "127.0.0.1", "--port", "0"),
             *("--metrics-host", "127.0.0.1", "--metrics-port", "0", "--num-threads", "1"),
         ]
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("DRAGOMAN_")}
-        environment["PYTHONPATH"] = str(self._checkout)
         with log.open("wb") as stream:
-            self._process = subprocess.Popen([*sampler, *flags], stderr=stream, cwd=self._checkout, env=environment)
+            environ = environment_of(self._checkout)
+            self._process = subprocess.Popen([*sampler, *flags], stderr=stream, cwd=self._checkout, env=environ)
         try:
             self.address = f"127.0.0.1:{wait_for_event(self._process, log, 'serving', START_SECONDS)['port']}"
         except BaseException:

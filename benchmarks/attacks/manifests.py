@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.attacks.attack import Attack, Figure, Scene
+from benchmarks.harness.served import environment_of
 from dragoman.export.bundle import MANIFEST_FILE
 
 LIMIT_SECONDS = 20.0
@@ -47,14 +48,11 @@ def _texts(good: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _serve(source: Path, models: str) -> str:
     """Return how `dragoman serve` ends, after how many seconds and with what kind of output; it is ended when it serves."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("DRAGOMAN_")} | {
-        "PYTHONPATH": str(source)
-    }
     ports = ("--host=127.0.0.1", "--port=0", "--metrics-host=127.0.0.1", "--metrics-port=0")
     began = time.monotonic()
     with tempfile.TemporaryFile("w+") as said:
         command = [sys.executable, "-m", "dragoman", "serve", f"--models={models}", *ports]
-        process = subprocess.Popen(command, cwd=source, env=environment, stderr=said, stdout=said)
+        process = subprocess.Popen(command, cwd=source, env=environment_of(source), stderr=said, stdout=said)
         try:
             while process.poll() is None and time.monotonic() < began + LIMIT_SECONDS and '"serving"' not in _read(said.fileno()):
                 time.sleep(0.02)

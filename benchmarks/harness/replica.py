@@ -1,6 +1,5 @@
 """A `dragoman serve` that can be ended, killed and started again at the same address."""
 
-import os
 import signal
 import socket
 import subprocess
@@ -11,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from benchmarks.harness.served import num_replicas, processes, wait_for_event
+from benchmarks.harness.served import environment_of, num_replicas, processes, wait_for_event
 
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 180.0
@@ -71,10 +70,10 @@ class Replica:
         command = [sys.executable, "-m", "dragoman", "serve", "--models", str(self._log.parent / "models")]
         port, metrics_port = self._ports
         ports = ["--host=127.0.0.1", f"--port={port}", "--metrics-host=127.0.0.1", f"--metrics-port={metrics_port}"]
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("DRAGOMAN_")}
-        environment["PYTHONPATH"] = str(self._source)
         with self._log.open("wb") as log:
-            self._process = subprocess.Popen([*command, *ports, *self._flags], stderr=log, cwd=self._source, env=environment)
+            self._process = subprocess.Popen(
+                [*command, *ports, *self._flags], stderr=log, cwd=self._source, env=environment_of(self._source)
+            )
         engines = num_replicas(self._flags)
         self.engine_pid = int(wait_for_event(self._process, self._log, "engine ready", START_SECONDS, engines)["engine_pid"])
         wait_for_event(self._process, self._log, "serving", START_SECONDS)

@@ -43,10 +43,10 @@ class ServedModel:
         self._log = folder / "log"
         command = [sys.executable, "-m", "dragoman", "serve", "--models", str(folder / "models"), "--host", "127.0.0.1"]
         ports = ["--port", "0", "--metrics-port", "0", "--metrics-host", "127.0.0.1"]
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("DRAGOMAN_")}
-        environment["PYTHONPATH"] = str(self._source)
         with self._log.open("wb") as log:
-            self._process = subprocess.Popen([*command, *ports, *self._flags], stderr=log, cwd=self._source, env=environment)
+            self._process = subprocess.Popen(
+                [*command, *ports, *self._flags], stderr=log, cwd=self._source, env=environment_of(self._source)
+            )
         try:
             num_engines = num_replicas(self._flags)
             self.engine_pid = wait_for_event(self._process, self._log, "engine ready", START_SECONDS, num_engines)["engine_pid"]
@@ -78,6 +78,11 @@ class ServedModel:
             self._process.kill()
             self._process.wait()
             self._folder.cleanup()
+
+
+def environment_of(source: Path) -> dict[str, str]:
+    """Return what a program of a checkout is started with: our environment, but for settings, which are none of its."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("DRAGOMAN_")} | {"PYTHONPATH": str(source)}
 
 
 def wait_for_event(process: subprocess.Popen[bytes], log: Path, name: str, seconds: float, count: int = 1) -> dict[str, Any]:

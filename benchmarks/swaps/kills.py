@@ -16,7 +16,7 @@ from typing import Any
 
 import grpc
 
-from benchmarks.harness.served import descendants, wait_for_event
+from benchmarks.harness.served import descendants, environment_of, wait_for_event
 from benchmarks.swaps.folder import Folder
 from benchmarks.swaps.timeline import seconds_of
 from dragoman.v1 import generation_pb2, generation_pb2_grpc
@@ -61,9 +61,8 @@ class KilledServer:
         self._events: list[dict[str, Any]] = []
         self._num_read = 0
         command = [sys.executable, "-m", "dragoman", "serve", "--models", str(folder), *FLAGS, *flags]
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("DRAGOMAN_")}
         with self._log.open("wb") as log:
-            environment |= {"PYTHONPATH": str(ROOT), "TMPDIR": self._scratch.name}
+            environment = environment_of(ROOT) | {"TMPDIR": self._scratch.name}
             self.process = subprocess.Popen(command, stderr=log, cwd=ROOT, env=environment)
         self.address = f"127.0.0.1:{wait_for_event(self.process, self._log, 'serving', START_SECONDS)['port']}"
 

@@ -1,6 +1,5 @@
 """A `dragoman serve` of a folder of models, none of which is loaded at the start, and what its processes hold."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -11,8 +10,9 @@ from types import TracebackType
 from typing import Self
 
 from benchmarks.harness.replica import free_ports
-from benchmarks.harness.served import ROOT, descendants, wait_for_event
+from benchmarks.harness.served import ROOT, descendants, environment_of, wait_for_event
 from dragoman.load.scrape import parse, read_url
+from dragoman.server.telemetry.processes import read_process
 
 START_SECONDS = 120.0
 STOP_SECONDS = 60.0
@@ -47,10 +47,8 @@ class FolderServer:
             f"--port={self._port}",
         ]
         ports = ["--metrics-host=127.0.0.1", f"--metrics-port={self._metrics_port}"]
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("DRAGOMAN_")}
-        environment["PYTHONPATH"] = str(ROOT)
         with self._log.open("wb") as log:
-            self._process = subprocess.Popen([*command, *ports, *self._flags], stderr=log, cwd=ROOT, env=environment)
+            self._process = subprocess.Popen([*command, *ports, *self._flags], stderr=log, cwd=ROOT, env=environment_of(ROOT))
         self.pid = self._process.pid
         try:
             wait_for_event(self._process, self._log, "serving", START_SECONDS)
@@ -113,19 +111,10 @@ class MemoryWatch:
         for pid in descendants(self._pid):
             try:
                 is_engine = ENGINE in Path(f"/proc/{pid}/cmdline").read_bytes()
-                (engines if is_engine else others).append(resident_bytes(pid))
             except (FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
                 continue
+            if (reading := read_process(pid)) is not None:
+                (engines if is_engine else others).append(reading.resident_memory_bytes)
         self.max_engine_bytes = max(self.max_engine_bytes, sum(engines))
         self.max_other_bytes = max(self.max_other_bytes, sum(others))
         self.max_engines = max(self.max_engines, len(engines))
-
-
-def resident_bytes(pid: int) -> int:
-    """Return what a process has in memory, shared parts included.
-
-    Raises:
-        OSError: If there is none.
-    """
-    pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
