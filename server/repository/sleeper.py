@@ -92,10 +92,14 @@ class Sleeper(Generic[E]):
 
     def stay(self, route: Route[E] | None, *, is_busy: bool) -> Stay | None:
         """See `Tenant`."""
-        if not self.sleep.may_sleep or self.is_asleep or route is None or route.default.is_asleep:
+        if not self.sleep.may_sleep or self.is_asleep:
             return None
+        is_waking = route is None or route.default.is_asleep
+        if is_waking and not any(one.is_up and one.found is not NOWHERE for one in self._versions):
+            return None
+        is_busy = is_busy or is_waking or self.is_awaited or self.sleep.is_asked
         holding = self._holding(route)
-        return Stay(holding.num_held, holding.warm_until, self.sleep.awake_since, is_busy or self.is_awaited or self.sleep.is_asked)
+        return Stay(holding.num_held, holding.warm_until, self.sleep.awake_since, is_busy)
 
     def memory_bytes(self) -> int:
         """See `Tenant`."""

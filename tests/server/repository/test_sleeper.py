@@ -13,7 +13,7 @@ from dragoman.server.repository.loaded import LoadedModel
 from dragoman.server.repository.memory import Room
 from dragoman.server.repository.model_file import ModelFile, ModelSettings, Versions
 from dragoman.server.repository.model_keeper import ModelKeeper
-from dragoman.server.repository.placement import Placement
+from dragoman.server.repository.placement import Placement, Stay
 from dragoman.server.repository.sleeping_engine import SleepingEngine
 from dragoman.server.repository.status import status_of
 from dragoman.server.repository.use import Holding
@@ -133,6 +133,32 @@ def test_it_is_loaded_and_proved_when_it_is_awaited_and_put_to_sleep_when_it_is_
         await stage.ask_for()
         assert stage.serving_version == "1" and stage.steps("1").count("prove") == 2, "it is proved each time"
         assert stage.steps("1").count("open") == 1
+
+    play(stage, scene)
+
+
+def test_whose_turn_is_next_finds_one_that_is_loaded_and_that_nobody_has_been_told_of_yet() -> None:
+    """Its memory is taken, and will be free again: whoever needs it has to wait, and must not be told that there is none."""
+    stage = SleepyStage("1")
+
+    async def look_in_turn() -> Stay | None:
+        async with stage.turn:
+            return stage.keeper.stay()
+
+    async def scene() -> None:
+        assert await look_in_turn() is None
+        gate = stage.hold("adopt", "1")
+        asking = asyncio.create_task(stage.ask_for())
+        await stage.until(lambda: stage.running() == ["1"] and stage.turn.locked())
+        looking = asyncio.create_task(look_in_turn())
+        await asyncio.sleep(0)
+        gate.set()
+        stay = await looking
+        assert stay is not None and stay.is_busy
+        await asking
+        await stage.settle()
+        stay = await look_in_turn()
+        assert stay is not None and not stay.is_busy
 
     play(stage, scene)
 
