@@ -25,7 +25,7 @@ from torch import nn
 
 from benchmarks.harness.report import environment, write
 from dragoman.model.corpus import read_lines
-from dragoman.model.dropout import Dropout
+from dragoman.model.networks.dropout import Dropout
 from dragoman.model.training.file import TrainingFile
 from dragoman.model.training.preparation import prepare
 from dragoman.model.training.trainer import Trainer

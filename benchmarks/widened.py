@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.harness.models import NEVER, SEED, SHIPPED, VOCAB_SIZE
-from dragoman.model.attention import MultiHeadAttention
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.config import ModelConfig
 from dragoman.model.growth import silence
-from dragoman.model.transformer import DecoderLayer, EncoderLayer, FeedForward, Transformer
+from dragoman.model.networks.attention import MultiHeadAttention
+from dragoman.model.networks.transformer import DecoderLayer, EncoderLayer, FeedForward, Transformer
 
 NAME_SUFFIX = "base"
 

@@ -29,7 +29,7 @@ from dragoman.export.tracing import trace
 from dragoman.export.verify import greedy_sources, verify
 from dragoman.export.verify_half import verify_half
 from dragoman.model.checkpoint import Checkpoint
-from dragoman.model.transformer import Transformer
+from dragoman.model.networks.transformer import Transformer, transformer_of
 
 # By default: the last of `greedy_sources`, which are sentences, and random ids before them.
 NUM_CALIBRATION_SOURCES = 64
@@ -67,7 +67,8 @@ def build_graphs(
         ParityError: If they do not answer as the checkpoint does.
     """
     half = DTYPES.get(recipe.precision)
-    model = checkpoint.model if half is None else halved(checkpoint.model, half)
+    model = transformer_of(checkpoint.model)
+    model = model if half is None else halved(model, half)
     if recipe.shortlist is None:
         graphs, report, _ = _build_whole(checkpoint, model, directory, recipe, progress)
         return graphs, report

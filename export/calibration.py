@@ -15,8 +15,8 @@ from dragoman.export.encoder_graph import MemoryProjection
 from dragoman.export.quantize import ActivationRange, weight_key
 from dragoman.model.decode import greedy_search
 from dragoman.model.errors import InputError
+from dragoman.model.networks.transformer import DecoderLayer, Transformer
 from dragoman.model.text.tokenizer import Tokenizer
-from dragoman.model.transformer import DecoderLayer, Transformer
 
 BATCH_ROWS = 32
 MAX_NEW_TOKENS = 64

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dragoman.export.eager_pass import EagerPass, Floats
-from dragoman.model.transformer import Transformer
+from dragoman.model.networks.network import Network
 
 # How many times eager single precision's own error a graph's may be. The two round at different places; a mistake is far beyond.
 MAX_TIMES_OF_ERROR = 4.0
@@ -37,10 +37,10 @@ class Allowance(NamedTuple):
 class DoublePrecision:
     """Passes in double precision, made only when they are asked for."""
 
-    def __init__(self, model: Transformer) -> None:
+    def __init__(self, model: Network) -> None:
         """Judge a model in single precision and evaluation mode."""
         self._single = model
-        self._double: Transformer | None = None
+        self._double: Network | None = None
         self._passes: dict[EagerPass, EagerPass] = {}
         self._errors: dict[EagerPass, Allowance] = {}
 

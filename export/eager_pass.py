@@ -10,11 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dragoman.model.attention import split_heads
-from dragoman.model.backend import FullAttention
-from dragoman.model.config import ModelConfig
-from dragoman.model.relative import RelativeBias
-from dragoman.model.transformer import Transformer
+from dragoman.model.networks.network import Network
 
 Floats = NDArray[np.float32]
 CrossKV = list[Floats]
@@ -33,24 +29,21 @@ class EagerPass:
     """
 
     @torch.inference_mode()
-    def __init__(self, model: Transformer, source: Sequence[int], target: Sequence[int], keeps_keys: bool = False) -> None:
+    def __init__(self, model: Network, source: Sequence[int], target: Sequence[int], keeps_keys: bool = False) -> None:
         """Run a model in evaluation mode; end-of-sequence is included in both, and `self_kv` asks for keys that are kept."""
-        config = model.config
         self.source, self.target = source, target
-        memory, mask = model.encode(torch.tensor([source]), torch.tensor([len(source)]))
-        backend = _Observer(config, mask, model.decoder.project_memory(memory))
-        inputs = torch.tensor([[config.decoder_start_id, *target[:-1]]])
-        self.hidden: Tensor = model.decoder(inputs, torch.arange(len(target)), backend)[0]
-        self.attention: Floats = torch.stack(backend.weights).numpy()
-        self._self_kv = backend.self_kv if keeps_keys else None
+        seen = model.observe(source, [model.config.decoder_start_id, *target[:-1]])
+        self.hidden: Tensor = seen.hidden
+        self.attention: Floats = seen.attention.numpy()
+        self._caches = seen.caches if keeps_keys else None
         self._decoder = model.decoder
         self._target = torch.tensor(target)
         self._target_log_probs = torch.full((len(target),), torch.nan, dtype=self.hidden.dtype)
 
     def self_kv(self, stop: int) -> CrossKV:
-        """Return the decoder's keys and values of the positions before `stop`, `[H, stop, Dh]`, layer by layer."""
-        assert self._self_kv is not None, "its keys were not kept"
-        return [part[0, :, :stop].numpy() for part in self._self_kv]
+        """Return what a decode step keeps of the positions before `stop`, see `Observation.caches`."""
+        assert self._caches is not None, "it was not kept"
+        return [part.numpy() for part in self._caches(stop)]
 
     @torch.inference_mode()
     def log_probs(self, start: int, stop: int) -> Floats:
@@ -73,29 +66,3 @@ class EagerPass:
 def product_positions(vocab_size: int) -> int:
     """Return how many positions' log-probabilities over a vocabulary are worked out together."""
     return max(1, min(MAX_PRODUCT_POSITIONS, MAX_PRODUCT_SIZE // vocab_size))
-
-
-class _Observer(FullAttention):
-    """The eager backend, which keeps the decoder's keys and values, `[1, H, T, Dh]` each, layer by layer.
-
-    It also works out the weights that PyTorch's fused attention keeps to itself, `[T, S]` a layer.
-    """
-
-    def __init__(self, config: ModelConfig, source_mask: Tensor, cross_kv: list[tuple[Tensor, Tensor]]) -> None:
-        super().__init__(config, source_mask, cross_kv)
-        self.self_kv: list[Tensor] = []
-        self.weights: list[Tensor] = []
-
-    def self_attention(self, layer: int, qkv: Tensor, bias: RelativeBias | None) -> Tensor:
-        """See `AttentionBackend`."""
-        self.self_kv += [split_heads(part, self.num_heads) for part in qkv.chunk(3, -1)[1:]]
-        return super().self_attention(layer, qkv, bias)
-
-    def cross_attention(self, layer: int, query: Tensor) -> Tensor:
-        """See `AttentionBackend`."""
-        assert self.cross_kv is not None
-        queries, keys = split_heads(query, self.num_heads), split_heads(self.cross_kv[layer][0], self.num_heads)
-        scores = torch.einsum("bhtd,bhsd->bhts", queries, keys)
-        scores = scores / queries.shape[-1] ** 0.5 if self.scale is None else scores * self.scale
-        self.weights.append(scores.softmax(-1)[0].mean(0))
-        return super().cross_attention(layer, query)

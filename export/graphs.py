@@ -1,4 +1,4 @@
-"""The decode step: `model/transformer.py`'s decoder, with an attention backend that emits ONNX operators.
+"""The decode step: `model/networks/transformer.py`'s decoder, with an attention backend that emits ONNX operators.
 
 What goes before is in `encoder_graph`, the graph that scores in `scorer_graph`.
 
@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from dragoman.export.recording import Recorder, axis_size, write_node
 from dragoman.export.short_head import shortened
 from dragoman.export.tensor_names import TensorNames, cross_kv_names, self_kv_names
-from dragoman.model.backend import attention_scale
 from dragoman.model.config import ModelConfig
-from dragoman.model.relative import RelativeBias
-from dragoman.model.transformer import Transformer
+from dragoman.model.networks.backend import attention_scale
+from dragoman.model.networks.relative import RelativeBias
+from dragoman.model.networks.transformer import Transformer
 
 KeyValue = tuple[Tensor, Tensor]
 

@@ -8,7 +8,7 @@ from dragoman.export.eager_pass import product_positions
 from dragoman.export.parity import EagerReference, ParityError, Runner, drive
 from dragoman.export.row import Row
 from dragoman.export.scorer_parity import padded
-from dragoman.model.transformer import Transformer
+from dragoman.model.networks.network import Network
 
 NUM_GREEDY_SLOTS, MAX_NEW_TOKENS = 32, 32
 
@@ -65,7 +65,7 @@ def _in_double(reference: EagerReference, row: Row, step: int, tolerance: float)
     return margin, max(tolerance, 2 * reference.allowance(whole).log_prob)
 
 
-def _choices(model: Transformer, hidden: torch.Tensor, found: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _choices(model: Network, hidden: torch.Tensor, found: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return what the model chooses after each hidden state `[n, d_model]`, and how far each token found lies below, `[n]` each."""
     choices, margins = [], []
     num_positions = product_positions(model.config.target_vocab_size)

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from dragoman.model.errors import InputError
-from dragoman.model.transformer import Transformer
+from dragoman.model.networks.transformer import Transformer
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 _STORED = {torch.float16: onnx_ir.DataType.FLOAT16, torch.bfloat16: onnx_ir.DataType.BFLOAT16}
@@ -29,7 +29,7 @@ class HalfError(InputError):
 
 
 def halved(model: Transformer, dtype: torch.dtype) -> Transformer:
-    """Return a copy that computes in half precision; `dragoman.model.transformer` computes the rest in single precision by itself.
+    """Return a copy that computes in half precision; `model/networks/transformer.py` computes the rest in single precision by itself.
 
     Args:
         model: In single precision, which is left as it is.

@@ -19,7 +19,7 @@ from dragoman.export.evidence import Parity, Quality, ShortlistParity
 from dragoman.export.row import EagerStretch, Row
 from dragoman.export.row import Ints as Ints
 from dragoman.model.errors import InputError
-from dragoman.model.transformer import Transformer
+from dragoman.model.networks.network import Network
 
 # Positions whose log-probabilities the eager model works out together; of a long row, those it is whole up to and those of its end.
 BLOCK_POSITIONS, LONG_ROW, END_POSITIONS = 32, 64, 16
@@ -171,7 +171,7 @@ def _encode(runner: Runner, rows: Sequence[Row], max_rows: int) -> dict[tuple[in
 class EagerReference:
     """One full-sequence pass of the eager model for each row, and the next-token log-probabilities that come of it."""
 
-    def __init__(self, model: Transformer) -> None:
+    def __init__(self, model: Network) -> None:
         """Use a model in evaluation mode."""
         self.model = model
         self.blocks: dict[int, tuple[int, Floats]] = {}

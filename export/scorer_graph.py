@@ -11,10 +11,11 @@ from dragoman.export.encoder_graph import MemoryProjection, encode_padded
 from dragoman.export.graphs import Biases, Heads, KeyValue, group_query_attention
 from dragoman.export.recording import Recorder, axis_size
 from dragoman.export.tensor_names import TensorNames
-from dragoman.model.attention import merge_heads, padding_mask, split_heads
 from dragoman.model.config import ModelConfig
-from dragoman.model.relative import RelativeBias
-from dragoman.model.transformer import Transformer, at_least_single
+from dragoman.model.networks.attention import merge_heads, padding_mask, split_heads
+from dragoman.model.networks.predictor import at_least_single
+from dragoman.model.networks.relative import RelativeBias
+from dragoman.model.networks.transformer import Transformer
 
 
 class ScoringAttention:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from dragoman.model.transformer import Decoder
+from dragoman.model.networks.transformer import Decoder
 
 
 def shortened(decoder: Decoder, ids: Sequence[int]) -> Decoder:

@@ -22,7 +22,7 @@ from dragoman.export.session import Session, open_session
 from dragoman.export.tensor_names import output_name
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.config import ModelConfig
-from dragoman.model.transformer import Transformer
+from dragoman.model.networks.network import Network
 
 TOLERANCE = 1e-4
 # What is restored into caches in 8 bits lies within.
@@ -244,7 +244,7 @@ def verify(checkpoint: Checkpoint, directory: Path, tolerance: float = TOLERANCE
 def compare(
     checkpoint: Checkpoint,
     runner: OnnxRunner,
-    model: Transformer,
+    model: Network,
     tolerance: float,
     *,
     is_exact_alone: bool,

@@ -32,7 +32,7 @@ from dragoman.export.verify import (
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.config import ModelConfig
 from dragoman.model.decode import greedy_search
-from dragoman.model.transformer import Transformer
+from dragoman.model.networks.transformer import Transformer
 
 LIMITS = {"fp16": 0.1, "bf16": 0.8}
 """Largest difference of a log-probability from single precision, which is also the margin that a different token is excused by."""

@@ -18,8 +18,9 @@ from dragoman.model.checkpoint_folder import CheckpointError as CheckpointError
 from dragoman.model.config import ModelConfig
 from dragoman.model.files import replaced, write_text
 from dragoman.model.generation import Defaults, Languages, Template
+from dragoman.model.networks.architectures import network
+from dragoman.model.networks.network import Network
 from dragoman.model.text.tokenizers import Tokenizers
-from dragoman.model.transformer import Transformer
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class Checkpoint:
     """
 
     name: str
-    model: Transformer
+    model: Network
     tokenizers: Tokenizers
     template: Template = field(default_factory=Template)
     languages: Languages | None = None
@@ -60,7 +61,7 @@ class Checkpoint:
         with replaced(directory / WEIGHTS_FILE) as temporary:
             save_model(model, str(temporary))
 
-    def _half(self) -> Transformer:
+    def _half(self) -> Network:
         """Return a model with the weights in half precision; what parts share is rounded once."""
         rounded: dict[int, Tensor] = {}
         tensors: dict[str, Tensor] = {}
@@ -88,7 +89,7 @@ class Checkpoint:
         return cls(folder.name, model.to(device), folder.tokenizers, folder.template, folder.languages, folder.defaults)
 
 
-def with_weights(config: ModelConfig, tensors: Mapping[str, Tensor]) -> Transformer:
+def with_weights(config: ModelConfig, tensors: Mapping[str, Tensor]) -> Network:
     """Return a model, in evaluation mode, whose parameters *are* these tensors where they are in single precision: none is copied.
 
     Args:
@@ -102,10 +103,10 @@ def with_weights(config: ModelConfig, tensors: Mapping[str, Tensor]) -> Transfor
     return _assigned(config, given)
 
 
-def _assigned(config: ModelConfig, tensors: dict[str, Tensor]) -> Transformer:
+def _assigned(config: ModelConfig, tensors: dict[str, Tensor]) -> Network:
     """Return a model, in evaluation mode, whose parameters are these tensors, of whatever precision."""
     with _NoDrawing():
-        model = Transformer(config)
+        model = network(config)
     names: dict[int, list[str]] = {}
     for name, parameter in model.state_dict(keep_vars=True).items():
         names.setdefault(id(parameter), []).append(name)

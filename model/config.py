@@ -1,4 +1,4 @@
-"""The shape of a Transformer: every dimension and variant switch, and nothing about how it is trained or served."""
+"""The shape of a model: its architecture, every dimension and variant switch, and nothing about how it is trained or served."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -7,10 +7,12 @@ from typing import Any, Literal, Self, get_args
 
 from dragoman.model.errors import InputError
 
+Architecture = Literal["transformer", "rnn", "decoder"]
+Attention = Literal["additive", "dot", "scaled_dot", "none"]
 Norm = Literal["pre", "post"]
 NormKind = Literal["layer", "rms"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
-Positions = Literal["sinusoidal", "learned", "relative"]
+Positions = Literal["sinusoidal", "learned", "relative", "rotary"]
 Padding = Literal["excluded", "masked", "predicted"]
 GROWING = ("num_encoder_layers", "num_decoder_layers", "encoder_ffn_dim", "decoder_ffn_dim")
 
@@ -21,29 +23,38 @@ class ModelConfigError(InputError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Dimensions and switches of one encoder–decoder Transformer (Vaswani et al., 2017, and its descendants).
+    """Dimensions and switches of one model. A switch that its architecture does not have is left as it is, see `UNUSED`.
 
     Attributes:
-        source_vocab_size: Rows of the source embedding.
+        architecture: `transformer` has an encoder and a decoder (Vaswani et al., 2017, and its descendants); `rnn` has both, of
+            gated recurrent units, with attention between them or without (Bahdanau et al., 2015; Cho et al., 2014); `decoder` is
+            a language model, which goes on with a text (Radford et al., 2018).
+        attention: Of an `rnn`, how a source token's score is made of the decoder's state and the token: by a small network
+            (`additive`), by their product (`dot`) or by that over √d_model (`scaled_dot`). With `none` there is no attention: all
+            that the decoder knows of the source is the encoder's last state.
+        source_vocab_size: Rows of the source embedding; of a language model, as many as there are target tokens.
         target_vocab_size: Rows of the target embedding and of the output projection (V).
-        d_model: Width of every residual stream.
+        d_model: Width of every residual stream; of an `rnn` that of embeddings, of decoder states and of both encoder directions
+            together.
         num_heads: Attention heads (H) of every layer.
         num_encoder_layers: Encoder depth.
-        num_decoder_layers: Decoder depth (L).
+        num_decoder_layers: Decoder depth (L); of a language model, all there is.
         encoder_ffn_dim: Inner width of the encoder's feed-forward layers.
         decoder_ffn_dim: Inner width of the decoder's feed-forward layers.
-        max_source_positions: Longest source in tokens, end-of-sequence included.
-        max_target_positions: Longest target in tokens, start token included.
+        max_source_positions: Longest source in tokens, end-of-sequence included; of a language model, the longest prompt.
+        max_target_positions: Longest target in tokens, start token included; of a language model, prompt and answer together.
         norm: `post` normalises after the residual sum (the paper), `pre` before the sub-layer (and once at the end).
         norm_kind: `layer` subtracts the mean, divides by the standard deviation and has a weight and a bias; `rms` divides by the
             root mean square and has a weight (T5).
         has_biases: Whether the linear maps of attention and feed-forward layers have biases.
         activation: Non-linearity of the feed-forward layers. `gelu` is the exact, erf form, `gelu_tanh` its approximation.
         is_ffn_gated: Feed-forward layers multiply what they activate by a second map of the same input (Shazeer, 2020).
-        attention_dim: Width of all heads side by side (H · Dh); None where it is d_model.
+        attention_dim: Width of all heads side by side (H · Dh), or of additive attention's network; None where it is d_model.
         is_attention_scaled: Scores are divided by √Dh.
         positions: `sinusoidal` is the paper's fixed table, `learned` a trained one; `relative` adds to the scores of self-attention
-            what a head has learnt about the distance from a query to a key (T5).
+            what a head has learnt about the distance from a query to a key (T5); `rotary` turns queries and keys by angles that
+            grow with the position (Su et al., 2021), in a language model only.
+        rotary_base: What the angles of rotary positions fall with: pair i of a head's turns by position / base^(2i/Dh).
         position_offset: Added to every position before the table is read (BART and M2M-100 use 2).
         relative_buckets: Distances that relative positions tell apart: those of the encoder are halved between the two directions.
         relative_max_distance: From this distance on, all are in one bucket.
@@ -68,6 +79,8 @@ class ModelConfig:
 
     source_vocab_size: int
     target_vocab_size: int
+    architecture: Architecture = "transformer"
+    attention: Attention = "additive"
     d_model: int = 512
     num_heads: int = 8
     num_encoder_layers: int = 6
@@ -85,6 +98,7 @@ class ModelConfig:
     is_attention_scaled: bool = True
     positions: Positions = "sinusoidal"
     position_offset: int = 0
+    rotary_base: float = 10000.0
     relative_buckets: int = 32
     relative_max_distance: int = 128
     has_relative_bias_per_layer: bool = False
@@ -118,15 +132,24 @@ class ModelConfig:
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ModelConfigError(f"{name} must be one of {', '.join(choices)}, not {getattr(self, name)!r}")
-        if not 0 < self.norm_epsilon < math.inf:
-            raise ModelConfigError(f"norm_epsilon must be positive, not {self.norm_epsilon}")
+        for name in ("norm_epsilon", "rotary_base"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ModelConfigError(f"{name} must be positive, not {getattr(self, name)}")
+        for name in UNUSED[self.architecture]:
+            if getattr(self, name) != self.__dataclass_fields__[name].default:
+                raise ModelConfigError(f"{name} means nothing to the architecture {self.architecture}: leave it out")
         self._check_attention()
         self._check_positions()
         self._check_tokens()
 
     def _check_attention(self) -> None:
-        """Refuse heads that do not make up the attention's width."""
-        if self.attention_dim is None:
+        """Refuse heads that do not make up the attention's width, and directions of a recurrent encoder that are not alike."""
+        if self.architecture == "rnn":
+            if self.d_model % 2:
+                raise ModelConfigError(f"an rnn reads in two directions, each half of d_model wide, so {self.d_model} must be even")
+            if self.attention_dim is not None and (self.attention != "additive" or self.attention_dim < 1):
+                raise ModelConfigError(f"attention_dim is the width of additive attention, at least 1, not {self.attention_dim}")
+        elif self.attention_dim is None:
             if self.d_model % self.num_heads:
                 raise ModelConfigError(f"d_model {self.d_model} is not a multiple of num_heads {self.num_heads}")
         elif self.attention_dim < 1 or self.attention_dim % self.num_heads:
@@ -134,18 +157,26 @@ class ModelConfig:
 
     def _check_positions(self) -> None:
         """Refuse positions that there are no tables for."""
-        if self.positions == "sinusoidal" and self.d_model % 2:
+        is_sinusoidal = self.positions == "sinusoidal" and "positions" not in UNUSED[self.architecture]
+        if is_sinusoidal and self.d_model % 2:
             raise ModelConfigError(f"sinusoidal positions need an even d_model, not {self.d_model}")
+        if self.positions == "relative" and self.architecture == "decoder":
+            raise ModelConfigError("relative positions are those of the architecture transformer, not of a decoder")
+        if self.positions == "rotary" and (self.architecture != "decoder" or self.head_dim % 16):
+            raise ModelConfigError(
+                "rotary positions are those of the architecture decoder, with heads of a multiple of 16 wide, "
+                f"not of a {self.architecture} with {self.head_dim}"
+            )
         if self.position_offset < 0:
             raise ModelConfigError(f"position_offset must not be negative, not {self.position_offset}")
+        if self.positions in ("relative", "rotary") and self.position_offset:
+            raise ModelConfigError(
+                f"position_offset {self.position_offset} means nothing to {self.positions} positions, which have no table"
+            )
         if self.positions != "relative":
             if self.has_relative_bias_per_layer:
                 raise ModelConfigError(f"has_relative_bias_per_layer needs relative positions, not {self.positions}")
             return
-        if self.position_offset:
-            raise ModelConfigError(
-                f"position_offset {self.position_offset} means nothing to relative positions, which have no table"
-            )
         if self.relative_buckets < 4 or self.relative_buckets % 2:
             raise ModelConfigError(f"relative_buckets must be even and at least 4, not {self.relative_buckets}")
         if self.relative_max_distance <= self.relative_buckets // 2:
@@ -156,6 +187,16 @@ class ModelConfig:
 
     def _check_tokens(self) -> None:
         """Refuse vocabularies and special tokens that contradict each other."""
+        if self.architecture == "decoder" and self.source_vocab_size != self.target_vocab_size:
+            raise ModelConfigError(
+                f"a language model reads what it writes, so source_vocab_size {self.source_vocab_size} must be "
+                f"target_vocab_size {self.target_vocab_size}"
+            )
+        if self.architecture == "decoder" and self.max_source_positions > self.max_target_positions:
+            raise ModelConfigError(
+                f"a prompt is part of the text: max_source_positions {self.max_source_positions} must not be above "
+                f"max_target_positions {self.max_target_positions}"
+            )
         if self.is_embedding_shared and self.source_vocab_size != self.target_vocab_size:
             raise ModelConfigError(
                 f"is_embedding_shared needs equal vocabularies, not {self.source_vocab_size} and {self.target_vocab_size}"
@@ -188,7 +229,7 @@ class ModelConfig:
         for name in sorted(self.differences(small), key=GROWING.__contains__):
             wanted, has = getattr(self, name), getattr(small, name)
             complaint = f"its {name} is {has}, the configuration's {wanted}"
-            if name not in GROWING:
+            if name not in GROWING or self.architecture == "rnn":
                 raise ModelConfigError(complaint)
             if wanted < has:
                 raise ModelConfigError(f"{complaint}: models only grow")
@@ -219,6 +260,33 @@ class ModelConfig:
             raise ModelConfigError(str(error).removeprefix("ModelConfig.__init__() ")) from error
 
 
+UNUSED: dict[Architecture, tuple[str, ...]] = {
+    "transformer": ("attention", "rotary_base"),
+    "decoder": ("attention", "num_encoder_layers", "encoder_ffn_dim", "is_embedding_shared"),
+    "rnn": (
+        "num_heads",
+        "encoder_ffn_dim",
+        "decoder_ffn_dim",
+        "norm",
+        "norm_kind",
+        "has_biases",
+        "activation",
+        "is_ffn_gated",
+        "is_attention_scaled",
+        "positions",
+        "position_offset",
+        "rotary_base",
+        "relative_buckets",
+        "relative_max_distance",
+        "has_relative_bias_per_layer",
+        "has_embedding_norm",
+        "is_output_scaled",
+        "attention_dropout",
+        "activation_dropout",
+        "norm_epsilon",
+    ),
+}
+"""Switches that an architecture does not have."""
 _POSITIVE = (
     "source_vocab_size",
     "target_vocab_size",
@@ -235,6 +303,8 @@ _POSITIVE = (
 )
 _DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
 _CHOICES = {
+    "architecture": get_args(Architecture),
+    "attention": get_args(Attention),
     "norm": get_args(Norm),
     "norm_kind": get_args(NormKind),
     "activation": get_args(Activation),

@@ -9,91 +9,45 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from dragoman.model.attention import merge_heads, scaled_dot_product_attention, split_heads
-from dragoman.model.backend import attention_scale
-from dragoman.model.config import ModelConfig
 from dragoman.model.ids import Ids
+from dragoman.model.networks.network import Network
 from dragoman.model.padding import pad
-from dragoman.model.relative import RelativeBias
-from dragoman.model.transformer import Transformer
 
 _Found = TypeVar("_Found")
 
 
-class EagerCache:
-    """Attention backend for one token a step: keys and values of earlier steps are kept and concatenated."""
-
-    def __init__(self, config: ModelConfig, cross_kv: list[tuple[Tensor, Tensor]], source_mask: Tensor) -> None:
-        """Start with an empty self-attention cache.
-
-        Args:
-            config: Of the model.
-            cross_kv: Per layer, keys and values `[N, S, H·Dh]` of the encoded sources.
-            source_mask: `[N, S]`, True at real tokens.
-        """
-        self.num_heads = config.num_heads
-        self.scale = attention_scale(config)
-        self.cross_kv = [(split_heads(key, self.num_heads), split_heads(value, self.num_heads)) for key, value in cross_kv]
-        self.source_mask = source_mask[:, None, None, :]
-        self.self_kv: list[tuple[Tensor, Tensor] | None] = [None] * len(cross_kv)
-
-    def self_attention(self, layer: int, qkv: Tensor, bias: RelativeBias | None) -> Tensor:
-        """Append this step's keys and values, attend to all so far: `[N, 1, 3·H·Dh]` → `[N, 1, H·Dh]`."""
-        query, key, value = (split_heads(part, self.num_heads) for part in qkv.chunk(3, -1))
-        if (past := self.self_kv[layer]) is not None:
-            key, value = torch.cat((past[0], key), 2), torch.cat((past[1], value), 2)
-        self.self_kv[layer] = key, value
-        mask = None
-        if bias is not None:
-            keys = torch.arange(key.shape[2], device=key.device)
-            mask = bias(keys[None, -1:], keys)
-        return merge_heads(scaled_dot_product_attention(query, key, value, mask, scale=self.scale))
-
-    def cross_attention(self, layer: int, query: Tensor) -> Tensor:
-        """Attend to the encoded source: `[N, 1, H·Dh]` → `[N, 1, H·Dh]`."""
-        query = split_heads(query, self.num_heads)
-        attended = scaled_dot_product_attention(query, *self.cross_kv[layer], self.source_mask, scale=self.scale)
-        return merge_heads(attended)
-
-    def select(self, rows: Tensor) -> None:
-        """Keep the given rows, in the given order; a row may be taken more than once."""
-        self.source_mask = self.source_mask[rows]
-        self.cross_kv = [(key[rows], value[rows]) for key, value in self.cross_kv]
-        self.self_kv = [None if past is None else (past[0][rows], past[1][rows]) for past in self.self_kv]
-
-
 class StepDecoder:
-    """A batch of sources, encoded once, that gives next-token log-probabilities one step at a time."""
+    """A batch of sources, encoded once, that gives next-token log-probabilities one step at a time.
 
-    def __init__(self, model: Transformer, sources: Sequence[Ids], is_complete: bool = False) -> None:
+    Attributes:
+        steps: What decodes after them.
+    """
+
+    def __init__(self, model: Network, sources: Sequence[Ids], start: "Start") -> None:
         """Encode sources.
 
         Args:
             model: In evaluation mode.
-            sources: Ids without special tokens, or complete ones.
-            is_complete: Whether sources are encoded as they are; else end-of-sequence follows each.
+            sources: Ids without special tokens, or what `start` says.
+            start: What sources and answers begin with.
         """
         config = model.config
-        rows = sources if is_complete else [[*ids, config.eos_id] for ids in sources]
+        prompts = [(list(ids), config.decoder_start_id) if start.is_complete else model.prompt(ids) for ids in sources]
+        rows = [row for row, _ in prompts]
         device = model.decoder.output_weight.device
         lengths = torch.tensor([len(row) for row in rows], device=device)
-        memory, mask = model.encode(pad(rows, config.pad_id).to(device), lengths)
-        self.model = model
-        self.cache = EagerCache(config, model.decoder.project_memory(memory), mask)
-        self.position = 0
+        self._device = device
+        self._starts = [first if start.decoder_start_id is None else start.decoder_start_id for _, first in prompts]
+        self.steps = model.stepper(pad(rows, config.pad_id).to(device), lengths)
 
     def step(self, previous: Tensor) -> Tensor:
-        """Feed one token a row, `[N]`; return log-probabilities of the next, `[N, V]`, see `Decoder.log_probs`."""
-        decoder = self.model.decoder
-        position = torch.tensor([self.position], device=previous.device)
-        log_probs = decoder.log_probs(decoder(previous[:, None], position, self.cache)[:, 0])
-        self.position += 1
-        return log_probs
+        """Feed one token a row, `[N]`; return log-probabilities of the next, `[N, V]`, see `Predictor.log_probs`."""
+        return self.steps.step(previous)
 
-    def begin(self, start_id: int, forced: Sequence[Ids]) -> Tensor:
-        """Feed the start token and all forced tokens but the last, of which rows have equally many; return what to feed next."""
-        device = self.model.decoder.output_weight.device
-        columns = torch.tensor([[start_id, *ids] for ids in forced], device=device).T
+    def begin(self, forced: Sequence[Ids]) -> Tensor:
+        """Feed the first token and all forced tokens but the last, of which rows have equally many; return what to feed next."""
+        rows = [[first, *ids] for first, ids in zip(self._starts, forced, strict=True)]
+        columns = torch.tensor(rows, device=self._device).T
         for previous in columns[:-1]:
             self.step(previous)
         return columns[-1]
@@ -105,8 +59,8 @@ class Start:
 
     Attributes:
         forced: For each source the tokens that its answer begins with; none where it is empty.
-        decoder_start_id: Token the decoder reads first; None for the model's.
-        is_complete: Whether sources have their special tokens, as those with a language's have; else end-of-sequence follows.
+        decoder_start_id: Token the decoder reads first; None for the model's, see `Network.prompt`.
+        is_complete: Whether sources are encoded as they are, as those with a language's tokens are; else see `Network.prompt`.
     """
 
     forced: Sequence[Ids] = ()
@@ -142,17 +96,13 @@ def _by_forced_length(search: Callable[..., list[_Found]], sources: Sequence[Ids
     return [found[row] for row in range(len(sources))]
 
 
-def _start_id(config: ModelConfig, start: Start) -> int:
-    return config.decoder_start_id if start.decoder_start_id is None else start.decoder_start_id
-
-
 def length_normalised(log_prob: float, length: int, length_penalty: float) -> float:
     """Return log_prob / length^length_penalty, end-of-sequence counted in the length (Transformers' definition)."""
     return log_prob / math.pow(length, length_penalty)
 
 
 @torch.inference_mode()
-def greedy_search(model: Transformer, sources: Sequence[Ids], max_new_tokens: int, start: Start | None = None) -> list[Hypothesis]:
+def greedy_search(model: Network, sources: Sequence[Ids], max_new_tokens: int, start: Start | None = None) -> list[Hypothesis]:
     """Take the likeliest token at every step; the lowest id wins a tie.
 
     Args:
@@ -168,15 +118,15 @@ def greedy_search(model: Transformer, sources: Sequence[Ids], max_new_tokens: in
 
 
 def _greedy_search(
-    model: Transformer, sources: Sequence[Ids], forced: Sequence[Ids], start: Start, max_new_tokens: int
+    model: Network, sources: Sequence[Ids], forced: Sequence[Ids], start: Start, max_new_tokens: int
 ) -> list[Hypothesis]:
     """Search with equally many forced tokens for each source."""
     config = model.config
-    decoder = StepDecoder(model, sources, start.is_complete)
+    decoder = StepDecoder(model, sources, start)
     ids: list[list[int]] = [[] for _ in sources]
     log_probs: list[list[float]] = [[] for _ in sources]
     active = list(range(len(sources)))
-    previous = decoder.begin(_start_id(config, start), forced)
+    previous = decoder.begin(forced)
     for _ in range(min(max_new_tokens, config.max_target_positions - len(forced[0]))):
         best, previous = decoder.step(previous).max(-1)
         for row, token, log_prob in zip(active, previous.tolist(), best.tolist(), strict=True):
@@ -187,7 +137,7 @@ def _greedy_search(
         if len(keep) < len(active):
             active = [active[i] for i in keep.tolist()]
             previous = previous[keep]
-            decoder.cache.select(keep)
+            decoder.steps.select(keep)
         if not active:
             break
     scores = [length_normalised(sum(row), len(row) + len(forced[0]), 1.0) for row in log_probs]
@@ -205,7 +155,7 @@ class _Beam:
 
 @torch.inference_mode()
 def beam_search(
-    model: Transformer,
+    model: Network,
     sources: Sequence[Ids],
     num_beams: int,
     max_new_tokens: int,
@@ -234,7 +184,7 @@ def beam_search(
 
 
 def _beam_search(
-    model: Transformer,
+    model: Network,
     sources: Sequence[Ids],
     forced: Sequence[Ids],
     start: Start,
@@ -244,11 +194,11 @@ def _beam_search(
 ) -> list[list[Hypothesis]]:
     """Search with equally many forced tokens for each source."""
     config, num_forced = model.config, len(forced[0])
-    decoder = StepDecoder(model, sources, start.is_complete)
+    decoder = StepDecoder(model, sources, start)
     device = model.decoder.output_weight.device
     beams = [_Beam([(0.0, [], [])]) for _ in sources]
     active = beams
-    previous = decoder.begin(_start_id(config, start), forced)
+    previous = decoder.begin(forced)
     limit = num_forced + min(max_new_tokens, config.max_target_positions - num_forced)
     for length in range(num_forced + 1, limit + 1):
         log_probs = decoder.step(previous)
@@ -266,7 +216,7 @@ def _beam_search(
         active = [beam for beam in active if not beam.is_done]
         if not active or length == limit:
             break
-        decoder.cache.select(torch.tensor(parents, device=device))
+        decoder.steps.select(torch.tensor(parents, device=device))
         previous = torch.tensor([ids[-1] for beam in active for _, ids, _ in beam.live], device=device)
     return [sorted(beam.finished, key=lambda h: -h.score)[:num_beams] for beam in beams]
 

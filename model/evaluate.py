@@ -5,16 +5,16 @@ from collections.abc import Iterator, Sequence
 from dragoman.model.decode import beam_search, greedy_search
 from dragoman.model.errors import InputError
 from dragoman.model.ids import Ids
+from dragoman.model.networks.network import Network
 from dragoman.model.quality import MAX_NEW_TOKENS as MAX_NEW_TOKENS
 from dragoman.model.quality import Scores, score
 from dragoman.model.text.tokenizers import Tokenizers
-from dragoman.model.transformer import Transformer
 
 BATCH_ROWS = 64
 
 
 def evaluate(
-    model: Transformer,
+    model: Network,
     tokenizers: Tokenizers,
     sources: Sequence[str],
     references: Sequence[str],
@@ -30,7 +30,7 @@ def evaluate(
 
 
 def translate(
-    model: Transformer,
+    model: Network,
     tokenizers: Tokenizers,
     texts: Sequence[str],
     num_beams: int = 1,

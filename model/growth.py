@@ -1,21 +1,21 @@
 """A larger model to go on training from: deeper and wider, after the idea of Net2Net (Chen et al., 2016), or with more tokens."""
 
-from collections.abc import Iterable
 from dataclasses import replace
-from typing import cast
 
 import torch
 from torch import nn
 
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.config import ModelConfig, ModelConfigError
+from dragoman.model.networks.architectures import network
+from dragoman.model.networks.network import Network
+from dragoman.model.networks.transformer import DecoderLayer, SelfAttentionLayer
 from dragoman.model.text.byte_level import ByteLevelTokenizer
 from dragoman.model.text.tokenizers import Tokenizers
-from dragoman.model.transformer import DecoderLayer, EncoderLayer, Transformer
 
 
 @torch.no_grad()
-def grown(small: Transformer, config: ModelConfig) -> Transformer:
+def grown(small: Network, config: ModelConfig) -> Network:
     """Return a model of `config`, in training mode, with the function of `small`.
 
     Feed-forward layers may get more inner units, whose weights towards the output are zero, and the encoder and the decoder more
@@ -26,7 +26,7 @@ def grown(small: Transformer, config: ModelConfig) -> Transformer:
         ModelConfigError: As `ModelConfig.refuse_to_shrink`.
     """
     config.refuse_to_shrink(small.config)
-    large, weights = Transformer(config), small.state_dict()
+    large, weights = network(config), small.state_dict()
     for name, tensor in large.state_dict().items():
         if name not in weights:
             continue
@@ -34,12 +34,10 @@ def grown(small: Transformer, config: ModelConfig) -> Transformer:
         if name.endswith("feed_forward.outer.weight"):
             tensor[:, known.shape[1] :] = 0
         tensor[tuple(map(slice, known.shape))] = known
-    for layers, depth in (
-        (large.encoder.layers, small.config.num_encoder_layers),
-        (large.decoder.layers, small.config.num_decoder_layers),
-    ):
-        for layer in cast("Iterable[EncoderLayer | DecoderLayer]", layers[depth:]):
-            silence(layer)
+    known_parts = dict(small.named_modules())
+    for name, part in large.named_modules():
+        if isinstance(part, SelfAttentionLayer | DecoderLayer) and name not in known_parts:
+            silence(part)
     return large
 
 
@@ -61,7 +59,7 @@ def with_more_tokens(small: Checkpoint, tokenizer: ByteLevelTokenizer) -> Checkp
     if {config.source_vocab_size, config.target_vocab_size} != {vocabulary.vocab_size}:
         raise ModelConfigError(f"{small.name}: the model has more tokens than the {vocabulary.vocab_size} of its vocabulary")
     pieces = vocabulary.pieces_of(tokenizer)
-    large = Transformer(replace(config, source_vocab_size=tokenizer.vocab_size, target_vocab_size=tokenizer.vocab_size))
+    large = network(replace(config, source_vocab_size=tokenizer.vocab_size, target_vocab_size=tokenizer.vocab_size))
     weights = small.model.state_dict()
     for name, tensor in large.state_dict().items():
         if name not in weights:
@@ -74,7 +72,7 @@ def with_more_tokens(small: Checkpoint, tokenizer: ByteLevelTokenizer) -> Checkp
 
 
 @torch.no_grad()
-def silence(layer: EncoderLayer | DecoderLayer) -> None:
+def silence(layer: SelfAttentionLayer | DecoderLayer) -> None:
     """Let a pre-norm layer add nothing to the residual stream."""
     outputs = [layer.self_attention.output, layer.feed_forward.outer]
     if isinstance(layer, DecoderLayer):

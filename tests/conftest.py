@@ -18,7 +18,7 @@ from tests.certificates import make_certificates
 if TYPE_CHECKING:  # the fixtures load them, so that tests of the server need not wait for torch
     from transformers import MarianMTModel, PegasusForConditionalGeneration
 
-    from dragoman.model.transformer import Transformer
+    from dragoman.model.networks.transformer import Transformer
 
 pytest_plugins = ["tests.cost", "tests.shelf"]
 

@@ -19,7 +19,7 @@ from dragoman.export.fields import BundleError
 from dragoman.export.half import DTYPES, halved
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.config import ModelConfig
-from dragoman.model.transformer import Transformer
+from dragoman.model.networks.transformer import Transformer
 from dragoman.server.runtime.device.buckets import Buckets
 from dragoman.server.runtime.device.decoder import DeviceDecoder
 from dragoman.server.runtime.device.device import Device

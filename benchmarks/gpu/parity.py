@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.gpu.models import greedy, open_decoder, random_sources
 from dragoman.model.decode import Hypothesis, greedy_search
-from dragoman.model.transformer import Transformer
+from dragoman.model.networks.transformer import Transformer
 from dragoman.server.runtime.device.decoder import DeviceDecoder
 from dragoman.server.runtime.device.device import Device
 from dragoman.server.runtime.device.model import DeviceModel

@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.gpu.greedy import with_argmax
 from benchmarks.gpu.models import open_decoder, random_sources
-from dragoman.model.transformer import Transformer
+from dragoman.model.networks.transformer import Transformer
 from dragoman.server.runtime.device.decoder import DeviceDecoder
 from dragoman.server.runtime.device.device import Device
 from dragoman.server.runtime.device.model import DeviceModel

@@ -8,7 +8,7 @@ import torch
 
 from dragoman.model.decode import length_normalised
 from dragoman.model.ids import Ids
-from dragoman.model.transformer import Transformer
+from dragoman.model.networks.transformer import Transformer
 
 Beam = list[tuple[list[int], float]]
 """Token ids, end-of-sequence not included, and score of each answer to one source, best first."""

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.libraries.agreement import Beam
-from dragoman.model.attention import MultiHeadAttention
 from dragoman.model.ids import Ids
-from dragoman.model.transformer import DecoderLayer, EncoderLayer, Transformer
+from dragoman.model.networks.attention import MultiHeadAttention
+from dragoman.model.networks.transformer import DecoderLayer, EncoderLayer, Transformer
 
 BANNED = -1e9
 """Bias of padding's logit: minus infinity would make a score that is not a number."""

@@ -9,8 +9,8 @@ from transformers import GenerationConfig, MarianConfig, MarianMTModel, PegasusC
 
 from benchmarks.libraries.agreement import Beam
 from dragoman.model.ids import Ids
+from dragoman.model.networks.transformer import DecoderLayer, EncoderLayer, Transformer
 from dragoman.model.padding import pad
-from dragoman.model.transformer import DecoderLayer, EncoderLayer, Transformer
 
 
 def to_transformers(ours: Transformer) -> Any:

@@ -10,7 +10,7 @@ from dragoman.model.checkpoint import with_weights
 from dragoman.model.config import ModelConfig
 from dragoman.model.importers.errors import ForeignError
 from dragoman.model.importers.weights import Weights, listed
-from dragoman.model.transformer import Transformer
+from dragoman.model.networks.transformer import Transformer, transformer_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def load(layout: Layout, weights: Weights) -> Transformer:
         if source not in made:
             made[source] = _made(source, tuple(ours[name].shape), weights)
         tensors[name] = made[source]
-    return with_weights(layout.config, tensors)
+    return transformer_of(with_weights(layout.config, tensors))
 
 
 def _check_shapes(source: Source, shape: tuple[int, ...], weights: Weights) -> None:

@@ -22,6 +22,7 @@ from dragoman.model.config import ModelConfigError
 from dragoman.model.evaluate import evaluate
 from dragoman.model.files import write_text
 from dragoman.model.growth import grown
+from dragoman.model.networks.transformer import Transformer
 from dragoman.model.text.tokenizers import Tokenizers
 from dragoman.model.training.config import TrainingConfigError
 from dragoman.model.training.data import Batch, collate
@@ -31,7 +32,6 @@ from dragoman.model.training.preparation import Preparation
 from dragoman.model.training.progress import NoProgress, TrainingProgress
 from dragoman.model.training.record import FOLDER, STATE_FILE
 from dragoman.model.training.sampler import bucket
-from dragoman.model.transformer import Transformer
 
 SUMMARY_FILE = "summary.json"
 SAVE_SECONDS = 60.0

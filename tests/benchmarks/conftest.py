@@ -26,9 +26,9 @@ def make_endless(folder: Path) -> None:
     from benchmarks.harness.models import endless_bundle, without_end
     from dragoman.model.checkpoint import Checkpoint
     from dragoman.model.config import ModelConfig
+    from dragoman.model.networks.transformer import Transformer
     from dragoman.model.text.byte_level import ByteLevelTokenizer
     from dragoman.model.text.tokenizers import Tokenizers
-    from dragoman.model.transformer import Transformer
 
     torch.manual_seed(0)
     config = ModelConfig(

@@ -8,7 +8,7 @@ import torch
 from benchmarks.libraries.agreement import Difference, Referee, compare
 from dragoman.model.config import ModelConfig
 from dragoman.model.decode import beam_search
-from dragoman.model.transformer import Transformer
+from dragoman.model.networks.transformer import Transformer
 
 SOURCES = [[3, 4, 5], [6, 7], [8, 9, 10, 11]]
 MAX_NEW_TOKENS = 6

@@ -11,7 +11,7 @@ from benchmarks.harness.models import endless_bundle, sharpen
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.config import ModelConfig
 from dragoman.model.decode import StepDecoder
-from dragoman.model.transformer import Transformer
+from dragoman.model.networks.transformer import Transformer
 from dragoman.server.engine.messages import SearchOptions
 from dragoman.server.offline import OfflineTranslator
 

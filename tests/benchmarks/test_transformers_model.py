@@ -8,7 +8,7 @@ import torch
 from benchmarks.libraries.transformers_model import generate, to_transformers
 from dragoman.model.config import ModelConfig
 from dragoman.model.decode import beam_search, greedy_search
-from dragoman.model.transformer import Transformer
+from dragoman.model.networks.transformer import Transformer
 
 SMALL: dict[str, Any] = {
     "source_vocab_size": 23,

@@ -11,7 +11,7 @@ from dragoman.export.verify import SENTENCES
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.config import ModelConfig
 from dragoman.model.decode import Hypothesis, beam_search, greedy_search
-from dragoman.model.transformer import Transformer
+from dragoman.model.networks.transformer import Transformer
 
 NARROW = ModelConfig(
     source_vocab_size=40,

@@ -22,9 +22,9 @@ from dragoman.export.exporter import export_checkpoint
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.config import ModelConfig
 from dragoman.model.generation import Defaults, Language, Languages, Template
+from dragoman.model.networks.transformer import Transformer
 from dragoman.model.text.byte_level import ByteLevelTokenizer
 from dragoman.model.text.tokenizers import Tokenizers
-from dragoman.model.transformer import Transformer
 from dragoman.v1.generation_pb2 import GenerateBatchResponse, GenerateBulkResponse, GenerateRequest, GenerateResponse
 from dragoman.v1.generation_pb2_grpc import GenerationStub
 from tests.fuzz.caller import send

@@ -17,9 +17,9 @@ from dragoman.export.scorer_graph import ScorerGraph
 from dragoman.export.tracing import trace
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.config import ModelConfig
+from dragoman.model.networks.transformer import Transformer
 from dragoman.model.text.byte_level import ByteLevelTokenizer
 from dragoman.model.text.tokenizers import Tokenizers
-from dragoman.model.transformer import Transformer
 
 TEXTS = ["two dogs run over the grass", "a dog and a cat run", "the cat sat on the grass", "zwei Hunde laufen"] * 3
 SMALL = {

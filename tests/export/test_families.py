@@ -12,8 +12,8 @@ from dragoman.export.parity import ParityReport
 from dragoman.export.verify import OnnxRunner, verify
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.decode import greedy_search
+from dragoman.model.networks.transformer import Transformer
 from dragoman.model.text.tokenizers import Tokenizers
-from dragoman.model.transformer import Transformer
 from tests.export.conftest import WriteGraphs
 from tests.model.families import FAMILIES, random_pair
 

@@ -20,8 +20,8 @@ from dragoman.export.storage import write_graphs
 from dragoman.export.tracing import trace
 from dragoman.export.verify_half import verify_half
 from dragoman.model.checkpoint import Checkpoint
+from dragoman.model.networks.transformer import Transformer
 from dragoman.model.text.tokenizers import Tokenizers
-from dragoman.model.transformer import Transformer
 from tests.model.families import FAMILIES, random_pair
 
 KINDS = ["marian", "bart-gelu-new", "mbart", "t5", "t5-v1.1", "t5-gated-silu", "umt5"]

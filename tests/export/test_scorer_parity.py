@@ -12,7 +12,7 @@ from dragoman.export.parity import EagerReference, Floats, ParityError
 from dragoman.export.scorer_parity import Pair, ScorerComparison, check_scorer, padded
 from dragoman.export.verify import OnnxRunner
 from dragoman.model.checkpoint import Checkpoint
-from dragoman.model.transformer import Transformer
+from dragoman.model.networks.transformer import Transformer
 
 PAIRS = [
     Pair([7, 8, 9, 10, 11, 12, 1], [20, 21, 1]),

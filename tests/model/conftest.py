@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from dragoman.model.config import ModelConfig
+from dragoman.model.networks.transformer import Transformer
 from dragoman.model.text.byte_level import ByteLevelTokenizer
-from dragoman.model.transformer import Transformer
 
 ModelMaker = Callable[..., Transformer]
 Aligner = Callable[..., str]

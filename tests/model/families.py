@@ -29,7 +29,7 @@ from transformers import (
 )
 
 from dragoman.model.config import ModelConfig
-from dragoman.model.transformer import Transformer
+from dragoman.model.networks.transformer import Transformer
 
 VOCAB_SIZE, MAX_POSITIONS = 300, 40
 BARTS: dict[str, Any] = {

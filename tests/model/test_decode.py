@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from dragoman.model.decode import EagerCache, Start, StepDecoder, beam_search, greedy_search, length_normalised
+from dragoman.model.networks.transformer import Transformer
 from dragoman.model.padding import pad
-from dragoman.model.transformer import Transformer
 
 SOURCES = [[7, 8, 9, 10, 11], [12], [13, 14, 15], []]
 

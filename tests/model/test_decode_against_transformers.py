@@ -8,7 +8,7 @@ from transformers import MarianMTModel
 
 from benchmarks.libraries.transformers_model import generate
 from dragoman.model.decode import beam_search, greedy_search
-from dragoman.model.transformer import Transformer
+from dragoman.model.networks.transformer import Transformer
 
 MAX_NEW_TOKENS = 10
 NUM_SOURCES = 24

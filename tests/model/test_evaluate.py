@@ -3,10 +3,10 @@ import pytest
 from dragoman.model.decode import beam_search, greedy_search
 from dragoman.model.errors import InputError
 from dragoman.model.evaluate import evaluate, translate
+from dragoman.model.networks.transformer import Transformer
 from dragoman.model.quality import score
 from dragoman.model.text.byte_level import ByteLevelTokenizer
 from dragoman.model.text.tokenizers import Tokenizers
-from dragoman.model.transformer import Transformer
 
 TEXTS = ["the dog runs", "snow", "a dog runs through the snow , through snow .", "über Straße"] * 20
 

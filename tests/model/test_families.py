@@ -5,12 +5,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from dragoman.model.attention import padding_mask
 from dragoman.model.config import ModelConfig
 from dragoman.model.decode import Start, beam_search, greedy_search
+from dragoman.model.networks.attention import padding_mask
+from dragoman.model.networks.relative import bucket_of
+from dragoman.model.networks.transformer import Transformer
 from dragoman.model.padding import pad
-from dragoman.model.relative import bucket_of
-from dragoman.model.transformer import Transformer
 from tests.model.families import FAMILIES, ragged, random_pair
 
 LENGTHS = [1, 9, 4, 30]

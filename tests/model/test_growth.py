@@ -9,9 +9,9 @@ from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.config import ModelConfig, ModelConfigError
 from dragoman.model.generation import Language, Languages
 from dragoman.model.growth import grown, with_more_tokens
+from dragoman.model.networks.transformer import Transformer
 from dragoman.model.text.byte_level import ByteLevelTokenizer
 from dragoman.model.text.tokenizers import Tokenizers
-from dragoman.model.transformer import Transformer
 
 LARGER = {"num_encoder_layers": 5, "num_decoder_layers": 3, "encoder_ffn_dim": 56, "decoder_ffn_dim": 40}
 WIDER = {"encoder_ffn_dim": 56, "decoder_ffn_dim": 40}

@@ -15,9 +15,9 @@ import torch
 from dragoman.export.exporter import export_checkpoint
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.config import ModelConfig
+from dragoman.model.networks.transformer import Transformer
 from dragoman.model.text.byte_level import ByteLevelTokenizer
 from dragoman.model.text.tokenizers import Tokenizers
-from dragoman.model.transformer import Transformer
 from dragoman.server.telemetry.logs import configure_logging
 from tests.server.scripted import scripted_model
 

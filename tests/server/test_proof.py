@@ -24,7 +24,7 @@ from dragoman.export.exporter import export_checkpoint
 from dragoman.export.processor import Platform
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.generation import Language, Languages, Template
-from dragoman.model.transformer import Transformer
+from dragoman.model.networks.transformer import Transformer
 from dragoman.server.engine.messages import Answer, Finished, Request, Scored, ScoreRequest
 from dragoman.server.engine.settings import EngineSettings
 from dragoman.server.errors import Unavailable

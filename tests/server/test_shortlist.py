@@ -12,7 +12,7 @@ from dragoman.export.bundle import SHORTLIST_FILE
 from dragoman.export.exporter import export_checkpoint
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.decode import beam_search, greedy_search
-from dragoman.model.transformer import Transformer
+from dragoman.model.networks.transformer import Transformer
 from dragoman.server.engine.messages import Sampling, SearchOptions
 from dragoman.server.offline import OfflineTranslator
 

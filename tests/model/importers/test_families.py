@@ -18,7 +18,7 @@ from dragoman.model.importers.foreign import Foreign, Limits
 from dragoman.model.importers.layout import load
 from dragoman.model.importers.registry import FAMILIES, family_of
 from dragoman.model.importers.report import Report
-from dragoman.model.transformer import Transformer
+from dragoman.model.networks.transformer import Transformer
 from tests.model.importers.conftest import change_json
 
 # T5's activation and norms are ONNX Runtime's and PyTorch's own here, and spelt out there: they differ in the last bits.

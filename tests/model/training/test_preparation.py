@@ -15,13 +15,13 @@ from dragoman.model.checkpoint_folder import CheckpointError
 from dragoman.model.config import ModelConfig
 from dragoman.model.corpus import DataError
 from dragoman.model.errors import InputError
+from dragoman.model.networks.transformer import Transformer
 from dragoman.model.text.byte_level import ByteLevelTokenizer
 from dragoman.model.text.tokenizers import Tokenizers
 from dragoman.model.training.config import TrainingConfigError
 from dragoman.model.training.file import TrainingFile
 from dragoman.model.training.preparation import Preparation, prepare
 from dragoman.model.training.trainer import Trainer
-from dragoman.model.transformer import Transformer
 
 DATA = {"source": "train.s", "target": "train.t", "validation_source": "val.s", "validation_target": "val.t"}
 TINY: dict[str, Any] = {"d_model": 16, "num_encoder_layers": 1, "num_decoder_layers": 1}

@@ -16,8 +16,8 @@ import torch
 from transformers import GenerationConfig, PegasusForConditionalGeneration
 
 from dragoman.model.checkpoint import Checkpoint
+from dragoman.model.networks.transformer import Transformer
 from dragoman.model.padding import pad
-from dragoman.model.transformer import Transformer
 from dragoman.server.engine.messages import SearchOptions
 from dragoman.server.offline import OfflineTranslator
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from dragoman.model.dropout import Dropout
+from dragoman.model.networks.dropout import Dropout
 
 
 def make(p: float) -> Dropout:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dragoman.model.attention import (
+from dragoman.model.networks.attention import (
     AdditiveAttention,
     MultiHeadAttention,
     attend,

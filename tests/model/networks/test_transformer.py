@@ -5,10 +5,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dragoman.model.attention import causal_mask, padding_mask
-from dragoman.model.backend import FullAttention
 from dragoman.model.config import ModelConfig
-from dragoman.model.transformer import DecoderLayer, EncoderLayer, Transformer, sinusoids
+from dragoman.model.networks.attention import causal_mask, padding_mask
+from dragoman.model.networks.backend import FullAttention
+from dragoman.model.networks.transformer import DecoderLayer, EncoderLayer, Transformer, sinusoids
 
 B, S, T = 3, 7, 6
 ACTIVATION = {"relu": "relu", "gelu": "gelu", "silu": F.silu}

@@ -1,6 +1,6 @@
 """What computes attention between a layer's projections, and the one that does it over whole sequences.
 
-Others have an eager cache (`decode.EagerCache`), or write ONNX operators (`dragoman.export.graphs`).
+Others have an eager cache (`eager_cache`), or write ONNX operators (`dragoman.export.graphs`).
 """
 
 import math
@@ -9,9 +9,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from dragoman.model.attention import causal_mask, merge_heads, scaled_dot_product_attention, split_heads
 from dragoman.model.config import ModelConfig
-from dragoman.model.relative import RelativeBias
+from dragoman.model.networks.attention import causal_mask, merge_heads, scaled_dot_product_attention, split_heads
+from dragoman.model.networks.relative import RelativeBias
+from dragoman.model.networks.rotary import rotated
 
 
 class AttentionBackend(Protocol):
@@ -32,29 +33,41 @@ class FullAttention:
     def __init__(
         self,
         config: ModelConfig,
-        source_mask: Tensor,
+        source_mask: Tensor | None,
         cross_kv: list[tuple[Tensor, Tensor]] | None = None,
         dropout: float = 0.0,
+        is_causal: bool | None = None,
     ) -> None:
         """Attend over the encoder's own positions, or, given `cross_kv`, as a causal decoder over them.
 
         Args:
             config: Of the model.
-            source_mask: `[B, S]`, True at real source tokens.
+            source_mask: `[B, S]`, True at real source tokens; None where there is no source.
             cross_kv: Per decoder layer, keys and values `[B, S, H·Dh]` of the encoded source; None in the encoder.
             dropout: Probability on attention weights.
+            is_causal: Whether a position sees itself and what came before it alone; None for a decoder with a source.
         """
+        self.config = config
         self.num_heads = config.num_heads
         self.scale = attention_scale(config)
-        self.source_mask = source_mask[:, None, None, :]
+        self.source_mask = None if source_mask is None else source_mask[:, None, None, :]
         self.cross_kv = cross_kv
         self.dropout = dropout
+        self.is_causal = cross_kv is not None if is_causal is None else is_causal
         self._masks: dict[RelativeBias, Tensor] = {}
+
+    def heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Split packed projections `[B, T, 3·H·Dh]` into queries, keys and values `[B, H, T, Dh]`; rotary positions turn the first two."""
+        query, key, value = (split_heads(part, self.num_heads) for part in qkv.chunk(3, -1))
+        if self.config.positions == "rotary":
+            positions = torch.arange(query.shape[2], device=query.device)
+            query, key = rotated(query, positions, self.config), rotated(key, positions, self.config)
+        return query, key, value
 
     def self_attention(self, layer: int, qkv: Tensor, bias: RelativeBias | None) -> Tensor:
         """See `AttentionBackend`; causal in the decoder, where right padding is out of every real token's sight."""
-        query, key, value = (split_heads(part, self.num_heads) for part in qkv.chunk(3, -1))
-        is_causal = self.cross_kv is not None
+        query, key, value = self.heads(qkv)
+        is_causal = self.is_causal
         mask = None if is_causal else self.source_mask
         if bias is not None:
             if bias not in self._masks:
@@ -71,8 +84,9 @@ class FullAttention:
 
     def _biased_mask(self, bias: RelativeBias, length: int) -> Tensor:
         """Return what is added to the scores of `length` positions, `[1, H, T, T]` or `[B, H, S, S]`: -inf where none may look."""
-        at = torch.arange(length, device=self.source_mask.device)
-        allowed = self.source_mask if self.cross_kv is None else causal_mask(length, at.device)
+        at = torch.arange(length, device=bias.weight.device)
+        allowed = causal_mask(length, at.device) if self.is_causal else self.source_mask
+        assert allowed is not None, "an encoder has a source"
         return bias(at[None], at).masked_fill(~allowed, -math.inf)  # type: ignore[no-any-return]
 
 

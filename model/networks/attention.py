@@ -96,10 +96,20 @@ class AdditiveAttention(nn.Module):
         self.key = nn.Linear(key_dim, hidden_dim)
         self.energy = nn.Linear(hidden_dim, 1, bias=False)
 
+    def keys(self, key: Tensor) -> Tensor:
+        """What scores read of keys, whatever the query: U k, `[..., S, Dk]` → `[..., S, hidden]`."""
+        projected: Tensor = self.key(key)
+        return projected
+
+    def scores(self, query: Tensor, keys: Tensor) -> Tensor:
+        """Queries `[..., T, Dq]` and what `keys` gave → scores `[..., T, S]`."""
+        hidden = torch.tanh(self.query(query).unsqueeze(-2) + keys.unsqueeze(-3))
+        energy: Tensor = self.energy(hidden).squeeze(-1)
+        return energy
+
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
         """Attend: query `[..., T, Dq]`, key `[..., S, Dk]`, value `[..., S, Dv]` → `[..., T, Dv]`."""
-        hidden = torch.tanh(self.query(query).unsqueeze(-2) + self.key(key).unsqueeze(-3))
-        return attend(self.energy(hidden).squeeze(-1), value, mask)
+        return attend(self.scores(query, self.keys(key)), value, mask)
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:

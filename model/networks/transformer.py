@@ -6,7 +6,7 @@ to it.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import cast
 
@@ -14,12 +14,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dragoman.model.attention import MultiHeadAttention, padding_mask
-from dragoman.model.backend import AttentionBackend, FullAttention
 from dragoman.model.config import ModelConfig
-from dragoman.model.dropout import Dropout
-from dragoman.model.norm import norm
-from dragoman.model.relative import RelativeBias, bias_of_layer, relative_bias
+from dragoman.model.errors import InputError
+from dragoman.model.networks.attention import MultiHeadAttention, padding_mask
+from dragoman.model.networks.backend import AttentionBackend, FullAttention
+from dragoman.model.networks.dropout import Dropout
+from dragoman.model.networks.eager_cache import EagerCache
+from dragoman.model.networks.network import Network, Observation
+from dragoman.model.networks.norm import norm
+from dragoman.model.networks.observed import ObservedAttention
+from dragoman.model.networks.predictor import Predictor, at_least_single, linear, token_table
+from dragoman.model.networks.relative import RelativeBias, bias_of_layer, relative_bias
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -99,15 +104,15 @@ class Residual(nn.Module):
         return cast("Tensor", self.norm(x + self.dropout(sublayer(x)).to(x.dtype)))
 
 
-class EncoderLayer(nn.Module):
-    """Self-attention and feed-forward, each in its residual frame."""
+class SelfAttentionLayer(nn.Module):
+    """Self-attention and feed-forward, each in its residual frame: a layer of an encoder, or of a decoder without a source."""
 
-    def __init__(self, config: ModelConfig, index: int) -> None:
-        """Create layer `index` of the encoder."""
+    def __init__(self, config: ModelConfig, index: int, ffn_dim: int) -> None:
+        """Create layer `index`, whose feed-forward network is `ffn_dim` wide."""
         super().__init__()
         self.index = index
         self.self_attention = attention(config)
-        self.feed_forward = FeedForward(config, config.encoder_ffn_dim)
+        self.feed_forward = FeedForward(config, ffn_dim)
         self.self_residual = Residual(config)
         self.feed_residual = Residual(config)
 
@@ -117,6 +122,14 @@ class EncoderLayer(nn.Module):
         x = self.self_residual(x, lambda h: own.output(backend.self_attention(self.index, own.input(h), bias)))
         x = self.feed_residual(x, self.feed_forward)
         return x
+
+
+class EncoderLayer(SelfAttentionLayer):
+    """A layer of the encoder."""
+
+    def __init__(self, config: ModelConfig, index: int) -> None:
+        """Create layer `index` of the encoder."""
+        super().__init__(config, index, config.encoder_ffn_dim)
 
 
 class DecoderLayer(nn.Module):
@@ -162,32 +175,22 @@ class Encoder(nn.Module):
         return x
 
 
-class Decoder(nn.Module):
+class Decoder(Predictor):
     """The target side, up to the logits."""
-
-    padding_logits: Tensor
-    pad_ids: Tensor
 
     def __init__(self, config: ModelConfig, tokens: nn.Embedding) -> None:
         """Build on a token table that the encoder may share."""
-        super().__init__()
+        super().__init__(config)
         self.embedding = Embedding(config, tokens, config.max_target_positions)
         self.layers = nn.ModuleList(DecoderLayer(config, i) for i in range(config.num_decoder_layers))
         self.relative_bias = relative_bias(config, config.num_decoder_layers, is_causal=True)
         self.norm = norm(config) if config.norm == "pre" else nn.Identity()
-        self.projection = None if config.is_projection_tied else linear(config.d_model, config.target_vocab_size, False)
-        self.output_bias = nn.Parameter(torch.zeros(config.target_vocab_size)) if config.has_output_bias else None
-        padding_logits = torch.zeros(config.target_vocab_size)
-        padding_logits[config.pad_id] = -math.inf
-        self.register_buffer("padding_logits", padding_logits, persistent=False)
-        self.register_buffer("pad_ids", torch.tensor([config.pad_id]), persistent=False)
-        self.padding = config.padding
         self.output_scale = config.d_model**-0.5 if config.is_output_scaled else None
 
     @property
-    def output_weight(self) -> Tensor:
-        """The output projection `[V, d_model]`: the target embedding where the configuration ties them."""
-        return self.embedding.tokens.weight if self.projection is None else self.projection.weight
+    def tokens(self) -> nn.Embedding:
+        """See `Predictor`."""
+        return self.embedding.tokens
 
     def project_memory(self, memory: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Project memory `[B, S, d_model]` to each layer's cross-attention keys and values, `[B, S, H·Dh]` each."""
@@ -202,21 +205,11 @@ class Decoder(nn.Module):
         x = self.norm(x)
         return x if self.output_scale is None else x * self.output_scale
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Hidden states `[..., d_model]` → logits `[..., V]`."""
-        return F.linear(at_least_single(hidden), at_least_single(self.output_weight), self.output_bias)
 
-    def log_probs(self, hidden: Tensor) -> Tensor:
-        """Hidden states `[..., d_model]` → the next token's log-probabilities `[..., V]`, as `ModelConfig.padding` has them."""
-        logits = self.logits(hidden)
-        if self.padding == "excluded":
-            logits = logits + self.padding_logits
-        log_probs = logits.log_softmax(-1)
-        return log_probs.index_fill(-1, self.pad_ids, -math.inf) if self.padding == "masked" else log_probs
-
-
-class Transformer(nn.Module):
+class Transformer(Network):
     """Encoder and decoder."""
+
+    decoder: Decoder
 
     def __init__(self, config: ModelConfig) -> None:
         """Create the model with freshly initialised weights (from PyTorch's global generator)."""
@@ -228,37 +221,58 @@ class Transformer(nn.Module):
         self.decoder = Decoder(config, target)
 
     def encode(self, source_ids: Tensor, source_lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Encode right-padded sources.
-
-        Args:
-            source_ids: `[B, S]`.
-            source_lengths: `[B]`, real tokens in each row, at least 1.
-
-        Returns:
-            Memory `[B, S, d_model]` and its mask `[B, S]`, True at real tokens.
-        """
+        """See `Network` → memory `[B, S, d_model]` and its mask `[B, S]`, True at real tokens."""
         mask = padding_mask(source_lengths, source_ids.shape[1])
         return self.encoder(source_ids, FullAttention(self.config, mask, dropout=self._attention_dropout)), mask
 
-    def decode(self, target_ids: Tensor, memory: Tensor, source_mask: Tensor) -> Tensor:
-        """Run the decoder over whole targets `[B, T]`, start token first → hidden states `[B, T, d_model]`."""
+    def decode(self, target_ids: Tensor, *encoded: Tensor) -> Tensor:
+        """See `Network`."""
+        memory, source_mask = encoded
         cross_kv = self.decoder.project_memory(memory)
         backend = FullAttention(self.config, source_mask, cross_kv, self._attention_dropout)
         hidden: Tensor = self.decoder(target_ids, torch.arange(target_ids.shape[1], device=target_ids.device), backend)
         return hidden
 
-    def forward(self, source_ids: Tensor, source_lengths: Tensor, target_ids: Tensor) -> Tensor:
-        """Teacher-forced logits `[B, T, V]`: row t predicts the token after `target_ids[:, t]`."""
-        return self.decoder.logits(self.decode(target_ids, *self.encode(source_ids, source_lengths)))
+    def stepper(self, source_ids: Tensor, source_lengths: Tensor) -> "CachedSteps":
+        """See `Network`."""
+        memory, mask = self.encode(source_ids, source_lengths)
+        return CachedSteps(self.decoder, EagerCache(self.config, self.decoder.project_memory(memory), mask))
+
+    def observe(self, source: Sequence[int], inputs: Sequence[int], has_maps: bool = False) -> Observation:
+        """See `Network`."""
+        source_ids, lengths = torch.tensor([source]), torch.tensor([len(source)])
+        mask = padding_mask(lengths, len(source))
+        reading = ObservedAttention(self.config, mask, has_maps=has_maps)
+        memory = self.encoder(source_ids, reading)
+        writing = ObservedAttention(self.config, mask, self.decoder.project_memory(memory), has_maps=has_maps)
+        hidden = self.decoder(torch.tensor([inputs]), torch.arange(len(inputs)), writing)[0]
+        maps = {"encoder": reading.self_maps, "decoder": writing.self_maps, "cross": writing.cross_maps}
+        stacked = {name: torch.stack(of_layers) for name, of_layers in maps.items() if of_layers}
+        return Observation(hidden, torch.stack(writing.cross_means), writing.caches, stacked)
 
     @property
     def _attention_dropout(self) -> float:
         return self.config.attention_dropout if self.training else 0.0
 
 
-def at_least_single(x: Tensor) -> Tensor:
-    """Return `x` in single precision if it has less; a model in half precision computes embeddings and logits so."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+class CachedSteps:
+    """Decodes token by token, with an eager cache; see `Stepper`."""
+
+    def __init__(self, decoder: Decoder, cache: EagerCache) -> None:
+        """Begin at position 0."""
+        self.decoder, self.cache = decoder, cache
+        self.position = 0
+
+    def step(self, previous: Tensor) -> Tensor:
+        """See `Stepper`."""
+        position = torch.tensor([self.position], device=previous.device)
+        log_probs = self.decoder.log_probs(self.decoder(previous[:, None], position, self.cache)[:, 0])
+        self.position += 1
+        return log_probs
+
+    def select(self, rows: Tensor) -> None:
+        """See `Stepper`."""
+        self.cache.select(rows)
 
 
 def sinusoids(num_positions: int, d_model: int) -> Tensor:
@@ -268,22 +282,17 @@ def sinusoids(num_positions: int, d_model: int) -> Tensor:
     return torch.stack((angle.sin(), angle.cos()), -1).flatten(1).float()
 
 
+def transformer_of(model: Network) -> Transformer:
+    """Return a network that is a Transformer, for what can do with nothing else.
+
+    Raises:
+        InputError: If it is another one.
+    """
+    if not isinstance(model, Transformer):
+        raise InputError(f"this is for the architecture transformer, not for {model.config.architecture}")
+    return model
+
+
 def attention(config: ModelConfig) -> MultiHeadAttention:
     """Attention of the configuration's width."""
     return MultiHeadAttention(config.d_model, config.num_heads, config.attention_dim, config.has_biases)
-
-
-def linear(input_dim: int, output_dim: int, has_bias: bool = True) -> nn.Linear:
-    """Linear map with Xavier-uniform weights and zero bias."""
-    layer = nn.Linear(input_dim, output_dim, has_bias)
-    nn.init.xavier_uniform_(layer.weight)
-    if layer.bias is not None:
-        nn.init.zeros_(layer.bias)
-    return layer
-
-
-def token_table(vocab_size: int, config: ModelConfig) -> nn.Embedding:
-    """Token embedding with standard deviation 1/√d_model, so that scaled embeddings start at unit variance."""
-    table = nn.Embedding(vocab_size, config.d_model)
-    nn.init.normal_(table.weight, std=config.d_model**-0.5)
-    return table

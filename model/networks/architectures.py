@@ -1,0 +1,20 @@
+"""Which network a configuration is of. This is where an architecture is chosen; nothing else asks for its name."""
+
+from collections.abc import Callable
+
+from dragoman.model.config import Architecture, ModelConfig
+from dragoman.model.networks.language_model import LanguageModel
+from dragoman.model.networks.network import Network
+from dragoman.model.networks.rnn import Rnn
+from dragoman.model.networks.transformer import Transformer
+
+NETWORKS: dict[Architecture, Callable[[ModelConfig], Network]] = {
+    "transformer": Transformer,
+    "rnn": Rnn,
+    "decoder": LanguageModel,
+}
+
+
+def network(config: ModelConfig) -> Network:
+    """Create a network with freshly initialised weights (from PyTorch's global generator)."""
+    return NETWORKS[config.architecture](config)

@@ -1,0 +1,122 @@
+"""The language model: a Transformer's decoder alone, which goes on with a text (Radford et al., 2018).
+
+Its source is the prompt but for the last token, which is what it reads first: so it encodes and decodes as the other networks do,
+and what stands for an encoded source is the prompt itself. Where there is no prompt it begins with the start token.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from dragoman.model.config import ModelConfig
+from dragoman.model.ids import Ids
+from dragoman.model.networks.backend import AttentionBackend, FullAttention
+from dragoman.model.networks.network import Network, Observation
+from dragoman.model.networks.norm import norm
+from dragoman.model.networks.observed import ObservedAttention
+from dragoman.model.networks.predictor import Predictor, token_table
+from dragoman.model.networks.transformer import Embedding, SelfAttentionLayer
+
+
+class LanguageDecoder(Predictor):
+    """Layers of self-attention, in which a token sees itself and what came before it, and feed-forward networks."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        """Create its layers."""
+        super().__init__(config)
+        self.embedding = Embedding(config, token_table(config.target_vocab_size, config), config.max_target_positions)
+        self.layers = nn.ModuleList(SelfAttentionLayer(config, i, config.decoder_ffn_dim) for i in range(config.num_decoder_layers))
+        self.norm = norm(config) if config.norm == "pre" else nn.Identity()
+        self.output_scale = config.d_model**-0.5 if config.is_output_scaled else None
+
+    @property
+    def tokens(self) -> nn.Embedding:
+        """See `Predictor`."""
+        return self.embedding.tokens
+
+    def forward(self, ids: Tensor, positions: Tensor, backend: AttentionBackend) -> Tensor:
+        """Ids `[B, T]` at positions `[T]` or `[B, T]` → hidden states, as the output projection takes them."""
+        x: Tensor = self.embedding(ids, positions)
+        for layer in cast("Iterable[SelfAttentionLayer]", self.layers):
+            x = layer(x, backend)
+        x = self.norm(x)
+        return x if self.output_scale is None else x * self.output_scale
+
+
+class LanguageModel(Network):
+    """See the module."""
+
+    decoder: LanguageDecoder
+
+    def __init__(self, config: ModelConfig) -> None:
+        """Create the model with freshly initialised weights (from PyTorch's global generator)."""
+        super().__init__()
+        self.config = config
+        self.decoder = LanguageDecoder(config)
+
+    def prompt(self, ids: Ids) -> tuple[list[int], int]:
+        """Return the start token and a prompt's ids, but for the last; and that."""
+        whole = [self.config.decoder_start_id, *ids]
+        return whole[:-1], whole[-1]
+
+    def encode(self, source_ids: Tensor, source_lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Return right-padded prompts `[B, S]` and how many tokens there are of each, `[B]`, as they come; there may be none."""
+        return source_ids, source_lengths
+
+    def decode(self, target_ids: Tensor, *encoded: Tensor) -> Tensor:
+        """See `Network`: every row is its prompt and right after it its target."""
+        prompts, lengths = encoded
+        ids, places = joined(prompts, lengths, target_ids)
+        hidden = self._hidden(ids)
+        return hidden.gather(1, places[:, :, None].expand(-1, -1, hidden.shape[-1]))
+
+    def stepper(self, source_ids: Tensor, source_lengths: Tensor) -> "WholeSteps":
+        """See `Network`."""
+        return WholeSteps(self, source_ids, source_lengths)
+
+    def observe(self, source: Sequence[int], inputs: Sequence[int], has_maps: bool = False) -> Observation:
+        """See `Network`; there is attention within the text alone."""
+        ids = torch.tensor([[*source, *inputs]])
+        backend = ObservedAttention(self.config, None, is_causal=True, has_maps=has_maps)
+        hidden = self.decoder(ids, torch.arange(ids.shape[1]), backend)[0, len(source) :]
+        maps = {"decoder": torch.stack(backend.self_maps)} if has_maps else {}
+        none = hidden.new_zeros(0, len(inputs), len(source))
+        return Observation(hidden, none, lambda stop: backend.caches(len(source) + stop), maps)
+
+    def _hidden(self, ids: Tensor) -> Tensor:
+        """Right-padded texts `[B, T]` → hidden states `[B, T, d_model]`; what is right of a token is out of its sight."""
+        dropout = self.config.attention_dropout if self.training else 0.0
+        backend = FullAttention(self.config, None, dropout=dropout, is_causal=True)
+        hidden: Tensor = self.decoder(ids, torch.arange(ids.shape[1], device=ids.device), backend)
+        return hidden
+
+
+class WholeSteps:
+    """Decodes token by token and computes all of a text anew at each, so that nothing is kept that could be wrong."""
+
+    def __init__(self, model: LanguageModel, prompts: Tensor, lengths: Tensor) -> None:
+        """Take right-padded prompts `[N, S]` and their lengths `[N]`."""
+        self.model, self.prompts, self.lengths = model, prompts, lengths
+        self.fed = prompts[:, :0]
+
+    def step(self, previous: Tensor) -> Tensor:
+        """See `Stepper`."""
+        self.fed = torch.cat((self.fed, previous[:, None]), 1)
+        return self.model.decoder.log_probs(self.model.decode(self.fed, self.prompts, self.lengths)[:, -1])
+
+    def select(self, rows: Tensor) -> None:
+        """See `Stepper`."""
+        self.prompts, self.lengths, self.fed = self.prompts[rows], self.lengths[rows], self.fed[rows]
+
+
+def joined(prompts: Tensor, lengths: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Put each target `[B, T]` right behind its prompt, of `lengths` `[B]` tokens.
+
+    Returns:
+        The texts `[B, S + T]`, in which what is right of a target's end is any token, and where each of its tokens stands `[B, T]`.
+    """
+    places = lengths[:, None] + torch.arange(targets.shape[1], device=targets.device)
+    room = torch.cat((prompts, torch.zeros_like(targets)), 1)
+    return room.scatter(1, places, targets), places
