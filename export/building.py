@@ -13,16 +13,16 @@ from dragoman.export.cache_quantize import quantize_given_caches, quantize_step_
 from dragoman.export.calibration import Calibration, calibrate
 from dragoman.export.choice import choose_one_in_blocks
 from dragoman.export.cpu import keep_sums_apart, keep_time_axis
-from dragoman.export.encoder_graph import EncoderGraph
 from dragoman.export.fields import CachePrecision, Precision, WeightBits
-from dragoman.export.graphs import StepGraph
+from dragoman.export.graphs.transformer_encoder import EncoderGraph
+from dragoman.export.graphs.transformer_scorer import ScorerGraph
+from dragoman.export.graphs.transformer_step import StepGraph
 from dragoman.export.half import DTYPES, halved, store_halved
 from dragoman.export.packing import is_packed
 from dragoman.export.parity import ParityReport
 from dragoman.export.progress import Progress
 from dragoman.export.quality import verify_quantized
 from dragoman.export.quantize import ScaleCounts, quantize, weight_key
-from dragoman.export.scorer_graph import ScorerGraph
 from dragoman.export.shortlist_parity import verify_shortlist
 from dragoman.export.storage import write_graphs
 from dragoman.export.tracing import trace

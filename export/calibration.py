@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from dragoman.export.encoder_graph import MemoryProjection
+from dragoman.export.graphs.transformer_encoder import MemoryProjection
 from dragoman.export.quantize import ActivationRange, weight_key
 from dragoman.model.decode import greedy_search
 from dragoman.model.errors import InputError

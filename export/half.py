@@ -29,7 +29,7 @@ class HalfError(InputError):
 
 
 def halved(model: Transformer, dtype: torch.dtype) -> Transformer:
-    """Return a copy that computes in half precision; `model/networks/transformer.py` computes the rest in single precision by itself.
+    """Return a copy that computes in half precision; what needs single precision, the Transformer computes so by itself.
 
     Args:
         model: In single precision, which is left as it is.

@@ -23,7 +23,7 @@ def pack(sources: Sequence[Sequence[int]]) -> dict[str, Ints]:
     """Return an encoder's inputs: the tokens of all sources, one source after the other, and where they belong.
 
     Returns:
-        `src_ids`, `positions` and `cells` `[P]`, `grid` `[B, S]` and `src_lens` `[B]`, see `encoder_graph.EncoderGraph`.
+        `src_ids`, `positions` and `cells` `[P]`, `grid` `[B, S]` and `src_lens` `[B]`, see `transformer_encoder.EncoderGraph`.
     """
     lengths = np.array([len(source) for source in sources], np.int64)
     longest, ends = int(lengths.max()), lengths.cumsum()

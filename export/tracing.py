@@ -11,11 +11,11 @@ import torch
 from onnx_ir.passes.common import ClearMetadataAndDocStringPass, RemoveUnusedNodesPass, RemoveUnusedOpsetsPass
 
 from dragoman.export.cuda_contract import INPUTS, OPERATOR
-from dragoman.export.encoder_graph import EncoderGraph
 from dragoman.export.functions import Functions
-from dragoman.export.graphs import StepGraph
+from dragoman.export.graphs.transformer_encoder import EncoderGraph
+from dragoman.export.graphs.transformer_scorer import ScorerGraph
+from dragoman.export.graphs.transformer_step import StepGraph
 from dragoman.export.recording import Recorder
-from dragoman.export.scorer_graph import ScorerGraph
 
 IR_VERSION = 10
 # Tensors of at most this many bytes stay in the graph's own file: shapes and scalars.

@@ -52,8 +52,8 @@ def shipped_checkpoint() -> Checkpoint:
 
 def make_graphs(model: Transformer, precision: str, folder: Path) -> DeviceModel:
     """Write a model's encoder and decode step in half precision, and what they are; see `read_graphs`."""
-    from dragoman.export.encoder_graph import EncoderGraph
-    from dragoman.export.graphs import StepGraph
+    from dragoman.export.graphs.transformer_encoder import EncoderGraph
+    from dragoman.export.graphs.transformer_step import StepGraph
     from dragoman.export.half import store_halved
     from dragoman.export.tracing import trace, write
 

@@ -57,7 +57,7 @@ class FullAttention:
         self._masks: dict[RelativeBias, Tensor] = {}
 
     def heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Split packed projections `[B, T, 3·H·Dh]` into queries, keys and values `[B, H, T, Dh]`; rotary positions turn the first two."""
+        """Split packed `[B, T, 3·H·Dh]` into queries, keys and values `[B, H, T, Dh]`; rotary positions turn the first two."""
         query, key, value = (split_heads(part, self.num_heads) for part in qkv.chunk(3, -1))
         if self.config.positions == "rotary":
             positions = torch.arange(query.shape[2], device=query.device)

@@ -10,10 +10,10 @@ import torch
 
 from dragoman.export import storage
 from dragoman.export.cpu import keep_sums_apart
-from dragoman.export.encoder_graph import EncoderGraph
 from dragoman.export.exporter import export_checkpoint
-from dragoman.export.graphs import StepGraph
-from dragoman.export.scorer_graph import ScorerGraph
+from dragoman.export.graphs.transformer_encoder import EncoderGraph
+from dragoman.export.graphs.transformer_scorer import ScorerGraph
+from dragoman.export.graphs.transformer_step import StepGraph
 from dragoman.export.tracing import trace
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.config import ModelConfig

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from dragoman.export.bundle import Bundle
 from dragoman.export.cache_quantize import HEADROOM, LEVELS, quantize_given_caches, scales_of
 from dragoman.export.calibration import calibrate
-from dragoman.export.encoder_graph import EncoderGraph
 from dragoman.export.exporter import export_checkpoint
+from dragoman.export.graphs.transformer_encoder import EncoderGraph
 from dragoman.export.packing import pack
 from dragoman.export.session import open_session
 from dragoman.export.tensor_names import cross_kv_names

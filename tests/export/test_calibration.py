@@ -5,10 +5,10 @@ from collections.abc import Callable
 import pytest
 
 from dragoman.export.calibration import calibrate, calibration_sources
-from dragoman.export.encoder_graph import EncoderGraph
-from dragoman.export.graphs import StepGraph
+from dragoman.export.graphs.transformer_encoder import EncoderGraph
+from dragoman.export.graphs.transformer_scorer import ScorerGraph
+from dragoman.export.graphs.transformer_step import StepGraph
 from dragoman.export.quantize import find_products
-from dragoman.export.scorer_graph import ScorerGraph
 from dragoman.export.tracing import trace
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.errors import InputError

@@ -8,7 +8,7 @@ import onnxruntime
 import pytest
 
 from dragoman.export.cpu import keep_sums_apart, keep_time_axis
-from dragoman.export.graphs import StepGraph
+from dragoman.export.graphs.transformer_step import StepGraph
 from dragoman.export.parity import Row, drive
 from dragoman.export.quantize import quantize
 from dragoman.export.tracing import trace, write

@@ -10,12 +10,12 @@ import torch
 from dragoman.export.cache_quantize import quantize_given_caches, quantize_step_caches
 from dragoman.export.calibration import calibrate
 from dragoman.export.cpu import keep_sums_apart, keep_time_axis
-from dragoman.export.encoder_graph import EncoderGraph
-from dragoman.export.graphs import StepGraph
+from dragoman.export.graphs.transformer_encoder import EncoderGraph
+from dragoman.export.graphs.transformer_scorer import ScorerGraph
+from dragoman.export.graphs.transformer_step import StepGraph
 from dragoman.export.half import DTYPES, halved, store_halved
 from dragoman.export.quality import verify_quantized
 from dragoman.export.quantize import ScaleCounts, quantize
-from dragoman.export.scorer_graph import ScorerGraph
 from dragoman.export.storage import write_graphs
 from dragoman.export.tracing import trace
 from dragoman.export.verify_half import verify_half

@@ -12,10 +12,10 @@ import torch
 
 from dragoman.export import verify as gate
 from dragoman.export.bundle import BundleError
-from dragoman.export.encoder_graph import EncoderGraph
-from dragoman.export.graphs import StepGraph
+from dragoman.export.graphs.transformer_encoder import EncoderGraph
+from dragoman.export.graphs.transformer_scorer import ScorerGraph
+from dragoman.export.graphs.transformer_step import StepGraph
 from dragoman.export.parity import Floats, Ints, ParityError
-from dragoman.export.scorer_graph import ScorerGraph
 from dragoman.export.storage import write_graphs
 from dragoman.export.tracing import trace
 from dragoman.export.verify import NUM_RANDOM_CHECKED, SENTENCES, OnnxRunner, OnnxSlots, forced_rows, greedy_sources, verify

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dragoman.export.encoder_graph import MemoryProjection, encode_padded
-from dragoman.export.graphs import Biases, Heads, KeyValue, group_query_attention
+from dragoman.export.graphs.attention import Biases, Heads, KeyValue, group_query_attention
+from dragoman.export.graphs.transformer_encoder import MemoryProjection, encode_padded
 from dragoman.export.recording import Recorder, axis_size
 from dragoman.export.tensor_names import TensorNames
 from dragoman.model.config import ModelConfig

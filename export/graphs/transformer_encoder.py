@@ -1,4 +1,4 @@
-"""The graph that encodes: `model/networks/transformer.py`'s encoder on all sources' tokens at once, attention apart for each source.
+"""The graph that encodes: a Transformer's encoder on the tokens of all sources at once, attention apart for each source.
 
 Whatever looks at one token by itself (embeddings, norms, products, activations) takes rows `[P, …]`. Only attention knows which
 token belongs to which source; what lies on either side of it is the `Layout`'s. On the CPU rows are packed: they are the sources'
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dragoman.export.graphs import Biases, Heads, KeyValue, group_query_attention
+from dragoman.export.graphs.attention import Biases, Heads, KeyValue, group_query_attention
 from dragoman.export.recording import Recorder, axis_size
 from dragoman.export.tensor_names import TensorNames
 from dragoman.model.config import ModelConfig
