@@ -32,7 +32,7 @@ from dragoman.export.verify import (
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.config import ModelConfig
 from dragoman.model.decode import greedy_search
-from dragoman.model.networks.transformer import Transformer
+from dragoman.model.networks.transformer import Transformer, transformer_of
 
 LIMITS = {"fp16": 0.1, "bf16": 0.8}
 """Largest difference of a log-probability from single precision, which is also the margin that a different token is excused by."""
@@ -79,7 +79,7 @@ def verify_half(
         BundleError: If the graphs cannot be loaded or have other inputs and outputs.
         ParityError: Naming the figure that is off.
     """
-    half = halved(checkpoint.model, DTYPES[precision])
+    half = halved(transformer_of(checkpoint.model), DTYPES[precision])
     if texts is not None:
         _check_scores(checkpoint, half, texts)
     if precision == "fp16":
