@@ -1,0 +1,69 @@
+"""Attention of a checkpoint, in PyTorch: every head of every layer."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dragoman.attention.maps import KINDS, Look, Map, Part, Room
+from dragoman.attention.tokens import token
+from dragoman.model.attention_maps import answer, attention_maps, fed
+from dragoman.model.attention_maps import target as ids_of_target
+from dragoman.model.checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    from dragoman.model.text.tokenizer import Tokenizer
+
+
+def look_into(
+    directory: Path,
+    source: str,
+    target: str | None,
+    room: Room,
+    *,
+    max_new_tokens: int | None = None,
+    languages: tuple[str, str] = ("", ""),
+) -> Look:
+    """Look at a checkpoint that translates a source, or goes on with it.
+
+    Args:
+        directory: The checkpoint.
+        source: The text.
+        target: What it is to say; None for its greedy answer.
+        room: What can be drawn.
+        max_new_tokens: Tokens of a greedy answer at the most; None for as many as can be drawn.
+        languages: Of source and target, by any of their names; empty for the model's defaults.
+
+    Raises:
+        InputError: If there is too much of something, too little, or the model has no attention.
+    """
+    checkpoint = Checkpoint.load(directory)
+    of = fed(checkpoint, source, *languages)
+    room.check_tokens("source", len(of.source))
+    notes = []
+    if target is None:
+        said = answer(checkpoint, of, min(room.max_tokens, max_new_tokens or room.max_tokens))
+        if said[-1] != checkpoint.model.config.eos_id:
+            notes.append(f"The answer did not end within {len(said)} tokens; it is cut there.")
+    else:
+        said = ids_of_target(checkpoint, of, target)
+    room.check_tokens("target", len(said))
+    seen = attention_maps(checkpoint.model, of, said)
+    room.check_tokens("source and target together" if len(seen.read) > len(said) else "target", len(seen.read))
+    sides = checkpoint.tokenizers
+    encoded = _shown(seen.source, sides.source, checkpoint)
+    read = _shown(seen.read, sides.target, checkpoint)
+    axes = {"encoder": (encoded, encoded), "decoder": (read, read), "cross": (_shown(seen.said, sides.target, checkpoint), encoded)}
+    parts = []
+    for kind in KINDS:
+        if kind in seen.maps:
+            layers = seen.maps[kind].tolist()
+            maps = (Map(weights, layer, head) for layer, heads in enumerate(layers) for head, weights in enumerate(heads))
+            parts.append(Part(kind, *axes[kind], tuple(maps)))
+    text = sides.target.decode(said) if target is None else target
+    return Look(checkpoint.name, source, text, tuple(parts), tuple(notes))
+
+
+def _shown(ids: list[int], tokenizer: "Tokenizer", checkpoint: Checkpoint) -> tuple[str, ...]:
+    """Return tokens as they are shown; special ones have names, those that the model has none for their numbers."""
+    config = checkpoint.model.config
+    names = {config.pad_id: "pad", config.decoder_start_id: "start", config.eos_id: "eos"}
+    return tuple(token(tokenizer.token_bytes(number), names.get(number, str(number))) for number in ids)
