@@ -2,21 +2,29 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal, get_args
+from enum import StrEnum
+from typing import Final
 
 from dragoman.model.errors import InputError
 
-Kind = Literal["encoder", "decoder", "cross"]
-KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+
+class Kind(StrEnum):
+    """What looks at what: see `MEANINGS`."""
+
+    ENCODER = "encoder"
+    DECODER = "decoder"
+    CROSS = "cross"
+
+
 NAMES: Final[dict[Kind, str]] = {
-    "encoder": "Encoder self-attention",
-    "decoder": "Decoder self-attention",
-    "cross": "Cross-attention",
+    Kind.ENCODER: "Encoder self-attention",
+    Kind.DECODER: "Decoder self-attention",
+    Kind.CROSS: "Cross-attention",
 }
 MEANINGS: Final[dict[Kind, str]] = {
-    "encoder": "A row is a token of the source, and tells how much it takes from each token of the source.",
-    "decoder": "A row is a token that the decoder reads, and tells how much it takes from itself and each token before it.",
-    "cross": "A row is a token that the decoder says, and tells how much its step takes from each token of the source.",
+    Kind.ENCODER: "A row is a token of the source, and tells how much it takes from each token of the source.",
+    Kind.DECODER: "A row is a token that the decoder reads, and tells how much it takes from itself and each token before it.",
+    Kind.CROSS: "A row is a token that the decoder says, and tells how much its step takes from each token of the source.",
 }
 
 

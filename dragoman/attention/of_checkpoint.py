@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dragoman.attention.maps import KINDS, Look, Map, Part, Room
+from dragoman.attention.maps import Kind, Look, Map, Part, Room
 from dragoman.attention.tokens import token
 from dragoman.model.attention_maps import answer, attention_maps, fed
 from dragoman.model.attention_maps import target as ids_of_target
@@ -51,9 +51,10 @@ def look_into(
     sides = checkpoint.tokenizers
     encoded = _shown(seen.source, sides.source, checkpoint)
     read = _shown(seen.read, sides.target, checkpoint)
-    axes = {"encoder": (encoded, encoded), "decoder": (read, read), "cross": (_shown(seen.said, sides.target, checkpoint), encoded)}
+    said_tokens = _shown(seen.said, sides.target, checkpoint)
+    axes = {Kind.ENCODER: (encoded, encoded), Kind.DECODER: (read, read), Kind.CROSS: (said_tokens, encoded)}
     parts = []
-    for kind in KINDS:
+    for kind in Kind:
         if kind in seen.maps:
             layers = seen.maps[kind].tolist()
             maps = (Map(weights, layer, head) for layer, heads in enumerate(layers) for head, weights in enumerate(heads))

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from dragoman.attention.maps import Look, Map, Part, Room
+from dragoman.attention.maps import Kind, Look, Map, Part, Room
 from dragoman.attention.tokens import token
 from dragoman.client.errors import InvalidArgument
 from dragoman.client.flags import refusal
@@ -57,7 +57,7 @@ def ask(
         raise refusal("the server", error.message) from error
     maps = [Map(score.alignment.weights, wanted, None) for wanted, score in scores if score.alignment is not None]
     maps = [*maps[1:], maps[0]] if layer is None else maps
-    return Look(score.model, source, target, (Part("cross", *_axes(score), tuple(maps)),), (_NOTE, *notes))
+    return Look(score.model, source, target, (Part(Kind.CROSS, *_axes(score), tuple(maps)),), (_NOTE, *notes))
 
 
 class _Asked:

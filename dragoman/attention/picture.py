@@ -17,10 +17,8 @@ from dragoman.attention.maps import NAMES, Look, Map, Part
 
 MAX_COLUMNS: Final = 8
 DOTS_PER_INCH: Final = 110
-NUM_COLOURS: Final = 64
-"""Of the file: there are no more than shades of two."""
 # Inches: of a cell and of a panel at the least, of a token's character, of what lies between and above panels.
-_CELL, _LEAST, _CHARACTER, _GAP, _TITLE, _HEADING, _MARGIN = 0.125, 1.05, 0.062, 0.16, 0.2, 0.32, 0.15
+_CELL, _LEAST, _CHARACTER, _GAP, _TITLE, _HEADING, _MARGIN = 0.125, 1.05, 0.055, 0.16, 0.2, 0.32, 0.15
 _SCALE: Final = 0.55
 _LEAST_WIDTH: Final = 3.6
 _TOKEN_POINTS: Final = 7
@@ -81,14 +79,15 @@ def draw(path: Path, look: Look) -> None:
             figure.text(left / width, (top + row.above + 0.04) / height, drawn.head_name, fontsize=8, parse_math=False)
             _label(axes, row.part, has_rows=number == 0)
         top -= row.height + _GAP
-    bar = figure.add_axes((_MARGIN / width, 0.32 / height, 2.2 / width, 0.09 / height))
+    bar = figure.add_axes((2 * _MARGIN / width, 0.32 / height, 2.2 / width, 0.09 / height))
     figure.colorbar(image, cax=bar, orientation="horizontal", ticks=[0, 0.05, 0.25, 0.5, 1])
     bar.tick_params(labelsize=7, length=2)
+    figure.text((2 * _MARGIN + 2.35) / width, 0.32 / height, "weight", fontsize=8)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)  # of scripts that the font lacks; boxes are drawn
-        canvas.draw()
-    whole = Image.frombuffer("RGBA", canvas.get_width_height(), canvas.buffer_rgba())
-    whole.convert("RGB").quantize(NUM_COLOURS).save(path, format="PNG", optimize=True)
+        canvas.draw()  # type: ignore[no-untyped-call]
+    whole = Image.frombuffer("RGBA", canvas.get_width_height(), canvas.buffer_rgba())  # type: ignore[no-untyped-call]
+    whole.convert("RGB").quantize(method=Image.Quantize.MAXCOVERAGE).save(path, format="PNG", optimize=True)
 
 
 def _rows(part: Part) -> Iterator[_Row]:

@@ -1,11 +1,11 @@
 """`dragoman attention`."""
 
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from dragoman.attention.maps import Kind
 from dragoman.cli.connection import connect
 from dragoman.cli.options import (
     DEFAULT_SERVER,
@@ -30,14 +30,6 @@ app = typer.Typer()
 
 # Parameters that mean nothing to a checkpoint.
 _OF_SERVERS: Final = ("model", "model_version", "server", "timeout", "token", "ca", "certificate", "key", "server_name")
-
-
-class Kind(StrEnum):
-    """What looks at what."""
-
-    ENCODER = "encoder"
-    DECODER = "decoder"
-    CROSS = "cross"
 
 
 @app.command()
@@ -82,7 +74,7 @@ def attention(
         _refuse_broken(label, text)
     if target is not None and max_new_tokens is not None:
         raise InputError("--max-new-tokens goes without a target")
-    kinds = [wanted.value for wanted in kind or ()]
+    kinds = kind or []
     languages = source_language, target_language
     look: Look
     if checkpoint is not None:
@@ -100,7 +92,7 @@ def attention(
     else:
         from dragoman.attention.of_server import ask
 
-        if untold := [wanted for wanted in kinds if wanted != "cross"]:
+        if untold := [wanted for wanted in kinds if wanted is not Kind.CROSS]:
             raise InputError(f"--kind {untold[0]}: a server tells of cross attention alone; --checkpoint shows the rest")
         with connect(server, timeout, token, ca, certificate, key, server_name) as client:
             look = ask(
