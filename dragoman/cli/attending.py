@@ -24,6 +24,8 @@ from dragoman.cli.options import (
 from dragoman.model.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dragoman.attention.maps import Look
 
 app = typer.Typer()
@@ -74,6 +76,7 @@ def attention(
         _refuse_broken(label, text)
     if target is not None and max_new_tokens is not None:
         raise InputError("--max-new-tokens goes without a target")
+    write = _writer(output)  # which may not be installed
     kinds = kind or []
     languages = source_language, target_language
     look: Look
@@ -107,25 +110,27 @@ def attention(
             )
     shown = look.only(kinds, layer)
     room.check(shown)
-    _write(output, shown)
+    write(shown)
     typer.echo(f"wrote {output}: {shown.num_maps} maps of model {shown.model}")
     for note in shown.notes:
         typer.echo(f"dragoman: {note}", err=True)
 
 
-def _write(output: Path, look: "Look") -> None:
-    """Write a page or a picture; a file that is there is replaced by a whole one."""
+def _writer(output: Path) -> "Callable[[Look], None]":
+    """Return what writes a page or a picture, for which matplotlib is needed; a file that is there is replaced by a whole one."""
     from dragoman.model.files import replaced, write_text
 
     if output.suffix == ".html":
         from dragoman.attention.page import page
 
-        write_text(output, page(look))
-        return
+        return lambda look: write_text(output, page(look))
     from dragoman.attention.picture import draw
 
-    with replaced(output) as temporary:
-        draw(temporary, look)
+    def write(look: "Look") -> None:
+        with replaced(output) as temporary:
+            draw(temporary, look)
+
+    return write
 
 
 def _refuse_broken(label: str, text: str | None) -> None:

@@ -109,6 +109,15 @@ def test_a_plain_installation_asks_servers(isolated, server: str, folder: Path) 
     assert (folder / "out.txt").read_text() == "A DOG\nA CAT\n"
 
 
+def test_a_plain_installation_draws_a_page_of_a_servers_attention(isolated, server: str, folder: Path) -> None:
+    asked = ["attention", "--model", "loud", "--server", server, "a dog", "ein Hund", "--layer", "0", "--output"]
+    cases = [{"arguments": [*asked, f"{folder}/drawn.{suffix}"], "allowed": sorted(base_modules())} for suffix in ("html", "png")]
+    page, picture = isolated(cases)
+    assert page["code"] == 0 and (folder / "drawn.html").read_text().startswith("<!DOCTYPE html>")
+    assert picture["code"] == 2 and "this command needs matplotlib" in picture["err"] and "'.[train]'" in picture["err"]
+    assert not (folder / "drawn.png").exists()
+
+
 def test_a_plain_installation_says_what_serving_needs(isolated, folder: Path) -> None:
     case = {"arguments": ["serve", "--models", f"{folder}/bundle"], "allowed": sorted(base_modules())}
     [result] = isolated([case])
