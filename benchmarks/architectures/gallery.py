@@ -65,10 +65,18 @@ def main() -> None:
         checkpoint: Path | None = getattr(arguments, exhibit.model)
         if checkpoint is None:
             continue
-        look = look_into(checkpoint, exhibit.source, None, PICTURE_ROOM, max_new_tokens=MAX_NEW_TOKENS)
+        look = look_into(
+            checkpoint,
+            exhibit.source,
+            None,
+            PICTURE_ROOM,
+            kinds=[exhibit.kind],
+            layer=exhibit.layer,
+            max_new_tokens=MAX_NEW_TOKENS,
+        )
         path: Path = arguments.output / f"{exhibit.name}.png"
         with replaced(path) as temporary:
-            draw(temporary, look.only([exhibit.kind], exhibit.layer))
+            draw(temporary, look)
         size = path.stat().st_size
         assert size <= MAX_BYTES, f"{path}: {size} bytes; a picture of the documents takes {MAX_BYTES} at most"
         print(f"{path}: {size:,} bytes; {look.target}")

@@ -1,11 +1,13 @@
 """Attention of a checkpoint, in PyTorch: every head of every layer."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dragoman.attention.maps import Kind, Look, Map, Part, Room
 from dragoman.attention.tokens import token
-from dragoman.model.attention_maps import answer, attention_maps, fed
+from dragoman.model.attention_maps import AttentionMaps, answer, attention_maps, fed
 from dragoman.model.attention_maps import target as ids_of_target
 from dragoman.model.checkpoint import Checkpoint
 
@@ -19,6 +21,8 @@ def look_into(
     target: str | None,
     room: Room,
     *,
+    kinds: Sequence[Kind] = (),
+    layer: int | None = None,
     max_new_tokens: int | None = None,
     languages: tuple[str, str] = ("", ""),
 ) -> Look:
@@ -29,6 +33,8 @@ def look_into(
         source: The text.
         target: What it is to say; None for its greedy answer.
         room: What can be drawn.
+        kinds: Those to show; all where it is empty.
+        layer: The only one to show; None for all.
         max_new_tokens: Tokens of a greedy answer at the most; None for as many as can be drawn.
         languages: Of source and target, by any of their names; empty for the model's defaults.
 
@@ -53,14 +59,23 @@ def look_into(
     read = _shown(seen.read, sides.target, checkpoint)
     said_tokens = _shown(seen.said, sides.target, checkpoint)
     axes = {Kind.ENCODER: (encoded, encoded), Kind.DECODER: (read, read), Kind.CROSS: (said_tokens, encoded)}
-    parts = []
-    for kind in Kind:
-        if kind in seen.maps:
-            layers = seen.maps[kind].tolist()
-            maps = (Map(weights, layer, head) for layer, heads in enumerate(layers) for head, weights in enumerate(heads))
-            parts.append(Part(kind, *axes[kind], tuple(maps)))
     text = sides.target.decode(said) if target is None else target
-    return Look(checkpoint.name, source, text, tuple(parts), tuple(notes))
+    outline = Look(checkpoint.name, source, text, tuple(_outline(kind, axes[kind], seen) for kind in Kind if kind in seen.maps))
+    wanted = outline.only(kinds, layer)
+    room.check(wanted)  # before a large model's weights become numbers of Python's
+    return replace(wanted, parts=tuple(_filled(part, seen) for part in wanted.parts), notes=tuple(notes))
+
+
+def _outline(kind: Kind, axes: tuple[tuple[str, ...], tuple[str, ...]], seen: AttentionMaps) -> Part:
+    """Return all maps of a kind without their weights."""
+    num_layers, num_heads = seen.maps[kind].shape[:2]
+    return Part(kind, *axes, tuple(Map((), layer, head) for layer in range(num_layers) for head in range(num_heads)))
+
+
+def _filled(part: Part, seen: AttentionMaps) -> Part:
+    """Return the same maps with their weights."""
+    table = seen.maps[part.kind]
+    return replace(part, maps=tuple(replace(drawn, weights=table[drawn.layer, drawn.head].tolist()) for drawn in part.maps))
 
 
 def _shown(ids: list[int], tokenizer: "Tokenizer", checkpoint: Checkpoint) -> tuple[str, ...]:

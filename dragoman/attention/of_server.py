@@ -57,7 +57,9 @@ def ask(
         raise refusal("the server", error.message) from error
     maps = [Map(score.alignment.weights, wanted, None) for wanted, score in scores if score.alignment is not None]
     maps = [*maps[1:], maps[0]] if layer is None else maps
-    return Look(score.model, source, target, (Part(Kind.CROSS, *_axes(score), tuple(maps)),), (_NOTE, *notes))
+    look = Look(score.model, source, target, (Part(Kind.CROSS, *_axes(score), tuple(maps)),), (_NOTE, *notes))
+    room.check(look)
+    return look
 
 
 class _Asked:

@@ -91,7 +91,9 @@ def attention(
 
         from dragoman.attention.of_checkpoint import look_into
 
-        look = look_into(checkpoint, source, target, room, max_new_tokens=max_new_tokens, languages=languages)
+        look = look_into(
+            checkpoint, source, target, room, kinds=kinds, layer=layer, max_new_tokens=max_new_tokens, languages=languages
+        )
     else:
         from dragoman.attention.of_server import ask
 
@@ -108,11 +110,9 @@ def attention(
                 model=(model, model_version),
                 languages=languages,
             )
-    shown = look.only(kinds, layer)
-    room.check(shown)
-    write(shown)
-    typer.echo(f"wrote {output}: {shown.num_maps} maps of model {shown.model}")
-    for note in shown.notes:
+    write(look)
+    typer.echo(f"wrote {output}: {look.num_maps} maps of model {look.model}")
+    for note in look.notes:
         typer.echo(f"dragoman: {note}", err=True)
 
 

@@ -48,6 +48,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "transformer": save(folder / "transformer", num_encoder_layers=3, encoder_ffn_dim=16, **layers),
         "decoder": save(folder / "decoder", architecture="decoder", **layers),
         "rnn": save(folder / "rnn", architecture="rnn", num_encoder_layers=1),
+        "wide": save(folder / "wide", num_encoder_layers=16, encoder_ffn_dim=16, num_heads=16, decoder_ffn_dim=16),
         "blind": save(folder / "blind", architecture="rnn", num_encoder_layers=1, attention="none"),
     }
 
@@ -169,6 +170,11 @@ REFUSED = {
         "--checkpoint {decoder} '{short}'",
         "out.png",
         "source and target together: 84 tokens; a picture shows",
+    ),
+    "too many heads": (
+        "--checkpoint {wide} a b",
+        "out.png",
+        "320 heads; a picture shows 256 at most: --kind and --layer choose less",
     ),
     "server's model": ("--checkpoint {rnn} --model m a", "out.html", "--model goes with a server, not with --checkpoint"),
     "server's address": ("--checkpoint {rnn} --server m a", "out.html", "--server goes with a server, not with --checkpoint"),

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.e2e
 
 def test_cross_attention_of_a_server_is_the_checkpoints(shared_server: Any) -> None:
     directory = ROOT / "model/pretrained/en-de"
-    (ours,) = look_into(directory, SOURCE, TARGET, PAGE_ROOM).only([Kind.CROSS]).parts
+    (ours,) = look_into(directory, SOURCE, TARGET, PAGE_ROOM, kinds=[Kind.CROSS]).parts
     with Client(shared_server.address) as client:
         look = ask(client, SOURCE, TARGET, PAGE_ROOM, model=("en-de", ""))
     (theirs,) = look.parts
