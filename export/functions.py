@@ -96,6 +96,14 @@ def _stack(tensors: Sequence[Recorded], dim: int = 0) -> Recorded:
     return first.emit("Concat", [x.unsqueeze(dim) for x in tensors], shape, axis=dim)
 
 
+def _cat(tensors: Sequence[Recorded], dim: int = 0) -> Recorded:
+    """Put tensors side by side along an axis."""
+    first, axis = tensors[0], dim % len(tensors[0].shape)
+    sizes = [x.shape[axis] for x in tensors]
+    size = None if any(isinstance(size, Size) for size in sizes) else sum(sizes)
+    return first.emit("Concat", list(tensors), (*first.shape[:axis], size, *first.shape[axis + 1 :]), axis=axis)
+
+
 WRITERS: dict[Callable[..., Any], Callable[..., Recorded]] = {
     torch.arange: _arange,
     F.embedding: _embedding,
@@ -106,4 +114,5 @@ WRITERS: dict[Callable[..., Any], Callable[..., Recorded]] = {
     F.gelu: _gelu,
     F.silu: _silu,
     torch.stack: _stack,
+    torch.cat: _cat,
 }
