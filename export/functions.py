@@ -89,19 +89,22 @@ def _silu(x: Recorded, inplace: bool = False) -> Recorded:
     return x.binary("Mul", x.emit("Sigmoid", [x], x.shape))
 
 
+def _cat(tensors: Sequence[Recorded], dim: int = 0) -> Recorded:
+    """Put tensors side by side on an axis."""
+    first = tensors[0]
+    axis = dim % len(first.shape)
+    if len(tensors) == 1:
+        return first
+    sizes = [x.shape[axis] for x in tensors]
+    size = None if any(isinstance(size, Size) for size in sizes) else sum(sizes)
+    return first.emit("Concat", tensors, (*first.shape[:axis], size, *first.shape[axis + 1 :]), axis=axis)
+
+
 def _stack(tensors: Sequence[Recorded], dim: int = 0) -> Recorded:
     """Put tensors side by side on a new axis."""
     first = tensors[0]
     shape = (*first.shape[:dim], len(tensors), *first.shape[dim:])
     return first.emit("Concat", [x.unsqueeze(dim) for x in tensors], shape, axis=dim)
-
-
-def _cat(tensors: Sequence[Recorded], dim: int = 0) -> Recorded:
-    """Put tensors side by side along an axis."""
-    first, axis = tensors[0], dim % len(tensors[0].shape)
-    sizes = [x.shape[axis] for x in tensors]
-    size = None if any(isinstance(size, Size) for size in sizes) else sum(sizes)
-    return first.emit("Concat", list(tensors), (*first.shape[:axis], size, *first.shape[axis + 1 :]), axis=axis)
 
 
 WRITERS: dict[Callable[..., Any], Callable[..., Recorded]] = {
@@ -113,6 +116,6 @@ WRITERS: dict[Callable[..., Any], Callable[..., Recorded]] = {
     F.relu: _relu,
     F.gelu: _gelu,
     F.silu: _silu,
-    torch.stack: _stack,
     torch.cat: _cat,
+    torch.stack: _stack,
 }
