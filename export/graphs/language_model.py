@@ -4,8 +4,9 @@ All three are `model/networks/language_model.py`'s decoder on rows without a tim
 `com.microsoft.GroupQueryAttention` a layer. The operator turns queries and keys itself where positions are rotary; it knows where a
 row's tokens stand, for they are the last of it.
 
-A row's cache holds its prompt and right after it its answer. A prompt may be read in any pieces of two tokens or more: what the
-caches hold then is the same to the bit. A piece of one token is computed as steps are, and has other bits.
+A row's cache holds its prompt and right after it its answer. A prompt may be read in pieces of any size: what the caches hold of it
+then is the same to the bit. The operator takes queries in blocks, of 2·Dh or what the processor's cache has room for, and a block of
+one query gives other bits than it does among others. All blocks are even, so pieces are made even, too.
 """
 
 from collections.abc import Callable, Sequence
@@ -143,15 +144,18 @@ class PromptGraph(TextGraph):
             src_ids: Its tokens, `[P]`.
             positions: Where they stand in the prompt, one after the other, `[P]`.
             src_lens: Tokens that the row holds when they have been read, `[1]`.
-            self_kv: Per layer the caches `[1, H, T, Dh]`.
+            self_kv: Per layer the caches `[1, H, T, Dh]`, with room for one token more. Where P is odd, any keys and values are
+                written there; the row's next piece, or its first step, overwrites them before it reads them.
 
         Returns:
             The updated caches, keys then values, layer by layer.
         """
-        room = axis_size(self_kv[0][0], 2)
+        room, size = axis_size(self_kv[0][0], 2), axis_size(src_ids, 0)
+        (num_added,) = write_node("Mod", (size, torch.tensor([2], dtype=torch.int32)), ((1,),), (torch.int32,))
         lying = (lambda x: x.unsqueeze(0), lambda x: x.squeeze(0))
-        backend = TextAttention(self.heads, self.rotation, self_kv, src_lens - 1, room, *lying)
-        self.decoder(src_ids, positions, backend)
+        last = (src_lens - 1).to(torch.int32) + num_added
+        backend = TextAttention(self.heads, self.rotation, self_kv, last, room, *lying)
+        self.decoder(_with_first_again(src_ids, num_added), _with_first_again(positions, num_added), backend)
         return tuple(part for pair in backend.caches for part in pair if part is not None)
 
     def inputs(self, recorder: Recorder) -> dict[str, Any]:
@@ -253,3 +257,10 @@ class TextScorerGraph(TextGraph):
         """Add the graph's inputs; return them as `forward` takes them."""
         axes = {"src_ids": ("B", "S"), "src_lens": ("B",), "tgt_ids": ("B", "T"), "tgt_lens": ("B",), "labels": ("B", "T")}
         return {name: recorder.input(name, axes[name]) for name in self.input_names}
+
+
+def _with_first_again(x: Tensor, num_added: Tensor) -> Tensor:
+    """Append the first element once more, or nothing, as `num_added` `[1]` says: `[P]` → `[P or P + 1]`."""
+    start, axis = (torch.tensor([0], dtype=torch.int32) for _ in range(2))
+    (added,) = write_node("Slice", (x, start, num_added, axis), (("added",),), (x.dtype,))
+    return torch.cat((x, added))
