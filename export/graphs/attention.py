@@ -73,7 +73,7 @@ def group_query_attention(
         heads: How many there are and how their scores are scaled.
         bias: What is added to the scores, `[N, H, T, capacity]`, or with 1 for N.
         is_causal: Whether a query sees only keys up to its own position.
-        rotation: Cosines and sines of every position's angles, `[capacity or more, Dh / 2]`, by which new queries and keys are turned.
+        rotation: Cosines and sines of every position's angles, `[capacity or more, Dh / 2]`: new queries and keys are turned.
 
     Returns:
         The attended values `[N, T, H·Dh]` and the caches after the step.

@@ -4,8 +4,8 @@ All three are `model/networks/language_model.py`'s decoder on rows without a tim
 `com.microsoft.GroupQueryAttention` a layer. The operator turns queries and keys itself where positions are rotary; it knows where a
 row's tokens stand, for they are the last of it.
 
-A row's cache holds its prompt and right after it its answer. A prompt may be read in pieces of any size: what the caches hold of it
-then is the same to the bit. The operator takes queries in blocks, of 2·Dh or what the processor's cache has room for, and a block of
+A row's cache holds its prompt and right after it its answer. A prompt may be read in pieces of any size: what the caches hold of
+it then is the same to the bit. The operator takes queries in blocks, of 2·Dh or what the processor's cache has room for, and a block of
 one query gives other bits than it does among others. All blocks are even, so pieces are made even, too.
 """
 
@@ -86,7 +86,7 @@ class TextAttention:
     def self_attention(self, layer: int, qkv: Tensor, bias: RelativeBias | None) -> Tensor:
         """Write the new tokens' keys and values and attend up to each of them: `[P, 3·H·Dh]` → `[P, H·Dh]`."""
         assert bias is None, "a language model has no relative positions"
-        attended, *self.caches[layer] = group_query_attention(
+        attended, key, value = group_query_attention(
             self.apart(qkv),
             (None, None),
             self.caches[layer],
@@ -95,6 +95,7 @@ class TextAttention:
             self.heads,
             rotation=self.rotation,
         )
+        self.caches[layer] = key, value
         return self.together(attended)
 
     def cross_attention(self, layer: int, query: Tensor) -> Tensor:
@@ -124,7 +125,8 @@ class TextGraph(nn.Module):
 class PromptGraph(TextGraph):
     """A piece of one prompt to what steps will read of it, written into the row's caches.
 
-    It stands where other architectures encode. What nothing of that needs, the last feed-forward network and the logits, is not in it.
+    It stands where other architectures encode. What nothing of that needs, the last feed-forward network and the logits, is not in
+    it.
     """
 
     @property
@@ -160,7 +162,7 @@ class PromptGraph(TextGraph):
 
     def inputs(self, recorder: Recorder) -> dict[str, Any]:
         """Add the graph's inputs; return them as `forward` takes them."""
-        axes = {"src_ids": ("P",), "positions": ("P",), "src_lens": (1,)}
+        axes: dict[str, tuple[int | str]] = {"src_ids": ("P",), "positions": ("P",), "src_lens": (1,)}
         return {name: recorder.input(name, axes[name]) for name in PROMPT_INPUTS} | {"self_kv": self._caches(recorder, 1)}
 
 

@@ -1,4 +1,4 @@
-"""The graphs of a language model, in sessions as the server opens them, against the network itself, and against themselves to the bit."""
+"""The graphs of a language model, in sessions as the server opens them: against the network, and to the bit against themselves."""
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -155,9 +155,7 @@ class Rows:
         np.put_along_axis(by_id, found, values, 1)
         return by_id
 
-    def candidates(
-        self, ids: Sequence[int], positions: Sequence[int], lengths: Sequence[int], count: int
-    ) -> tuple[Ints, Floats]:
+    def candidates(self, ids: Sequence[int], positions: Sequence[int], lengths: Sequence[int], count: int) -> tuple[Ints, Floats]:
         """Step the first rows; return so many candidates of each and their log-probabilities."""
         given = {"prev_ids": ids, "positions": positions, "src_lens": lengths, "num_candidates": [count]}
         found, values = np.empty((len(ids), count), np.int64), np.empty((len(ids), count), np.float32)
@@ -399,7 +397,9 @@ def test_8_bits_are_close_to_what_they_stand_for(make_bundle: MakeBundle, kind: 
 
 
 @pytest.mark.parametrize("kind", ["llama", "learned-offset"])
-def test_shortlist_gives_the_whole_vocabulary_s_logits_normalised_over_it(make_bundle: MakeBundle, kind: str, tmp_path: Path) -> None:
+def test_shortlist_gives_the_whole_vocabulary_s_logits_normalised_over_it(
+    make_bundle: MakeBundle, kind: str, tmp_path: Path
+) -> None:
     bundle = make_bundle(kind, "fp32")
     shortlist = [0, 1, 2, 9, 30, 31, 77, 200]
     short = Bundle(bundle.model, tmp_path, "fp32")
@@ -441,9 +441,9 @@ def test_prompts_and_texts_are_of_any_size(bundle: Bundle) -> None:
     assert axes(prompt.input) == {"src_ids": ["P"], "positions": ["P"], "src_lens": [1]} | caches
     assert axes(prompt.output) == {f"{name}_out": shape for name, shape in caches.items()}
     caches = {name: ["N", *shape] for name, shape in heads.items()}
-    rows = dict.fromkeys(("prev_ids", "positions", "src_lens"), ["N"])
+    rows = {name: ["N"] for name in ("prev_ids", "positions", "src_lens")}
     assert axes(step.input) == rows | {"num_candidates": [1]} | caches
-    candidates = dict.fromkeys(("candidate_ids", "candidate_log_probs"), ["N", "K"])
+    candidates = {name: ["N", "K"] for name in ("candidate_ids", "candidate_log_probs")}
     assert axes(step.output) == candidates | {f"{name}_out": shape for name, shape in caches.items()}
     pair, lengths = ["B", "T"], ["B"]
     assert axes(scorer.input) == {
