@@ -5,8 +5,8 @@ All three are `model/networks/language_model.py`'s decoder on rows without a tim
 row's tokens stand, for they are the last of it.
 
 A row's cache holds its prompt and right after it its answer. A prompt may be read in pieces of any size: what the caches hold of
-it then is the same to the bit. The operator takes queries in blocks, of 2·Dh or what the processor's cache has room for, and a block of
-one query gives other bits than it does among others. All blocks are even, so pieces are made even, too.
+it then is the same to the bit. The operator takes queries in blocks, of 2·Dh or what the processor's cache has room for, and a
+block of one query gives other bits than it does among others. All blocks are even, so pieces are made even, too.
 """
 
 from collections.abc import Callable, Sequence
