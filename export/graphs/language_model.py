@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from dragoman.export.graphs.attention import Heads, KeyValue, group_query_attention
 from dragoman.export.recording import Recorder, axis_size, write_node
 from dragoman.export.short_head import shortened
-from dragoman.export.tensor_names import PROMPT_INPUTS, SCORER_INPUTS, STEP_INPUTS, STEP_OUTPUTS, output_name, self_kv_names
+from dragoman.export.tensor_names import PROMPT_INPUTS, TensorNames, self_kv_names
 from dragoman.model.config import ModelConfig
 from dragoman.model.networks.language_model import LanguageModel, joined
 from dragoman.model.networks.relative import RelativeBias
@@ -114,6 +114,7 @@ class TextGraph(nn.Module):
         self.heads = Heads.of(model.config)
         self.rotation = Rotation.of(model.config)
         self.cache_names = self_kv_names(model.config.num_decoder_layers)
+        self.tensors = TensorNames.of_caches(self.cache_names, [], has_prompts=True, has_attention=False)
 
     def _caches(self, recorder: Recorder, num_rows: int | str) -> list[KeyValue]:
         """Add caches `[num_rows, H, T, Dh]` as inputs; return them layer by layer."""
@@ -132,12 +133,12 @@ class PromptGraph(TextGraph):
     @property
     def input_names(self) -> list[str]:
         """Names of the graph's inputs."""
-        return [*PROMPT_INPUTS, *self.cache_names]
+        return self.tensors.encoder_inputs
 
     @property
     def output_names(self) -> list[str]:
         """Names of the graph's outputs."""
-        return [output_name(name) for name in self.cache_names]
+        return self.tensors.encoder_outputs
 
     def forward(self, src_ids: Tensor, positions: Tensor, src_lens: Tensor, self_kv: list[KeyValue]) -> tuple[Tensor, ...]:
         """Read a piece.
@@ -177,12 +178,12 @@ class TextStepGraph(TextGraph):
     @property
     def input_names(self) -> list[str]:
         """Names of the graph's inputs."""
-        return [*STEP_INPUTS, *self.cache_names]
+        return self.tensors.decoder_inputs
 
     @property
     def output_names(self) -> list[str]:
         """Names of the graph's outputs."""
-        return [*STEP_OUTPUTS, *map(output_name, self.cache_names)]
+        return self.tensors.decoder_outputs
 
     def forward(
         self, prev_ids: Tensor, positions: Tensor, src_lens: Tensor, num_candidates: Tensor, self_kv: list[KeyValue]
@@ -222,12 +223,12 @@ class TextScorerGraph(TextGraph):
     @property
     def input_names(self) -> list[str]:
         """Names of the graph's inputs."""
-        return list(SCORER_INPUTS)
+        return self.tensors.scorer_inputs
 
     @property
     def output_names(self) -> list[str]:
         """Names of the graph's outputs."""
-        return ["label_log_probs"]
+        return self.tensors.scorer_outputs
 
     def forward(self, src_ids: Tensor, src_lens: Tensor, tgt_ids: Tensor, tgt_lens: Tensor, labels: Tensor) -> tuple[Tensor]:
         """Score right-padded pairs, each put together as one text.
