@@ -1,4 +1,4 @@
-"""Checkpoints of language models through the gate, in single precision and in 8 bits, with every token to choose from and with some."""
+"""Checkpoints of language models through the gate: in single precision and in 8 bits, with all tokens and with a shortlist."""
 
 from pathlib import Path
 from typing import Any
