@@ -89,6 +89,31 @@ def _silu(x: Recorded, inplace: bool = False) -> Recorded:
     return x.binary("Mul", x.emit("Sigmoid", [x], x.shape))
 
 
+def _tanh(x: Recorded) -> Recorded:
+    return x.emit("Tanh", [x], x.shape)
+
+
+def _sigmoid(x: Recorded) -> Recorded:
+    return x.emit("Sigmoid", [x], x.shape)
+
+
+def _where(condition: Recorded, x: Recorded, y: Recorded) -> Recorded:
+    """Take from one tensor where something holds, from the other, of the same shape, where it does not."""
+    return x.emit("Where", [condition, x, y], x.shape)
+
+
+def _cat(tensors: Sequence[Recorded], dim: int = 0) -> Recorded:
+    """Put tensors side by side on an axis of known size."""
+    first = tensors[0]
+    axis = dim % len(first.shape)
+    if len(tensors) == 1:
+        return first
+    if any(isinstance(x.shape[axis], Size) for x in tensors):
+        raise UnknownOperation("tracing knows cat along an axis of known size")
+    shape = (*first.shape[:axis], sum(x.shape[axis] for x in tensors), *first.shape[axis + 1 :])
+    return first.emit("Concat", tensors, shape, axis=axis)
+
+
 def _stack(tensors: Sequence[Recorded], dim: int = 0) -> Recorded:
     """Put tensors side by side on a new axis."""
     first = tensors[0]
@@ -105,5 +130,9 @@ WRITERS: dict[Callable[..., Any], Callable[..., Recorded]] = {
     F.relu: _relu,
     F.gelu: _gelu,
     F.silu: _silu,
+    torch.tanh: _tanh,
+    torch.sigmoid: _sigmoid,
+    torch.where: _where,
+    torch.cat: _cat,
     torch.stack: _stack,
 }
