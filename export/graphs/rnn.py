@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from dragoman.export.caches import Cache, names_of
 from dragoman.export.graphs.layout import Layout, Packed, Padded
+from dragoman.export.graphs.looking import CachedSource, pad_columns, padded_width
 from dragoman.export.recording import Recorder, write_node
 from dragoman.export.scan import scan
 from dragoman.export.short_head import shortened
@@ -36,7 +37,7 @@ def rnn_caches(config: ModelConfig) -> list[Cache]:
     states = [Cache(f"state_{parity}_{layer}", "self", [width]) for layer in layers for parity in ("even", "odd")]
     starts = [Cache(f"start_{layer}", "cross", [width]) for layer in layers]
     keys = [Cache("keys", "cross", ["S", config.attention_dim or width])] if config.attention == "additive" else []
-    values = [Cache("values", "cross", ["S", width])] if config.attention != "none" else []
+    values = [Cache("values", "cross", ["S", padded_width(width)])] if config.attention != "none" else []
     return [*states, *starts, *keys, *values]
 
 
@@ -85,26 +86,12 @@ def _weights(layer: nn.GRU) -> tuple[Tensor, Tensor, Tensor]:
     return both("weight_ih"), both("weight_hh"), torch.cat((both("bias_ih"), both("bias_hh")), 1)
 
 
-def _look(decoder: RnnDecoder, caches: Sequence[Tensor], source_lengths: Tensor, is_observed: bool = False) -> Source | None:
-    """Return what a step looks at.
-
-    Args:
-        decoder: Which looks.
-        caches: Keys and values `[N, S, …]` of the sources' tokens, or values alone where those are the keys; none without attention.
-        source_lengths: Of each row, `[N]`.
-        is_observed: Whether weights are kept.
-    """
-    if decoder.alignment is None:
-        return None
-    return Source(decoder.alignment, caches[0], caches[-1], padding_mask(source_lengths, caches[-1].shape[1]), is_observed)
-
-
 def _remembered(decoder: RnnDecoder, values: Tensor) -> list[Tensor]:
-    """Return what a decoder keeps of the encoder's rows `[P, d_model]`: keys `[P, A]` where they are not the values, and those."""
+    """Return what the caches keep of the encoder's rows `[P, d_model]`: keys where they are not the values, and those."""
     if decoder.alignment is None:
         return []
     keys = decoder.alignment.keys(values)
-    return [values] if keys is values else [keys, values]
+    return [*([] if keys is values else [keys]), pad_columns(values)]
 
 
 class RnnGraph(nn.Module):
@@ -199,7 +186,8 @@ class RnnStepGraph(RnnGraph):
             torch.where(is_first, start, torch.where(is_even, *pair)) for start, pair in zip(starts, pairs, strict=True)
         ]
         embedded = self.decoder.embed(prev_ids)
-        source = _look(self.decoder, remembered, src_lens)
+        alignment = self.decoder.alignment
+        source = None if alignment is None else CachedSource(alignment, remembered[0], remembered[-1], src_lens)
         hidden, updated = self.decoder.step(embedded, self.decoder.read(embedded), states, source)
         shape = prev_ids.shape[0], "K"
         log_probs = self.decoder.log_probs(hidden)
@@ -255,7 +243,10 @@ class RnnScorerGraph(RnnGraph):
         """
         decoder, layout = self.decoder, Padded(src_ids)
         values, last = self.encoder(src_ids.flatten(), GatedRecurrence(layout, src_lens))
-        source = _look(decoder, [layout.apart(rows) for rows in _remembered(decoder, values)], src_lens, is_observed=True)
+        source = None
+        if decoder.alignment is not None:
+            keys, seen = layout.apart(decoder.alignment.keys(values)), layout.apart(values)
+            source = Source(decoder.alignment, keys, seen, padding_mask(src_lens, src_ids.shape[1]), is_observed=True)
 
         def step(states: list[Tensor], read: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
             hidden, updated = decoder.step(*read, states, source)
