@@ -363,7 +363,7 @@ def test_pair_alone_has_the_same_score_twice_and_in_a_batch_the_same_but_for_rou
         for alone, again, batch in zip(graphs.score([pair]), graphs.score([pair]), together, strict=True):
             assert np.array_equal(alone, again)
             same = batch[i, :num_target] if batch.ndim == 2 else batch[i, :, :num_target, :num_source]
-            assert np.abs(same - alone[0]).max() < 0.03 if precision == "int8" else 1e-5
+            assert np.abs(same - alone[0]).max() < (0.03 if precision == "int8" else 1e-5)
 
 
 @each_model
@@ -407,9 +407,12 @@ def test_shortlist_chooses_from_its_tokens_alone(tmp_path: Path, attention: str)
         assert difference(log_probs[0], expected) < 1e-5
 
 
-@pytest.mark.parametrize("switches", [{"is_embedding_scaled": False}, {"is_projection_tied": False}, {"padding": "masked"}])
-def test_switches_are_followed(tmp_path: Path, switches: dict[str, Any]) -> None:
-    model = rnn("additive", 2, **switches)
+@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.parametrize(
+    "switches", [{"is_embedding_scaled": False}, {"is_projection_tied": False}, {"padding": "masked"}, {"d_model": 22}], ids=str
+)
+def test_switches_are_followed(tmp_path: Path, attention: str, switches: dict[str, Any]) -> None:
+    model = rnn(attention, 2, **switches)
     graphs = Graphs(model, write(model, tmp_path / "graphs", "fp32"))
     for row in ROWS[2:4]:
         found = np.concatenate([in_order(*step) for step in drive(graphs, row)[1]])
