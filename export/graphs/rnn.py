@@ -182,9 +182,7 @@ class RnnStepGraph(RnnGraph):
         kept, starts, remembered = caches[: 2 * num_layers], caches[2 * num_layers : 3 * num_layers], caches[3 * num_layers :]
         pairs = list(zip(kept[::2], kept[1::2], strict=True))
         is_first, is_even = positions[:, None] < 1, (positions % 2)[:, None] < 1
-        states = [
-            torch.where(is_first, start, torch.where(is_even, *pair)) for start, pair in zip(starts, pairs, strict=True)
-        ]
+        states = [torch.where(is_first, start, torch.where(is_even, *pair)) for start, pair in zip(starts, pairs, strict=True)]
         embedded = self.decoder.embed(prev_ids)
         alignment = self.decoder.alignment
         source = None if alignment is None else CachedSource(alignment, remembered[0], remembered[-1], src_lens)
@@ -249,11 +247,13 @@ class RnnScorerGraph(RnnGraph):
             source = Source(decoder.alignment, keys, seen, padding_mask(src_lens, src_ids.shape[1]), is_observed=True)
 
         def step(states: list[Tensor], read: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-            hidden, updated = decoder.step(*read, states, source)
+            token, gates = read
+            hidden, updated = decoder.step(token, gates, states, source)
             return updated, [hidden, *(source.weights if source is not None else ())]
 
         embedded = decoder.embed(tgt_ids.flatten())
-        sequences = [rows.unflatten(0, tgt_ids.shape) for rows in (embedded, decoder.read(embedded))]
+        read = embedded, decoder.read(embedded)
+        sequences = [rows.unflatten(0, tgt_ids.shape) for rows in read]  # type: ignore[no-untyped-call]
         hidden, *weights = scan(step, decoder.start(last), sequences)
         log_probs = decoder.log_probs(hidden.flatten(0, 1)).gather(-1, labels.flatten()[:, None])
         return log_probs.view(labels.shape), *(x.unsqueeze(1) for x in weights)
