@@ -11,6 +11,7 @@ from dragoman.export.arguments import ExportError
 from dragoman.export.caches import Cache, attention_caches
 from dragoman.export.fields import CachePrecision, Precision
 from dragoman.export.graphs.products import Products, transformer_products
+from dragoman.export.graphs.rnn import RnnEncoderGraph, RnnScorerGraph, RnnStepGraph, rnn_caches
 from dragoman.export.graphs.transformer_encoder import EncoderGraph
 from dragoman.export.graphs.transformer_scorer import ScorerGraph
 from dragoman.export.graphs.transformer_step import StepGraph
@@ -34,6 +35,7 @@ class Architecture:
         precisions: In which there are graphs.
         has_prompts: Whether a source is a prompt, which is read into the caches that steps write.
         has_heads: Whether the graphs have attention nodes, which ask something of heads.
+        has_time_axis: Whether 8-bit products of a decode step take rows with the time axis that attention asks for.
         has_integer_caches: Whether caches can be in 8 bits.
         products: Tells what calibration cannot see.
     """
@@ -46,6 +48,7 @@ class Architecture:
     precisions: tuple[Precision, ...] = ("fp32", "int8")
     has_prompts: bool = False
     has_heads: bool = True
+    has_time_axis: bool = True
     has_integer_caches: bool = False
     products: Callable[[Any], Products] = lambda model: Products()
 
@@ -79,6 +82,15 @@ ARCHITECTURES: dict[Name, Architecture] = {
         precisions=("fp32", "int8", "fp16", "bf16"),
         has_integer_caches=True,
         products=transformer_products,
+    ),
+    "rnn": Architecture(
+        encoder=lambda model, is_packed: RnnEncoderGraph(model),
+        step=RnnStepGraph,
+        scorer=lambda model, is_packed: RnnScorerGraph(model),
+        caches=rnn_caches,
+        num_attention_layers=lambda config: int(config.attention != "none"),
+        has_heads=False,
+        has_time_axis=False,
     ),
 }
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dragoman.export.caches import Cache, names_of
+from dragoman.export.caches import Cache, names_of, state_names
 from dragoman.export.graphs.layout import Layout, Packed, Padded
 from dragoman.export.graphs.looking import CachedSource, pad_columns, padded_width
 from dragoman.export.recording import Recorder, write_node
@@ -25,8 +25,6 @@ from dragoman.model.config import ModelConfig
 from dragoman.model.networks.attention import padding_mask
 from dragoman.model.networks.rnn import Rnn, RnnDecoder, Source
 
-SOURCE_STATES = "source_states"
-"""The encoder's output for the caches that have one row a source, side by side."""
 GATES = (1, 0, 2)
 """PyTorch's order of a unit's gates is reset, update, new; ONNX's is update, reset, new."""
 
@@ -44,12 +42,8 @@ def rnn_caches(config: ModelConfig) -> list[Cache]:
 def rnn_names(config: ModelConfig) -> TensorNames:
     """Return what the graphs' inputs and outputs are called."""
     caches = rnn_caches(config)
-    names = TensorNames.of_caches(names_of(caches, "self"), names_of(caches, "cross"))
-    has_rows = any(cache.role == "cross" and cache.position_axis is not None for cache in caches)
-    return names._replace(
-        encoder_outputs=[*(names.encoder_outputs if has_rows else []), SOURCE_STATES],
-        scorer_outputs=names.scorer_outputs if has_rows else names.scorer_outputs[:1],
-    )
+    names = names_of(caches, "self"), names_of(caches, "cross")
+    return TensorNames.of_caches(*names, state_names=state_names(caches), has_attention=config.attention != "none")
 
 
 class GatedRecurrence:
