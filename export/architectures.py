@@ -34,6 +34,8 @@ class Architecture:
         precisions: In which there are graphs.
         has_prompts: Whether a source is a prompt, which is read into the caches that steps write.
         has_heads: Whether the graphs have attention nodes, which ask something of heads.
+        has_time_axis: Whether nothing in a decode step minds an axis of time, so that rows in 8 bits keep it from end to end, see
+            `cpu.keep_time_axis`.
         has_integer_caches: Whether caches can be in 8 bits.
         products: Tells what calibration cannot see.
     """
@@ -46,6 +48,7 @@ class Architecture:
     precisions: tuple[Precision, ...] = ("fp32", "int8")
     has_prompts: bool = False
     has_heads: bool = True
+    has_time_axis: bool = False
     has_integer_caches: bool = False
     products: Callable[[Any], Products] = lambda model: Products()
 
@@ -77,6 +80,7 @@ ARCHITECTURES: dict[Name, Architecture] = {
         caches=lambda config: attention_caches(config.num_decoder_layers, config.num_heads, config.head_dim),
         num_attention_layers=lambda config: config.num_decoder_layers,
         precisions=("fp32", "int8", "fp16", "bf16"),
+        has_time_axis=True,
         has_integer_caches=True,
         products=transformer_products,
     ),
