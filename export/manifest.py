@@ -8,7 +8,7 @@ generation in `generation_checks`. `bundle.py` compares a manifest with the file
 import hashlib
 import re
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -44,6 +44,7 @@ from dragoman.model.generation import Defaults, Languages, Template
 from dragoman.model.text.reading import MAX_FILE_BYTES as MAX_TOKENIZER_BYTES
 
 FORMAT_VERSION = 4
+Architecture = Literal["transformer", "rnn", "decoder"]
 MANIFEST_FILE = "bundle.json"
 PARITY_FILE = "parity.json"
 # Answers that a running engine has to give again, see `samples`.
@@ -170,6 +171,9 @@ class Manifest(Dimensions, frozen=True, forbid_unknown_fields=True, kw_only=True
     template: Template = Template()
     languages: Languages | None = None
     defaults: Defaults = Defaults()
+    architecture: Architecture = "transformer"
+    has_prompts: bool = False
+    num_attention_layers: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse a name, paths, sizes and tensors that no bundle can have, and fields that contradict each other.

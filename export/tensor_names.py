@@ -30,6 +30,8 @@ def output_name(name: str) -> str:
 PACKED_INPUTS = ("src_ids", "positions", "cells", "grid", "src_lens")
 PACKED_OUTPUT = "cross_kv"
 """Inputs and output of an encoder that takes sources packed, see `dragoman.export.packing`."""
+STATES_OUTPUT = "source_states"
+"""Its other output: the caches without an axis of source positions, side by side, `[B, columns]`."""
 
 
 class TensorNames(NamedTuple):
