@@ -183,6 +183,10 @@ def scripted_model(tokenizer: ByteLevelTokenizer, name: str = "en-de", **fields:
         "template": Template(),
         "languages": None,
         "defaults": Defaults(),
+        "architecture": "transformer",
+        "has_prompts": False,
+        "num_attention_layers": None,
+        "decoder_start_id": tokenizer.start_id,
     }
     described: Any = SimpleNamespace(name=name, **manifest | fields)
     return SimpleNamespace(
