@@ -145,10 +145,9 @@ class SlotCache:
         self.note_read(row, 0)
         self._num_live_rows = max(self._num_live_rows, row + 1)
 
-    def make_prompt_room(self, num_tokens: int) -> None:
-        """Prepare for reading a prompt up to so many tokens; may move the buffers."""
-        assert num_tokens <= self.max_source_tokens, "a source is longer than the model takes"
-        self._make_target_room(num_tokens)
+    def make_prompt_room(self, num_positions: int) -> None:
+        """Prepare for a row that holds so many positions when a piece of its prompt has been read; may move the buffers."""
+        self._make_target_room(num_positions)
 
     def note_read(self, row: int, num_tokens: int) -> None:
         """Note how much of its prompt a row holds."""
