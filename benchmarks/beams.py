@@ -26,6 +26,7 @@ from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.corpus import read_parallel
 from dragoman.model.decode import beam_search
 from dragoman.model.ids import Ids
+from dragoman.model.networks.transformer import transformer_of
 from dragoman.model.quality import Scores, score
 from dragoman.v1 import generation_pb2, generation_pb2_grpc
 
@@ -80,7 +81,7 @@ def oracle(checkpoint: Checkpoint, sources: Sequence[Ids]) -> list[Beam]:
 
 def transformers(checkpoint: Checkpoint, sources: Sequence[Ids]) -> list[Beam]:
     """Decode with Transformers' `generate`."""
-    theirs = transformers_model.to_transformers(checkpoint.model)
+    theirs = transformers_model.to_transformers(transformer_of(checkpoint.model))
     return in_batches(sources, lambda batch: transformers_model.generate(theirs, batch, NUM_BEAMS, LENGTH_PENALTY, MAX_NEW_TOKENS))
 
 
@@ -88,7 +89,7 @@ def ctranslate2(checkpoint: Checkpoint, sources: Sequence[Ids]) -> list[Beam] | 
     """Decode with CTranslate2; None where it is not installed."""
     with tempfile.TemporaryDirectory() as folder:
         try:
-            ctranslate2_model.write_model(checkpoint.model, Path(folder))
+            ctranslate2_model.write_model(transformer_of(checkpoint.model), Path(folder))
         except ImportError:
             return None
         pad_id = checkpoint.model.config.pad_id
@@ -104,7 +105,7 @@ def compare_model(name: str, bundles: Path, sources: list[str], references: list
     ids = checkpoint.tokenizers.source.encode_batch(sources)
     by_ctranslate2 = ctranslate2(checkpoint, ids)  # before the weights become double
     checkpoint.model.double()
-    referee = Referee(checkpoint.model, ids, MAX_NEW_TOKENS, LENGTH_PENALTY)
+    referee = Referee(transformer_of(checkpoint.model), ids, MAX_NEW_TOKENS, LENGTH_PENALTY)
     others = [(ORACLE, False, oracle(checkpoint, ids)), (TRANSFORMERS, False, transformers(checkpoint, ids))]
     if by_ctranslate2 is not None:
         others.append((CTRANSLATE2, True, by_ctranslate2))

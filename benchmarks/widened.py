@@ -22,7 +22,7 @@ from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.config import ModelConfig
 from dragoman.model.growth import silence
 from dragoman.model.networks.attention import MultiHeadAttention
-from dragoman.model.networks.transformer import DecoderLayer, EncoderLayer, FeedForward, Transformer
+from dragoman.model.networks.transformer import DecoderLayer, EncoderLayer, FeedForward, Transformer, transformer_of
 
 NAME_SUFFIX = "base"
 
@@ -188,7 +188,7 @@ def widened_checkpoint(folder: Path = SHIPPED) -> Checkpoint:
         ValueError: If it cannot be widened.
     """
     narrow = Checkpoint.load(folder)
-    wide = widen(narrow.model, base_shape(narrow.model.config))
+    wide = widen(transformer_of(narrow.model), base_shape(narrow.model.config))
     return Checkpoint(f"{narrow.name}-{NAME_SUFFIX}", wide, narrow.tokenizers)
 
 

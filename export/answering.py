@@ -19,16 +19,18 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from dragoman.export.architectures import architecture_of
 from dragoman.export.arguments import ExportError
 from dragoman.export.bundle import DECODER_FILE, ENCODER_FILE, SCORER_FILE
 from dragoman.export.fields import MAX_COPY_BYTES, Precision, WeightBits
 from dragoman.export.parity import Floats, drive
 from dragoman.export.processor import Platform
 from dragoman.export.row import Ints, Row
+from dragoman.export.running import OnnxRunner
 from dragoman.export.samples import NUM_CANDIDATES, Sample, Samples, ScoredSample
 from dragoman.export.scorer_parity import Pair
 from dragoman.export.session import this_platform
-from dragoman.export.verify import NUM_SLOTS, SENTENCES, OnnxRunner
+from dragoman.export.verify import NUM_SLOTS, SENTENCES
 from dragoman.export.verify_half import LIMITS, WIDENED, HalfRunner, widen
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.config import ModelConfig
@@ -156,10 +158,9 @@ def _rows(checkpoint: Checkpoint) -> list[SampleRow]:
         ExportError: If the template's task needs a language of a side that has none.
     """
     config, tokenizer = checkpoint.model.config, checkpoint.tokenizers.source
+    architecture = architecture_of(config)
     languages = _languages(checkpoint.languages or Languages(), len(TEXTS))
     said = [around(checkpoint.template, *pair, config.eos_id) for pair in languages]
-    # The same number of tokens for all, so that the one that is allowed least is allowed as many as the others.
-    num_new = min(MAX_NEW_TOKENS, config.max_target_positions - max(len(affixes.target_prefix) for affixes in said))
     try:
         tasks = [checkpoint.template.task_text(*pair) for pair in languages]
     except ValueError as error:
@@ -167,16 +168,37 @@ def _rows(checkpoint: Checkpoint) -> list[SampleRow]:
     texts = tokenizer.encode_batch([task + text for task, text in zip(tasks, TEXTS, strict=True)])
     texts[PLACE_OF_RANDOM] = _random_ids(config)
     longest = min(config.max_source_positions, MAX_SOURCE_TOKENS)
-    return [_row(text, affixes, longest, num_new, config) for text, affixes in zip(texts, said, strict=True)]
+    if architecture.has_prompts:
+        longest = min(longest, config.max_target_positions // 2)  # the other half is for the answer
+    sources = [_source(text, affixes, longest, config) for text, affixes in zip(texts, said, strict=True)]
+    # The same number of tokens for all, so that the one that is allowed least is allowed as many as the others.
+    room = min(
+        architecture.max_steps(config, len(source)) - len(affixes.target_prefix)
+        for (source, _), affixes in zip(sources, said, strict=True)
+    )
+    return [
+        SampleRow(
+            source,
+            [first],
+            len(affixes.target_prefix) + min(MAX_NEW_TOKENS, room),
+            config.eos_id,
+            target_prefix=list(affixes.target_prefix),
+        )
+        for (source, first), affixes in zip(sources, said, strict=True)
+    ]
 
 
-def _row(text: Sequence[int], said: Affixes, longest: int, num_new: int, config: ModelConfig) -> SampleRow:
-    """Return the row of a text's ids, of which as many are kept as a source of the longest has room for."""
+def _source(text: Sequence[int], said: Affixes, longest: int, config: ModelConfig) -> tuple[list[int], int]:
+    """Return of a text's ids, of which as many are kept as there is room for, what is encoded and what is fed first.
+
+    A prompt begins with the start token and has no end; of all its tokens the last is fed first.
+    """
     room = max(longest - len(said.source_prefix) - len(said.source_suffix), 0)
     start = config.decoder_start_id if said.decoder_start_id is None else said.decoder_start_id
-    source = [*said.source_prefix, *text[:room], *said.source_suffix]
-    num_steps = len(said.target_prefix) + num_new
-    return SampleRow(source, [start], num_steps, config.eos_id, target_prefix=list(said.target_prefix))
+    if not architecture_of(config).has_prompts:
+        return [*said.source_prefix, *text[:room], *said.source_suffix], start
+    *source, first = [start, *said.source_prefix, *text[:room], *said.source_suffix[1:]]
+    return source, first
 
 
 def _languages(languages: Languages, number: int) -> list[tuple[Language | None, Language | None]]:
@@ -212,9 +234,10 @@ def _sample(row: SampleRow, config: ModelConfig) -> Sample:
 
 def _pair(sample: Sample, config: ModelConfig) -> Pair:
     """Return a sample's answer as a target to score; it ends with end-of-sequence, as targets do."""
-    target = [*sample.target_prefix, *sample.ids][: config.max_target_positions]
+    room = architecture_of(config).max_steps(config, len(sample.source))
+    target = [*sample.target_prefix, *sample.ids][:room]
     if target[-1] != config.eos_id:
-        target = [*target[: config.max_target_positions - 1], config.eos_id]
+        target = [*target[: room - 1], config.eos_id]
     return Pair(sample.source, target, sample.decoder_start_id)
 
 
@@ -230,7 +253,8 @@ def _difference(
     """Return how far log-probabilities of a target's last tokens are, at the most, from those of the model in single precision."""
     model, number = checkpoint.model, len(log_probs)
     inputs = [model.config.decoder_start_id if start is None else start, *target[:-1]]
-    hidden = model.decode(torch.tensor([inputs]), *model.encode(torch.tensor([source]), torch.tensor([len(source)])))
+    source_ids = torch.tensor([source], dtype=torch.int64)
+    hidden = model.decode(torch.tensor([inputs]), *model.encode(source_ids, torch.tensor([len(source)])))
     expected = model.decoder.log_probs(hidden[0, -number:])
     if shortlist is not None:
         expected = expected - expected[:, torch.tensor(shortlist)].logsumexp(-1, keepdim=True)

@@ -10,11 +10,10 @@ from typing import get_args
 import msgspec
 
 from dragoman.export import manifest
-from dragoman.export.caches import attention_caches
 from dragoman.export.fields import CachePrecision, Precision, WeightBits
 from dragoman.export.generation_checks import num_forced
 from dragoman.export.manifest import MANIFEST_FILE, Dimensions
-from dragoman.model.config import ModelConfig
+from dragoman.model.config import UNUSED, ModelConfig
 from dragoman.model.errors import InputError
 from dragoman.model.generation import Defaults, Languages, Template
 
@@ -123,7 +122,7 @@ def check_dimensions(
     usual = DEFAULT_MAX_NEW_TOKENS if defaults is None or defaults.max_new_tokens is None else defaults.max_new_tokens
     fields = {
         "d_model": config.d_model,
-        "num_encoder_layers": config.num_encoder_layers,
+        "num_encoder_layers": 0 if "num_encoder_layers" in UNUSED[config.architecture] else config.num_encoder_layers,
         "num_decoder_layers": config.num_decoder_layers,
         "source_vocab_size": config.source_vocab_size,
         "target_vocab_size": config.target_vocab_size,
@@ -135,9 +134,7 @@ def check_dimensions(
         "default_max_new_tokens": min(usual, room),
     }
     try:
-        dimensions = msgspec.convert(fields, Dimensions)
-        attention_caches(1, config.num_heads, config.head_dim)
-        return dimensions
+        return msgspec.convert(fields, Dimensions)
     except ValueError as error:
         raise ExportError(f"the model cannot be served: {error}") from error
 

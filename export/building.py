@@ -1,38 +1,39 @@
 """The graphs of a bundle: traced, rewritten for a precision, written and proved."""
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import onnx_ir
 
+from dragoman.export.architectures import Architecture, architecture_of
 from dragoman.export.arguments import QualityTexts
 from dragoman.export.cache_quantize import quantize_given_caches, quantize_step_caches
 from dragoman.export.calibration import Calibration, calibrate
 from dragoman.export.choice import choose_one_in_blocks
 from dragoman.export.cpu import keep_sums_apart, keep_time_axis
 from dragoman.export.fields import CachePrecision, Precision, WeightBits
-from dragoman.export.graphs.transformer_encoder import EncoderGraph
-from dragoman.export.graphs.transformer_scorer import ScorerGraph
-from dragoman.export.graphs.transformer_step import StepGraph
 from dragoman.export.half import DTYPES, halved, store_halved
-from dragoman.export.packing import is_packed
 from dragoman.export.parity import ParityReport
 from dragoman.export.progress import Progress
 from dragoman.export.quality import verify_quantized
 from dragoman.export.quantize import ScaleCounts, quantize, weight_key
+from dragoman.export.short_head import shortened
 from dragoman.export.shortlist_parity import verify_shortlist
 from dragoman.export.storage import write_graphs
-from dragoman.export.tracing import trace
+from dragoman.export.tracing import GraphModule, trace
 from dragoman.export.verify import greedy_sources, verify
 from dragoman.export.verify_half import verify_half
 from dragoman.model.checkpoint import Checkpoint
-from dragoman.model.networks.transformer import Transformer, transformer_of
+from dragoman.model.networks.network import Network
+from dragoman.model.networks.transformer import transformer_of
 
 # By default: the last of `greedy_sources`, which are sentences, and random ids before them.
 NUM_CALIBRATION_SOURCES = 64
+# Which of the three graphs decodes a step.
+STEP = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +67,15 @@ def build_graphs(
     Raises:
         ParityError: If they do not answer as the checkpoint does.
     """
-    half = DTYPES.get(recipe.precision)
-    model = transformer_of(checkpoint.model)
-    model = model if half is None else halved(model, half)
+    half, model = DTYPES.get(recipe.precision), checkpoint.model
+    architecture = architecture_of(model.config)
+    model = model if half is None else halved(transformer_of(model), half)
     if recipe.shortlist is None:
-        graphs, report, _ = _build_whole(checkpoint, model, directory, recipe, progress)
+        graphs, report, _ = _build_whole(checkpoint, model, architecture, directory, recipe, progress)
         return graphs, report
     with tempfile.TemporaryDirectory(prefix="whole.", dir=directory.parent) as folder:
-        graphs, report, calibration = _build_whole(checkpoint, model, Path(folder), recipe, progress)
-        graphs[1] = _short_step(model, recipe, recipe.shortlist, calibration)
+        graphs, report, calibration = _build_whole(checkpoint, model, architecture, Path(folder), recipe, progress)
+        graphs[STEP] = _short_step(model, architecture, recipe, recipe.shortlist, calibration)
         write_graphs(graphs, directory)
         found = verify_shortlist(Path(folder), directory, recipe.shortlist, model.config, recipe.precision)
         progress.done("compare the shortlist")
@@ -82,10 +83,11 @@ def build_graphs(
 
 
 def _build_whole(
-    checkpoint: Checkpoint, model: Transformer, directory: Path, recipe: Recipe, progress: Progress
+    checkpoint: Checkpoint, model: Network, architecture: Architecture, directory: Path, recipe: Recipe, progress: Progress
 ) -> tuple[list[onnx_ir.Model], ParityReport, Calibration]:
     """Write and prove the graphs that choose from the whole vocabulary; return what int8 was calibrated to, too."""
-    prepared = (_prepared(module, recipe.precision) for module in _modules(model, recipe.precision))
+    modules = enumerate(architecture.modules(model, recipe.precision))
+    prepared = (_prepared(module, place, recipe.precision) for place, module in modules)
     if recipe.precision != "int8":
         graphs = write_graphs(prepared, directory)
         progress.done("write the graphs")
@@ -106,17 +108,10 @@ def _build_whole(
     return graphs, msgspec.structs.replace(report, quality=changes), calibration
 
 
-def _modules(model: Transformer, precision: Precision) -> Iterator[EncoderGraph | StepGraph | ScorerGraph]:
-    """Yield what is traced, each when it is asked for."""
-    yield EncoderGraph(model, is_packed(precision))
-    yield StepGraph(model)
-    yield ScorerGraph(model, is_packed(precision))
-
-
 def _quantized(graph: onnx_ir.Model, place: int, recipe: Recipe, calibration: Calibration, counts: ScaleCounts) -> onnx_ir.Model:
     """Turn the products of encoder, decode step or scorer, in this order, into 8-bit ones; count the first two's scales."""
     found = quantize(graph, calibration.inputs, recipe.weight_bits)
-    if place == 1:
+    if place == STEP:
         keep_time_axis(graph)
     if recipe.cache_precision is not None and place < 2:
         (quantize_given_caches, quantize_step_caches)[place](graph, calibration.caches)
@@ -126,25 +121,27 @@ def _quantized(graph: onnx_ir.Model, place: int, recipe: Recipe, calibration: Ca
     return graph
 
 
-def _prepared(module: EncoderGraph | StepGraph | ScorerGraph, precision: Precision) -> onnx_ir.Model:
-    """Return a module's graph, rewritten for a precision but for 8-bit products."""
+def _prepared(module: GraphModule, place: int, precision: Precision) -> onnx_ir.Model:
+    """Return the graph of encoder, decode step or scorer, in this order, rewritten for a precision but for 8-bit products."""
     graph = trace(module)
     if precision in DTYPES:
         store_halved(graph, DTYPES[precision])
     else:
         keep_sums_apart(graph)
-        if isinstance(module, StepGraph):
+        if place == STEP:
             choose_one_in_blocks(graph)
     return graph
 
 
-def _short_step(model: Transformer, recipe: Recipe, shortlist: Sequence[int], calibration: Calibration) -> onnx_ir.Model:
+def _short_step(
+    model: Network, architecture: Architecture, recipe: Recipe, shortlist: Sequence[int], calibration: Calibration
+) -> onnx_ir.Model:
     """Return the decode step that chooses from a shortlist; its 8-bit projection has the scale that the whole one has."""
-    module = StepGraph(model, shortlist)
-    graph = _prepared(module, recipe.precision)
+    graph = _prepared(architecture.step(model, shortlist), STEP, recipe.precision)
     if recipe.precision == "int8":
-        whole, short = (weight_key(decoder.output_weight.detach().numpy().T) for decoder in (model.decoder, module.decoder))
+        decoders = model.decoder, shortened(model.decoder, shortlist)
+        whole, short = (weight_key(decoder.output_weight.detach().numpy().T) for decoder in decoders)
         inputs = calibration.inputs
         known = {**inputs, **({short: inputs[whole]} if whole in inputs else {})}
-        _quantized(graph, 1, recipe, Calibration(known, calibration.caches), ScaleCounts())
+        _quantized(graph, STEP, recipe, Calibration(known, calibration.caches), ScaleCounts())
     return graph

@@ -84,6 +84,11 @@ def names_of(caches: Sequence[Cache], role: Role) -> list[str]:
     return [cache.name for cache in caches if cache.role == role]
 
 
+def state_names(caches: Sequence[Cache]) -> list[str]:
+    """Return the names of the caches that the encoder gives once a source, and not for each of its tokens."""
+    return [cache.name for cache in caches if cache.role == "cross" and cache.position_axis is None]
+
+
 def passed_names(caches: Sequence[Cache]) -> list[str]:
     """Return the names of the caches that the encoder gives and that steps have as outputs nevertheless."""
     return [cache.name for cache in caches if cache.role == "cross" and cache.is_output]

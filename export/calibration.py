@@ -11,11 +11,13 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from dragoman.export.graphs.transformer_encoder import MemoryProjection
+from dragoman.export.architectures import architecture_of
+from dragoman.export.graphs.products import Products
 from dragoman.export.quantize import ActivationRange, weight_key
+from dragoman.model.config import ModelConfig
 from dragoman.model.decode import greedy_search
 from dragoman.model.errors import InputError
-from dragoman.model.networks.transformer import DecoderLayer, Transformer
+from dragoman.model.networks.network import Network
 from dragoman.model.text.tokenizer import Tokenizer
 
 BATCH_ROWS = 32
@@ -53,7 +55,7 @@ class Calibration:
 
 
 @torch.inference_mode()
-def calibrate(model: Transformer, sources: Sequence[list[int]], max_new_tokens: int = MAX_NEW_TOKENS) -> Calibration:
+def calibrate(model: Network, sources: Sequence[list[int]], max_new_tokens: int = MAX_NEW_TOKENS) -> Calibration:
     """Decode sources greedily, run every source and answer through the model once more, and watch.
 
     Args:
@@ -64,39 +66,31 @@ def calibrate(model: Transformer, sources: Sequence[list[int]], max_new_tokens: 
     Returns:
         What was seen.
     """
-    config = model.config
-    watcher = _Watcher(model)
+    config, architecture = model.config, architecture_of(model.config)
+    products = architecture.products(model)
+    watcher = _Watcher(config, products)
     order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
     for start in range(0, len(order), BATCH_ROWS):
         batch = [sources[i] for i in order[start : start + BATCH_ROWS]]
-        for source, answer in zip(batch, greedy_search(model, batch, max_new_tokens), strict=True):
-            ids = torch.tensor([[*source, config.eos_id]])
-            inputs = torch.tensor([[config.decoder_start_id, *answer.ids][: config.max_target_positions]])
+        prompts = [model.prompt(source) for source in batch]
+        room = min(architecture.max_steps(config, len(source)) for source, _ in prompts)
+        answers = greedy_search(model, batch, min(max_new_tokens, room))
+        for (source, first), answer in zip(prompts, answers, strict=True):
+            inputs = torch.tensor([[first, *answer.ids][: architecture.max_steps(config, len(source))]])
             with watcher:
-                model(ids, torch.tensor([ids.shape[1]]), inputs)
+                model(torch.tensor([source], dtype=torch.int64), torch.tensor([len(source)]), inputs)
     ranges = watcher.ranges()
-    return Calibration(ranges | _of_memory(model, ranges), watcher.cache_ranges())
-
-
-def _of_memory(model: Transformer, ranges: dict[str, ActivationRange]) -> dict[str, ActivationRange]:
-    """Return the range of the product that the encoder's graph makes of those of all layers, which read the same memory."""
-    joint = MemoryProjection(model.decoder).weight.numpy()
-    first = joint[: len(joint) // model.config.num_decoder_layers]
-    return {weight_key(joint.T): ranges[weight_key(first.T)]}
+    of_joint = {_key(joint): ranges[_key(part)] for joint, part in products.joint}
+    return Calibration(ranges | of_joint, watcher.cache_ranges())
 
 
 class _Watcher(TorchFunctionMode):
     """Looks at what goes into every linear map that is called while it is entered, and at keys and values that come out."""
 
-    def __init__(self, model: Transformer) -> None:
+    def __init__(self, config: ModelConfig, products: Products) -> None:
         super().__init__()
-        self.num_heads, self.width = model.config.num_heads, model.config.num_heads * model.config.head_dim
-        self.caches: dict[tuple[int, tuple[int, ...]], tuple[str, str]] = {}
-        for i, layer in enumerate(model.decoder.layers):
-            assert isinstance(layer, DecoderLayer)
-            own, cross = layer.self_attention, layer.cross_attention
-            self.caches[_identity(own.input.weight)] = f"self_k_{i}", f"self_v_{i}"
-            self.caches[_identity(cross.input.weight[cross.width :])] = f"cross_k_{i}", f"cross_v_{i}"
+        self.num_heads, self.width = config.num_heads, config.num_heads * config.head_dim
+        self.caches = {_identity(weight): names for weight, names in products.caches.items()}
         self.largest: dict[str, Tensor] = {}
         self.keys: dict[tuple[int, tuple[int, ...]], str] = {}
         self.lows: dict[str, float] = {}
@@ -130,11 +124,16 @@ class _Watcher(TorchFunctionMode):
     def _observe(self, x: Tensor, weight: Tensor) -> None:
         identity = _identity(weight)
         if identity not in self.keys:
-            self.keys[identity] = weight_key(weight.numpy().T)
+            self.keys[identity] = _key(weight)
         key = self.keys[identity]
         self.lows[key] = min(self.lows.get(key, 0.0), float(x.min()))
         self.highs[key] = max(self.highs.get(key, 0.0), float(x.max()))
         self.magnitudes.setdefault(key, []).append(x.abs().amax(-1).flatten().numpy())
+
+
+def _key(weight: Tensor) -> str:
+    """Return the key of the product that multiplies by weights `[M, K]`."""
+    return weight_key(weight.detach().numpy().T)
 
 
 def _identity(weight: Tensor) -> tuple[int, tuple[int, ...]]:

@@ -49,7 +49,7 @@ class DoublePrecision:
         if self._double is None:
             self._double = copy.deepcopy(self._single).double()
         if single not in self._passes:
-            self._passes[single] = EagerPass(self._double, single.source, single.target)
+            self._passes[single] = EagerPass(self._double, single.source, single.target, first=single.first)
         return self._passes[single]
 
     def allowance(self, single: EagerPass, samples: Iterable[EagerPass]) -> Allowance:
@@ -69,7 +69,7 @@ class DoublePrecision:
         double, length = self.of(single), len(single.target)
         spans = {(0, min(NUM_POSITIONS, length)), (max(length - NUM_POSITIONS, 0), length)}
         log_prob = max(_largest_difference(single.log_probs(*span), double.log_probs(*span)) for span in spans)
-        return Allowance(log_prob, float(np.abs(single.attention - double.attention).max()))
+        return Allowance(log_prob, float(np.abs(single.attention - double.attention).max(initial=0)))
 
     def margin(self, single: EagerPass, position: int, token: int) -> float:
         """Return how far a token's log-probability lies below the best one's at a position."""

@@ -13,7 +13,8 @@ from torch import Tensor
 from dragoman.model.networks.network import Network
 
 Floats = NDArray[np.float32]
-CrossKV = list[Floats]
+Given = list[Floats]
+"""What a row's caches hold: one array for each cache, in the shape of its row."""
 # Positions whose log-probabilities are worked out together, for each product reads the whole vocabulary; and numbers they may be.
 MAX_PRODUCT_POSITIONS, MAX_PRODUCT_SIZE = 256, 2**24
 
@@ -22,25 +23,37 @@ class EagerPass:
     """What the eager model makes of one source and target.
 
     Attributes:
-        source: Its ids, end-of-sequence included.
+        source: Its ids, as the model encodes them.
         target: Its ids, end-of-sequence included.
+        first: What the decoder reads before them.
         hidden: Hidden states `[T, d_model]`.
         attention: The decoder's attention to the source, the heads' mean, `[L, T, S]`.
     """
 
     @torch.inference_mode()
-    def __init__(self, model: Network, source: Sequence[int], target: Sequence[int], keeps_keys: bool = False) -> None:
-        """Run a model in evaluation mode; end-of-sequence is included in both, and `self_kv` asks for keys that are kept."""
+    def __init__(
+        self, model: Network, source: Sequence[int], target: Sequence[int], keeps_caches: bool = False, first: int | None = None
+    ) -> None:
+        """Run a model in evaluation mode.
+
+        Args:
+            model: The model.
+            source: As the model encodes it, see `Network.prompt`.
+            target: End-of-sequence included.
+            keeps_caches: Whether `kept` can be asked for.
+            first: What the decoder reads before the target; None for the model's start token.
+        """
         self.source, self.target = source, target
-        seen = model.observe(source, [model.config.decoder_start_id, *target[:-1]])
+        self.first = model.config.decoder_start_id if first is None else first
+        seen = model.observe(source, [self.first, *target[:-1]])
         self.hidden: Tensor = seen.hidden
         self.attention: Floats = seen.attention.numpy()
-        self._caches = seen.caches if keeps_keys else None
+        self._caches = seen.caches if keeps_caches else None
         self._decoder = model.decoder
         self._target = torch.tensor(target)
         self._target_log_probs = torch.full((len(target),), torch.nan, dtype=self.hidden.dtype)
 
-    def self_kv(self, stop: int) -> CrossKV:
+    def kept(self, stop: int) -> Given:
         """Return what a decode step keeps of the positions before `stop`, see `Observation.caches`."""
         assert self._caches is not None, "it was not kept"
         return [part.numpy() for part in self._caches(stop)]

@@ -5,7 +5,7 @@ from typing import Protocol
 
 import numpy as np
 
-from dragoman.export.eager_pass import CrossKV
+from dragoman.export.eager_pass import Given
 from dragoman.export.parity import LONG_ROW, ParityError
 from dragoman.export.row import Row
 
@@ -16,8 +16,8 @@ BATCHES = (2, 3, 7, 64)
 class Encoder(Protocol):
     """A graph that encodes."""
 
-    def encode(self, sources: Sequence[list[int]]) -> list[CrossKV]:
-        """Encode sources in one batch → per source, the cross keys and values `[H, S, Dh]` of all layers."""
+    def encode(self, sources: Sequence[list[int]]) -> list[Given]:
+        """Encode sources in one batch → per source what fills a slot, see `Runner`."""
         ...
 
 
@@ -37,7 +37,7 @@ def check_sources_apart(encoders: Sequence[Encoder], rows: Sequence[Row]) -> Non
     expected: dict[tuple[int, ...], list[bytes]] = {}
     for encoder in encoders:
         for batch in [*([source] for source in sources), *mixtures]:
-            for source, cross_kv in zip(batch, encoder.encode(batch), strict=True):
-                bits = [part.tobytes() for part in cross_kv]
+            for source, given in zip(batch, encoder.encode(batch), strict=True):
+                bits = [part.tobytes() for part in given]
                 if bits != expected.setdefault(tuple(source), bits):
                     raise ParityError(f"a source of {len(source)} tokens is not encoded to the same bits in every batch")

@@ -5,11 +5,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import onnx_ir
 
 from dragoman.export.answering import make_samples
+from dragoman.export.architectures import architecture_of, check_architecture
 from dragoman.export.arguments import (
     ExportError,
     QualityTexts,
@@ -21,12 +23,11 @@ from dragoman.export.arguments import (
     check_output,
     check_precision,
 )
-from dragoman.export.building import Recipe, build_graphs
+from dragoman.export.building import STEP, Recipe, build_graphs
 from dragoman.export.bundle import SHORTLIST_FILE, Bundle, hash_file
-from dragoman.export.caches import AXES, Cache
+from dragoman.export.caches import Cache
 from dragoman.export.calibration import calibration_sources
 from dragoman.export.evidence import Origin
-from dragoman.export.fields import Precision
 from dragoman.export.manifest import (
     MANIFEST_FILE,
     PARITY_FILE,
@@ -36,6 +37,7 @@ from dragoman.export.manifest import (
     Manifest,
     Tensors,
     content_version,
+    told,
 )
 from dragoman.export.packing import is_packed
 from dragoman.export.parity import ParityReport
@@ -46,6 +48,7 @@ from dragoman.export.tensor_names import STEP_INPUTS
 from dragoman.export.tracing import input_output_names
 from dragoman.model.card import read_domain
 from dragoman.model.checkpoint import WEIGHTS_FILE, Checkpoint
+from dragoman.model.config import ModelConfig
 from dragoman.model.files import put_directory
 from dragoman.model.generation import Languages
 
@@ -95,7 +98,9 @@ def export_checkpoint(
     checkpoint = checkpoint if languages is None else replace(checkpoint, languages=languages)
     name = checkpoint.name if name is None else name
     check_name(name)
-    check_heads(checkpoint.model.config)
+    architecture = check_architecture(checkpoint.model.config, chosen, caches_in)
+    if architecture.has_heads:
+        check_heads(checkpoint.model.config)
     check_dimensions(checkpoint.model.config, checkpoint.template, checkpoint.languages, checkpoint.defaults)
     listed = None if shortlist is None else _shortlist_of(checkpoint, shortlist)
     progress.done("read the checkpoint")
@@ -111,13 +116,13 @@ def export_checkpoint(
         directory.mkdir()
         recipe = Recipe(chosen, ids, quality, listed, bits, caches_in)
         graphs, report = build_graphs(checkpoint, directory, recipe, progress)
-        caches = _declared_caches(graphs, chosen)
+        caches = _declared_caches(graphs, checkpoint.model.config, recipe)
         samples = make_samples(checkpoint, directory, recipe, report.tolerance)
         progress.done("answer samples")
         _write_the_rest(checkpoint, directory, listed, report, samples)
         origin = Origin(hash_file(checkpoint_dir / WEIGHTS_FILE), version("torch"), version("onnx"))
         manifest = _describe(checkpoint, name, recipe, directory, caches, origin, report)
-        (directory / MANIFEST_FILE).write_bytes(_to_json(msgspec.structs.replace(manifest, domain=domain)))
+        (directory / MANIFEST_FILE).write_bytes(_to_json(told(msgspec.structs.replace(manifest, domain=domain))))
         Bundle.open(directory, is_checked=False)  # its checksums were worked out from these very files a moment ago
         check_output(output, is_forced)
         put_directory(directory, output, Path(staging) / "replaced")
@@ -143,18 +148,20 @@ def _write_the_rest(
         (directory / SHORTLIST_FILE).write_bytes(msgspec.json.encode({"ids": listed}) + b"\n")
 
 
-def _declared_caches(graphs: Sequence[onnx_ir.Model], precision: Precision) -> list[Cache]:
-    """Return the caches of a decode step as its inputs have them, in which the axis of positions says who fills them."""
-    decoder = graphs[1]
+def _declared_caches(graphs: Sequence[onnx_ir.Model], config: ModelConfig, recipe: Recipe) -> list[Cache]:
+    """Return the caches of a decode step, which are its inputs, in the numbers that these have."""
+    architecture = architecture_of(config)
     caches = []
-    for value in decoder.graph.inputs[len(STEP_INPUTS) :]:
-        assert value.name is not None and value.shape is not None
-        _, *row = (size if isinstance(size, int) else str(size.value) for size in value.shape)
-        role = next(role for role, axis in AXES.items() if axis in row)
-        numbers = "int8" if value.dtype is onnx_ir.DataType.INT8 else None
-        caches.append(msgspec.convert({"name": value.name, "role": role, "shape": row, "precision": numbers}, Cache))
+    inputs = graphs[STEP].graph.inputs[len(STEP_INPUTS) :]
+    for cache, value in zip(architecture.caches(config), inputs, strict=True):
+        assert value.shape is not None
+        row = [size if isinstance(size, int) else str(size.value) for size in value.shape][1:]
+        assert (value.name, row) == (cache.name, cache.shape), "the decode step has other caches than are declared"
+        is_integer = value.dtype is onnx_ir.DataType.INT8
+        caches.append(msgspec.structs.replace(cache, precision="int8") if is_integer else cache)
+    expected = architecture.tensors(config, caches, is_packed(recipe.precision))
     traced = [names for graph in graphs for names in input_output_names(graph)]
-    assert Tensors(*traced) == Tensors.of_caches(caches, is_packed(precision)), "the graphs have other tensors than the format"
+    assert Tensors(*traced) == expected, "the graphs have other tensors than the format"
     return caches
 
 
@@ -168,17 +175,23 @@ def _describe(
     report: ParityReport,
 ) -> Manifest:
     """Describe the files in a directory."""
-    dimensions = check_dimensions(checkpoint.model.config, checkpoint.template, checkpoint.languages, checkpoint.defaults)
+    config = checkpoint.model.config
+    architecture = architecture_of(config)
+    dimensions = check_dimensions(config, checkpoint.template, checkpoint.languages, checkpoint.defaults)
+    num_attention_layers = architecture.num_attention_layers(config)
     paths = sorted(path for path in directory.rglob("*") if path.is_file())
     manifest = Manifest(
         name=name,
         version="unknown",
         precision=recipe.precision,
         weight_bits=recipe.weight_bits,
+        architecture=config.architecture,
+        has_prompts=architecture.has_prompts,
+        num_attention_layers=None if num_attention_layers == config.num_decoder_layers else num_attention_layers,
         **msgspec.structs.asdict(dimensions),
         caches=caches,
         num_choices=dimensions.target_vocab_size if recipe.shortlist is None else len(recipe.shortlist),
-        tensors=Tensors.of_caches(caches, is_packed(recipe.precision)),
+        tensors=architecture.tensors(config, caches, is_packed(recipe.precision)),
         files={path.relative_to(directory).as_posix(): FileEntry(path.stat().st_size, hash_file(path)) for path in paths},
         origin=origin,
         parity=report.headline(),
@@ -189,6 +202,6 @@ def _describe(
     return msgspec.structs.replace(manifest, version=content_version(manifest))
 
 
-def _to_json(struct: msgspec.Struct) -> bytes:
-    """Return a struct as indented JSON."""
-    return msgspec.json.format(msgspec.json.encode(struct), indent=2) + b"\n"
+def _to_json(fields: msgspec.Struct | dict[str, Any]) -> bytes:
+    """Return fields as indented JSON."""
+    return msgspec.json.format(msgspec.json.encode(fields), indent=2) + b"\n"

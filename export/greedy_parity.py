@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
+from dragoman.export.architectures import architecture_of
 from dragoman.export.eager_pass import product_positions
 from dragoman.export.parity import EagerReference, ParityError, Runner, drive
 from dragoman.export.row import Row
@@ -22,15 +23,23 @@ def check_greedy(runner: Runner, reference: EagerReference, sources: list[list[i
     Raises:
         ParityError: If one parted elsewhere.
     """
-    config = reference.model.config
-    limit = min(config.max_target_positions, MAX_NEW_TOKENS)
-    rows = [Row([*source, config.eos_id], [config.decoder_start_id], limit, config.eos_id) for source in sources]
+    rows = greedy_rows(reference.model, sources, MAX_NEW_TOKENS)
     drive(runner, rows, NUM_GREEDY_SLOTS, 1, False)
     order = sorted(rows, key=lambda row: (len(row.inputs), len(row.source)))
     num_mismatches = 0
     for start in range(0, len(order), NUM_GREEDY_SLOTS):
         num_mismatches += _count_parted(order[start : start + NUM_GREEDY_SLOTS], reference, tolerance)
     return sum(row.position for row in rows), num_mismatches
+
+
+def greedy_rows(model: Network, sources: Sequence[list[int]], max_new_tokens: int) -> list[Row]:
+    """Return rows that have yet to be driven to the answers to texts, whose ids `sources` are."""
+    config, architecture = model.config, architecture_of(model.config)
+    prompts = [model.prompt(ids) for ids in sources]
+    return [
+        Row(source, [first], min(architecture.max_steps(config, len(source)), max_new_tokens), config.eos_id)
+        for source, first in prompts
+    ]
 
 
 @torch.inference_mode()
@@ -60,7 +69,7 @@ def _count_parted(rows: Sequence[Row], reference: EagerReference, tolerance: flo
 
 def _in_double(reference: EagerReference, row: Row, step: int, tolerance: float) -> tuple[float, float]:
     """Return how far a token lies below the best in double precision, and how far it may: both may be off, one up, one down."""
-    whole = reference.whole(row.source, row.inputs[1:])
+    whole = reference.whole(row.source, row.inputs[1:], row.inputs[0])
     margin = reference.double.margin(whole, step, row.inputs[step + 1])
     return margin, max(tolerance, 2 * reference.allowance(whole).log_prob)
 

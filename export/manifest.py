@@ -8,17 +8,18 @@ generation in `generation_checks`. `bundle.py` compares a manifest with the file
 import hashlib
 import re
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
 
-from dragoman.export.caches import Cache, CacheList, check_caches, names_of, passed_names
+from dragoman.export.caches import Cache, CacheList, check_caches, names_of, passed_names, state_names
 from dragoman.export.evidence import Origin, Parity
 from dragoman.export.fields import (
     MAX_BUNDLE_BYTES,
     MAX_FILES,
     MAX_GRAPH_BYTES,
+    MAX_LAYERS,
     MAX_NAME_CHARACTERS,
     MAX_PATH_CHARACTERS,
     MAX_PATH_PARTS,
@@ -40,11 +41,11 @@ from dragoman.export.fields import (
 from dragoman.export.generation_checks import check_defaults, check_ids, check_room, num_forced
 from dragoman.export.packing import is_packed
 from dragoman.export.tensor_names import TensorNames
+from dragoman.model.config import Architecture
 from dragoman.model.generation import Defaults, Languages, Template
 from dragoman.model.text.reading import MAX_FILE_BYTES as MAX_TOKENIZER_BYTES
 
 FORMAT_VERSION = 4
-Architecture = Literal["transformer", "rnn", "decoder"]
 MANIFEST_FILE = "bundle.json"
 PARITY_FILE = "parity.json"
 # Answers that a running engine has to give again, see `samples`.
@@ -75,10 +76,20 @@ class Tensors(Struct, frozen=True, forbid_unknown_fields=True):
         return cls(*TensorNames.of_layers(num_decoder_layers, is_packed))
 
     @classmethod
-    def of_caches(cls, caches: Sequence[Cache], is_packed: bool = True) -> "Tensors":
-        """Return what it asks of graphs with these caches."""
-        self_names, cross_names = names_of(caches, "self"), names_of(caches, "cross")
-        return cls(*TensorNames.of_caches(self_names, cross_names, passed_names(caches), is_packed))
+    def of_caches(
+        cls, caches: Sequence[Cache], is_packed: bool = True, *, has_prompts: bool = False, has_attention: bool = True
+    ) -> "Tensors":
+        """Return what it asks of graphs with these caches; see `TensorNames.of_caches`."""
+        names = TensorNames.of_caches(
+            names_of(caches, "self"),
+            names_of(caches, "cross"),
+            passed_names(caches),
+            is_packed,
+            state_names=state_names(caches),
+            has_prompts=has_prompts,
+            has_attention=has_attention,
+        )
+        return cls(*names)
 
 
 class FileEntry(Struct, frozen=True, forbid_unknown_fields=True):
@@ -93,7 +104,7 @@ class Dimensions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     Attributes:
         d_model: Width of the residual streams.
-        num_encoder_layers: Encoder depth.
+        num_encoder_layers: Encoder depth; 0 where there is no encoder, which is so of prompts alone.
         num_decoder_layers: Decoder depth (L).
         source_vocab_size: Ids of the source are below it.
         target_vocab_size: V.
@@ -101,12 +112,13 @@ class Dimensions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         eos_id: Ends sources and targets.
         decoder_start_id: The first `prev_ids`.
         max_source_tokens: Longest source, end-of-sequence included.
-        max_target_tokens: Most tokens that can be generated, end-of-sequence included; no cache needs more room (T).
+        max_target_tokens: Most tokens that can be generated, end-of-sequence included; no cache needs more room (T). Where the
+            source is a prompt, its tokens count, too.
         default_max_new_tokens: Tokens generated at the most when a request does not say.
     """
 
     d_model: Width
-    num_encoder_layers: Layers
+    num_encoder_layers: Annotated[int, Meta(ge=0, le=MAX_LAYERS)]
     num_decoder_layers: Layers
     source_vocab_size: Vocabulary
     target_vocab_size: Vocabulary
@@ -144,6 +156,11 @@ class Manifest(Dimensions, frozen=True, forbid_unknown_fields=True, kw_only=True
         version: See `content_version`.
         precision: Of weights, caches and arithmetic; caches of an int8 bundle say their own.
         weight_bits: Of the weights of 8-bit products. Those of 7 cannot overflow on any processor.
+        architecture: Of the model, for people to read; what follows from it, other fields say.
+        has_prompts: Whether a source is a prompt: the encoder's graph writes the caches that steps write, and the room T of a row
+            holds source and answer together.
+        num_attention_layers: Layers of the attention that the scorer tells; None for as many as the decoder has, 0 where it tells
+            none.
         caches: What a decode step keeps of a row, in the graphs' order: those that steps write, then those that the encoder gives.
         num_choices: Tokens that a step chooses from: V, or the length of the model's shortlist.
         tensors: Inputs and outputs of the graphs.
@@ -161,6 +178,9 @@ class Manifest(Dimensions, frozen=True, forbid_unknown_fields=True, kw_only=True
     version: Version
     precision: Precision
     weight_bits: WeightBits = 8
+    architecture: Architecture = "transformer"
+    has_prompts: bool = False
+    num_attention_layers: Annotated[int, Meta(ge=0, le=MAX_LAYERS)] | None = None
     caches: CacheList
     num_choices: Vocabulary
     tensors: Tensors
@@ -171,9 +191,6 @@ class Manifest(Dimensions, frozen=True, forbid_unknown_fields=True, kw_only=True
     template: Template = Template()
     languages: Languages | None = None
     defaults: Defaults = Defaults()
-    architecture: Architecture = "transformer"
-    has_prompts: bool = False
-    num_attention_layers: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse a name, paths, sizes and tensors that no bundle can have, and fields that contradict each other.
@@ -192,12 +209,21 @@ class Manifest(Dimensions, frozen=True, forbid_unknown_fields=True, kw_only=True
         self._check_generation()
         self._check_precision()
         check_caches(self.caches)
-        _check_tensors(self.tensors, Tensors.of_caches(self.caches, self.is_packed))
+        self._check_source()
+        expected = Tensors.of_caches(
+            self.caches, self.is_packed, has_prompts=self.has_prompts, has_attention=self.attention_layers > 0
+        )
+        _check_tensors(self.tensors, expected)
 
     @property
     def is_packed(self) -> bool:
         """Whether the encoder takes sources packed, see `is_packed`."""
         return is_packed(self.precision)
+
+    @property
+    def attention_layers(self) -> int:
+        """Layers of the attention that the scorer tells."""
+        return self.num_decoder_layers if self.num_attention_layers is None else self.num_attention_layers
 
     @property
     def num_weight_bytes(self) -> int:
@@ -226,6 +252,25 @@ class Manifest(Dimensions, frozen=True, forbid_unknown_fields=True, kw_only=True
             raise ValueError(f"weight_bits {self.weight_bits} go with int8, not {self.precision}")
         if any(cache.precision is not None for cache in self.caches):
             raise ValueError(f"caches have precision int8 in a bundle of int8 alone, not in {self.precision}")
+
+    def _check_source(self) -> None:
+        """Refuse prompts that others than steps read, and sources that nothing reads."""
+        given = names_of(self.caches, "cross")
+        if not self.has_prompts:
+            if not self.num_encoder_layers:
+                raise ValueError("num_encoder_layers is 0, which goes with has_prompts")
+            if not given:
+                raise ValueError("caches has none that the encoder gives, which goes with has_prompts")
+            return
+        if given:
+            raise ValueError(f"caches has {listed(given)}, which an encoder gives; with has_prompts there is none")
+        if self.source_vocab_size != self.target_vocab_size:
+            raise ValueError(
+                f"source_vocab_size {self.source_vocab_size} is not target_vocab_size {self.target_vocab_size}; with has_prompts "
+                "what is read is what is written"
+            )
+        if not self.is_packed:
+            raise ValueError(f"has_prompts goes with fp32 and int8, not {self.precision}")
 
     def _check_generation(self) -> None:
         """Refuse a template, languages and defaults that the model cannot do."""
@@ -287,15 +332,26 @@ def _check_tensors(tensors: Tensors, expected: Tensors) -> None:
             raise ValueError(f"tensors.{field} has a tensor twice")
 
 
+# Fields that are left out where they have their default values, so that the bundles of a Transformer are what they ever were.
+_LATER_FIELDS = ("architecture", "has_prompts", "num_attention_layers")
+
+
+def told(manifest: Manifest) -> dict[str, Any]:
+    """Return what `bundle.json` says, ready for JSON."""
+    fields: dict[str, Any] = msgspec.to_builtins(manifest)
+    defaults = {field.name: field.default for field in msgspec.structs.fields(Manifest)}
+    return {name: value for name, value in fields.items() if name not in _LATER_FIELDS or value != defaults[name]}
+
+
 def content_version(manifest: Manifest) -> str:
     """Return the version that a manifest's content gives: the first 12 hex digits of a SHA-256.
 
     It covers every file and every setting, so that the same model always has the same version and another model never does. The
     name, the origin, the parity report, the sample answers and the domain are left out: they change nothing of what it answers.
     """
-    told = PARITY_FILE, SAMPLES_FILE
-    files = {path: entry.sha256 for path, entry in sorted(manifest.files.items()) if path not in told}
-    settings = msgspec.to_builtins(manifest)
+    tells = PARITY_FILE, SAMPLES_FILE
+    files = {path: entry.sha256 for path, entry in sorted(manifest.files.items()) if path not in tells}
+    settings = told(manifest)
     for field in ("name", "version", "files", "origin", "parity", "domain"):
         del settings[field]
     return hashlib.sha256(msgspec.json.encode([settings, files], order="sorted")).hexdigest()[:12]

@@ -12,9 +12,9 @@ import numpy as np
 from msgspec import Struct
 
 from dragoman.export.double import Allowance, DoublePrecision
-from dragoman.export.eager_pass import CrossKV as CrossKV
 from dragoman.export.eager_pass import EagerPass
 from dragoman.export.eager_pass import Floats as Floats
+from dragoman.export.eager_pass import Given as Given
 from dragoman.export.evidence import Parity, Quality, ShortlistParity
 from dragoman.export.row import EagerStretch, Row
 from dragoman.export.row import Ints as Ints
@@ -82,12 +82,12 @@ class ParityReport(Struct, frozen=True, forbid_unknown_fields=True):
 class Slots(Protocol):
     """Rows of cache, of which the first n take part in a step."""
 
-    def fill(self, slot: int, cross_kv: CrossKV) -> None:
+    def fill(self, slot: int, given: Given) -> None:
         """Give a slot to a new row with this source."""
         ...
 
-    def restore(self, slot: int, self_kv: CrossKV) -> None:
-        """Give a slot the keys and values of a row's first positions, `[H, T, Dh]`, layer by layer."""
+    def restore(self, slot: int, kept: Given) -> None:
+        """Give a slot what the caches that steps write hold after a row's first positions, see `Observation.caches`."""
         ...
 
     def move(self, source: int, destination: int) -> None:
@@ -100,10 +100,16 @@ class Slots(Protocol):
 
 
 class Runner(Protocol):
-    """The encoder and the decode step, ready to run."""
+    """The encoder and the decode step, ready to run.
 
-    def encode(self, sources: Sequence[list[int]]) -> list[CrossKV]:
-        """Encode sources in one right-padded batch → per source, the cross keys and values `[H, S, Dh]` of all layers."""
+    Attributes:
+        has_prompts: Whether caches that steps write hold a row's source, too.
+    """
+
+    has_prompts: bool
+
+    def encode(self, sources: Sequence[list[int]]) -> list[Given]:
+        """Encode sources in one batch → per source what fills a slot: the row, as long as it is, of each cache that is given."""
         ...
 
     def slots(self, num_slots: int, max_targets: int, max_sources: int) -> Slots:
@@ -128,17 +134,18 @@ def drive(
         observe: Called before each step's rows take their candidates `[n, K]`.
     """
     spare = 0 if is_tight else 3
-    slots = runner.slots(num_slots, max(row.num_steps for row in rows) + spare, max(len(row.source) for row in rows) + spare)
+    num_targets = max(row.num_steps + len(row.source) * runner.has_prompts for row in rows)
+    slots = runner.slots(num_slots, num_targets + spare, max(len(row.source) for row in rows) + spare)
     encoded = _encode(runner, rows, num_slots)
     waiting = deque((row, encoded[tuple(row.source)]) for row in rows)
     active: list[Row] = []
     num_steps = 0
     while active or waiting:
         while waiting and len(active) < num_slots:
-            row, cross_kv = waiting.popleft()
-            slots.fill(len(active), cross_kv)
-            if row.stretch is not None:
-                slots.restore(len(active), row.stretch.whole.self_kv(row.stretch.start))
+            row, given = waiting.popleft()
+            slots.fill(len(active), given)
+            if row.stretch is not None and row.stretch.start:
+                slots.restore(len(active), row.stretch.whole.kept(row.stretch.start))
             active.append(row)
         prev_ids = np.array([row.inputs[row.position] for row in active], np.int64)
         positions = np.array([row.position for row in active], np.int64)
@@ -158,14 +165,14 @@ def drive(
     return num_steps
 
 
-def _encode(runner: Runner, rows: Sequence[Row], max_rows: int) -> dict[tuple[int, ...], CrossKV]:
+def _encode(runner: Runner, rows: Sequence[Row], max_rows: int) -> dict[tuple[int, ...], Given]:
     """Encode each source once, in ragged batches of rows as they come; a long one by itself, for the others would be padding."""
     sources = list(dict.fromkeys(tuple(row.source) for row in rows))
     short = [source for source in sources if len(source) <= LONG_ROW]
     batches = [short[start : start + max_rows] for start in range(0, len(short), max_rows)]
     batches += [[source] for source in sources if len(source) > LONG_ROW]
     encoded = (zip(batch, runner.encode([list(source) for source in batch]), strict=True) for batch in batches)
-    return {source: cross_kv for batch in encoded for source, cross_kv in batch}
+    return {source: given for batch in encoded for source, given in batch}
 
 
 class EagerReference:
@@ -176,13 +183,14 @@ class EagerReference:
         self.model = model
         self.blocks: dict[int, tuple[int, Floats]] = {}
         self.double = DoublePrecision(model)
-        self._passes: dict[tuple[tuple[int, ...], tuple[int, ...]], EagerPass] = {}
+        self._passes: dict[tuple[tuple[int, ...], int, tuple[int, ...]], EagerPass] = {}
 
-    def whole(self, source: list[int], target: list[int]) -> EagerPass:
-        """Return the pass over a source and a target, end-of-sequence included in both; the same one every time."""
-        key = tuple(source), tuple(target)
+    def whole(self, source: list[int], target: list[int], first: int | None = None) -> EagerPass:
+        """Return the pass over a source and a target, see `EagerPass`; the same one every time."""
+        first = self.model.config.decoder_start_id if first is None else first
+        key = tuple(source), first, tuple(target)
         if key not in self._passes:
-            self._passes[key] = EagerPass(self.model, source, target, keeps_keys=len(target) > LONG_ROW)
+            self._passes[key] = EagerPass(self.model, source, target, len(target) > LONG_ROW, first)
         return self._passes[key]
 
     def allowance(self, whole: EagerPass) -> Allowance:
@@ -193,8 +201,7 @@ class EagerReference:
         """Return the pass over a teacher-forced row, which end-of-sequence follows."""
         if row.stretch is not None:
             return row.stretch.whole
-        assert row.inputs[0] == self.model.config.decoder_start_id, "a pass begins as the decoder does"
-        return self.whole(row.source, [*row.inputs[1:], self.model.config.eos_id])
+        return self.whole(row.source, [*row.inputs[1:], self.model.config.eos_id], row.inputs[0])
 
     def log_probs(self, rows: Sequence[Row]) -> Floats:
         """Return what each row's next step should give, `[n, V]`."""
@@ -224,7 +231,7 @@ def stretches(reference: EagerReference, row: Row) -> list[Row]:
         row: Teacher-forced; one of up to `LONG_ROW` positions stays whole.
 
     Returns:
-        The stretches; the keys and values before each are the eager model's.
+        The stretches; what caches hold before each is the eager model's.
     """
     if row.num_steps <= LONG_ROW:
         return [row]

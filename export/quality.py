@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 from dragoman.export.arguments import QualityTexts
 from dragoman.export.bundle import Quality
 from dragoman.export.choice_parity import check_one_candidate
-from dragoman.export.encoder_parity import check_sources_apart
+from dragoman.export.greedy_parity import greedy_rows
 from dragoman.export.parity import EagerReference, Floats, Ints, ParityError, drive, is_ordered, refuse_padding, stretches
 from dragoman.export.progress import STEPS, Progress
 from dragoman.export.quantize import ScaleCounts
 from dragoman.export.row import Row
-from dragoman.export.scorer_parity import Pair
-from dragoman.export.verify import LARGE_VOCABULARY, NUM_BEST, NUM_SLOTS, OnnxRunner, forced_rows, greedy_sources
+from dragoman.export.running import OnnxRunner
+from dragoman.export.scorer_parity import pair_of
+from dragoman.export.verify import LARGE_VOCABULARY, NUM_BEST, NUM_SLOTS, check_sources, forced_rows, greedy_sources
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.decode import greedy_search
 from dragoman.model.errors import InputError
@@ -106,7 +107,7 @@ def verify_quantized(
     reference = EagerReference(checkpoint.model)
     parts = [part for row in forced for part in stretches(reference, row)]
     runners = [OnnxRunner(directory, config, number, is_precise) for number in THREADS]
-    check_sources_apart(runners, forced)
+    check_sources(runners, forced)
     check_rows_apart(runners, parts)
     progress.done("compare batches in 8 bits")
     divergence, rows, runner = Divergence(checkpoint), answer_rows(checkpoint), OnnxRunner(directory, config, is_precise=is_precise)
@@ -158,15 +159,15 @@ def check_rows_apart(runners: Sequence[OnnxRunner], rows: Sequence[Row]) -> int:
 
 def answer_rows(checkpoint: Checkpoint) -> list[Row]:
     """Return the model's own greedy answers to `greedy_sources` as teacher-forced rows."""
-    model, config = checkpoint.model, checkpoint.model.config
-    limit = min(MAX_ANSWER_TOKENS, config.max_target_positions)
-    rows = []
     sources = greedy_sources(checkpoint)[-NUM_SOURCES:]
+    rows = []
     for start in range(0, len(sources), 4 * NUM_SLOTS):
         batch = sources[start : start + 4 * NUM_SLOTS]
-        for source, answer in zip(batch, greedy_search(model, batch, limit), strict=True):
-            inputs = [config.decoder_start_id, *answer.ids][:limit]
-            rows.append(Row([*source, config.eos_id], inputs, len(inputs)))
+        asked = greedy_rows(checkpoint.model, batch, MAX_ANSWER_TOKENS)
+        limit = min(row.num_steps for row in asked)
+        for row, answer in zip(asked, greedy_search(checkpoint.model, batch, limit), strict=True):
+            inputs = [*row.inputs, *answer.ids][:limit]
+            rows.append(Row(row.source, inputs, len(inputs)))
     return rows
 
 
@@ -184,7 +185,7 @@ def _scorer_difference(runner: OnnxRunner, rows: Sequence[Row], divergence: Dive
     differences: list[float] = []
     for start in range(0, len(rows), NUM_SLOTS):
         batch = rows[start : start + NUM_SLOTS]
-        pairs = [Pair(row.source, [*row.inputs[1:], runner.config.eos_id]) for row in batch]
+        pairs = [pair_of(row, runner.config.eos_id) for row in batch]
         for row, log_probs in zip(batch, runner.score(pairs)[0], strict=True):
             expected = divergence.label_log_probs[id(row)]
             differences += np.abs(log_probs[: len(expected)] - expected).tolist()
@@ -214,12 +215,11 @@ def _translate(runner: OnnxRunner, checkpoint: Checkpoint, texts: Sequence[str])
     from dragoman.model.evaluate import MAX_NEW_TOKENS
 
     config, tokenizers = checkpoint.model.config, checkpoint.tokenizers
-    limit = min(MAX_NEW_TOKENS, config.max_target_positions)
-    rows = []
-    for number, ids in enumerate(tokenizers.source.encode_batch(texts), start=1):
+    sources = tokenizers.source.encode_batch(texts)
+    for number, ids in enumerate(sources, start=1):
         if len(ids) >= config.max_source_positions:
             raise InputError(f"line {number}: {len(ids) + 1} tokens where the model takes {config.max_source_positions}")
-        rows.append(Row([*ids, config.eos_id], [config.decoder_start_id], limit, config.eos_id))
+    rows = greedy_rows(checkpoint.model, sources, MAX_NEW_TOKENS)
     for start in range(0, len(order := sorted(rows, key=lambda row: len(row.source))), MAX_ROWS):
         drive(runner, order[start : start + MAX_ROWS], 2 * NUM_SLOTS, 1, False)
     return [tokenizers.target.decode([token for token in row.inputs[1:] if token != config.eos_id]) for row in rows]

@@ -16,7 +16,7 @@ class EagerStretch:
     """A stretch of a long row: it begins where the eager model has left off, and need not be driven there step by step.
 
     Attributes:
-        start: Its first position; the keys and values of those before it are the eager model's.
+        start: Its first position; what caches hold of those before it is the eager model's.
         whole: The eager model's pass over the whole row.
     """
 
@@ -29,8 +29,8 @@ class Row:
     """One sequence on its way through the slots.
 
     Attributes:
-        source: Source ids, end-of-sequence included.
-        inputs: What is fed, start token first; a greedy row grows by what it draws.
+        source: Source ids, as the model encodes them, see `Network.prompt`.
+        inputs: What is fed, what the decoder reads first included; a greedy row grows by what it draws.
         num_steps: Where it ends at the latest: the position after its last step.
         eos_id: Token that ends a greedy row early; None in a teacher-forced row.
         stretch: What a row begins with that does not begin at position 0; see `EagerStretch`.

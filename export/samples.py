@@ -25,7 +25,7 @@ MAX_SAMPLES, MAX_SOURCE_IDS, MAX_TARGET_IDS, MAX_PREFIX_IDS = 64, 4096, 512, 128
 LogProb = Annotated[float, Meta(ge=-1e9, le=1)]  # rounding may leave one a little above 0
 Candidate = tuple[TokenId, LogProb]
 Ids = Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_TARGET_IDS)]
-Source = Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_SOURCE_IDS)]
+Source = Annotated[list[TokenId], Meta(max_length=MAX_SOURCE_IDS)]
 LogProbs = Annotated[list[LogProb], Meta(min_length=1, max_length=MAX_TARGET_IDS)]
 Candidates = Annotated[list[Candidate], Meta(min_length=1, max_length=NUM_CANDIDATES)]
 
@@ -34,7 +34,7 @@ class Sample(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
     """A source and the greedy answer to it.
 
     Attributes:
-        source: Ids, with what is said around a text, end-of-sequence included.
+        source: Ids, with what is said around a text, end-of-sequence included; of a prompt, all but the last.
         ids: Generated tokens, end-of-sequence included where it came, the forced prefix not.
         log_probs: Of each of them.
         candidates: For each of them the likeliest tokens at its position with their log-probabilities, in order, itself the first.
@@ -124,7 +124,8 @@ class Samples(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
             name, num_new = f"sample {number}", len(sample.ids)
             tokens = [*sample.target_prefix, *sample.ids, *(token for row in sample.candidates for token, _ in row)]
             _check_sides(name, sample.source, tokens, sample.decoder_start_id, manifest)
-            _check_length(name, "answer", len(sample.target_prefix) + self.max_new_tokens, manifest.max_target_tokens)
+            read = len(sample.source) * manifest.has_prompts
+            _check_length(name, "answer", read + len(sample.target_prefix) + self.max_new_tokens, manifest.max_target_tokens)
             if num_new > self.max_new_tokens or (num_new < self.max_new_tokens and sample.ids[-1] != manifest.eos_id):
                 raise ValueError(f"{name} has {num_new} tokens, where {self.max_new_tokens} were allowed")
             if manifest.eos_id in sample.ids[:-1]:
@@ -132,15 +133,18 @@ class Samples(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         for number, pair in enumerate(self.pairs, 1):
             name = f"pair {number}"
             _check_sides(name, pair.source, pair.target, pair.decoder_start_id, manifest)
-            _check_length(name, "target", len(pair.target), manifest.max_target_tokens)
+            read = len(pair.source) * manifest.has_prompts
+            _check_length(name, "target", read + len(pair.target), manifest.max_target_tokens)
 
 
 def _check_sides(name: str, source: list[int], target: list[int], start: int | None, manifest: Manifest) -> None:
     """Refuse ids that the model does not have, and a source that is too long."""
     _check_length(name, "source", len(source), manifest.max_source_tokens)
+    if not source and not manifest.has_prompts:
+        raise ValueError(f"the source of {name} has no token, and the model takes 1 at least")
     target = target if start is None else [*target, start]
     for side, ids, size in (("source", source, manifest.source_vocab_size), ("target", target, manifest.target_vocab_size)):
-        if (largest := max(ids)) >= size:
+        if (largest := max(ids, default=0)) >= size:
             raise ValueError(f"the {side} of {name} has token {largest}, which is outside the vocabulary of {size}")
 
 

@@ -11,11 +11,12 @@ import numpy as np
 
 from dragoman.export.eager_pass import EagerPass
 from dragoman.export.parity import EagerReference, Floats, Ints, ParityError
+from dragoman.export.row import Row
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A source and a target, end-of-sequence included in both, and what the decoder is fed first; None for the model's."""
+    """A source as the model encodes it, a target with end-of-sequence, and what the decoder is fed first; None for the model's."""
 
     source: list[int]
     target: list[int]
@@ -26,7 +27,7 @@ class Scorer(Protocol):
     """The scorer's graph, ready to run."""
 
     def score(self, pairs: Sequence[Pair]) -> tuple[Floats, Floats]:
-        """Score one right-padded batch → log-probabilities of the targets' tokens `[B, T]`, attention `[B, L, T, S]`."""
+        """Score one right-padded batch → log-probabilities of targets' tokens `[B, T]`, attention `[B, L, T, S]`; L may be 0."""
         ...
 
 
@@ -47,7 +48,7 @@ class ScorerComparison:
         Raises:
             ParityError: If a log-probability or a weight is off, or padding gets attention.
         """
-        whole = self.reference.whole(pair.source, pair.target)
+        whole = self.reference.whole(pair.source, pair.target, pair.decoder_start_id)
         num_source, num_target = len(pair.source), len(pair.target)
         found = log_probs[:num_target], attention[:, :num_target, :num_source]
         differences = _differences(found, whole)
@@ -72,7 +73,7 @@ class ScorerComparison:
 def _differences(found: tuple[Floats, Floats], whole: EagerPass) -> tuple[float, float]:
     """Return the largest difference of a token's log-probability and of an attention weight."""
     log_probs, attention = found
-    return float(np.abs(log_probs - whole.target_log_probs()).max()), float(np.abs(attention - whole.attention).max())
+    return float(np.abs(log_probs - whole.target_log_probs()).max()), float(np.abs(attention - whole.attention).max(initial=0))
 
 
 def check_scorer(scorer: Scorer, pairs: Sequence[Pair], comparison: ScorerComparison, max_rows: int, num_alone: int) -> None:
@@ -89,6 +90,11 @@ def check_scorer(scorer: Scorer, pairs: Sequence[Pair], comparison: ScorerCompar
         comparison.compare(pair, first[0][0], first[1][0])
         if any(a.tobytes() != b.tobytes() for a, b in zip(first, scorer.score([pair]), strict=True)):
             raise ParityError("the scorer does not give the same bits twice")
+
+
+def pair_of(row: Row, eos_id: int) -> Pair:
+    """Return a row as a pair to score, whose target ends with end-of-sequence."""
+    return Pair(row.source, [*row.inputs[1:], eos_id], row.inputs[0])
 
 
 def _batches(pairs: Sequence[Pair], max_rows: int) -> list[list[Pair]]:

@@ -2,14 +2,17 @@
 
 import copy
 from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 from torch import nn
 
-from dragoman.model.networks.transformer import Decoder
+from dragoman.model.networks.predictor import Predictor
+
+_Decoder = TypeVar("_Decoder", bound=Predictor)
 
 
-def shortened(decoder: Decoder, ids: Sequence[int]) -> Decoder:
+def shortened(decoder: _Decoder, ids: Sequence[int]) -> _Decoder:
     """Return a decoder with the same layers whose logits are those of some tokens.
 
     Their values are the bits of the whole projection's; log-probabilities are normalised over these tokens alone.

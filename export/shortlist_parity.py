@@ -16,8 +16,9 @@ from dragoman.export.evidence import ShortlistParity
 from dragoman.export.fields import Precision
 from dragoman.export.parity import LONG_ROW, Floats, Ints, ParityError, drive, is_ordered
 from dragoman.export.row import Row
-from dragoman.export.scorer_parity import Pair
-from dragoman.export.verify import NUM_ROWS_ALONE, NUM_SLOTS, TOLERANCE, OnnxRunner, check_alone, forced_rows
+from dragoman.export.running import OnnxRunner
+from dragoman.export.scorer_parity import pair_of
+from dragoman.export.verify import NUM_ROWS_ALONE, NUM_SLOTS, TOLERANCE, check_alone, forced_rows
 from dragoman.export.verify_half import HalfRunner, widen
 from dragoman.model.config import ModelConfig
 
@@ -41,7 +42,7 @@ def verify_shortlist(whole: Path, short: Path, ids: Sequence[int], config: Model
     expected, rows = _Recording(ids, config), _rows(config)
     with _opened(whole, config, precision) as (runner, is_exact_alone):
         drive(runner, rows, NUM_SLOTS, config.target_vocab_size, False, expected.observe)
-        pairs = [Pair(row.source, [*row.inputs[1:], config.eos_id]) for row in rows[:NUM_ROWS_ALONE]]
+        pairs = [pair_of(row, config.eos_id) for row in rows[:NUM_ROWS_ALONE]]
         scores = runner.score(pairs)
     comparison, rows = _Comparison(ids, expected), _rows(config)
     with _opened(short, config, precision) as (runner, _):

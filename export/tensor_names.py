@@ -5,6 +5,10 @@ from typing import NamedTuple
 
 STEP_INPUTS = ("prev_ids", "positions", "src_lens", "num_candidates")
 STEP_OUTPUTS = ("candidate_ids", "candidate_log_probs")
+SCORER_INPUTS = ("src_ids", "src_lens", "tgt_ids", "tgt_lens", "labels")
+SCORER_OUTPUTS = ("label_log_probs", "attention")
+PROMPT_INPUTS = ("src_ids", "positions", "src_lens")
+"""Inputs of what reads a piece of a prompt into the caches, but for these."""
 
 
 def self_kv_names(num_layers: int) -> list[str]:
@@ -31,7 +35,7 @@ PACKED_INPUTS = ("src_ids", "positions", "cells", "grid", "src_lens")
 PACKED_OUTPUT = "cross_kv"
 """Inputs and output of an encoder that takes sources packed, see `dragoman.export.packing`."""
 STATES_OUTPUT = "source_states"
-"""Its other output: the caches without an axis of source positions, side by side, `[B, columns]`."""
+"""Second output of such an encoder: what it gives once a source, `[B, …]`, and not for each of its tokens."""
 
 
 class TensorNames(NamedTuple):
@@ -46,7 +50,15 @@ class TensorNames(NamedTuple):
 
     @classmethod
     def of_caches(
-        cls, self_names: list[str], cross_names: list[str], passed_names: Sequence[str] = (), is_packed: bool = True
+        cls,
+        self_names: Sequence[str],
+        cross_names: Sequence[str],
+        passed_names: Sequence[str] = (),
+        is_packed: bool = True,
+        *,
+        state_names: Sequence[str] = (),
+        has_prompts: bool = False,
+        has_attention: bool = True,
     ) -> "TensorNames":
         """Return what the bundle's format version asks of graphs with caches of these names.
 
@@ -54,15 +66,23 @@ class TensorNames(NamedTuple):
             self_names: Those that steps write.
             cross_names: Those that the encoder gives.
             passed_names: Those of them that steps have as outputs, too, though they write nothing.
-            is_packed: Whether the encoder takes sources packed, and gives all caches side by side.
+            is_packed: Whether the encoder takes sources packed, and gives side by side the caches of tokens, and those of sources.
+            state_names: Those that the encoder gives once a source, and not for each of its tokens.
+            has_prompts: Whether the encoder reads prompts into the caches that steps write.
+            has_attention: Whether the scorer tells attention.
         """
+        packed = [*([PACKED_OUTPUT] if set(cross_names) - set(state_names) else []), *([STATES_OUTPUT] if state_names else [])]
+        encoder_inputs = list(PACKED_INPUTS) if is_packed else ["src_ids", "src_lens"]
+        encoder_outputs = packed if is_packed else list(cross_names)
+        if has_prompts:
+            encoder_inputs, encoder_outputs = [*PROMPT_INPUTS, *self_names], list(map(output_name, self_names))
         return cls(
-            encoder_inputs=list(PACKED_INPUTS) if is_packed else ["src_ids", "src_lens"],
-            encoder_outputs=[PACKED_OUTPUT] if is_packed else list(cross_names),
+            encoder_inputs=encoder_inputs,
+            encoder_outputs=encoder_outputs,
             decoder_inputs=[*STEP_INPUTS, *self_names, *cross_names],
             decoder_outputs=[*STEP_OUTPUTS, *map(output_name, self_names), *map(output_name, passed_names)],
-            scorer_inputs=["src_ids", "src_lens", "tgt_ids", "tgt_lens", "labels"],
-            scorer_outputs=["label_log_probs", "attention"],
+            scorer_inputs=list(SCORER_INPUTS),
+            scorer_outputs=list(SCORER_OUTPUTS if has_attention else SCORER_OUTPUTS[:1]),
         )
 
     @classmethod

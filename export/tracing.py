@@ -4,17 +4,16 @@ The bytes written depend on the weights and the libraries' versions alone: no ti
 """
 
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import onnx_ir
 import torch
 from onnx_ir.passes.common import ClearMetadataAndDocStringPass, RemoveUnusedNodesPass, RemoveUnusedOpsetsPass
+from torch import nn
 
 from dragoman.export.cuda_contract import INPUTS, OPERATOR
 from dragoman.export.functions import Functions
-from dragoman.export.graphs.transformer_encoder import EncoderGraph
-from dragoman.export.graphs.transformer_scorer import ScorerGraph
-from dragoman.export.graphs.transformer_step import StepGraph
 from dragoman.export.recording import Recorder
 
 IR_VERSION = 10
@@ -24,7 +23,33 @@ PAST_KEY = INPUTS.index("past_key")
 """Where an attention node has its past keys, if it has any."""
 
 
-def trace(module: EncoderGraph | StepGraph | ScorerGraph) -> onnx_ir.Model:
+class GraphModule(Protocol):
+    """What is traced: a module that computes what its graph shall."""
+
+    @property
+    def input_names(self) -> list[str]:
+        """Names of the graph's inputs."""
+        ...
+
+    @property
+    def output_names(self) -> list[str]:
+        """Names of the graph's outputs."""
+        ...
+
+    def inputs(self, recorder: Recorder) -> dict[str, Any]:
+        """Add the graph's inputs; return them as `forward` takes them."""
+        ...
+
+    def eval(self) -> nn.Module:
+        """Be evaluated, not trained."""
+        ...
+
+    def __call__(self, **inputs: Any) -> Any:
+        """Compute the outputs, in the order of their names."""
+        ...
+
+
+def trace(module: GraphModule) -> onnx_ir.Model:
     """Return a module's ONNX graph, stripped, its weights still shared with the module.
 
     Raises:

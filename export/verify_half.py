@@ -21,18 +21,13 @@ from dragoman.export.half import DTYPES, halved
 from dragoman.export.parity import ParityError, ParityReport
 from dragoman.export.progress import Progress
 from dragoman.export.quality import MAX_BLEU_LOSS, MAX_CHRF_LOSS
+from dragoman.export.running import OnnxRunner
 from dragoman.export.session import Session, has_cuda, open_on_cuda
-from dragoman.export.verify import (
-    NUM_SLOTS,
-    OnnxRunner,
-    OnnxSlots,
-    compare,
-    greedy_sources,
-)
+from dragoman.export.verify import NUM_SLOTS, compare, greedy_sources
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.config import ModelConfig
 from dragoman.model.decode import greedy_search
-from dragoman.model.networks.transformer import Transformer
+from dragoman.model.networks.transformer import Transformer, transformer_of
 
 LIMITS = {"fp16": 0.1, "bf16": 0.8}
 """Largest difference of a log-probability from single precision, which is also the margin that a different token is excused by."""
@@ -43,20 +38,8 @@ MIN_AGREEMENT = {"fp16": 0.9, "bf16": 0.6}
 WIDENED = "cpu, widened to fp32; not run in bf16"
 
 
-class HalfSlots(OnnxSlots):
-    """Cache buffers of 16-bit floats."""
-
-    def __init__(self, session: Session, config: ModelConfig, num_slots: int, max_targets: int, max_sources: int) -> None:
-        super().__init__(session, config, num_slots, max_targets, max_sources)
-        for buffers in (self.self_kv, self.cross_kv):
-            for name, buffer in buffers.items():
-                buffers[name] = buffer.astype(np.float16)
-
-
 class HalfRunner(OnnxRunner):
     """fp16 graphs, on CUDA where there is a device and they may run there."""
-
-    slots_type = HalfSlots
 
     def __init__(self, directory: Path, config: ModelConfig, is_on_cpu: bool = False) -> None:
         self.device = "cuda" if torch.cuda.is_available() and has_cuda() and not is_on_cpu else "cpu"
@@ -79,7 +62,7 @@ def verify_half(
         BundleError: If the graphs cannot be loaded or have other inputs and outputs.
         ParityError: Naming the figure that is off.
     """
-    half = halved(checkpoint.model, DTYPES[precision])
+    half = halved(transformer_of(checkpoint.model), DTYPES[precision])
     if texts is not None:
         _check_scores(checkpoint, half, texts)
     if precision == "fp16":

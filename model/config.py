@@ -210,6 +210,11 @@ class ModelConfig:
             raise ModelConfigError(f"pad_id and eos_id are both {self.eos_id}: padding is never predicted, so nothing would end")
 
     @property
+    def has_source(self) -> bool:
+        """Whether there is text in another language, or of another kind, that the model reads before it writes."""
+        return self.architecture != "decoder"
+
+    @property
     def head_dim(self) -> int:
         """Width of one attention head (Dh)."""
         return (self.attention_dim or self.d_model) // self.num_heads

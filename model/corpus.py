@@ -43,6 +43,15 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
         temporary.write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
 
 
+def read_texts(path: Path) -> list[str]:
+    """Read a file of texts.
+
+    Raises:
+        DataError: As `read_lines`, or if a line is blank (with its number).
+    """
+    return _refuse_blank(path, read_lines(path))
+
+
 def read_parallel(source: Path, target: Path) -> tuple[list[str], list[str]]:
     """Read two files whose lines correspond.
 
@@ -52,8 +61,16 @@ def read_parallel(source: Path, target: Path) -> tuple[list[str], list[str]]:
     sources, targets = read_lines(source), read_lines(target)
     if len(sources) != len(targets):
         raise DataError(f"{source} has {len(sources)} lines but {target} has {len(targets)}")
-    for path, lines in ((source, sources), (target, targets)):
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                raise DataError(f"{path}, line {number}: the line is blank")
-    return sources, targets
+    return _refuse_blank(source, sources), _refuse_blank(target, targets)
+
+
+def _refuse_blank(path: Path, lines: list[str]) -> list[str]:
+    """Return a file's lines as they are.
+
+    Raises:
+        DataError: If one is blank (with its number).
+    """
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            raise DataError(f"{path}, line {number}: the line is blank")
+    return lines

@@ -1,11 +1,14 @@
-"""A corpus translated by the eager oracle, and its quality."""
+"""A corpus translated by the eager oracle, its quality, and how likely the model finds it."""
 
 from collections.abc import Iterator, Sequence
+
+import torch
 
 from dragoman.model.decode import beam_search, greedy_search
 from dragoman.model.errors import InputError
 from dragoman.model.ids import Ids
 from dragoman.model.networks.network import Network
+from dragoman.model.padding import pad
 from dragoman.model.quality import MAX_NEW_TOKENS as MAX_NEW_TOKENS
 from dragoman.model.quality import Scores, score
 from dragoman.model.text.tokenizers import Tokenizers
@@ -57,6 +60,45 @@ def translate(
         for i, hypothesis in zip(rows, best, strict=True):
             answers[i] = tokenizers.target.decode(hypothesis.ids)
     return answers
+
+
+@torch.inference_mode()
+def target_log_probs(model: Network, tokenizers: Tokenizers, sources: Sequence[str], targets: Sequence[str]) -> list[list[float]]:
+    """Return, for each pair of texts, the log-probability of every token of the target, end-of-sequence last.
+
+    Args:
+        model: In evaluation mode.
+        tokenizers: Its vocabularies.
+        sources: What targets are the answers to; of a language model what they go on with, which may be empty.
+        targets: As many.
+
+    Raises:
+        InputError: If a pair is longer than the model takes, or a source is missing, with its line number.
+    """
+    config = model.config
+    prompts = [model.prompt(ids) for ids in tokenizers.source.encode_batch(sources)]
+    answers = [[*ids, config.eos_id] for ids in tokenizers.target.encode_batch(targets)]
+    for number, ((source, _), answer) in enumerate(zip(prompts, answers, strict=True), start=1):
+        if config.has_source and not sources[number - 1].strip():
+            raise InputError(f"line {number}: there is no source, which a {config.architecture} needs")
+        num_source, num_target = len(source), len(answer) + (0 if config.has_source else len(source))
+        if num_source > config.max_source_positions or num_target > config.max_target_positions:
+            raise InputError(
+                f"line {number}: {num_source} source and {len(answer)} target tokens, where the model takes "
+                f"{config.max_source_positions} and {config.max_target_positions}"
+            )
+    found: list[list[float]] = [[] for _ in answers]
+    for rows in _batches(answers):
+        pairs = [prompts[i] for i in rows]
+        source_ids = pad([source for source, _ in pairs], config.pad_id)
+        lengths = torch.tensor([len(source) for source, _ in pairs])
+        inputs = pad([[first, *answers[i][:-1]] for i, (_, first) in zip(rows, pairs, strict=True)], config.pad_id)
+        labels = pad([answers[i] for i in rows], config.pad_id)
+        log_probs = model.decoder.log_probs(model.decode(inputs, *model.encode(source_ids, lengths)))
+        of_labels = log_probs.gather(-1, labels[:, :, None])[:, :, 0].tolist()
+        for i, row in zip(rows, of_labels, strict=True):
+            found[i] = row[: len(answers[i])]
+    return found
 
 
 def _batches(sources: Sequence[Ids]) -> Iterator[list[int]]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.model.ids import Ids
+from dragoman.model.networks.transformer import transformer_of
 from dragoman.server.allocator import keep_blocks
 from dragoman.server.engine.messages import GREEDY, Request, SearchOptions
 from dragoman.server.offline import OfflineTranslator
@@ -162,7 +163,7 @@ class TransformersEngine:
 
         torch.set_num_threads(num_threads)
         self._answers_to = transformers_model.best_answers
-        self._model = transformers_model.to_transformers(Checkpoint.load(checkpoint).model).float()
+        self._model = transformers_model.to_transformers(transformer_of(Checkpoint.load(checkpoint).model)).float()
 
     def run(self, workload: Workload, batch_size: int) -> Run:
         """Translate batch by batch."""

@@ -19,6 +19,7 @@ from benchmarks.harness.sender import DragomanServer
 from benchmarks.harness.setting import Setting
 from benchmarks.libraries import ctranslate2_model
 from dragoman.model.checkpoint import Checkpoint
+from dragoman.model.networks.transformer import transformer_of
 
 SERVED, BULK, ENGINE, BEFORE = "Dragoman, gRPC", "Dragoman, gRPC in bulk", "Dragoman, engine", "before, gRPC"
 CT2, TRANSFORMERS = "CTranslate2", "Transformers"
@@ -86,7 +87,7 @@ class Stage:
             if self.workers:
                 folder = plan.cache / f"{self.checkpoint.name}-{precision}-ctranslate2"
                 kind = CTRANSLATE2_TYPES[precision]
-                ctranslate2_model.write_model(self.checkpoint.model, folder, kind)
+                ctranslate2_model.write_model(transformer_of(self.checkpoint.model), folder, kind)
                 for count in self.workers:
                     description = CTranslate2Engine, folder, kind, count, plan.num_threads // count
                     self._sides[worker_name(count)] = stack.enter_context(Apart(*description))

@@ -26,6 +26,7 @@ import torch
 from benchmarks.gpu import parity, speed
 from benchmarks.gpu.models import graphs_of, open_device, random_model, random_sources, shipped_checkpoint
 from dragoman.export.half import DTYPES
+from dragoman.model.networks.transformer import transformer_of
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 QUICK_ROWS = (1, 3, 8)
@@ -91,14 +92,14 @@ class Run:
     def answers(self, precision: str) -> dict[str, Any]:
         """Compare answers of the trained model with eager PyTorch's; with texts and references, BLEU too."""
         checkpoint = shipped_checkpoint()
-        graphs = graphs_of("en-de", checkpoint.model, precision, self.folder)
+        graphs = graphs_of("en-de", transformer_of(checkpoint.model), precision, self.folder)
         count = 12 if self.arguments.quick else 1000
         if self.arguments.texts:
             lines = Path(self.arguments.texts).read_text(encoding="utf-8").splitlines()[:count]
             sources = [[*ids, graphs.eos_id] for ids in checkpoint.tokenizers.source.encode_batch(lines)]
         else:
             sources = random_sources(graphs, count, 1, 40)
-        models = parity.eager_models(checkpoint.model, DTYPES[precision], precision)
+        models = parity.eager_models(transformer_of(checkpoint.model), DTYPES[precision], precision)
         found, tokens = parity.answers_against_eager(self.device, graphs, models, sources, self.torch_device)
         found["sources"] = self.arguments.texts or "random tokens; give --texts for real ones"
         if self.arguments.texts and self.arguments.references:
@@ -161,7 +162,7 @@ def prepare(arguments: argparse.Namespace) -> int:
     """Write all graphs, for a machine that cannot make them."""
     folder = Path(arguments.graphs)
     for precision in DTYPES:
-        graphs_of("en-de", shipped_checkpoint().model, precision, folder)
+        graphs_of("en-de", transformer_of(shipped_checkpoint().model), precision, folder)
     for size in ("toy",) if arguments.quick else ("base", "big"):
         graphs_of(size, random_model(size), "fp16", folder)
     return 0

@@ -20,7 +20,7 @@ from dragoman.export.exporter import export_checkpoint
 from dragoman.model.checkpoint import WEIGHTS_FILE, Checkpoint
 from dragoman.model.config import ModelConfig
 from dragoman.model.decode import Start, StepDecoder
-from dragoman.model.networks.transformer import DecoderLayer, Transformer
+from dragoman.model.networks.transformer import DecoderLayer, Transformer, transformer_of
 from dragoman.model.text.tokenizers import Tokenizers
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +37,7 @@ LIKELIEST_PROBABILITY = 0.6
 def endless_bundle(checkpoint: Path, cache: Path) -> Path:
     """Export a checkpoint with end-of-sequence ruled out; return the bundle's folder."""
     loaded = Checkpoint.load(checkpoint)
-    return bundle_of(Checkpoint(f"{loaded.name}-endless", without_end(loaded.model), loaded.tokenizers), cache)
+    return bundle_of(Checkpoint(f"{loaded.name}-endless", without_end(transformer_of(loaded.model)), loaded.tokenizers), cache)
 
 
 def base_bundle(cache: Path) -> Path:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from benchmarks.libraries.ctranslate2_model import write_model
 from dragoman.model.checkpoint import Checkpoint
+from dragoman.model.networks.transformer import transformer_of
 
 if __name__ == "__main__":
-    write_model(Checkpoint.load(Path(sys.argv[1])).model, Path(sys.argv[2]), "int8")
+    write_model(transformer_of(Checkpoint.load(Path(sys.argv[1])).model), Path(sys.argv[2]), "int8")

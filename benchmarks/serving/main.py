@@ -26,6 +26,7 @@ from benchmarks.serving.report import Setup, write_report
 from benchmarks.widened import widened_checkpoint
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.corpus import read_parallel
+from dragoman.model.networks.transformer import transformer_of
 from dragoman.model.quality import score
 from dragoman.server.cores import available_cores
 
@@ -39,7 +40,9 @@ def prepare(arguments: argparse.Namespace, *, has_peers: bool) -> Models:
     checkpoint = Checkpoint.load(arguments.checkpoint) if arguments.checkpoint else widened_checkpoint()
     folder = arguments.cache / f"{checkpoint.name}-ctranslate2-{arguments.precision}"
     if has_peers:
-        ctranslate2_model.write_model(checkpoint.model, folder, {"fp32": "float32"}.get(arguments.precision, arguments.precision))
+        ctranslate2_model.write_model(
+            transformer_of(checkpoint.model), folder, {"fp32": "float32"}.get(arguments.precision, arguments.precision)
+        )
         checkpoint.tokenizers.save(folder)
     bundle = arguments.bundle or bundle_of(checkpoint, arguments.cache, arguments.precision)
     return Models(checkpoint.name, bundle, folder, arguments.precision)

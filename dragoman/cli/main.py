@@ -18,6 +18,7 @@ from dragoman.cli import (
     importing,
     loading,
     models,
+    perplexity,
     pulling,
     serving,
     signing,
@@ -39,7 +40,7 @@ app = typer.Typer(
 for panel, groups in {
     "Call a server": (translating, models, calling),
     "Serve": (serving, pulling, gpu),
-    "Train and export": (training, evaluating, importing, exporting, signing, checkpoints, texts),
+    "Train and export": (training, evaluating, perplexity, importing, exporting, signing, checkpoints, texts),
     "Measure": (loading,),
 }.items():
     for group in groups:

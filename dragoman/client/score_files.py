@@ -1,6 +1,7 @@
 """What `dragoman score` does: pairs of lines through a client, one line for each onto a stream."""
 
 import json
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -113,6 +114,44 @@ def score_pairs(client: Client, pairs: Pairs, out: TextIO, options: ScoreOptions
                 number += 1
         except InvalidArgument as error:
             raise refusal(f"line {number} of {pairs.names}", error.message) from error
+
+
+def token_log_probs(
+    client: Client, sources: list[str], targets: list[str], names: str, options: ScoreOptions
+) -> Iterator[list[float]]:
+    """Yield the log-probability of every token of each target after its source, in order.
+
+    Args:
+        client: Where to ask.
+        sources: Texts; a language model may be given empty ones.
+        targets: As many.
+        names: Of the files that they are of.
+        options: What to ask for.
+
+    Raises:
+        InputError: If the server refuses a pair, naming its line.
+        CallError: If a call fails for any other reason.
+    """
+
+    def work(pair: tuple[str, str], scope: Scope) -> Score:
+        return client.score(
+            *pair,
+            model=options.model,
+            model_version=options.model_version,
+            source_language=options.source_language,
+            target_language=options.target_language,
+            scope=scope,
+        )
+
+    number = 1
+    pairs = list(zip(sources, targets, strict=True))
+    with client.scope() as scope, closing(in_order(pairs, work, scope, options.concurrency)) as scores:
+        try:
+            for score in scores:
+                yield [token.log_prob for token in score.tokens]
+                number += 1
+        except InvalidArgument as error:
+            raise refusal(f"line {number} of {names}", error.message) from error
 
 
 def _line(score: Score | None, options: ScoreOptions) -> str:

@@ -24,12 +24,15 @@ class TrainingConfigError(InputError):
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=_STRICT)
 class DataConfig:
-    """Parallel text: one sentence a line, UTF-8, `.gz` where the name says so; paths are relative to the data folder."""
+    """Parallel text: one sentence a line, UTF-8, `.gz` where the name says so; paths are relative to the data folder.
 
-    source: str
+    A language model (`model.architecture` is `decoder`) reads the target's text alone: sources are left out.
+    """
+
     target: str
-    validation_source: str
     validation_target: str
+    source: str = ""
+    validation_source: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=_STRICT)

@@ -16,7 +16,7 @@ class Batch:
     """Right-padded training pairs.
 
     Attributes:
-        source_ids: `[B, S]`, each row ending in end-of-sequence.
+        source_ids: `[B, S]`, each row ending in end-of-sequence; S is 0 for a language model, which reads targets alone.
         source_lengths: `[B]`.
         target_ids: `[B, T]`, start token first: what the decoder reads.
         labels: `[B, T]`, end-of-sequence last: what it should say.
@@ -52,7 +52,7 @@ class Batch:
 
 def collate(sources: Sequence[Ids], targets: Sequence[Ids], config: ModelConfig) -> Batch:
     """Build a batch from ids without special tokens."""
-    source_rows = [[*ids, config.eos_id] for ids in sources]
+    source_rows = [[*ids, config.eos_id] for ids in sources] if config.has_source else list(sources)
     return Batch(
         source_ids=pad(source_rows, config.pad_id),
         source_lengths=torch.tensor([len(row) for row in source_rows]),

@@ -12,7 +12,9 @@ EXAMPLE = """\
 # Folder of a checkpoint whose weights and vocabulary to go on from; what [model] leaves out is as there. Empty: random weights.
 #initial_checkpoint = ""
 
-[data]  # UTF-8 text, one sentence a line, line by line each other's translation; gunzipped where the name ends in .gz
+# UTF-8 text, one sentence a line, line by line each other's translation; gunzipped where the name ends in .gz. A language model
+# (architecture = "decoder") reads the target alone: leave out source and validation_source.
+[data]
 source = "train.en"
 target = "train.de"
 # Other sentences, never trained on: they decide which weights are kept. A few hundred to 2,000 lines; each is translated each time.
@@ -27,16 +29,21 @@ validation_target = "val.de"
 #bpe_dropout = 0.0
 
 [model]
+# "transformer"; "rnn", the recurrent encoder and decoder; or "decoder", a language model, which goes on with a text. Each has its
+# own of the settings below: one that means nothing to it is refused.
+#architecture = "transformer"
+# Of an rnn, how a state scores the source's tokens: "additive", "dot", "scaled_dot"; "none" squeezes a source into one state.
+#attention = "additive"
 # Width of every layer.
 # rule: 128, 128, 256, 512: up to 200,000 target tokens, 2 million, 20 million, beyond
 #d_model = 128
 # Attention heads; they divide d_model.
 # rule: d_model / 64, at least 4; fewer where that does not divide d_model
 #num_heads = 4
-# Width of all heads of a layer together. Without it: d_model.
+# Width of all heads of a layer together, or of an rnn's additive attention. Without it: d_model.
 #attention_dim = 128
 # Layers.
-# rule: 2, 4, 4, 6: up to 200,000 target tokens, 2 million, 20 million, beyond
+# rule: 2, 4, 4, 6, of an rnn 1, 1, 2, 2: up to 200,000 target tokens, 2 million, 20 million, beyond
 #num_encoder_layers = 4
 #num_decoder_layers = 4
 # Inner width of the feed-forward layers.
@@ -58,9 +65,12 @@ validation_target = "val.de"
 #is_ffn_gated = false
 # Attention scores are divided by the square root of a head's width.
 #is_attention_scaled = true
-# "sinusoidal" or "learned" tables, and what is added to each position; or "relative": biases of scores by distance (T5),
+# "sinusoidal" or "learned" tables, and what is added to each position; "rotary", of a language model: queries and keys are turned
+# by angles that grow with the position, and the base says how much more slowly each next one does; or "relative": biases of
+# scores by distance (T5),
 #positions = "sinusoidal"
 #position_offset = 0
+#rotary_base = 10000.0
 # ... of which there are so many, that of the farthest begins here, and there may be a table for each layer.
 #relative_buckets = 32
 #relative_max_distance = 128

@@ -1,6 +1,7 @@
 """The two CSV logs of a training run and the picture drawn from them."""
 
 import csv
+import math
 from pathlib import Path
 
 from dragoman.model.files import replaced
@@ -25,8 +26,8 @@ class CsvLog:
         self._file = path.open("a", encoding="utf-8", newline="", buffering=1)
         self._writer = csv.writer(self._file, lineterminator="\n")
 
-    def write(self, *values: float) -> None:
-        """Append a row."""
+    def write(self, *values: float | None) -> None:
+        """Append a row; what there is not is left empty."""
         self._writer.writerow(values)
 
     def close(self) -> None:
@@ -41,7 +42,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 
 def plot_curves(folder: Path) -> None:
-    """Draw training loss, validation loss and validation BLEU over steps into `curves.png`."""
+    """Draw training loss, validation loss and validation BLEU, or perplexity, over steps into `curves.png`."""
     from matplotlib.figure import Figure
 
     steps, validations = read_rows(folder / STEPS_FILE), read_rows(folder / VALIDATION_FILE)
@@ -59,8 +60,12 @@ def plot_curves(folder: Path) -> None:
     )
     at = [int(row["step"]) for row in validations]
     left.plot(at, [float(row["loss"]) for row in validations], color="tab:orange", label="validation loss")
-    right.plot(at, [float(row["bleu"]) for row in validations], color="tab:green", label="validation BLEU (greedy, cased)")
+    if any(row["bleu"] for row in validations):
+        right.plot(at, [float(row["bleu"]) for row in validations], color="tab:green", label="validation BLEU (greedy, cased)")
+        right.set(ylabel="BLEU", ylim=(0, None))
+    else:
+        right.plot(at, [math.exp(float(row["loss"])) for row in validations], color="tab:green", label="validation perplexity")
+        right.set(ylabel="perplexity a token", ylim=(1, None))
     left.set(xlabel="step", ylabel="nats a target token", ylim=(0, None))
-    right.set(ylabel="BLEU", ylim=(0, None))
     figure.legend(loc="outside upper center", ncols=3)
     figure.savefig(folder / CURVES_FILE, dpi=110)

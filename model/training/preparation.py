@@ -11,14 +11,22 @@ from typing import Any
 import numpy as np
 
 from dragoman.model.checkpoint_folder import CheckpointFolder
-from dragoman.model.config import ModelConfig, ModelConfigError
-from dragoman.model.corpus import DataError, read_parallel
+from dragoman.model.config import UNUSED, ModelConfig, ModelConfigError
+from dragoman.model.corpus import DataError, read_parallel, read_texts
 from dragoman.model.errors import InputError
 from dragoman.model.text.byte_level import ByteLevelTokenizer
-from dragoman.model.training.config import MIN_VOCAB_SIZE, TrainingConfig, TrainingConfigError, complaint, in_one_line, model_config
+from dragoman.model.training.config import (
+    MIN_VOCAB_SIZE,
+    DataConfig,
+    TrainingConfig,
+    TrainingConfigError,
+    complaint,
+    in_one_line,
+    model_config,
+)
 from dragoman.model.training.file import TrainingFile
 from dragoman.model.training.record import RunRecord, refuse_output
-from dragoman.model.training.rules import VOCAB_SIZE, TextSize, choose, vocab_size_for
+from dragoman.model.training.rules import VOCAB_SIZE, TextSize, choose, unused, vocab_size_for
 from dragoman.model.training.sampler import PairSampler, bucket
 from dragoman.model.training.warnings import Facts, warnings
 
@@ -88,7 +96,7 @@ def prepare(file: TrainingFile, data_dir: Path, output: Path) -> Preparation:
     initial = CheckpointFolder.load(Path(path)) if isinstance(path, str) and path else None
     sketch, sketched_model = _sketch(file, initial)
     limits = sketched_model.max_source_positions, sketched_model.max_target_positions
-    texts, validation = _read(sketch, data_dir)
+    texts, validation = _read(file, sketch.data, data_dir, sketched_model.has_source)
     if begun is not None:
         begun.refuse_missing(file, (VOCAB_SIZE, "training.max_steps"), output)
     chosen = _without(file.stated, begun.chosen if begun else {VOCAB_SIZE: _vocab_size(texts, initial)})
@@ -130,7 +138,7 @@ def _warnings(config: TrainingConfig, sampler: PairSampler, vocab_size: int, val
 def _sketch(file: TrainingFile, initial: CheckpointFolder | None) -> tuple[TrainingConfig, ModelConfig]:
     """Check what is stated, with stand-ins for what rules choose; of the model it tells how many positions there are."""
     stand_ins: dict[str, Any] = {VOCAB_SIZE: MIN_VOCAB_SIZE, "training.max_steps": 1}
-    base = _model_settings(initial) or {"num_heads": 1}
+    base = _model_settings(initial) or ({"num_heads": 1} if "model.num_heads" not in unused(file.stated) else {})
     config = file.complete(stand_ins | {f"model.{name}": value for name, value in base.items()})
     with _blaming(file):
         model = model_config(config, initial.tokenizers.byte_level() if initial else ByteLevelTokenizer.train((), MIN_VOCAB_SIZE))
@@ -153,13 +161,27 @@ def _blaming(file: TrainingFile) -> Iterator[None]:
         raise TrainingConfigError(in_one_line(f"{file.origin}{'' if line is None else f', line {line}'}: {error}")) from error
 
 
-def _read(config: TrainingConfig, data_dir: Path) -> tuple[Texts, Texts]:
-    """Read the training text and the validation text."""
-    data = config.data
-    return (
-        read_parallel(data_dir / data.source, data_dir / data.target),
-        read_parallel(data_dir / data.validation_source, data_dir / data.validation_target),
+def _read(file: TrainingFile, data: DataConfig, data_dir: Path, has_source: bool) -> tuple[Texts, Texts]:
+    """Read the training text and the validation text; sources of a model that has none are empty.
+
+    Raises:
+        DataError: If a file cannot be used.
+        TrainingConfigError: If sources are missing, or are named though there are none.
+    """
+    named = ("source", data.source, data.target), ("validation_source", data.validation_source, data.validation_target)
+    reason = "missing" if has_source else "a language model has no source: leave it out"
+    if faults := [(f"data.{name}", reason) for name, source, _ in named if bool(source) != has_source]:
+        raise TrainingConfigError(complaint(file.origin, faults, file.lines))
+    texts, validation = (
+        read_parallel(data_dir / source, data_dir / target) if has_source else _alone(read_texts(data_dir / target))
+        for _, source, target in named
     )
+    return texts, validation
+
+
+def _alone(texts: list[str]) -> Texts:
+    """Return texts with empty sources."""
+    return [""] * len(texts), texts
 
 
 def _without(stated: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
@@ -177,7 +199,8 @@ def _model_settings(initial: CheckpointFolder | None) -> dict[str, Any] | None:
     """Return the initial model's settings that a configuration can state."""
     if initial is None:
         return None
-    return {name: value for name, value in initial.config.to_dict().items() if name not in DECIDED}
+    left_out = (*DECIDED, *UNUSED[initial.config.architecture])
+    return {name: value for name, value in initial.config.to_dict().items() if name not in left_out}
 
 
 def _sampler(

@@ -8,6 +8,8 @@ from typing import Protocol, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from dragoman.model.training.measured import Measured, described
+
 LINE_SECONDS = 30.0
 
 
@@ -20,8 +22,8 @@ class TrainingProgress(Protocol):
     def stepped(self, step: int, loss: float, num_tokens: int, seconds: float) -> None:
         """Take note of a step: its loss a target token, its target tokens and what it took."""
 
-    def validated(self, step: int, loss: float, bleu: float, best_bleu: float) -> None:
-        """Take note of a validation, after which `best_bleu` is the best so far."""
+    def validated(self, step: int, measured: Measured, best_rank: float) -> None:
+        """Take note of a validation, after which the best so far has that rank."""
 
     def end(self) -> None:
         """Stop, whatever has happened."""
@@ -36,7 +38,7 @@ class NoProgress:
     def stepped(self, step: int, loss: float, num_tokens: int, seconds: float) -> None:
         """Do nothing."""
 
-    def validated(self, step: int, loss: float, bleu: float, best_bleu: float) -> None:
+    def validated(self, step: int, measured: Measured, best_rank: float) -> None:
         """Do nothing."""
 
     def end(self) -> None:
@@ -75,13 +77,12 @@ class ProgressLines:
         )
         self._spoke, self._has_stepped, self._tokens, self._seconds = now, True, 0, 0.0
 
-    def validated(self, step: int, loss: float, bleu: float, best_bleu: float) -> None:
+    def validated(self, step: int, measured: Measured, best_rank: float) -> None:
         """Say what the validation gave."""
-        is_best = ", the best so far" if bleu == best_bleu else f" (best {best_bleu:.2f})"
+        is_best = ", the best so far" if measured.rank == best_rank else f" (best {described(best_rank)})"
         left = (self._clock() - self._started) / max(1, step - self._first_step) * (self._num_steps - step)
         self._write(
-            f"{self._name}: validation at step {step:,} of {self._num_steps:,}: loss {loss:.3f}, BLEU {bleu:.2f}{is_best}, "
-            f"{_duration(left)} left"
+            f"{self._name}: validation at step {step:,} of {self._num_steps:,}: {measured}{is_best}, {_duration(left)} left"
         )
 
     def end(self) -> None:
@@ -89,7 +90,7 @@ class ProgressLines:
 
 
 class ProgressBar:
-    """A bar with steps done, loss, tokens a second, the best BLEU, time gone and time to go."""
+    """A bar with steps done, loss, tokens a second, the best BLEU or perplexity, time gone and time to go."""
 
     def __init__(self, console: Console) -> None:
         """Draw on a console."""
@@ -115,9 +116,9 @@ class ProgressBar:
         rate = num_tokens / max(seconds, 1e-9)
         self._bar.update(self._task, completed=step, detail=f"loss {loss:.3f}  {rate:,.0f} tokens/s{self._best}")
 
-    def validated(self, step: int, loss: float, bleu: float, best_bleu: float) -> None:
+    def validated(self, step: int, measured: Measured, best_rank: float) -> None:
         """Keep the best score beside it."""
-        self._best = f"  BLEU {best_bleu:.2f}"
+        self._best = f"  {described(best_rank)}"
 
     def end(self) -> None:
         """Leave it as it is."""

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from dragoman.model.config import UNUSED
 from dragoman.model.ids import Ids
 from dragoman.model.training.sampler import bucket
 
@@ -66,6 +67,11 @@ class Settings:
     def __contains__(self, name: str) -> bool:
         return name in self._stated or name in self.chosen
 
+    @property
+    def architecture(self) -> Any:
+        """What is stated of it; a `transformer` where nothing is."""
+        return _architecture({**self._stated, **self.chosen})
+
     def by_size(self, tiny: Any, small: Any, medium: Any, large: Any) -> Any:
         """Return one of four by how many target tokens there are."""
         return (tiny, small, medium, large)[bisect_left(SIZES, self.size.target_tokens)]
@@ -119,7 +125,9 @@ def _validate_every(settings: Settings) -> int:
 
 VOCAB_SIZE = "tokenizer.vocab_size"
 VOCAB_SIZE_TEXT = "260 + 5·√(words of both sides), from 300 to 32,000"
+USUAL_DEPTHS, DEPTHS = (2, 4, 4, 6), {"rnn": (1, 1, 2, 2)}
 _SIZES = "up to 200,000 target tokens, 2 million, 20 million, beyond"
+_DEPTH = f"2, 4, 4, 6, of an rnn 1, 1, 2, 2: {_SIZES}"
 RULES = (
     Rule("model.d_model", f"128, 128, 256, 512: {_SIZES}", lambda it: it.by_size(128, 128, 256, 512)),
     Rule(
@@ -127,8 +135,8 @@ RULES = (
         "d_model / 64, at least 4; fewer where that does not divide d_model",
         lambda it: _num_heads(it["model.d_model"]),
     ),
-    Rule("model.num_encoder_layers", f"2, 4, 4, 6: {_SIZES}", lambda it: it.by_size(2, 4, 4, 6)),
-    Rule("model.num_decoder_layers", f"2, 4, 4, 6: {_SIZES}", lambda it: it.by_size(2, 4, 4, 6)),
+    Rule("model.num_encoder_layers", _DEPTH, lambda it: it.by_size(*DEPTHS.get(it.architecture, USUAL_DEPTHS))),
+    Rule("model.num_decoder_layers", _DEPTH, lambda it: it.by_size(*DEPTHS.get(it.architecture, USUAL_DEPTHS))),
     Rule("model.encoder_ffn_dim", "4 · d_model", lambda it: 4 * it["model.d_model"]),
     Rule("model.decoder_ffn_dim", "4 · d_model", lambda it: 4 * it["model.d_model"]),
     Rule("model.norm", "pre", lambda it: "pre"),
@@ -154,6 +162,17 @@ RULES = (
 )
 
 
+def unused(settings: Mapping[str, Any]) -> frozenset[str]:
+    """Return the settings, by dotted name, that mean nothing to the architecture stated; an unknown one is refused later."""
+    return frozenset(f"model.{name}" for name in UNUSED.get(_architecture(settings), ()))
+
+
+def _architecture(settings: Mapping[str, Any]) -> Any:
+    """Return the architecture; nothing that can be looked up where it is no name."""
+    architecture = settings.get("model.architecture", "transformer")
+    return architecture if isinstance(architecture, str) else None
+
+
 def choose(
     stated: Mapping[str, Any], sources: Sequence[Ids], targets: Sequence[Ids], initial: Mapping[str, Any] | None
 ) -> dict[str, Any]:
@@ -175,7 +194,8 @@ def choose(
     settings = Settings(stated, TextSize.of(sources, targets), num_batches)
     if initial is not None:
         settings.chosen |= {f"model.{name}": value for name, value in initial.items() if f"model.{name}" not in stated}
+    without = unused({**stated, **settings.chosen})
     for rule in RULES:
-        if rule.setting not in settings:
+        if rule.setting not in settings and rule.setting not in without:
             settings.chosen[rule.setting] = rule.choose(settings)
     return settings.chosen

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,19 +20,21 @@ from torch.nn.utils import clip_grad_norm_
 
 from dragoman.model.checkpoint import Checkpoint, average_weights, save_tensors
 from dragoman.model.config import ModelConfigError
-from dragoman.model.evaluate import evaluate
 from dragoman.model.files import write_text
 from dragoman.model.growth import grown
-from dragoman.model.networks.transformer import Transformer
+from dragoman.model.networks.architectures import network
+from dragoman.model.networks.network import Network
 from dragoman.model.text.tokenizers import Tokenizers
 from dragoman.model.training.config import TrainingConfigError
 from dragoman.model.training.data import Batch, collate
 from dragoman.model.training.log import STEP_FIELDS, STEPS_FILE, VALIDATION_FIELDS, VALIDATION_FILE, CsvLog, plot_curves
 from dragoman.model.training.loss import projected_cross_entropy, r_drop_cross_entropy
+from dragoman.model.training.measured import Measured
 from dragoman.model.training.preparation import Preparation
 from dragoman.model.training.progress import NoProgress, TrainingProgress
 from dragoman.model.training.record import FOLDER, STATE_FILE
 from dragoman.model.training.sampler import bucket
+from dragoman.model.training.validation import Validation
 
 SUMMARY_FILE = "summary.json"
 SAVE_SECONDS = 60.0
@@ -44,7 +47,7 @@ class Progression:
     step: int = 0
     epoch: int = 0
     batch: int = 0
-    best_bleu: float = -1.0
+    best_rank: float = -math.inf
     validations_since_best: int = 0
     validated_step: int = 0
     seconds: float = 0.0
@@ -72,11 +75,14 @@ class Trainer:
         initial = Checkpoint.load(Path(self.config.initial_checkpoint)) if self.config.initial_checkpoint else None
         torch.manual_seed(self.schedule.seed)
         try:
-            model = grown(initial.model, self.model_config) if initial else Transformer(self.model_config)
+            model = grown(initial.model, self.model_config) if initial else network(self.model_config)
         except ModelConfigError as error:
             raise TrainingConfigError(f"initial_checkpoint: {error}") from error
         model.to(device)
         self.checkpoint = Checkpoint(self.config.name, model, Tokenizers.shared(prepared.tokenizer))
+        self.yardstick = Validation(
+            self.model_config, self.checkpoint.tokenizers, prepared.validation, self.schedule.max_tokens, self._plain_cross_entropy
+        )
         self.optimizer = torch.optim.AdamW(
             model.parameters(),
             betas=(self.schedule.adam_beta1, self.schedule.adam_beta2),
@@ -165,41 +171,43 @@ class Trainer:
         """Return the summed loss of a batch, of two passes over it where R-Drop is wanted."""
         decoder, pad_id, smoothing = self.checkpoint.model.decoder, self.model_config.pad_id, self.schedule.label_smoothing
         if not self.schedule.r_drop:
-            return self._cross_entropy(batch, smoothing)
-        hidden = torch.stack(self._hidden(batch.repeated(2)).chunk(2))
+            return self._cross_entropy(self.checkpoint.model, batch, smoothing)
+        hidden = torch.stack(self._hidden(self.checkpoint.model, batch.repeated(2)).chunk(2))
         return r_drop_cross_entropy(
             hidden, decoder.output_weight, decoder.output_bias, batch.labels, pad_id, smoothing, self.schedule.r_drop
         )
 
-    def _cross_entropy(self, batch: Batch, smoothing: float) -> Tensor:
+    def _plain_cross_entropy(self, model: Network, batch: Batch) -> Tensor:
+        """Return the summed cross-entropy of a batch, without smoothing."""
+        return self._cross_entropy(model, batch, 0.0)
+
+    def _cross_entropy(self, model: Network, batch: Batch, smoothing: float) -> Tensor:
         """Return the summed cross-entropy of a batch."""
-        decoder, hidden = self.checkpoint.model.decoder, self._hidden(batch)
+        decoder, hidden = model.decoder, self._hidden(model, batch)
         return projected_cross_entropy(
             hidden, decoder.output_weight, decoder.output_bias, batch.labels, self.model_config.pad_id, smoothing
         )
 
-    def _hidden(self, batch: Batch) -> Tensor:
+    def _hidden(self, model: Network, batch: Batch) -> Tensor:
         """Return what the vocabulary projection is applied to: `[B, T, d_model]`."""
-        model = self.checkpoint.model
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.schedule.is_bf16):
             return model.decode(batch.target_ids, *model.encode(batch.source_ids, batch.source_lengths))
 
     def _validate(self) -> None:
         """Score the validation text, log it, keep the weights, and publish them as the checkpoint when they are the best so far."""
         state, model = self.progression, self.checkpoint.model
-        loss = self._validation_loss()
-        bleu, chrf = self._validation_scores(model)
-        self.validation_log.write(state.step, state.epoch, loss, bleu, chrf)
+        measured = self.yardstick.measure(model, self.device)
+        self.validation_log.write(state.step, state.epoch, measured.loss, measured.bleu, measured.chrf)
         weights = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
         save_tensors(self._weights_file(), weights)
         for old in self._validated()[: -self.schedule.average_last]:
             old.unlink()
         state.validated_step = state.step
         state.validations_since_best += 1
-        if bleu > state.best_bleu:
-            state.best_bleu, state.validations_since_best = bleu, 0
+        if measured.rank > state.best_rank:
+            state.best_rank, state.validations_since_best = measured.rank, 0
             self.checkpoint.save(self.output)
-        self._progress.validated(state.step, loss, bleu, state.best_bleu)
+        self._progress.validated(state.step, measured, state.best_rank)
         plot_curves(self.folder)
 
     def _finish(self) -> None:
@@ -207,20 +215,19 @@ class Trainer:
         if self.progression.validated_step < self.progression.step:
             self._validate()
             self.save_state()
-        model = Transformer(self.model_config).to(self.device)
+        model = network(self.model_config).to(self.device)
         averaged = average_weights(self._validated())
         for name, parameter in model.named_parameters():
             parameter.data.copy_(averaged[name])
-        bleu, chrf = self._validation_scores(model.eval())
-        if bleu >= self.progression.best_bleu:
+        measured = self.yardstick.measure(model, self.device)
+        is_better = measured.rank >= self.progression.best_rank
+        if is_better:
             Checkpoint(self.config.name, model, self.checkpoint.tokenizers).save(self.output)
-        summary = asdict(self.progression) | {
+        summary = self._summary(measured) | {
             "num_pairs": self.sampler.num_pairs,
             "num_pairs_left_out": self.sampler.num_left_out,
             "averaged_checkpoints": len(self._validated()),
-            "averaged_bleu": bleu,
-            "averaged_chrf": chrf,
-            "published": "averaged" if bleu >= self.progression.best_bleu else "best",
+            "published": "averaged" if is_better else "best",
             "num_parameters": sum(parameter.numel() for parameter in model.parameters()),
             "device": str(self.device),
             "num_threads": torch.get_num_threads(),
@@ -229,22 +236,13 @@ class Trainer:
         }
         write_text(self.folder / SUMMARY_FILE, json.dumps(summary, indent=2) + "\n")
 
-    @torch.inference_mode()
-    def _validation_loss(self) -> float:
-        """Return the validation text's cross-entropy a token, in nats, without smoothing."""
-        self.checkpoint.model.eval()
-        sources, targets = map(self.checkpoint.tokenizers.source.encode_batch, self.validation)
-        total, tokens = 0.0, 0
-        for indices in bucket(sources, targets, self.schedule.max_tokens, np.random.default_rng(0)):
-            batch = collate([sources[i] for i in indices], [targets[i] for i in indices], self.model_config).to(self.device)
-            total += float(self._cross_entropy(batch, 0.0))
-            tokens += batch.num_target_tokens
-        return total / tokens
-
-    def _validation_scores(self, model: Transformer) -> tuple[float, float]:
-        """Return greedy BLEU and chrF on the validation text, cased."""
-        scores = evaluate(model.eval(), self.checkpoint.tokenizers, *self.validation)
-        return scores.bleu, scores.chrf
+    def _summary(self, averaged: Measured) -> dict[str, Any]:
+        """Return where the run has ended, and how good the best validated weights and the averaged ones are."""
+        fields = asdict(self.progression)
+        best = fields.pop("best_rank")
+        if averaged.bleu is None:
+            return fields | {"best_loss": -best, "averaged_loss": averaged.loss}
+        return fields | {"best_bleu": best, "averaged_bleu": averaged.bleu, "averaged_chrf": averaged.chrf}
 
     def _rate(self) -> float:
         return self.schedule.learning_rate_at(self.progression.step)
@@ -273,7 +271,7 @@ class Trainer:
     def _load_state(self) -> None:
         """Take up where `save_state` left off."""
         with safe_open(self.folder / STATE_FILE, "pt", device=str(self.device)) as state:
-            self.progression = Progression(**json.loads(state.metadata()["json"]))
+            self.progression = _progression(json.loads(state.metadata()["json"]))
             keys: list[str] = state.keys()
             for name, parameter in self.checkpoint.model.named_parameters():
                 parameter.data.copy_(state.get_tensor(f"model.{name}"))
@@ -284,3 +282,10 @@ class Trainer:
             torch.set_rng_state(state.get_tensor("rng.cpu").cpu())
             if self.device.type == "cuda":
                 torch.cuda.set_rng_state(state.get_tensor("rng.cuda").cpu(), self.device)
+
+
+def _progression(fields: dict[str, Any]) -> Progression:
+    """Read where a run is; one that began when BLEU alone was a measure calls its best so."""
+    if "best_bleu" in fields:
+        fields["best_rank"] = fields.pop("best_bleu")
+    return Progression(**fields)

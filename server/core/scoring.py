@@ -182,8 +182,7 @@ def to_scores(call: Call, model: Model, request: ScoreRequest, prepared: Prepare
 
 def _check_layer(request: ScoreRequest, model: Model) -> int | None:
     """Return the layer that the alignment is taken from, None for the mean of all."""
-    manifest = model.manifest
-    num_layers = manifest.num_decoder_layers if manifest.num_attention_layers is None else manifest.num_attention_layers
+    num_layers = model.manifest.attention_layers
     asked = [field for field in ("return_alignment", "return_word_alignment") if getattr(request, field)]
     if not num_layers and (asked or request.alignment_layer is not None):
         field = asked[0] if asked else "alignment_layer"

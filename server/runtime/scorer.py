@@ -28,7 +28,7 @@ class OnnxScorer:
             weights: Of the runner on the CPU; those in the bundle where they are left out.
         """
         self._bundle = bundle
-        self._has_attention = bundle.manifest.num_attention_layers != 0
+        self._has_attention = bundle.manifest.attention_layers > 0
         self._num_threads = num_threads
         self._open_on_device = open_on_device
         self._weights = weights or Weights(bundle)

@@ -11,8 +11,8 @@ from dragoman.export.choice import block_size, choose_one_in_blocks
 from dragoman.export.choice_parity import check_one_candidate
 from dragoman.export.parity import ParityError, drive
 from dragoman.export.row import Row
+from dragoman.export.running import OnnxRunner
 from dragoman.export.session import open_session
-from dragoman.export.verify import OnnxRunner
 from dragoman.model.checkpoint import Checkpoint
 
 

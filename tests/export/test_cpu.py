@@ -11,8 +11,8 @@ from dragoman.export.cpu import keep_sums_apart, keep_time_axis
 from dragoman.export.graphs.transformer_step import StepGraph
 from dragoman.export.parity import Row, drive
 from dragoman.export.quantize import quantize
+from dragoman.export.running import OnnxRunner
 from dragoman.export.tracing import trace, write
-from dragoman.export.verify import OnnxRunner
 from dragoman.model.checkpoint import Checkpoint
 
 

@@ -9,7 +9,8 @@ import torch
 from dragoman.export.answering import make_samples
 from dragoman.export.building import Recipe
 from dragoman.export.parity import ParityReport
-from dragoman.export.verify import OnnxRunner, verify
+from dragoman.export.running import OnnxRunner
+from dragoman.export.verify import verify
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.decode import greedy_search
 from dragoman.model.networks.transformer import Transformer

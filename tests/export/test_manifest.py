@@ -64,6 +64,9 @@ WRONG: dict[str, list[Any]] = {
     "version": ["", "a b", "a\n", "x" * 65, "../x", "\x1b", 1, None],
     "precision": ["", "fp12", "FP32", "x" * 100_000, "\ud800", 1, None],
     "weight_bits": [*NOT_COUNTS, 6, 7, 9, 10**30],  # 7 likewise
+    "architecture": ["", "Transformer", "lstm", 1, None],
+    "has_prompts": [0, 1, "true", None, True],  # True is what no bundle with an encoder has
+    "num_attention_layers": [0, -1, 10**30, 1.5, True, "1", [], MAX_LAYERS + 1],  # 0 likewise, of a scorer that tells attention
     "d_model": [*NOT_COUNTS, MAX_WIDTH + 1],
     "num_encoder_layers": [*NOT_COUNTS, MAX_LAYERS + 1],
     "num_decoder_layers": [*NOT_COUNTS, MAX_LAYERS + 1, 3 * 10**6],
@@ -145,6 +148,7 @@ def content(directory: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((directory / MANIFEST_FILE).read_text())
     found["parity"]["quality"] = dict.fromkeys(Quality.__struct_fields__, 0)
     found["template"], found["defaults"] = {}, {}
+    found |= {"architecture": "transformer", "has_prompts": False, "num_attention_layers": None}
     found["languages"] = {"source": [{"code": "en"}, {"code": "de"}], "target": [{"code": "fr"}, {"code": "it"}]}
     return found
 

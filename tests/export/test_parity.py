@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from dragoman.export.parity import Comparison, CrossKV, EagerReference, Floats, Ints, ParityError, drive
+from dragoman.export.parity import Comparison, EagerReference, Floats, Given, Ints, ParityError, drive
 from dragoman.export.row import Row
 from dragoman.model.checkpoint import Checkpoint
 
@@ -18,8 +18,8 @@ class CountingSlots:
         self.sources = [-1] * num_slots
         self.steps: list[list[int]] = []
 
-    def fill(self, slot: int, cross_kv: CrossKV) -> None:
-        self.fed[slot], self.sources[slot] = 0, int(cross_kv[0][0])
+    def fill(self, slot: int, given: Given) -> None:
+        self.fed[slot], self.sources[slot] = 0, int(given[0][0])
 
     def move(self, source: int, destination: int) -> None:
         self.fed[destination], self.sources[destination] = self.fed[source], self.sources[source]
@@ -35,11 +35,13 @@ class CountingSlots:
 
 
 class CountingRunner:
+    has_prompts = False
+
     def __init__(self) -> None:
         self.made: list[tuple[int, int, int]] = []
         self.last = CountingSlots(0)
 
-    def encode(self, sources: Sequence[list[int]]) -> list[CrossKV]:
+    def encode(self, sources: Sequence[list[int]]) -> list[Given]:
         return [[np.array([len(source)], np.float32)] for source in sources]
 
     def slots(self, num_slots: int, max_targets: int, max_sources: int) -> CountingSlots:

@@ -16,7 +16,8 @@ from dragoman.export.parity import Floats, Ints, ParityError, drive
 from dragoman.export.processor import overflows_in_8_bits
 from dragoman.export.quality import Divergence, answer_rows, check_rows_apart, verify_quantized
 from dragoman.export.quantize import ScaleCounts
-from dragoman.export.verify import OnnxRunner, OnnxSlots, forced_rows
+from dragoman.export.running import OnnxRunner, OnnxSlots
+from dragoman.export.verify import forced_rows
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.errors import InputError
 

@@ -196,7 +196,7 @@ ROW = [[5, -1.0], [6, -2.0]]
         (first(source=[5] * 25), "the source of sample 1 has 25 tokens, and the model takes 24"),
         (first(source=[5] * 5000), "Expected `array` of length <= 4096"),
         (first(source=[-1]), "Expected `int` >= 0"),
-        (first(source=[]), "Expected `array` of length >= 1"),
+        (first(source=[]), "the source of sample 1 has no token, and the model takes 1 at least"),
         (first(target_prefix=[300]), "the target of sample 1 has token 300"),
         (first(decoder_start_id=301), "the target of sample 1 has token 301"),
         (first(ids=[5], log_probs=[-1.0], candidates=[]), "Expected `array` of length >= 1"),

@@ -9,8 +9,8 @@ import torch
 
 from dragoman.export.eager_pass import EagerPass
 from dragoman.export.parity import EagerReference, Floats, ParityError
+from dragoman.export.running import OnnxRunner
 from dragoman.export.scorer_parity import Pair, ScorerComparison, check_scorer, padded
-from dragoman.export.verify import OnnxRunner
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.networks.transformer import Transformer
 

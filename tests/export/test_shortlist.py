@@ -17,9 +17,9 @@ from dragoman.export.bundle import SHORTLIST_FILE, Bundle
 from dragoman.export.exporter import export_checkpoint
 from dragoman.export.parity import ParityError, drive
 from dragoman.export.row import Row
+from dragoman.export.running import OnnxRunner
 from dragoman.export.shortlist import choose_shortlist, needed_ids
 from dragoman.export.shortlist_parity import verify_shortlist
-from dragoman.export.verify import OnnxRunner
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.config import ModelConfig
 from dragoman.model.generation import Language, Languages, Template

@@ -16,9 +16,10 @@ from dragoman.export.graphs.transformer_encoder import EncoderGraph
 from dragoman.export.graphs.transformer_scorer import ScorerGraph
 from dragoman.export.graphs.transformer_step import StepGraph
 from dragoman.export.parity import Floats, Ints, ParityError
+from dragoman.export.running import OnnxRunner, OnnxSlots
 from dragoman.export.storage import write_graphs
 from dragoman.export.tracing import trace
-from dragoman.export.verify import NUM_RANDOM_CHECKED, SENTENCES, OnnxRunner, OnnxSlots, forced_rows, greedy_sources, verify
+from dragoman.export.verify import NUM_RANDOM_CHECKED, SENTENCES, forced_rows, greedy_sources, verify
 from dragoman.model.checkpoint import Checkpoint
 
 MakeCheckpoint = Callable[..., Checkpoint]

@@ -185,7 +185,7 @@ def scripted_model(tokenizer: ByteLevelTokenizer, name: str = "en-de", **fields:
         "defaults": Defaults(),
         "architecture": "transformer",
         "has_prompts": False,
-        "num_attention_layers": None,
+        "attention_layers": 4,
         "decoder_start_id": tokenizer.start_id,
     }
     described: Any = SimpleNamespace(name=name, **manifest | fields)

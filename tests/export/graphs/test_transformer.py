@@ -8,8 +8,8 @@ import pytest
 
 from dragoman.export.bundle import Tensors
 from dragoman.export.recording import OPSET_VERSION
+from dragoman.export.running import OnnxRunner
 from dragoman.export.tracing import IR_VERSION
-from dragoman.export.verify import OnnxRunner
 from dragoman.model.checkpoint import Checkpoint
 
 

@@ -3,6 +3,7 @@ import io
 import pytest
 from rich.console import Console
 
+from dragoman.model.training.measured import Measured
 from dragoman.model.training.progress import ProgressBar, ProgressLines, progress_on
 
 
@@ -59,13 +60,13 @@ def test_speed_is_that_since_the_last_line(progress, clock: Clock, lines: list[s
 def test_each_validation_is_a_line_with_the_best_score(progress, clock: Clock, lines: list[str]) -> None:
     progress.begin("toy", 400, 0)
     clock.now += 60.0
-    progress.validated(100, 2.5, 12.0, 12.0)
+    progress.validated(100, Measured(2.5, 12.0, 1.0), 12.0)
     clock.now += 60.0
-    progress.validated(200, 2.25, 11.0, 12.0)
+    progress.validated(200, Measured(2.25, 11.0, 1.0), 12.0)
     progress.end()
     assert lines == [
         "toy: validation at step 100 of 400: loss 2.500, BLEU 12.00, the best so far, 0:03:00 left",
-        "toy: validation at step 200 of 400: loss 2.250, BLEU 11.00 (best 12.00), 0:02:00 left",
+        "toy: validation at step 200 of 400: loss 2.250, BLEU 11.00 (best BLEU 12.00), 0:02:00 left",
     ]
 
 
@@ -78,7 +79,7 @@ def test_time_left_of_a_resumed_run_follows_its_own_steps(progress, clock: Clock
 
 def test_a_run_that_had_ended_only_validates(progress, lines: list[str]) -> None:
     progress.begin("toy", 10, 10)
-    progress.validated(10, 1.0, 5.0, 5.0)
+    progress.validated(10, Measured(1.0, 5.0, 1.0), 5.0)
     assert lines[-1] == "toy: validation at step 10 of 10: loss 1.000, BLEU 5.00, the best so far, 0:00:00 left"
 
 
@@ -87,7 +88,7 @@ def test_without_a_terminal_lines_are_plain() -> None:
     progress = progress_on(stream)
     progress.begin("toy", 10, 0)
     progress.stepped(1, 2.0, 10, 1.0)
-    progress.validated(1, 2.0, 5.0, 5.0)
+    progress.validated(1, Measured(2.0, 5.0, 1.0), 5.0)
     progress.end()
     text = stream.getvalue()
     assert text.count("\n") == 2 and text.replace("\n", "").isprintable()
@@ -99,7 +100,7 @@ def test_on_a_terminal_there_is_a_bar() -> None:
     stream = io.StringIO()
     bar = ProgressBar(Console(file=stream, force_terminal=True, width=120))
     bar.begin("toy", 10, 0)
-    bar.validated(1, 2.0, 5.0, 7.5)
+    bar.validated(1, Measured(2.0, 5.0, 1.0), 7.5)
     bar.stepped(2, 1.25, 10, 1.0)
     bar.end()
     assert "2/10" in stream.getvalue() and "loss 1.250" in stream.getvalue() and "BLEU 7.50" in stream.getvalue()

@@ -23,8 +23,10 @@ from dragoman.model.corpus import DataError
 from dragoman.model.evaluate import evaluate
 from dragoman.model.training.config import TrainingConfig, TrainingConfigError
 from dragoman.model.training.file import TrainingFile
+from dragoman.model.training.measured import Measured
 from dragoman.model.training.preparation import prepare
 from dragoman.model.training.trainer import Trainer
+from dragoman.model.training.validation import Validation
 
 WORDS = ["red", "green", "blue", "cat", "dog", "hat", "sun", "moon"]
 CPU = torch.device("cpu")
@@ -257,12 +259,16 @@ def test_better_model_is_published(data_dir: Path, tmp_path: Path, monkeypatch, 
     """Scores are made up, so that each case is sure to happen; the weights published must be the ones that scored higher."""
     scored: list[dict[str, torch.Tensor]] = []
 
-    def made_up(self: Trainer, model: torch.nn.Module) -> tuple[float, float]:
-        scored.append({name: parameter.detach().clone() for name, parameter in model.named_parameters()})
-        is_average = model is not self.checkpoint.model
-        return (50.0 if better == "averaged" else 5.0) if is_average else 10.0 + 20.0 * (len(scored) == 2), 1.0
+    trained: list[torch.nn.Module] = []
 
-    monkeypatch.setattr(Trainer, "_validation_scores", made_up)
+    def made_up(self: Validation, model: torch.nn.Module, device: torch.device) -> Measured:
+        scored.append({name: parameter.detach().clone() for name, parameter in model.named_parameters()})
+        trained.append(model)
+        is_average = model is not trained[0]
+        bleu = (50.0 if better == "averaged" else 5.0) if is_average else 10.0 + 20.0 * (len(scored) == 2)
+        return Measured(1.0, bleu, 1.0)
+
+    monkeypatch.setattr(Validation, "measure", made_up)
     train(configure(), data_dir, tmp_path)
     summary = json.loads((tmp_path / "training" / "summary.json").read_text(encoding="utf-8"))
     assert summary["published"] == better
@@ -282,7 +288,7 @@ def test_published_model_scores_what_the_summary_says(whole: Path, data_dir: Pat
 
 def test_patience_stops_early(data_dir: Path, tmp_path: Path, monkeypatch) -> None:
     bleus = iter([1.0, 3.0, 2.0, 3.0, 0.5])
-    monkeypatch.setattr(Trainer, "_validation_scores", lambda self, model: (next(bleus), 1.0))
+    monkeypatch.setattr(Validation, "measure", lambda self, model, device: Measured(1.0, next(bleus), 1.0))
     train(configure(training={"max_steps": 1000, "patience": 2}), data_dir, tmp_path)
     validations = rows(tmp_path / "training" / "validation.csv")
     assert [float(row["bleu"]) for row in validations] == [1.0, 3.0, 2.0, 3.0]

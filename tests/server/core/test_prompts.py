@@ -17,7 +17,7 @@ TEXT = "Zwei Männer spielen Fußball."
 @pytest.fixture
 def model(make_model: Any) -> Any:
     """A model of 48 positions, prompt and answer together, of which a prompt may have 40."""
-    return make_model(has_prompts=True, architecture="decoder", num_attention_layers=0, max_source_tokens=40)
+    return make_model(has_prompts=True, architecture="decoder", attention_layers=0, max_source_tokens=40)
 
 
 def prepare(model: Any, text: str = TEXT, **fields: Any) -> Prepared:
@@ -152,7 +152,7 @@ def test_an_alignment_is_refused_by_name_where_nothing_attends_to_a_source(model
 
 
 def test_layers_of_an_alignment_are_those_that_attend_to_a_source(make_model: Any) -> None:
-    model = make_model(num_attention_layers=1)
+    model = make_model(attention_layers=1)
     assert pair(model, "a", "b", return_alignment=True, alignment_layer=0).request.alignment_layer == 0
     with pytest.raises(InvalidRequest, match="1 is not in 0 to 0"):
         pair(model, "a", "b", return_alignment=True, alignment_layer=1)

@@ -1,0 +1,113 @@
+"""What export has of an architecture: its graphs, and what follows from them. Nothing else of export asks for its name.
+
+What a model of any architecture must prove is in `verify`.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dragoman.export.arguments import ExportError
+from dragoman.export.caches import Cache, attention_caches
+from dragoman.export.fields import CachePrecision, Precision
+from dragoman.export.graphs.products import Products, transformer_products
+from dragoman.export.graphs.transformer_encoder import EncoderGraph
+from dragoman.export.graphs.transformer_scorer import ScorerGraph
+from dragoman.export.graphs.transformer_step import StepGraph
+from dragoman.export.manifest import Tensors
+from dragoman.export.packing import is_packed
+from dragoman.export.tracing import GraphModule
+from dragoman.model.config import Architecture as Name
+from dragoman.model.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """Graphs of models of one architecture; a model is a network of that architecture, in the precision of the graph.
+
+    Attributes:
+        encoder: Makes what encodes of a model, and of whether sources come packed; or with prompts, what reads a piece of one.
+        step: Makes what decodes of a model, and of the ids that are candidates, rising; None for all.
+        scorer: Makes what scores of a model, and of whether the encoder's graph takes sources packed.
+        caches: Tells what a decode step keeps of a row, as long as nothing of it is in 8 bits.
+        num_attention_layers: Tells the layers of the attention that the scorer gives; 0 for none.
+        precisions: In which there are graphs.
+        has_prompts: Whether a source is a prompt, which is read into the caches that steps write.
+        has_heads: Whether the graphs have attention nodes, which ask something of heads.
+        has_integer_caches: Whether caches can be in 8 bits.
+        products: Tells what calibration cannot see.
+    """
+
+    encoder: Callable[[Any, bool], GraphModule]
+    step: Callable[[Any, Sequence[int] | None], GraphModule]
+    scorer: Callable[[Any, bool], GraphModule]
+    caches: Callable[[ModelConfig], list[Cache]]
+    num_attention_layers: Callable[[ModelConfig], int]
+    precisions: tuple[Precision, ...] = ("fp32", "int8")
+    has_prompts: bool = False
+    has_heads: bool = True
+    has_integer_caches: bool = False
+    products: Callable[[Any], Products] = lambda model: Products()
+
+    def modules(self, model: Any, precision: Precision) -> Iterator[GraphModule]:
+        """Yield what is traced of a model, each when it is asked for: encoder, decode step and scorer."""
+        yield self.encoder(model, is_packed(precision))
+        yield self.step(model, None)
+        yield self.scorer(model, is_packed(precision))
+
+    def tensors(self, config: ModelConfig, caches: Sequence[Cache], is_packed: bool) -> Tensors:
+        """Return what the format asks of the graphs of a model with these caches."""
+        has_attention = self.num_attention_layers(config) > 0
+        return Tensors.of_caches(caches, is_packed, has_prompts=self.has_prompts, has_attention=has_attention)
+
+    def max_source_ids(self, config: ModelConfig) -> int:
+        """Return how many ids of a text a model takes: beside them there is one token, which ends a source or begins a prompt."""
+        return config.max_source_positions - 1
+
+    def max_steps(self, config: ModelConfig, num_source: int) -> int:
+        """Return how many tokens a model can decode after a source of so many."""
+        return config.max_target_positions - num_source * self.has_prompts
+
+
+ARCHITECTURES: dict[Name, Architecture] = {
+    "transformer": Architecture(
+        encoder=EncoderGraph,
+        step=StepGraph,
+        scorer=ScorerGraph,
+        caches=lambda config: attention_caches(config.num_decoder_layers, config.num_heads, config.head_dim),
+        num_attention_layers=lambda config: config.num_decoder_layers,
+        precisions=("fp32", "int8", "fp16", "bf16"),
+        has_integer_caches=True,
+        products=transformer_products,
+    ),
+}
+
+
+def architecture_of(config: ModelConfig) -> Architecture:
+    """Return what export has of a model's architecture.
+
+    Raises:
+        ExportError: If it has no graphs.
+    """
+    if config.architecture not in ARCHITECTURES:
+        raise ExportError(f"there are no graphs of the architecture {config.architecture}, so it cannot be exported")
+    return ARCHITECTURES[config.architecture]
+
+
+def check_architecture(config: ModelConfig, precision: Precision, cache_precision: CachePrecision | None) -> Architecture:
+    """Return what export has of a model's architecture, which goes with a precision.
+
+    Raises:
+        ExportError: If it does not, or the model's caches are ones that no server reserves.
+    """
+    found = architecture_of(config)
+    if precision not in found.precisions:
+        known = " and ".join(found.precisions)
+        raise ExportError(f"models of the architecture {config.architecture} are exported in {known}, not in {precision}")
+    if cache_precision is not None and not found.has_integer_caches:
+        raise ExportError(f"caches of the architecture {config.architecture} cannot be in {cache_precision}")
+    try:
+        found.caches(config)
+    except ValueError as error:
+        raise ExportError(f"the model cannot be served: {error}") from error
+    return found

@@ -1,0 +1,33 @@
+"""What a validation gave, and by what models are ranked. No torch."""
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a validation gave.
+
+    Attributes:
+        loss: Cross-entropy a token, in nats, without smoothing.
+        bleu: Of greedy translations, cased; None of a model that translates nothing.
+        chrf: The same.
+    """
+
+    loss: float
+    bleu: float | None = None
+    chrf: float | None = None
+
+    @property
+    def rank(self) -> float:
+        """The higher, the better the model: BLEU, or the loss turned round."""
+        return -self.loss if self.bleu is None else self.bleu
+
+    def __str__(self) -> str:
+        """Name the loss and what counts."""
+        return f"loss {self.loss:.3f}, {described(self.rank)}"
+
+
+def described(rank: float) -> str:
+    """Name the figure that a rank was made of: BLEU, which is not negative, or perplexity."""
+    return f"BLEU {rank:.2f}" if rank >= 0 else f"perplexity {math.exp(-rank):.2f}"
