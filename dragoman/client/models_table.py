@@ -32,7 +32,7 @@ def models_table(models: Sequence[ModelInfo]) -> Table:
         state = Text("yes", style="green") if model.is_ready else Text("no", style="red")
         limits = (model.max_source_tokens, model.max_target_tokens, model.default_max_new_tokens, model.max_slots)
         kind = [model.architecture] if has_kinds else []
-        words = (model.name, model.version, state, *kind, model.precision, model.device)
+        words: list[str | Text] = [model.name, model.version, state, *kind, model.precision, model.device]
         cells = [word if isinstance(word, Text) else plain(word) for word in words]
         languages = [plain(_languages(model))] if has_languages else []
         table.add_row(*cells, *map(str, limits), *languages)

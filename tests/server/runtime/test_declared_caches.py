@@ -157,11 +157,3 @@ def test_bytes_are_those_of_what_is_valid(cache: SlotCache) -> None:
     written, given = 8 + 8 + 15, 8 + 8
     assert cache.num_bytes_used == 4 * (3 * written + 3 * given + 2 * (6 + 6))
     assert cache.num_bytes_reserved == 4 * 4 * (2 * (written + given) + 6 + 6)
-
-
-def test_model_without_a_cache_from_its_encoder_is_served(tiny_bundle: Path) -> None:
-    cache = SlotCache(declaring(tiny_bundle, CACHES[:1]), 2)
-    cache.write_cross([0], np.array([3]), [])
-    cache.make_room(np.array([0]))
-    cache.copy_row(0, 1, 1)
-    assert cache.source_lengths.tolist() == [3, 3] and cache.target_lengths.tolist() == [1, 1]

@@ -19,7 +19,7 @@ CACHES = [Cache(f"self_{part}_0", "self", [2, "T", 4]) for part in "kv"]
 def cache(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> SlotCache:
     """Four rows of at most 20 positions, prompt and answer together."""
     monkeypatch.setattr(cache_module, "MIN_CAPACITY", 2)
-    tensors = Tensors.of_caches(CACHES)
+    tensors = Tensors.of_caches(CACHES, has_prompts=True)
     manifest = msgspec.structs.replace(Bundle.open(tiny_bundle).manifest, caches=CACHES, tensors=tensors, has_prompts=True)
     return SlotCache(manifest, 4)
 
