@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from dragoman.export.arguments import ExportError
-from dragoman.export.caches import Cache, attention_caches
+from dragoman.export.caches import Cache, attention_caches, text_caches
 from dragoman.export.fields import CachePrecision, Precision
+from dragoman.export.graphs.language_model import PromptGraph, TextScorerGraph, TextStepGraph
 from dragoman.export.graphs.products import Products, transformer_products
 from dragoman.export.graphs.transformer_encoder import EncoderGraph
 from dragoman.export.graphs.transformer_scorer import ScorerGraph
@@ -79,6 +80,14 @@ ARCHITECTURES: dict[Name, Architecture] = {
         precisions=("fp32", "int8", "fp16", "bf16"),
         has_integer_caches=True,
         products=transformer_products,
+    ),
+    "decoder": Architecture(
+        encoder=lambda model, is_packed: PromptGraph(model),
+        step=TextStepGraph,
+        scorer=lambda model, is_packed: TextScorerGraph(model),
+        caches=lambda config: text_caches(config.num_decoder_layers, config.num_heads, config.head_dim),
+        num_attention_layers=lambda config: 0,
+        has_prompts=True,
     ),
 }
 

@@ -74,9 +74,14 @@ CacheList = Annotated[list[Cache], Meta(min_length=1, max_length=MAX_CACHES)]
 def attention_caches(num_layers: int, num_heads: int, head_dim: int) -> list[Cache]:
     """Return the caches of a Transformer's decoder: `[H, T, Dh]` and `[H, S, Dh]`, keys, then values, layer by layer."""
     return [
-        *(Cache(name, "self", [num_heads, "T", head_dim]) for name in self_kv_names(num_layers)),
+        *text_caches(num_layers, num_heads, head_dim),
         *(Cache(name, "cross", [num_heads, "S", head_dim]) for name in cross_kv_names(num_layers)),
     ]
+
+
+def text_caches(num_layers: int, num_heads: int, head_dim: int) -> list[Cache]:
+    """Return the caches of a language model: `[H, T, Dh]`, keys, then values, layer by layer."""
+    return [Cache(name, "self", [num_heads, "T", head_dim]) for name in self_kv_names(num_layers)]
 
 
 def names_of(caches: Sequence[Cache], role: Role) -> list[str]:

@@ -89,6 +89,17 @@ def _silu(x: Recorded, inplace: bool = False) -> Recorded:
     return x.binary("Mul", x.emit("Sigmoid", [x], x.shape))
 
 
+def _cat(tensors: Sequence[Recorded], dim: int = 0) -> Recorded:
+    """Put tensors side by side on an axis."""
+    first = tensors[0]
+    axis = dim % len(first.shape)
+    if len(tensors) == 1:
+        return first
+    sizes = [x.shape[axis] for x in tensors]
+    size = None if any(isinstance(size, Size) for size in sizes) else sum(sizes)
+    return first.emit("Concat", tensors, (*first.shape[:axis], size, *first.shape[axis + 1 :]), axis=axis)
+
+
 def _stack(tensors: Sequence[Recorded], dim: int = 0) -> Recorded:
     """Put tensors side by side on a new axis."""
     first = tensors[0]
@@ -105,5 +116,6 @@ WRITERS: dict[Callable[..., Any], Callable[..., Recorded]] = {
     F.relu: _relu,
     F.gelu: _gelu,
     F.silu: _silu,
+    torch.cat: _cat,
     torch.stack: _stack,
 }

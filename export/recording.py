@@ -271,6 +271,10 @@ class Recorded:
         """Pick elements along an axis."""
         return self.emit("GatherElements", [self, index], index.shape, axis=dim)
 
+    def scatter(self, dim: int, index: "Recorded", source: "Recorded") -> "Recorded":
+        """Put elements at places along an axis, as many as there are places."""
+        return self.emit("ScatterElements", [self, index, source], self.shape, axis=dim)
+
     # Shapes
 
     def transpose(self, first: int, second: int) -> "Recorded":

@@ -60,6 +60,7 @@ def group_query_attention(
     heads: Heads,
     bias: Tensor | None = None,
     is_causal: bool = True,
+    rotation: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Emit one attention node.
 
@@ -72,6 +73,7 @@ def group_query_attention(
         heads: How many there are and how their scores are scaled.
         bias: What is added to the scores, `[N, H, T, capacity]`, or with 1 for N.
         is_causal: Whether a query sees only keys up to its own position.
+        rotation: Cosines and sines of every position's angles, `[capacity or more, Dh / 2]`: new queries and keys are turned.
 
     Returns:
         The attended values `[N, T, H·Dh]` and the caches after the step.
@@ -80,11 +82,13 @@ def group_query_attention(
     width = packed if key_value[0] is not None else packed // 3
     cache = past[0].shape if past[0] is not None else (num_rows, heads.num_heads, length, width // heads.num_heads)
     inputs = query, *key_value, *past, last_positions, capacity
-    # Between the lengths and what is added to scores the operator takes rotations and positions.
-    biased = () if bias is None else (None, None, None, bias)
+    # After the lengths the operator takes rotations, positions, of which it knows better, and what is added to scores.
+    rest = [*(rotation or (None, None)), None, bias]
+    while rest and rest[-1] is None:
+        rest.pop()
     attended, key, value = write_node(
         "GroupQueryAttention",
-        (*inputs, *biased),
+        (*inputs, *rest),
         ((num_rows, length, width), cache, cache),
         (query.dtype,) * 3,
         domain="com.microsoft",
@@ -92,5 +96,6 @@ def group_query_attention(
         kv_num_heads=heads.num_heads,
         causal=int(is_causal),
         **({} if heads.scale is None else {"scale": heads.scale}),
+        **({} if rotation is None else {"do_rotary": 1}),
     )
     return attended, key, value

@@ -89,7 +89,9 @@ class LanguageModel(Network):
         """Right-padded texts `[B, T]` → hidden states `[B, T, d_model]`; what is right of a token is out of its sight."""
         dropout = self.config.attention_dropout if self.training else 0.0
         backend = FullAttention(self.config, None, dropout=dropout, is_causal=True)
-        hidden: Tensor = self.decoder(ids, torch.arange(ids.shape[1], device=ids.device), backend)
+        # Padding may go on behind the last position that there is.
+        positions = torch.arange(ids.shape[1], device=ids.device).clamp(max=self.config.max_target_positions - 1)
+        hidden: Tensor = self.decoder(ids, positions, backend)
         return hidden
 
 
@@ -118,5 +120,4 @@ def joined(prompts: Tensor, lengths: Tensor, targets: Tensor) -> tuple[Tensor, T
         The texts `[B, S + T]`, in which what is right of a target's end is any token, and where each of its tokens stands `[B, T]`.
     """
     places = lengths[:, None] + torch.arange(targets.shape[1], device=targets.device)
-    room = torch.cat((prompts, torch.zeros_like(targets)), 1)
-    return room.scatter(1, places, targets), places
+    return torch.cat((prompts, targets), 1).scatter(1, places, targets), places

@@ -1,0 +1,281 @@
+"""The language model: against Transformers' GPT-2 and Llama with the same weights, and what it promises of prompts and padding."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from dragoman.model.config import ModelConfig
+from dragoman.model.decode import greedy_search
+from dragoman.model.networks.architectures import network
+from dragoman.model.networks.language_model import LanguageModel, joined
+
+V, WIDTH, HEADS, LAYERS, ROOM = 61, 64, 4, 2, 48
+SMALL: dict[str, Any] = {
+    "architecture": "decoder",
+    "source_vocab_size": V,
+    "target_vocab_size": V,
+    "d_model": WIDTH,
+    "num_heads": HEADS,
+    "num_decoder_layers": LAYERS,
+    "decoder_ffn_dim": 80,
+    "max_source_positions": 40,
+    "max_target_positions": ROOM,
+    "dropout": 0.0,
+}
+GPT: dict[str, Any] = {
+    "positions": "learned",
+    "norm": "pre",
+    "activation": "gelu_tanh",
+    "is_embedding_scaled": False,
+    "padding": "predicted",
+}
+LLAMA: dict[str, Any] = {
+    "positions": "rotary",
+    "rotary_base": 500.0,
+    "norm": "pre",
+    "norm_kind": "rms",
+    "norm_epsilon": 1e-6,
+    "has_biases": False,
+    "activation": "silu",
+    "is_ffn_gated": True,
+    "is_projection_tied": False,
+    "is_embedding_scaled": False,
+    "padding": "predicted",
+}
+KINDS = {"gpt": GPT, "llama": LLAMA, "sinusoidal": {"has_output_bias": True}, "post-rotary": {"positions": "rotary"}}
+
+
+def random_model(**switches: Any) -> LanguageModel:
+    """Make a model whose every parameter is random, biases and norms too."""
+    model = network(ModelConfig(**SMALL | switches)).eval()
+    randomise(model)
+    assert isinstance(model, LanguageModel)
+    return model
+
+
+def randomise(module: nn.Module) -> None:
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.12)
+
+
+@pytest.fixture(params=KINDS)
+def model(request: pytest.FixtureRequest) -> LanguageModel:
+    return random_model(**KINDS[request.param])
+
+
+def gpt2() -> tuple[dict[str, Any], nn.Module, dict[str, Tensor]]:
+    """Make a random GPT-2; return our switches for it, itself, and its weights under our names."""
+    config = GPT2Config(
+        vocab_size=V, n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS, n_positions=ROOM, n_inner=80, bos_token_id=2, eos_token_id=1
+    )
+    theirs = GPT2LMHeadModel(config).eval()
+    randomise(theirs)
+    body = theirs.transformer
+    weights = {"embedding.tokens.weight": body.wte.weight, "embedding.positions": body.wpe.weight}
+    weights |= {f"norm.{part}": value for part, value in body.ln_f.named_parameters()}
+    for i, block in enumerate(body.h):
+        products = {
+            "self_attention.input": block.attn.c_attn,
+            "self_attention.output": block.attn.c_proj,
+            "feed_forward.inner": block.mlp.c_fc,
+            "feed_forward.outer": block.mlp.c_proj,
+        }
+        for name, layer in products.items():
+            weights |= {f"layers.{i}.{name}.weight": layer.weight.T, f"layers.{i}.{name}.bias": layer.bias}
+        for name, layer in (("self_residual", block.ln_1), ("feed_residual", block.ln_2)):
+            weights |= {f"layers.{i}.{name}.norm.{part}": value for part, value in layer.named_parameters()}
+    return GPT, theirs, weights
+
+
+def llama() -> tuple[dict[str, Any], nn.Module, dict[str, Tensor]]:
+    """Make a random Llama; return our switches for it, itself, and its weights under our names."""
+    config = LlamaConfig(
+        vocab_size=V,
+        hidden_size=WIDTH,
+        intermediate_size=80,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        num_key_value_heads=HEADS,
+        max_position_embeddings=ROOM,
+        rms_norm_eps=1e-6,
+        rope_parameters={"rope_type": "default", "rope_theta": 500.0},
+        tie_word_embeddings=False,
+        bos_token_id=2,
+        eos_token_id=1,
+    )
+    theirs = LlamaForCausalLM(config).eval()
+    randomise(theirs)
+    body = theirs.model
+    weights = {"embedding.tokens.weight": body.embed_tokens.weight, "norm.weight": body.norm.weight}
+    weights["projection.weight"] = theirs.lm_head.weight
+    for i, block in enumerate(body.layers):
+        own = block.self_attn
+        layer = {
+            "self_attention.input": torch.cat([part.weight for part in (own.q_proj, own.k_proj, own.v_proj)]),
+            "self_attention.output": own.o_proj.weight,
+            "feed_forward.gate": block.mlp.gate_proj.weight,
+            "feed_forward.inner": block.mlp.up_proj.weight,
+            "feed_forward.outer": block.mlp.down_proj.weight,
+            "self_residual.norm": block.input_layernorm.weight,
+            "feed_residual.norm": block.post_attention_layernorm.weight,
+        }
+        weights |= {f"layers.{i}.{name}.weight": value for name, value in layer.items()}
+    return LLAMA, theirs, weights
+
+
+@pytest.fixture(scope="module", params=[gpt2, llama], ids=["gpt2", "llama"])
+def pair(request: pytest.FixtureRequest) -> tuple[LanguageModel, Any]:
+    """Give the same model twice, ours and Transformers'."""
+    make: Callable[[], tuple[dict[str, Any], nn.Module, dict[str, Tensor]]] = request.param
+    switches, theirs, weights = make()
+    ours = random_model(**switches)
+    ours.decoder.load_state_dict(weights)
+    return ours, theirs
+
+
+def texts(*lengths: int, seed: int = 0) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(3, V, (length,), generator=generator).tolist() for length in lengths]
+
+
+def padded(rows: list[list[int]]) -> tuple[Tensor, Tensor]:
+    longest = max(map(len, rows))
+    return torch.tensor([row + [0] * (longest - len(row)) for row in rows], dtype=torch.int64), torch.tensor([*map(len, rows)])
+
+
+@torch.inference_mode()
+def log_probs(model: LanguageModel, prompts: list[list[int]], targets: list[list[int]]) -> list[Tensor]:
+    """Return each target's, `[T, V]`, from one pass over all."""
+    source, lengths = padded(prompts)
+    found = model.decoder.log_probs(model.decode(padded(targets)[0], *model.encode(source, lengths)))
+    return [row[: len(target)] for row, target in zip(found, targets, strict=True)]
+
+
+@torch.inference_mode()
+def test_log_probs_equal_transformers(pair: tuple[LanguageModel, Any]) -> None:
+    ours, theirs = pair
+    (text,) = texts(ROOM)
+    expected = theirs(torch.tensor([text])).logits.log_softmax(-1)[0]
+    torch.testing.assert_close(log_probs(ours, [[]], [text])[0], expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(log_probs(ours, [text[:20]], [text[20:]])[0], expected[20:], atol=1e-5, rtol=0)
+
+
+@torch.inference_mode()
+def test_greedy_answers_equal_transformers(pair: tuple[LanguageModel, Any]) -> None:
+    """In double precision, so that no rounding decides a close call."""
+    ours, theirs = pair[0].double(), pair[1].double()
+    prompts = texts(0, 1, 2, 5, 9, 17, 30, 3)
+    answers = greedy_search(ours, prompts, 16)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        ids = torch.tensor([[2, *prompt]])
+        options = {"max_new_tokens": 16, "do_sample": False, "pad_token_id": 0, "eos_token_id": 1}
+        expected = theirs.generate(ids, attention_mask=torch.ones_like(ids), **options)[0, ids.shape[1] :].tolist()
+        ours_whole = [*answer.ids, 1][: len(expected)]
+        assert ours_whole == expected
+    assert len({tuple(answer.ids) for answer in answers}) > len(answers) // 2
+    ours.float(), theirs.float()
+
+
+def test_prompt_is_the_start_and_all_but_the_last(model: LanguageModel) -> None:
+    assert model.prompt([7, 8, 9]) == ([2, 7, 8], 9)
+    assert model.prompt([]) == ([], 2)
+
+
+def test_targets_stand_right_behind_their_prompts() -> None:
+    prompts, lengths = padded([[5, 6, 7], [], [8]])
+    ids, places = joined(prompts, lengths, torch.tensor([[1, 2], [3, 4], [9, 9]]))
+    assert ids.shape == (3, 5)
+    assert ids[0].tolist() == [5, 6, 7, 1, 2] and ids[1, :2].tolist() == [3, 4] and ids[2, :3].tolist() == [8, 9, 9]
+    assert places.tolist() == [[3, 4], [0, 1], [1, 2]]
+
+
+def test_padding_and_company_change_nothing(model: LanguageModel) -> None:
+    """Padded rows together are longer than the longest text there is."""
+    prompts, targets = texts(0, 40, 3, 1, 17), texts(38, 8, 5, 1, 30, seed=1)
+    for row, found in enumerate(log_probs(model, prompts, targets)):
+        alone = log_probs(model, prompts[row : row + 1], targets[row : row + 1])[0]
+        torch.testing.assert_close(found, alone, atol=1e-5, rtol=0)
+
+
+def test_where_the_prompt_ends_makes_no_difference(model: LanguageModel) -> None:
+    (text,) = texts(20)
+    whole = log_probs(model, [[]], [text])[0]
+    for stop in (1, 7, 19):
+        torch.testing.assert_close(log_probs(model, [text[:stop]], [text[stop:]])[0], whole[stop:], atol=1e-5, rtol=0)
+
+
+def test_later_tokens_change_nothing_earlier(model: LanguageModel) -> None:
+    (text,) = texts(20)
+    whole = log_probs(model, [text[:5]], [text[5:]])[0]
+    other = log_probs(model, [text[:5]], [[*text[5:12], *texts(8, seed=1)[0]]])[0]
+    torch.testing.assert_close(other[:7], whole[:7], atol=1e-5, rtol=0)
+    assert not torch.allclose(other[7:], whole[7:], atol=1e-2)
+
+
+def test_earlier_tokens_change_everything_later(model: LanguageModel) -> None:
+    (text,) = texts(20)
+    changed = [text[0] ^ 1, *text[1:]]
+    difference = (log_probs(model, [changed[:5]], [text[5:]])[0] - log_probs(model, [text[:5]], [text[5:]])[0]).abs()
+    assert (difference[torch.isfinite(difference)].max() > 1e-3) and (difference.nan_to_num().amax(1) > 1e-4).all()
+
+
+@torch.inference_mode()
+def test_stepper_gives_what_whole_targets_do(model: LanguageModel) -> None:
+    prompts, targets = texts(0, 9, 4), texts(6, 6, 6, seed=1)
+    whole = log_probs(model, prompts, targets)
+    stepper = model.stepper(*padded(prompts))
+    for step in range(4):
+        found = stepper.step(torch.tensor([target[step] for target in targets]))
+        torch.testing.assert_close(found, torch.stack([row[step] for row in whole]), atol=1e-5, rtol=0)
+    rows = [2, 0, 2]
+    stepper.select(torch.tensor(rows))
+    for step in (4, 5):
+        found = stepper.step(torch.tensor([targets[row][step] for row in rows]))
+        torch.testing.assert_close(found, torch.stack([whole[row][step] for row in rows]), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("num_prompt", [0, 1, 9])
+@torch.inference_mode()
+def test_observed_is_what_happens(model: LanguageModel, num_prompt: int) -> None:
+    prompt, inputs = texts(num_prompt, 5)
+    observed = model.observe(prompt, inputs, has_maps=True)
+    found = model.decoder.log_probs(observed.hidden)
+    torch.testing.assert_close(found, log_probs(model, [prompt], [inputs])[0], atol=1e-5, rtol=0)
+    assert observed.attention.shape == (0, 5, num_prompt)
+    size = num_prompt + 5
+    (maps,) = observed.maps.values()
+    assert maps.shape == (LAYERS, HEADS, size, size)
+    torch.testing.assert_close(maps.sum(-1), torch.ones(LAYERS, HEADS, size), atol=1e-5, rtol=0)
+    assert not maps.triu(1).any(), "a token sees nothing later"
+
+
+@torch.inference_mode()
+def test_observed_maps_mix_the_values_that_attention_gives(model: LanguageModel) -> None:
+    """Weights worked out a second time, times values, are what the layer's fused attention gave: so positions are in them."""
+    prompt, inputs = texts(6, 5)
+    seen: list[Tensor] = []
+    attention = model.decoder.layers[0].self_attention
+    handle = attention.output.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    observed = model.observe(prompt, inputs, has_maps=True)
+    handle.remove()
+    value = observed.caches(5)[1]
+    mixed = (observed.maps["decoder"][0] @ value).transpose(0, 1).flatten(1)
+    torch.testing.assert_close(seen[0][0], mixed, atol=1e-5, rtol=0)
+
+
+@torch.inference_mode()
+def test_observed_caches_are_of_prompt_and_target_up_to_a_position(model: LanguageModel) -> None:
+    prompt, inputs = texts(6, 5)
+    caches = model.observe(prompt, inputs).caches
+    assert len(caches(5)) == 2 * LAYERS
+    for stop in (0, 1, 5):
+        longer = model.observe([*prompt, *inputs[:stop]], [7]).caches(0)
+        for cache, expected in zip(caches(stop), longer, strict=True):
+            assert cache.shape == (HEADS, 6 + stop, WIDTH // HEADS)
+            torch.testing.assert_close(cache, expected, atol=1e-5, rtol=0)
