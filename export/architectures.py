@@ -12,6 +12,7 @@ from dragoman.export.caches import Cache, attention_caches, text_caches
 from dragoman.export.fields import CachePrecision, Precision
 from dragoman.export.graphs.language_model import PromptGraph, TextScorerGraph, TextStepGraph
 from dragoman.export.graphs.products import Products, transformer_products
+from dragoman.export.graphs.rnn import RnnEncoderGraph, RnnScorerGraph, RnnStepGraph, rnn_caches
 from dragoman.export.graphs.transformer_encoder import EncoderGraph
 from dragoman.export.graphs.transformer_scorer import ScorerGraph
 from dragoman.export.graphs.transformer_step import StepGraph
@@ -35,6 +36,7 @@ class Architecture:
         precisions: In which there are graphs.
         has_prompts: Whether a source is a prompt, which is read into the caches that steps write.
         has_heads: Whether the graphs have attention nodes, which ask something of heads.
+        has_time_axis: Whether 8-bit products of a decode step take rows with the time axis that attention asks for.
         has_integer_caches: Whether caches can be in 8 bits.
         products: Tells what calibration cannot see.
     """
@@ -47,6 +49,7 @@ class Architecture:
     precisions: tuple[Precision, ...] = ("fp32", "int8")
     has_prompts: bool = False
     has_heads: bool = True
+    has_time_axis: bool = True
     has_integer_caches: bool = False
     products: Callable[[Any], Products] = lambda model: Products()
 
@@ -88,6 +91,15 @@ ARCHITECTURES: dict[Name, Architecture] = {
         caches=lambda config: text_caches(config.num_decoder_layers, config.num_heads, config.head_dim),
         num_attention_layers=lambda config: 0,
         has_prompts=True,
+    ),
+    "rnn": Architecture(
+        encoder=lambda model, is_packed: RnnEncoderGraph(model),
+        step=RnnStepGraph,
+        scorer=lambda model, is_packed: RnnScorerGraph(model),
+        caches=rnn_caches,
+        num_attention_layers=lambda config: int(config.attention != "none"),
+        has_heads=False,
+        has_time_axis=False,
     ),
 }
 

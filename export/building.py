@@ -101,17 +101,20 @@ def _build_whole(
         calibration = calibrate(model, recipe.calibration or greedy_sources(checkpoint)[-NUM_CALIBRATION_SOURCES:])
         progress.done("calibrate")
         counts = ScaleCounts()
-        write_graphs((_quantized(graph, i, recipe, calibration, counts) for i, graph in enumerate(graphs)), directory)
+        quantized = (_quantized(graph, i, architecture, recipe, calibration, counts) for i, graph in enumerate(graphs))
+        write_graphs(quantized, directory)
         progress.done("quantise")
     is_precise = None if recipe.weight_bits == 8 else False
     changes = verify_quantized(checkpoint, directory, counts, recipe.quality, progress, is_precise)
     return graphs, msgspec.structs.replace(report, quality=changes), calibration
 
 
-def _quantized(graph: onnx_ir.Model, place: int, recipe: Recipe, calibration: Calibration, counts: ScaleCounts) -> onnx_ir.Model:
+def _quantized(
+    graph: onnx_ir.Model, place: int, architecture: Architecture, recipe: Recipe, calibration: Calibration, counts: ScaleCounts
+) -> onnx_ir.Model:
     """Turn the products of encoder, decode step or scorer, in this order, into 8-bit ones; count the first two's scales."""
     found = quantize(graph, calibration.inputs, recipe.weight_bits)
-    if place == STEP:
+    if place == STEP and architecture.has_time_axis:
         keep_time_axis(graph)
     if recipe.cache_precision is not None and place < 2:
         (quantize_given_caches, quantize_step_caches)[place](graph, calibration.caches)
@@ -143,5 +146,5 @@ def _short_step(
         whole, short = (weight_key(decoder.output_weight.detach().numpy().T) for decoder in decoders)
         inputs = calibration.inputs
         known = {**inputs, **({short: inputs[whole]} if whole in inputs else {})}
-        _quantized(graph, STEP, recipe, Calibration(known, calibration.caches), ScaleCounts())
+        _quantized(graph, STEP, architecture, recipe, Calibration(known, calibration.caches), ScaleCounts())
     return graph

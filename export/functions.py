@@ -89,6 +89,19 @@ def _silu(x: Recorded, inplace: bool = False) -> Recorded:
     return x.binary("Mul", x.emit("Sigmoid", [x], x.shape))
 
 
+def _tanh(x: Recorded) -> Recorded:
+    return x.emit("Tanh", [x], x.shape)
+
+
+def _sigmoid(x: Recorded) -> Recorded:
+    return x.emit("Sigmoid", [x], x.shape)
+
+
+def _where(condition: Recorded, x: Recorded, y: Recorded) -> Recorded:
+    """Take from one tensor where something holds, from the other, of the same shape, where it does not."""
+    return x.emit("Where", [condition, x, y], x.shape)
+
+
 def _cat(tensors: Sequence[Recorded], dim: int = 0) -> Recorded:
     """Put tensors side by side on an axis."""
     first = tensors[0]
@@ -116,6 +129,9 @@ WRITERS: dict[Callable[..., Any], Callable[..., Recorded]] = {
     F.relu: _relu,
     F.gelu: _gelu,
     F.silu: _silu,
+    torch.tanh: _tanh,
+    torch.sigmoid: _sigmoid,
+    torch.where: _where,
     torch.cat: _cat,
     torch.stack: _stack,
 }

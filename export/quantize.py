@@ -27,7 +27,7 @@ HEADROOM = 1.1
 # Where the range is this many times a usual row's, a constant scale would leave that row too few levels.
 MAX_SPREAD = 8.0
 SMALLEST_SCALE = 1e-12
-TOKEN_TABLE = "embedding.tokens.weight"
+TOKEN_TABLES = ("embedding.tokens.weight", "encoder.tokens.weight", "decoder.embedding.weight")
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int8]
@@ -222,7 +222,7 @@ def _quantize_table(graph: Graph, gather: Node) -> None:
     """Store a table of token embeddings in 8 bits, with a scale per token into which a scalar that follows is folded."""
     table, ids = gather.inputs
     assert table is not None
-    if not str(table.name).endswith(TOKEN_TABLE):
+    if not str(table.name).endswith(TOKEN_TABLES):
         return
     array = constant_of(table)
     assert array is not None

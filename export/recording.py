@@ -8,7 +8,8 @@ PyTorch's own exporter writes the same graphs in 25 times as long: it takes each
 algebra system, and optimises what it has made by matching patterns.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import numpy as np
@@ -72,12 +73,23 @@ class Recorder:
         self._kept: list[Tensor] = []  # an identity is an address, which must not be given away
         self._written: dict[object, list[onnx_ir.Value]] = {}
         self._counts: dict[str, int] = {}
+        self._body: onnx_ir.Graph | None = None
 
     def input(self, name: str, axes: Sequence[int | str], dtype: torch.dtype = torch.int64) -> "Recorded":
         """Add an input; axes whose size is known at run time only are given by name."""
         value = onnx_ir.Value(name=name, shape=onnx_ir.Shape(axes), type=onnx_ir.TensorType(DTYPES[dtype]))
         self.graph.inputs.append(value)
         return Recorded(self, value, axes, dtype)
+
+    @contextmanager
+    def body(self, name: str) -> Iterator[onnx_ir.Graph]:
+        """Write into the body of a loop what depends on the body's inputs; what does not is written before the loop, once."""
+        assert self._body is None, "a body has no body"
+        self._body = onnx_ir.Graph([], [], nodes=[], name=name)
+        try:
+            yield self._body
+        finally:
+            self._body = None
 
     def output(self, name: str, result: "Recorded") -> None:
         """Add an output."""
@@ -106,7 +118,8 @@ class Recorder:
             node = onnx_ir.node(op_type, values, attributes, domain=domain, num_outputs=count, name=f"{op_type}_{number}")
             for place, output in enumerate(node.outputs):
                 output.name = f"{node.name}.out" if count == 1 else f"{node.name}.out.{place}"
-            self.graph.append(node)
+            is_inside = self._body is not None and any(value is not None and value.graph is self._body for value in values)
+            (self._body if self._body is not None and is_inside else self.graph).append(node)
             self._written[key] = list(node.outputs)
         return self._written[key]
 
@@ -218,6 +231,10 @@ class Recorded:
         """Multiply; nothing is written for 1."""
         return self if _is_number(other, 1) else self.binary("Mul", other)
 
+    def __mod__(self, other: Any) -> "Recorded":
+        """Divide whole numbers, and keep what is left over."""
+        return self.binary("Mod", other)
+
     def __lt__(self, other: Any) -> "Recorded":
         """Compare."""
         return self.binary("Less", other, torch.bool)
@@ -227,8 +244,10 @@ class Recorded:
         assert self.dtype is torch.bool
         return self.emit("Not", [self], self.shape)
 
-    def __matmul__(self, other: "Recorded") -> "Recorded":
-        """Multiply matrices."""
+    def __matmul__(self, other: "Recorded | Tensor") -> "Recorded":
+        """Multiply matrices, or matrices by a vector."""
+        if len(other.shape) == 1:
+            return self.emit("MatMul", [self, other], self.shape[:-1])
         batch = _broadcast(self.shape[:-2], other.shape[:-2])
         return self.emit("MatMul", [self, other], (*batch, self.shape[-2], other.shape[-1]))
 
@@ -289,12 +308,14 @@ class Recorded:
 
     def unsqueeze(self, dim: int) -> "Recorded":
         """Add an axis of size 1."""
-        return self.emit("Unsqueeze", [self, self.recorder.ints(dim)], (*self.shape[:dim], 1, *self.shape[dim:]))
+        axis = dim % (len(self.shape) + 1)
+        return self.emit("Unsqueeze", [self, self.recorder.ints(axis)], (*self.shape[:axis], 1, *self.shape[axis:]))
 
     def squeeze(self, dim: int) -> "Recorded":
         """Drop an axis of size 1."""
-        assert self.shape[dim] == 1
-        return self.emit("Squeeze", [self, self.recorder.ints(dim)], (*self.shape[:dim], *self.shape[dim + 1 :]))
+        axis = dim % len(self.shape)
+        assert self.shape[axis] == 1
+        return self.emit("Squeeze", [self, self.recorder.ints(axis)], (*self.shape[:axis], *self.shape[axis + 1 :]))
 
     def expand(self, shape: Sequence[Dim]) -> "Recorded":
         """Repeat along axes."""
@@ -368,7 +389,7 @@ def write_node(
     dtypes: Sequence[torch.dtype],
     *,
     domain: str = "",
-    **attributes: int | float,
+    **attributes: int | float | str,
 ) -> list[Any]:
     """Write a node that PyTorch has no function for; return its outputs.
 

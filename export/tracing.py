@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir
 import torch
 from onnx_ir.passes.common import ClearMetadataAndDocStringPass, RemoveUnusedNodesPass, RemoveUnusedOpsetsPass
+from onnx_ir.traversal import RecursiveGraphIterator
 from torch import nn
 
 from dragoman.export.cuda_contract import INPUTS, OPERATOR
@@ -129,12 +130,13 @@ def _strip(model: onnx_ir.Model) -> None:
     model.metadata_props.clear()
     graph = model.graph
     graph.name = "main"
-    values = [*graph.inputs, *graph.initializers.values(), *(value for node in graph for value in node.outputs)]
+    nodes = list(RecursiveGraphIterator(graph))
+    values = [*graph.inputs, *graph.initializers.values(), *(value for node in nodes for value in node.outputs)]
     for value in values:
         value.metadata_props.clear()
         value.doc_string = None
     counts: dict[str, int] = {}
-    for node in graph:
+    for node in nodes:
         index = counts[node.op_type] = counts.get(node.op_type, -1) + 1
         node.name = f"{node.op_type}_{index}"
         for place, source in enumerate(node.inputs):

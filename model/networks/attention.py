@@ -104,8 +104,7 @@ class AdditiveAttention(nn.Module):
     def scores(self, query: Tensor, keys: Tensor) -> Tensor:
         """Queries `[..., T, Dq]` and what `keys` gave → scores `[..., T, S]`."""
         hidden = torch.tanh(self.query(query).unsqueeze(-2) + keys.unsqueeze(-3))
-        energy: Tensor = self.energy(hidden).squeeze(-1)
-        return energy
+        return hidden @ self.energy.weight[0]
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
         """Attend: query `[..., T, Dq]`, key `[..., S, Dk]`, value `[..., S, Dv]` → `[..., T, Dv]`."""

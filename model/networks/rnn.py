@@ -125,7 +125,11 @@ class RnnDecoder(Predictor):
 
     def start(self, last: Tensor) -> list[Tensor]:
         """The encoder's last states `[B, d_model]` → what each layer's state is at first, `[B, d_model]`."""
-        return list(torch.tanh(self.bridge(last)).chunk(self.num_layers, -1))
+        return list(self.starts(last).chunk(self.num_layers, -1))
+
+    def starts(self, last: Tensor) -> Tensor:
+        """The same, the layers' side by side: `[B, d_model]` → `[B, L·d_model]`."""
+        return torch.tanh(self.bridge(last))
 
     def embed(self, ids: Tensor) -> Tensor:
         """Target ids → their embeddings."""

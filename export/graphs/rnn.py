@@ -1,0 +1,258 @@
+"""The graphs of the recurrent encoder–decoder: what encodes, what decodes a step, and what scores.
+
+All compute with `model/networks/rnn.py`'s own code. The encoder's recurrence becomes one ONNX GRU a layer, which knows a length a
+row; the decoder's step is written as it is, once in the graph that decodes and once as what an ONNX Scan does at each position of
+the targets that are scored.
+
+A step at an even position reads the state of even positions and writes that of odd ones, and the other way round: what it reads
+stays as it is, so that the same step can be done again. At position 0 it reads what the encoder gave.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dragoman.export.caches import Cache, names_of, state_names
+from dragoman.export.graphs.layout import Layout, Packed, Padded
+from dragoman.export.graphs.looking import CachedSource, pad_columns, padded_width
+from dragoman.export.recording import Recorder, write_node
+from dragoman.export.scan import scan
+from dragoman.export.short_head import shortened
+from dragoman.export.tensor_names import TensorNames
+from dragoman.model.config import ModelConfig
+from dragoman.model.networks.attention import padding_mask
+from dragoman.model.networks.rnn import Rnn, RnnDecoder, Source
+
+GATES = (1, 0, 2)
+"""PyTorch's order of a unit's gates is reset, update, new; ONNX's is update, reset, new."""
+
+
+def rnn_caches(config: ModelConfig) -> list[Cache]:
+    """Return the caches of a decoder: each layer's states, what they begin with, and what attention reads of the source."""
+    width, layers = config.d_model, range(config.num_decoder_layers)
+    states = [Cache(f"state_{parity}_{layer}", "self", [width]) for layer in layers for parity in ("even", "odd")]
+    starts = [Cache(f"start_{layer}", "cross", [width]) for layer in layers]
+    keys = [Cache("keys", "cross", ["S", config.attention_dim or width])] if config.attention == "additive" else []
+    values = [Cache("values", "cross", ["S", padded_width(width)])] if config.attention != "none" else []
+    return [*states, *starts, *keys, *values]
+
+
+def rnn_names(config: ModelConfig) -> TensorNames:
+    """Return what the graphs' inputs and outputs are called."""
+    caches = rnn_caches(config)
+    names = names_of(caches, "self"), names_of(caches, "cross")
+    return TensorNames.of_caches(*names, state_names=state_names(caches), has_attention=config.attention != "none")
+
+
+class GatedRecurrence:
+    """Recurrence on rows `[P, d_model]`, by one node a layer."""
+
+    def __init__(self, layout: Layout, source_lengths: Tensor) -> None:
+        """Take how sources lie, and their lengths `[B]`."""
+        self.layout = layout
+        self.lengths = source_lengths.to(torch.int32)
+
+    def run(self, layer: nn.GRU, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Read every source in both directions: `[P, d_model]` → `[P, d_model]`, and both last states, `[B, d_model]`."""
+        steps = self.layout.apart(x).transpose(0, 1)
+        size, rows, half = steps.shape[0], steps.shape[1], layer.hidden_size
+        outputs, last = write_node(
+            "GRU",
+            (steps, *_weights(layer), self.lengths),
+            ((size, 2, rows, half), (2, rows, half)),
+            (x.dtype, x.dtype),
+            direction="bidirectional",
+            hidden_size=half,
+            linear_before_reset=1,
+        )
+        return self.layout.together(outputs.permute(2, 0, 1, 3).flatten(2)), last.transpose(0, 1).flatten(1)
+
+
+def _weights(layer: nn.GRU) -> tuple[Tensor, Tensor, Tensor]:
+    """Return a layer's weights as ONNX has them: of inputs `[2, 3·H, d]`, of states `[2, 3·H, H]`, and all biases `[2, 6·H]`."""
+
+    def both(name: str) -> Tensor:
+        parts = (getattr(layer, f"{name}_l0{direction}").chunk(3) for direction in ("", "_reverse"))
+        return torch.stack([torch.cat([gates[place] for place in GATES]) for gates in parts])
+
+    return both("weight_ih"), both("weight_hh"), torch.cat((both("bias_ih"), both("bias_hh")), 1)
+
+
+def _remembered(decoder: RnnDecoder, values: Tensor) -> list[Tensor]:
+    """Return what the caches keep of the encoder's rows `[P, d_model]`: keys where they are not the values, and those."""
+    if decoder.alignment is None:
+        return []
+    keys = decoder.alignment.keys(values)
+    return [*([] if keys is values else [keys]), pad_columns(values)]
+
+
+class RnnGraph(nn.Module):
+    """What the three graphs have in common."""
+
+    def __init__(self, model: Rnn) -> None:
+        """Use a model's own layers."""
+        super().__init__()
+        self.config = model.config
+        self.encoder = model.encoder
+        self.decoder = model.decoder
+        self.tensors = rnn_names(model.config)
+
+
+class RnnEncoderGraph(RnnGraph):
+    """Sources to what a decoder begins with and what it looks at."""
+
+    @property
+    def input_names(self) -> list[str]:
+        """Names of the graph's inputs."""
+        return self.tensors.encoder_inputs
+
+    @property
+    def output_names(self) -> list[str]:
+        """Names of the graph's outputs."""
+        return self.tensors.encoder_outputs
+
+    def forward(self, src_ids: Tensor, src_lens: Tensor, positions: Tensor, grid: Tensor, cells: Tensor) -> list[Tensor]:
+        """Encode.
+
+        Args:
+            src_ids: Tokens of all sources `[P]`, one source after the other.
+            src_lens: Tokens of each source, `[B]`.
+            positions: Of each token in its source, `[P]`; a recurrence needs none.
+            grid: Which of the tokens stands where, `[B, S]`; any beyond the end of a source.
+            cells: Where each token stands, as an index into `[B·S]`, `[P]`.
+
+        Returns:
+            With attention, keys and values side by side, `[P, A + d_model]`, or values alone; and each layer's first state side by
+            side, `[B, L·d_model]`.
+        """
+        values, last = self.encoder(src_ids, GatedRecurrence(Packed(grid, cells), src_lens))
+        rows = _remembered(self.decoder, values)
+        return [*([torch.cat(rows, -1)] if rows else []), self.decoder.starts(last)]
+
+    def inputs(self, recorder: Recorder) -> dict[str, Any]:
+        """Add the graph's inputs; return them as `forward` takes them."""
+        axes = {"src_ids": ("P",), "positions": ("P",), "cells": ("P",), "grid": ("B", "S"), "src_lens": ("B",)}
+        return {name: recorder.input(name, axes[name]) for name in self.input_names}
+
+
+class RnnStepGraph(RnnGraph):
+    """One token for each of N rows, every row at its own position, to the likeliest next tokens."""
+
+    def __init__(self, model: Rnn, shortlist: Sequence[int] | None = None) -> None:
+        """Use a model's own layers; with a shortlist, rising, candidates are its ids alone, see `short_head`."""
+        super().__init__(model)
+        self.decoder = model.decoder if shortlist is None else shortened(model.decoder, shortlist)
+        self.shortlist = None if shortlist is None else torch.tensor(shortlist)
+
+    @property
+    def input_names(self) -> list[str]:
+        """Names of the graph's inputs."""
+        return self.tensors.decoder_inputs
+
+    @property
+    def output_names(self) -> list[str]:
+        """Names of the graph's outputs."""
+        return self.tensors.decoder_outputs
+
+    def forward(
+        self, prev_ids: Tensor, positions: Tensor, src_lens: Tensor, num_candidates: Tensor, caches: list[Tensor]
+    ) -> tuple[Tensor, ...]:
+        """Decode one step.
+
+        Args:
+            prev_ids: Each row's last token, `[N]`.
+            positions: Where it stands, `[N]`.
+            src_lens: Real tokens of each row's source, `[N]`.
+            num_candidates: K, `[1]`.
+            caches: As `rnn_caches` has them, with an axis of rows before.
+
+        Returns:
+            The K likeliest ids `[N, K]`, likeliest first and of equals the lower id; their log-probabilities `[N, K]`; and the
+            layers' states of even and of odd positions, one of the two as it was.
+        """
+        num_layers = self.config.num_decoder_layers
+        kept, starts, remembered = caches[: 2 * num_layers], caches[2 * num_layers : 3 * num_layers], caches[3 * num_layers :]
+        pairs = list(zip(kept[::2], kept[1::2], strict=True))
+        is_first, is_even = positions[:, None] < 1, (positions % 2)[:, None] < 1
+        states = [torch.where(is_first, start, torch.where(is_even, *pair)) for start, pair in zip(starts, pairs, strict=True)]
+        embedded = self.decoder.embed(prev_ids)
+        alignment = self.decoder.alignment
+        source = None if alignment is None else CachedSource(alignment, remembered[0], remembered[-1], src_lens)
+        hidden, updated = self.decoder.step(embedded, self.decoder.read(embedded), states, source)
+        shape = prev_ids.shape[0], "K"
+        log_probs = self.decoder.log_probs(hidden)
+        values, ids = write_node("TopK", (log_probs, num_candidates), (shape, shape), (torch.float32, torch.int64), axis=-1)
+        if self.shortlist is not None:
+            (ids,) = write_node("Gather", (self.shortlist, ids), (shape,), (torch.int64,))
+        written = (
+            part
+            for new, (even, odd) in zip(updated, pairs, strict=True)
+            for part in (torch.where(is_even, even, new), torch.where(is_even, new, odd))
+        )
+        return ids, values, *written
+
+    def inputs(self, recorder: Recorder) -> dict[str, Any]:
+        """Add the graph's inputs; return them as `forward` takes them."""
+        dtype = self.decoder.output_weight.dtype
+        return {
+            **{name: recorder.input(name, ("N",)) for name in ("prev_ids", "positions", "src_lens")},
+            "num_candidates": recorder.input("num_candidates", (1,)),
+            "caches": [recorder.input(cache.name, ("N", *cache.shape), dtype) for cache in rnn_caches(self.config)],
+        }
+
+
+class RnnScorerGraph(RnnGraph):
+    """Pairs of source and target to the log-probabilities of the targets' tokens and the attention between the two.
+
+    What does not depend on a position's state runs on rows `[B·S, …]` and `[B·T, …]`, as the other graphs do on theirs.
+    """
+
+    @property
+    def input_names(self) -> list[str]:
+        """Names of the graph's inputs."""
+        return self.tensors.scorer_inputs
+
+    @property
+    def output_names(self) -> list[str]:
+        """Names of the graph's outputs."""
+        return self.tensors.scorer_outputs
+
+    def forward(self, src_ids: Tensor, src_lens: Tensor, tgt_ids: Tensor, tgt_lens: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+        """Score right-padded pairs.
+
+        Args:
+            src_ids: Sources `[B, S]`.
+            src_lens: Their real tokens, `[B]`.
+            tgt_ids: What the decoder reads, `[B, T]`: the start token, then the target without its last token.
+            tgt_lens: Its real tokens, `[B]`; what comes after them changes nothing before.
+            labels: The target, `[B, T]`.
+
+        Returns:
+            The labels' log-probabilities `[B, T]`, and with attention its weights `[B, 1, T, S]`, whose rows sum to 1 over the
+            source. Both mean nothing beyond a row's target.
+        """
+        decoder, layout = self.decoder, Padded(src_ids)
+        values, last = self.encoder(src_ids.flatten(), GatedRecurrence(layout, src_lens))
+        source = None
+        if decoder.alignment is not None:
+            keys, seen = layout.apart(decoder.alignment.keys(values)), layout.apart(values)
+            source = Source(decoder.alignment, keys, seen, padding_mask(src_lens, src_ids.shape[1]), is_observed=True)
+
+        def step(states: list[Tensor], read: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+            token, gates = read
+            hidden, updated = decoder.step(token, gates, states, source)
+            return updated, [hidden, *(source.weights if source is not None else ())]
+
+        embedded = decoder.embed(tgt_ids.flatten())
+        read = embedded, decoder.read(embedded)
+        sequences = [rows.unflatten(0, tgt_ids.shape) for rows in read]  # type: ignore[no-untyped-call]
+        hidden, *weights = scan(step, decoder.start(last), sequences)
+        log_probs = decoder.log_probs(hidden.flatten(0, 1)).gather(-1, labels.flatten()[:, None])
+        return log_probs.view(labels.shape), *(x.unsqueeze(1) for x in weights)
+
+    def inputs(self, recorder: Recorder) -> dict[str, Any]:
+        """Add the graph's inputs; return them as `forward` takes them."""
+        axes = {"src_ids": ("B", "S"), "src_lens": ("B",), "tgt_ids": ("B", "T"), "tgt_lens": ("B",), "labels": ("B", "T")}
+        return {name: recorder.input(name, axes[name]) for name in self.input_names}

@@ -1,0 +1,99 @@
+"""What is recorded of a loop gives what PyTorch's own loop gives, and works out what does not change before it."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir
+import pytest
+import torch
+from onnx_ir.traversal import RecursiveGraphIterator
+from torch import Tensor, nn
+
+from dragoman.export.recording import Recorder
+from dragoman.export.scan import scan
+from dragoman.export.session import open_session
+from dragoman.export.tracing import trace
+
+B, T, D = 3, 5, 4
+
+
+class Loop(nn.Module):
+    """Two states that are updated with a sequence and with what lies outside of the loop."""
+
+    input_names = ["x", "first", "second", "outside"]  # noqa: RUF012
+    output_names = ["sums", "doubled"]  # noqa: RUF012
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(D, D)
+
+    def step(self, states: list[Tensor], read: list[Tensor], outside: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        moved = torch.tanh(self.linear(states[0]) + read[0] * torch.sigmoid(outside))
+        return [moved, states[1] + moved], [states[1] * moved, read[0] + read[0]]
+
+    def forward(self, x: Tensor, first: Tensor, second: Tensor, outside: Tensor) -> list[Tensor]:
+        results: list[Tensor] = scan(lambda states, read: self.step(states, read, outside), [first, second], [x])
+        return results
+
+    def eager(self, x: Tensor, first: Tensor, second: Tensor, outside: Tensor) -> list[Tensor]:
+        states, rows = [first, second], []
+        for position in range(x.shape[1]):
+            states, results = self.step(states, [x[:, position]], outside)
+            rows.append(results)
+        return [torch.stack(column, 1) for column in zip(*rows, strict=True)]
+
+    def inputs(self, recorder: Recorder) -> dict[str, Any]:
+        axes = {"x": ("B", "T", D), "first": ("B", D), "second": ("B", D), "outside": ("B", D)}
+        return {name: recorder.input(name, shape, torch.float32) for name, shape in axes.items()}
+
+
+def test_loop_gives_what_pytorch_s_gives(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = Loop()
+    onnx_ir.save(trace(module), tmp_path / "loop.onnx")
+    session = open_session(tmp_path / "loop.onnx", 1)
+    assert [value.shape for value in session.get_outputs()] == [["B", "T", D], ["B", "T", D]]
+    for length in (1, T):
+        inputs = torch.randn(B, length, D), *torch.randn(3, B, D)
+        feeds = {name: value.numpy() for name, value in zip(module.input_names, inputs, strict=True)}
+        for found, expected in zip(session.run(None, feeds), module.eager(*inputs), strict=True):
+            np.testing.assert_allclose(found, expected.detach().numpy(), atol=1e-6)
+
+
+def test_what_does_not_change_is_computed_before_the_loop() -> None:
+    graph = trace(Loop()).graph
+    assert [node.op_type for node in graph] == ["Sigmoid", "Scan"]
+    body = next(node for node in graph if node.op_type == "Scan").attributes["body"].as_graph()
+    assert "Sigmoid" not in [node.op_type for node in body] and not body.initializers
+    assert {value.name for value in graph.initializers.values()} == {"linear.weight", "linear.bias"}
+    assert len({node.name for node in RecursiveGraphIterator(graph)}) == 2 + sum(1 for _ in body)
+
+
+class Axes(nn.Module):
+    """Axes of size 1 that come and go, counted from either end."""
+
+    input_names = ["x"]  # noqa: RUF012
+    output_names = ["out"]  # noqa: RUF012
+
+    def __init__(self, place: int) -> None:
+        super().__init__()
+        self.place = place
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        return [x.unsqueeze(self.place) + 1.0]
+
+    def inputs(self, recorder: Recorder) -> dict[str, Any]:
+        return {"x": recorder.input("x", ("B", 2, D), torch.float32)}
+
+
+@pytest.mark.parametrize("place", [-4, -3, -2, -1, 0, 1, 2, 3])
+def test_axes_are_counted_from_either_end(place: int, tmp_path: Path) -> None:
+    model = trace(Axes(place))
+    onnx_ir.save(model, tmp_path / "axes.onnx")
+    x = torch.randn(B, 2, D)
+    expected = x.unsqueeze(place) + 1.0
+    (found,) = open_session(tmp_path / "axes.onnx", 1).run(None, {"x": x.numpy()})
+    np.testing.assert_array_equal(found, expected.numpy())
+    shape = model.graph.outputs[0].shape
+    assert shape is not None and [B if dim == "B" else int(dim) for dim in map(str, shape)] == list(expected.shape)

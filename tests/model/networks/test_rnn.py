@@ -1,0 +1,264 @@
+"""The recurrent encoder–decoder against PyTorch's own layers, and whole against loops in NumPy with nothing of ours."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from dragoman.model.config import ModelConfig
+from dragoman.model.networks.rnn import PackedRecurrence, Rnn, gated
+
+S, T = 7, 6
+LENGTHS = torch.tensor([7, 2, 5])
+V = 23
+Models = Callable[..., Rnn]
+SWITCHES: list[dict[str, Any]] = [
+    {"attention": "additive", "attention_dim": 10},
+    {"attention": "additive", "num_encoder_layers": 1, "num_decoder_layers": 1, "is_projection_tied": False},
+    {"attention": "dot", "has_output_bias": True},
+    {"attention": "scaled_dot", "is_embedding_scaled": False},
+    {"attention": "scaled_dot", "num_encoder_layers": 3, "num_decoder_layers": 1, "padding": "masked"},
+    {"attention": "none", "num_encoder_layers": 1, "num_decoder_layers": 3},
+    {"attention": "none", "is_embedding_shared": False, "source_vocab_size": 31, "padding": "predicted"},
+]
+KINDS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+ATTENTIONS = ("additive", "dot", "scaled_dot", "none")
+
+
+def make(seed: int = 0, **switches: Any) -> Rnn:
+    """Build a small model in evaluation mode; every parameter is random."""
+    sizes = {"source_vocab_size": V, "target_vocab_size": V, "d_model": 16, "num_encoder_layers": 2, "num_decoder_layers": 2}
+    model = Rnn(ModelConfig(architecture="rnn", **{"dropout": 0.0} | sizes | switches)).eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.4, generator=generator)
+    return model
+
+
+@pytest.fixture(params=SWITCHES, ids=lambda switches: "-".join(map(str, switches.values())))
+def any_rnn(request: pytest.FixtureRequest) -> Rnn:
+    return make(**request.param)
+
+
+def pairs(model: Rnn, seed: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(3, V, (3, S), generator=generator), torch.randint(3, V, (3, T), generator=generator)
+
+
+class Oracle:
+    """The model in NumPy, one number of a sequence after the other, in double precision."""
+
+    def __init__(self, model: Rnn) -> None:
+        self.config = model.config
+        self.w = {name: value.double().numpy() for name, value in model.state_dict().items()}
+        self.scale = math.sqrt(self.config.d_model) if self.config.is_embedding_scaled else 1.0
+
+    def unit(self, x: Any, h: Any, names: tuple[str, str, str, str]) -> Any:
+        """One update of a gated recurrent unit, as Cho et al. and PyTorch's documentation have it."""
+        w, u, b, c = (self.w[name] for name in names)
+        n = len(h)
+        new_state = np.empty(n)
+        for i in range(n):
+            reset = 1 / (1 + np.exp(-(w[i] @ x + b[i] + u[i] @ h + c[i])))
+            update = 1 / (1 + np.exp(-(w[n + i] @ x + b[n + i] + u[n + i] @ h + c[n + i])))
+            new = np.tanh(w[2 * n + i] @ x + b[2 * n + i] + reset * (u[2 * n + i] @ h + c[2 * n + i]))
+            new_state[i] = (1 - update) * new + update * h[i]
+        return new_state
+
+    def encode(self, source: list[int]) -> tuple[list[Any], Any]:
+        """What the encoder gives for each token, and its last states."""
+        xs = [self.w["encoder.tokens.weight"][token] * self.scale for token in source]
+        last: Any = None
+        for layer in range(self.config.num_encoder_layers):
+            sides, ends = [], []
+            for direction in ("", "_reverse"):
+                names = tuple(f"encoder.layers.{layer}.{kind}_l0{direction}" for kind in KINDS)
+                h, outputs = np.zeros(self.config.d_model // 2), {}
+                order = range(len(xs)) if not direction else reversed(range(len(xs)))
+                for place in order:
+                    h = outputs[place] = self.unit(xs[place], h, names)  # type: ignore[arg-type]
+                sides.append(outputs)
+                ends.append(h)
+            xs = [np.concatenate([side[place] for side in sides]) for place in range(len(xs))]
+            last = np.concatenate(ends)
+        return xs, last
+
+    def score(self, state: Any, value: Any) -> float:
+        """How a state and a token of the source agree."""
+        if self.config.attention == "additive":
+            hidden = self.w["decoder.alignment.query.weight"] @ state + self.w["decoder.alignment.key.weight"] @ value
+            return float(self.w["decoder.alignment.energy.weight"][0] @ np.tanh(hidden + self.w["decoder.alignment.key.bias"]))
+        product = float(sum(a * b for a, b in zip(state, value, strict=True)))
+        return product / math.sqrt(self.config.d_model) if self.config.attention == "scaled_dot" else product
+
+    def decode(self, source: list[int], target: list[int]) -> tuple[Any, Any, list[Any]]:
+        """Logits `[T, V]`, attention `[T, S]` and the states before each position and after the last."""
+        values, last = self.encode(source)
+        width, layers = self.config.d_model, self.config.num_decoder_layers
+        start = np.tanh(self.w["decoder.bridge.weight"] @ last + self.w["decoder.bridge.bias"])
+        states = [start[width * layer : width * (layer + 1)] for layer in range(layers)]
+        logits, attention, all_states = [], [], [states]
+        for token in target:
+            embedded = self.w["decoder.embedding.weight"][token] * self.scale
+            parts = [embedded]
+            if self.config.attention != "none":
+                weights = np.exp([self.score(states[-1], value) for value in values])
+                weights /= weights.sum()
+                attention.append(weights)
+                parts.append(sum(weight * value for weight, value in zip(weights, values, strict=True)))
+            x, updated = np.concatenate(parts), []
+            for layer in range(layers):
+                names = tuple(f"decoder.layers.{layer}.{kind}" for kind in KINDS)
+                x = self.unit(x, states[layer], names)  # type: ignore[arg-type]
+                updated.append(x)
+            states = updated
+            all_states.append(states)
+            out = np.tanh(self.w["decoder.readout.weight"] @ np.concatenate([x, *parts]) + self.w["decoder.readout.bias"])
+            tied = self.config.is_projection_tied
+            projection = self.w["decoder.embedding.weight" if tied else "decoder.projection.weight"]
+            logits.append(projection @ out + (self.w["decoder.output_bias"] if self.config.has_output_bias else 0.0))
+        return np.array(logits), np.array(attention), all_states
+
+
+def test_whole_model_is_what_loops_in_numpy_say(any_rnn: Rnn) -> None:
+    source, target = pairs(any_rnn)
+    logits = any_rnn(source, LENGTHS, target)
+    oracle = Oracle(any_rnn)
+    for row, length in enumerate(LENGTHS.tolist()):
+        expected, _, _ = oracle.decode(source[row, :length].tolist(), target[row].tolist())
+        np.testing.assert_allclose(logits[row].detach().numpy(), expected, atol=2e-5)
+
+
+def test_observation_is_what_loops_in_numpy_say(any_rnn: Rnn) -> None:
+    source, target = (ids[0].tolist() for ids in pairs(any_rnn))
+    expected, attention, states = Oracle(any_rnn).decode(source, target)
+    with torch.inference_mode():
+        observed = any_rnn.observe(source, target, has_maps=True)
+        logits = any_rnn.decoder.logits(observed.hidden)
+    np.testing.assert_allclose(logits.numpy(), expected, atol=2e-5)
+    if any_rnn.config.attention == "none":
+        assert observed.attention.shape == (0, T, S) and observed.maps == {}
+    else:
+        np.testing.assert_allclose(observed.attention[0].numpy(), attention, atol=1e-5)
+        np.testing.assert_allclose(observed.attention.sum(-1).numpy(), 1.0, atol=1e-6)
+        assert torch.equal(observed.maps["cross"][:, 0], observed.attention)
+    for stop in range(T + 1):
+        before = {position % 2: states[max(position, 0)] for position in (stop - 1, stop)}
+        wanted = [before[parity][layer] for layer in range(any_rnn.config.num_decoder_layers) for parity in (0, 1)]
+        found = observed.caches(stop)
+        assert len(found) == len(wanted)
+        for cache, state in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(cache.numpy(), state, atol=1e-5)
+
+
+def test_decoding_goes_on_from_observed_states(any_rnn: Rnn) -> None:
+    source, target = (ids[0].tolist() for ids in pairs(any_rnn))
+    decoder = any_rnn.decoder
+    with torch.inference_mode():
+        observed = any_rnn.observe(source, target)
+        for stop in range(1, T):
+            steps = any_rnn.stepper(torch.tensor([source]), torch.tensor([len(source)]))
+            steps.states = [state[None] for state in observed.caches(stop)[stop % 2 :: 2]]
+            for position in range(stop, T):
+                expected = decoder.log_probs(observed.hidden[position])
+                torch.testing.assert_close(steps.step(torch.tensor([target[position]]))[0], expected, atol=1e-5, rtol=0)
+
+
+def test_steps_give_what_whole_targets_give(any_rnn: Rnn) -> None:
+    source, target = pairs(any_rnn)
+    with torch.inference_mode():
+        whole = any_rnn.decoder.log_probs(any_rnn.decode(target, *any_rnn.encode(source, LENGTHS)))
+        steps = any_rnn.stepper(source, LENGTHS)
+        rows = torch.arange(3)
+        for position in range(T):
+            found = steps.step(target[rows, position])
+            torch.testing.assert_close(found, whole[rows, position], atol=1e-5, rtol=0)
+            if position == 2:
+                chosen = torch.tensor([2, 0, 2, 1])
+                steps.select(chosen)
+                rows = rows[chosen]
+
+
+def test_gated_unit_is_pytorch_s() -> None:
+    torch.manual_seed(0)
+    cell, x, state = nn.GRUCell(12, 9), torch.randn(5, 12), torch.randn(5, 9)
+    gates = x @ cell.weight_ih.T + cell.bias_ih
+    torch.testing.assert_close(gated(cell, gates, state), cell(x, state), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_encoder_is_pytorch_s_of_several_layers(layers: int) -> None:
+    """Layers of ours that are called one after the other are one module of PyTorch's that has them all."""
+    model = make(num_encoder_layers=layers)
+    theirs = nn.GRU(16, 8, layers, batch_first=True, bidirectional=True)
+    theirs.load_state_dict(
+        {
+            name.replace("_l0", f"_l{place}"): value
+            for place, layer in enumerate(model.encoder.layers)
+            for name, value in layer.state_dict().items()
+        }
+    )
+    source, _ = pairs(model)
+    embedded = model.encoder.tokens.weight[source] * 4.0
+    packed, last = theirs(pack_padded_sequence(embedded, LENGTHS, batch_first=True, enforce_sorted=False))
+    expected, _ = pad_packed_sequence(packed, batch_first=True)
+    found, found_last = model.encoder(source, PackedRecurrence(LENGTHS))
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(found_last, torch.cat((last[-2], last[-1]), -1), atol=1e-6, rtol=0)
+
+
+def test_source_padding_is_never_seen(any_rnn: Rnn) -> None:
+    source, target = pairs(any_rnn)
+    beyond = torch.arange(S) >= LENGTHS[:, None]
+    other = torch.where(beyond, source.flip(1) - 1, source)
+    assert not torch.equal(other, source)
+    expected = any_rnn(source, LENGTHS, target)
+    assert torch.equal(any_rnn(other, LENGTHS, target), expected)
+    for row, length in enumerate(LENGTHS.tolist()):
+        alone = any_rnn(source[row : row + 1, :length], LENGTHS[row : row + 1], target[row : row + 1])
+        torch.testing.assert_close(alone[0], expected[row], atol=1e-5, rtol=0)
+
+
+def test_target_tokens_see_only_the_past(any_rnn: Rnn) -> None:
+    source, target = pairs(any_rnn)
+    changed = target.clone()
+    changed[:, 3] -= 1
+    first, other = any_rnn(source, LENGTHS, target), any_rnn(source, LENGTHS, changed)
+    assert torch.equal(first[:, :3], other[:, :3])
+    assert ((first - other)[:, 3:].abs().amax((0, 2)) > 1e-4).all()
+
+
+def test_every_parameter_learns(any_rnn: Rnn) -> None:
+    source, target = pairs(any_rnn)
+    any_rnn(source, LENGTHS, target).square().mean().backward()
+    assert [name for name, parameter in any_rnn.named_parameters() if parameter.grad is None or not parameter.grad.any()] == []
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_source_reaches_the_target_through_attention_or_the_first_state_alone(attention: str) -> None:
+    model = make(attention=attention)
+    source, target = pairs(model)
+    values, mask, last = model.encode(source, LENGTHS)
+    first = model.decode(target, values, mask, last)
+    assert torch.equal(model.decode(target, values * 2, mask, last), first) is (attention == "none")
+    assert not torch.allclose(model.decode(target, values, mask, last * 0.5), first, atol=1e-3)
+
+
+def test_dropout_acts_in_training_only() -> None:
+    model = make(dropout=0.5)
+    source, target = pairs(model)
+    assert torch.equal(model(source, LENGTHS, target), model(source, LENGTHS, target))
+    model.train()
+    assert not torch.equal(model(source, LENGTHS, target), model(source, LENGTHS, target))
+
+
+def test_shared_tokens_are_one_table() -> None:
+    shared, separate = make(), make(is_embedding_shared=False, source_vocab_size=31)
+    assert shared.encoder.tokens is shared.decoder.tokens
+    assert separate.encoder.tokens.weight.shape == (31, 16) and separate.decoder.tokens.weight.shape == (V, 16)
