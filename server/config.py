@@ -214,7 +214,7 @@ class ServerConfig(BaseSettings):
         0, description="Of those, that one request may take: its beams or answers; 0 for a quarter, but at least 16."
     )
     prefill_tokens_per_step: Count = Field(
-        512, description="Source tokens the encoder reads between two decode steps, at the most."
+        512, description="Source tokens the encoder reads between two decode steps, at the most; of prompts, a quarter of that."
     )
     max_ahead: int = Field(
         16, ge=0, description="Waiting requests whose sources may be encoded beside others', before they have a slot; 0 for none."

@@ -8,6 +8,7 @@ from msgspec import structs
 
 from dragoman.export.bundle import Bundle, Manifest
 from dragoman.model.errors import InputError
+from dragoman.server.core.continuation import decode_after
 from dragoman.server.core.defaults import default_max_new_tokens
 from dragoman.server.core.frames import Frame, Frames
 from dragoman.server.core.requests import GenerateRequest
@@ -92,9 +93,18 @@ class OfflineTranslator:
         except InvalidRequest as error:
             raise InputError(error.message) from error
         texts = [frame.task + text for text in texts] if frame.task else texts
-        sources = [frame.source_ids(ids) for ids in self.tokenizers.source.encode_batch(texts)]
-        ends = self.run(sources, limit, search, frame.decoder_start_id)
-        return [self.tokenizers.target.decode(end.answers[0].token_ids) for end in ends]
+        framed = [frame.framed(ids) for ids in self.tokenizers.source.encode_batch(texts)]
+        limits = [limit] * len(framed)
+        if frame.has_prompts and max_new_tokens is None:
+            limits = [min(limit, self._room(source, search)) for source, _ in framed]
+        requests = [
+            Request(i, source, most, time.monotonic(), search=search, decoder_start_id=first)
+            for i, ((source, first), most) in enumerate(zip(framed, limits, strict=True))
+        ]
+        return [
+            decode_after(self.tokenizers.target, frame.before(request), end.answers[0].token_ids)
+            for request, end in zip(requests, self._run(requests), strict=True)
+        ]
 
     def run(
         self,
@@ -103,7 +113,7 @@ class OfflineTranslator:
         search: SearchOptions = GREEDY,
         decoder_start_id: int | None = None,
     ) -> list[Finished]:
-        """Decode sources, end-of-sequence included, all submitted at once.
+        """Decode sources, end-of-sequence included, or prompts without their last token, all submitted at once.
 
         Args:
             sources: Their ids.
@@ -115,20 +125,18 @@ class OfflineTranslator:
             InputError: If a source or an answer may be longer than the model takes, or the search needs more slots than there are.
             RuntimeError: If a step raised; the log says why.
         """
-        manifest = self.bundle.manifest
-        limit = default_max_new_tokens(manifest) if max_new_tokens is None else max_new_tokens
-        num_left = manifest.max_target_tokens - len(search.forced_prefix)
-        if not 1 <= limit <= num_left:
-            raise InputError(f"max_new_tokens: {limit} is not in 1 to {num_left}")
-        max_slots = self.engine.scheduler.limits.max_slots
-        if search.num_slots > max_slots:
-            raise InputError(f"{search.num_slots} hypotheses need more than the {max_slots} slots there are")
-        for i, source in enumerate(sources, 1):
-            if len(source) > manifest.max_source_tokens:
-                raise InputError(f"text {i}: {len(source)} tokens, but model {manifest.name} takes {manifest.max_source_tokens}")
+        limit = default_max_new_tokens(self.manifest) if max_new_tokens is None else max_new_tokens
         now = time.monotonic()
-        for i, source in enumerate(sources):
-            self.engine.submit(_ORIGIN, Request(i, source, limit, now, search=search, decoder_start_id=decoder_start_id))
+        return self._run(
+            [Request(i, source, limit, now, search=search, decoder_start_id=decoder_start_id) for i, source in enumerate(sources)]
+        )
+
+    def _run(self, requests: Sequence[Request]) -> list[Finished]:
+        """Answer requests, numbered from 0, all submitted at once; raises as `run`."""
+        for request in requests:
+            self._check(request)
+        for request in requests:
+            self.engine.submit(_ORIGIN, request)
         finished: dict[int, Finished] = {}
         while self.engine.has_work:
             self.engine.step()
@@ -136,7 +144,23 @@ class OfflineTranslator:
                 finished |= {end.id: end for end in report.finished}
         if any(end.reason not in ("eos", "length") for end in finished.values()):
             raise RuntimeError("a step raised")
-        return [finished[i] for i in range(len(sources))]
+        return [finished[i] for i in range(len(requests))]
+
+    def _check(self, request: Request) -> None:
+        """Refuse what the model, or this engine, cannot do."""
+        manifest, search, source, limit = self.manifest, request.search, request.source_ids, request.max_new_tokens
+        if len(source) + manifest.has_prompts > manifest.max_source_tokens:
+            count = len(source) + manifest.has_prompts
+            raise InputError(f"text {request.id + 1}: {count} tokens, but model {manifest.name} takes {manifest.max_source_tokens}")
+        if not 1 <= limit <= (num_left := self._room(source, search)):
+            raise InputError(f"max_new_tokens: {limit} is not in 1 to {num_left}")
+        max_slots = self.engine.scheduler.limits.max_slots
+        if search.num_slots > max_slots:
+            raise InputError(f"{search.num_slots} hypotheses need more than the {max_slots} slots there are")
+
+    def _room(self, source: Sequence[int], search: SearchOptions) -> int:
+        """Return how many tokens can be generated for a source."""
+        return self.manifest.max_target_tokens - len(search.forced_prefix) - (len(source) if self.manifest.has_prompts else 0)
 
 
 def _framed(search: SearchOptions, frame: Frame) -> SearchOptions:

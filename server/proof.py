@@ -120,7 +120,12 @@ async def _probe(asking: "_Asking", manifest: Manifest) -> Found:
     """Ask for what nobody has stored an answer to, and refuse what is not finite."""
     ids = [token for token in range(manifest.source_vocab_size) if token not in (manifest.eos_id, manifest.pad_id)]
     sources = [[manifest.eos_id], [*ids[:: max(len(ids) // NUM_PROBE_IDS, 1)][:NUM_PROBE_IDS], manifest.eos_id]]
-    limit = min(NUM_PROBE_TOKENS, manifest.max_target_tokens)
+    sources = [source[-manifest.max_source_tokens :] for source in sources]
+    room = manifest.max_target_tokens
+    if manifest.has_prompts:  # a probe shares the room with its answer
+        sources = [source[: room - 1] for source in sources]
+        room -= max(map(len, sources))
+    limit = min(NUM_PROBE_TOKENS, room)
     found = Found()
 
     def of_source(name: str, source: list[int]) -> Ask:
@@ -136,7 +141,6 @@ async def _probe(asking: "_Asking", manifest: Manifest) -> Found:
         check_finite("the probe's pair", await asking.score("the probe's pair", sources[0], target, None), len(target))
         found.num_pairs += 1
 
-    sources = [source[-manifest.max_source_tokens :] for source in sources]
     await _ask_all([of_source(f"probe {number}", source) for number, source in enumerate(sources, 1)])
     await _ask_all([score])
     if not found.num_answers:

@@ -106,6 +106,8 @@ class ModelInfo:
         weight_bits: Bits of the weights of an `int8` model, 7 or 8; 0 for any other, and where the server does not say.
         cache_precision: Number format of what it keeps of every sequence while it decodes; empty where the server does not say.
         versions: All versions that requests can get, this one among them; empty where the server does not say.
+        architecture: `transformer` or `rnn`, which have an encoder and a decoder, or `decoder`, a language model, whose answers go on
+            with the text of a request; empty where the server does not say.
     """
 
     name: str
@@ -131,6 +133,7 @@ class ModelInfo:
     weight_bits: int = 0
     cache_precision: str = ""
     versions: tuple[ModelVersion, ...] = ()
+    architecture: str = ""
 
 
 def model_from_proto(message: generation_pb2.Model) -> ModelInfo:
@@ -159,6 +162,7 @@ def model_from_proto(message: generation_pb2.Model) -> ModelInfo:
         weight_bits=message.weight_bits,
         cache_precision=message.cache_precision,
         versions=tuple(_version_from_proto(version) for version in message.versions),
+        architecture=message.architecture,
     )
 
 

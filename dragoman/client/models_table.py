@@ -18,9 +18,10 @@ _MAX_LANGUAGES = 3
 
 
 def models_table(models: Sequence[ModelInfo]) -> Table:
-    """Lay the models out, one a row; languages have a column where one of the models has any."""
+    """Lay the models out, one a row; what kind they are has a column where one is no Transformer, languages where one has any."""
     table = Table()
-    for heading in ("model", "version", "ready", "precision", "device"):
+    has_kinds = any(model.architecture not in ("", "transformer") for model in models)
+    for heading in ("model", "version", "ready", *(["architecture"] if has_kinds else []), "precision", "device"):
         table.add_column(heading)
     for heading in ("max source", "max target", "default new", "slots"):
         table.add_column(heading, justify="right")
@@ -30,7 +31,8 @@ def models_table(models: Sequence[ModelInfo]) -> Table:
     for model in models:
         state = Text("yes", style="green") if model.is_ready else Text("no", style="red")
         limits = (model.max_source_tokens, model.max_target_tokens, model.default_max_new_tokens, model.max_slots)
-        words = (model.name, model.version, state, model.precision, model.device)
+        kind = [model.architecture] if has_kinds else []
+        words: list[str | Text] = [model.name, model.version, state, *kind, model.precision, model.device]
         cells = [word if isinstance(word, Text) else plain(word) for word in words]
         languages = [plain(_languages(model))] if has_languages else []
         table.add_row(*cells, *map(str, limits), *languages)

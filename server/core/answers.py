@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from dragoman.model.text.tokenizer import Tokenizer
 from dragoman.server.core.calls import Call
+from dragoman.server.core.continuation import decode_after
 from dragoman.server.core.ports import Model
 from dragoman.server.core.validation import Prepared
 from dragoman.server.engine import messages
@@ -66,7 +67,7 @@ class Generated(Struct, frozen=True):
         model_version: Of its bundle.
         answers: The best one first; at least one.
         is_truncated: Whether the source was cut.
-        source_tokens: Tokens of the source.
+        source_tokens: Tokens of the source; of a prompt, all of them.
         generated_tokens: Tokens generated for all answers.
         timings: Where the time went.
         seed: What samples were drawn with; None for other searches.
@@ -117,7 +118,8 @@ def to_generated(call: Call, model: Model, prepared: Prepared, finished: message
     request = prepared.request
     admitted = request.arrival if finished.admitted is None else finished.admitted
     first_token = finished.ended if finished.first_token is None else finished.first_token
-    texts = [text, *(model.tokenizers.target.decode(answer.token_ids) for answer in finished.answers[1:])]
+    before = prepared.frame.before(request)
+    texts = [text, *(decode_after(model.tokenizers.target, before, answer.token_ids) for answer in finished.answers[1:])]
     sampling = request.search.sampling
     return Generated(
         request_id=call.request_id,
@@ -125,7 +127,7 @@ def to_generated(call: Call, model: Model, prepared: Prepared, finished: message
         model_version=model.version,
         answers=[_to_answer(model, prepared, *pair) for pair in zip(finished.answers, texts, strict=True)],
         is_truncated=prepared.is_truncated,
-        source_tokens=len(request.source_ids),
+        source_tokens=prepared.frame.num_source_tokens(request.source_ids),
         generated_tokens=finished.num_generated,
         timings=Timings(
             queue_seconds=admitted - request.arrival,

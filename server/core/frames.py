@@ -13,7 +13,7 @@ from dragoman.export.fields import BundleError
 from dragoman.model.generation import Language, Languages, around
 from dragoman.model.languages import LanguageTable
 from dragoman.server.core.defaults import default_search
-from dragoman.server.engine.messages import SearchOptions
+from dragoman.server.engine.messages import Request, ScoreRequest, SearchOptions
 from dragoman.server.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -35,12 +35,13 @@ class Frame(Struct, frozen=True, eq=False):
         source_language: Code of the source's language; empty where the model is told none.
         target_language: Code of the answer's.
         task: Text before the source's own.
-        source_prefix: Ids before the text.
-        source_suffix: Ids after it, of which end-of-sequence is the first.
+        source_prefix: Ids before the text; of a prompt, the start token is the first.
+        source_suffix: Ids after it, of which end-of-sequence is the first, unless it is a prompt.
         target_prefix: Ids that every answer is forced to begin with.
-        decoder_start_id: What the decoder is fed first; None for the model's.
+        decoder_start_id: What the decoder is fed first, None for the model's; of a prompt, its last token is that.
         search: The options of a request that has none; the seed of a `Sampling` is to be drawn.
-        num_around: Tokens around a text, end-of-sequence included.
+        num_around: Tokens around a text, end-of-sequence or the start token included.
+        has_prompts: Whether a text is a prompt, which the answer goes on with.
     """
 
     source_language: str
@@ -52,10 +53,23 @@ class Frame(Struct, frozen=True, eq=False):
     decoder_start_id: int | None
     search: SearchOptions
     num_around: int
+    has_prompts: bool = False
 
-    def source_ids(self, ids: Sequence[int]) -> list[int]:
-        """Return a source as the encoder reads it, made of the ids of its text."""
-        return [*self.source_prefix, *ids, *self.source_suffix]
+    def framed(self, ids: Sequence[int]) -> tuple[list[int], int | None]:
+        """Return a source as it is read, made of the ids of its text, and what the decoder is fed first; None for the model's."""
+        whole = [*self.source_prefix, *ids, *self.source_suffix]
+        return (whole[:-1], whole[-1]) if self.has_prompts else (whole, self.decoder_start_id)
+
+    def before(self, request: Request | ScoreRequest) -> list[int]:
+        """Return the ids that the answer's text goes on with: those of a prompt, or none where source and answer are two texts."""
+        if not self.has_prompts:
+            return []
+        assert request.decoder_start_id is not None, "a prompt's last token"
+        return [*request.source_ids, request.decoder_start_id]
+
+    def num_source_tokens(self, source_ids: Sequence[int]) -> int:
+        """Return how many tokens a source has, that of a prompt included which the decoder is fed first."""
+        return len(source_ids) + self.has_prompts
 
 
 class Frames:
@@ -137,16 +151,21 @@ class Frames:
         """Put together what the template and two languages say."""
         template, defaults = self._manifest.template, self._manifest.defaults
         said = around(template, source, target, self._manifest.eos_id)
+        source_prefix, source_suffix, start = said.source_prefix, said.source_suffix, said.decoder_start_id
+        if self._manifest.has_prompts:
+            first = self._manifest.decoder_start_id if start is None else start
+            source_prefix, source_suffix, start = [first, *source_prefix], source_suffix[1:], None
         return Frame(
             source_language=_code(source),
             target_language=_code(target),
             task=template.task_text(source, target),
-            source_prefix=said.source_prefix,
-            source_suffix=said.source_suffix,
+            source_prefix=source_prefix,
+            source_suffix=source_suffix,
             target_prefix=said.target_prefix,
-            decoder_start_id=said.decoder_start_id,
+            decoder_start_id=start,
             search=default_search(defaults, said.target_prefix),
-            num_around=len(said.source_prefix) + len(said.source_suffix),
+            num_around=len(source_prefix) + len(source_suffix),
+            has_prompts=self._manifest.has_prompts,
         )
 
 

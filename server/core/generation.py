@@ -16,6 +16,7 @@ from dragoman.server.core.answer_size import AnswerLimit
 from dragoman.server.core.answers import Generated, Piece, to_generated
 from dragoman.server.core.callers import Caller
 from dragoman.server.core.calls import Call
+from dragoman.server.core.continuation import decode_after, detokenizer_after
 from dragoman.server.core.deadlines import NO_DEADLINES, Deadlines
 from dragoman.server.core.endings import place_refused, raise_ending, raise_pair_ending
 from dragoman.server.core.ports import Model, Models
@@ -115,7 +116,8 @@ class Generation:
             prepared = await self._prepare(request, call, model, remaining_seconds, limit, is_streamed=False)
             finished = await model.engine.generate(prepared.request)
             self._check(call, model, prepared, finished)
-            text = model.tokenizers.target.decode(finished.answers[0].token_ids)
+            before = prepared.frame.before(prepared.request)
+            text = decode_after(model.tokenizers.target, before, finished.answers[0].token_ids)
             return to_generated(call, model, prepared, finished, text)
 
     @asynccontextmanager
@@ -166,9 +168,9 @@ class Generation:
             limit=limit,
         )
         pair = prepared.request
-        call.source_tokens = len(pair.source_ids)
+        call.source_tokens = prepared.frame.num_source_tokens(pair.source_ids)
         if call.caller is not None:
-            call.caller.read(len(pair.source_ids) + len(pair.target_ids))
+            call.caller.read(call.source_tokens + len(pair.target_ids))
         scored = await model.engine.score(pair)
         if call.span is not None:
             call.span.add_scoring(model.version, scored)
@@ -182,7 +184,7 @@ class Generation:
         self, model: Model, request: GenerateRequest, call: Call, remaining_seconds: float | None, limit: AnswerLimit | None
     ) -> AsyncGenerator[Piece, None]:
         prepared = await self._prepare(request, call, model, remaining_seconds, limit, is_streamed=True)
-        detokenizer = model.tokenizers.target.detokenizer()
+        detokenizer = detokenizer_after(model.tokenizers.target, prepared.frame.before(prepared.request))
         texts: list[str] = []
         num_sent = 0
         finished: messages.Finished | None = None
@@ -262,7 +264,7 @@ class Generation:
             share=call.share,
             limit=limit,
         )
-        call.source_tokens = len(prepared.request.source_ids)
+        call.source_tokens = prepared.frame.num_source_tokens(prepared.request.source_ids)
         if call.caller is not None:
             search = prepared.request.search
             call.caller.check_slots(search.num_slots, "num_beams" if search.num_beams > 1 else "num_return_sequences")

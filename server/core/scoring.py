@@ -6,6 +6,9 @@ is what greedy search tells of the same token. `log_prob` is their sum, `score` 
 search gives an answer with these tokens which it did not have to cut short. What template and language force every answer to begin
 with comes before the target: nothing is told of those f tokens, but the length in the score is T + f then.
 
+After a prompt, the target is what goes on with it: its text is tokenised as the rest of one text, and what comes before its first
+token is the whole prompt.
+
 The alignment has a row for each target token and a column for each source token, end-of-sequence included in both: the weights of
 the encoder-decoder attention in the step that says the row's token, averaged over heads, of one decoder layer or averaged over all.
 What is put around a source has columns too, but is part of no word. `alignment.py` defines the links between words.
@@ -120,11 +123,11 @@ async def prepare_pair(
     layer = _check_layer(request, model)
     frame = model.frames.find(request.source_language, request.target_language)
     validator.check_target_length(request.target, model)
-    source_ids, _ = await validator.tokenise_source(request.text, model, frame)
-    target_ids = await validator.tokenise_target(request.target, model, frame)
+    source = await validator.tokenise_source(request.text, model, frame)
+    target_ids = await validator.tokenise_target(request.target, model, frame, source)
     pair = messages.ScoreRequest(
         id=model.engine.next_id(),
-        source_ids=source_ids,
+        source_ids=source.ids,
         target_ids=target_ids,
         arrival=arrival,
         deadline=deadline,
@@ -132,7 +135,7 @@ async def prepare_pair(
         is_aligned=request.return_alignment or request.return_word_alignment,
         alignment_layer=layer,
         share=share,
-        decoder_start_id=frame.decoder_start_id,
+        decoder_start_id=source.decoder_start_id,
     )
     if limit is not None and request.return_alignment:
         check_scores(pair, model.tokenizers, model.manifest.target_vocab_size, limit)
@@ -171,21 +174,26 @@ def to_scores(call: Call, model: Model, request: ScoreRequest, prepared: Prepare
         log_prob=log_prob,
         score=log_prob / num_fed ** check_length_penalty(request, model.manifest.defaults.length_penalty),
         tokens=tuple(token_log_probs(model.tokenizers.target, target_ids, log_probs)),
-        source_tokens=num_source,
+        source_tokens=prepared.frame.num_source_tokens(pair.source_ids),
         alignment=alignment,
         word_alignment=words,
     )
 
 
 def _check_layer(request: ScoreRequest, model: Model) -> int | None:
-    """Return the decoder layer that the alignment is taken from, None for the mean of all."""
+    """Return the layer that the alignment is taken from, None for the mean of all."""
+    num_layers = model.manifest.attention_layers
+    asked = [field for field in ("return_alignment", "return_word_alignment") if getattr(request, field)]
+    if not num_layers and (asked or request.alignment_layer is not None):
+        field = asked[0] if asked else "alignment_layer"
+        raise InvalidRequest(field, f"model {model.name} has no attention between source and target to tell")
     if request.alignment_layer is None:
         return None
-    if not (request.return_alignment or request.return_word_alignment):
+    if not asked:
         raise InvalidRequest("alignment_layer", "goes with return_alignment or return_word_alignment only")
-    limit = model.manifest.num_decoder_layers - 1
-    if not 0 <= request.alignment_layer <= limit:
+    if not 0 <= request.alignment_layer < num_layers:
         raise InvalidRequest(
-            "alignment_layer", f"{request.alignment_layer} is not in 0 to {limit}, the decoder layers of model {model.name}"
+            "alignment_layer",
+            f"{request.alignment_layer} is not in 0 to {num_layers - 1}, the layers of model {model.name} that attend to a source",
         )
     return request.alignment_layer

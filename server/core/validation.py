@@ -2,13 +2,18 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 from dragoman.model.text.tokenizer import Tokenizer
 from dragoman.server.core.answer_size import AnswerLimit, SizesOfTokens, check_answer
+from dragoman.server.core.continuation import encode_after
 from dragoman.server.core.defaults import default_max_new_tokens
 from dragoman.server.core.frames import Frame
 from dragoman.server.core.ports import Limited, Model
+from dragoman.server.core.prompts import check_target, fitted
 from dragoman.server.core.requests import GenerateRequest
 from dragoman.server.core.search_options import check_num_suppressed, search_options
 from dragoman.server.engine import messages
@@ -37,6 +42,20 @@ class Prepared:
     is_truncated: bool
     frame: Frame
     has_log_probs: bool = False
+
+
+class Source(NamedTuple):
+    """A source for the engine.
+
+    Attributes:
+        ids: `[S]`, with all that the frame puts around a text.
+        decoder_start_id: What the decoder is fed first; None for the model's.
+        is_truncated: Whether the text was cut.
+    """
+
+    ids: list[int]
+    decoder_start_id: int | None
+    is_truncated: bool
 
 
 class Validator:
@@ -83,17 +102,23 @@ class Validator:
         if not request.truncate:
             self._check_source_length(request.text, model)
         check_num_suppressed(len(request.suppressed_tokens))
-        prefix_ids = await self._tokenise_prefix(request.forced_prefix, model, frame) if request.forced_prefix else []
+        prompt, is_truncated = await self._prompt_ids(request, model, frame) if frame.has_prompts else ([], False)
+        prefix_ids = await self._tokenise_prefix(request.forced_prefix, model, frame, prompt) if request.forced_prefix else []
         max_new_tokens = check_max_new_tokens(request, model, len(prefix_ids), frame)
+        source: Source | None = None
+        if frame.has_prompts:
+            kept, max_new_tokens = fitted(prompt, len(prefix_ids), max_new_tokens, request, model, frame)
+            source = Source(*frame.framed(kept), is_truncated or len(kept) < len(prompt))
         search = search_options(request, model, max_new_tokens, prefix_ids, frame)
         has_log_probs = request.return_log_probs or request.top_log_probs > 0
         if limit is not None and (has_log_probs or search.num_answers > 1):
             self._check_answer(search, max_new_tokens, has_log_probs, model, limit)
-        source_ids, is_truncated = await self.tokenise_source(request.text, model, frame, may_cut=request.truncate)
+        if source is None:
+            source = await self.tokenise_source(request.text, model, frame, may_cut=request.truncate)
         return Prepared(
             messages.Request(
                 id=model.engine.next_id(),
-                source_ids=source_ids,
+                source_ids=source.ids,
                 max_new_tokens=max_new_tokens,
                 arrival=arrival,
                 deadline=deadline,
@@ -101,42 +126,53 @@ class Validator:
                 priority=priority,
                 search=search,
                 share=share,
-                decoder_start_id=frame.decoder_start_id,
+                decoder_start_id=source.decoder_start_id,
             ),
-            is_truncated,
+            source.is_truncated,
             frame,
             has_log_probs,
         )
 
-    async def tokenise_source(self, text: str, model: Model, frame: Frame, *, may_cut: bool = False) -> tuple[list[int], bool]:
-        """Return the source ids [S], with all that the frame puts around them, and whether the text was cut.
+    async def tokenise_source(self, text: str, model: Model, frame: Frame, *, may_cut: bool = False) -> Source:
+        """Return a source, of which, if it may be cut, the beginning is kept.
 
         Raises:
-            InvalidRequest: If the text is blank, or is too long and may not be cut.
+            InvalidRequest: If the text is blank and is no prompt, or is too long and may not be cut.
         """
+        assert not (may_cut and frame.has_prompts), "a prompt is cut where it is known what follows it"
         limit = model.manifest.max_source_tokens
         if not may_cut:
             self._check_source_length(text, model)
-        if not text or text.isspace():
+        if (not text or text.isspace()) and not frame.has_prompts:
             raise InvalidRequest("text", "is blank")
         kept = text[: self._max_characters(limit, model.tokenizers.source) + CUT_MARGIN_CHARACTERS]
         ids = await _encode("text", frame.task + kept, model.tokenizers.source)
         count = len(ids) + frame.num_around
         if count > limit and not may_cut:
-            around = "end-of-sequence" if frame.num_around == 1 else "end-of-sequence and what its languages put around a text"
+            end = "the start token" if frame.has_prompts else "end-of-sequence"
+            around = end if frame.num_around == 1 else f"{end} and what its languages put around a text"
             raise InvalidRequest("text", f"{count} tokens, {around} included; max_source_tokens of model {model.name} is {limit}")
         # What is left out was more than most tokenisers could keep, but some make nothing of whole runs of characters.
-        return frame.source_ids(ids[: limit - frame.num_around]), count > limit or len(kept) < len(text)
+        return Source(*frame.framed(ids[: limit - frame.num_around]), count > limit or len(kept) < len(text))
 
-    async def tokenise_target(self, text: str, model: Model, frame: Frame) -> list[int]:
-        """Return the ids of a given target [T], what answers are forced to begin with and end-of-sequence included.
+    async def _prompt_ids(self, request: GenerateRequest, model: Model, frame: Frame) -> tuple[list[int], bool]:
+        """Return the ids of a prompt's text, all that could be kept of it at least, and whether some of it was left unread."""
+        kept = request.text[-self._max_characters(model.manifest.max_source_tokens, model.tokenizers.source) - CUT_MARGIN_CHARACTERS :]
+        ids = await _encode("text", frame.task + kept, model.tokenizers.source)
+        return ids, len(kept) < len(request.text)
+
+    async def tokenise_target(self, text: str, model: Model, frame: Frame, source: Source) -> list[int]:
+        """Return the ids of a given target [T] of a source, what answers are forced to begin with and end-of-sequence included.
 
         Raises:
             InvalidRequest: If it is too long.
         """
         limit = model.manifest.max_target_tokens
-        ids = [*frame.target_prefix, *await self._target_ids("target", text, model)]
-        if len(ids) >= limit:
+        before = [*source.ids, source.decoder_start_id or 0] if frame.has_prompts else []
+        ids = [*frame.target_prefix, *await self._target_ids("target", text, model, before)]
+        if frame.has_prompts:
+            check_target(len(ids) + 1, len(before), model)
+        elif len(ids) >= limit:
             around = "end-of-sequence and what answers begin with" if frame.target_prefix else "end-of-sequence"
             raise InvalidRequest(
                 "target", f"{len(ids) + 1} tokens, {around} included; max_target_tokens of model {model.name} is {limit}"
@@ -169,14 +205,21 @@ class Validator:
         """Return how many characters so many of the longest tokens hold at the most; whatever a tokeniser makes of runs."""
         return num_tokens * self.sizes.of(tokenizer).longest
 
-    async def _target_ids(self, field: str, text: str, model: Model) -> list[int]:
-        """Return the ids of a text in the target's language, however many; one that is certainly too long is refused unread."""
-        self.check_target_length(text, model, field)
-        return await _encode(field, text, model.tokenizers.target)
+    async def _target_ids(self, field: str, text: str, model: Model, before: Sequence[int]) -> list[int]:
+        """Return the ids of a text in the target's language, however many; one that is certainly too long is refused unread.
 
-    async def _tokenise_prefix(self, text: str, model: Model, frame: Frame) -> list[int]:
+        Args:
+            field: That has it.
+            text: It.
+            model: The model it is for.
+            before: Ids of the prompt that it goes on with; none where it is a text of its own.
+        """
+        self.check_target_length(text, model, field)
+        return await _encode(field, text, model.tokenizers.target, before)
+
+    async def _tokenise_prefix(self, text: str, model: Model, frame: Frame, prompt: Sequence[int]) -> list[int]:
         """Return the ids of a forced prefix, as those of a target, without end-of-sequence; they leave room for one token."""
-        ids = await self._target_ids("forced_prefix", text, model)
+        ids = await self._target_ids("forced_prefix", text, model, prompt)
         limit = model.manifest.max_target_tokens - len(frame.target_prefix)
         if len(ids) >= limit:
             room = _target_room(model, frame)
@@ -275,8 +318,8 @@ def _target_room(model: Limited, frame: Frame) -> str:
     return f"max_target_tokens of model {model.name}{forced}"
 
 
-async def _encode(field: str, text: str, tokenizer: Tokenizer) -> list[int]:
-    """Return the ids of a text; a long one is tokenised on a thread.
+async def _encode(field: str, text: str, tokenizer: Tokenizer, before: Sequence[int] = ()) -> list[int]:
+    """Return the ids of a text, after those that it goes on with; a long one is tokenised on a thread.
 
     Raises:
         InvalidRequest: If it has half a surrogate pair, which a protocol that is not UTF-8 lets through.
@@ -286,6 +329,5 @@ async def _encode(field: str, text: str, tokenizer: Tokenizer) -> list[int]:
             text.encode()
         except UnicodeEncodeError as error:
             raise InvalidRequest(field, f"character {error.start + 1} is half a surrogate pair") from None
-    if len(text) > MAX_INLINE_CHARACTERS:
-        return await asyncio.to_thread(tokenizer.encode, text)
-    return tokenizer.encode(text)
+    encode = partial(encode_after, tokenizer, before) if before else tokenizer.encode
+    return await asyncio.to_thread(encode, text) if len(text) > MAX_INLINE_CHARACTERS else encode(text)

@@ -11,11 +11,13 @@ from functools import partial
 import structlog
 
 from dragoman.server.engine.costs import PACKED, Costs
+from dragoman.server.engine.filling import Filling
 from dragoman.server.engine.forecast import Forecast
 from dragoman.server.engine.looks import Looks
 from dragoman.server.engine.messages import FinishReason, Report, Request, Share, Statistics, Step
 from dragoman.server.engine.outbox import Outbox
 from dragoman.server.engine.prefill import Prefills
+from dragoman.server.engine.reading import Readings
 from dragoman.server.engine.rows import Rows
 from dragoman.server.engine.scheduler import Limits, QueueIsFull, Scheduler
 from dragoman.server.engine.search.candidates import Candidates
@@ -26,7 +28,7 @@ from dragoman.server.engine.search.target import TargetSide
 from dragoman.server.engine.search.together import Advance, advances
 from dragoman.server.engine.sequence import Sequence
 from dragoman.server.engine.slots import Slots
-from dragoman.server.runtime.runner import Runner
+from dragoman.server.runtime.runner import Reader, Runner
 
 log = structlog.get_logger("dragoman.engine")
 
@@ -66,9 +68,7 @@ class Engine:
         self._waiting_for_first_token: list[Sequence] = []
         self._outbox = Outbox()
         self._steps: list[Step] = []
-        self._prefills = Prefills(
-            lambda: self.runner, costs, limits, clock, self._forecast.observe_prefill, self._fail, self._refuse
-        )
+        self._filling = self._filling_of(runner, costs, limits)
         self._num_failures = 0
         self._num_failures_before = 0
         self._num_steps = 0
@@ -82,7 +82,7 @@ class Engine:
     @property
     def has_news(self) -> bool:
         """Whether a front end waits for something that happened since the last report, or gave up a place in the queue for it."""
-        return self._outbox.has_news or bool(self._prefills.done)
+        return self._outbox.has_news or any(prefill.num_admitted for prefill in self._filling.done)
 
     def submit(self, origin: bytes, request: Request) -> None:
         """Queue a request, or report at once that the queue is full or that its deadline cannot be met.
@@ -127,7 +127,7 @@ class Engine:
             self._release(sequence, "deadline")
         self._admit()
         self._compact()
-        if self.slots.num_rows:
+        if self.scheduler.num_running > len(self._filling.unfilled):
             self._decode()
         if self._num_failures >= MAX_CONSECUTIVE_FAILURES:
             self.remove_all("draining")
@@ -150,7 +150,7 @@ class Engine:
     def take_reports(self) -> dict[bytes, Report]:
         """Return, for each front end, what happened to its requests since the last call."""
         reports = self._outbox.take(self.scheduler.running(), self.statistics())
-        self._steps, self._prefills.done = [], []
+        self._steps, self._filling.done = [], []
         return reports
 
     def statistics(self) -> Statistics:
@@ -168,32 +168,48 @@ class Engine:
             cache_bytes_reserved=self._cache_bytes[0],
             cache_bytes_used=self._cache_bytes[1] if scheduler.num_used_slots else 0,
             steps=self._steps,
-            prefills=self._prefills.done,
+            prefills=self._filling.done,
             without_claim=None if without_claim is None else self._seconds_until_places(without_claim),
             at_their_limit=self._seconds_until_places(scheduler.at_their_limit()),
-            num_ahead=len(self._prefills.ahead),
-            ahead_bytes=self._prefills.ahead.num_bytes,
+            num_ahead=self._filling.num_ahead,
+            ahead_bytes=self._filling.ahead_bytes,
             are_graphs_disabled=self.runner.graphs is not None and self.runner.graphs.is_disabled,
         )
 
+    def _filling_of(self, runner: Runner, costs: Costs, limits: Limits) -> Filling:
+        """Return what puts sources into rows of such a runner."""
+        clock, observe = self._clock, self._forecast.observe_prefill
+        if runner.reader is None:
+            return Prefills(lambda: self.runner, costs, limits, clock, observe, self._fail, self._refuse)
+        return Readings(self._reader, limits, clock, observe, self._fail, self._refuse)
+
+    def _reader(self) -> Reader:
+        assert self.runner.reader is not None
+        return self.runner.reader
+
     def _admit(self) -> None:
-        """Give rows to the next in line, and put into them what decoder layers read of their sources."""
-        admitted = self.scheduler.admit()
-        if not admitted:
+        """Give rows to the next in line, and put into rows what a decoder reads of their sources; those that have it start."""
+        admitted = self.scheduler.admit(self._filling.num_unread_tokens)
+        if not admitted and not self._filling.unfilled:
             return
         started = self._clock()
         for sequence in admitted:
             sequence.admitted = started
-            sequence.search = search_for(sequence.request, self._target)
-            request, row = sequence.request, self.slots.take(sequence)
-            is_plain = sequence.search is None
-            self._rows.start(row, request.max_new_tokens, request.decoder_start_id, request.search, is_plain=is_plain)
-        for sequence in self._prefills.fill(admitted, self.scheduler.next_in_line):
-            self._waiting_for_first_token.append(sequence)
-            if sequence.request.is_streamed:
-                self._streamed[sequence] = None
-            if sequence.search is not None:
-                self._searching[sequence] = sequence.search
+            self._rows.park(self.slots.take(sequence))
+        for sequence in self._filling.fill(admitted, self.scheduler.next_in_line):
+            self._start(sequence)
+
+    def _start(self, sequence: Sequence) -> None:
+        """Let a sequence begin its answer."""
+        request = sequence.request
+        sequence.search = search_for(request, self._target)
+        is_plain = sequence.search is None
+        self._rows.start(sequence.rows[0], request.max_new_tokens, request.decoder_start_id, request.search, is_plain=is_plain)
+        self._waiting_for_first_token.append(sequence)
+        if request.is_streamed:
+            self._streamed[sequence] = None
+        if sequence.search is not None:
+            self._searching[sequence] = sequence.search
 
     def _compact(self) -> None:
         """Close the holes that ended requests left."""
@@ -212,6 +228,8 @@ class Engine:
             self._fail(list(self.scheduler.running()), "decode step failed")
             return
         ended = [(self.slots.owner(row), row) for row in self._rows.take_likeliest(candidates)]
+        for sequence in self._filling.unfilled:
+            self._rows.park(sequence.rows[0])
         if self._looks:
             self._look(self._clock() - started, choices)
         self._num_failures = 0
@@ -234,7 +252,7 @@ class Engine:
         if self._num_steps % STEPS_PER_CACHE_READING == 0:
             self._cache_bytes = self.runner.cache_bytes()
         self._num_steps += 1
-        self._steps.append(Step(num_rows, self._clock() - started))
+        self._steps.append(Step(num_rows - len(self._filling.unfilled), self._clock() - started))
 
     def _hand_over(self, num_rows: int) -> None:
         """Let a search end those plain answers of which the end is forced, for it has to be found among the candidates."""
@@ -337,7 +355,7 @@ class Engine:
             sequence.num_generated = sum(len(answer.log_probs) for answer in sequence.answers)
         else:
             sequence.num_generated = self._num_generated(sequence)
-        self._prefills.ahead.take(sequence)
+        self._filling.forget(sequence)
         if sequence.admitted is not None:
             self.slots.release(sequence)
             self._streamed.pop(sequence, None)

@@ -16,12 +16,15 @@ log = structlog.get_logger("dragoman.engine")
 
 
 class Prefills:
-    """Fills rows, in as few and as good batches as there are, and says what that took.
+    """Fills rows, in as few and as good batches as there are, and says what that took. See `Filling`.
 
     Attributes:
         ahead: Sources that have been encoded and have no slot yet.
         done: What was done since the last report, an entry for every time that rows were filled.
     """
+
+    unfilled = ()
+    num_unread_tokens = None
 
     def __init__(
         self,
@@ -49,13 +52,22 @@ class Prefills:
         self.ahead = Ahead(limits.max_ahead, min(costs.good_tokens, limits.prefill_tokens_per_step))
         self.done: list[Prefill] = []
 
-    def fill(self, admitted: Ordered[Sequence], next_in_line: Callable[[int], list[Sequence]]) -> list[Sequence]:
-        """Fill the first rows of sequences that have just got them; return those of which that has succeeded.
+    @property
+    def num_ahead(self) -> int:
+        """See `Filling`."""
+        return len(self.ahead)
 
-        Args:
-            admitted: The sequences.
-            next_in_line: Tells about so many of those that wait whose turn is next.
-        """
+    @property
+    def ahead_bytes(self) -> int:
+        """See `Filling`."""
+        return self.ahead.num_bytes
+
+    def forget(self, sequence: Sequence) -> None:
+        """See `Filling`."""
+        self.ahead.take(sequence)
+
+    def fill(self, admitted: Ordered[Sequence], next_in_line: Callable[[int], list[Sequence]]) -> list[Sequence]:
+        """See `Filling`: those whose encoding has raised are not filled, and have ended."""
         started = self._clock()
         filled: set[Sequence] = set()
         missing = [sequence for sequence in admitted if sequence not in self.ahead]

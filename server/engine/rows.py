@@ -63,6 +63,12 @@ class Rows:
         self._forces_end[row] = search.is_end_forced
         self._limits[row] = num_fed + max_new_tokens
 
+    def park(self, row: int) -> None:
+        """Have a row stand still whose source is not there yet: what comes of it is no answer's, and it stays at position 0."""
+        self.feed(row, self._target.decoder_start_id, 0)
+        self.is_plain[row] = False
+        self._num_fed[row] = 0
+
     def feed(self, row: int, token: int, position: int) -> None:
         """Say what a row is fed next."""
         self.tokens[row] = token

@@ -32,8 +32,8 @@ class Limits:
         max_slots: Rows of the decode batch.
         max_waiting_requests: Requests in the queue, beyond those that free slots are about to take.
         max_waiting_tokens: Their source tokens; a single larger request still fits an empty queue.
-        prefill_tokens_per_step: Source tokens encoded between two decode steps, which bounds how long running requests stall;
-            a single larger source is still encoded, alone.
+        prefill_tokens_per_step: Source tokens encoded, or read of prompts, between two decode steps, which bounds how long running
+            requests stall; a single larger source is still encoded, alone, where it cannot be read in pieces.
         max_ahead: Requests in the queue whose sources may have been encoded already, see `ahead`.
     """
 
@@ -170,12 +170,19 @@ class Scheduler:
         self._expiry.add(request.deadline, sequence)
         return pushed_out
 
-    def admit(self) -> list[Sequence]:
-        """Move the next sequences from waiting to running, as far as free slots and the prefill budget go; then comes a step."""
+    def admit(self, num_unread_tokens: int | None = None) -> list[Sequence]:
+        """Move the next sequences from waiting to running, as far as free slots and the prefill budget go; then comes a step.
+
+        Args:
+            num_unread_tokens: Where sources are read in pieces, the tokens that are left of running ones: others are admitted while
+                these are less than the budget, so that none holds a slot for long before it is its turn to be read. None where each
+                source is encoded at once.
+        """
         admitted: list[Sequence] = []
-        budget = self.limits.prefill_tokens_per_step
+        budget = self.limits.prefill_tokens_per_step - (num_unread_tokens or 0)
         while (num_free := self.num_free_slots) and (sequence := self._queue.first()) is not None:
-            is_over_budget = bool(admitted) and sequence.num_source_tokens > budget
+            num_least = min(sequence.num_source_tokens, 1) if num_unread_tokens is not None else sequence.num_source_tokens
+            is_over_budget = bool(admitted or num_unread_tokens) and num_least > max(budget, 0)
             if is_over_budget or sequence.num_slots > num_free:
                 break
             self._start(sequence)

@@ -40,7 +40,8 @@ class Scorer(Protocol):
             decoder_start_id: What the decoder is fed first; None for the model's start token.
 
         Returns:
-            The target tokens' log-probabilities `[T]`, and the encoder–decoder attention `[T, S]`, averaged over heads.
+            The target tokens' log-probabilities `[T]`, and the attention to the source `[T, S]`, averaged over heads; `[T, 0]` of a
+            model that has none.
         """
         ...
 

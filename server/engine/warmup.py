@@ -8,11 +8,13 @@ from dragoman.server.runtime.runner import Runner
 
 
 def warm_up(runner: Runner, manifest: Manifest) -> Costs:
-    """Run the encoder on a short and a long source and the decoder on 1, 2, 4 … `max_rows` rows; return what the encoder takes.
+    """Run the encoder, or what reads prompts, on a short and a long source and the decoder on 1, 2, 4 … `max_rows` rows; return what the encoder takes.
 
     What it leaves in the caches is never read: a row's length starts at 0 with each request.
     """
     longest = min(64, manifest.max_source_tokens)
+    if manifest.has_prompts:  # which share their room with what follows
+        longest = min(longest, manifest.max_target_tokens - 1)
     for length in (1, longest):
         runner.prefill([[manifest.eos_id] * length], [0])
     num_rows = 1

@@ -61,6 +61,12 @@ class CacheBlock:
         view = self._view[:, row, : len(tokens)]
         view[...] = np.moveaxis(tokens.reshape(len(tokens), len(view), *view.shape[2:]), 0, 1)
 
+    def write_state(self, row: int, numbers: Buffer) -> None:
+        """Store one row: what these caches hold of it, one cache after the other."""
+        assert not self.is_indexed
+        view = self.buffer[:, row]
+        view[...] = numbers.reshape(view.shape)
+
     def clear(self, where: slice | NDArray[np.int64]) -> None:
         """Put zeros in place of all that rows hold."""
         self.buffer[:, where] = 0

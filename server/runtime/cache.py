@@ -23,22 +23,29 @@ EXCESS = 4
 """Room is given back when a quarter of it would have done since the last look."""
 
 
+Columns = slice | NDArray[np.int64]
+"""Which columns of a matrix."""
+
+
 class SlotCache:
     """The caches that a bundle declares, `[max_rows, *shape]` each, and what is valid in them.
 
     T and S change: every method that may move the buffers says so, and `num_moves` counts how often it happened.
 
     Attributes:
+        has_prompts: Whether a source is the beginning of a row's caches that steps write, and positions of a step count from there.
         self_kv: Name to buffer of the caches that steps write; row r holds `target_lengths[r]` positions.
         cross_kv: Name to buffer of those that the encoder gives; row r holds `source_lengths[r]` positions.
         cross_names: Their names, in the order `write_cross` takes them.
         output_names: Names of those that a step has as outputs, too, at the same place.
         token_columns: Numbers that those that the encoder gives have of one source token, all of them together.
+        state_columns: Numbers of a source that those of them have that have no axis of positions.
         token_type: Type of these numbers.
         source_capacity: Source tokens that a row has room for now (S).
-        target_capacity: Target tokens that a row has room for now (T).
-        source_lengths: `[max_rows]`, tokens, end-of-sequence included; 1 for a row that was never used.
-        target_lengths: `[max_rows]`, positions decoded; 0 for a row out of use.
+        target_capacity: Positions that caches that steps write have room for now (T).
+        source_lengths: `[max_rows]`, tokens, end-of-sequence included, 1 for a row that was never used; of a prompt, those that have
+            been read, 0 for such a row.
+        target_lengths: `[max_rows]`, positions decoded, and those of a prompt before them; 0 for a row out of use.
         num_moves: How often buffers were replaced, so that addresses kept elsewhere have become invalid.
     """
 
@@ -54,11 +61,12 @@ class SlotCache:
         self._self_names, self.cross_names = names_of(written, "self"), names_of(given, "cross")
         self._self_blocks = blocks_of(written, max_rows, element_type, self.target_capacity)
         self._cross_blocks = blocks_of(given, max_rows, element_type, self.source_capacity)
-        self.token_columns = sum(cache.elements_per_position for cache in given)
+        self._columns, self.token_columns = _columns(given, [block for block in self._cross_blocks if block.is_indexed])
+        self._state_columns, self.state_columns = _columns(given, [block for block in self._cross_blocks if not block.is_indexed])
         self.token_type = next((block.element_type for block in self._cross_blocks), element_type)
-        self._columns = _columns(given, self._cross_blocks)
         self._states = [block for block in self._self_blocks if not block.is_indexed]
-        self.source_lengths = np.ones(max_rows, np.int64)
+        self.has_prompts = manifest.has_prompts
+        self.source_lengths = np.full(max_rows, 0 if self.has_prompts else 1, np.int64)
         self.target_lengths = np.zeros(max_rows, np.int64)
         self.num_moves = 0
         self._num_live_rows = 0
@@ -97,44 +105,74 @@ class SlotCache:
         self._begin(where, lengths)
         self._num_live_rows = max(self._num_live_rows, max(rows) + 1)
 
-    def write_packed(self, rows: Sequence[int], lengths: NDArray[np.int64], tokens: Buffer) -> None:
-        """Store encoded sources: `[P, …]`, the tokens of one source after the other, with all caches' numbers side by side.
+    def write_packed(self, rows: Sequence[int], lengths: NDArray[np.int64], tokens: Buffer, states: Buffer) -> None:
+        """Store encoded sources; source b goes to `rows[b]`. May move the buffers, and is otherwise as `write_cross`.
 
-        Source b goes to `rows[b]`; may move the buffers, and is otherwise as `write_cross`.
+        Args:
+            rows: Where they go.
+            lengths: Their tokens.
+            tokens: `[P, token_columns]`, the tokens of one source after the other, with all caches' numbers side by side.
+            states: `[B, state_columns]`, the sources, with the numbers of all caches side by side that have no axis of positions.
         """
         self._make_source_room(lengths)
         start = 0
-        for row, length in zip(rows, lengths.tolist(), strict=True):
-            for block, columns in zip(self._cross_blocks, self._columns, strict=True):
+        for i, (row, length) in enumerate(zip(rows, lengths.tolist(), strict=True)):
+            for block, columns in self._columns:
                 block.write_packed(row, tokens[start : start + length, columns])
+            for block, columns in self._state_columns:
+                block.write_state(row, states[i, columns])
             start += length
         self._begin(np.array(rows), lengths)
         self._num_live_rows = max(self._num_live_rows, max(rows) + 1)
 
     def make_room(self, positions: NDArray[np.int64]) -> None:
         """Prepare for a step of rows `[0, N)` that writes at `positions` `[N]`; may move the buffers."""
-        num_rows, longest = len(positions), int(positions.max()) + 1
-        assert longest <= self.max_target_tokens, "a row is longer than its cache"
+        num_rows = len(positions)
+        lengths = positions + 1
+        if self.has_prompts:
+            lengths += self.source_lengths[:num_rows]
         self._num_live_rows = num_rows
-        if longest > self.target_capacity:
-            self._move_self(_capacity(longest, self.max_target_tokens))
-        np.add(positions, 1, out=self.target_lengths[:num_rows])
-        self._longest_target = max(self._longest_target, longest)
+        self._make_target_room(int(lengths.max()))
+        self.target_lengths[:num_rows] = lengths
         self._num_steps += 1
         if self._num_steps == STEPS_PER_REVIEW:
             self._review()
 
+    def begin_prompt(self, row: int) -> None:
+        """Prepare a row for a prompt, of which it has read nothing."""
+        for block in self._states:
+            block.clear(slice(row, row + 1))
+        self.note_read(row, 0)
+        self._num_live_rows = max(self._num_live_rows, row + 1)
+
+    def make_prompt_room(self, num_positions: int) -> None:
+        """Prepare for a row that holds so many positions when a piece of its prompt has been read; may move the buffers."""
+        self._make_target_room(num_positions)
+
+    def note_read(self, row: int, num_tokens: int) -> None:
+        """Note how much of its prompt a row holds."""
+        self.source_lengths[row] = self.target_lengths[row] = num_tokens
+
     def copy_row(self, source: int, target: int, length: int) -> None:
-        """Copy the valid part of a row: its source and the first `length` positions of the caches that steps write."""
+        """Copy the valid part of a row: its source and the first `length` positions after it of the caches that steps write."""
         source_length = int(self.source_lengths[source])
-        self.copy_positions(source, target, 0, length)
+        self._copy_written(source, target, 0, self._first_position(source) + length)
         for block in self._cross_blocks:
             block.copy_positions(source, target, 0, source_length)
         self.source_lengths[target] = source_length
         self._num_live_rows = max(self._num_live_rows, target + 1)
 
     def copy_positions(self, source: int, target: int, start: int, stop: int) -> None:
-        """Copy positions `[start, stop)` of the caches that steps write, and all of what has no positions."""
+        """Copy positions `[start, stop)` after the source of the caches that steps write, and all of what has no positions."""
+        first = self._first_position(source)
+        self._copy_written(source, target, first + start, first + stop)
+
+    def _first_position(self, row: int) -> int:
+        """Return where in caches that steps write a row's first position after its source is."""
+        return int(self.source_lengths[row]) if self.has_prompts else 0
+
+    def _copy_written(self, source: int, target: int, start: int, stop: int) -> None:
+        """Copy places `[start, stop)` of the caches that steps write, and all of what has no positions."""
         for block in self._self_blocks:
             block.copy_positions(source, target, start, stop)
         self.target_lengths[target] = stop
@@ -147,6 +185,13 @@ class SlotCache:
         if longest > self.source_capacity:
             self._move_cross(_capacity(longest, self.max_source_tokens))
         return longest
+
+    def _make_target_room(self, longest: int) -> None:
+        """Prepare for a row that holds so many positions."""
+        assert longest <= self.max_target_tokens, "a row is longer than its cache"
+        if longest > self.target_capacity:
+            self._move_self(_capacity(longest, self.max_target_tokens))
+        self._longest_target = max(self._longest_target, longest)
 
     def _begin(self, where: slice | NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
         """Note what rows hold that have got their sources."""
@@ -198,16 +243,26 @@ def _named(names: Sequence[str], blocks: Sequence[CacheBlock]) -> dict[str, Buff
     return {name: found[name] for name in names}
 
 
-def _columns(caches: Sequence[Cache], blocks: Sequence[CacheBlock]) -> list[slice | NDArray[np.int64]]:
-    """Return where each block's numbers stand among those of one token, which caches have one after the other."""
-    ends = np.cumsum([cache.elements_per_position for cache in caches])
-    found: list[slice | NDArray[np.int64]] = []
+def _columns(caches: Sequence[Cache], blocks: Sequence[CacheBlock]) -> tuple[list[tuple[CacheBlock, Columns]], int]:
+    """Return where each block's numbers stand among those of one position, which their caches have one after the other.
+
+    Args:
+        caches: All of the blocks' role.
+        blocks: Some of them.
+
+    Returns:
+        The blocks, each with its columns, and how many columns there are.
+    """
+    places = sorted(place for block in blocks for place in block.places)
+    sizes = [caches[place].elements_per_position for place in places]
+    stops = dict(zip(places, np.cumsum(sizes).tolist(), strict=True))
+    found: list[tuple[CacheBlock, Columns]] = []
     for block in blocks:
-        parts = [np.arange(ends[place] - caches[place].elements_per_position, ends[place]) for place in block.places]
+        parts = [np.arange(stops[place] - caches[place].elements_per_position, stops[place]) for place in block.places]
         columns = np.concatenate(parts)
         is_range = bool((np.diff(columns) == 1).all())
-        found.append(slice(int(columns[0]), int(columns[-1]) + 1) if is_range else columns)  # a slice is not copied
-    return found
+        found.append((block, slice(int(columns[0]), int(columns[-1]) + 1) if is_range else columns))  # a slice is not copied
+    return found, sum(sizes)
 
 
 def _capacity(longest: int, limit: int) -> int:

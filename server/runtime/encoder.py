@@ -8,9 +8,11 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from dragoman.export.packing import pack
-from dragoman.export.tensor_names import PACKED_OUTPUT
-from dragoman.server.runtime.block import Buffer, Element
+from dragoman.export.tensor_names import PACKED_OUTPUT, STATES_OUTPUT
+from dragoman.server.runtime.binding import bind_input, bind_output
+from dragoman.server.runtime.block import Buffer
 from dragoman.server.runtime.cache import SlotCache
+from dragoman.server.runtime.runner import Held
 
 Sources = Sequence[Sequence[int]]
 
@@ -27,32 +29,37 @@ class Encoder(Protocol):
 
 
 class PackedEncoder:
-    """Takes the tokens of all sources without padding, and gives all caches' numbers of each token side by side."""
+    """Takes the tokens of all sources without padding, and gives all caches' numbers side by side, of each token and source."""
 
-    def __init__(self, session: onnxruntime.InferenceSession, num_columns: int, element_type: Element) -> None:
-        """Take a loaded graph, and how many numbers it gives for a token, and of which type."""
-        self._session, self._num_columns = session, num_columns
-        self._kept: Buffer = np.empty((0, num_columns), element_type)
+    def __init__(self, session: onnxruntime.InferenceSession, cache: SlotCache) -> None:
+        """Take a loaded graph, and a cache of the kind that it fills, which says how many numbers it gives, and of which type."""
+        self._session = session
+        self._num_columns, self._num_state_columns = cache.token_columns, cache.state_columns
+        self._kept: Buffer = np.empty((0, self._num_columns), cache.token_type)
 
     def fill(self, cache: SlotCache, sources: Sources, rows: Sequence[int]) -> None:
         """See `Encoder`."""
         cache.write_packed(rows, *self._run(sources))
 
-    def encode(self, sources: Sources) -> list[Buffer]:
-        """Encode sources as one batch → each one's tokens `[S, …]` in memory of its own, see `SlotCache.write_packed`."""
-        lengths, tokens = self._run(sources)
-        return [part.copy() for part in np.split(tokens, lengths.cumsum()[:-1])]
+    def encode(self, sources: Sources) -> list[Held]:
+        """Encode sources as one batch, each into memory of its own."""
+        lengths, tokens, states = self._run(sources)
+        parts = np.split(tokens, lengths.cumsum()[:-1])
+        return [Held(part.copy(), state.copy()) for part, state in zip(parts, states, strict=True)]
 
-    def _run(self, sources: Sources) -> tuple[NDArray[np.int64], Buffer]:
-        """Encode sources → their lengths, and their tokens, which the next batch overwrites."""
+    def _run(self, sources: Sources) -> tuple[NDArray[np.int64], Buffer, Buffer]:
+        """Encode sources → their lengths, their tokens, which the next batch overwrites, and their states."""
         inputs = pack(sources)
         tokens = self._results(len(inputs["src_ids"]))
+        states = np.empty((len(sources), self._num_state_columns), tokens.dtype)
         binding = self._session.io_binding()
         for name, array in inputs.items():
-            binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
-        binding.bind_output(PACKED_OUTPUT, "cpu", 0, tokens.dtype.type, tokens.shape, tokens.ctypes.data)
+            bind_input(binding, name, array)
+        for name, output in ((PACKED_OUTPUT, tokens), (STATES_OUTPUT, states)):
+            if output.shape[1]:
+                bind_output(binding, name, output)
         self._session.run_with_iobinding(binding)
-        return inputs["src_lens"], tokens
+        return inputs["src_lens"], tokens, states
 
     def _results(self, num_tokens: int) -> Buffer:
         """Return memory for so many tokens."""

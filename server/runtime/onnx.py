@@ -7,12 +7,14 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from dragoman.export.bundle import Bundle
+from dragoman.export.bundle import Bundle, Manifest
 from dragoman.export.tensor_names import output_name
 from dragoman.server.engine.search.candidates import Candidates
+from dragoman.server.runtime.binding import bind_input, bind_output
 from dragoman.server.runtime.cache import SlotCache
 from dragoman.server.runtime.encoder import Encoder, PackedEncoder, PaddedEncoder
-from dragoman.server.runtime.runner import Held, Holder
+from dragoman.server.runtime.prompts import PromptReader
+from dragoman.server.runtime.runner import Held, Holder, Reader
 from dragoman.server.runtime.weights import Weights
 
 # Bindings with more candidates are rare, and their buffers large: they are made anew each time.
@@ -42,11 +44,7 @@ class OnnxRunner:
         self.cache = SlotCache(manifest, max_rows)
         self.weights = weights or Weights(bundle)
         encoder = self.weights.open(bundle.encoder_path, num_threads)
-        self._encoder: Encoder = (
-            PackedEncoder(encoder, self.cache.token_columns, self.cache.token_type)
-            if manifest.is_packed
-            else PaddedEncoder(encoder, manifest.pad_id)
-        )
+        self._encoder = _encoder_of(manifest, encoder, self.cache)
         self._decoder = self.weights.open(bundle.decoder_path, num_threads)
         self._tokens = np.zeros(max_rows, np.int64)
         self._positions = np.zeros(max_rows, np.int64)
@@ -64,6 +62,11 @@ class OnnxRunner:
         """See `Runner`: sources that come padded go into rows at once."""
         return self if isinstance(self._encoder, PackedEncoder) else None
 
+    @property
+    def reader(self) -> Reader | None:
+        """See `Runner`."""
+        return self._encoder if isinstance(self._encoder, PromptReader) else None
+
     def encode(self, sources: Sequence[Sequence[int]]) -> list[Held]:
         """See `Holder`."""
         assert isinstance(self._encoder, PackedEncoder)
@@ -71,8 +74,8 @@ class OnnxRunner:
 
     def place(self, held: Sequence[Held], rows: Sequence[int]) -> None:
         """See `Holder`."""
-        for tokens, row in zip(held, rows, strict=True):
-            self.cache.write_packed([row], np.array([len(tokens)]), tokens)
+        for one, row in zip(held, rows, strict=True):
+            self.cache.write_packed([row], np.array([len(one.tokens)]), one.tokens, one.states[None])
 
     def step(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int) -> Candidates:
         """See `Runner`."""
@@ -131,15 +134,15 @@ class OnnxRunner:
         rows = slice(first_row, first_row + len(candidates.ids))
         inputs = {"prev_ids": self._tokens, "positions": self._positions, "src_lens": self.cache.source_lengths}
         for name, vector in inputs.items():
-            _bind_input(binding, name, vector[rows])
-        _bind_input(binding, "num_candidates", self._num_candidates)
+            bind_input(binding, name, vector[rows])
+        bind_input(binding, "num_candidates", self._num_candidates)
         caches = {**self.cache.self_kv, **self.cache.cross_kv}
         for name, cache in caches.items():
-            _bind_input(binding, name, cache[rows])
+            bind_input(binding, name, cache[rows])
         for name in self.cache.output_names:
-            _bind_output(binding, output_name(name), caches[name][rows])
-        _bind_output(binding, "candidate_ids", candidates.ids)
-        _bind_output(binding, "candidate_log_probs", candidates.log_probs)
+            bind_output(binding, output_name(name), caches[name][rows])
+        bind_output(binding, "candidate_ids", candidates.ids)
+        bind_output(binding, "candidate_log_probs", candidates.log_probs)
         return binding
 
     def _candidates(self, num_candidates: int) -> Candidates:
@@ -153,11 +156,8 @@ class OnnxRunner:
         return candidates
 
 
-def _bind_input(binding: onnxruntime.IOBinding, name: str, array: NDArray[np.generic]) -> None:
-    assert array.flags.c_contiguous
-    binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
-
-
-def _bind_output(binding: onnxruntime.IOBinding, name: str, array: NDArray[np.generic]) -> None:
-    assert array.flags.c_contiguous
-    binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+def _encoder_of(manifest: Manifest, session: onnxruntime.InferenceSession, cache: SlotCache) -> Encoder:
+    """Return what runs an encoder's graph in the form that a bundle has it."""
+    if manifest.has_prompts:
+        return PromptReader(session, cache)
+    return PackedEncoder(session, cache) if manifest.is_packed else PaddedEncoder(session, manifest.pad_id)

@@ -1,6 +1,7 @@
 """What the engine asks of whatever computes: encode sources into rows, decode one token for every row, copy rows."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -8,8 +9,25 @@ from numpy.typing import NDArray
 
 from dragoman.server.engine.search.candidates import Candidates
 
-Held = NDArray[np.number[Any]]
-"""An encoded source that is in no row yet, `[S, …]`: for each token what decoder layers read of it."""
+Numbers = NDArray[np.number[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """An encoded source that is in no row yet: what a decoder reads of it, in memory of its own.
+
+    Attributes:
+        tokens: `[S, …]`, for each token what all caches with an axis of source positions have of it, side by side.
+        states: What the other caches have of the source, side by side.
+    """
+
+    tokens: Numbers
+    states: Numbers
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes."""
+        return self.tokens.nbytes + self.states.nbytes
 
 
 class Holder(Protocol):
@@ -21,6 +39,21 @@ class Holder(Protocol):
 
     def place(self, held: Sequence[Held], rows: Sequence[int]) -> None:
         """Put encoded sources into rows, which are then as `Runner.prefill` leaves them, to the last bit."""
+        ...
+
+
+class Reader(Protocol):
+    """A runner whose sources are prompts: it reads them piece by piece into rows, between steps that other rows take.
+
+    A row of which a prompt is being read may be stepped with the others at position 0, which changes nothing of what it has read.
+    """
+
+    def read(self, row: int, source_ids: Sequence[int], first: int, stop: int) -> None:
+        """Read tokens `[first, stop)` of a prompt into a row that has read those before; the first call begins with 0.
+
+        What is read is the same to the last bit in whichever pieces, but none may be of one token alone unless all of the prompt is.
+        Of an empty prompt, and of one of which nothing is to be read yet, `[0, 0)` is read.
+        """
         ...
 
 
@@ -49,6 +82,7 @@ class Runner(Protocol):
         device: Name of what computes.
         max_rows: Rows of the decode batch at the most.
         holder: Itself, if it can encode sources ahead of rows; None if it cannot.
+        reader: What reads prompts into its rows; None if sources are encoded.
         graphs: Its captured steps; None if it has none.
         memory: How it divides a device's memory, bytes of each part; nothing if it has none to divide.
     """
@@ -67,12 +101,17 @@ class Runner(Protocol):
         ...
 
     @property
+    def reader(self) -> Reader | None:
+        """See the class."""
+        ...
+
+    @property
     def graphs(self) -> Graphs | None:
         """See the class."""
         ...
 
     def prefill(self, sources: Sequence[Sequence[int]], rows: Sequence[int]) -> None:
-        """Encode sources (end-of-sequence included) as one batch and put their cross-attention keys and values into rows."""
+        """Put what a decoder reads of sources into rows: encoded as one batch, end-of-sequence included, or, of prompts, read."""
         ...
 
     def step(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int) -> Candidates:
@@ -80,7 +119,7 @@ class Runner(Protocol):
 
         Args:
             tokens: `[N]`, each row's previous token.
-            positions: `[N]`, its position, which is the number of tokens the row's cache holds.
+            positions: `[N]`, its position, which is the number of tokens the row has been fed after its source.
             num_candidates: K.
 
         Returns:
@@ -98,11 +137,11 @@ class Runner(Protocol):
         ...
 
     def copy_row(self, source: int, target: int, length: int) -> None:
-        """Copy a row's source and the first `length` positions of its self-attention cache to another row."""
+        """Copy a row's source, and what caches have of the first `length` positions after it, to another row."""
         ...
 
     def copy_positions(self, source: int, target: int, start: int, stop: int) -> None:
-        """Copy positions `[start, stop)` of a row's self-attention cache to another row, which has the same source."""
+        """Copy what caches that steps write have of positions `[start, stop)` of a row to another, which has the same source."""
         ...
 
     def cache_bytes(self) -> tuple[int, int]:

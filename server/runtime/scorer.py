@@ -28,6 +28,7 @@ class OnnxScorer:
             weights: Of the runner on the CPU; those in the bundle where they are left out.
         """
         self._bundle = bundle
+        self._has_attention = bundle.manifest.attention_layers > 0
         self._num_threads = num_threads
         self._open_on_device = open_on_device
         self._weights = weights or Weights(bundle)
@@ -76,6 +77,9 @@ class OnnxScorer:
             "labels": labels,
         }
         self._running = onnxruntime.RunOptions()
+        if not self._has_attention:
+            (log_probs,) = self._session.run(["label_log_probs"], inputs, self._running)
+            return log_probs[0], np.zeros((len(target_ids), 0), np.float32)
         log_probs, attention = self._session.run(["label_log_probs", "attention"], inputs, self._running)
         return log_probs[0], attention[0].mean(0) if layer is None else attention[0, layer]
 

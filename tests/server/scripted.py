@@ -183,6 +183,10 @@ def scripted_model(tokenizer: ByteLevelTokenizer, name: str = "en-de", **fields:
         "template": Template(),
         "languages": None,
         "defaults": Defaults(),
+        "architecture": "transformer",
+        "has_prompts": False,
+        "attention_layers": 4,
+        "decoder_start_id": tokenizer.start_id,
     }
     described: Any = SimpleNamespace(name=name, **manifest | fields)
     return SimpleNamespace(

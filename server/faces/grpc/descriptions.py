@@ -71,6 +71,7 @@ class Descriptions:
                 shortlist_tokens=shortlist_tokens(model),
                 weight_bits=manifest.weight_bits if manifest.precision == "int8" else 0,
                 cache_precision=manifest.cache_precision,
+                architecture=manifest.architecture,
                 versions=[generation_pb2.ModelVersion(**one._asdict()) for one in self._models.served(model.name)],
             )
         )

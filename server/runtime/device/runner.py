@@ -15,6 +15,7 @@ class DeviceRunner(DeviceDecoder):
     """See `runner.Runner`. Encoded sources go into rows at once: memory of the device is reckoned and taken before."""
 
     holder = None
+    reader = None
 
     @property
     def memory(self) -> Mapping[str, int]:

@@ -8,10 +8,10 @@ import pytest
 from dragoman.export.bundle import BundleError
 from dragoman.model.generation import Defaults, Language, Languages, Template
 from dragoman.server.core.frames import MAX_KEPT, MAX_LANGUAGE_CHARACTERS, Frame, Frames
-from dragoman.server.engine.messages import GREEDY, SearchOptions
+from dragoman.server.engine.messages import GREEDY, Request, SearchOptions
 from dragoman.server.errors import InvalidRequest
 
-EOS = 1
+EOS, START = 1, 2
 GERMAN = Language(
     code="deu_Latn", names=["de", "german"], label="German", source_prefix=[11], source_suffix=[12], target_prefix=[13]
 )
@@ -20,10 +20,18 @@ ENGLISH = Language(code="eng_Latn", names=["en"], label="English", source_prefix
 TEMPLATE = Template(source_prefix=[41], source_suffix=[42], target_prefix=[43], decoder_start_id=44)
 
 
-def frames(template: Template = TEMPLATE, defaults: Defaults | None = None, **languages: Any) -> Frames:
+def frames(
+    template: Template = TEMPLATE, defaults: Defaults | None = None, has_prompts: bool = False, **languages: Any
+) -> Frames:
     given: dict[str, Any] = {"source": [ENGLISH, GERMAN], "target": [GERMAN, FRENCH]} | languages
     manifest: Any = SimpleNamespace(
-        name="many", eos_id=EOS, template=template, languages=Languages(**given), defaults=defaults or Defaults()
+        name="many",
+        eos_id=EOS,
+        decoder_start_id=START,
+        has_prompts=has_prompts,
+        template=template,
+        languages=Languages(**given),
+        defaults=defaults or Defaults(),
     )
     return Frames(manifest)
 
@@ -36,8 +44,8 @@ def refusal(frames: Frames, source: str = "", target: str = "") -> str:
 
 def test_a_source_has_all_around_it_in_the_order_of_the_contract() -> None:
     """Target language's prefix, source language's, template's, text, end-of-sequence, template's suffix, source language's."""
-    assert frames().find("en", "fr").source_ids([7, 8]) == [21, 22, 31, 41, 7, 8, EOS, 42, 32, 33]
-    assert frames().find("de", "de").source_ids([]) == [11, 11, 41, EOS, 42, 12]
+    assert frames().find("en", "fr").framed([7, 8])[0] == [21, 22, 31, 41, 7, 8, EOS, 42, 32, 33]
+    assert frames().find("de", "de").framed([])[0] == [11, 11, 41, EOS, 42, 12]
 
 
 def test_answers_begin_with_the_templates_tokens_and_then_the_languages() -> None:
@@ -84,7 +92,7 @@ def test_a_source_of_which_the_model_is_told_nothing_need_not_be_named() -> None
     """MADLAD reads many languages, and is told only which to write; a task may still have a place for the name."""
     silent = {"source": [Language(code="de"), Language(code="fr")]}
     told = frames(**silent)
-    assert told.find(target_language="fr").source_ids([7]) == told.find("de", "fr").source_ids([7])
+    assert told.find(target_language="fr").framed([7])[0] == told.find("de", "fr").framed([7])[0]
     assert (told.find(target_language="fr").source_language, told.find("fr", "fr").source_language) == ("", "fr")
     assert frames(default_target="fra_Latn", **silent).find().target_language == "fra_Latn"
     assert refusal(frames(Template(task="{source}: "), **silent), target="fr").startswith("source_language: is missing")
@@ -107,20 +115,20 @@ def test_a_model_without_languages_takes_none() -> None:
     assert refusal(plain, "en") == "source_language: model many says no languages that it reads, so a request cannot choose one"
     assert refusal(plain, target="de").startswith("target_language: model many says no languages that it writes")
     reads_none = frames(source=[])
-    assert reads_none.find(target_language="de").source_ids([7]) == [11, 41, 7, EOS, 42]
+    assert reads_none.find(target_language="de").framed([7])[0] == [11, 41, 7, EOS, 42]
     assert refusal(reads_none, "en", "de").startswith("source_language: model many says no languages")
 
 
 def test_a_plain_model_puts_end_of_sequence_after_a_text_and_shares_the_greedy_options() -> None:
     plain = frames(Template(), source=[], target=[])
     frame = plain.find()
-    assert frame.source_ids([7, 8]) == [7, 8, EOS] and (frame.num_around, frame.target_prefix, frame.task) == (1, [], "")
+    assert frame.framed([7, 8])[0] == [7, 8, EOS] and (frame.num_around, frame.target_prefix, frame.task) == (1, [], "")
     assert frame.search is GREEDY and plain.find() is frame
 
 
 def test_a_template_alone_is_put_around_every_text() -> None:
     frame = frames(source=[], target=[]).find()
-    assert frame.source_ids([7]) == [41, 7, EOS, 42]
+    assert frame.framed([7])[0] == [41, 7, EOS, 42]
     assert frame.search == SearchOptions(forced_prefix=[43], num_forced=1)
 
 
@@ -172,7 +180,7 @@ def test_more_pairs_than_are_remembered_are_still_found() -> None:
         for i, source in enumerate(codes):
             for j, target in enumerate(codes):
                 frame = many.find(source, target)
-                assert frame.source_ids([]) == [100 + j, 100 + i, EOS] and frame.search.forced_prefix == [200 + j]
+                assert frame.framed([])[0] == [100 + j, 100 + i, EOS] and frame.search.forced_prefix == [200 + j]
     assert len(many._frames) <= MAX_KEPT
 
 
@@ -191,3 +199,16 @@ def test_a_task_that_names_a_side_without_languages_is_refused_when_loaded(side:
 def test_languages_are_told_in_the_order_of_their_codes() -> None:
     assert [language.code for language in frames().source_languages] == ["deu_Latn", "eng_Latn"]
     assert [language.code for language in frames().target_languages] == ["deu_Latn", "fra_Latn"]
+
+
+def test_a_prompt_begins_with_the_start_token_and_its_last_token_is_fed_to_the_decoder() -> None:
+    """Nothing ends it: the answer goes on with it."""
+    of_prompts = frames(has_prompts=True)
+    frame = of_prompts.find("en", "fr")
+    assert frame.framed([7, 8]) == ([25, 21, 22, 31, 41, 7, 8, 42, 32], 33)
+    assert (frame.num_around, frame.decoder_start_id) == (8, None)
+    plain = frames(Template(), has_prompts=True, source=[], target=[]).find()
+    assert plain.framed([7, 8]) == ([START, 7], 8) and plain.framed([]) == ([], START)
+    request = Request(0, [START, 7], 5, 0.0, decoder_start_id=8)
+    assert plain.before(request) == [START, 7, 8] and plain.num_source_tokens(request.source_ids) == 3
+    assert frames().find("en", "fr").before(request) == [] and frames().find("en", "fr").num_source_tokens([1, 2]) == 2

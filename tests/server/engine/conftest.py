@@ -18,11 +18,13 @@ from dragoman.server.engine.messages import Answer, Finished, Request
 from dragoman.server.engine.scheduler import Limits
 from dragoman.server.engine.search.candidates import Candidates
 from dragoman.server.engine.search.target import TargetSide
+from dragoman.server.runtime.runner import Held
 
 PAD, EOS, START, MAX_TARGET, VOCAB = 0, 1, 2, 40, 80
 ORIGIN = b"front"
 POISON = -1
 LONG = 25
+LENGTH_AFTER_NOTHING = 6
 # Steps of 1/4 make ties, which the lower id wins.
 LOGITS = np.round(np.random.default_rng(0).normal(0, 2, (509, VOCAB)) * 4) / 4
 
@@ -37,8 +39,9 @@ def model(source: tuple[int, ...], history: tuple[int, ...]) -> NDArray[np.float
     noise = hash((source, history))
     logits = np.roll(LOGITS[noise % 509], noise // 509 % VOCAB)
     logits[PAD] = -np.inf
-    early = -1 if source[0] < LONG else logits[2:].min() - logits[2:].max() - 1
-    logits[EOS] = logits[2:].max() + (1 if len(history) >= source[0] else early)
+    length = source[0] if source else LENGTH_AFTER_NOTHING
+    early = -1 if length < LONG else logits[2:].min() - logits[2:].max() - 1
+    logits[EOS] = logits[2:].max() + (1 if len(history) >= length else early)
     return (logits - np.log(np.exp(logits).sum())).astype(np.float32)
 
 
@@ -178,16 +181,19 @@ class FakeClock:
 class FakeRunner:
     """See the module's docstring. `fail_next` makes the next call of that name raise.
 
-    `complaints` keeps what was asked against the contract, for the engine takes what is raised for a failed step.
+    `complaints` keeps what was asked against the contract, for the engine takes what is raised for a failed step. One that has
+    prompts knows of a source what has been read into its caches, and nothing else.
     """
 
     device = "fake"
 
-    def __init__(self, max_rows: int) -> None:
-        self.max_rows = max_rows
+    def __init__(self, max_rows: int, has_prompts: bool = False) -> None:
+        self.max_rows, self.has_prompts = max_rows, has_prompts
         self.sources: list[tuple[int, ...]] = [()] * max_rows
         self.owners = [0] * max_rows
-        self.caches = [[POISON] * MAX_TARGET for _ in range(max_rows)]
+        self.capacity = 3 * MAX_TARGET if has_prompts else MAX_TARGET
+        self.caches = [[POISON] * self.capacity for _ in range(max_rows)]
+        self.pieces: list[tuple[int, int, int]] = []
         self.fail_next: str | None = None
         self.complaints: list[str] = []
         self.step_rows: list[int] = []
@@ -222,25 +228,57 @@ class FakeRunner:
     memory: Mapping[str, int] = {"caches": 5}
 
     @property
-    def holder(self) -> "FakeRunner":
-        return self
+    def holder(self) -> "FakeRunner | None":
+        return None if self.has_prompts else self
 
-    def encode(self, sources: Sequence[Sequence[int]]) -> list[NDArray[np.float32]]:
-        """Keep the ids in place of what is made of them, two numbers a token."""
+    @property
+    def reader(self) -> "FakeRunner | None":
+        return self if self.has_prompts else None
+
+    def encode(self, sources: Sequence[Sequence[int]]) -> list[Held]:
+        """Keep the ids in place of what is made of them: of tokens, and of the source."""
         self._maybe_fail("encode")
         self.encode_batches.append(len(sources))
-        return [np.repeat(np.array(source, np.float32)[:, None], 2, 1) for source in sources]
+        return [Held(np.array(source, np.float32)[:, None], np.array(source, np.float32)) for source in sources]
 
-    def place(self, held: Sequence[NDArray[np.float32]], rows: Sequence[int]) -> None:
+    def place(self, held: Sequence[Held], rows: Sequence[int]) -> None:
         self._maybe_fail("place")
         self._demand(len(set(rows)) == len(rows) == len(held) > 0, "a row for each source")
-        self._fill([tokens[:, 0].astype(int).tolist() for tokens in held], rows)
+        self._demand(all((one.tokens[:, 0] == one.states).all() for one in held), "what was held together")
+        self._fill([one.tokens[:, 0].astype(int).tolist() for one in held], rows)
+
+    def read(self, row: int, source_ids: Sequence[int], first: int, stop: int) -> None:
+        """Write the prompt where the answer follows it, over whatever a step has written there."""
+        self._maybe_fail("prefill")
+        if first == 0:
+            self._fill([()], [row])
+        self._demand(first == len(self.sources[row]) <= stop <= len(source_ids), "a piece that follows the last")
+        self._demand(self.sources[row] == tuple(source_ids[:first]), "a piece of the same prompt")
+        if first == stop:
+            self._demand(first == 0, "a piece of something")
+            return
+        self._demand(stop - first > 1 or len(source_ids) == 1, "a piece of one token")
+        self.pieces.append((row, first, stop))
+        self.caches[row][first:] = [*source_ids[first:stop], *[POISON] * (self.capacity - stop)]
+        self.sources[row] = tuple(self.caches[row][:stop])
 
     def _fill(self, sources: Sequence[Sequence[int]], rows: Sequence[int]) -> None:
         for source, row in zip(sources, rows, strict=True):
             self._num_prefilled += 1
             self.sources[row], self.owners[row] = tuple(source), self._num_prefilled
-            self.caches[row][:] = [POISON] * MAX_TARGET
+            self.caches[row][:] = [POISON] * self.capacity
+
+    def _text(self, row: int, length: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return what a row's caches have: its source, and so many tokens after it."""
+        first = self._first(row)
+        source = tuple(self.caches[row][:first]) if self.has_prompts else self.sources[row]
+        history = tuple(self.caches[row][first : first + length])
+        self._demand(POISON not in (*source, *history), "a row reads what was never written")
+        return source, history
+
+    def _first(self, row: int) -> int:
+        """Return where in a row's caches its first token after the source is."""
+        return len(self.sources[row]) if self.has_prompts else 0
 
     def step(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], num_candidates: int) -> Candidates:
         self._maybe_fail("step")
@@ -253,10 +291,8 @@ class FakeRunner:
         buffer = self._buffers.setdefault(shape, Candidates(np.empty(shape, np.int64), np.empty(shape, np.float32)))
         self.last_step = dict(enumerate(zip(tokens.tolist(), positions.tolist(), strict=True)))
         for row, (token, position) in self.last_step.items():
-            self.caches[row][position] = token
-            history = tuple(self.caches[row][: position + 1])
-            self._demand(POISON not in history, "a row reads what was never written")
-            everything = likeliest(self.sources[row], history)
+            self.caches[row][self._first(row) + position] = token
+            everything = likeliest(*self._text(row, position + 1))
             buffer.ids[row], buffer.log_probs[row] = everything.ids[:num_candidates], everything.log_probs[:num_candidates]
         return buffer
 
@@ -269,26 +305,28 @@ class FakeRunner:
         for i, (token, position) in enumerate(zip(tokens.tolist(), positions.tolist(), strict=True)):
             row = first_row + i
             self._demand(self.last_step.get(row) == (token, position), "a look at what was not in the last step")
-            everything = likeliest(self.sources[row], tuple(self.caches[row][: position + 1]))
+            everything = likeliest(*self._text(row, position + 1))
             seen.ids[i], seen.log_probs[i] = everything.ids[:num_candidates], everything.log_probs[:num_candidates]
         return seen
 
     def copy_row(self, source: int, target: int, length: int) -> None:
-        self._demand(source != target and POISON not in self.caches[source][:length], "a row to copy")
+        stop = self._first(source) + length
+        self._demand(source != target and POISON not in self.caches[source][:stop], "a row to copy")
         self.copies.append(("row", 0, length))
         self.sources[target], self.owners[target] = self.sources[source], self.owners[source]
-        self.caches[target][:] = self.caches[source][:length] + [POISON] * (MAX_TARGET - length)
+        self.caches[target][:] = self.caches[source][:stop] + [POISON] * (self.capacity - stop)
 
     def copy_positions(self, source: int, target: int, start: int, stop: int) -> None:
+        self.copies.append(("positions", start, stop))
+        start, stop = self._first(source) + start, self._first(source) + stop
         self._demand(source != target and POISON not in self.caches[source][start:stop], "positions to copy")
         self._demand(self.owners[source] == self.owners[target], "another source")
         self._demand(self.caches[target][start] != self.caches[source][start], "what is copied differs")
-        self.copies.append(("positions", start, stop))
-        self.caches[target][start:] = self.caches[source][start:stop] + [POISON] * (MAX_TARGET - stop)
+        self.caches[target][start:] = self.caches[source][start:stop] + [POISON] * (self.capacity - stop)
 
     def cache_bytes(self) -> tuple[int, int]:
         used = sum(token != POISON for row in self.caches for token in row)
-        return self.max_rows * MAX_TARGET, used
+        return self.max_rows * self.capacity, used
 
 
 class Bench:
@@ -301,9 +339,10 @@ class Bench:
         max_waiting_tokens: int = 10_000,
         budget: int = 1000,
         max_ahead: int = 0,
+        has_prompts: bool = False,
     ) -> None:
         self.clock = FakeClock()
-        self.runner = FakeRunner(max_slots)
+        self.runner = FakeRunner(max_slots, has_prompts)
         self.engine = Engine(
             self.runner,
             Limits(max_slots, max_waiting_requests, max_waiting_tokens, budget, max_ahead),

@@ -28,7 +28,7 @@ def busy(make_bench: Any) -> Any:
 
 
 def waiting(bench: Any) -> list[int]:
-    return sorted(sequence.request.id for sequence in bench.engine._prefills.ahead._held)
+    return sorted(sequence.request.id for sequence in bench.engine._filling.ahead._held)
 
 
 def test_those_next_in_line_are_encoded_beside_one_that_gets_its_slot(busy: Any) -> None:
@@ -46,7 +46,7 @@ def test_a_slot_that_gets_free_is_filled_without_the_encoder(busy: Any, answer_o
         answer = busy.finished[i].answers[0]
         assert (answer.token_ids, answer.reason) == answer_of(source(3, 6 + i), 40)
     assert busy.order == list(range(9)), "and in the order in which they came"
-    assert len(busy.engine._prefills.ahead) == busy.engine._prefills.ahead.num_bytes == 0
+    assert len(busy.engine._filling.ahead) == busy.engine._filling.ahead.num_bytes == 0
 
 
 def test_reports_say_what_was_encoded_and_who_was_admitted(busy: Any) -> None:
@@ -101,7 +101,7 @@ def test_who_leaves_the_queue_gives_the_memory_back(make_bench: Any, way: str) -
     bench.engine.cancel(b"front", 0)
     bench.submit(3, source(9), share=Share("a"))
     bench.step()
-    ahead = bench.engine._prefills.ahead
+    ahead = bench.engine._filling.ahead
     assert waiting(bench) == [2, 3] and ahead.num_bytes > 0
     if way == "cancelled":
         bench.engine.cancel(b"front", 2)
@@ -132,7 +132,7 @@ def test_one_that_is_overtaken_gives_its_memory_back(busy: Any) -> None:
 
 def test_memory_is_bounded(make_bench: Any) -> None:
     bench = make_bench(max_slots=1, max_ahead=50)
-    ahead = bench.engine._prefills.ahead = Ahead(50, 10_000, max_bytes=30 * BYTES)
+    ahead = bench.engine._filling.ahead = Ahead(50, 10_000, max_bytes=30 * BYTES)
     for i in range(30):
         bench.submit(i, source(3))
     while bench.engine.has_work:
@@ -160,7 +160,7 @@ def test_a_failure_ahead_fails_nobody_and_is_not_tried_again(busy: Any, answer_o
     assert busy.runner.encode_batches == [2, 2, 2], "those that were not in the batch that failed, as they come into sight"
     assert sorted(busy.finished) == list(range(9))
     assert all(end.reason == "eos" for end in busy.finished.values())
-    assert not busy.engine._prefills.ahead._refused
+    assert not busy.engine._filling.ahead._refused
 
 
 def test_a_row_that_cannot_be_filled_fails_its_own_request_alone(busy: Any) -> None:

@@ -72,29 +72,32 @@ def test_what_the_encoder_gives_goes_to_its_rows_whatever_its_shape(cache: SlotC
 
 
 def test_tokens_side_by_side_go_where_tensors_apart_go(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two shapes that take turns, positions on different axes, and rows in any order."""
+    """Two shapes that take turns, positions on different axes, states between them, and rows in any order."""
     monkeypatch.setattr(cache_module, "MIN_CAPACITY", 2)
-    shapes: list[list[int | str]] = [["S", 8], [3, "S", 4], ["S", 8], [3, "S", 4], [2, 5, "S"]]
+    shapes: list[list[int | str]] = [["S", 8], [6], [3, "S", 4], ["S", 8], [2, 3], [3, "S", 4], [6], [2, 5, "S"]]
     caches = [CACHES[0], *(Cache(f"given_{i}", "cross", shape) for i, shape in enumerate(shapes))]
     packed, padded = (SlotCache(declaring(tiny_bundle, caches), 4) for _ in range(2))
     lengths, rows = np.array([2, 5, 1]), [3, 0, 2]
     random = np.random.default_rng(5)
     tensors = [random.random((3, *cache.row_shape(5)), np.float32) for cache in caches[1:]]
     given = list(zip(caches[1:], tensors, strict=True))
+    indexed = [(cache, tensor) for cache, tensor in given if cache.position_axis is not None]
     tokens = [
-        np.concatenate([np.take(tensor[b], t, cache.position_axis).ravel() for cache, tensor in given])
+        np.concatenate([np.take(tensor[b], t, cache.position_axis).ravel() for cache, tensor in indexed])
         for b, length in enumerate(lengths)
         for t in range(length)
     ]
-    packed.write_packed(rows, lengths, np.stack(tokens))
+    states = [np.concatenate([tensor[b].ravel() for cache, tensor in given if cache.position_axis is None]) for b in range(3)]
+    packed.write_packed(rows, lengths, np.stack(tokens), np.stack(states))
     padded.write_cross(rows, lengths, tensors)
-    assert packed.token_columns == len(tokens[0]) and packed.source_capacity == padded.source_capacity == 8
+    assert (packed.token_columns, packed.state_columns) == (len(tokens[0]), len(states[0])) == (50, 18)
+    assert packed.source_capacity == padded.source_capacity == 8
     assert packed.source_lengths.tolist() == padded.source_lengths.tolist() == [5, 1, 1, 2]
     for cache in caches[1:]:
         for row, length in zip(rows, lengths, strict=True):
-            found, expected = (
-                np.take(each.cross_kv[cache.name][row], range(length), cache.position_axis) for each in (packed, padded)
-            )
+            axis = cache.position_axis
+            both = [each.cross_kv[cache.name][row] for each in (packed, padded)]
+            found, expected = both if axis is None else (np.take(buffer, range(length), axis) for buffer in both)
             np.testing.assert_array_equal(found, expected)
         assert not packed.cross_kv[cache.name][1].any(), "a row of nobody's"
 
@@ -154,11 +157,3 @@ def test_bytes_are_those_of_what_is_valid(cache: SlotCache) -> None:
     written, given = 8 + 8 + 15, 8 + 8
     assert cache.num_bytes_used == 4 * (3 * written + 3 * given + 2 * (6 + 6))
     assert cache.num_bytes_reserved == 4 * 4 * (2 * (written + given) + 6 + 6)
-
-
-def test_model_without_a_cache_from_its_encoder_is_served(tiny_bundle: Path) -> None:
-    cache = SlotCache(declaring(tiny_bundle, CACHES[:1]), 2)
-    cache.write_cross([0], np.array([3]), [])
-    cache.make_room(np.array([0]))
-    cache.copy_row(0, 1, 1)
-    assert cache.source_lengths.tolist() == [3, 3] and cache.target_lengths.tolist() == [1, 1]

@@ -21,7 +21,7 @@ def cache(bundle: Bundle) -> SlotCache:
 
 @pytest.fixture
 def packed(bundle: Bundle, cache: SlotCache) -> PackedEncoder:
-    return PackedEncoder(open_session(str(bundle.encoder_path), 1), cache.token_columns, cache.token_type)
+    return PackedEncoder(open_session(str(bundle.encoder_path), 1), cache)
 
 
 def valid(cache: SlotCache) -> list[bytes]:
@@ -49,12 +49,13 @@ def test_what_was_encoded_stays_when_the_next_batch_is(
     """Whether or not results are written where the last ones were."""
     monkeypatch.setattr(encoder_module, "MAX_KEPT_BYTES", max_bytes)
     first = packed.encode(SOURCES)
-    before = [tokens.copy() for tokens in first]
+    before = [held.tokens.copy() for held in first]
     packed.encode([[77, 78, 1], [50, 1]])
     packed.fill(cache, SOURCES[::-1], ROWS[::-1])
-    for tokens, kept, source in zip(first, before, SOURCES, strict=True):
-        np.testing.assert_array_equal(tokens, kept)
-        assert tokens.shape == (len(source), cache.token_columns) and tokens.base is None
+    for held, kept, source in zip(first, before, SOURCES, strict=True):
+        np.testing.assert_array_equal(held.tokens, kept)
+        assert held.tokens.shape == (len(source), cache.token_columns) and held.tokens.base is None
+        assert held.states.shape == (0,) and held.nbytes == held.tokens.nbytes
 
 
 def test_memory_of_results_is_kept_up_to_a_limit(packed: PackedEncoder, cache: SlotCache, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,7 +98,7 @@ def test_a_source_that_was_encoded_ahead_gives_the_same_bits(make_runner: Callab
     first, second = (holder.encode(sources_of(bundle, part)) for part in ([2, 4, 0], [1, 3]))
     holder.place([second[1], first[2]], [0, 1])
     holder.place([first[1], first[0], second[0]], [2, 3, 4])
-    assert [len(tokens) for tokens in first] == [len(SOURCES[i]) + 1 for i in (2, 4, 0)]
+    assert [len(held.tokens) for held in first] == [len(SOURCES[i]) + 1 for i in (2, 4, 0)]
     assert run(ahead, everything, CAPACITY) == run(at_once, everything, CAPACITY)
 
 

@@ -12,6 +12,7 @@ from dragoman.server.engine.messages import Answer, Finished, Request
 from dragoman.server.engine.sequence import Key, Sequence
 
 MAX_TARGET = 40
+MAX_SOURCE = 14
 
 
 @dataclass
@@ -143,12 +144,12 @@ class Witness:
         assert all(deadline is None or deadline > now for deadline in deadlines)
         head = self.scheduler._queue.first()
         count = self._first_in_line[1] + 1 if head is not None and head is self._first_in_line[0] else 0
-        assert count <= MAX_TARGET, "the first in line starves"
+        assert count <= MAX_TARGET + MAX_SOURCE, "the first in line starves"
         self._first_in_line = head, count
 
     def drain(self) -> None:
         """Give no new work: everything ends, and nothing is left."""
-        num_steps = (self.scheduler.num_waiting + 1) * MAX_TARGET
+        num_steps = (self.scheduler.num_waiting + 1) * (MAX_TARGET + MAX_SOURCE)
         while self.engine.has_work:
             self.step()
             num_steps -= 1
@@ -214,14 +215,23 @@ class Witness:
             line.sort(key=lambda s: (s.request.arrival - s.request.priority * 1.0, self.records[s.key].number))
         return lines
 
-    def _admit_and_check(self) -> list[Sequence]:
+    def _admit_and_check(self, num_unread: int | None) -> list[Sequence]:
         """Stand in for the scheduler's `admit`, and see that it does what the policy says."""
         scheduler, lines = self.scheduler, self._lines()
         free, budget = scheduler.limits.max_slots - scheduler.num_used_slots, scheduler.limits.prefill_tokens_per_step
         held = Counter[str]()
         for running in scheduler.running():
             held[running.request.share.caller] += running.num_slots
-        admitted, first = self._admit(), self._first_then
+        assert (num_unread is not None) == self.runner.has_prompts
+        assert num_unread in (None, sum(s.num_source_tokens - len(self.runner.sources[s.rows[0]]) for s in self._unfilled()))
+        admitted, first = self._admit(num_unread), self._first_then
+        budget -= num_unread or 0
+        is_any_before = bool(num_unread)
+
+        def is_over(sequence: Sequence) -> bool:
+            size = sequence.num_source_tokens
+            return is_any_before and (size > 0 >= budget if self.runner.has_prompts else size > budget)
+
         for sequence in admitted:
             caller = sequence.request.share.caller
             earlier = lines[caller]
@@ -229,12 +239,13 @@ class Witness:
             for other in earlier:
                 assert sequence.request.arrival - other.request.arrival <= sequence.request.priority - other.request.priority + 1e-9
             assert sequence.num_slots <= free
-            assert sequence is admitted[0] or sequence.num_source_tokens <= budget
+            assert not is_over(sequence)
+            is_any_before = True
             free, budget = free - sequence.num_slots, budget - sequence.num_source_tokens
             held[caller] += sequence.num_slots
         if first is not None:
             assert first is lines[first.request.share.caller][0]
-            assert first.num_slots > free or (admitted and first.num_source_tokens > budget), "whose turn it is could go"
+            assert first.num_slots > free or is_over(first), "whose turn it is could go"
         for caller, line in lines.items():
             if line and first is None:
                 limit = scheduler._queue.line(caller).share.max_slots
@@ -262,7 +273,8 @@ class Witness:
     def check_books(self) -> None:
         """See that scheduler, slots, sequences and searches agree, and have what is outstanding and nothing else."""
         engine, scheduler, slots = self.engine, self.scheduler, self.slots
-        running, waiting = list(scheduler.running()), self._waiting()
+        running, waiting, unfilled = list(scheduler.running()), self._waiting(), self._unfilled()
+        assert unfilled <= set(running) and not any(s.search or s.first_token for s in unfilled)
         owned = {row: sequence for sequence in running for row in sequence.rows}
         assert len(owned) == sum(len(sequence.rows) for sequence in running), "a row is used twice"
         assert {row: owner for row, owner in enumerate(slots._owners) if owner is not None} == owned
@@ -275,20 +287,34 @@ class Witness:
         for sequence in running:
             assert 1 <= len(sequence.rows) <= sequence.num_slots
             assert sequence.search is None or len(sequence.search.live) == len(sequence.rows)
-            assert all(engine._rows.is_plain[row] == (sequence.search is None) for row in sequence.rows)
+            assert all(engine._rows.is_plain[row] == (sequence.search is None) for row in sequence.rows) or sequence in unfilled
         assert not any(s.rows or s.search or s.admitted for s in waiting)
         assert set(engine._searching) == {s for s in running if s.search is not None}
         assert set(engine._looks._waiting) == {s for s in running if s.search is not None and s.search.wanted}
         self.seen["pause"] += len(engine._looks) > 0
-        assert set(engine._streamed) == {s for s in running if s.request.is_streamed}
-        assert set(engine._waiting_for_first_token) == {s for s in running if s.first_token is None}
-        ahead = engine._prefills.ahead
-        assert ahead._held.keys() <= set(waiting) and ahead._refused <= set(waiting), "kept for nobody"
-        assert len(ahead) <= scheduler.limits.max_ahead
-        assert ahead.num_bytes == sum(held.nbytes for held in ahead._held.values())
-        self.seen["encoded ahead"] += len(ahead) > 0
+        assert set(engine._streamed) == {s for s in running if s.request.is_streamed} - unfilled
+        assert set(engine._waiting_for_first_token) == {s for s in running if s.first_token is None} - unfilled
+        self._check_filling(set(waiting))
         inside = {s.key: s.request for s in (*running, *waiting)}
         assert inside == {key: self.records[key].request for key in self.outstanding}
+
+    def _unfilled(self) -> set[Sequence]:
+        return set(self.engine._filling.unfilled)
+
+    def _check_filling(self, waiting: set[Sequence]) -> None:
+        """See that what has been read or encoded is somebody's."""
+        if self.runner.has_prompts:
+            sources = {s: self.runner.sources[s.rows[0]] for s in self.scheduler.running()}
+            assert {s for s in sources if sources[s] != tuple(s.request.source_ids)} <= self._unfilled()
+            assert all(sources[s] == tuple(s.request.source_ids[: len(sources[s])]) for s in sources)
+            self.seen["read in pieces"] += any(sources[s] for s in self._unfilled())
+            self.seen["read beside others"] += bool(self._unfilled()) and len(self._unfilled()) < len(sources)
+            return
+        ahead = self.engine._filling.ahead
+        assert ahead._held.keys() <= waiting and ahead._refused <= waiting, "kept for nobody"
+        assert len(ahead) <= self.scheduler.limits.max_ahead
+        assert ahead.num_bytes == sum(held.nbytes for held in ahead._held.values())
+        self.seen["encoded ahead"] += len(ahead) > 0
 
 
 @pytest.fixture(scope="session")

@@ -30,7 +30,8 @@ ENDS = ("eos", "length", "cancelled", "deadline", "deadline_unmet", "queue_full"
 KINDS = ("beams", "samples", "alternatives", "greedy")
 LIMITS = ("max_slots", "max_waiting")
 LOOKS = ("look", "look beside others", "pause")
-MUST_BE_SEEN = (*ENDS, *KINDS, *LOOKS, *LIMITS, "pushed out", "held back", "encoded ahead")
+WAYS = ("encoded ahead", "read in pieces", "read beside others")
+MUST_BE_SEEN = (*ENDS, *KINDS, *LOOKS, *LIMITS, "pushed out", "held back", *WAYS)
 EOS, VOCAB = 1, 80
 SHARES = ANYBODY, Share("a"), Share("a", 3.0), Share("b", 0.5, max_slots=2), Share("c", max_waiting=3), Share("d", 1e-9)
 ORIGINS = b"one", b"two", b"three"
@@ -101,10 +102,11 @@ class EngineMachine(RuleBasedStateMachine):
         waiting=st.sampled_from([60, 12, 1]),
         budget=st.sampled_from([90, 20, 4]),
         ahead=st.sampled_from([16, 3, 0]),
+        has_prompts=st.booleans(),
     )
-    def start(self, slots: int, waiting: int, budget: int, ahead: int) -> None:
-        self.max_slots = slots
-        self.witness = self.make_witness(self.seen, slots, waiting, 12 * waiting, budget, ahead)
+    def start(self, slots: int, waiting: int, budget: int, ahead: int, has_prompts: bool) -> None:
+        self.max_slots, self.has_prompts = slots, has_prompts
+        self.witness = self.make_witness(self.seen, slots, waiting, 12 * waiting, budget, ahead, has_prompts)
 
     def operation(self, name: str) -> None:
         self.seen["operations"] += 1
@@ -129,7 +131,10 @@ class EngineMachine(RuleBasedStateMachine):
             request_id += 1
         widths = {name: min(getattr(search, name), self.max_slots) for name in ("num_beams", "num_answers")}
         search = msgspec.structs.replace(search, **widths)
-        source = [fields.pop("length"), number, *[7] * fields.pop("num_words")]
+        num_words = fields.pop("num_words")
+        source = [fields.pop("length"), number, *[7] * num_words]
+        if self.has_prompts and num_words < 2:  # a prompt may be empty
+            source = source[:num_words]
         limit = max(fields.pop("max_new_tokens"), search.min_new_tokens + 1)
         arrival, patience = self.witness.clock.now - fields.pop("lag"), fields.pop("patience")
         deadline = None if patience is None else arrival + patience

@@ -110,7 +110,7 @@ def test_word_alignment_comes_without_the_matrix(serve: Any) -> None:
         ({"length_penalty": math.nan}, "length_penalty: nan is not in -10 to 10"),
         (
             {"alignment_layer": 4, "return_alignment": True},
-            "alignment_layer: 4 is not in 0 to 3, the decoder layers of model en-de",
+            "alignment_layer: 4 is not in 0 to 3, the layers of model en-de that attend to a source",
         ),
         ({"alignment_layer": 0}, "alignment_layer: goes with return_alignment or return_word_alignment only"),
     ],
