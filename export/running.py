@@ -227,12 +227,12 @@ class OnnxRunner:
         Args:
             prompt: Its ids.
             pieces: Tokens of each piece; together, all there are.
-            spare: Positions that there is room for beyond its last, at least 1.
+            spare: Positions that there is room for beyond its last, at least 1; as many of them as the model has.
         """
         self.open(ENCODER_FILE, DECODER_FILE)
         session = self._sessions[ENCODER_FILE]
         caches = [cache for cache in self.architecture.caches(self.config) if cache.role == "self"]
-        buffers = noise_of(session, caches, 1, len(prompt) + spare, 0)
+        buffers = noise_of(session, caches, 1, min(len(prompt) + spare, self.config.max_target_positions), 0)
         outputs = {output.name for output in session.get_outputs()}
         start = 0
         for size in pieces:
@@ -251,6 +251,8 @@ class OnnxRunner:
         """See `Runner`."""
         self.open(ENCODER_FILE, DECODER_FILE)
         session = self._sessions[DECODER_FILE]
+        if self.has_prompts:  # whose positions may be those of a table in the graph, which is as long as the model goes
+            max_targets = min(max_targets, self.config.max_target_positions)
         return OnnxSlots(session, self.architecture.caches(self.config), num_slots, max_targets, max_sources, self.has_prompts)
 
     def score(self, pairs: Sequence[Pair]) -> tuple[Floats, Floats]:
