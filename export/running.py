@@ -251,6 +251,8 @@ class OnnxRunner:
         """See `Runner`."""
         self.open(ENCODER_FILE, DECODER_FILE)
         session = self._sessions[DECODER_FILE]
+        if self.has_prompts:  # whose positions may be those of a table in the graph, which is as long as the model goes
+            max_targets = min(max_targets, self.config.max_target_positions)
         return OnnxSlots(session, self.architecture.caches(self.config), num_slots, max_targets, max_sources, self.has_prompts)
 
     def score(self, pairs: Sequence[Pair]) -> tuple[Floats, Floats]:

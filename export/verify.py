@@ -168,7 +168,7 @@ def _rows_of_prompts(config: ModelConfig, random: np.random.Generator) -> list[R
         return Row(source, [config.decoder_start_id, *target], 1 + len(target))
 
     longest = min(room, 2 * MAX_LONGEST_ROW)
-    first = [row(0, MAX_ROW_TOKENS), row(1, MAX_ROW_TOKENS), row(longest // 2, MAX_LONGEST_ROW), row(longest - 2, 2)]
+    first = [row(0, MAX_ROW_TOKENS), row(1, MAX_ROW_TOKENS), row(longest // 2, MAX_LONGEST_ROW), row(longest - 1, 2)]
     lengths = [(int(random.integers(0, MAX_ROW_TOKENS + 1)), int(random.integers(1, MAX_ROW_TOKENS + 1))) for _ in range(NUM_ROWS)]
     rest = [row(*pair) for pair in lengths[: NUM_ROWS - len(first)]]
     return [*first[:2], *rest[: NUM_ROWS // 2], *first[2:], *rest[NUM_ROWS // 2 :]]

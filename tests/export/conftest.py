@@ -17,6 +17,7 @@ from dragoman.export.graphs.transformer_step import StepGraph
 from dragoman.export.tracing import trace
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.config import ModelConfig
+from dragoman.model.networks.architectures import network
 from dragoman.model.networks.transformer import Transformer
 from dragoman.model.text.byte_level import ByteLevelTokenizer
 from dragoman.model.text.tokenizers import Tokenizers
@@ -35,6 +36,32 @@ SMALL = {
     "max_target_positions": 20,
 }
 
+SMALL_OF: dict[str, dict[str, Any]] = {
+    "transformer": SMALL,
+    "rnn": {
+        "architecture": "rnn",
+        "source_vocab_size": 300,
+        "target_vocab_size": 300,
+        "d_model": 32,
+        "num_encoder_layers": 2,
+        "num_decoder_layers": 2,
+        "max_source_positions": 24,
+        "max_target_positions": 20,
+    },
+    "decoder": {
+        "architecture": "decoder",
+        "source_vocab_size": 300,
+        "target_vocab_size": 300,
+        "d_model": 32,
+        "num_heads": 4,
+        "num_decoder_layers": 2,
+        "decoder_ffn_dim": 40,
+        "max_source_positions": 30,
+        "max_target_positions": 40,
+    },
+}
+"""What a small model of each architecture is, but for the switches that a test is about."""
+
 MakeCheckpoint = Callable[..., Checkpoint]
 WriteGraphs = Callable[[Transformer, Path], Path]
 
@@ -47,10 +74,13 @@ def tokenizers() -> Tokenizers:
 
 @pytest.fixture(scope="session")
 def make_checkpoint(tokenizers: Tokenizers) -> MakeCheckpoint:
-    """Make a checkpoint whose every parameter is random, biases and norms too, so that no mistake hides behind a 0 or a 1."""
+    """Make a checkpoint, by default of a Transformer.
+
+    Every parameter is random, biases and norms too, so that no mistake hides behind a 0 or a 1.
+    """
 
     def make(seed: int = 0, **switches: Any) -> Checkpoint:
-        model = Transformer(ModelConfig(**(SMALL | switches))).eval()
+        model = network(ModelConfig(**(SMALL_OF[switches.get("architecture", "transformer")] | switches))).eval()
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for name, parameter in sorted(model.named_parameters()):
@@ -64,6 +94,16 @@ def make_checkpoint(tokenizers: Tokenizers) -> MakeCheckpoint:
 @pytest.fixture(scope="session")
 def checkpoint(make_checkpoint: MakeCheckpoint) -> Checkpoint:
     return make_checkpoint()
+
+
+@pytest.fixture(scope="session")
+def rnn_checkpoint(make_checkpoint: MakeCheckpoint) -> Checkpoint:
+    return make_checkpoint(architecture="rnn")
+
+
+@pytest.fixture(scope="session")
+def decoder_checkpoint(make_checkpoint: MakeCheckpoint) -> Checkpoint:
+    return make_checkpoint(architecture="decoder")
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ from dragoman.export.bundle import MANIFEST_FILE, Bundle, BundleError, FileEntry
 from dragoman.export.caches import Cache, attention_caches
 from dragoman.export.evidence import Origin, Parity, Quality
 from dragoman.export.fields import MAX_LAYERS, MAX_TOKENS, MAX_VOCABULARY, MAX_WIDTH
-from dragoman.export.manifest import Dimensions
+from dragoman.export.manifest import Dimensions, content_version, told
 from dragoman.export.manifest_file import MAX_MANIFEST_BYTES, read_manifest
 from dragoman.model.config import ModelConfig
 from dragoman.model.generation import Defaults, Language, Languages, Template
@@ -49,6 +49,10 @@ NOT_PATHS = [
 NOT_SHAPES = [None, {}, [], "T", ["U"], ["t"], ["S"], [None], [1.5], [[4]], ["T", "T"], [0], [-1], [True], [2**16 + 1]]
 NOT_SHAPES += [[2**10, "T", 2**7], [1] * 7, [2**16] * 6, [10**30]]
 CACHE = {"name": "x", "role": "self", "shape": [4, "T", 8]}
+CACHES_OF_BOTH = [
+    {"name": "self_k_0", "role": "self", "shape": [4, "T", 8]},
+    {"name": "cross_k_0", "role": "cross", "shape": [4, "S", 8]},
+]
 NOT_IDS = [None, {}, 1, [None], [-1], [1.5], [True], ["1"], [300], [2**24], [1] * 65]
 
 
@@ -425,3 +429,55 @@ def test_tokeniser_neither_cuts_nor_fills_up(bundle_dir: Path) -> None:
     }
     path.write_text(json.dumps(fields))
     assert ByteLevelTokenizer.load(path.parent).encode("two dogs run over the grass") == ids
+
+
+def prompts_of(directory: Path) -> dict[str, Any]:
+    """Return what a manifest says whose encoder reads prompts, and whose scorer tells no attention."""
+    caches = [cache for cache in attention_caches(2, 4, 8) if cache.role == "self"]
+    tensors = Tensors.of_caches(caches, has_prompts=True, has_attention=False)
+    said = {"architecture": "decoder", "has_prompts": True, "num_attention_layers": 0, "num_encoder_layers": 0}
+    return content(directory) | said | {"caches": msgspec.to_builtins(caches), "tensors": msgspec.to_builtins(tensors)}
+
+
+def test_manifest_of_prompts_is_read(bundle_dir: Path) -> None:
+    (bundle_dir / MANIFEST_FILE).write_text(json.dumps(prompts_of(bundle_dir)))
+    manifest = read_manifest(bundle_dir / MANIFEST_FILE)
+    assert (manifest.has_prompts, manifest.attention_layers, manifest.num_encoder_layers) == (True, 0, 0)
+
+
+def test_manifest_of_states_is_read(bundle_dir: Path) -> None:
+    caches = [Cache("state_0", "self", [8]), Cache("start_0", "cross", [8]), Cache("values", "cross", ["S", 8])]
+    said = {"architecture": "rnn", "num_attention_layers": 1, "tensors": msgspec.to_builtins(Tensors.of_caches(caches))}
+    (bundle_dir / MANIFEST_FILE).write_text(json.dumps(content(bundle_dir) | said | {"caches": msgspec.to_builtins(caches)}))
+    manifest = read_manifest(bundle_dir / MANIFEST_FILE)
+    assert (manifest.has_prompts, manifest.attention_layers, manifest.num_decoder_layers) == (False, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"has_prompts": False}, "num_encoder_layers is 0, which goes with has_prompts"),
+        ({"has_prompts": False, "num_encoder_layers": 2}, "caches has none that the encoder gives, which goes with has_prompts"),
+        ({"caches": CACHES_OF_BOTH}, "caches has cross_k_0, which an encoder gives; with has_prompts there is none"),
+        ({"source_vocab_size": 299}, "source_vocab_size 299 is not target_vocab_size 300"),
+        ({"precision": "fp16"}, "has_prompts goes with fp32 and int8, not fp16"),
+        ({"num_attention_layers": 1}, "tensors.scorer_outputs lacks attention"),
+        ({"num_attention_layers": None}, "tensors.scorer_outputs lacks attention"),
+    ],
+)
+def test_what_does_not_go_with_prompts_is_refused(bundle_dir: Path, change: dict[str, Any], reason: str) -> None:
+    assert reason in refusal(bundle_dir, json.dumps(prompts_of(bundle_dir) | change))
+
+
+def test_bundle_of_a_transformer_says_nothing_of_what_others_have(exported: Path) -> None:
+    said = json.loads((exported / MANIFEST_FILE).read_text())
+    assert not {"architecture", "has_prompts", "num_attention_layers"} & said.keys()
+    assert told(read_manifest(exported / MANIFEST_FILE)) == said
+
+
+@pytest.mark.parametrize("change", [{"architecture": "rnn"}, {"num_attention_layers": 1}])
+def test_what_others_have_is_told_and_gives_another_version(exported: Path, change: dict[str, Any]) -> None:
+    manifest = read_manifest(exported / MANIFEST_FILE)
+    other = msgspec.structs.replace(manifest, **change)
+    assert change.items() <= told(other).items()
+    assert content_version(other) != content_version(manifest)
