@@ -47,6 +47,7 @@ _COMMANDS: Final = {
     "import": ("import",),
     "train": ("train",),
     "average": ("train",),
+    "attention": ("train",),
     "add-tokens": ("train",),
     "nearest": ("evaluate",),
     "load": ("load",),

@@ -49,7 +49,7 @@ class Architecture:
     precisions: tuple[Precision, ...] = ("fp32", "int8")
     has_prompts: bool = False
     has_heads: bool = True
-    has_time_axis: bool = True
+    has_time_axis: bool = False
     has_integer_caches: bool = False
     products: Callable[[Any], Products] = lambda model: Products()
 
@@ -81,6 +81,7 @@ ARCHITECTURES: dict[Name, Architecture] = {
         caches=lambda config: attention_caches(config.num_decoder_layers, config.num_heads, config.head_dim),
         num_attention_layers=lambda config: config.num_decoder_layers,
         precisions=("fp32", "int8", "fp16", "bf16"),
+        has_time_axis=True,
         has_integer_caches=True,
         products=transformer_products,
     ),
@@ -91,6 +92,7 @@ ARCHITECTURES: dict[Name, Architecture] = {
         caches=lambda config: text_caches(config.num_decoder_layers, config.num_heads, config.head_dim),
         num_attention_layers=lambda config: 0,
         has_prompts=True,
+        has_time_axis=True,
     ),
     "rnn": Architecture(
         encoder=lambda model, is_packed: RnnEncoderGraph(model),
@@ -99,7 +101,6 @@ ARCHITECTURES: dict[Name, Architecture] = {
         caches=rnn_caches,
         num_attention_layers=lambda config: int(config.attention != "none"),
         has_heads=False,
-        has_time_axis=False,
     ),
 }
 

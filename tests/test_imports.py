@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = [
     path
-    for folder in ("model", "export", "server", "dragoman/client", "dragoman/load", "dragoman/cli")
+    for folder in ("model", "export", "server", "dragoman/client", "dragoman/load", "dragoman/attention", "dragoman/cli")
     for path in sorted((ROOT / folder).rglob("*.py"))
 ]
 
@@ -27,6 +27,7 @@ HOMES = {
     "sacrebleu": ("model/quality.py",),
     "sentencepiece": ("model/text/", "model/importers/"),
     "tokenizers": ("model/text/",),
+    "matplotlib": ("model/training/log.py", "dragoman/attention/picture.py"),
     "transformers": ("model/importers/verifying.py",),
     "cryptography": ("export/signing.py",),
     **dict.fromkeys(("obstore", "oras", "requests", "urllib3", "boto3", "botocore"), ("server/stores/",)),
@@ -35,14 +36,20 @@ FRONT_ENDS = ("server.front_end", "server.fronts")
 FRONT = ("server.core", "server.faces", *FRONT_ENDS, "server.supervisor", "server.repository", "server.main")
 # Of our own, all below `dragoman`: who must not import whom.
 FORBIDDEN = [
-    ("model/", ("export", "server", "client", "load", "cli")),
+    ("model/", ("export", "server", "client", "load", "cli", "attention")),
     *((f"model/{name}.py", ("model.training",)) for name in ("decode", "evaluate", "checkpoint")),
     ("model/networks/", ("model.training", "model.importers", "model.text", "model.checkpoint", "model.decode")),
     ("model/text/", ("model.training", "torch", "transformers")),
     ("export/", ("server", "client", "load", "cli", "model.training")),
-    ("dragoman/client/", ("server", "export", "load", "cli")),
+    ("dragoman/client/", ("server", "export", "load", "cli", "attention")),
     ("dragoman/load/", ("server", "export", "cli")),
-    ("server/", ("client", "load", "cli")),
+    # Where maps come from is one thing, and how they are drawn another.
+    ("dragoman/attention/", ("server", "export", "load", "cli", "model.networks", "model.training")),
+    *(
+        (f"dragoman/attention/{name}.py", ("model.checkpoint", "model.attention_maps", "client", "numpy"))
+        for name in ("maps", "tokens", "page", "page_style", "picture")
+    ),
+    ("server/", ("client", "load", "cli", "attention")),
     # A face other than gRPC works without any of these.
     ("server/core/", ("grpc", "google", "grpc_status", "grpc_health", "v1", "server.faces", "prometheus_client", "zmq")),
     ("server/core/", ("server.supervisor", "server.repository", "server.main", "server.engine.engine", "server.runtime")),

@@ -10,6 +10,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from dragoman.cli import (
+    attending,
     calling,
     checkpoints,
     evaluating,
@@ -38,7 +39,7 @@ app = typer.Typer(
 )
 # As `dragoman --help` shows them.
 for panel, groups in {
-    "Call a server": (translating, models, calling),
+    "Call a server": (translating, models, calling, attending),
     "Serve": (serving, pulling, gpu),
     "Train and export": (training, evaluating, perplexity, importing, exporting, signing, checkpoints, texts),
     "Measure": (loading,),

@@ -41,6 +41,7 @@ NEEDED = {
     "evaluate --source {0}/two --reference {0}/more --bundle {0}/bundle": (("msgspec", "tokenizers"), "[server,evaluate]"),
     "evaluate --source {0}/two --reference {0}/more --checkpoint {1}": (("sacrebleu", "torch", "safetensors"), "[train]"),
     "train {0}/training.toml --output {0}/run": (("torch", "safetensors"), "[train]"),
+    "attention --checkpoint {1} a --output {0}/out.png": (("torch", "safetensors", "matplotlib"), "[train]"),
     "average {1} --output {0}/out": (("torch", "safetensors"), "[train]"),
     "add-tokens {1} {0}/two --output {0}/out --vocab-size 9000": (("torch tokenizers", "safetensors tokenizers"), "[train]"),
     "nearest {0}/more --reference {0}/two --output {0}/out": (("sacrebleu",), "[evaluate]"),
@@ -106,6 +107,15 @@ def test_a_plain_installation_asks_servers(isolated, server: str, folder: Path) 
     for arguments, result in zip(asks, isolated(cases), strict=True):
         assert (result["code"], result["err"]) == (0, ""), arguments
     assert (folder / "out.txt").read_text() == "A DOG\nA CAT\n"
+
+
+def test_a_plain_installation_draws_a_page_of_a_servers_attention(isolated, server: str, folder: Path) -> None:
+    asked = ["attention", "--model", "loud", "--server", server, "a dog", "ein Hund", "--layer", "0", "--output"]
+    cases = [{"arguments": [*asked, f"{folder}/drawn.{suffix}"], "allowed": sorted(base_modules())} for suffix in ("html", "png")]
+    page, picture = isolated(cases)
+    assert page["code"] == 0 and (folder / "drawn.html").read_text().startswith("<!DOCTYPE html>")
+    assert picture["code"] == 2 and "this command needs matplotlib" in picture["err"] and "'.[train]'" in picture["err"]
+    assert not (folder / "drawn.png").exists()
 
 
 def test_a_plain_installation_says_what_serving_needs(isolated, folder: Path) -> None:

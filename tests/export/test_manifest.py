@@ -66,7 +66,7 @@ WRONG: dict[str, list[Any]] = {
     "weight_bits": [*NOT_COUNTS, 6, 7, 9, 10**30],  # 7 likewise
     "architecture": ["", "Transformer", "lstm", 1, None],
     "has_prompts": [0, 1, "true", None, True],  # True is what no bundle with an encoder has
-    "num_attention_layers": [0, -1, 10**30, 1.5, True, "1", [], MAX_LAYERS + 1],  # 0 likewise, of a scorer that tells attention
+    "num_attention_layers": [-1, 10**30, 1.5, True, "1", [], MAX_LAYERS + 1],
     "d_model": [*NOT_COUNTS, MAX_WIDTH + 1],
     "num_encoder_layers": [*NOT_COUNTS, MAX_LAYERS + 1],
     "num_decoder_layers": [*NOT_COUNTS, MAX_LAYERS + 1, 3 * 10**6],

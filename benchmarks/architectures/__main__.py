@@ -1,0 +1,5 @@
+"""`python -m benchmarks.architectures`."""
+
+from benchmarks.architectures.main import main
+
+main()
