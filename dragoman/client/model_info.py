@@ -106,8 +106,8 @@ class ModelInfo:
         weight_bits: Bits of the weights of an `int8` model, 7 or 8; 0 for any other, and where the server does not say.
         cache_precision: Number format of what it keeps of every sequence while it decodes; empty where the server does not say.
         versions: All versions that requests can get, this one among them; empty where the server does not say.
-        architecture: `transformer` or `rnn`, which have an encoder and a decoder, or `decoder`, a language model, whose answers go on
-            with the text of a request; empty where the server does not say.
+        architecture: `transformer` or `rnn`, which have an encoder and a decoder, or `decoder`, a language model, whose answers go
+            on with the text of a request; empty where the server does not say.
     """
 
     name: str

@@ -47,8 +47,8 @@ def fitted(
         left = room + 1 - num_forced - count
         raise InvalidRequest(
             "max_new_tokens",
-            f"{num_least} is more than {max(left, 0)}, which a prompt of {count} tokens{forced} leave of {room}, max_target_tokens of "
-            f"model {model.name}",
+            f"{num_least} is more than {max(left, 0)}, which a prompt of {count} tokens{forced} leave of {room}, "
+            f"max_target_tokens of model {model.name}",
         )
     if most < frame.num_around:
         raise InvalidRequest(
@@ -78,8 +78,8 @@ def check_target(num_target_tokens: int, num_prompt_tokens: int, model: Limited)
     if num_target_tokens > (left := room + 1 - num_prompt_tokens):
         raise InvalidRequest(
             "target",
-            f"{num_target_tokens} tokens, end-of-sequence included; a prompt of {num_prompt_tokens} leaves {max(left, 0)} of {room}, "
-            f"max_target_tokens of model {model.name}",
+            f"{num_target_tokens} tokens, end-of-sequence included; a prompt of {num_prompt_tokens} leaves {max(left, 0)} of "
+            f"{room}, max_target_tokens of model {model.name}",
         )
 
 

@@ -157,7 +157,9 @@ class Validator:
 
     async def _prompt_ids(self, request: GenerateRequest, model: Model, frame: Frame) -> tuple[list[int], bool]:
         """Return the ids of a prompt's text, all that could be kept of it at least, and whether some of it was left unread."""
-        kept = request.text[-self._max_characters(model.manifest.max_source_tokens, model.tokenizers.source) - CUT_MARGIN_CHARACTERS :]
+        kept = request.text[
+            -self._max_characters(model.manifest.max_source_tokens, model.tokenizers.source) - CUT_MARGIN_CHARACTERS :
+        ]
         ids = await _encode("text", frame.task + kept, model.tokenizers.source)
         return ids, len(kept) < len(request.text)
 

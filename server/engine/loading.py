@@ -17,9 +17,8 @@ from dragoman.server.runtime.runner import Runner
 log = structlog.get_logger("dragoman.engine")
 
 PROMPT_PART = 4
-"""Of `prefill_tokens_per_step` prompts have one part in so many: they pass all of the layers that a step passes, and an encoder's
-tokens only its own. Reading 128 tokens takes about as long as two steps of 32 rows, and 512 as long as seven, for which a prompt as a
-whole is read hardly faster."""
+"""Of `prefill_tokens_per_step` prompts have one part in so many, for they pass all of the layers that a step passes. To read 128
+tokens takes about as long as two steps of 32 rows, and 512 as long as seven, while a prompt as a whole is read hardly faster."""
 
 
 def load_engine(

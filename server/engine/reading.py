@@ -1,8 +1,8 @@
 """How prompts come into their rows: read in pieces between steps, so that nobody who runs waits long for another's prompt.
 
 While its prompt is being read a row is among those that are stepped, at position 0, and what the step says of it is not looked at:
-the next piece overwrites what it has written. Pieces are at least two tokens long where a prompt is, since a piece of one would have
-other bits: so what is read is the same to the last bit however it was cut, and no answer depends on who else was there.
+the next piece overwrites what it has written. Pieces are at least two tokens long where a prompt is, since a piece of one may have
+other bits: what is read is the same to the last bit however it was cut, and no answer depends on who else was there.
 """
 
 from collections.abc import Callable, Collection

@@ -8,9 +8,12 @@ from dragoman.server.runtime.runner import Runner
 
 
 def warm_up(runner: Runner, manifest: Manifest) -> Costs:
-    """Run the encoder, or what reads prompts, on a short and a long source and the decoder on 1, 2, 4 … `max_rows` rows; return what the encoder takes.
+    """Run the encoder, or what reads prompts, on a short and a long source, and the decoder on 1, 2, 4 … `max_rows` rows.
 
     What it leaves in the caches is never read: a row's length starts at 0 with each request.
+
+    Returns:
+        What the encoder takes.
     """
     longest = min(64, manifest.max_source_tokens)
     if manifest.has_prompts:  # which share their room with what follows

@@ -43,8 +43,8 @@ class SlotCache:
         token_type: Type of these numbers.
         source_capacity: Source tokens that a row has room for now (S).
         target_capacity: Positions that caches that steps write have room for now (T).
-        source_lengths: `[max_rows]`, tokens, end-of-sequence included, 1 for a row that was never used; of a prompt, those that have
-            been read, 0 for such a row.
+        source_lengths: `[max_rows]`, tokens, end-of-sequence included, 1 for a row that was never used; of a prompt, those that
+            have been read, 0 for such a row.
         target_lengths: `[max_rows]`, positions decoded, and those of a prompt before them; 0 for a row out of use.
         num_moves: How often buffers were replaced, so that addresses kept elsewhere have become invalid.
     """

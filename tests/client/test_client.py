@@ -488,6 +488,7 @@ def test_models_tell_their_languages_and_defaults(call, service) -> None:
         weight_bits=7,
         cache_precision="int8",
         versions=[generation_pb2.ModelVersion(name="4", version="0123456789ab", labels=["canary"], share=0.25, is_default=True)],
+        architecture="decoder",
     )
     told = call("models")[0]
     assert told.source_languages == (Language("eng_Latn"), Language("deu_Latn", ("de", "de_de")))
@@ -495,7 +496,7 @@ def test_models_tell_their_languages_and_defaults(call, service) -> None:
     assert (told.default_source_language, told.default_target_language) == ("eng_Latn", "deu_Latn")
     assert told.defaults == Defaults(suppressed_tokens=(3, 4), **values)
     assert told.shortlist_tokens == 8192
-    assert (told.weight_bits, told.cache_precision) == (7, "int8")
+    assert (told.weight_bits, told.cache_precision, told.architecture) == (7, "int8", "decoder")
     assert told.versions == (ModelVersion("4", "0123456789ab", ("canary",), 0.25, True),)
     assert call("model", "nllb") == told
 

@@ -25,6 +25,14 @@ def test_table_has_a_row_for_each_model_and_cuts_nothing(models) -> None:
     assert second.replace("│", "").split() == [models[1].name, "2026-01", "no", "int8", "cuda:0", "512", "511", "100", "8"]
 
 
+def test_architectures_have_a_column_where_one_is_no_transformer(models) -> None:
+    out = StringIO()
+    print_models([replace(models[0], architecture="transformer"), replace(models[1], architecture="decoder")], out)
+    heading, first, second = (line for line in out.getvalue().splitlines() if line[0] in "┃│")
+    assert heading.replace("┃", "").split()[:5] == ["model", "version", "ready", "architecture", "precision"]
+    assert [row.replace("│", "").split()[3] for row in (first, second)] == ["transformer", "decoder"]
+
+
 def test_domains_are_told_below_the_table_by_those_that_have_one(models) -> None:
     out = StringIO()
     captions = "short descriptions, [b]as in captions[/b] of photographs; " * 5

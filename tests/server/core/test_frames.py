@@ -20,9 +20,7 @@ ENGLISH = Language(code="eng_Latn", names=["en"], label="English", source_prefix
 TEMPLATE = Template(source_prefix=[41], source_suffix=[42], target_prefix=[43], decoder_start_id=44)
 
 
-def frames(
-    template: Template = TEMPLATE, defaults: Defaults | None = None, has_prompts: bool = False, **languages: Any
-) -> Frames:
+def frames(template: Template = TEMPLATE, defaults: Defaults | None = None, has_prompts: bool = False, **languages: Any) -> Frames:
     given: dict[str, Any] = {"source": [ENGLISH, GERMAN], "target": [GERMAN, FRENCH]} | languages
     manifest: Any = SimpleNamespace(
         name="many",

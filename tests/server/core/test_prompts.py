@@ -70,7 +70,9 @@ def test_prompt_prefix_and_answer_share_a_room(model: Any) -> None:
     request = prepare(model, text, max_new_tokens=18).request
     assert len(request.source_ids) + request.max_new_tokens == 48
     message = refusal(model, text, max_new_tokens=19)
-    assert message == "max_new_tokens: 19 is more than 18, which a prompt of 31 tokens leave of 48, max_target_tokens of model en-de"
+    assert (
+        message == "max_new_tokens: 19 is more than 18, which a prompt of 31 tokens leave of 48, max_target_tokens of model en-de"
+    )
     request = prepare(model, text, max_new_tokens=14, forced_prefix=prefix).request
     assert len(request.search.forced_prefix) == 4
     message = refusal(model, text, max_new_tokens=15, forced_prefix=prefix)
@@ -156,5 +158,3 @@ def test_layers_of_an_alignment_are_those_that_attend_to_a_source(make_model: An
     assert pair(model, "a", "b", return_alignment=True, alignment_layer=0).request.alignment_layer == 0
     with pytest.raises(InvalidRequest, match="1 is not in 0 to 0"):
         pair(model, "a", "b", return_alignment=True, alignment_layer=1)
-
-

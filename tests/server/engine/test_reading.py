@@ -1,4 +1,4 @@
-"""Prompts that are read in pieces between steps: answers are the same whoever else is there, and nobody waits long for another's."""
+"""Prompts that are read in pieces between steps: answers are the same whoever is there, and nobody waits long for another's."""
 
 from random import Random
 from typing import Any
@@ -52,7 +52,9 @@ def test_answers_do_not_depend_on_pieces_load_or_who_leaves(make_reading: Any, r
         for number in range(25):
             source = [random.randint(1, 12), number, *random.choices(range(3, 9), k=random.randint(0, 58))]
             source = source[: random.choice([0, 1, 2, 99, 99, 99])]
-            search = random.choice([SearchOptions(), SearchOptions(num_beams=3, num_answers=2), SearchOptions(forced_prefix=[7, 9])])
+            search = random.choice(
+                [SearchOptions(), SearchOptions(num_beams=3, num_answers=2), SearchOptions(forced_prefix=[7, 9])]
+            )
             deadline = bench.clock.now + 0.5 if number % 9 == 8 else None
             requests.append(bench.submit(number, source, 12, search=search, deadline=deadline, is_streamed=number % 2 == 0))
             for _ in range(random.randint(0, 4)):
@@ -163,7 +165,10 @@ def test_a_failed_step_ends_those_who_are_being_read_with_the_others(make_readin
     bench.submit(2, [3, *[7] * 30])
     bench.runner.fail_next = "step"
     bench.step()
-    assert {i: (end.reason, end.num_generated) for i, end in bench.finished.items()} == {1: ("step_failed", 1), 2: ("step_failed", 0)}
+    assert {i: (end.reason, end.num_generated) for i, end in bench.finished.items()} == {
+        1: ("step_failed", 1),
+        2: ("step_failed", 0),
+    }
 
 
 def test_reading_is_told_with_the_answer(make_reading: Any) -> None:

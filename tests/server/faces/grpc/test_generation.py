@@ -422,6 +422,15 @@ def test_a_model_tells_the_bits_of_weights_and_caches(serve: Any, make_model: An
     asyncio.run(run())
 
 
+def test_a_model_tells_its_architecture(serve: Any, make_model: Any) -> None:
+    async def run() -> None:
+        async with serve(make_model("a"), make_model("b", architecture="decoder", has_prompts=True)) as world:
+            told = (await world.stub.ListModels(ListModelsRequest())).models
+            assert [model.architecture for model in told] == ["transformer", "decoder"]
+
+    asyncio.run(run())
+
+
 def test_models_are_described_sorted_by_name(serve: Any, make_model: Any) -> None:
     async def run() -> None:
         french = make_model("en-fr", max_source_tokens=99, domain="captions of photographs")
