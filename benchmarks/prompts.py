@@ -1,16 +1,17 @@
 """What others notice of a long prompt: their time between two tokens while it is read, beside the time without it.
 
-    python -m benchmarks.prompts --bundle bundles/en-captions [--tokens 2000] [--rows 32] [--rounds 5] [--threads 1]
+    python -m benchmarks.prompts [--checkpoint model/pretrained/en-captions] [--tokens 2000] [--rows 32] [--rounds 5] [--threads 1]
 
-A language model's engine in this process decodes many rows at once; in every other round somebody comes with a long prompt, which
-is read in pieces between their steps. A gap is the time from the end of one iteration to the end of the next, in which every row gets a
-token. Pieces of other sizes than the engine's own are tried, too, the whole prompt in one among them. Answers and their
-log-probabilities are compared to the last bit, those of the rows and that of the prompt.
+A language model's engine in this process decodes many rows at once, which never end by themselves; in every other round somebody
+comes with a long prompt, which is read in pieces between their steps. A gap is the time from the end of one iteration to the end of
+the next, in which every row gets a token. Pieces of other sizes than the engine's own are tried, too, the whole prompt in one among
+them. Answers and their log-probabilities are compared to the last bit, those of the rows and that of the prompt.
 """
 
 import argparse
 import hashlib
 import statistics
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.harness.models import endless_bundle
 from benchmarks.harness.report import environment, write
 from dragoman.export.bundle import Bundle
 from dragoman.server.engine.engine import Engine
@@ -26,6 +28,7 @@ from dragoman.server.engine.loading import PROMPT_PART, load_engine
 from dragoman.server.engine.messages import Finished, Request
 from dragoman.server.engine.scheduler import Limits
 
+ROOT = Path(__file__).parents[1]
 ORIGIN = b"bench"
 ANSWER_TOKENS = 160
 PROMPT_ANSWER_TOKENS = 16
@@ -124,14 +127,17 @@ def percentile(rounds: Sequence[Round], share: float, while_read: bool) -> float
 def main() -> None:
     """Measure and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bundle", type=Path, required=True)
+    parser.add_argument("--checkpoint", type=Path, default=ROOT / "model/pretrained/en-captions")
+    parser.add_argument(
+        "--cache", type=Path, default=Path(tempfile.gettempdir()) / "dragoman-bench", help="Where the bundle made of it is kept."
+    )
     parser.add_argument("--tokens", type=int, default=2000)
     parser.add_argument("--rows", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--pieces", type=int, nargs="+", default=[32, 64, 128, 256, 512, 4096])
     arguments = parser.parse_args()
-    bundle = Bundle.open(arguments.bundle)
+    bundle = Bundle.open(endless_bundle(arguments.checkpoint, arguments.cache))
     rows: list[dict[str, Any]] = []
     digests: set[str] = set()
     prompt_digests: set[str] = set()
@@ -154,8 +160,9 @@ def main() -> None:
     is_same = len(digests) == len(prompt_digests) == 1
     notes = [
         f"{arguments.rows} rows, a prompt of {arguments.tokens} tokens, {arguments.threads} thread(s), model "
-        f"{bundle.manifest.name} ({bundle.manifest.precision}); medians of {arguments.rounds} rounds, with the prompt and without in turns.",
-        f"Answers and log-probabilities of all rows and of the prompt, in all rounds and with all pieces: "
+        f"{bundle.manifest.name} ({bundle.manifest.precision}); medians of {arguments.rounds} rounds, with the prompt and without "
+        "in turns.",
+        "Answers and log-probabilities of all rows and of the prompt, in all rounds and with all pieces: "
         f"{'the same to the last bit' if is_same else 'DIFFERENT'}.",
     ]
     about = environment("onnxruntime") | {"rows": arguments.rows, "tokens": arguments.tokens, "threads": arguments.threads}

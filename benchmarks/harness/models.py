@@ -20,7 +20,9 @@ from dragoman.export.exporter import export_checkpoint
 from dragoman.model.checkpoint import WEIGHTS_FILE, Checkpoint
 from dragoman.model.config import ModelConfig
 from dragoman.model.decode import Start, StepDecoder
-from dragoman.model.networks.transformer import DecoderLayer, Transformer, transformer_of
+from dragoman.model.networks.architectures import network
+from dragoman.model.networks.network import Network
+from dragoman.model.networks.transformer import DecoderLayer, Transformer
 from dragoman.model.text.tokenizers import Tokenizers
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +39,7 @@ LIKELIEST_PROBABILITY = 0.6
 def endless_bundle(checkpoint: Path, cache: Path) -> Path:
     """Export a checkpoint with end-of-sequence ruled out; return the bundle's folder."""
     loaded = Checkpoint.load(checkpoint)
-    return bundle_of(Checkpoint(f"{loaded.name}-endless", without_end(transformer_of(loaded.model)), loaded.tokenizers), cache)
+    return bundle_of(Checkpoint(f"{loaded.name}-endless", without_end(loaded.model), loaded.tokenizers), cache)
 
 
 def base_bundle(cache: Path) -> Path:
@@ -76,10 +78,10 @@ def sharpen(model: Transformer, probability: float = LIKELIEST_PROBABILITY) -> N
     norm.weight.fill_(round(middle, 1))  # the same number however sums are rounded
 
 
-def without_end(model: Transformer) -> Transformer:
+def without_end(model: Network) -> Network:
     """Return the same model with an output bias that end-of-sequence does not survive."""
     config = replace(model.config, has_output_bias=True)
-    endless = Transformer(config).eval()
+    endless = network(config).eval()
     endless.load_state_dict(model.state_dict(), strict=False)  # what may be missing is the bias, which starts at zero
     assert endless.decoder.output_bias is not None
     endless.decoder.output_bias.data[config.eos_id] = NEVER

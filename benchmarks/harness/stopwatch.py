@@ -21,7 +21,7 @@ class StopwatchRunner:
 
     def __init__(self, runner: Runner, clock: Callable[[], float] = time.perf_counter) -> None:
         self.device, self.max_rows = runner.device, runner.max_rows
-        self.holder = None  # whatever is encoded goes through here
+        self.holder = self.reader = None  # whatever is encoded goes through here
         self.graphs, self.memory = runner.graphs, runner.memory
         self._runner, self._clock = runner, clock
         self.reset()
