@@ -68,7 +68,7 @@ class RecordingRunner:
 
     def __init__(self, runner: Runner) -> None:
         self.device, self.max_rows = runner.device, runner.max_rows
-        self.holder = None  # whatever is encoded goes through here
+        self.holder = self.reader = None  # whatever is encoded goes through here
         self.graphs, self.memory = runner.graphs, runner.memory
         self._runner = runner
         self._calls: list[Callable[[], object]] = []

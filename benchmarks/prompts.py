@@ -29,6 +29,7 @@ from dragoman.server.engine.messages import Finished, Request
 from dragoman.server.engine.scheduler import Limits
 
 ROOT = Path(__file__).parents[1]
+CACHE = Path(tempfile.gettempdir()) / "dragoman-benchmark-bundles"
 ORIGIN = b"bench"
 ANSWER_TOKENS = 160
 PROMPT_ANSWER_TOKENS = 16
