@@ -1,6 +1,7 @@
 """The gate of what reads prompts: the caches hold the same bits of a prompt that is read whole and of one that is read in pieces.
 
-A server reads long prompts a piece at a time, of sizes that depend on who else is there. It makes no pieces of one token.
+A server reads long prompts a piece at a time, of sizes that depend on who else is there. Attention takes its queries in blocks, of
+which the last may be of one token: sizes one above those of blocks are among those that are tried.
 """
 
 from collections.abc import Sequence
@@ -9,10 +10,10 @@ from typing import Protocol
 import numpy as np
 
 from dragoman.export.eager_pass import Given
-from dragoman.export.parity import ParityError
+from dragoman.export.parity import LONG_ROW, ParityError
 from dragoman.export.row import Row
 
-SIZES = (2, 3, 7)
+SIZES, LONG_SIZES = (1, 2, 7), (33, 65, 129, 257)
 MAX_UNEVEN = 12
 SPARES = (1, 70)
 """Room beyond a prompt in which it is read."""
@@ -34,9 +35,11 @@ def check_pieces(readers: Sequence[Reader], rows: Sequence[Row]) -> None:
     """
     random = np.random.default_rng(4)
     for prompt in dict.fromkeys(tuple(row.source) for row in rows):
-        uneven = random.integers(2, MAX_UNEVEN + 1, len(prompt)).tolist()
-        ways = [[len(prompt)] * bool(prompt), *(_pieces(len(prompt), [size] * len(prompt)) for size in SIZES)]
-        ways.append(_pieces(len(prompt), uneven))
+        length = len(prompt)
+        is_long = length > LONG_ROW
+        uneven = random.integers(1, (MAX_UNEVEN * MAX_UNEVEN if is_long else MAX_UNEVEN) + 1, length).tolist()
+        sizes = [[size] * length for size in (LONG_SIZES if is_long else SIZES)]
+        ways = [[length] * bool(length), *(_pieces(length, of_way) for of_way in (*sizes, uneven))]
         expected: list[bytes] | None = None
         for reader in readers:
             for pieces in ways:
@@ -44,16 +47,11 @@ def check_pieces(readers: Sequence[Reader], rows: Sequence[Row]) -> None:
                     bits = [part.tobytes() for part in reader.read(prompt, pieces, spare)]
                     if bits != (expected := expected or bits):
                         raise ParityError(
-                            f"a prompt of {len(prompt)} tokens is not read to the same bits whole and in {len(pieces)} pieces"
+                            f"a prompt of {length} tokens is not read to the same bits whole and in {len(pieces)} pieces"
                         )
 
 
 def _pieces(length: int, sizes: Sequence[int]) -> list[int]:
-    """Cut so many tokens into pieces of these sizes; a last one of one token joins the one before."""
-    pieces: list[int] = []
-    for size in sizes:
-        left = length - sum(pieces)
-        if not left:
-            break
-        pieces.append(left if left - size < 2 else size)
-    return pieces
+    """Cut so many tokens into pieces of these sizes; the last is what is left."""
+    ends = np.minimum(np.cumsum(sizes), length)
+    return [int(size) for size in np.diff(ends, prepend=0) if size]

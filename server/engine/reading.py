@@ -1,8 +1,8 @@
 """How prompts come into their rows: read in pieces between steps, so that nobody who runs waits long for another's prompt.
 
 While its prompt is being read a row is among those that are stepped, at position 0, and what the step says of it is not looked at:
-the next piece overwrites what it has written. Pieces are at least two tokens long where a prompt is, since a piece of one may have
-other bits: what is read is the same to the last bit however it was cut, and no answer depends on who else was there.
+the next piece overwrites what it has written. What is read is the same to the last bit however it was cut, so no answer depends on
+who else was there.
 """
 
 from collections.abc import Callable, Collection
@@ -16,8 +16,6 @@ from dragoman.server.engine.sequence import Sequence
 from dragoman.server.runtime.runner import Reader
 
 log = structlog.get_logger("dragoman.engine")
-
-MIN_PIECE = 2
 
 
 class Readings:
@@ -78,7 +76,7 @@ class Readings:
         num_rows = num_tokens = 0
         for sequence in [sequence for sequence in self._num_read if sequence.num_source_tokens]:
             num_left = sequence.num_source_tokens - self._num_read[sequence]
-            size = piece_size(num_left, self._limits.prefill_tokens_per_step - num_tokens, is_first=not num_tokens)
+            size = min(num_left, self._limits.prefill_tokens_per_step - num_tokens)
             if not size:
                 break
             if self._read(sequence, size):
@@ -107,21 +105,3 @@ class Readings:
         self._num_read[sequence] = first + size
         sequence.prefill_seconds += self._clock() - started
         return True
-
-
-def piece_size(num_left: int, budget: int, *, is_first: bool) -> int:
-    """Return how many tokens to read of a prompt: as many as the budget has, but never one alone, now or at the end.
-
-    Args:
-        num_left: Tokens that are left of the prompt; one only if it has no others.
-        budget: Tokens that may still be read.
-        is_first: Whether nothing has been read in this iteration: then something is, whatever the budget.
-
-    Returns:
-        0 for none in this iteration.
-    """
-    size = num_left if num_left <= budget else min(budget, num_left - MIN_PIECE)
-    least = num_left if num_left <= MIN_PIECE + 1 else MIN_PIECE
-    if size >= least:
-        return size
-    return least if is_first else 0

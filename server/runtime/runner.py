@@ -51,8 +51,8 @@ class Reader(Protocol):
     def read(self, row: int, source_ids: Sequence[int], first: int, stop: int) -> None:
         """Read tokens `[first, stop)` of a prompt into a row that has read those before; the first call begins with 0.
 
-        What is read is the same to the last bit in whichever pieces, but none may be of one token unless the whole prompt is. Of an
-        empty prompt, and of one of which nothing is to be read yet, `[0, 0)` is read.
+        What is read is the same to the last bit in whichever pieces. Of an empty prompt, and of one of which nothing is to be read
+        yet, `[0, 0)` is read.
         """
         ...
 

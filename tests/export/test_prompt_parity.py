@@ -35,13 +35,18 @@ def test_a_reader_that_does_not_care_passes() -> None:
     check_pieces([HandReader(), HandReader()], ROWS)
 
 
-def test_prompts_are_cut_in_many_ways_and_never_to_one_token() -> None:
+def test_prompts_are_cut_in_many_ways_down_to_one_token() -> None:
     reader = HandReader()
     check_pieces([reader], ROWS)
-    assert not any(1 in pieces for length, pieces in reader.seen if length != 1)
     assert (1, [1]) in reader.seen and (0, []) in reader.seen
     sizes = {size for length, pieces in reader.seen if length == 40 for size in pieces}
-    assert {2, 3, 7, 40} <= sizes and len(sizes) > 6
+    assert {1, 2, 7, 40} <= sizes and len(sizes) > 6
+
+
+def test_long_prompts_are_cut_where_a_block_of_queries_has_one_left() -> None:
+    reader = HandReader()
+    check_pieces([reader], [Row([3] * 300, [2], 1)])
+    assert {33, 65, 129, 257, 300} <= {size for _, pieces in reader.seen for size in pieces}
 
 
 @pytest.mark.parametrize(
