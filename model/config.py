@@ -221,7 +221,7 @@ class ModelConfig:
 
     def differences(self, other: "ModelConfig") -> list[str]:
         """Return the fields, dropouts aside, that differ from another's; where none do, weights mean the same in both."""
-        ours, theirs = self.to_dict(), other.to_dict()
+        ours, theirs = asdict(self), asdict(other)
         return [name for name in ours if name not in _DROPOUTS and ours[name] != theirs[name]]
 
     def refuse_to_shrink(self, small: "ModelConfig") -> None:
@@ -242,8 +242,8 @@ class ModelConfig:
                 raise ModelConfigError(f"{complaint}: post-norm models get no more layers")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return every field, ready for JSON."""
-        return asdict(self)
+        """Return every field that means something to the architecture, ready for JSON."""
+        return {name: value for name, value in asdict(self).items() if name not in UNUSED[self.architecture]}
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Self:
@@ -267,7 +267,15 @@ class ModelConfig:
 
 UNUSED: dict[Architecture, tuple[str, ...]] = {
     "transformer": ("attention", "rotary_base"),
-    "decoder": ("attention", "num_encoder_layers", "encoder_ffn_dim", "is_embedding_shared"),
+    "decoder": (
+        "attention",
+        "num_encoder_layers",
+        "encoder_ffn_dim",
+        "is_embedding_shared",
+        "relative_buckets",
+        "relative_max_distance",
+        "has_relative_bias_per_layer",
+    ),
     "rnn": (
         "num_heads",
         "encoder_ffn_dim",

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from dragoman.model.checkpoint_folder import CheckpointFolder
-from dragoman.model.config import UNUSED, ModelConfig, ModelConfigError
+from dragoman.model.config import ModelConfig, ModelConfigError
 from dragoman.model.corpus import DataError, read_parallel, read_texts
 from dragoman.model.errors import InputError
 from dragoman.model.text.byte_level import ByteLevelTokenizer
@@ -199,8 +199,7 @@ def _model_settings(initial: CheckpointFolder | None) -> dict[str, Any] | None:
     """Return the initial model's settings that a configuration can state."""
     if initial is None:
         return None
-    left_out = (*DECIDED, *UNUSED[initial.config.architecture])
-    return {name: value for name, value in initial.config.to_dict().items() if name not in left_out}
+    return {name: value for name, value in initial.config.to_dict().items() if name not in DECIDED}
 
 
 def _sampler(
