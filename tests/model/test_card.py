@@ -87,6 +87,6 @@ def test_what_comes_of_any_text_is_one_harmless_line_that_a_bundle_takes(text: s
     assert msgspec.convert(found, Line) == found
 
 
-@pytest.mark.parametrize("name", ["en-de", "en-fr"])
+@pytest.mark.parametrize("name", ["en-de", "en-fr", "en-de-rnn", "en-captions"])
 def test_shipped_models_say_that_they_know_captions(name: str) -> None:
     assert "captions" in read_domain(ROOT / "model/pretrained" / name)
