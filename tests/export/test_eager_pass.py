@@ -62,7 +62,7 @@ def test_keys_before_a_position_are_those_of_the_row_cut_there(make_checkpoint: 
     assert [part.position for part in parts] == [0, 62, 84] and parts[-1].num_steps == 100
     for part in parts[1:]:
         assert part.stretch is not None
-        cut = EagerPass(model, SOURCE, [*inputs[1 : part.position], 1], keeps_keys=True)
-        for found, expected in zip(part.stretch.whole.self_kv(part.position), cut.self_kv(part.position), strict=True):
+        cut = EagerPass(model, SOURCE, [*inputs[1 : part.position], 1], keeps_caches=True)
+        for found, expected in zip(part.stretch.whole.kept(part.position), cut.kept(part.position), strict=True):
             assert found.shape[1] == part.position
             np.testing.assert_allclose(found, expected, atol=1e-5)
