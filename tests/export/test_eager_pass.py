@@ -50,9 +50,18 @@ def test_steps_and_scores_of_a_row_share_one_pass(checkpoint: Checkpoint, monkey
     assert len(made) == 3, "another target or source has a pass of its own"
 
 
-def test_row_that_does_not_begin_as_the_decoder_does_has_no_pass(checkpoint: Checkpoint) -> None:
-    with pytest.raises(AssertionError, match="begins as the decoder does"):
-        EagerReference(checkpoint.model).log_probs([Row(SOURCE, [5, 6], 2)])
+@torch.inference_mode()
+def test_pass_begins_with_what_its_row_is_fed_first(checkpoint: Checkpoint) -> None:
+    model, inputs = checkpoint.model, [5, 6]
+    reference, row = EagerReference(model), Row(SOURCE, inputs, 2)
+    logits = model(torch.tensor([SOURCE]), torch.tensor([len(SOURCE)]), torch.tensor([inputs]))[0]
+    expected = (logits + model.decoder.padding_logits).log_softmax(-1).numpy()
+    np.testing.assert_allclose(reference.log_probs([row])[0], expected[0], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(reference.of_row(row).log_probs(1, 2)[0], expected[1], rtol=0, atol=1e-5)
+    other = reference.of_row(Row(SOURCE, [model.config.decoder_start_id, 6], 2))
+    assert other is not reference.of_row(row) and np.abs(other.log_probs(0, 1)[0, 1:] - expected[0, 1:]).max() > 1e-2
+    double = reference.double.of(reference.of_row(row))
+    np.testing.assert_allclose(double.log_probs(0, 1)[0], expected[0], rtol=0, atol=1e-5)
 
 
 def test_keys_before_a_position_are_those_of_the_row_cut_there(make_checkpoint: Callable[..., Checkpoint]) -> None:
@@ -62,7 +71,7 @@ def test_keys_before_a_position_are_those_of_the_row_cut_there(make_checkpoint: 
     assert [part.position for part in parts] == [0, 62, 84] and parts[-1].num_steps == 100
     for part in parts[1:]:
         assert part.stretch is not None
-        cut = EagerPass(model, SOURCE, [*inputs[1 : part.position], 1], keeps_keys=True)
-        for found, expected in zip(part.stretch.whole.self_kv(part.position), cut.self_kv(part.position), strict=True):
+        cut = EagerPass(model, SOURCE, [*inputs[1 : part.position], 1], keeps_caches=True)
+        for found, expected in zip(part.stretch.whole.kept(part.position), cut.kept(part.position), strict=True):
             assert found.shape[1] == part.position
             np.testing.assert_allclose(found, expected, atol=1e-5)

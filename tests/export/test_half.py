@@ -16,7 +16,7 @@ from dragoman.export.half import DTYPES, HalfError, halved
 from dragoman.export.parity import ParityError
 from dragoman.export.verify_half import WIDENED, verify_half
 from dragoman.model.checkpoint import Checkpoint
-from dragoman.model.decode import StepDecoder
+from dragoman.model.decode import Start, StepDecoder
 
 HALF_TYPES = {"fp16": onnx_ir.DataType.FLOAT16, "bf16": onnx_ir.DataType.BFLOAT16}
 SOURCES = [[5, 9, 200, 31], [77], [14, 14, 14, 250, 3, 8, 100]]
@@ -70,7 +70,7 @@ def test_a_halved_model_computes_embeddings_and_logits_in_single_precision(check
 def test_a_halved_model_is_close_to_the_original(checkpoint: Checkpoint, precision: str, limit: float) -> None:
     half = halved(checkpoint.model, DTYPES[precision])
     with torch.inference_mode():
-        found, expected = (StepDecoder(model, SOURCES).step(torch.tensor([2, 2, 2])) for model in (half, checkpoint.model))
+        found, expected = (StepDecoder(model, SOURCES, Start()).step(torch.tensor([2, 2, 2])) for model in (half, checkpoint.model))
     difference = (found - expected)[:, 1:].abs().max()
     assert 0 < difference < limit
 

@@ -11,10 +11,10 @@ import onnx_ir
 import pytest
 import torch
 
-from dragoman.export import building
 from dragoman.export.arguments import ExportError, Shortlist
 from dragoman.export.bundle import SHORTLIST_FILE, Bundle
 from dragoman.export.exporter import export_checkpoint
+from dragoman.export.graphs.transformer_step import StepGraph
 from dragoman.export.parity import ParityError, drive
 from dragoman.export.row import Row
 from dragoman.export.running import OnnxRunner
@@ -198,14 +198,14 @@ def test_gate_refuses_rows_of_other_tokens(
     checkpoint: Checkpoint, checkpoint_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The right ids, but the projection's rows of their neighbours."""
-    shortened = building.StepGraph.__init__
+    shortened = StepGraph.__init__
 
     def shifted(self: Any, model: Any, shortlist: Any = None) -> None:
         shortened(self, model, shortlist if shortlist is None else [(i + 1) % 300 for i in shortlist[:-1]] + [0])
         if shortlist is not None:
             self.shortlist = torch.tensor(shortlist)
 
-    monkeypatch.setattr(building.StepGraph, "__init__", shifted)
+    monkeypatch.setattr(StepGraph, "__init__", shifted)
     with pytest.raises(ParityError, match="shortlist"):
         export_checkpoint(checkpoint_dir, tmp_path / "bundle", shortlist=Shortlist(TEXT))
     assert not (tmp_path / "bundle").exists()

@@ -127,17 +127,15 @@ def test_nothing_says_where_or_when_it_was_made(graph: onnx.ModelProto) -> None:
 
 def test_step_updates_the_bound_cache_at_each_row_s_own_position_and_nowhere_else(exported: Path, checkpoint: Checkpoint) -> None:
     slots = OnnxRunner(exported, checkpoint.model.config).slots(4, 9, 5)
-    before = {name: buffer.copy() for name, buffer in slots.self_kv.items()}
-    cross = {name: buffer.copy() for name, buffer in slots.cross_kv.items()}
+    before = {name: buffer.copy() for name, buffer in slots.buffers.items()}
     positions = np.array([0, 8, 3])
     slots.step(np.array([4, 5, 6]), positions, np.array([1, 5, 2]), 2)
-    for name, buffer in slots.self_kv.items():
-        changed = (buffer != before[name]).any((1, 3))
-        expected = np.zeros((4, 9), bool)
-        expected[[0, 1, 2], positions] = True
+    for cache in slots.caches:
+        changed = (slots.buffers[cache.name] != before[cache.name]).any((1, 3))
+        expected = np.zeros_like(changed)
+        if cache.role == "self":
+            expected[[0, 1, 2], positions] = True
         np.testing.assert_array_equal(changed, expected)
-    for name, buffer in slots.cross_kv.items():
-        np.testing.assert_array_equal(buffer, cross[name])
 
 
 def test_number_of_candidates_is_chosen_at_run_time(exported: Path, checkpoint: Checkpoint) -> None:
