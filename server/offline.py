@@ -152,7 +152,14 @@ class OfflineTranslator:
         if len(source) + manifest.has_prompts > manifest.max_source_tokens:
             count = len(source) + manifest.has_prompts
             raise InputError(f"text {request.id + 1}: {count} tokens, but model {manifest.name} takes {manifest.max_source_tokens}")
-        if not 1 <= limit <= (num_left := self._room(source, search)):
+        num_left = self._room(source, search)
+        if not 1 <= limit <= num_left:
+            if num_left < (least := max(limit, 1)) <= self._room([], search):
+                count, room = len(source) + manifest.has_prompts, manifest.max_target_tokens
+                raise InputError(
+                    f"text {request.id + 1}: a prompt of {count} tokens leaves {max(num_left, 0)} to generate, not {least}; "
+                    f"max_target_tokens of model {manifest.name} is {room}"
+                )
             raise InputError(f"max_new_tokens: {limit} is not in 1 to {num_left}")
         max_slots = self.engine.scheduler.limits.max_slots
         if search.num_slots > max_slots:

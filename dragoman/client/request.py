@@ -49,7 +49,7 @@ class Request:
 
     @property
     def is_blank(self) -> bool:
-        """Whether there is nothing to answer; a server refuses such a text."""
+        """Whether there is nothing but white space; a server refuses such a text, unless the model goes on with it."""
         return not self.text.strip()
 
 

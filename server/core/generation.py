@@ -177,7 +177,7 @@ class Generation:
             call.span.add_languages(prepared.frame.source_language, prepared.frame.target_language)
         if scored.reason != "eos":
             raise_pair_ending(scored, call)
-        call.count_answer = partial(self._metrics.observe_scored, model.name, pair, scored)
+        call.count_answer = partial(self._metrics.observe_scored, model.name, pair, call.source_tokens, scored)
         return to_scores(call, model, request, prepared, scored)
 
     async def _pieces(
@@ -288,7 +288,7 @@ class Generation:
         call.generated_tokens = finished.num_generated
         if call.span is not None:
             call.span.add_phases(finished)
-        count = partial(self._metrics.observe_finished, model.name, prepared.request, finished)
+        count = partial(self._metrics.observe_finished, model.name, prepared.request, call.source_tokens, finished)
         if finished.reason not in ANSWERS:
             count()
             raise_ending(finished, call)

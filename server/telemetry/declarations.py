@@ -111,14 +111,18 @@ class Declarations:
         )
         self.e2e_request_latency = histogram("e2e_request_latency_seconds", "Arrival to last token.")
         self.request_queue_time = histogram("request_queue_time_seconds", "Arrival to admission to a slot.")
-        self.request_prefill_time = histogram("request_prefill_time_seconds", "Encoder pass of the request's batch.")
+        self.request_prefill_time = histogram(
+            "request_prefill_time_seconds", "Encoder pass of the request's batch; of a prompt, its own pieces."
+        )
         self.request_decode_time = histogram("request_decode_time_seconds", "First token to last.")
         self.request_prompt_tokens = histogram("request_prompt_tokens", "Source tokens a request.", TOKEN_BUCKETS)
         self.request_generation_tokens = histogram("request_generation_tokens", "Generated tokens a request.", TOKEN_BUCKETS)
         self.score_latency = histogram("score_latency_seconds", "Arrival of a pair to its scores.")
         self.step_duration = histogram("step_duration_seconds", "Decode step, search included.")
         self.step_batch_size = histogram("step_batch_size", "Rows decoded in a step.", BATCH_BUCKETS)
-        self.prefill_duration = histogram("prefill_duration_seconds", "Encoding the sources of a step.")
+        self.prefill_duration = histogram(
+            "prefill_duration_seconds", "Encoding the sources of a step, or reading pieces of prompts."
+        )
         self.prefill_batch_size = histogram("prefill_batch_size", "Sources encoded in a step.", BATCH_BUCKETS)
         self.model_load = histogram("model_load_seconds", "Loading a bundle and warming it up.", LOAD_BUCKETS)
 

@@ -157,15 +157,22 @@ class Metrics:
         if model in self._models and (model, replica) in self._engines:
             self._models[model].observe_queue(replica, statistics)
 
-    def observe_finished(self, model: str, request: messages.Request, finished: messages.Finished) -> None:
-        """Record how a request ended in the engine: its tokens and, for an answer, its success and where its time went."""
-        if model in self._models:
-            self._models[model].observe_finished(request, finished)
+    def observe_finished(self, model: str, request: messages.Request, num_source_tokens: int, finished: messages.Finished) -> None:
+        """Record how a request ended in the engine: its tokens and, for an answer, its success and where its time went.
 
-    def observe_scored(self, model: str, pair: messages.ScoreRequest, scored: messages.Scored) -> None:
-        """Record a pair that was scored."""
+        Args:
+            model: Name.
+            request: It.
+            num_source_tokens: As its caller is told: of a prompt, all.
+            finished: How it ended.
+        """
         if model in self._models:
-            self._models[model].observe_scored(pair, scored)
+            self._models[model].observe_finished(request, num_source_tokens, finished)
+
+    def observe_scored(self, model: str, pair: messages.ScoreRequest, num_source_tokens: int, scored: messages.Scored) -> None:
+        """Record a pair that was scored; arguments as `observe_finished`."""
+        if model in self._models:
+            self._models[model].observe_scored(pair, num_source_tokens, scored)
 
     def observe_failure(self, model: str, code: str, refusal: str = "") -> None:
         """Count a request that ended with an error.

@@ -83,10 +83,10 @@ class ModelMetrics:
             self._encoder_tokens.inc(prefill.num_tokens)
             self._padded_tokens.inc(prefill.num_padded_tokens)
 
-    def observe_finished(self, request: messages.Request, finished: messages.Finished) -> None:
+    def observe_finished(self, request: messages.Request, num_source_tokens: int, finished: messages.Finished) -> None:
         """Count tokens whatever the end; times and success of answers only, so that errors do not look like speed."""
         if finished.admitted is not None:
-            self._prompt_tokens.inc(len(request.source_ids))
+            self._prompt_tokens.inc(num_source_tokens)
             self._generation_tokens.inc(finished.num_generated)
         if finished.reason not in ANSWERS or finished.admitted is None or finished.first_token is None:
             return
@@ -97,16 +97,16 @@ class ModelMetrics:
         self._time_to_first_token.observe(finished.first_token - request.arrival)
         self._decode_time.observe(decode_seconds)
         self._e2e_latency.observe(finished.ended - request.arrival)
-        self._request_prompt_tokens.observe(len(request.source_ids))
+        self._request_prompt_tokens.observe(num_source_tokens)
         self._request_generation_tokens.observe(finished.num_generated)
         longest = max(len(answer.log_probs) for answer in finished.answers)
         if longest > 1:
             self._inter_token_latency.observe(decode_seconds / (longest - 1))
 
-    def observe_scored(self, pair: messages.ScoreRequest, scored: messages.Scored) -> None:
+    def observe_scored(self, pair: messages.ScoreRequest, num_source_tokens: int, scored: messages.Scored) -> None:
         """Count the pair, its tokens and its time."""
         self._success[SCORED].inc()
-        self._score_tokens.inc(len(pair.source_ids) + len(pair.target_ids))
+        self._score_tokens.inc(num_source_tokens + len(pair.target_ids))
         self._score_latency.observe(scored.ended - pair.arrival)
 
     def _start_failures(self, metrics: Declarations, name: str) -> None:

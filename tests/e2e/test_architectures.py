@@ -16,9 +16,12 @@ from dragoman.export.exporter import export_checkpoint
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.config import ModelConfig
 from dragoman.model.decode import Hypothesis, Start, beam_search, greedy_search
+from dragoman.model.errors import InputError
 from dragoman.model.networks.architectures import network
 from dragoman.model.text.byte_level import ByteLevelTokenizer
 from dragoman.model.text.tokenizers import Tokenizers
+from dragoman.server.core.requests import GenerateRequest
+from dragoman.server.offline import OfflineTranslator
 from tests.shelf import Shelf
 
 pytestmark = pytest.mark.e2e
@@ -180,6 +183,31 @@ def test_prompt_and_answer_are_one_text(client: Client, checkpoint: Callable[[st
         assert result.usage.source_tokens == len(tokenizer.encode(text)) + 1
         pieces = list(client.stream(text, model="language", max_new_tokens=NUM_NEW, do_sample=True, seed=3))
         assert "".join(piece.text for piece in pieces) == result.answers[0].text
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_bundle_without_a_server_answers_alike(client: Client, folder: Path, name: str) -> None:
+    translator = OfflineTranslator(folder / "bundles" / name, max_slots=4, num_threads=1)
+    texts = texts_of(name)
+    told = [client.generate(text, model=name, num_beams=2).text for text in texts]
+    assert translator.translate(texts, wanted=GenerateRequest(num_beams=2)) == told
+
+
+def test_without_a_server_a_prompt_that_leaves_too_little_is_refused_by_its_number(folder: Path) -> None:
+    translator = OfflineTranslator(folder / "bundles" / "language", max_slots=4, num_threads=1)
+    long = texts_of("language")[-1]
+    count = len(translator.tokenizers.source.encode(long)) + 1
+    most = 240 - (count - 1)
+    assert most < 200, "the text is long enough to matter"
+    assert len(translator.translate(["", long], most)) == 2
+    with pytest.raises(InputError) as caught:
+        translator.translate(["", long], most + 1)
+    assert str(caught.value) == (
+        f"text 2: a prompt of {count} tokens leaves {most} to generate, not {most + 1}; max_target_tokens of model language is 240"
+    )
+    for count in (0, 241):
+        with pytest.raises(InputError, match=f"max_new_tokens: {count} is not in 1 to 240"):
+            translator.run([[]], count)
 
 
 def test_every_model_tells_its_architecture(client: Client) -> None:

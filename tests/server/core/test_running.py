@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from dragoman.server.core.calls import Call
 from dragoman.server.core.core import Core
-from dragoman.server.core.requests import GenerateRequest
+from dragoman.server.core.requests import GenerateRequest, ScoreRequest
 from dragoman.server.errors import InvalidRequest, ServiceError, Unavailable, UnexpectedFault
 from dragoman.server.telemetry.metrics import Metrics
 from tests.server.scripted import LoadedModels
@@ -209,5 +209,26 @@ def test_an_empty_name_among_several_models_asks_to_choose(make_model: Any, logg
             with pytest.raises(ServiceError) as caught:
                 await core.generation.generate(request, Call.begin("toy/a"))
             assert (caught.value.code, caught.value.message) == ("NOT_FOUND", "model: is missing; choose one of en-de, en-fr")
+
+    asyncio.run(run())
+
+
+def test_all_tokens_of_a_prompt_are_counted_as_its_caller_is_told_of_them(make_model: Any, logged: Any) -> None:
+    """The last of them goes to the engine beside the others."""
+
+    async def run() -> None:
+        model = make_model("story", has_prompts=True, architecture="decoder", attention_layers=0)
+        core, registry = make_core(model)
+        told = 0
+        for text in ("", TEXT):
+            with core.calls.serving(call := Call.begin("toy/a")):
+                told += (await core.generation.generate(GenerateRequest(model="story", text=text), call)).source_tokens
+        assert told == 2 + len(model.tokenizers.source.encode(TEXT))
+        for name in ("prompt_tokens_total", "request_prompt_tokens_sum"):
+            assert registry.get_sample_value(f"dragoman_{name}", {"model": "story"}) == told
+        with core.calls.serving(call := Call.begin("toy/a")):
+            scores = await core.generation.score(ScoreRequest(model="story", text=TEXT, target=" It"), call)
+        num_tokens = scores.source_tokens + len(scores.tokens)
+        assert registry.get_sample_value("dragoman_score_tokens_total", {"model": "story"}) == num_tokens
 
     asyncio.run(run())

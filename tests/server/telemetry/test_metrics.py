@@ -100,7 +100,7 @@ def test_names_are_the_ones_that_dashboards_query(registry: CollectorRegistry, m
 
 
 def test_answer_is_recorded_with_where_its_time_went(registry: CollectorRegistry, metrics: Metrics) -> None:
-    metrics.observe_finished("en-de", REQUEST, finished())
+    metrics.observe_finished("en-de", REQUEST, 4, finished())
     assert value(registry, "request_success_total", finish_reason="eos") == 1
     assert value(registry, "request_success_total", finish_reason="length") == 0
     assert value(registry, "prompt_tokens_total") == 4
@@ -120,21 +120,21 @@ def test_answer_is_recorded_with_where_its_time_went(registry: CollectorRegistry
 
 
 def test_single_token_has_no_time_between_tokens(registry: CollectorRegistry, metrics: Metrics) -> None:
-    metrics.observe_finished("en-de", REQUEST, finished(num_generated=1, answers=[Answer([], [-0.5], -0.5, "eos")]))
+    metrics.observe_finished("en-de", REQUEST, 4, finished(num_generated=1, answers=[Answer([], [-0.5], -0.5, "eos")]))
     assert value(registry, "inter_token_latency_seconds_count") == 0
     assert value(registry, "request_success_total", finish_reason="eos") == 1
 
 
 def test_time_between_tokens_is_that_of_the_longest_answer(registry: CollectorRegistry, metrics: Metrics) -> None:
     answers = [Answer([8], [-0.5] * 2, -0.5, "eos"), Answer([8] * 4, [-0.5] * 5, -0.5, "eos")]
-    metrics.observe_finished("en-de", REQUEST, finished(answers=answers, num_generated=7))
+    metrics.observe_finished("en-de", REQUEST, 4, finished(answers=answers, num_generated=7))
     assert value(registry, "inter_token_latency_seconds_sum") == 0.25
     assert value(registry, "request_generation_tokens_sum") == 7
 
 
 @pytest.mark.parametrize("reason", ["cancelled", "deadline", "step_failed", "draining"])
 def test_failed_request_counts_its_tokens_but_no_latency(registry: CollectorRegistry, metrics: Metrics, reason: str) -> None:
-    metrics.observe_finished("en-de", REQUEST, finished(reason))
+    metrics.observe_finished("en-de", REQUEST, 4, finished(reason))
     assert value(registry, "prompt_tokens_total") == 4
     assert value(registry, "generation_tokens_total") == 3
     assert value(registry, "e2e_request_latency_seconds_count") == 0
@@ -142,14 +142,14 @@ def test_failed_request_counts_its_tokens_but_no_latency(registry: CollectorRegi
 
 
 def test_request_that_was_never_admitted_has_no_tokens(registry: CollectorRegistry, metrics: Metrics) -> None:
-    metrics.observe_finished("en-de", REQUEST, finished("queue_full", admitted=None, first_token=None, num_generated=0))
+    metrics.observe_finished("en-de", REQUEST, 4, finished("queue_full", admitted=None, first_token=None, num_generated=0))
     assert value(registry, "prompt_tokens_total") == 0
 
 
 def test_scored_pair_counts_its_tokens_and_time_apart_from_answers(registry: CollectorRegistry, metrics: Metrics) -> None:
     pair = ScoreRequest(1, [5, 6, 1], [7, 1], 10.0)
-    metrics.observe_scored("en-de", pair, Scored(1, "eos", [-1.0, -1.0], b"", 10.5))
-    metrics.observe_scored("never heard of", pair, Scored(1, "eos", [-1.0, -1.0], b"", 10.5))
+    metrics.observe_scored("en-de", pair, 3, Scored(1, "eos", [-1.0, -1.0], b"", 10.5))
+    metrics.observe_scored("never heard of", pair, 3, Scored(1, "eos", [-1.0, -1.0], b"", 10.5))
     assert value(registry, "request_success_total", finish_reason="scored") == 1
     assert value(registry, "score_tokens_total") == 5
     assert value(registry, "score_latency_seconds_sum") == 0.5
@@ -167,7 +167,7 @@ def test_failures_are_counted_by_status(registry: CollectorRegistry, metrics: Me
 def test_callers_cannot_make_series_by_inventing_models(registry: CollectorRegistry, metrics: Metrics) -> None:
     for i in range(50):
         metrics.observe_failure(f"invented-{i}", "NOT_FOUND")
-        metrics.observe_finished(f"invented-{i}", REQUEST, finished())
+        metrics.observe_finished(f"invented-{i}", REQUEST, 4, finished())
     assert value(registry, "requests_failed_total", model="", code="NOT_FOUND") == 50
     assert b"invented" not in generate_latest(registry)
 
@@ -335,7 +335,7 @@ def test_what_is_taken_of_a_device_and_lost_graphs_can_be_read(registry: Collect
 
 def test_removed_model_leaves_no_series(registry: CollectorRegistry, metrics: Metrics) -> None:
     metrics.add_model("en-fr", "v1", "fp32", "cpu", 16)
-    metrics.observe_finished("en-de", REQUEST, finished())
+    metrics.observe_finished("en-de", REQUEST, 4, finished())
     metrics.observe_failure("en-de", "INTERNAL")
     metrics.set_engine("en-de", True, os.getpid())
     metrics.set_device_memory("en-de", {"caches": 5})
@@ -355,7 +355,7 @@ def test_first_bucket_tells_sub_millisecond_from_millisecond(registry: Collector
 
 def test_no_series_tell_when_others_were_created(registry: CollectorRegistry, metrics: Metrics) -> None:
     metrics.observe_failure("en-de", "INTERNAL")
-    metrics.observe_finished("en-de", REQUEST, finished())
+    metrics.observe_finished("en-de", REQUEST, 4, finished())
     scraped = generate_latest(registry).decode()
     assert "dragoman_requests_failed_total" in scraped and "dragoman_time_to_first_token_seconds_count" in scraped
     assert "_created" not in scraped
