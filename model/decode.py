@@ -23,7 +23,7 @@ class StepDecoder:
         steps: What decodes after them.
     """
 
-    def __init__(self, model: Network, sources: Sequence[Ids], start: "Start") -> None:
+    def __init__(self, model: Network, sources: Sequence[Ids], start: "Start | None" = None) -> None:
         """Encode sources.
 
         Args:
@@ -31,7 +31,7 @@ class StepDecoder:
             sources: Ids without special tokens, or what `start` says.
             start: What sources and answers begin with.
         """
-        config = model.config
+        config, start = model.config, start or Start()
         prompts = [(list(ids), config.decoder_start_id) if start.is_complete else model.prompt(ids) for ids in sources]
         rows = [row for row, _ in prompts]
         device = model.decoder.output_weight.device

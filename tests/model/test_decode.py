@@ -3,7 +3,8 @@ import math
 import pytest
 import torch
 
-from dragoman.model.decode import EagerCache, Start, StepDecoder, beam_search, greedy_search, length_normalised
+from dragoman.model.decode import Start, StepDecoder, beam_search, greedy_search, length_normalised
+from dragoman.model.networks.eager_cache import EagerCache
 from dragoman.model.networks.transformer import Transformer
 from dragoman.model.padding import pad
 
@@ -50,7 +51,7 @@ def test_selected_rows_keep_their_own_past(make_model) -> None:
     for position in range(3):
         straight.step(targets[:, position])
         selected.step(targets[:, position])
-    selected.cache.select(rows)
+    selected.steps.select(rows)
     expected = straight.step(targets[:, 3])[rows]
     torch.testing.assert_close(selected.step(targets[rows, 3]), expected, atol=1e-6, rtol=0)
 
@@ -59,7 +60,7 @@ def test_selected_rows_keep_their_own_past(make_model) -> None:
 def test_selecting_before_the_first_step_moves_the_sources(make_model) -> None:
     model = make_model()
     decoder = StepDecoder(model, SOURCES)
-    decoder.cache.select(torch.tensor([1]))
+    decoder.steps.select(torch.tensor([1]))
     start = torch.tensor([model.config.decoder_start_id])
     torch.testing.assert_close(decoder.step(start), StepDecoder(model, [SOURCES[1]]).step(start), atol=1e-5, rtol=0)
 
