@@ -219,6 +219,10 @@ class ModelConfig:
         """Width of one attention head (Dh)."""
         return (self.attention_dim or self.d_model) // self.num_heads
 
+    def room_after(self, num_source: int) -> int:
+        """Return how many tokens can be decoded after a source of so many, as it is encoded; a prompt takes room itself."""
+        return self.max_target_positions - (0 if self.has_source else num_source)
+
     def differences(self, other: "ModelConfig") -> list[str]:
         """Return the fields, dropouts aside, that differ from another's; where none do, weights mean the same in both."""
         ours, theirs = asdict(self), asdict(other)
