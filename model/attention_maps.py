@@ -70,9 +70,10 @@ def fed(checkpoint: Checkpoint, text: str, source_language: str = "", target_lan
     if said.source_prefix or said.source_suffix != [config.eos_id]:
         source = [*said.source_prefix, *ids, *said.source_suffix]
     first = first if said.decoder_start_id is None else said.decoder_start_id
-    if len(source) > config.max_source_positions:
-        counted = "start token" if _is_prompt(model) else "end-of-sequence"
-        raise InputError(f"source: {len(source)} tokens, {counted} included, where the model takes {config.max_source_positions}")
+    counted = "start token" if _is_prompt(model) else "end-of-sequence"
+    num_tokens = len(source) + _is_prompt(model)  # what a prompt ends with is read first
+    if num_tokens > config.max_source_positions:
+        raise InputError(f"source: {num_tokens} tokens, {counted} included, where the model takes {config.max_source_positions}")
     return Fed(source, first, said.target_prefix)
 
 

@@ -176,7 +176,7 @@ def test_an_answer_ends_where_the_models_positions_do(checkpoint: Checkpoint) ->
 
 def test_what_is_too_long_is_named(checkpoint: Checkpoint) -> None:
     with pytest.raises(InputError, match=r"source: 41 tokens, (end-of-sequence|start token) included, where the model takes 40"):
-        fed(checkpoint, " ".join(["dog"] * 41) if isinstance(checkpoint.model, LanguageModel) else " ".join(["dog"] * 40))
+        fed(checkpoint, " ".join(["dog"] * 40))
     of = fed(checkpoint, TEXT)
     left = checkpoint.model.config.room_after(len(of.source))
     assert len(target(checkpoint, of, " ".join(["dog"] * (left - 1)))) == left
