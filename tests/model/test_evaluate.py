@@ -69,7 +69,7 @@ def test_a_prompt_and_what_follows_it_share_their_room(source: str, target: str,
     tokenizers = Tokenizers.shared(tokenizer)
     (found,) = target_log_probs(model_of(longest, whole), tokenizers, [source], [target])
     assert len(found) == num_target
-    with pytest.raises(InputError, match=rf"line 1: {num_prompt} source and {num_target} target .* {longest} and {num_target - 1}$"):
+    with pytest.raises(InputError, match=rf"1: {num_prompt} source and {num_target} target .* {longest} and {num_target - 1}$"):
         target_log_probs(model_of(longest, whole - 1), tokenizers, [source], [target])
     if source:
         with pytest.raises(InputError, match=rf"line 1: {num_prompt} source and .* takes {longest - 1} and"):
