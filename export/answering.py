@@ -173,8 +173,7 @@ def _rows(checkpoint: Checkpoint) -> list[SampleRow]:
     sources = [_source(text, affixes, longest, config) for text, affixes in zip(texts, said, strict=True)]
     # The same number of tokens for all, so that the one that is allowed least is allowed as many as the others.
     room = min(
-        config.room_after(len(source)) - len(affixes.target_prefix)
-        for (source, _), affixes in zip(sources, said, strict=True)
+        config.room_after(len(source)) - len(affixes.target_prefix) for (source, _), affixes in zip(sources, said, strict=True)
     )
     return [
         SampleRow(

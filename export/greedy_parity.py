@@ -35,10 +35,7 @@ def greedy_rows(model: Network, sources: Sequence[list[int]], max_new_tokens: in
     """Return rows that have yet to be driven to the answers to texts, whose ids `sources` are."""
     config = model.config
     prompts = [model.prompt(ids) for ids in sources]
-    return [
-        Row(source, [first], min(config.room_after(len(source)), max_new_tokens), config.eos_id)
-        for source, first in prompts
-    ]
+    return [Row(source, [first], min(config.room_after(len(source)), max_new_tokens), config.eos_id) for source, first in prompts]
 
 
 @torch.inference_mode()
