@@ -48,6 +48,7 @@ _COMMANDS: Final = {
     "train": ("train",),
     "average": ("train",),
     "attention": ("train",),
+    "perplexity": ("train",),
     "add-tokens": ("train",),
     "nearest": ("evaluate",),
     "load": ("load",),

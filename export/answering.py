@@ -173,8 +173,7 @@ def _rows(checkpoint: Checkpoint) -> list[SampleRow]:
     sources = [_source(text, affixes, longest, config) for text, affixes in zip(texts, said, strict=True)]
     # The same number of tokens for all, so that the one that is allowed least is allowed as many as the others.
     room = min(
-        architecture.max_steps(config, len(source)) - len(affixes.target_prefix)
-        for (source, _), affixes in zip(sources, said, strict=True)
+        config.room_after(len(source)) - len(affixes.target_prefix) for (source, _), affixes in zip(sources, said, strict=True)
     )
     return [
         SampleRow(
@@ -234,7 +233,7 @@ def _sample(row: SampleRow, config: ModelConfig) -> Sample:
 
 def _pair(sample: Sample, config: ModelConfig) -> Pair:
     """Return a sample's answer as a target to score; it ends with end-of-sequence, as targets do."""
-    room = architecture_of(config).max_steps(config, len(sample.source))
+    room = config.room_after(len(sample.source))
     target = [*sample.target_prefix, *sample.ids][:room]
     if target[-1] != config.eos_id:
         target = [*target[: room - 1], config.eos_id]

@@ -68,10 +68,6 @@ class Architecture:
         """Return how many ids of a text a model takes: beside them there is one token, which ends a source or begins a prompt."""
         return config.max_source_positions - 1
 
-    def max_steps(self, config: ModelConfig, num_source: int) -> int:
-        """Return how many tokens a model can decode after a source of so many."""
-        return config.max_target_positions - num_source * self.has_prompts
-
 
 ARCHITECTURES: dict[Name, Architecture] = {
     "transformer": Architecture(

@@ -73,10 +73,9 @@ def calibrate(model: Network, sources: Sequence[list[int]], max_new_tokens: int 
     for start in range(0, len(order), BATCH_ROWS):
         batch = [sources[i] for i in order[start : start + BATCH_ROWS]]
         prompts = [model.prompt(source) for source in batch]
-        room = min(architecture.max_steps(config, len(source)) for source, _ in prompts)
-        answers = greedy_search(model, batch, min(max_new_tokens, room))
+        answers = greedy_search(model, batch, max_new_tokens)
         for (source, first), answer in zip(prompts, answers, strict=True):
-            inputs = torch.tensor([[first, *answer.ids][: architecture.max_steps(config, len(source))]])
+            inputs = torch.tensor([[first, *answer.ids][: config.room_after(len(source))]])
             with watcher:
                 model(torch.tensor([source], dtype=torch.int64), torch.tensor([len(source)]), inputs)
     ranges = watcher.ranges()

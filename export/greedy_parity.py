@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import torch
 
-from dragoman.export.architectures import architecture_of
 from dragoman.export.eager_pass import product_positions
 from dragoman.export.parity import EagerReference, ParityError, Runner, drive
 from dragoman.export.row import Row
@@ -34,12 +33,9 @@ def check_greedy(runner: Runner, reference: EagerReference, sources: list[list[i
 
 def greedy_rows(model: Network, sources: Sequence[list[int]], max_new_tokens: int) -> list[Row]:
     """Return rows that have yet to be driven to the answers to texts, whose ids `sources` are."""
-    config, architecture = model.config, architecture_of(model.config)
+    config = model.config
     prompts = [model.prompt(ids) for ids in sources]
-    return [
-        Row(source, [first], min(architecture.max_steps(config, len(source)), max_new_tokens), config.eos_id)
-        for source, first in prompts
-    ]
+    return [Row(source, [first], min(config.room_after(len(source)), max_new_tokens), config.eos_id) for source, first in prompts]
 
 
 @torch.inference_mode()

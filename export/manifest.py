@@ -269,6 +269,13 @@ class Manifest(Dimensions, frozen=True, forbid_unknown_fields=True, kw_only=True
                 f"source_vocab_size {self.source_vocab_size} is not target_vocab_size {self.target_vocab_size}; with has_prompts "
                 "what is read is what is written"
             )
+        if states := [cache.name for cache in self.caches if cache.position_axis is None]:
+            raise ValueError(f"caches has {listed(states)} without positions; with has_prompts each has those of a prompt")
+        if self.max_source_tokens > self.max_target_tokens:
+            raise ValueError(
+                f"max_source_tokens {self.max_source_tokens} is over max_target_tokens {self.max_target_tokens}; with has_prompts "
+                "a prompt is part of that"
+            )
         if not self.is_packed:
             raise ValueError(f"has_prompts goes with fp32 and int8, not {self.precision}")
 

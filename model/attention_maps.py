@@ -70,9 +70,10 @@ def fed(checkpoint: Checkpoint, text: str, source_language: str = "", target_lan
     if said.source_prefix or said.source_suffix != [config.eos_id]:
         source = [*said.source_prefix, *ids, *said.source_suffix]
     first = first if said.decoder_start_id is None else said.decoder_start_id
-    if len(source) > config.max_source_positions:
-        counted = "start token" if _is_prompt(model) else "end-of-sequence"
-        raise InputError(f"source: {len(source)} tokens, {counted} included, where the model takes {config.max_source_positions}")
+    counted = "start token" if _is_prompt(model) else "end-of-sequence"
+    num_tokens = len(source) + _is_prompt(model)  # what a prompt ends with is read first
+    if num_tokens > config.max_source_positions:
+        raise InputError(f"source: {num_tokens} tokens, {counted} included, where the model takes {config.max_source_positions}")
     return Fed(source, first, said.target_prefix)
 
 
@@ -80,7 +81,7 @@ def answer(checkpoint: Checkpoint, of: Fed, max_new_tokens: int) -> list[int]:
     """Return the ids that greedy search says, forced ones and end-of-sequence included; the latter is missing from a cut answer."""
     model = checkpoint.model
     wanted = Start(forced=[of.forced], decoder_start_id=of.first, is_complete=True)
-    found = greedy_search(model, [of.source], min(max_new_tokens, room(model, of) - len(of.forced)), wanted)[0]
+    found = greedy_search(model, [of.source], max_new_tokens, wanted)[0]
     has_ended = len(found.log_probs) > len(found.ids)
     return [*of.forced, *found.ids, *([model.config.eos_id] if has_ended else [])]
 
@@ -92,14 +93,9 @@ def target(checkpoint: Checkpoint, of: Fed, text: str) -> list[int]:
         InputError: If the model's decoder does not take as many.
     """
     said = [*of.forced, *checkpoint.tokenizers.target.encode(text), checkpoint.model.config.eos_id]
-    if len(said) > (limit := room(checkpoint.model, of)):
+    if len(said) > (limit := checkpoint.model.config.room_after(len(of.source))):
         raise InputError(f"target: {len(said)} tokens, end-of-sequence included, where the model takes {limit} after this source")
     return said
-
-
-def room(model: Network, of: Fed) -> int:
-    """Return how many tokens a decoder may say; a prompt is part of the text that it goes on with."""
-    return model.config.max_target_positions - (len(of.source) if _is_prompt(model) else 0)
 
 
 @torch.inference_mode()

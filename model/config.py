@@ -14,6 +14,8 @@ NormKind = Literal["layer", "rms"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 Positions = Literal["sinusoidal", "learned", "relative", "rotary"]
 Padding = Literal["excluded", "masked", "predicted"]
+ROTARY_MULTIPLE = 16
+"""Heads whose queries and keys are turned are a multiple of it wide."""
 GROWING = ("num_encoder_layers", "num_decoder_layers", "encoder_ffn_dim", "decoder_ffn_dim")
 
 
@@ -162,11 +164,14 @@ class ModelConfig:
             raise ModelConfigError(f"sinusoidal positions need an even d_model, not {self.d_model}")
         if self.positions == "relative" and self.architecture == "decoder":
             raise ModelConfigError("relative positions are those of the architecture transformer, not of a decoder")
-        if self.positions == "rotary" and (self.architecture != "decoder" or self.head_dim % 16):
+        if self.positions == "rotary" and self.architecture != "decoder":
+            raise ModelConfigError(f"rotary positions are those of the architecture decoder, not of a {self.architecture}")
+        if self.positions == "rotary" and self.head_dim % ROTARY_MULTIPLE:
             raise ModelConfigError(
-                "rotary positions are those of the architecture decoder, with heads of a multiple of 16 wide, "
-                f"not of a {self.architecture} with {self.head_dim}"
+                f"rotary positions need heads of a multiple of {ROTARY_MULTIPLE} wide; num_heads {self.num_heads} makes "
+                f"them {self.head_dim}"
             )
+
         if self.position_offset < 0:
             raise ModelConfigError(f"position_offset must not be negative, not {self.position_offset}")
         if self.positions in ("relative", "rotary") and self.position_offset:
@@ -218,6 +223,10 @@ class ModelConfig:
     def head_dim(self) -> int:
         """Width of one attention head (Dh)."""
         return (self.attention_dim or self.d_model) // self.num_heads
+
+    def room_after(self, num_source: int) -> int:
+        """Return how many tokens can be decoded after a source of so many, as it is encoded; a prompt takes room itself."""
+        return self.max_target_positions - (0 if self.has_source else num_source)
 
     def differences(self, other: "ModelConfig") -> list[str]:
         """Return the fields, dropouts aside, that differ from another's; where none do, weights mean the same in both."""

@@ -23,7 +23,7 @@ class StepDecoder:
         steps: What decodes after them.
     """
 
-    def __init__(self, model: Network, sources: Sequence[Ids], start: "Start") -> None:
+    def __init__(self, model: Network, sources: Sequence[Ids], start: "Start | None" = None) -> None:
         """Encode sources.
 
         Args:
@@ -31,7 +31,7 @@ class StepDecoder:
             sources: Ids without special tokens, or what `start` says.
             start: What sources and answers begin with.
         """
-        config = model.config
+        config, start = model.config, start or Start()
         prompts = [(list(ids), config.decoder_start_id) if start.is_complete else model.prompt(ids) for ids in sources]
         rows = [row for row, _ in prompts]
         device = model.decoder.output_weight.device
@@ -83,16 +83,20 @@ class Hypothesis:
     score: float
 
 
-def _by_forced_length(search: Callable[..., list[_Found]], sources: Sequence[Ids], start: Start) -> list[_Found]:
-    """Search together for the sources with equally many forced tokens, whose rows stand at the same positions."""
+def _in_step(
+    model: Network, search: Callable[..., list[_Found]], sources: Sequence[Ids], start: Start, max_new_tokens: int
+) -> list[_Found]:
+    """Search together for the sources that have equally many forced tokens and may get equally many new ones."""
     forced = start.forced or [[] for _ in sources]
-    rows: dict[int, list[int]] = {}
-    for row, (_, ids) in enumerate(zip(sources, forced, strict=True)):
-        rows.setdefault(len(ids), []).append(row)
+    rows: dict[tuple[int, int], list[int]] = {}
+    for row, (source, ids) in enumerate(zip(sources, forced, strict=True)):
+        encoded = source if start.is_complete else model.prompt(source)[0]
+        room = model.config.room_after(len(encoded)) - len(ids)
+        rows.setdefault((len(ids), min(max_new_tokens, room)), []).append(row)
     found: dict[int, _Found] = {}
-    for group in rows.values():
-        results = search(sources=[sources[row] for row in group], forced=[forced[row] for row in group], start=start)
-        found.update(zip(group, results, strict=True))
+    for (_, limit), group in rows.items():
+        of_group = {"sources": [sources[row] for row in group], "forced": [forced[row] for row in group]}
+        found.update(zip(group, search(**of_group, start=start, max_new_tokens=limit), strict=True))
     return [found[row] for row in range(len(sources))]
 
 
@@ -108,26 +112,27 @@ def greedy_search(model: Network, sources: Sequence[Ids], max_new_tokens: int, s
     Args:
         model: In evaluation mode.
         sources: Ids without special tokens, unless `start` says otherwise; one batch.
-        max_new_tokens: Tokens generated at the most, end-of-sequence included and forced ones not.
+        max_new_tokens: Tokens generated at the most, end-of-sequence included and forced ones not; fewer where the model has no
+            room for as many.
         start: What sources and answers begin with.
 
     Returns:
         One hypothesis a source, scored with a length penalty of 1; forced tokens count in its length, as Transformers has it.
     """
-    return _by_forced_length(partial(_greedy_search, model, max_new_tokens=max_new_tokens), sources, start or Start())
+    return _in_step(model, partial(_greedy_search, model), sources, start or Start(), max_new_tokens)
 
 
 def _greedy_search(
     model: Network, sources: Sequence[Ids], forced: Sequence[Ids], start: Start, max_new_tokens: int
 ) -> list[Hypothesis]:
-    """Search with equally many forced tokens for each source."""
+    """Search with equally many forced tokens for each source, which leave room for `max_new_tokens`."""
     config = model.config
     decoder = StepDecoder(model, sources, start)
     ids: list[list[int]] = [[] for _ in sources]
     log_probs: list[list[float]] = [[] for _ in sources]
     active = list(range(len(sources)))
     previous = decoder.begin(forced)
-    for _ in range(min(max_new_tokens, config.max_target_positions - len(forced[0]))):
+    for _ in range(max_new_tokens):
         best, previous = decoder.step(previous).max(-1)
         for row, token, log_prob in zip(active, previous.tolist(), best.tolist(), strict=True):
             log_probs[row].append(log_prob)
@@ -172,15 +177,16 @@ def beam_search(
         model: In evaluation mode.
         sources: Ids without special tokens, unless `start` says otherwise; one batch.
         num_beams: Width.
-        max_new_tokens: Tokens generated at the most, end-of-sequence included and forced ones not.
+        max_new_tokens: Tokens generated at the most, end-of-sequence included and forced ones not; fewer where the model has no
+            room for as many.
         length_penalty: See `length_normalised`; above 1 favours longer answers. Forced tokens count in the length.
         start: What sources and answers begin with.
 
     Returns:
         For each source up to `num_beams` hypotheses, best first.
     """
-    search = partial(_beam_search, model, num_beams=num_beams, max_new_tokens=max_new_tokens, length_penalty=length_penalty)
-    return _by_forced_length(search, sources, start or Start())
+    search = partial(_beam_search, model, num_beams=num_beams, length_penalty=length_penalty)
+    return _in_step(model, search, sources, start or Start(), max_new_tokens)
 
 
 def _beam_search(
@@ -192,14 +198,14 @@ def _beam_search(
     max_new_tokens: int,
     length_penalty: float,
 ) -> list[list[Hypothesis]]:
-    """Search with equally many forced tokens for each source."""
+    """Search with equally many forced tokens for each source, which leave room for `max_new_tokens`."""
     config, num_forced = model.config, len(forced[0])
     decoder = StepDecoder(model, sources, start)
     device = model.decoder.output_weight.device
     beams = [_Beam([(0.0, [], [])]) for _ in sources]
     active = beams
     previous = decoder.begin(forced)
-    limit = num_forced + min(max_new_tokens, config.max_target_positions - num_forced)
+    limit = num_forced + max_new_tokens
     for length in range(num_forced + 1, limit + 1):
         log_probs = decoder.step(previous)
         parents: list[int] = []

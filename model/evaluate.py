@@ -49,7 +49,8 @@ def translate(
     limit = model.config.max_source_positions
     for number, ids in enumerate(sources, start=1):
         if len(ids) >= limit:
-            raise InputError(f"line {number}: {len(ids) + 1} tokens, end-of-sequence included, where the model takes {limit}")
+            end = "end-of-sequence" if model.config.has_source else "the start token"
+            raise InputError(f"line {number}: {len(ids) + 1} tokens, {end} included, where the model takes {limit}")
     answers = [""] * len(texts)
     for rows in _batches(sources):
         batch = [sources[i] for i in rows]
@@ -81,11 +82,11 @@ def target_log_probs(model: Network, tokenizers: Tokenizers, sources: Sequence[s
     for number, ((source, _), answer) in enumerate(zip(prompts, answers, strict=True), start=1):
         if config.has_source and not sources[number - 1].strip():
             raise InputError(f"line {number}: there is no source, which a {config.architecture} needs")
-        num_source, num_target = len(source), len(answer) + (0 if config.has_source else len(source))
-        if num_source > config.max_source_positions or num_target > config.max_target_positions:
+        num_source, room = len(source) + (0 if config.has_source else 1), config.room_after(len(source))
+        if num_source > config.max_source_positions or len(answer) > room:
             raise InputError(
                 f"line {number}: {num_source} source and {len(answer)} target tokens, where the model takes "
-                f"{config.max_source_positions} and {config.max_target_positions}"
+                f"{config.max_source_positions} and {room}"
             )
     found: list[list[float]] = [[] for _ in answers]
     for rows in _batches(answers):
@@ -93,11 +94,10 @@ def target_log_probs(model: Network, tokenizers: Tokenizers, sources: Sequence[s
         source_ids = pad([source for source, _ in pairs], config.pad_id)
         lengths = torch.tensor([len(source) for source, _ in pairs])
         inputs = pad([[first, *answers[i][:-1]] for i, (_, first) in zip(rows, pairs, strict=True)], config.pad_id)
-        labels = pad([answers[i] for i in rows], config.pad_id)
-        log_probs = model.decoder.log_probs(model.decode(inputs, *model.encode(source_ids, lengths)))
-        of_labels = log_probs.gather(-1, labels[:, :, None])[:, :, 0].tolist()
-        for i, row in zip(rows, of_labels, strict=True):
-            found[i] = row[: len(answers[i])]
+        hidden = model.decode(inputs, *model.encode(source_ids, lengths))
+        for i, row in zip(rows, hidden, strict=True):  # a large vocabulary's numbers are those of one line at a time
+            labels = torch.tensor(answers[i])
+            found[i] = model.decoder.log_probs(row[: len(labels)]).gather(-1, labels[:, None])[:, 0].tolist()
     return found
 
 

@@ -8,6 +8,14 @@ from typing import Any
 from dragoman.model.errors import InputError
 
 
+def perplexity_of(loss: float) -> float:
+    """Return e to a cross-entropy a token, in nats; infinite where that is more than numbers hold."""
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return math.inf
+
+
 @dataclass(frozen=True, slots=True)
 class Likelihood:
     """What a model thinks of a text.
@@ -43,7 +51,7 @@ class Likelihood:
     @property
     def perplexity(self) -> float:
         """Tokens that would be as hard to choose from, were they all as likely: e to the loss."""
-        return math.exp(self.loss)
+        return perplexity_of(self.loss)
 
     def to_dict(self) -> dict[str, Any]:
         """Return every field and what follows from them, ready for JSON."""

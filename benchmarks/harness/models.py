@@ -19,7 +19,7 @@ from dragoman.export.bundle import Bundle, BundleError, hash_file
 from dragoman.export.exporter import export_checkpoint
 from dragoman.model.checkpoint import WEIGHTS_FILE, Checkpoint
 from dragoman.model.config import ModelConfig
-from dragoman.model.decode import Start, StepDecoder
+from dragoman.model.decode import StepDecoder
 from dragoman.model.networks.architectures import network
 from dragoman.model.networks.network import Network
 from dragoman.model.networks.transformer import DecoderLayer, Transformer
@@ -73,7 +73,7 @@ def sharpen(model: Transformer, probability: float = LIKELIEST_PROBABILITY) -> N
     for _ in range(12):  # the likeliest token's probability rises with the gain
         middle = (low + high) / 2
         norm.weight.fill_(middle)
-        likeliest = StepDecoder(model, sources, Start()).step(previous).max(-1).values.exp().mean()
+        likeliest = StepDecoder(model, sources).step(previous).max(-1).values.exp().mean()
         low, high = (middle, high) if likeliest < probability else (low, middle)
     norm.weight.fill_(round(middle, 1))  # the same number however sums are rounded
 

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -22,9 +22,6 @@ from dragoman.cli.options import (
     ToOption,
 )
 from dragoman.model.errors import InputError
-
-if TYPE_CHECKING:
-    pass
 
 app = typer.Typer()
 
@@ -54,7 +51,7 @@ def perplexity(
 
     Give one of --checkpoint and --server. No line of the text may be blank.
     """
-    from dragoman.client.score_files import ScoreOptions
+    from dragoman.client.score_files import ScoreOptions, token_log_probs
     from dragoman.model.corpus import read_parallel, read_texts
     from dragoman.model.likelihood import Likelihood
 
@@ -67,8 +64,19 @@ def perplexity(
         target_language=target_language,
         concurrency=concurrency,
     )
-    if server is None and options != ScoreOptions(concurrency=concurrency):
-        raise InputError("--model, --model-version, --from and --to go with --server")
+    of_server = {
+        "--model": model,
+        "--model-version": model_version,
+        "--from": source_language,
+        "--to": target_language,
+        "--ca": ca,
+        "--certificate": certificate,
+        "--key": key,
+        "--server-name": server_name,
+    }
+    for flag, value in of_server.items():
+        if value and server is None:
+            raise InputError(f"{flag} goes with --server")
     if source is None:
         targets = read_texts(target)
         sources = [""] * len(targets)
@@ -76,8 +84,6 @@ def perplexity(
         sources, targets = read_parallel(source, target)
     if server is not None:
         with connect(server, 60.0, token, ca, certificate, key, server_name) as client:
-            from dragoman.client.score_files import token_log_probs
-
             names = str(target) if source is None else f"{source} and {target}"
             found = Likelihood.of(token_log_probs(client, sources, targets, names, options))
     else:

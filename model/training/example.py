@@ -38,7 +38,7 @@ validation_target = "val.de"
 # rule: 128, 128, 256, 512: up to 200,000 target tokens, 2 million, 20 million, beyond
 #d_model = 128
 # Attention heads; they divide d_model.
-# rule: d_model / 64, at least 4; fewer where that does not divide d_model
+# rule: d_model / 64, at least 4; fewer where that does not divide d_model, or makes no heads that rotary positions go with
 #num_heads = 4
 # Width of all heads of a layer together, or of an rnn's additive attention. Without it: d_model.
 #attention_dim = 128

@@ -1,10 +1,10 @@
 """The two CSV logs of a training run and the picture drawn from them."""
 
 import csv
-import math
 from pathlib import Path
 
 from dragoman.model.files import replaced
+from dragoman.model.likelihood import perplexity_of
 
 STEP_FIELDS = ("step", "epoch", "loss", "learning_rate", "grad_norm", "target_tokens", "seconds")
 VALIDATION_FIELDS = ("step", "epoch", "loss", "bleu", "chrf")
@@ -64,7 +64,7 @@ def plot_curves(folder: Path) -> None:
         right.plot(at, [float(row["bleu"]) for row in validations], color="tab:green", label="validation BLEU (greedy, cased)")
         right.set(ylabel="BLEU", ylim=(0, None))
     else:
-        right.plot(at, [math.exp(float(row["loss"])) for row in validations], color="tab:green", label="validation perplexity")
+        right.plot(at, [perplexity_of(float(row["loss"])) for row in validations], color="tab:green", label="validation perplexity")
         right.set(ylabel="perplexity a token", ylim=(1, None))
     left.set(xlabel="step", ylabel="nats a target token", ylim=(0, None))
     figure.legend(loc="outside upper center", ncols=3)

@@ -3,6 +3,8 @@
 import math
 from dataclasses import dataclass
 
+from dragoman.model.likelihood import perplexity_of
+
 
 @dataclass(frozen=True, slots=True)
 class Measured:
@@ -29,5 +31,5 @@ class Measured:
 
 
 def described(rank: float) -> str:
-    """Name the figure that a rank was made of: BLEU, which is not negative, or perplexity."""
-    return f"BLEU {rank:.2f}" if rank >= 0 else f"perplexity {math.exp(-rank):.2f}"
+    """Name the figure that a rank was made of: BLEU, which is not negative, or perplexity; a loss of 0 makes -0."""
+    return f"perplexity {perplexity_of(-rank):.2f}" if math.copysign(1.0, rank) < 0 else f"BLEU {rank:.2f}"

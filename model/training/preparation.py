@@ -138,6 +138,11 @@ def _warnings(config: TrainingConfig, sampler: PairSampler, vocab_size: int, val
 def _sketch(file: TrainingFile, initial: CheckpointFolder | None) -> tuple[TrainingConfig, ModelConfig]:
     """Check what is stated, with stand-ins for what rules choose; of the model it tells how many positions there are."""
     stand_ins: dict[str, Any] = {VOCAB_SIZE: MIN_VOCAB_SIZE, "training.max_steps": 1}
+    stated = file.stated.get("model.architecture")
+    if initial is not None and stated not in (None, initial.config.architecture):
+        raise TrainingConfigError(
+            f"initial_checkpoint: its architecture is {initial.config.architecture}, the configuration's {stated}"
+        )
     base = _model_settings(initial) or ({"num_heads": 1} if "model.num_heads" not in unused(file.stated) else {})
     config = file.complete(stand_ins | {f"model.{name}": value for name, value in base.items()})
     with _blaming(file):

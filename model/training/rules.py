@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from dragoman.model.config import UNUSED
+from dragoman.model.config import ROTARY_MULTIPLE, UNUSED
 from dragoman.model.ids import Ids
 from dragoman.model.training.sampler import bucket
 
@@ -72,6 +72,11 @@ class Settings:
         """What is stated of it; a `transformer` where nothing is."""
         return _architecture({**self._stated, **self.chosen})
 
+    @property
+    def is_rotary(self) -> bool:
+        """Whether positions are rotary."""
+        return "model.positions" in self and self["model.positions"] == "rotary"
+
     def by_size(self, tiny: Any, small: Any, medium: Any, large: Any) -> Any:
         """Return one of four by how many target tokens there are."""
         return (tiny, small, medium, large)[bisect_left(SIZES, self.size.target_tokens)]
@@ -97,11 +102,12 @@ def vocab_size_for(num_words: int) -> int:
     return min(32_000, max(300, 260 + round(5 * math.sqrt(num_words))))
 
 
-def _num_heads(width: Any) -> int:
-    """Return about one head for 64 of the width, at least 4 where they divide it."""
-    if not isinstance(width, int) or width < 1:
+def _num_heads(width: Any, is_rotary: bool) -> int:
+    """Return about one head for 64 of the width, at least 4 where they divide it into heads that can be had."""
+    multiple = ROTARY_MULTIPLE if is_rotary else 1
+    if not isinstance(width, int) or width < 1 or width % multiple:
         return 1  # refused later, by name
-    return next(heads for heads in range(max(4, width // 64), 0, -1) if width % heads == 0)
+    return next(heads for heads in range(max(4, width // 64), 0, -1) if width % (heads * multiple) == 0)
 
 
 def _max_tokens(settings: Settings) -> int:
@@ -132,8 +138,8 @@ RULES = (
     Rule("model.d_model", f"128, 128, 256, 512: {_SIZES}", lambda it: it.by_size(128, 128, 256, 512)),
     Rule(
         "model.num_heads",
-        "d_model / 64, at least 4; fewer where that does not divide d_model",
-        lambda it: _num_heads(it["model.d_model"]),
+        "d_model / 64, at least 4; fewer where that does not divide d_model, or makes no heads that rotary positions go with",
+        lambda it: _num_heads(it["model.d_model"], it.is_rotary),
     ),
     Rule("model.num_encoder_layers", _DEPTH, lambda it: it.by_size(*DEPTHS.get(it.architecture, USUAL_DEPTHS))),
     Rule("model.num_decoder_layers", _DEPTH, lambda it: it.by_size(*DEPTHS.get(it.architecture, USUAL_DEPTHS))),

@@ -42,6 +42,7 @@ NEEDED = {
     "evaluate --source {0}/two --reference {0}/more --checkpoint {1}": (("sacrebleu", "torch", "safetensors"), "[train]"),
     "train {0}/training.toml --output {0}/run": (("torch", "safetensors"), "[train]"),
     "attention --checkpoint {1} a --output {0}/out.png": (("torch", "safetensors", "matplotlib"), "[train]"),
+    "perplexity --checkpoint {1} --target {0}/two": (("torch", "safetensors"), "[train]"),
     "average {1} --output {0}/out": (("torch", "safetensors"), "[train]"),
     "add-tokens {1} {0}/two --output {0}/out --vocab-size 9000": (("torch tokenizers", "safetensors tokenizers"), "[train]"),
     "nearest {0}/more --reference {0}/two --output {0}/out": (("sacrebleu",), "[evaluate]"),

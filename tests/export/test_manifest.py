@@ -53,6 +53,7 @@ CACHES_OF_BOTH = [
     {"name": "self_k_0", "role": "self", "shape": [4, "T", 8]},
     {"name": "cross_k_0", "role": "cross", "shape": [4, "S", 8]},
 ]
+CACHES_OF_STATES = [CACHES_OF_BOTH[0], {"name": "memory", "role": "self", "shape": [8]}]
 NOT_IDS = [None, {}, 1, [None], [-1], [1.5], [True], ["1"], [300], [2**24], [1] * 65]
 
 
@@ -435,7 +436,8 @@ def prompts_of(directory: Path) -> dict[str, Any]:
     """Return what a manifest says whose encoder reads prompts, and whose scorer tells no attention."""
     caches = [cache for cache in attention_caches(2, 4, 8) if cache.role == "self"]
     tensors = Tensors.of_caches(caches, has_prompts=True, has_attention=False)
-    said = {"architecture": "decoder", "has_prompts": True, "num_attention_layers": 0, "num_encoder_layers": 0}
+    said: dict[str, Any] = {"architecture": "decoder", "has_prompts": True, "num_attention_layers": 0, "num_encoder_layers": 0}
+    said["max_source_tokens"] = 20
     return content(directory) | said | {"caches": msgspec.to_builtins(caches), "tensors": msgspec.to_builtins(tensors)}
 
 
@@ -460,6 +462,8 @@ def test_manifest_of_states_is_read(bundle_dir: Path) -> None:
         ({"has_prompts": False, "num_encoder_layers": 2}, "caches has none that the encoder gives, which goes with has_prompts"),
         ({"caches": CACHES_OF_BOTH}, "caches has cross_k_0, which an encoder gives; with has_prompts there is none"),
         ({"source_vocab_size": 299}, "source_vocab_size 299 is not target_vocab_size 300"),
+        ({"max_source_tokens": 21, "max_target_tokens": 20}, "max_source_tokens 21 is over max_target_tokens 20; with has_prompts"),
+        ({"caches": CACHES_OF_STATES}, "caches has memory without positions; with has_prompts each has those of a prompt"),
         ({"precision": "fp16"}, "has_prompts goes with fp32 and int8, not fp16"),
         ({"num_attention_layers": 1}, "tensors.scorer_outputs lacks attention"),
         ({"num_attention_layers": None}, "tensors.scorer_outputs lacks attention"),

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dragoman.model.attention_maps import answer, attention_maps, fed, room, target
+from dragoman.model.attention_maps import answer, attention_maps, fed, target
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.config import ModelConfig
 from dragoman.model.decode import greedy_search
@@ -170,15 +170,15 @@ def test_an_answer_ends_where_the_models_positions_do(checkpoint: Checkpoint) ->
     checkpoint.model.decoder.output_bias.data[checkpoint.model.config.eos_id] = -1e4
     of = fed(checkpoint, TEXT)
     said = answer(checkpoint, of, 1000)
-    assert len(said) == room(checkpoint.model, of)
+    assert len(said) == checkpoint.model.config.room_after(len(of.source))
     assert attention_maps(checkpoint.model, of, said).said == said
 
 
 def test_what_is_too_long_is_named(checkpoint: Checkpoint) -> None:
     with pytest.raises(InputError, match=r"source: 41 tokens, (end-of-sequence|start token) included, where the model takes 40"):
-        fed(checkpoint, " ".join(["dog"] * 41) if isinstance(checkpoint.model, LanguageModel) else " ".join(["dog"] * 40))
+        fed(checkpoint, " ".join(["dog"] * 40))
     of = fed(checkpoint, TEXT)
-    left = room(checkpoint.model, of)
+    left = checkpoint.model.config.room_after(len(of.source))
     assert len(target(checkpoint, of, " ".join(["dog"] * (left - 1)))) == left
     with pytest.raises(InputError, match=f"target: {left + 1} tokens, end-of-sequence included, where the model takes {left}"):
         target(checkpoint, of, " ".join(["dog"] * left))

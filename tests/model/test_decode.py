@@ -3,7 +3,10 @@ import math
 import pytest
 import torch
 
-from dragoman.model.decode import EagerCache, Start, StepDecoder, beam_search, greedy_search, length_normalised
+from dragoman.model.config import ModelConfig
+from dragoman.model.decode import Start, StepDecoder, beam_search, greedy_search, length_normalised
+from dragoman.model.networks.eager_cache import EagerCache
+from dragoman.model.networks.language_model import LanguageModel
 from dragoman.model.networks.transformer import Transformer
 from dragoman.model.padding import pad
 
@@ -50,7 +53,7 @@ def test_selected_rows_keep_their_own_past(make_model) -> None:
     for position in range(3):
         straight.step(targets[:, position])
         selected.step(targets[:, position])
-    selected.cache.select(rows)
+    selected.steps.select(rows)
     expected = straight.step(targets[:, 3])[rows]
     torch.testing.assert_close(selected.step(targets[rows, 3]), expected, atol=1e-6, rtol=0)
 
@@ -59,7 +62,7 @@ def test_selected_rows_keep_their_own_past(make_model) -> None:
 def test_selecting_before_the_first_step_moves_the_sources(make_model) -> None:
     model = make_model()
     decoder = StepDecoder(model, SOURCES)
-    decoder.cache.select(torch.tensor([1]))
+    decoder.steps.select(torch.tensor([1]))
     start = torch.tensor([model.config.decoder_start_id])
     torch.testing.assert_close(decoder.step(start), StepDecoder(model, [SOURCES[1]]).step(start), atol=1e-5, rtol=0)
 
@@ -224,3 +227,24 @@ def test_length_normalised_follows_its_formula() -> None:
     assert length_normalised(-6.0, 4, 0.0) == -6.0
     assert length_normalised(-6.0, 4, 1.0) == -1.5
     assert length_normalised(-6.0, 4, 0.5) == -3.0
+
+
+@pytest.mark.parametrize("positions", ["learned", "rotary"])
+def test_a_prompt_takes_the_room_of_its_answer(positions) -> None:
+    torch.manual_seed(0)
+    sizes = {"source_vocab_size": 40, "target_vocab_size": 40, "max_source_positions": 10, "max_target_positions": 10}
+    model = LanguageModel(
+        ModelConfig(architecture="decoder", d_model=16, num_heads=1, num_decoder_layers=1, positions=positions, **sizes)
+    ).eval()
+    with torch.no_grad():
+        model.decoder.tokens.weight[model.config.eos_id] = 0  # whatever else is likelier
+    prompts = [[7, 8, 9], [], [5, 4, 3, 2, 9, 9, 9, 9, 9]]
+    rooms = [7, 10, 1]
+    assert [len(found.log_probs) for found in greedy_search(model, prompts, 99)] == rooms
+    beams = beam_search(model, prompts, 2, 99)
+    assert [max(len(found.log_probs) for found in beam) for beam in beams] == rooms
+    forced = [[6, 6], [6, 6], []]
+    assert [len(found.log_probs) for found in greedy_search(model, prompts, 99, Start(forced))] == [5, 8, 1]
+    assert [len(found.log_probs) for found in greedy_search(model, prompts, 6)] == [6, 6, 1]
+    complete = greedy_search(model, [[2, 7, 8]], 99, Start(decoder_start_id=9, is_complete=True))
+    assert complete[0].ids == greedy_search(model, prompts[:1], 99)[0].ids

@@ -1,8 +1,10 @@
 import pytest
 
+from dragoman.model.config import ModelConfig
 from dragoman.model.decode import beam_search, greedy_search
 from dragoman.model.errors import InputError
-from dragoman.model.evaluate import evaluate, translate
+from dragoman.model.evaluate import evaluate, target_log_probs, translate
+from dragoman.model.networks.language_model import LanguageModel
 from dragoman.model.networks.transformer import Transformer
 from dragoman.model.quality import score
 from dragoman.model.text.byte_level import ByteLevelTokenizer
@@ -14,7 +16,7 @@ TEXTS = ["the dog runs", "snow", "a dog runs through the snow , through snow .",
 @pytest.fixture(scope="module")
 def model(make_model, tokenizer: ByteLevelTokenizer) -> Transformer:
     size = tokenizer.vocab_size  # an untied projection, or a random model repeats the start token whatever it reads
-    return make_model(source_vocab_size=size, target_vocab_size=size, is_projection_tied=False)
+    return make_model(source_vocab_size=size, target_vocab_size=size, is_projection_tied=False, seed=1)
 
 
 def test_answers_come_in_the_order_of_the_texts(model: Transformer, tokenizer: ByteLevelTokenizer) -> None:
@@ -49,3 +51,28 @@ def test_evaluation_scores_the_translations(make_model, tokenizer: ByteLevelToke
     assert evaluate(model, Tokenizers.shared(tokenizer), texts, texts) == score(answers, texts)
     with pytest.raises(InputError, match="4 hypotheses cannot be scored against 3 references"):
         evaluate(model, Tokenizers.shared(tokenizer), texts, texts[:3])
+
+
+@pytest.mark.parametrize(("source", "target"), [("a a a", "a a"), ("a a a a", "a"), ("", "a a a")])
+def test_a_prompt_and_what_follows_it_share_their_room(source: str, target: str, tokenizer: ByteLevelTokenizer) -> None:
+    """What just fits is scored; a position less on either side, and it is refused, as servers refuse it."""
+    num_prompt, num_target = 1 + len(tokenizer.encode(source)), 1 + len(tokenizer.encode(target))
+    longest, whole = num_prompt, num_prompt - 1 + num_target
+
+    def model_of(max_source: int, max_target: int) -> LanguageModel:
+        sizes = {"d_model": 16, "num_heads": 2, "num_decoder_layers": 1, "decoder_ffn_dim": 16}
+        limits = {"max_source_positions": max_source, "max_target_positions": max_target}
+        size = tokenizer.vocab_size
+        config = ModelConfig(architecture="decoder", source_vocab_size=size, target_vocab_size=size, **sizes, **limits)
+        return LanguageModel(config).eval()
+
+    tokenizers = Tokenizers.shared(tokenizer)
+    (found,) = target_log_probs(model_of(longest, whole), tokenizers, [source], [target])
+    assert len(found) == num_target
+    with pytest.raises(InputError, match=rf"1: {num_prompt} source and {num_target} target .* {longest} and {num_target - 1}$"):
+        target_log_probs(model_of(longest, whole - 1), tokenizers, [source], [target])
+    if source:
+        with pytest.raises(InputError, match=rf"line 1: {num_prompt} source and .* takes {longest - 1} and"):
+            target_log_probs(model_of(longest - 1, whole), tokenizers, [source], [target])
+        with pytest.raises(InputError, match=rf"line 1: {num_prompt} tokens, the start token included"):
+            translate(model_of(longest - 1, whole), tokenizers, [source])

@@ -16,6 +16,8 @@ from dragoman.model.evaluate import target_log_probs
 from dragoman.model.likelihood import Likelihood
 from dragoman.model.training.config import TrainingConfig, TrainingConfigError
 from dragoman.model.training.file import TrainingFile
+from dragoman.model.training.log import plot_curves
+from dragoman.model.training.measured import Measured
 from dragoman.model.training.preparation import prepare
 from dragoman.model.training.trainer import Trainer
 
@@ -161,6 +163,37 @@ def test_rules_choose_nothing_that_means_nothing(data_dir: Path, tmp_path: Path)
 def test_a_setting_of_another_architecture_is_refused_by_name(data_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(TrainingConfigError, match="num_heads means nothing to the architecture rnn"):
         prepare(file({"architecture": "rnn", "num_heads": 4}), data_dir, tmp_path)
+
+
+@pytest.mark.parametrize(("width", "num_heads"), [(32, 2), (48, 3), (128, 4), (80, 1), (16, 1)])
+def test_a_rule_chooses_heads_that_rotary_positions_go_with(data_dir: Path, tmp_path: Path, width: int, num_heads: int) -> None:
+    model = {"architecture": "decoder", "positions": "rotary", "d_model": width}
+    config = prepare(file(model), data_dir, tmp_path).model_config
+    assert (config.num_heads, config.head_dim % 16) == (num_heads, 0)
+
+
+@pytest.mark.parametrize(("name", "other"), [("decoder", "rnn"), ("dot", "transformer"), ("decoder", "transformer")])
+def test_going_on_from_another_architecture_is_refused_as_that(data_dir: Path, tmp_path: Path, name: str, other: str) -> None:
+    train(data_dir, tmp_path / "first", name, max_steps=1, warmup_steps=1)
+    fields = file({"architecture": other}).fields
+    fields["model"] = {"architecture": other}
+    with pytest.raises(TrainingConfigError, match=f"initial_checkpoint: its architecture is .*, the configuration's {other}$"):
+        prepare(TrainingFile(fields, "test").going_on_from(tmp_path / "first"), data_dir, tmp_path / "second")
+
+
+def test_what_counts_is_named_and_never_more_than_numbers_hold() -> None:
+    assert str(Measured(2.0, 0.0, 0.0)) == "loss 2.000, BLEU 0.00"
+    assert str(Measured(0.0)) == "loss 0.000, perplexity 1.00", "of a text that is certain"
+    assert str(Measured(math.log(8))) == "loss 2.079, perplexity 8.00"
+    assert str(Measured(1e4)) == "loss 10000.000, perplexity inf"
+    assert Likelihood.of([[-1e4]]).perplexity == math.inf
+
+
+def test_curves_of_a_run_that_went_astray_are_drawn(tmp_path: Path) -> None:
+    (tmp_path / "steps.csv").write_text("step,epoch,loss,learning_rate,grad_norm,target_tokens,seconds\n1,0,9000,1,1,1,1\n")
+    (tmp_path / "validation.csv").write_text("step,epoch,loss,bleu,chrf\n1,0,9000,,\n2,0,3,,\n")
+    plot_curves(tmp_path)
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_configuration_is_of_one_schema() -> None:

@@ -9,7 +9,7 @@ import torch
 
 from dragoman.export.bundle import Bundle
 from dragoman.model.checkpoint import Checkpoint
-from dragoman.model.decode import Start, StepDecoder
+from dragoman.model.decode import StepDecoder
 from dragoman.server.engine.warmup import warm_up
 from dragoman.server.runtime.onnx import MAX_KEPT_CANDIDATES, OnnxRunner
 
@@ -64,7 +64,7 @@ def test_log_probabilities_are_pytorchs_to_the_last_position(
     everything = list(range(len(SOURCES)))
     assert bundle.manifest.decoder_start_id == START
     runner.prefill(sources_of(bundle, everything), everything)
-    oracle = StepDecoder(tiny_checkpoint.model, SOURCES, Start())
+    oracle = StepDecoder(tiny_checkpoint.model, SOURCES)
     tokens = [START] * len(SOURCES)
     for position in range(CAPACITY):
         ids, log_probs = step(runner, tokens, [position] * len(SOURCES))

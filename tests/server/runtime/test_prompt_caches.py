@@ -20,7 +20,9 @@ def cache(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> SlotCache:
     """Four rows of at most 20 positions, prompt and answer together."""
     monkeypatch.setattr(cache_module, "MIN_CAPACITY", 2)
     tensors = Tensors.of_caches(CACHES, has_prompts=True)
-    manifest = msgspec.structs.replace(Bundle.open(tiny_bundle).manifest, caches=CACHES, tensors=tensors, has_prompts=True)
+    manifest = Bundle.open(tiny_bundle).manifest
+    said = {"has_prompts": True, "max_source_tokens": manifest.max_target_tokens}
+    manifest = msgspec.structs.replace(manifest, caches=CACHES, tensors=tensors, **said)
     return SlotCache(manifest, 4)
 
 
