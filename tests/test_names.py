@@ -69,7 +69,7 @@ def test_a_wheel_has_every_module_once_and_what_callers_need(wheel: Path, instal
     assert len(names) == len(set(names))
     folders = {"server": "server", "model": "model", "export": "export"}
     rooms = [(ROOT / folder, f"dragoman/{name}") for name, folder in folders.items()]
-    rooms += [(ROOT / "dragoman" / room, f"dragoman/{room}") for room in ("cli", "client", "load", "v1")]
+    rooms += [(ROOT / "dragoman" / room, f"dragoman/{room}") for room in ("attention", "cli", "client", "load", "v1")]
     expected = {f"{name}/{path.relative_to(folder)}" for folder, name in rooms for path in folder.rglob("*.py")}
     expected |= {f"dragoman/{path.name}" for path in (ROOT / "dragoman").glob("*.py")}
     assert {name for name in names if name.endswith(".py")} == expected

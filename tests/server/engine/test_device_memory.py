@@ -18,6 +18,7 @@ class SmallRunner:
     device = "small"
     max_rows = 4
     holder = None
+    reader = None
     graphs = None
     memory: Mapping[str, int] = MappingProxyType({})
 

@@ -64,7 +64,7 @@ def test_sources_encoded_ahead_are_those_encoded_into_rows(bundles: tuple[Bundle
     holder = runner.holder
     assert holder is not None
     held = holder.encode(SOURCES)
-    assert {tokens.dtype for tokens in held} == {np.dtype(np.int8)}
+    assert {each.tokens.dtype for each in held} == {np.dtype(np.int8)}
     holder.encode([[50, 1]])
     holder.place(held, [2, 0, 1])
     other.prefill(SOURCES, [2, 0, 1])
