@@ -154,6 +154,7 @@ def main() -> None:
                 "p50 without, ms": f"{percentile(without, 0.5, False):.2f}",
                 "p99 without, ms": f"{percentile(without, 0.99, False):.2f}",
                 "p99 beside the prompt, ms": f"{percentile(beside, 0.99, False):.2f}",
+                "largest beside it, ms": f"{percentile(beside, 1.0, False):.2f}",
                 "p50 while it is read, ms": f"{percentile(beside, 0.5, True):.2f}",
                 "prompt read after, ms": f"{1000 * statistics.median(read_after):.0f}",
             }

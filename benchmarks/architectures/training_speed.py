@@ -24,7 +24,7 @@ def sides() -> list[Variant]:
 def model_of(variant: Variant) -> Network:
     """Return a variant with random weights."""
     torch.manual_seed(1)
-    fields = {"dropout": 0.2, "max_source_positions": 512, "max_target_positions": 512} | dict(variant.model)
+    fields = {"dropout": 0.2, "max_source_positions": 768, "max_target_positions": 768} | dict(variant.model)
     return network(ModelConfig.from_dict({"source_vocab_size": VOCABULARY, "target_vocab_size": VOCABULARY} | fields))
 
 
