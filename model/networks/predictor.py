@@ -69,6 +69,17 @@ def linear(input_dim: int, output_dim: int, has_bias: bool = True) -> nn.Linear:
     return layer
 
 
+def embedding_scale(config: ModelConfig) -> float:
+    """What embeddings are multiplied by."""
+    return math.sqrt(config.d_model) if config.is_embedding_scaled else 1.0
+
+
+def token_tables(config: ModelConfig) -> tuple[nn.Embedding, nn.Embedding]:
+    """Return the source's table and the target's, which are one where the configuration shares it."""
+    source = token_table(config.source_vocab_size, config)
+    return source, source if config.is_embedding_shared else token_table(config.target_vocab_size, config)
+
+
 def token_table(vocab_size: int, config: ModelConfig) -> nn.Embedding:
     """Token embedding with standard deviation 1/√d_model, so that scaled embeddings start at unit variance."""
     table = nn.Embedding(vocab_size, config.d_model)

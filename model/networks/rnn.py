@@ -21,7 +21,7 @@ from dragoman.model.networks.alignment import Alignment, alignment, masked_weigh
 from dragoman.model.networks.attention import padding_mask
 from dragoman.model.networks.dropout import Dropout
 from dragoman.model.networks.network import Network, Observation
-from dragoman.model.networks.predictor import Predictor, linear, token_table
+from dragoman.model.networks.predictor import Predictor, embedding_scale, linear, token_tables
 
 
 class Recurrence(Protocol):
@@ -194,8 +194,7 @@ class Rnn(Network):
         """Create the model with freshly initialised weights (from PyTorch's global generator)."""
         super().__init__()
         self.config = config
-        source = token_table(config.source_vocab_size, config)
-        target = source if config.is_embedding_shared else token_table(config.target_vocab_size, config)
+        source, target = token_tables(config)
         self.encoder = RnnEncoder(config, source)
         self.decoder = RnnDecoder(config, target)
 
@@ -265,8 +264,3 @@ class RnnSteps:
         if self.source is not None:
             known = self.source
             self.source = Source(known.scorer, known.keys[rows], known.values[rows], known.mask[rows])
-
-
-def embedding_scale(config: ModelConfig) -> float:
-    """What embeddings are multiplied by."""
-    return config.d_model**0.5 if config.is_embedding_scaled else 1.0

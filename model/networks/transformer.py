@@ -23,7 +23,7 @@ from dragoman.model.networks.eager_cache import EagerCache
 from dragoman.model.networks.network import Network, Observation
 from dragoman.model.networks.norm import norm
 from dragoman.model.networks.observed import ObservedAttention
-from dragoman.model.networks.predictor import Predictor, at_least_single, linear, token_table
+from dragoman.model.networks.predictor import Predictor, at_least_single, embedding_scale, linear, token_tables
 from dragoman.model.networks.relative import RelativeBias, bias_of_layer, relative_bias
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -41,7 +41,7 @@ class Embedding(nn.Module):
         """Wrap a token table (which may be shared) with a position table of `num_positions` usable rows."""
         super().__init__()
         self.tokens = tokens
-        self.scale = math.sqrt(config.d_model) if config.is_embedding_scaled else 1.0
+        self.scale = embedding_scale(config)
         self.offset = config.position_offset
         self.norm = norm(config) if config.has_embedding_norm else nn.Identity()
         self.dropout = Dropout(config.dropout)
@@ -215,8 +215,7 @@ class Transformer(Network):
         """Create the model with freshly initialised weights (from PyTorch's global generator)."""
         super().__init__()
         self.config = config
-        source = token_table(config.source_vocab_size, config)
-        target = source if config.is_embedding_shared else token_table(config.target_vocab_size, config)
+        source, target = token_tables(config)
         self.encoder = Encoder(config, source)
         self.decoder = Decoder(config, target)
 
