@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.export.graphs.attention import Heads, KeyValue, group_query_attention
+from dragoman.export.graphs.kinds import Encoding, Scoring, Stepping
 from dragoman.export.recording import Recorder, axis_size, write_node
 from dragoman.export.short_head import shortened
 from dragoman.export.tensor_names import PROMPT_INPUTS, TensorNames, self_kv_names
@@ -123,22 +124,12 @@ class TextGraph(nn.Module):
         return list(zip(values[::2], values[1::2], strict=True))
 
 
-class PromptGraph(TextGraph):
+class PromptGraph(Encoding, TextGraph):
     """A piece of one prompt to what steps will read of it, written into the row's caches.
 
     It stands where other architectures encode. What nothing of that needs, the last feed-forward network and the logits, is not in
     it.
     """
-
-    @property
-    def input_names(self) -> list[str]:
-        """Names of the graph's inputs."""
-        return self.tensors.encoder_inputs
-
-    @property
-    def output_names(self) -> list[str]:
-        """Names of the graph's outputs."""
-        return self.tensors.encoder_outputs
 
     def forward(self, src_ids: Tensor, positions: Tensor, src_lens: Tensor, self_kv: list[KeyValue]) -> tuple[Tensor, ...]:
         """Read a piece.
@@ -167,23 +158,13 @@ class PromptGraph(TextGraph):
         return {name: recorder.input(name, axes[name]) for name in PROMPT_INPUTS} | {"self_kv": self._caches(recorder, 1)}
 
 
-class TextStepGraph(TextGraph):
+class TextStepGraph(Stepping, TextGraph):
     """One token for each of N rows, every row at its own position of its own text, to the likeliest next tokens."""
 
     def __init__(self, model: LanguageModel, shortlist: Sequence[int] | None = None) -> None:
         """Use a model's own layers; with a shortlist, rising, candidates are its ids alone, see `short_head`."""
         super().__init__(model, shortlist)
         self.shortlist = None if shortlist is None else torch.tensor(shortlist)
-
-    @property
-    def input_names(self) -> list[str]:
-        """Names of the graph's inputs."""
-        return self.tensors.decoder_inputs
-
-    @property
-    def output_names(self) -> list[str]:
-        """Names of the graph's outputs."""
-        return self.tensors.decoder_outputs
 
     def forward(
         self, prev_ids: Tensor, positions: Tensor, src_lens: Tensor, num_candidates: Tensor, self_kv: list[KeyValue]
@@ -205,30 +186,15 @@ class TextStepGraph(TextGraph):
         lying = (lambda x: x.unsqueeze(1), lambda x: x.squeeze(1))
         backend = TextAttention(self.heads, self.rotation, self_kv, places, room, *lying)
         log_probs = self.decoder.log_probs(self.decoder(prev_ids, places, backend))
-        shape = prev_ids.shape[0], "K"
-        values, ids = write_node("TopK", (log_probs, num_candidates), (shape, shape), (torch.float32, torch.int64), axis=-1)
-        if self.shortlist is not None:
-            (ids,) = write_node("Gather", (self.shortlist, ids), (shape,), (torch.int64,))
-        return ids, values, *(part for pair in backend.caches for part in pair if part is not None)
+        return *self.likeliest(log_probs, num_candidates), *(part for pair in backend.caches for part in pair if part is not None)
 
     def inputs(self, recorder: Recorder) -> dict[str, Any]:
         """Add the graph's inputs; return them as `forward` takes them."""
-        rows = {name: recorder.input(name, ("N",)) for name in ("prev_ids", "positions", "src_lens")}
-        return {**rows, "num_candidates": recorder.input("num_candidates", (1,)), "self_kv": self._caches(recorder, "N")}
+        return {**self.rows(recorder), "self_kv": self._caches(recorder, "N")}
 
 
-class TextScorerGraph(TextGraph):
+class TextScorerGraph(Scoring, TextGraph):
     """Prompts and what goes on with them to the log-probabilities of the latter's tokens."""
-
-    @property
-    def input_names(self) -> list[str]:
-        """Names of the graph's inputs."""
-        return self.tensors.scorer_inputs
-
-    @property
-    def output_names(self) -> list[str]:
-        """Names of the graph's outputs."""
-        return self.tensors.scorer_outputs
 
     def forward(self, src_ids: Tensor, src_lens: Tensor, tgt_ids: Tensor, tgt_lens: Tensor, labels: Tensor) -> tuple[Tensor]:
         """Score right-padded pairs, each put together as one text.
@@ -255,11 +221,6 @@ class TextScorerGraph(TextGraph):
         (hidden,) = write_node("GatherND", inputs, (of_target,), (hidden.dtype,), batch_dims=1)
         log_probs = self.decoder.log_probs(hidden.flatten(0, 1)).gather(-1, labels.flatten()[:, None])
         return (log_probs.view(labels.shape),)
-
-    def inputs(self, recorder: Recorder) -> dict[str, Any]:
-        """Add the graph's inputs; return them as `forward` takes them."""
-        axes = {"src_ids": ("B", "S"), "src_lens": ("B",), "tgt_ids": ("B", "T"), "tgt_lens": ("B",), "labels": ("B", "T")}
-        return {name: recorder.input(name, axes[name]) for name in self.input_names}
 
 
 def _with_first_again(x: Tensor, num_added: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.export.caches import Cache, names_of, state_names
+from dragoman.export.graphs.kinds import Encoding, Scoring, Stepping
 from dragoman.export.graphs.layout import Layout, Packed, Padded
 from dragoman.export.graphs.looking import CachedSource, pad_columns, padded_width
 from dragoman.export.recording import Recorder, write_node
@@ -100,18 +101,8 @@ class RnnGraph(nn.Module):
         self.tensors = rnn_names(model.config)
 
 
-class RnnEncoderGraph(RnnGraph):
+class RnnEncoderGraph(Encoding, RnnGraph):
     """Sources to what a decoder begins with and what it looks at."""
-
-    @property
-    def input_names(self) -> list[str]:
-        """Names of the graph's inputs."""
-        return self.tensors.encoder_inputs
-
-    @property
-    def output_names(self) -> list[str]:
-        """Names of the graph's outputs."""
-        return self.tensors.encoder_outputs
 
     def forward(self, src_ids: Tensor, src_lens: Tensor, positions: Tensor, grid: Tensor, cells: Tensor) -> list[Tensor]:
         """Encode.
@@ -137,7 +128,7 @@ class RnnEncoderGraph(RnnGraph):
         return {name: recorder.input(name, axes[name]) for name in self.input_names}
 
 
-class RnnStepGraph(RnnGraph):
+class RnnStepGraph(Stepping, RnnGraph):
     """One token for each of N rows, every row at its own position, to the likeliest next tokens."""
 
     def __init__(self, model: Rnn, shortlist: Sequence[int] | None = None) -> None:
@@ -145,16 +136,6 @@ class RnnStepGraph(RnnGraph):
         super().__init__(model)
         self.decoder = model.decoder if shortlist is None else shortened(model.decoder, shortlist)
         self.shortlist = None if shortlist is None else torch.tensor(shortlist)
-
-    @property
-    def input_names(self) -> list[str]:
-        """Names of the graph's inputs."""
-        return self.tensors.decoder_inputs
-
-    @property
-    def output_names(self) -> list[str]:
-        """Names of the graph's outputs."""
-        return self.tensors.decoder_outputs
 
     def forward(
         self, prev_ids: Tensor, positions: Tensor, src_lens: Tensor, num_candidates: Tensor, caches: list[Tensor]
@@ -181,43 +162,28 @@ class RnnStepGraph(RnnGraph):
         alignment = self.decoder.alignment
         source = None if alignment is None else CachedSource(alignment, remembered[0], remembered[-1], src_lens)
         hidden, updated = self.decoder.step(embedded, self.decoder.read(embedded), states, source)
-        shape = prev_ids.shape[0], "K"
         log_probs = self.decoder.log_probs(hidden)
-        values, ids = write_node("TopK", (log_probs, num_candidates), (shape, shape), (torch.float32, torch.int64), axis=-1)
-        if self.shortlist is not None:
-            (ids,) = write_node("Gather", (self.shortlist, ids), (shape,), (torch.int64,))
         written = (
             part
             for new, (even, odd) in zip(updated, pairs, strict=True)
             for part in (torch.where(is_even, even, new), torch.where(is_even, new, odd))
         )
-        return ids, values, *written
+        return *self.likeliest(log_probs, num_candidates), *written
 
     def inputs(self, recorder: Recorder) -> dict[str, Any]:
         """Add the graph's inputs; return them as `forward` takes them."""
         dtype = self.decoder.output_weight.dtype
         return {
-            **{name: recorder.input(name, ("N",)) for name in ("prev_ids", "positions", "src_lens")},
-            "num_candidates": recorder.input("num_candidates", (1,)),
+            **self.rows(recorder),
             "caches": [recorder.input(cache.name, ("N", *cache.shape), dtype) for cache in rnn_caches(self.config)],
         }
 
 
-class RnnScorerGraph(RnnGraph):
+class RnnScorerGraph(Scoring, RnnGraph):
     """Pairs of source and target to the log-probabilities of the targets' tokens and the attention between the two.
 
     What does not depend on a position's state runs on rows `[B·S, …]` and `[B·T, …]`, as the other graphs do on theirs.
     """
-
-    @property
-    def input_names(self) -> list[str]:
-        """Names of the graph's inputs."""
-        return self.tensors.scorer_inputs
-
-    @property
-    def output_names(self) -> list[str]:
-        """Names of the graph's outputs."""
-        return self.tensors.scorer_outputs
 
     def forward(self, src_ids: Tensor, src_lens: Tensor, tgt_ids: Tensor, tgt_lens: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
         """Score right-padded pairs.
@@ -251,8 +217,3 @@ class RnnScorerGraph(RnnGraph):
         hidden, *weights = scan(step, decoder.start(last), sequences)
         log_probs = decoder.log_probs(hidden.flatten(0, 1)).gather(-1, labels.flatten()[:, None])
         return log_probs.view(labels.shape), *(x.unsqueeze(1) for x in weights)
-
-    def inputs(self, recorder: Recorder) -> dict[str, Any]:
-        """Add the graph's inputs; return them as `forward` takes them."""
-        axes = {"src_ids": ("B", "S"), "src_lens": ("B",), "tgt_ids": ("B", "T"), "tgt_lens": ("B",), "labels": ("B", "T")}
-        return {name: recorder.input(name, axes[name]) for name in self.input_names}

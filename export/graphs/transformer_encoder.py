@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dragoman.export.graphs.attention import Biases, Heads, KeyValue, group_query_attention
+from dragoman.export.graphs.kinds import Encoding
 from dragoman.export.graphs.layout import Layout, Packed, Padded
 from dragoman.export.recording import Recorder, axis_size
 from dragoman.export.tensor_names import TensorNames
@@ -86,7 +87,7 @@ def encode_padded(encoder: Encoder, config: ModelConfig, source_ids: Tensor, sou
     return memory, layout
 
 
-class EncoderGraph(nn.Module):
+class EncoderGraph(Encoding, nn.Module):
     """Sources to the cross-attention keys and values of every decoder layer."""
 
     def __init__(self, model: Transformer, is_packed: bool = True) -> None:
@@ -102,16 +103,6 @@ class EncoderGraph(nn.Module):
         self.memory = MemoryProjection(model.decoder) if is_packed else None
         self.config: ModelConfig = model.config
         self.tensors = TensorNames.of_layers(model.config.num_decoder_layers, is_packed)
-
-    @property
-    def input_names(self) -> list[str]:
-        """Names of the graph's inputs."""
-        return self.tensors.encoder_inputs
-
-    @property
-    def output_names(self) -> list[str]:
-        """Names of the graph's outputs."""
-        return self.tensors.encoder_outputs
 
     def forward(
         self,

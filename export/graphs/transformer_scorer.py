@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dragoman.export.graphs.attention import Biases, Heads, KeyValue, group_query_attention
+from dragoman.export.graphs.kinds import Scoring
 from dragoman.export.graphs.transformer_encoder import MemoryProjection, encode_padded
-from dragoman.export.recording import Recorder, axis_size
+from dragoman.export.recording import axis_size
 from dragoman.export.tensor_names import TensorNames
 from dragoman.model.config import ModelConfig
 from dragoman.model.networks.attention import merge_heads, padding_mask, split_heads
@@ -68,7 +68,7 @@ class ScoringAttention:
         return merge_heads(weights @ value).flatten(0, 1).to(dtype)
 
 
-class ScorerGraph(nn.Module):
+class ScorerGraph(Scoring, nn.Module):
     """Pairs of source and target to the log-probabilities of the targets' tokens and the attention between the two.
 
     The encoder runs on rows `[B·S, …]`, the decoder on rows `[B·T, …]`, as the other graphs do on theirs, so that all have the same
@@ -88,16 +88,6 @@ class ScorerGraph(nn.Module):
         self.memory = MemoryProjection(model.decoder) if is_packed else None
         self.config = model.config
         self.tensors = TensorNames.of_layers(model.config.num_decoder_layers)
-
-    @property
-    def input_names(self) -> list[str]:
-        """Names of the graph's inputs."""
-        return self.tensors.scorer_inputs
-
-    @property
-    def output_names(self) -> list[str]:
-        """Names of the graph's outputs."""
-        return self.tensors.scorer_outputs
 
     def forward(
         self, src_ids: Tensor, src_lens: Tensor, tgt_ids: Tensor, tgt_lens: Tensor, labels: Tensor
@@ -123,8 +113,3 @@ class ScorerGraph(nn.Module):
         hidden = self.decoder(tgt_ids.flatten(), positions, backend)
         log_probs = self.decoder.log_probs(hidden).gather(-1, labels.flatten()[:, None])
         return log_probs.view(labels.shape), torch.stack(backend.weights, 1)
-
-    def inputs(self, recorder: Recorder) -> dict[str, Any]:
-        """Add the graph's inputs; return them as `forward` takes them."""
-        axes = {"src_ids": ("B", "S"), "src_lens": ("B",), "tgt_ids": ("B", "T"), "tgt_lens": ("B",), "labels": ("B", "T")}
-        return {name: recorder.input(name, axes[name]) for name in self.input_names}

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.export.graphs.attention import Biases, Heads, KeyValue, group_query_attention
-from dragoman.export.recording import Recorder, axis_size, write_node
+from dragoman.export.graphs.kinds import Stepping
+from dragoman.export.recording import Recorder, axis_size
 from dragoman.export.short_head import shortened
 from dragoman.export.tensor_names import TensorNames, cross_kv_names, self_kv_names
 from dragoman.model.config import ModelConfig
@@ -63,7 +64,7 @@ class CachedAttention:
         return attended.squeeze(1)
 
 
-class StepGraph(nn.Module):
+class StepGraph(Stepping, nn.Module):
     """One token for each of N rows, every row at its own position, to the likeliest next tokens."""
 
     def __init__(self, model: Transformer, shortlist: Sequence[int] | None = None) -> None:
@@ -73,16 +74,6 @@ class StepGraph(nn.Module):
         self.shortlist = None if shortlist is None else torch.tensor(shortlist)
         self.config: ModelConfig = model.config
         self.tensors = TensorNames.of_layers(model.config.num_decoder_layers)
-
-    @property
-    def input_names(self) -> list[str]:
-        """Names of the graph's inputs."""
-        return self.tensors.decoder_inputs
-
-    @property
-    def output_names(self) -> list[str]:
-        """Names of the graph's outputs."""
-        return self.tensors.decoder_outputs
 
     def forward(
         self,
@@ -110,11 +101,7 @@ class StepGraph(nn.Module):
         backend = CachedAttention(self.config, positions, src_lens, self_kv, cross_kv)
         hidden = self.decoder(prev_ids, positions, backend)
         log_probs = self.decoder.log_probs(hidden)
-        shape = prev_ids.shape[0], "K"
-        values, ids = write_node("TopK", (log_probs, num_candidates), (shape, shape), (torch.float32, torch.int64), axis=-1)
-        if self.shortlist is not None:
-            (ids,) = write_node("Gather", (self.shortlist, ids), (shape,), (torch.int64,))
-        return ids, values, *(part for pair in backend.self_kv for part in pair)
+        return *self.likeliest(log_probs, num_candidates), *(part for pair in backend.self_kv for part in pair)
 
     def inputs(self, recorder: Recorder) -> dict[str, Any]:
         """Add the graph's inputs; return them as `forward` takes them."""
@@ -125,8 +112,7 @@ class StepGraph(nn.Module):
             return list(zip(values[::2], values[1::2], strict=True))
 
         return {
-            **{name: recorder.input(name, ("N",)) for name in ("prev_ids", "positions", "src_lens")},
-            "num_candidates": recorder.input("num_candidates", (1,)),
+            **self.rows(recorder),
             "self_kv": caches(self_kv_names(config.num_decoder_layers), "T"),
             "cross_kv": caches(cross_kv_names(config.num_decoder_layers), "S"),
         }
