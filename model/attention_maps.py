@@ -64,14 +64,14 @@ def fed(checkpoint: Checkpoint, text: str, source_language: str = "", target_lan
         raise InputError(f"{checkpoint.name}: {error}: --from and --to name them") from error
     ids = checkpoint.tokenizers.source.encode(task + text)
     source, first = model.prompt(ids)
-    if not text and not _is_prompt(model):
+    if not text and config.has_source:
         raise InputError("source: is empty")
     said = around(checkpoint.template, source_side, target_side, config.eos_id)
     if said.source_prefix or said.source_suffix != [config.eos_id]:
         source = [*said.source_prefix, *ids, *said.source_suffix]
     first = first if said.decoder_start_id is None else said.decoder_start_id
-    counted = "start token" if _is_prompt(model) else "end-of-sequence"
-    num_tokens = len(source) + _is_prompt(model)  # what a prompt ends with is read first
+    counted = "end-of-sequence" if config.has_source else "start token"
+    num_tokens = len(source) + (not config.has_source)  # what a prompt ends with is read first
     if num_tokens > config.max_source_positions:
         raise InputError(f"source: {num_tokens} tokens, {counted} included, where the model takes {config.max_source_positions}")
     return Fed(source, first, said.target_prefix)
@@ -117,11 +117,6 @@ def attention_maps(model: Network, of: Fed, said: Sequence[int]) -> AttentionMap
     read = [*of.source, *inputs]
     length = maps["decoder"].shape[-1] if "decoder" in maps else len(inputs)
     return AttentionMaps(of.source, read[len(read) - length :], list(said), maps)
-
-
-def _is_prompt(model: Network) -> bool:
-    """Tell whether a source is the beginning of the decoder's own text: then alone there may be nothing to encode."""
-    return not model.prompt([])[0]
 
 
 def _language(flag: str, asked: str, choice: Sequence[Language], default: str) -> Language | None:

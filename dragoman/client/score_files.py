@@ -1,7 +1,7 @@
 """What `dragoman score` does: pairs of lines through a client, one line for each onto a stream."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -89,31 +89,10 @@ def score_pairs(client: Client, pairs: Pairs, out: TextIO, options: ScoreOptions
         InputError: If the server refuses a pair, naming its line, or an option; the pairs before it are written.
         CallError: If a call fails for any other reason.
     """
-
-    def work(pair: tuple[str, str], scope: Scope) -> Score | None:
-        if not pair[0].strip():
-            return None
-        return client.score(
-            *pair,
-            model=options.model,
-            model_version=options.model_version,
-            source_language=options.source_language,
-            target_language=options.target_language,
-            length_penalty=options.length_penalty,
-            return_word_alignment=options.is_aligned,
-            alignment_layer=options.alignment_layer,
-            scope=scope,
-        )
-
-    number = 1
-    with client.scope() as scope, closing(in_order(pairs.lines, work, scope, options.concurrency)) as scores:
-        try:
-            for score in scores:
-                out.write(_line(score, options) + "\n")
-                out.flush()
-                number += 1
-        except InvalidArgument as error:
-            raise refusal(f"line {number} of {pairs.names}", error.message) from error
+    with closing(_scores(client, pairs.lines, pairs.names, options, skips_blank=True)) as scores:
+        for score in scores:
+            out.write(_line(score, options) + "\n")
+            out.flush()
 
 
 def token_log_probs(
@@ -132,23 +111,43 @@ def token_log_probs(
         InputError: If the server refuses a pair, naming its line.
         CallError: If a call fails for any other reason.
     """
+    pairs = list(zip(sources, targets, strict=True))
+    with closing(_scores(client, pairs, names, options, skips_blank=False)) as scores:
+        for score in scores:
+            assert score is not None, "none is skipped"
+            yield [token.log_prob for token in score.tokens]
 
-    def work(pair: tuple[str, str], scope: Scope) -> Score:
+
+def _scores(
+    client: Client, pairs: list[tuple[str, str]], names: str, options: ScoreOptions, *, skips_blank: bool
+) -> Generator[Score | None, None, None]:
+    """Yield what the server says of each pair, in order; None of one with a blank source, if such are skipped.
+
+    Raises:
+        InputError: If the server refuses a pair, naming its line, or an option.
+        CallError: If a call fails for any other reason.
+    """
+
+    def work(pair: tuple[str, str], scope: Scope) -> Score | None:
+        if skips_blank and not pair[0].strip():
+            return None
         return client.score(
             *pair,
             model=options.model,
             model_version=options.model_version,
             source_language=options.source_language,
             target_language=options.target_language,
+            length_penalty=options.length_penalty,
+            return_word_alignment=options.is_aligned,
+            alignment_layer=options.alignment_layer,
             scope=scope,
         )
 
     number = 1
-    pairs = list(zip(sources, targets, strict=True))
     with client.scope() as scope, closing(in_order(pairs, work, scope, options.concurrency)) as scores:
         try:
             for score in scores:
-                yield [token.log_prob for token in score.tokens]
+                yield score
                 number += 1
         except InvalidArgument as error:
             raise refusal(f"line {number} of {names}", error.message) from error

@@ -12,7 +12,7 @@ from torch import Tensor
 from dragoman.model.config import ModelConfig
 from dragoman.model.networks.attention import causal_mask, merge_heads, scaled_dot_product_attention, split_heads
 from dragoman.model.networks.relative import RelativeBias
-from dragoman.model.networks.rotary import rotated
+from dragoman.model.networks.rotary import angles, turned
 
 
 class AttentionBackend(Protocol):
@@ -55,13 +55,16 @@ class FullAttention:
         self.dropout = dropout
         self.is_causal = cross_kv is not None if is_causal is None else is_causal
         self._masks: dict[RelativeBias, Tensor] = {}
+        self._angles: tuple[Tensor, Tensor] | None = None
 
     def heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Split packed `[B, T, 3·H·Dh]` into queries, keys and values `[B, H, T, Dh]`; rotary positions turn the first two."""
         query, key, value = (split_heads(part, self.num_heads) for part in qkv.chunk(3, -1))
         if self.config.positions == "rotary":
-            positions = torch.arange(query.shape[2], device=query.device)
-            query, key = rotated(query, positions, self.config), rotated(key, positions, self.config)
+            if self._angles is None:  # of all layers
+                cos, sin = angles(query.shape[2], query.shape[3], self.config.rotary_base)
+                self._angles = cos.to(query), sin.to(query)
+            query, key = turned(query, *self._angles), turned(key, *self._angles)
         return query, key, value
 
     def self_attention(self, layer: int, qkv: Tensor, bias: RelativeBias | None) -> Tensor:

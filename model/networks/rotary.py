@@ -19,8 +19,12 @@ def angles(num_positions: int, head_dim: int, base: float) -> tuple[Tensor, Tens
 
 def rotated(x: Tensor, positions: Tensor, config: ModelConfig) -> Tensor:
     """Turn queries or keys `[B, H, T, Dh]`, which stand at positions `[T]`."""
-    cos, sin = (
-        part.to(x)[positions] for part in angles(int(positions.max()) + 1 if len(positions) else 0, x.shape[-1], config.rotary_base)
-    )
+    num_positions = int(positions.max()) + 1 if len(positions) else 0
+    cos, sin = (part.to(x)[positions] for part in angles(num_positions, x.shape[-1], config.rotary_base))
+    return turned(x, cos, sin)
+
+
+def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn queries or keys `[B, H, T, Dh]` by angles of which these are the cosines and sines, `[T, Dh / 2]` each."""
     first, second = x.chunk(2, -1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
