@@ -4,45 +4,27 @@ Its source is the prompt but for the last token, which is what it reads first: s
 and what stands for an encoded source is the prompt itself. Where there is no prompt it begins with the start token.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import cast
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dragoman.model.config import ModelConfig
 from dragoman.model.ids import Ids
-from dragoman.model.networks.backend import AttentionBackend, FullAttention
+from dragoman.model.networks.backend import FullAttention
 from dragoman.model.networks.network import Network, Observation
-from dragoman.model.networks.norm import norm
 from dragoman.model.networks.observed import ObservedAttention
-from dragoman.model.networks.predictor import Predictor, token_table
-from dragoman.model.networks.transformer import Embedding, SelfAttentionLayer
+from dragoman.model.networks.predictor import token_table
+from dragoman.model.networks.transformer import AttentionDecoder, SelfAttentionLayer
 
 
-class LanguageDecoder(Predictor):
+class LanguageDecoder(AttentionDecoder):
     """Layers of self-attention, in which a token sees itself and what came before it, and feed-forward networks."""
 
     def __init__(self, config: ModelConfig) -> None:
-        """Create its layers."""
-        super().__init__(config)
-        self.embedding = Embedding(config, token_table(config.target_vocab_size, config), config.max_target_positions)
-        self.layers = nn.ModuleList(SelfAttentionLayer(config, i, config.decoder_ffn_dim) for i in range(config.num_decoder_layers))
-        self.norm = norm(config) if config.norm == "pre" else nn.Identity()
-        self.output_scale = config.d_model**-0.5 if config.is_output_scaled else None
-
-    @property
-    def tokens(self) -> nn.Embedding:
-        """See `Predictor`."""
-        return self.embedding.tokens
-
-    def forward(self, ids: Tensor, positions: Tensor, backend: AttentionBackend) -> Tensor:
-        """Ids `[B, T]` at positions `[T]` or `[B, T]` → hidden states, as the output projection takes them."""
-        x: Tensor = self.embedding(ids, positions)
-        for layer in cast("Iterable[SelfAttentionLayer]", self.layers):
-            x = layer(x, backend)
-        x = self.norm(x)
-        return x if self.output_scale is None else x * self.output_scale
+        """Create its token table and its layers."""
+        tokens = token_table(config.target_vocab_size, config)
+        super().__init__(config, tokens, lambda i: SelfAttentionLayer(config, i, config.decoder_ffn_dim))
 
 
 class LanguageModel(Network):

@@ -175,14 +175,14 @@ class Encoder(nn.Module):
         return x
 
 
-class Decoder(Predictor):
-    """The target side, up to the logits."""
+class AttentionDecoder(Predictor):
+    """Layers of attention behind an embedding, up to the logits; whether they look at a source is theirs."""
 
-    def __init__(self, config: ModelConfig, tokens: nn.Embedding) -> None:
-        """Build on a token table that the encoder may share."""
+    def __init__(self, config: ModelConfig, tokens: nn.Embedding, layer: Callable[[int], nn.Module]) -> None:
+        """Build on a token table; `layer` makes each of the layers, which are counted from 0."""
         super().__init__(config)
         self.embedding = Embedding(config, tokens, config.max_target_positions)
-        self.layers = nn.ModuleList(DecoderLayer(config, i) for i in range(config.num_decoder_layers))
+        self.layers = nn.ModuleList(layer(i) for i in range(config.num_decoder_layers))
         self.relative_bias = relative_bias(config, config.num_decoder_layers, is_causal=True)
         self.norm = norm(config) if config.norm == "pre" else nn.Identity()
         self.output_scale = config.d_model**-0.5 if config.is_output_scaled else None
@@ -192,11 +192,6 @@ class Decoder(Predictor):
         """See `Predictor`."""
         return self.embedding.tokens
 
-    def project_memory(self, memory: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Project memory `[B, S, d_model]` to each layer's cross-attention keys and values, `[B, S, H·Dh]` each."""
-        layers = cast("Iterable[DecoderLayer]", self.layers)
-        return [layer.cross_attention.project_key_value(memory) for layer in layers]
-
     def forward(self, ids: Tensor, positions: Tensor, backend: AttentionBackend) -> Tensor:
         """Target ids `[B, T]` at positions `[T]` or `[B, T]` → hidden states, as the output projection takes them."""
         x: Tensor = self.embedding(ids, positions)
@@ -204,6 +199,19 @@ class Decoder(Predictor):
             x = layer(x, backend, bias_of_layer(self.relative_bias, i))
         x = self.norm(x)
         return x if self.output_scale is None else x * self.output_scale
+
+
+class Decoder(AttentionDecoder):
+    """The target side, up to the logits."""
+
+    def __init__(self, config: ModelConfig, tokens: nn.Embedding) -> None:
+        """Build on a token table that the encoder may share."""
+        super().__init__(config, tokens, lambda i: DecoderLayer(config, i))
+
+    def project_memory(self, memory: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Project memory `[B, S, d_model]` to each layer's cross-attention keys and values, `[B, S, H·Dh]` each."""
+        layers = cast("Iterable[DecoderLayer]", self.layers)
+        return [layer.cross_attention.project_key_value(memory) for layer in layers]
 
 
 class Transformer(Network):
