@@ -16,8 +16,8 @@ from dragoman.export.graphs.rnn import RnnEncoderGraph, RnnScorerGraph, RnnStepG
 from dragoman.export.graphs.transformer_encoder import EncoderGraph
 from dragoman.export.graphs.transformer_scorer import ScorerGraph
 from dragoman.export.graphs.transformer_step import StepGraph
-from dragoman.export.manifest import Tensors
 from dragoman.export.packing import is_packed
+from dragoman.export.tensors import Tensors
 from dragoman.export.tracing import GraphModule
 from dragoman.model.config import Architecture as Name
 from dragoman.model.config import ModelConfig

@@ -22,7 +22,6 @@ from dragoman.export.manifest import SAMPLES_FILE as SAMPLES_FILE
 from dragoman.export.manifest import TOKENIZER_DIRECTORY as TOKENIZER_DIRECTORY
 from dragoman.export.manifest import FileEntry as FileEntry
 from dragoman.export.manifest import Manifest as Manifest
-from dragoman.export.manifest import Tensors as Tensors
 from dragoman.export.manifest import content_version as content_version
 from dragoman.export.manifest_file import parse_manifest, read_manifest_bytes
 from dragoman.export.manifest_file import read_manifest as read_manifest
@@ -30,6 +29,7 @@ from dragoman.export.signing import Keys, check_signed
 from dragoman.export.tensor_names import cross_kv_names as cross_kv_names
 from dragoman.export.tensor_names import self_kv_names as self_kv_names
 from dragoman.export.tensor_names import self_kv_output_names as self_kv_output_names
+from dragoman.export.tensors import Tensors as Tensors
 from dragoman.model.files import leads_out, open_regular
 from dragoman.model.text.tokenizer import TokenizerError
 from dragoman.model.text.tokenizers import Tokenizers

@@ -35,7 +35,6 @@ from dragoman.export.manifest import (
     TOKENIZER_DIRECTORY,
     FileEntry,
     Manifest,
-    Tensors,
     content_version,
     told,
 )
@@ -45,6 +44,7 @@ from dragoman.export.progress import Progress, Say, steps_of
 from dragoman.export.samples import Samples
 from dragoman.export.shortlist import choose_shortlist
 from dragoman.export.tensor_names import STEP_INPUTS
+from dragoman.export.tensors import Tensors
 from dragoman.export.tracing import input_output_names
 from dragoman.model.card import read_domain
 from dragoman.model.checkpoint import WEIGHTS_FILE, Checkpoint

@@ -7,13 +7,12 @@ generation in `generation_checks`. `bundle.py` compares a manifest with the file
 
 import hashlib
 import re
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
 
-from dragoman.export.caches import Cache, CacheList, check_caches, names_of, passed_names, state_names
+from dragoman.export.caches import CacheList, check_caches, names_of
 from dragoman.export.evidence import Origin, Parity
 from dragoman.export.fields import (
     MAX_BUNDLE_BYTES,
@@ -29,7 +28,6 @@ from dragoman.export.fields import (
     Length,
     Line,
     Precision,
-    TensorList,
     TokenId,
     Version,
     Vocabulary,
@@ -40,7 +38,7 @@ from dragoman.export.fields import (
 )
 from dragoman.export.generation_checks import check_defaults, check_ids, check_room, num_forced
 from dragoman.export.packing import is_packed
-from dragoman.export.tensor_names import TensorNames
+from dragoman.export.tensors import Tensors, check_tensors
 from dragoman.model.config import Architecture
 from dragoman.model.generation import Defaults, Languages, Template
 from dragoman.model.text.reading import MAX_FILE_BYTES as MAX_TOKENIZER_BYTES
@@ -58,38 +56,6 @@ RESERVED_PREFIXES = ("dragoman.v", "grpc.")
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _PATH_PART = re.compile(r"[A-Za-z0-9._+@=-]+")
-
-
-class Tensors(Struct, frozen=True, forbid_unknown_fields=True):
-    """Inputs and outputs of the graphs, in the graphs' order."""
-
-    encoder_inputs: TensorList
-    encoder_outputs: TensorList
-    decoder_inputs: TensorList
-    decoder_outputs: TensorList
-    scorer_inputs: TensorList
-    scorer_outputs: TensorList
-
-    @classmethod
-    def of_layers(cls, num_decoder_layers: int, is_packed: bool = True) -> "Tensors":
-        """Return what this format version asks of graphs with so many decoder layers."""
-        return cls(*TensorNames.of_layers(num_decoder_layers, is_packed))
-
-    @classmethod
-    def of_caches(
-        cls, caches: Sequence[Cache], is_packed: bool = True, *, has_prompts: bool = False, has_attention: bool = True
-    ) -> "Tensors":
-        """Return what it asks of graphs with these caches; see `TensorNames.of_caches`."""
-        names = TensorNames.of_caches(
-            names_of(caches, "self"),
-            names_of(caches, "cross"),
-            passed_names(caches),
-            is_packed,
-            state_names=state_names(caches),
-            has_prompts=has_prompts,
-            has_attention=has_attention,
-        )
-        return cls(*names)
 
 
 class FileEntry(Struct, frozen=True, forbid_unknown_fields=True):
@@ -213,7 +179,7 @@ class Manifest(Dimensions, frozen=True, forbid_unknown_fields=True, kw_only=True
         expected = Tensors.of_caches(
             self.caches, self.is_packed, has_prompts=self.has_prompts, has_attention=self.attention_layers > 0
         )
-        _check_tensors(self.tensors, expected)
+        check_tensors(self.tensors, expected)
 
     @property
     def is_packed(self) -> bool:
@@ -324,19 +290,6 @@ def _check_entry(path: str, entry: FileEntry) -> None:
     limit = MAX_SAMPLES_BYTES if path == SAMPLES_FILE else limit
     if entry.size > limit:
         raise ValueError(f"files says that {path} has {entry.size} bytes; at most {limit} are allowed")
-
-
-def _check_tensors(tensors: Tensors, expected: Tensors) -> None:
-    """Refuse tensors that are not the ones this format version asks for."""
-    for field in Tensors.__struct_fields__:
-        wanted, found = getattr(expected, field), getattr(tensors, field)
-        missing, unknown = set(wanted) - set(found), set(found) - set(wanted)
-        if missing:
-            raise ValueError(f"tensors.{field} lacks {listed([name for name in wanted if name in missing])}")
-        if unknown:
-            raise ValueError(f"tensors.{field} has unknown {listed([name for name in found if name in unknown])}")
-        if len(found) > len(wanted):
-            raise ValueError(f"tensors.{field} has a tensor twice")
 
 
 # Fields that are left out where they have their default values, so that the bundles of a Transformer are what they ever were.

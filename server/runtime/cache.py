@@ -132,22 +132,23 @@ class SlotCache:
         if self.has_prompts:
             lengths += self.source_lengths[:num_rows]
         self._num_live_rows = num_rows
-        self._make_target_room(int(lengths.max()))
+        self.make_target_room(int(lengths.max()))
         self.target_lengths[:num_rows] = lengths
         self._num_steps += 1
         if self._num_steps == STEPS_PER_REVIEW:
             self._review()
 
+    def make_target_room(self, longest: int) -> None:
+        """Prepare for a row that holds so many positions in the caches that steps write; may move the buffers."""
+        assert longest <= self.max_target_tokens, "a row is longer than its cache"
+        if longest > self.target_capacity:
+            self._move_self(_capacity(longest, self.max_target_tokens))
+        self._longest_target = max(self._longest_target, longest)
+
     def begin_prompt(self, row: int) -> None:
-        """Prepare a row for a prompt, of which it has read nothing."""
-        for block in self._states:
-            block.clear(slice(row, row + 1))
+        """Prepare a row for a prompt, of which it has read nothing; where prompts are read, all caches have positions."""
         self.note_read(row, 0)
         self._num_live_rows = max(self._num_live_rows, row + 1)
-
-    def make_prompt_room(self, num_positions: int) -> None:
-        """Prepare for a row that holds so many positions when a piece of its prompt has been read; may move the buffers."""
-        self._make_target_room(num_positions)
 
     def note_read(self, row: int, num_tokens: int) -> None:
         """Note how much of its prompt a row holds."""
@@ -185,13 +186,6 @@ class SlotCache:
         if longest > self.source_capacity:
             self._move_cross(_capacity(longest, self.max_source_tokens))
         return longest
-
-    def _make_target_room(self, longest: int) -> None:
-        """Prepare for a row that holds so many positions."""
-        assert longest <= self.max_target_tokens, "a row is longer than its cache"
-        if longest > self.target_capacity:
-            self._move_self(_capacity(longest, self.max_target_tokens))
-        self._longest_target = max(self._longest_target, longest)
 
     def _begin(self, where: slice | NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
         """Note what rows hold that have got their sources."""

@@ -32,7 +32,7 @@ class PromptReader:
         if first == stop:
             return
         assert first == cache.source_lengths[row], "a piece that does not follow what has been read"
-        cache.make_prompt_room(stop + 1)  # the graph may write a place more, which whatever comes next overwrites
+        cache.make_target_room(stop + 1)  # the graph may write a place more, which whatever comes next overwrites
         inputs = {
             "src_ids": np.array(source_ids[first:stop], np.int64),
             "positions": np.arange(first, stop),

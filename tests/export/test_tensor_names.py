@@ -3,8 +3,8 @@
 import pytest
 
 from dragoman.export.caches import Cache, attention_caches
-from dragoman.export.manifest import Tensors
 from dragoman.export.tensor_names import PACKED_INPUTS
+from dragoman.export.tensors import Tensors
 
 STATES = [Cache("state_even_0", "self", [8]), Cache("state_odd_0", "self", [8])]
 START, KEYS, VALUES = Cache("start_0", "cross", [8]), Cache("keys", "cross", ["S", 6]), Cache("values", "cross", ["S", 8])

@@ -8,7 +8,8 @@ import pytest
 
 from dragoman.export.bundle import Bundle
 from dragoman.export.caches import Cache
-from dragoman.export.manifest import Manifest, Tensors
+from dragoman.export.manifest import Manifest
+from dragoman.export.tensors import Tensors
 from dragoman.server.runtime import cache as cache_module
 from dragoman.server.runtime.cache import SlotCache
 

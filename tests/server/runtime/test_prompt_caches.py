@@ -8,7 +8,7 @@ import pytest
 
 from dragoman.export.bundle import Bundle
 from dragoman.export.caches import Cache
-from dragoman.export.manifest import Tensors
+from dragoman.export.tensors import Tensors
 from dragoman.server.runtime import cache as cache_module
 from dragoman.server.runtime.cache import SlotCache
 
@@ -28,7 +28,7 @@ def cache(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> SlotCache:
 
 def read(cache: SlotCache, row: int, *stops: int) -> None:
     for stop in stops:
-        cache.make_prompt_room(stop)
+        cache.make_target_room(stop)
         cache.note_read(row, stop)
 
 
