@@ -13,7 +13,7 @@ SOURCES = [
     for path in sorted((ROOT / folder).rglob("*.py"))
 ]
 
-GRPC = ("server/main.py", "server/faces/grpc/", "dragoman/client/", "dragoman/load/", "dragoman/cli/")
+GRPC = ("server/main.py", "server/faces/grpc/", "server/faces/v1/", "dragoman/client/", "dragoman/load/", "dragoman/cli/")
 # Library: the files and folders that may import it.
 HOMES = {
     **dict.fromkeys(("grpc", "grpc_status", "grpc_health", "dragoman.v1"), GRPC),

@@ -21,7 +21,7 @@ from dragoman.server.core.readiness import Readiness
 from dragoman.server.dispatch.desk_server import DeskServer
 from dragoman.server.dispatch.replicated_engine import ReplicatedEngine
 from dragoman.server.engines import ModelEngine
-from dragoman.server.faces.grpc.tls import TlsFiles
+from dragoman.server.faces.tls_files import TlsFiles
 from dragoman.server.fronts.files import SETTINGS, read_files
 from dragoman.server.fronts.handed_bundles import HandedBundles
 from dragoman.server.fronts.kept import FrontEndCannotStart, KeptFrontEnd
