@@ -12,7 +12,7 @@ from dragoman.server.faces.grpc.connections import connection_options
 from dragoman.server.faces.grpc.interceptors import CallInterceptor
 from dragoman.server.faces.grpc.repository import RepositoryServicer
 from dragoman.server.faces.grpc.security import AuthInterceptor
-from dragoman.server.faces.grpc.tls import peer_names
+from dragoman.server.faces.grpc.tls import credentials, peer_names
 from dragoman.server.faces.large_requests import LARGE_BYTES
 from dragoman.server.faces.tls_files import TlsFiles
 from dragoman.v1 import repository_pb2_grpc
