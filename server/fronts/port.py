@@ -23,12 +23,13 @@ class HeldPort:
         port: Its number.
     """
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, setting: str = "port") -> None:
         """Take it, at every address that the host stands for.
 
         Args:
             host: Name or address.
             port: 0 for any that is free.
+            setting: What the port is called in an error.
 
         Raises:
             ConfigError: If it is taken, or there is no such address.
@@ -38,7 +39,7 @@ class HeldPort:
         try:
             addresses = _addresses(host, port)
         except (OSError, UnicodeError) as error:  # the second for a name that IDNA cannot encode
-            raise _refusal(host, port, error) from error
+            raise _refusal(setting, host, port, error) from error
         failure: OSError | None = None
         for family, address in addresses:
             try:
@@ -47,11 +48,11 @@ class HeldPort:
                 failure = error
                 if error.errno not in _NOT_HERE:
                     self.close()
-                    raise _refusal(host, port, error) from error
+                    raise _refusal(setting, host, port, error) from error
             else:
                 self.port = self._sockets[-1].getsockname()[1]
         if not self._sockets:
-            raise _refusal(host, port, failure) from failure
+            raise _refusal(setting, host, port, failure) from failure
 
     def close(self) -> None:
         """Give it up; doing so again does nothing."""
@@ -99,8 +100,8 @@ def _take(family: socket.AddressFamily, address: tuple[object, ...]) -> socket.s
     return held
 
 
-def _refusal(host: str, port: int, error: BaseException | None) -> ConfigError:
+def _refusal(setting: str, host: str, port: int, error: BaseException | None) -> ConfigError:
     if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-        return ConfigError(f"port: cannot listen on {host}:{port}; is another process using it?")
+        return ConfigError(f"{setting}: cannot listen on {host}:{port}; is another process using it?")
     reason = error.strerror if isinstance(error, OSError) else "no such host"
-    return ConfigError(f"port: cannot listen on {host}:{port}: {reason}")
+    return ConfigError(f"{setting}: cannot listen on {host}:{port}: {reason}")

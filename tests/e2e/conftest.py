@@ -50,7 +50,7 @@ class Server:
             ],
             stderr=subprocess.PIPE,
             cwd=ROOT,
-            env=os.environ | {"DRAGOMAN_METRICS_PORT": "0"} | (environment or {}),
+            env=os.environ | {"DRAGOMAN_METRICS_PORT": "0", "DRAGOMAN_HTTP_PORT": "0"} | (environment or {}),
             text=True,
         )
         self.events: list[dict[str, Any]] = []
@@ -64,6 +64,7 @@ class Server:
             self.wait()
             raise
         self.address = f"127.0.0.1:{serving['port']}"
+        self.http_address = f"http://127.0.0.1:{serving.get('http_port')}"
         self.metrics_address = f"http://127.0.0.1:{serving['metrics_port']}"
 
     def _read(self) -> None:
