@@ -148,6 +148,9 @@ class ServerConfig(BaseSettings):
     http: bool = Field(True, description="Answer HTTP too: the same requests as JSON.")
     http_host: str = Field("0.0.0.0", min_length=1, description="Address that HTTP is answered at.")
     http_port: Port = Field(8080, description="Its port; 0 for any free one.")
+    http_allowed_origins: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="Origins whose pages may use it in a browser, such as https://example.org; * for any, none for none."
+    )
     metrics_host: str = Field(
         "0.0.0.0", min_length=1, description="Address of /metrics, /healthz and /readyz; 127.0.0.1 for this machine only."
     )
@@ -318,10 +321,18 @@ class ServerConfig(BaseSettings):
         """Leave the reading of sources to `load`, which knows where a value came from."""
         return (init_settings,)
 
-    @field_validator("latency_buckets", "gpu_row_buckets", "gpu_capacity_buckets", mode="before")
+    @field_validator("latency_buckets", "gpu_row_buckets", "gpu_capacity_buckets", "http_allowed_origins", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+
+    @field_validator("http_allowed_origins")
+    @classmethod
+    def _check_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in origins:
+            if origin != "*" and re.fullmatch(r"[a-z][a-z0-9+.-]*://[a-z0-9._:\[\]-]+", origin) is None:
+                raise ValueError(f"{origin!r} is not SCHEME://HOST or SCHEME://HOST:PORT, in lower case and without a path, nor *")
+        return origins
 
     @field_validator("gpu_attention_kernels")
     @classmethod

@@ -1,6 +1,7 @@
 """What happens around every request over HTTP that the core serves, as the core has it for all faces."""
 
 import asyncio
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from functools import partial
 
@@ -15,6 +16,8 @@ from dragoman.server.faces.http.peers import owner_of, peer_names
 from dragoman.server.faces.http.reading import Bodies, timeout_of
 
 ID_KEY = "X-Request-Id"
+
+Metadata = list[tuple[str, str | bytes]]
 
 
 def _own_ending(error: BaseException) -> str | None:
@@ -43,7 +46,12 @@ class Around:
             manner: How its protocol says what went wrong.
             request: It.
         """
-        call = Call.begin(f"{endpoint.method} {endpoint.path}", is_counted=endpoint.is_counted, is_awaited=endpoint.is_awaited)
+        call = Call.begin(
+            f"{endpoint.method} {endpoint.path}",
+            is_counted=endpoint.is_counted,
+            has_items=endpoint.has_items,
+            is_awaited=endpoint.is_awaited,
+        )
         exchange = Exchange(request, call, None)
         with ExitStack() as around:
             response = await self._serve(endpoint, manner, exchange, around)
@@ -56,12 +64,13 @@ class Around:
     async def _serve(self, endpoint: Endpoint, manner: Manner, exchange: Exchange, around: ExitStack) -> web.StreamResponse:
         """Read a request and answer it; `around` keeps its room until it has its answer."""
         call, request = exchange.call, exchange.http
-        metadata = [(key.lower(), value) for key, value in request.headers.items()]
+        metadata: Metadata = [(key.lower(), value) for key, value in request.headers.items()]
         names = partial(peer_names, request)
         problem: ServiceError | None = None
-        if self._calls.is_known(call, metadata, names):
+        if self._is_read(endpoint, call, metadata, names):
             try:
                 await self._read(endpoint, exchange, around)
+                metadata += _key_in(endpoint, exchange)
             except ServiceError as error:
                 problem = error
             except (asyncio.CancelledError, ConnectionError):  # gone before all of it came
@@ -75,12 +84,23 @@ class Around:
                 names=names,
                 own_ending=_own_ending,
                 is_sent_later=True,
+                is_open=endpoint.is_open,
             ):
                 if problem is not None:
                     raise problem
                 return await endpoint.answer(exchange)
         except ServiceError as error:
             return await _tell(manner, exchange, error)
+
+    def _is_read(self, endpoint: Endpoint, call: Call, metadata: Metadata, names: Callable[[], Iterable[str]]) -> bool:
+        """Return whether a request is to be read, which it is by whoever is known, or may become known by it."""
+        if endpoint.key_of is not None and all(key != "authorization" for key, _ in metadata):
+            return True
+        if self._calls.is_known(call, metadata, names):
+            return True
+        if endpoint.is_open:
+            call.caller = None
+        return endpoint.is_open
 
     async def _read(self, endpoint: Endpoint, exchange: Exchange, around: ExitStack) -> None:
         """Read what a request says.
@@ -98,6 +118,12 @@ class Around:
         if deadlines != NO_DEADLINES:
             seconds, limit = deadlines.time_left(call.arrival, seconds)
         exchange.message = await endpoint.read(request, await self._bodies.read(request, seconds, limit))
+
+
+def _key_in(endpoint: Endpoint, exchange: Exchange) -> Metadata:
+    """Return the token that a request's body says, as a header would have it; nothing where it is known whose the request is."""
+    key = "" if endpoint.key_of is None or exchange.call.caller is not None else endpoint.key_of(exchange.message)
+    return [("authorization", f"Bearer {key}")] if key else []
 
 
 async def _tell(manner: Manner, exchange: Exchange, error: ServiceError) -> web.StreamResponse:

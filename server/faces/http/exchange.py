@@ -64,6 +64,9 @@ class Endpoint:
         read: Makes a message of a body; None where there is none. What it raises is told to the caller.
         is_counted: Whether the metrics know of it: it is there to generate or to score.
         is_awaited: Whether a drain waits for it.
+        is_open: Whether anybody may ask; who is known all the same is the caller.
+        has_items: Whether it stands for several requests, each of which has a record of its own.
+        key_of: Returns the caller's token where a body says it; empty for none. A header's goes first.
     """
 
     method: str
@@ -72,3 +75,6 @@ class Endpoint:
     read: Callable[[web.Request, bytes], Awaitable[Any]] | None = None
     is_counted: bool = False
     is_awaited: bool = True
+    is_open: bool = False
+    has_items: bool = False
+    key_of: Callable[[Any], str] | None = None

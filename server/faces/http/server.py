@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from http import HTTPStatus
 
@@ -13,8 +13,10 @@ from dragoman.server.config import ServerConfig
 from dragoman.server.core.core import CLOSE_SECONDS, Core
 from dragoman.server.faces.http.around import Around
 from dragoman.server.faces.http.exchange import Endpoint, Manner
+from dragoman.server.faces.http.libre import LibreApi
 from dragoman.server.faces.http.listening import Listening
 from dragoman.server.faces.http.native import NativeApi
+from dragoman.server.faces.http.origins import Origins
 from dragoman.server.faces.http.reading import Bodies
 from dragoman.server.faces.http.statuses import HttpRefusal, NothingThere
 from dragoman.server.faces.tls_files import TlsFiles
@@ -53,9 +55,13 @@ class HttpServer:
         self.port = self._listening.port
         around = Around(core, Bodies(config.max_message_bytes))
         native = NativeApi(core, config.max_message_bytes)
-        app = web.Application(middlewares=[_tell_http_errors(native)], handler_args=None)
+        origins = Origins(config.http_allowed_origins)
+        libre = LibreApi(core, config.max_message_bytes, origins)
+        manners: dict[str, Manner] = {endpoint.path: libre for endpoint in libre.endpoints()}
+        app = web.Application(middlewares=[_tell_http_errors(native, manners), origins.middleware()], handler_args=None)
         add(app, around, native, native.endpoints())
-        app.on_response_prepare.append(_add_headers)
+        add(app, around, libre, libre.endpoints())
+        app.on_response_prepare.extend((_add_headers, origins.add_headers))
         logger = logging.getLogger("aiohttp.server")
         logger.setLevel(logging.CRITICAL)  # what goes wrong in a call is in the records of calls
         idle = config.max_connection_idle_seconds or IDLE_SECONDS
@@ -101,8 +107,13 @@ def add(app: web.Application, around: Around, manner: Manner, endpoints: Iterabl
         app.router.add_route(endpoint.method, endpoint.path, partial(around.serve, endpoint, manner))
 
 
-def _tell_http_errors(manner: Manner) -> Middleware:
-    """Return what says in a protocol's manner what aiohttp would in its own: that nothing is there, or not by this method."""
+def _tell_http_errors(manner: Manner, others: Mapping[str, Manner]) -> Middleware:
+    """Return what says in a protocol's manner what aiohttp would in its own: that nothing is there, or not by this method.
+
+    Args:
+        manner: Of every path that has no other.
+        others: By path.
+    """
 
     @web.middleware
     async def tell(request: web.Request, handler: Answering) -> web.StreamResponse:
@@ -115,7 +126,7 @@ def _tell_http_errors(manner: Manner) -> Middleware:
             refusal = NothingThere()
         except web.HTTPException as error:
             refusal = HttpRefusal(error.status, HTTPStatus(error.status).phrase)
-        return manner.refuse(refusal, "")
+        return others.get(request.path, manner).refuse(refusal, "")
 
     return tell
 

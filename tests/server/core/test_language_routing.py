@@ -167,5 +167,5 @@ def test_a_caller_is_led_to_models_that_it_may_use_and_told_of_no_others(tmp_pat
 def test_shipped_models_tell_what_they_translate(name: str, pair: str | None) -> None:
     folder = ROOT / "model/pretrained" / name
     told = CheckpointFolder.load(folder).languages
-    assert pair is None or told is not None and f"{told.source[0].code} {told.target[0].code}" == pair
+    assert pair is None or (told is not None and f"{told.source[0].code} {told.target[0].code}" == pair)
     assert (told is None) == (pair is None) == ("languages" not in json.loads((folder / "config.json").read_text()))
