@@ -42,7 +42,7 @@ class ServedModel:
         (folder / "models" / self._bundle.name).symlink_to(self._bundle)
         self._log = folder / "log"
         command = [sys.executable, "-m", "dragoman", "serve", "--models", str(folder / "models"), "--host", "127.0.0.1"]
-        ports = ["--port", "0", "--metrics-port", "0", "--metrics-host", "127.0.0.1"]
+        ports = ["--port", "0", "--http", "false", "--metrics-port", "0", "--metrics-host", "127.0.0.1"]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [*command, *ports, *self._flags], stderr=log, cwd=self._source, env=environment_of(self._source)

@@ -3,7 +3,7 @@
 import base64
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from html import escape
 from importlib.resources import files
@@ -47,11 +47,12 @@ def page() -> str:
     told = json.loads(document())
     parts = [*_operations(told), *_schemas(told)]
     title = escape(told["info"]["title"])
+    link = f'<p>For tools: <a href="{PATH}">{PATH[1:]}</a> (OpenAPI {escape(told["openapi"])}).</p>'
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f"<title>{title}: HTTP API</title><style>{STYLE}</style></head><body><main><h1>{title}: HTTP API</h1>"
         f"{_paragraphs(told['info']['description'])}"
-        f'<p>For tools: <a href="{PATH}">{PATH[1:]}</a> (OpenAPI {escape(told["openapi"])}).</p>{"".join(parts)}</main></body></html>'
+        f"{link}{''.join(parts)}</main></body></html>"
     )
 
 
@@ -93,7 +94,7 @@ def _kind(schema: dict[str, Any]) -> str:
     return escape(schema.get("format", schema["type"]) + (f", {encoding}" if encoding else ""))
 
 
-def _table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     head = "".join(f'<th scope="col">{one}</th>' for one in heads)
     body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
