@@ -265,6 +265,7 @@ def test_names_in_a_certificate_say_who_calls_and_files_may_change(serve_http: A
             async with ClientSession(connector=TCPConnector(ssl=context(folder / "ca.pem"))) as session:
                 async with session.post(url, json={"text": "a"}) as response:
                     assert response.status == 200, await response.text()
+                (tmp_path / "other").mkdir()
                 other = make_certificates(tmp_path / "other", {"server": "DNS:localhost,IP:127.0.0.1"})
                 for name in ("server.pem", "server.key"):
                     (folder / name).write_bytes((other / name).read_bytes())
