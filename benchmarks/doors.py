@@ -2,16 +2,16 @@
 
     python -m benchmarks.doors --data data/multi30k [--bundle bundles/en-de] [--quick]
 
-One sender, in a process of its own on the same cores, keeps 1, 16 and 64 requests under way: over gRPC to a server without HTTP, over
-gRPC to one that answers HTTP, too, and over HTTP to that one. The sides take turns; medians of the rounds count. All of them are
-asked the same texts, one model, greedy.
+One sender, in a process of its own on the same cores, keeps 1, 16 and 64 requests under way: over gRPC to a server without HTTP,
+over gRPC to one that answers HTTP, too, and over HTTP to that one. The sides take turns; medians of the rounds count. All of
+them are asked the same texts, one model, greedy.
 """
 
 import argparse
 import asyncio
 import itertools
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import asynccontextmanager
 from multiprocessing import get_context
@@ -63,13 +63,13 @@ async def by_http(address: str, model: str) -> Any:
 OPENERS = {ALONE: by_grpc, GRPC: by_grpc, HTTP: by_http}
 
 
-def send(side: str, address: str, model: str, texts: Sequence[str], concurrency: int, seconds: float) -> tuple[float, list[float]]:
+def send(side: str, address: str, model: str, texts: list[str], concurrency: int, seconds: float) -> tuple[float, list[float]]:
     """Keep so many requests under way for so long; return answers a second, and every latency in seconds, rising."""
     return asyncio.run(_send(side, address, model, texts, concurrency, seconds))
 
 
 async def _send(
-    side: str, address: str, model: str, texts: Sequence[str], concurrency: int, seconds: float
+    side: str, address: str, model: str, texts: list[str], concurrency: int, seconds: float
 ) -> tuple[float, list[float]]:
     latencies: list[float] = []
     async with OPENERS[side](address, model) as ask:
@@ -86,7 +86,7 @@ async def _send(
     return len(latencies) / wall, sorted(latencies)
 
 
-def measure(addresses: Mapping[str, str], model: str, texts: Sequence[str], rounds: int, seconds: float) -> list[dict[str, Any]]:
+def measure(addresses: Mapping[str, str], model: str, texts: list[str], rounds: int, seconds: float) -> list[dict[str, Any]]:
     """Return a row for each side and number of callers; the sides take turns."""
     rows = []
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as sender:
@@ -128,8 +128,8 @@ def main() -> None:
     if arguments.quick:
         return
     notes = [
-        f"`{arguments.bundle.name}`, one engine of {arguments.threads} threads, greedy, captions of test_2016, closed loop; medians of "
-        f"{rounds} rounds of {seconds:g} s a side, in turns, sender and servers on the same cores. "
+        f"`{arguments.bundle.name}`, one engine of {arguments.threads} threads, greedy, captions of test_2016, closed loop; medians "
+        f"of {rounds} rounds of {seconds:g} s a side, in turns, sender and servers on the same cores. "
         f"{time.monotonic() - started:.0f} s to make."
     ]
     about = environment("onnxruntime", "grpcio", "aiohttp") | {"threads": arguments.threads, "rounds": rounds, "seconds": seconds}

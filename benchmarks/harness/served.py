@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 START_SECONDS = 120.0
 STOP_SECONDS = 60.0
 POLL_SECONDS = 0.05
+WITH_HTTP, WITHOUT_HTTP = ("--http-port=0",), ("--http=false",)
 
 
 class ServedModel:
@@ -36,7 +37,7 @@ class ServedModel:
         """Describe the server; flags are `dragoman serve`'s, `source` is the checkout whose server it is."""
         self._bundle, self._flags, self._source = bundle.resolve(), flags, source.resolve()
         self.address = self.http_address = ""
-        self._http = () if not has_setting("http", self._source) else ("--http-port=0",) if has_http else ("--http=false",)
+        self._http = () if not has_setting("http", self._source) else WITH_HTTP if has_http else WITHOUT_HTTP
         self.front_pid = self.engine_pid = 0
 
     def __enter__(self) -> Self:
@@ -56,7 +57,7 @@ class ServedModel:
             self.engine_pid = wait_for_event(self._process, self._log, "engine ready", START_SECONDS, num_engines)["engine_pid"]
             serving = wait_for_event(self._process, self._log, "serving", START_SECONDS)
             self.address = f"127.0.0.1:{serving['port']}"
-            self.http_address = f"127.0.0.1:{serving['http_port']}" if has_http else ""
+            self.http_address = f"127.0.0.1:{serving['http_port']}" if self._http == WITH_HTTP else ""
         except BaseException:
             self._stop(signal.SIGKILL)
             raise
