@@ -128,8 +128,8 @@ def main() -> None:
     if arguments.quick:
         return
     notes = [
-        f"`{arguments.bundle.name}`, one engine of {arguments.threads} threads, greedy, captions of test_2016, closed loop; medians "
-        f"of {rounds} rounds of {seconds:g} s a side, in turns, sender and servers on the same cores. "
+        f"`{arguments.bundle.name}`, one engine of {arguments.threads} threads, greedy, captions of test_2016, closed loop; "
+        f"medians of {rounds} rounds of {seconds:g} s a side, in turns, sender and servers on the same cores. "
         f"{time.monotonic() - started:.0f} s to make."
     ]
     about = environment("onnxruntime", "grpcio", "aiohttp") | {"threads": arguments.threads, "rounds": rounds, "seconds": seconds}
