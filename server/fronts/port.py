@@ -10,6 +10,7 @@ import socket
 from types import TracebackType
 from typing import Self
 
+from dragoman.server.addresses import addresses_of
 from dragoman.server.config import ConfigError
 
 # Of an address that this machine does not have, such as ::1 where there is no IPv6; another one of the host may do.
@@ -37,7 +38,7 @@ class HeldPort:
         self.port = port
         self._sockets: list[socket.socket] = []
         try:
-            addresses = _addresses(host, port)
+            addresses = addresses_of(host, port)
         except (OSError, UnicodeError) as error:  # the second for a name that IDNA cannot encode
             raise _refusal(setting, host, port, error) from error
         failure: OSError | None = None
@@ -67,15 +68,6 @@ class HeldPort:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Give it up."""
         self.close()
-
-
-def _addresses(host: str, port: int) -> list[tuple[socket.AddressFamily, tuple[object, ...]]]:
-    """Return what gRPC will listen on: every address of a name; for the one of all of IPv4 that of IPv6, too, which takes both."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    addresses = list(dict.fromkeys((family, address) for family, _, _, _, address in found))
-    if socket.has_dualstack_ipv6() and any(address[0] in ("0.0.0.0", "::") for _, address in addresses):
-        return [(socket.AddressFamily.AF_INET6, ("::", port, 0, 0))]
-    return [(family, tuple(address)) for family, address in addresses]
 
 
 def _take(family: socket.AddressFamily, address: tuple[object, ...]) -> socket.socket:

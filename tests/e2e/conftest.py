@@ -50,7 +50,7 @@ class Server:
             ],
             stderr=subprocess.PIPE,
             cwd=ROOT,
-            env=os.environ | {"DRAGOMAN_METRICS_PORT": "0", "DRAGOMAN_HTTP_PORT": "0"} | (environment or {}),
+            env=os.environ | {"DRAGOMAN_METRICS_PORT": "0"} | (environment or {}),
             text=True,
         )
         self.events: list[dict[str, Any]] = []

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
+from dragoman.server.addresses import addresses_of
 from dragoman.server.config import ConfigError, ServerConfig
 from dragoman.server.credentials import no_password
 from dragoman.server.faces.tls_files import TlsFiles
@@ -119,7 +120,7 @@ def bind(host: str, port: int, *, is_shared: bool) -> Sequence[socket.socket]:
     """
     bound: list[socket.socket] = []
     try:
-        for family, address in _addresses(host, port):
+        for family, address in addresses_of(host, port):
             each = socket.socket(family, socket.SOCK_STREAM)
             bound.append(each)
             each.setblocking(False)
@@ -137,12 +138,3 @@ def bind(host: str, port: int, *, is_shared: bool) -> Sequence[socket.socket]:
         reason = error.strerror or str(error) if isinstance(error, OSError) else "no such host"
         raise ConfigError(f"http_port: cannot listen on {host}:{port}: {reason}") from error
     return bound
-
-
-def _addresses(host: str, port: int) -> list[tuple[socket.AddressFamily, tuple[object, ...]]]:
-    """Return every address of a name; for the one of all of IPv4 that of IPv6, which takes both, as gRPC does."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    addresses = list(dict.fromkeys((family, address) for family, _, _, _, address in found))
-    if socket.has_dualstack_ipv6() and any(address[0] in ("0.0.0.0", "::") for _, address in addresses):
-        return [(socket.AddressFamily.AF_INET6, ("::", port, 0, 0))]
-    return [(family, tuple(address)) for family, address in addresses]
