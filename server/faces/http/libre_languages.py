@@ -54,10 +54,10 @@ class LibreLanguages:
                 targets.setdefault(code, set()).update(target.keys() - {code})
         return [Known(code, names[code], sorted(targets.get(code, ()))) for code in sorted(names)]
 
-    def sources_of(self, models: Iterable[Model], target: str) -> list[str]:
+    def sources_of(self, models: Sequence[Model], target: str) -> list[str]:
         """Return the codes of what is translated to a language, which is named by any of its spellings."""
         able = (model for model in models if model.frames.writes(target) is not None)
-        return sorted({code for model in able for code in self._of(model.frames).source} - {self.find([], target)})
+        return sorted({code for model in able for code in self._of(model.frames).source} - {self.find(models, target)})
 
     def find(self, models: Iterable[Model], asked: str) -> str:
         """Return the code of a language by any of its spellings; empty where no model has it."""

@@ -22,7 +22,8 @@ ABBREVIATIONS = frozenset((
 # fmt: on
 # Of the last word before a stop.
 MAX_WORD_CHARACTERS = 64
-_LINE = re.compile(r"\r\n|[\n\r\v\f\x85\u2028\u2029]")
+# With all white space after it, so that many blank lines are one piece.
+_LINE = re.compile(r"[\n\r\v\f\x85\u2028\u2029]\s*+")
 # Quantifiers give nothing back, and a run of stops is looked at once: otherwise a hostile text would take the square of its length.
 _END = re.compile(
     r"""(?<![.!?…؟।])[.!?…؟।]++["'”’»«)\]]*+(?=\s++["'“‘„«»(\[¿¡-]*+[^\W_])\s++|[。！？]++[”’」』）]*+""",

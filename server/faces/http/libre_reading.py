@@ -74,7 +74,8 @@ class Reader:
         if body or kind == JSON:
             check_kind(request, JSON, URLENCODED, MULTIPART)
         if kind == JSON:
-            return await _beside(read_json, body)
+            asked: Asked = await _beside(read_json, body)
+            return asked
         if not self._origins.is_trusted(request):
             raise HttpRefusal(
                 HTTPStatus.FORBIDDEN, "Origin: pages of other origins may send forms if http_allowed_origins has them"

@@ -271,7 +271,11 @@ def test_without_a_detector_the_only_source_there_is_is_meant(run: Any, make_mod
         assert await world.refused("/detect", json={"q": "a"}) == needed
         assert await world.refused(json=ASKED | {"source": "auto", "target": "fr"}) == needed
 
-    run(test, make_model("en-de", languages=languages("en", "de")), make_model("x-fr", languages=languages("en de", "fr", 340)))
+        _, told = await world.post(json=ASKED | {"source": "auto", "target": "cs"})
+        assert told["detectedLanguage"]["language"] == "en", "what is in the target's language already needs no model"
+
+    pairs = (("en-de", "en", "de", None), ("x-fr", "en de", "fr", 340), ("both", "en cs", "en cs", 341))
+    run(test, *(make_model(name, languages=languages(*sides)) for name, *sides in pairs))
 
 
 def test_a_key_is_a_token_wherever_it_is_said(run: Any) -> None:

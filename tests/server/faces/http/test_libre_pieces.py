@@ -54,6 +54,11 @@ def test_a_hostile_text_takes_no_square_of_its_length(text: str) -> None:
     assert time.process_time() - began < 20, "the square would be minutes"
 
 
+@pytest.mark.parametrize("text", ["\n" * 10**6, " \r\n" * 10**6, "a" + "\n\t" * 10**6])
+def test_blank_lines_are_few_pieces(text: str) -> None:
+    assert len(list(pieces_of(text))) <= 3
+
+
 @pytest.mark.parametrize(
     ("code", "names", "expected"),
     [
