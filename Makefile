@@ -10,6 +10,7 @@ MODELS ?= en-de en-fr
 BUNDLES ?= bundles
 HOST   ?= 127.0.0.1
 PORT   ?= 8500
+HTTP_PORT ?= 8080
 METRICS_PORT ?= 8501
 WORKERS ?= auto
 
@@ -36,14 +37,15 @@ $(READY): $(SERVING)
 	-$(PIP) --no-deps kserve
 	touch $@
 
-serve: export ## Serve the shipped models (PORT, METRICS_PORT, HOST)
-	@echo "Serving on $(HOST):$(PORT), metrics on $(HOST):$(METRICS_PORT). In another terminal:"
+serve: export ## Serve the shipped models (PORT, HTTP_PORT, METRICS_PORT, HOST)
+	@echo "Serving on $(HOST):$(PORT), HTTP on $(HOST):$(HTTP_PORT), metrics on $(HOST):$(METRICS_PORT). In another terminal:"
 	@echo "  $(BIN)/dragoman translate --server $(HOST):$(PORT) --model en-de 'A dog runs through the snow.'"
 	@echo "  $(BIN)/dragoman models --server $(HOST):$(PORT)"
-	$(BIN)/dragoman serve --models $(BUNDLES) --host $(HOST) --port $(PORT) --metrics-host $(HOST) --metrics-port $(METRICS_PORT)
+	$(BIN)/dragoman serve --models $(BUNDLES) --host $(HOST) --port $(PORT) \
+	  --http-host $(HOST) --http-port $(HTTP_PORT) --metrics-host $(HOST) --metrics-port $(METRICS_PORT)
 
 demo: export ## Serve in the background, translate, show the metrics that moved, stop
-	PORT=$(PORT) METRICS_PORT=$(METRICS_PORT) BUNDLES=$(BUNDLES) MODELS="$(MODELS)" \
+	PORT=$(PORT) HTTP_PORT=$(HTTP_PORT) METRICS_PORT=$(METRICS_PORT) BUNDLES=$(BUNDLES) MODELS="$(MODELS)" \
 	  DRAGOMAN=$(BIN)/dragoman PYTHON=$(BIN)/python bash deploy/demo.sh
 
 export: $(MODELS:%=$(BUNDLES)/%/bundle.json) ## Export the shipped checkpoints to ONNX bundles

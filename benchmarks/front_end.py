@@ -56,7 +56,7 @@ class SampledServer:
         sampler = [sys.executable, str(ROOT / "benchmarks/harness/sampled.py"), str(self._counts)]
         flags = [
             *("serve", "--models", str(folder / "models"), "--host", "127.0.0.1", "--port", "0"),
-            *("--metrics-host", "127.0.0.1", "--metrics-port", "0", "--num-threads", "1"),
+            *("--http", "false", "--metrics-host", "127.0.0.1", "--metrics-port", "0", "--num-threads", "1"),
         ]
         with log.open("wb") as stream:
             environ = environment_of(self._checkout)

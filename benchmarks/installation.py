@@ -90,7 +90,7 @@ def first_answer(revision: str, folder: Path) -> list[dict[str, Any]]:
     subprocess.run(["git", "clone", "--quiet", ROOT, folder], check=True)
     subprocess.run(["git", "checkout", "--quiet", revision], cwd=folder, check=True)
     port = free_port()
-    command = ["make", "serve", f"PORT={port}", f"METRICS_PORT={free_port()}"]
+    command = ["make", "serve", f"PORT={port}", f"METRICS_PORT={free_port()}", f"HTTP_PORT={free_port()}"]
     process = subprocess.Popen(
         command, cwd=folder, env=without_cache(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )

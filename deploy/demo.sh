@@ -4,13 +4,14 @@ set -euo pipefail
 dragoman=${DRAGOMAN:-dragoman}
 python=${PYTHON:-python3}  # needs nothing but the standard library
 port=${PORT:-8500}
+http_port=${HTTP_PORT:-8080}
 metrics_port=${METRICS_PORT:-8501}
 export DRAGOMAN_SERVER=127.0.0.1:$port
 export no_proxy=127.0.0.1${no_proxy:+,$no_proxy}
 log=$(mktemp)
 
-"$dragoman" serve --models "${BUNDLES:-bundles}" --host 127.0.0.1 --port "$port" --metrics-host 127.0.0.1 \
-  --metrics-port "$metrics_port" --log-format json --log-level info 2>"$log" &
+"$dragoman" serve --models "${BUNDLES:-bundles}" --host 127.0.0.1 --port "$port" \
+  --http-host 127.0.0.1 --http-port "$http_port" --metrics-host 127.0.0.1 --metrics-port "$metrics_port" --log-format json --log-level info 2>"$log" &
 pid=$!
 stop() {
   status=$?

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Writes the Python stubs of the .proto files into dragoman/v1; with --check, fails where the committed ones differ.
+# Writes what is made of the .proto files: the Python stubs in dragoman/v1, and the OpenAPI document of the HTTP API. With --check,
+# fails where what is committed differs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=.
@@ -14,3 +15,4 @@ if [ "$out" != . ]; then
     diff -q "$stub" "dragoman/v1/$(basename "$stub")" || { echo "stubs are out of date: run make protos" >&2; exit 1; }
   done
 fi
+python protos/openapi.py "$@"

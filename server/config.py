@@ -145,6 +145,12 @@ class ServerConfig(BaseSettings):
 
     host: str = Field("0.0.0.0", min_length=1, description="Address the gRPC server listens on.")
     port: Port = Field(8500, description="Its port; 0 for any free one.")
+    http: bool = Field(True, description="Answer HTTP too: the same requests as JSON.")
+    http_host: str = Field("0.0.0.0", min_length=1, description="Address that HTTP is answered at.")
+    http_port: Port = Field(8080, description="Its port; 0 for any free one.")
+    http_allowed_origins: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="Origins whose pages may use it in a browser, such as https://example.org; * for any, none for none."
+    )
     metrics_host: str = Field(
         "0.0.0.0", min_length=1, description="Address of /metrics, /healthz and /readyz; 127.0.0.1 for this machine only."
     )
@@ -315,10 +321,18 @@ class ServerConfig(BaseSettings):
         """Leave the reading of sources to `load`, which knows where a value came from."""
         return (init_settings,)
 
-    @field_validator("latency_buckets", "gpu_row_buckets", "gpu_capacity_buckets", mode="before")
+    @field_validator("latency_buckets", "gpu_row_buckets", "gpu_capacity_buckets", "http_allowed_origins", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+
+    @field_validator("http_allowed_origins")
+    @classmethod
+    def _check_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in origins:
+            if origin != "*" and re.fullmatch(r"[a-z][a-z0-9+.-]*://[a-z0-9._:\[\]-]+", origin) is None:
+                raise ValueError(f"{origin!r} is not SCHEME://HOST or SCHEME://HOST:PORT, in lower case and without a path, nor *")
+        return origins
 
     @field_validator("gpu_attention_kernels")
     @classmethod
@@ -403,13 +417,18 @@ class ServerConfig(BaseSettings):
         self._check_admin_address()
         if self.port == self.metrics_port != 0 and self.host == self.metrics_host:
             raise ValueError(f"port and metrics_port are both {self.port}")
+        for name, host, port in (("port", self.host, self.port), ("metrics_port", self.metrics_host, self.metrics_port)):
+            if self.http and self.http_port == port != 0 and self.http_host == host:
+                raise ValueError(f"{name} and http_port are both {port}")
 
     def _check_admin_address(self) -> None:
         if self.admin_port is None:
             return
         if self.admin_tokens_file is None and not is_loopback(self.admin_host):
             raise ValueError(f"admin_host is {self.admin_host}, which others may reach, and admin_tokens_file is not set")
-        for name, host, port in (("port", self.host, self.port), ("metrics_port", self.metrics_host, self.metrics_port)):
+        ports = [("port", self.host, self.port), ("metrics_port", self.metrics_host, self.metrics_port)]
+        ports += [("http_port", self.http_host, self.http_port)] if self.http else []
+        for name, host, port in ports:
             is_same_host = host == self.admin_host or host in ANY_ADDRESS or self.admin_host in ANY_ADDRESS
             # A name may stand for several addresses, of which one would be free.
             is_same_host |= "localhost" in (host, self.admin_host) and is_loopback(host) and is_loopback(self.admin_host)

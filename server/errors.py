@@ -54,6 +54,22 @@ class UnknownModel(ClientFault):
             super().__init__(f"model: is missing; choose one of {names}" if names else "model: is missing, and none is loaded")
 
 
+class UnknownPair(ClientFault):
+    """No model translates between two languages."""
+
+    code = "NOT_FOUND"
+    refusal = "unknown_model"
+
+    def __init__(self, asked: str, there: str) -> None:
+        """Say what there is.
+
+        Args:
+            asked: By the request, as it may be shown.
+            there: What models translate.
+        """
+        super().__init__(f"target_language: no model translates {asked}; there: {there or 'none that tells its languages'}")
+
+
 class UnknownVersion(ClientFault):
     """The model has no such version, or several."""
 

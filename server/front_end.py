@@ -17,6 +17,7 @@ from dragoman.server.core.deadlines import Deadlines
 from dragoman.server.core.readiness import Readiness
 from dragoman.server.core.usage import OwnUsage, Usage
 from dragoman.server.faces.grpc.server import GrpcServer, build_server
+from dragoman.server.faces.http.server import HttpServer
 from dragoman.server.repository.loaded import LoadedModel
 from dragoman.server.repository.models import Repository, Route
 from dragoman.server.repository.use import Holding, Outcomes
@@ -71,6 +72,7 @@ class FrontEnd:
         self._callers = read_callers(config, metrics, deadlines, usage_of)
         self.core = Core(models, metrics, tracer, self._callers, deadlines, Readiness(config.ready_rule, known))
         self._face: GrpcServer | None = None
+        self._http: HttpServer | None = None
         self._telling: asyncio.Task[None] | None = None
 
     @property
@@ -89,13 +91,21 @@ class FrontEnd:
         """Where it listens."""
         return self.face.port
 
+    @property
+    def http_port(self) -> int | None:
+        """Where it answers HTTP; None where it does not."""
+        return None if self._http is None else self._http.port
+
     async def start(self) -> None:
         """Listen and begin to answer.
 
         Raises:
-            ConfigError: If the port is taken or credentials cannot be used.
+            ConfigError: If a port is taken or credentials cannot be used.
         """
         self._face = build_server(self._config, self.core)
+        if self._config.http:
+            self._http = HttpServer(self._config, self.core, self._face.tls)
+            await self._http.start()
         await self._face.start()
         self._telling = asyncio.create_task(self._tell_suppressed())
 
@@ -109,8 +119,13 @@ class FrontEnd:
             def tell_expiry(_: object = None) -> None:
                 self._metrics.reloads.set_expiry("server", tls.expires)
 
+            def use(_: object = None) -> None:
+                tell_expiry()
+                if self._http is not None:
+                    self._http.renew()
+
             tell_expiry()
-            yield Source("tls", tls.paths, tls.reload, tell_expiry)
+            yield Source("tls", tls.paths, tls.reload, use)
         if (path := self._config.auth_tokens_file) is not None and self._callers is not None:
             yield Source("callers", (path,), partial(read_callers_book, self._config), self._callers.replace)
 
@@ -167,6 +182,8 @@ class FrontEnd:
         if self._telling is not None:
             self._telling.cancel()
         await self.core.end_calls()
+        if self._http is not None:
+            await self._http.stop()
         self._sampler.tell()
         self.core.calls.records.tell_suppressed()
 

@@ -180,7 +180,7 @@ class Service:
                     models = self.repository.all()
                     engines = {model.name: f"{model.engine.num_replicas} x {model.engine.settings.num_threads}" for model in models}
                     names = [model.name for model in models]
-                    log.info("serving", port=front.port, metrics_port=admin.port, models=names, engines_and_threads=engines)
+                    log.info("serving", **self._ports(admin), models=names, engines_and_threads=engines)
                     keep_what_is_there()
                     await stopping.wait()
                     self._operators.drain()
@@ -203,7 +203,12 @@ class Service:
         await self._operators.start()
         self._watch()
         self._spawn(self._watcher.run())
-        log.info("listening", host=self.config.host, port=self.front.port, metrics_port=admin.port, pid=os.getpid())
+        log.info("listening", host=self.config.host, **self._ports(admin), pid=os.getpid())
+
+    def _ports(self, admin: AdminServer) -> dict[str, Any]:
+        """Return the ports that are answered, by what the log calls them."""
+        ports = {"port": self.front.port, "http_port": self.front.http_port, "metrics_port": admin.port}
+        return {name: port for name, port in ports.items() if port is not None}
 
     async def _start_engines(self) -> None:
         """Start every engine at once; done when all that must be are ready, and who answers knows it."""

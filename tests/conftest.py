@@ -24,6 +24,8 @@ pytest_plugins = ["tests.cost", "tests.shelf"]
 
 # Workers share the cores: a pool of threads in each, and in whatever each starts, would only have them wait for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Servers of tests run side by side.
+os.environ.setdefault("DRAGOMAN_HTTP_PORT", "0")
 
 # An example may take long where the cores have other work.
 hypothesis.settings.register_profile("shared cores", deadline=None)

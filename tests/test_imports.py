@@ -13,11 +13,14 @@ SOURCES = [
     for path in sorted((ROOT / folder).rglob("*.py"))
 ]
 
-GRPC = ("server/main.py", "server/faces/grpc/", "dragoman/client/", "dragoman/load/", "dragoman/cli/")
+GRPC = ("server/main.py", "server/faces/grpc/", "server/faces/v1/", "dragoman/client/", "dragoman/load/", "dragoman/cli/")
+# Its messages over HTTP, in JSON.
+MESSAGES = (*GRPC, "server/faces/http/native.py")
 # Library: the files and folders that may import it.
 HOMES = {
-    **dict.fromkeys(("grpc", "grpc_status", "grpc_health", "dragoman.v1"), GRPC),
-    "google": (*GRPC, "server/telemetry/tracing.py", "model/text/piece_model.py", "export/graph_file.py"),
+    **dict.fromkeys(("grpc", "grpc_status", "grpc_health"), GRPC),
+    "dragoman.v1": MESSAGES,
+    "google": (*MESSAGES, "server/telemetry/tracing.py", "model/text/piece_model.py", "export/graph_file.py"),
     "zmq": ("server/engine/link.py", "server/engine/process.py", "server/dispatch/desk_server.py"),
     "prometheus_client": ("server/main.py", "server/fronts/process.py", "server/telemetry/"),
     "onnxruntime": ("server/runtime/", "export/session.py"),
@@ -29,6 +32,7 @@ HOMES = {
     "tokenizers": ("model/text/",),
     "matplotlib": ("model/training/log.py", "dragoman/attention/picture.py"),
     "transformers": ("model/importers/verifying.py",),
+    "py3langid": ("server/faces/http/libre_detection.py",),
     "cryptography": ("export/signing.py",),
     **dict.fromkeys(("obstore", "oras", "requests", "urllib3", "boto3", "botocore"), ("server/stores/",)),
 }

@@ -74,7 +74,7 @@ def test_a_wheel_has_every_module_once_and_what_callers_need(wheel: Path, instal
     expected |= {f"dragoman/{path.name}" for path in (ROOT / "dragoman").glob("*.py")}
     assert {name for name in names if name.endswith(".py")} == expected
     others = {f"dragoman/v1/{name}{ending}" for name in ("generation", "repository") for ending in (".proto", "_pb2.pyi")}
-    others.add("dragoman/py.typed")
+    others |= {"dragoman/py.typed", "dragoman/server/faces/http/openapi.json"}
     assert {name for name in names if not name.endswith(".py")} == others
     assert (installed / "dragoman/v1/generation.proto").read_text() == (ROOT / "protos/dragoman/v1/generation.proto").read_text()
 

@@ -48,7 +48,7 @@ def _texts(good: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _serve(source: Path, models: str) -> str:
     """Return how `dragoman serve` ends, after how many seconds and with what kind of output; it is ended when it serves."""
-    ports = ("--host=127.0.0.1", "--port=0", "--metrics-host=127.0.0.1", "--metrics-port=0")
+    ports = ("--host=127.0.0.1", "--port=0", "--http=false", "--metrics-host=127.0.0.1", "--metrics-port=0")
     began = time.monotonic()
     with tempfile.TemporaryFile("w+") as said:
         command = [sys.executable, "-m", "dragoman", "serve", f"--models={models}", *ports]

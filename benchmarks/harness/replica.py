@@ -69,7 +69,7 @@ class Replica:
         begun = time.monotonic()
         command = [sys.executable, "-m", "dragoman", "serve", "--models", str(self._log.parent / "models")]
         port, metrics_port = self._ports
-        ports = ["--host=127.0.0.1", f"--port={port}", "--metrics-host=127.0.0.1", f"--metrics-port={metrics_port}"]
+        ports = ["--host=127.0.0.1", f"--port={port}", "--http=false", "--metrics-host=127.0.0.1", f"--metrics-port={metrics_port}"]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [*command, *ports, *self._flags], stderr=log, cwd=self._source, env=environment_of(self._source)

@@ -12,10 +12,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from benchmarks.harness.setting import has_setting
+
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 120.0
 STOP_SECONDS = 60.0
 POLL_SECONDS = 0.05
+WITH_HTTP, WITHOUT_HTTP = ("--http-port=0",), ("--http=false",)
 
 
 class ServedModel:
@@ -25,14 +28,16 @@ class ServedModel:
 
     Attributes:
         address: Of its gRPC port.
+        http_address: Of its HTTP port; empty where it has none.
         front_pid: Of the process that was started: the front end, or where there are several what looks after them.
         engine_pid: Of the model's engine; of the first one that was ready where there are several.
     """
 
-    def __init__(self, bundle: Path, *flags: str, source: Path = ROOT) -> None:
+    def __init__(self, bundle: Path, *flags: str, source: Path = ROOT, has_http: bool = False) -> None:
         """Describe the server; flags are `dragoman serve`'s, `source` is the checkout whose server it is."""
         self._bundle, self._flags, self._source = bundle.resolve(), flags, source.resolve()
-        self.address = ""
+        self.address = self.http_address = ""
+        self._http = () if not has_setting("http", self._source) else WITH_HTTP if has_http else WITHOUT_HTTP
         self.front_pid = self.engine_pid = 0
 
     def __enter__(self) -> Self:
@@ -42,7 +47,7 @@ class ServedModel:
         (folder / "models" / self._bundle.name).symlink_to(self._bundle)
         self._log = folder / "log"
         command = [sys.executable, "-m", "dragoman", "serve", "--models", str(folder / "models"), "--host", "127.0.0.1"]
-        ports = ["--port", "0", "--metrics-port", "0", "--metrics-host", "127.0.0.1"]
+        ports = ["--port", "0", *self._http, "--metrics-port", "0", "--metrics-host", "127.0.0.1"]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [*command, *ports, *self._flags], stderr=log, cwd=self._source, env=environment_of(self._source)
@@ -50,7 +55,9 @@ class ServedModel:
         try:
             num_engines = num_replicas(self._flags)
             self.engine_pid = wait_for_event(self._process, self._log, "engine ready", START_SECONDS, num_engines)["engine_pid"]
-            self.address = f"127.0.0.1:{wait_for_event(self._process, self._log, 'serving', START_SECONDS)['port']}"
+            serving = wait_for_event(self._process, self._log, "serving", START_SECONDS)
+            self.address = f"127.0.0.1:{serving['port']}"
+            self.http_address = f"127.0.0.1:{serving['http_port']}" if self._http == WITH_HTTP else ""
         except BaseException:
             self._stop(signal.SIGKILL)
             raise

@@ -28,7 +28,8 @@ START_SECONDS = 120.0
 END_SECONDS = 20.0
 SWAP_SECONDS = 6.0
 """About how long a swap takes; a moment in it is drawn from so many seconds."""
-FLAGS = ("--models-poll-seconds=0.1", "--restart-backoff-initial-seconds=0.1", "--host=127.0.0.1", "--port=0", "--metrics-port=0")
+PORTS = ("--host=127.0.0.1", "--port=0", "--http=false", "--metrics-port=0")
+FLAGS = ("--models-poll-seconds=0.1", "--restart-backoff-initial-seconds=0.1", *PORTS)
 ROOT = Path(__file__).parents[2]
 
 

@@ -46,7 +46,7 @@ class FolderServer:
             "--host=127.0.0.1",
             f"--port={self._port}",
         ]
-        ports = ["--metrics-host=127.0.0.1", f"--metrics-port={self._metrics_port}"]
+        ports = ["--http=false", "--metrics-host=127.0.0.1", f"--metrics-port={self._metrics_port}"]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen([*command, *ports, *self._flags], stderr=log, cwd=ROOT, env=environment_of(ROOT))
         self.pid = self._process.pid

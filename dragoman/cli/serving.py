@@ -21,13 +21,15 @@ def serve(
     ] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="gRPC port; 0 takes a free one.")] = None,
-    metrics_port: Annotated[int | None, typer.Option(help="HTTP port of metrics and probes; 0 takes a free one.")] = None,
+    http_port: Annotated[int | None, typer.Option(help="HTTP port of the same in JSON; 0 takes a free one.")] = None,
+    metrics_port: Annotated[int | None, typer.Option(help="Port of metrics and probes; 0 takes a free one.")] = None,
     config: Annotated[Path | None, typer.Option(help="Settings, TOML; flags and environment go before it.")] = None,
 ) -> None:
-    """Serve models over gRPC until SIGTERM or Ctrl-C, then drain."""
+    """Serve models over gRPC and HTTP until SIGTERM or Ctrl-C, then drain."""
     from dragoman.server.main import serve as run_server
 
-    flags = {"models": models, "host": host, "port": port, "metrics_port": metrics_port} | _parse_flags(context.args)
+    flags = {"models": models, "host": host, "port": port, "http_port": http_port, "metrics_port": metrics_port}
+    flags |= _parse_flags(context.args)
     run_server(flags, config)
 
 

@@ -20,7 +20,7 @@ for model in forward backward; do
   "$dragoman" export "${!model}" "$out/bundles/$model"
 done
 : >"$out/server.log"  # an earlier run's would tell that this one's server serves
-"$dragoman" serve --models "$out/bundles" --host 127.0.0.1 --port "${PORT:-8500}" --metrics-host 127.0.0.1 --metrics-port 0 \
+"$dragoman" serve --models "$out/bundles" --host 127.0.0.1 --port "${PORT:-8500}" --http false --metrics-host 127.0.0.1 --metrics-port 0 \
   --log-format json --log-level info 2>"$out/server.log" &
 server=$!
 trap 'kill -TERM "$server" 2>/dev/null; wait "$server" || true' EXIT

@@ -132,19 +132,33 @@ class Frames:
             frame = self._frames[key] = self._frame(source, target)
         return frame
 
+    def reads(self, asked: str) -> Language | None:
+        """Return the language that the model is told of a source, by any of its spellings; None where it is told no such."""
+        return self._sides[READS].find(asked)
+
+    def writes(self, asked: str) -> Language | None:
+        """Return the same of answers."""
+        return self._sides[WRITES].find(asked)
+
+    def is_able(self, source_language: str, target_language: str) -> bool:
+        """Whether the model writes a language and reads another, by any of their spellings; empty for one that need not be said."""
+        if self.writes(target_language) is None:
+            return False
+        return self.reads(source_language) is not None if source_language else READS not in self._needed
+
     def _language(self, field: str, asked: str, verb: str) -> Language | None:
         """Return one side's language, None where the model is told none."""
         check_language(field, asked)
         table, codes, name = self._sides[verb], self._codes[verb], self._manifest.name
         if not asked:
             if verb in self._needed:
-                raise InvalidRequest(field, f"is missing; model {name} {verb} {_listed(codes)}")
+                raise InvalidRequest(field, f"is missing; model {name} {verb} {listed(codes)}")
             return table.default
         if not codes:
             raise InvalidRequest(field, f"model {name} says no languages that it {verb}, so a request cannot choose one")
         if (language := table.find(asked)) is None:
             shown = ascii(asked[:MAX_SHOWN_CHARACTERS])
-            raise InvalidRequest(field, f"{shown} is no language that model {name} {verb}, which are {_listed(codes)}")
+            raise InvalidRequest(field, f"{shown} is no language that model {name} {verb}, which are {listed(codes)}")
         return language
 
     def _frame(self, source: Language | None, target: Language | None) -> Frame:
@@ -190,13 +204,13 @@ def _code(language: Language | None) -> str:
     return "" if language is None else language.code
 
 
-def _listed(codes: Sequence[str]) -> str:
+def listed(codes: Sequence[str], max_characters: int = MAX_LISTED_CHARACTERS) -> str:
     """Return codes side by side, and how many more there are than are shown."""
     shown: list[str] = []
     num_characters = 0
     for code in codes:
         num_characters += len(code) + 2
-        if num_characters > MAX_LISTED_CHARACTERS:
+        if shown and num_characters > max_characters:
             return f"{', '.join(shown)} and {len(codes) - len(shown)} more"
         shown.append(code)
     return ", ".join(shown)

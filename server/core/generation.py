@@ -19,6 +19,7 @@ from dragoman.server.core.calls import Call
 from dragoman.server.core.continuation import decode_after, detokenizer_after
 from dragoman.server.core.deadlines import NO_DEADLINES, Deadlines
 from dragoman.server.core.endings import place_refused, raise_ending, raise_pair_ending
+from dragoman.server.core.language_routing import choose_model
 from dragoman.server.core.ports import Model, Models
 from dragoman.server.core.requests import GenerateRequest, ScoreRequest
 from dragoman.server.core.scoring import PairScores, prepare_pair, to_scores
@@ -87,6 +88,16 @@ class Generation:
         if name not in names:
             raise UnknownModel(name, names)
         return name
+
+    def model_for(self, request: GenerateRequest | ScoreRequest, caller: Caller | None = None) -> Model:
+        """Return the model that a request means, to look at; errors as `model`, and those of `choose_model`."""
+        return self.model(self._name_of(request, caller), caller, request.model_version)
+
+    def _name_of(self, request: GenerateRequest | ScoreRequest, caller: Caller | None) -> str:
+        """Return the name of the model that a request means: the one that it names, or else the one for its languages."""
+        if not request.model and request.target_language and len(models := self.models(caller)) > 1:
+            return choose_model(models, request.source_language, request.target_language).name
+        return self._permitted(request.model, caller)
 
     def deadlines(self, call: Call) -> Deadlines:
         """Return how long a call may take, whatever its caller says: the caller's own limits, or the server's."""
@@ -215,7 +226,7 @@ class Generation:
         """
         if call.not_entered is not None:
             raise call.not_entered
-        name, version = self._permitted(request.model, call.caller), check_model_version(request.model_version)
+        name, version = self._name_of(request, call.caller), check_model_version(request.model_version)
         self._begin(request, call, self._models.get(name, version))
         seconds = self._time_left(call, remaining_seconds)
         return self._models.hold(name, version, call.request_id, call.share.caller, seconds)

@@ -94,6 +94,7 @@ class RunningCalls:
         names: Callable[[], Iterable[str]] = tuple,
         own_ending: Callable[[BaseException], str | None] = _caller_left,
         is_sent_later: bool = False,
+        is_open: bool = False,
     ) -> Iterator[None]:
         """Serve a call within the `with`, in its task.
 
@@ -105,6 +106,7 @@ class RunningCalls:
             own_ending: Names the status that an exception of the face's own stands for, such as that the caller is gone; such an
                 exception is recorded and goes through as it is. None for every other.
             is_sent_later: Whether the answer is sent after the `with`: the call then runs until its task ends.
+            is_open: Whether anybody may call; no limit of a caller's holds then.
 
         Raises:
             ServiceError: What the caller is to be told, whatever was raised inside; it is recorded already.
@@ -122,7 +124,7 @@ class RunningCalls:
             bind_contextvars(request_id=call.request_id)
             if self.draining.is_set():
                 raise Draining("the server is shutting down", retry_after_seconds=RETRY_SECONDS)
-            if self.callers is not None:
+            if self.callers is not None and not is_open:
                 self._enter(call, self.callers, metadata, names)
             yield
         except asyncio.CancelledError as error:

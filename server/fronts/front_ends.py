@@ -21,7 +21,7 @@ from dragoman.server.core.readiness import Readiness
 from dragoman.server.dispatch.desk_server import DeskServer
 from dragoman.server.dispatch.replicated_engine import ReplicatedEngine
 from dragoman.server.engines import ModelEngine
-from dragoman.server.faces.grpc.tls import TlsFiles
+from dragoman.server.faces.tls_files import TlsFiles
 from dragoman.server.fronts.files import SETTINGS, read_files
 from dragoman.server.fronts.handed_bundles import HandedBundles
 from dragoman.server.fronts.kept import FrontEndCannotStart, KeptFrontEnd
@@ -74,6 +74,7 @@ class FrontEnds:
             tracer.close(0)
         self._files = read_files(config, CALLERS_SETTINGS) | ({} if self._tls is None else _tls_files(self._tls))
         self._held = HeldPort(config.host, config.port)
+        self._held_http = HeldPort(config.http_host, config.http_port, "http_port") if config.http else None
         self._table = UsageTable.open(config.front_ends)
         self._front_ends: list[KeptFrontEnd] = []
         self._desks: dict[LoadedModel[ModelEngine], DeskServer | SleepingDesk] = {}
@@ -106,6 +107,11 @@ class FrontEnds:
     def port(self) -> int:
         """Where they listen."""
         return self._held.port
+
+    @property
+    def http_port(self) -> int | None:
+        """Where they answer HTTP; None where they do not."""
+        return None if self._held_http is None else self._held_http.port
 
     async def start(self) -> None:
         """Start all of them, and wait until all listen.
@@ -265,6 +271,8 @@ class FrontEnds:
             server.close()
         self._around.close()
         self._held.close()
+        if self._held_http is not None:
+            self._held_http.close()
 
     async def _collect(self) -> list[Series]:
         await asyncio.gather(*(each.collect() for each in self._front_ends))
@@ -277,6 +285,7 @@ class FrontEnds:
             number,
             identity,
             self.port,
+            self.http_port or 0,
             config,
             self._files,
             self._serve(),

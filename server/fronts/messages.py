@@ -70,6 +70,7 @@ class Start(Struct, frozen=True, array_like=True, tag="start"):
         number: Which one it is, from 0.
         identity: What it calls itself at desks; no two that ever were have the same.
         port: To listen on.
+        http_port: To answer HTTP on, where the settings say so.
         config: The settings, as JSON.
         files: What is in the files that settings name, by setting.
         models: All that is served.
@@ -81,6 +82,7 @@ class Start(Struct, frozen=True, array_like=True, tag="start"):
     number: int
     identity: str
     port: int
+    http_port: int
     config: str
     files: dict[str, bytes]
     models: "Serve"

@@ -10,6 +10,7 @@ import socket
 from types import TracebackType
 from typing import Self
 
+from dragoman.server.addresses import addresses_of
 from dragoman.server.config import ConfigError
 
 # Of an address that this machine does not have, such as ::1 where there is no IPv6; another one of the host may do.
@@ -23,12 +24,13 @@ class HeldPort:
         port: Its number.
     """
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, setting: str = "port") -> None:
         """Take it, at every address that the host stands for.
 
         Args:
             host: Name or address.
             port: 0 for any that is free.
+            setting: What the port is called in an error.
 
         Raises:
             ConfigError: If it is taken, or there is no such address.
@@ -36,9 +38,9 @@ class HeldPort:
         self.port = port
         self._sockets: list[socket.socket] = []
         try:
-            addresses = _addresses(host, port)
+            addresses = addresses_of(host, port)
         except (OSError, UnicodeError) as error:  # the second for a name that IDNA cannot encode
-            raise _refusal(host, port, error) from error
+            raise _refusal(setting, host, port, error) from error
         failure: OSError | None = None
         for family, address in addresses:
             try:
@@ -47,11 +49,11 @@ class HeldPort:
                 failure = error
                 if error.errno not in _NOT_HERE:
                     self.close()
-                    raise _refusal(host, port, error) from error
+                    raise _refusal(setting, host, port, error) from error
             else:
                 self.port = self._sockets[-1].getsockname()[1]
         if not self._sockets:
-            raise _refusal(host, port, failure) from failure
+            raise _refusal(setting, host, port, failure) from failure
 
     def close(self) -> None:
         """Give it up; doing so again does nothing."""
@@ -66,15 +68,6 @@ class HeldPort:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Give it up."""
         self.close()
-
-
-def _addresses(host: str, port: int) -> list[tuple[socket.AddressFamily, tuple[object, ...]]]:
-    """Return what gRPC will listen on: every address of a name; for the one of all of IPv4 that of IPv6, too, which takes both."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    addresses = list(dict.fromkeys((family, address) for family, _, _, _, address in found))
-    if socket.has_dualstack_ipv6() and any(address[0] in ("0.0.0.0", "::") for _, address in addresses):
-        return [(socket.AddressFamily.AF_INET6, ("::", port, 0, 0))]
-    return [(family, tuple(address)) for family, address in addresses]
 
 
 def _take(family: socket.AddressFamily, address: tuple[object, ...]) -> socket.socket:
@@ -99,8 +92,8 @@ def _take(family: socket.AddressFamily, address: tuple[object, ...]) -> socket.s
     return held
 
 
-def _refusal(host: str, port: int, error: BaseException | None) -> ConfigError:
+def _refusal(setting: str, host: str, port: int, error: BaseException | None) -> ConfigError:
     if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-        return ConfigError(f"port: cannot listen on {host}:{port}; is another process using it?")
+        return ConfigError(f"{setting}: cannot listen on {host}:{port}; is another process using it?")
     reason = error.strerror if isinstance(error, OSError) else "no such host"
-    return ConfigError(f"port: cannot listen on {host}:{port}: {reason}")
+    return ConfigError(f"{setting}: cannot listen on {host}:{port}: {reason}")

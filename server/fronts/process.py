@@ -200,7 +200,8 @@ async def _reload(source: Source) -> None:
 def read_config(start: Start, files: HandedFiles) -> ServerConfig:
     """Return the settings, as they are for a front end."""
     given = msgspec.json.decode(start.config, type=dict[str, Any])
-    return ServerConfig(**given | {"port": start.port} | {name: str(path) for name, path in files.paths.items()})
+    ports = {"port": start.port, "http_port": start.http_port}
+    return ServerConfig(**given | ports | {name: str(path) for name, path in files.paths.items()})
 
 
 def main() -> NoReturn:

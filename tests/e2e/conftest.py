@@ -64,6 +64,7 @@ class Server:
             self.wait()
             raise
         self.address = f"127.0.0.1:{serving['port']}"
+        self.http_address = f"http://127.0.0.1:{serving.get('http_port')}"
         self.metrics_address = f"http://127.0.0.1:{serving['metrics_port']}"
 
     def _read(self) -> None:

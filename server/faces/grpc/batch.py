@@ -21,11 +21,11 @@ from dragoman.server.core.core import Core
 from dragoman.server.core.endings import RETRY_SECONDS
 from dragoman.server.core.ids import check_request_id
 from dragoman.server.errors import InvalidRequest, Unavailable
-from dragoman.server.faces.grpc import errors
 from dragoman.server.faces.grpc.hand import Hand, RecentIds
 from dragoman.server.faces.grpc.interceptors import Context, cancellation_code, current_call
 from dragoman.server.faces.grpc.reading import Refused, Turns, large_bytes_read
 from dragoman.server.faces.grpc.several import Several, put_together
+from dragoman.server.faces.v1.status import to_message
 from dragoman.v1 import generation_pb2
 
 # Requests in hand for each slot of the largest model: one that decodes and one that is ready to take its place.
@@ -146,7 +146,7 @@ class Batch:
             raise
         except Exception as error:
             fault = self._records.fault(error)
-            response.error.CopyFrom(errors.to_message(fault, call.request_id))
+            response.error.CopyFrom(to_message(fault, call.request_id))
             call.refusal = fault.refusal
             self._finish(call, fault.code)
         else:

@@ -9,20 +9,20 @@ from typing import Any
 
 from dragoman.server.core.core import Core
 from dragoman.server.faces.grpc.batch import Batch, requests_per_stream
-from dragoman.server.faces.grpc.conversion import (
+from dragoman.server.faces.grpc.hand import Allowance
+from dragoman.server.faces.grpc.interceptors import Context, current_call
+from dragoman.server.faces.grpc.places import Places, owner_of
+from dragoman.server.faces.grpc.reading import OfConnections, Turns
+from dragoman.server.faces.grpc.several import Several
+from dragoman.server.faces.v1.conversion import (
     to_generate_request,
     to_score_request,
     to_score_response,
     to_stream_response,
     write_response,
 )
-from dragoman.server.faces.grpc.descriptions import Descriptions
-from dragoman.server.faces.grpc.hand import Allowance
-from dragoman.server.faces.grpc.interceptors import Context, current_call
-from dragoman.server.faces.grpc.places import Places, owner_of
-from dragoman.server.faces.grpc.reading import OfConnections, Turns
-from dragoman.server.faces.grpc.several import Several
-from dragoman.server.faces.grpc.sizes import MessageLimit
+from dragoman.server.faces.v1.descriptions import Descriptions
+from dragoman.server.faces.v1.sizes import MessageLimit
 from dragoman.v1 import generation_pb2, generation_pb2_grpc
 
 

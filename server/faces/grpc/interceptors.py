@@ -22,11 +22,12 @@ from dragoman.server.core.calls import Call
 from dragoman.server.core.deadlines import NO_DEADLINES, Deadlines
 from dragoman.server.core.running import RunningCalls
 from dragoman.server.errors import Cancelled, ConnectionLimit, DeadlineExceeded, InvalidRequest, ServiceError
-from dragoman.server.faces.grpc import errors
+from dragoman.server.faces.grpc.errors import to_status
 from dragoman.server.faces.grpc.pace import Pace
 from dragoman.server.faces.grpc.places import owner_of
-from dragoman.server.faces.grpc.reading import Arrivals, LargeRequests, OfConnections, Refused, large_bytes_read, reader
+from dragoman.server.faces.grpc.reading import Arrivals, OfConnections, Refused, large_bytes_read, reader
 from dragoman.server.faces.grpc.several import reader_of_several
+from dragoman.server.faces.large_requests import LargeRequests
 from dragoman.v1 import generation_pb2
 
 # What a drain waits for: requests, and what is asked about models. Whatever else is open is no work of anybody's.
@@ -133,7 +134,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         except Exception as error:
             if _own_ending(context, arrival, error) is not None:
                 raise
-            await context.abort_with_status(errors.to_status(self._calls.records.fault(error)))
+            await context.abort_with_status(to_status(self._calls.records.fault(error)))
 
     async def _run(self, method: str, has_items: bool, inner: Behaviour, request: Any, context: Context) -> Any:
         """Serve one RPC; gRPC still has to send what this returns."""
@@ -173,7 +174,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             if self._pace is not None and not is_paced and not self._calls.draining.is_set():
                 with suppress(ConnectionLimit):
                     await self._pace.wait(context.peer())
-            await context.abort_with_status(errors.to_status(error, call.request_id))
+            await context.abort_with_status(to_status(error, call.request_id))
 
     async def _read_in_time(self, call: Call, context: Context) -> Any:
         """Return the message of an RPC that has one, or `Refused` if it has not come when the server's deadline has passed."""

@@ -4,9 +4,7 @@ gRPC puts a message together before it gives it to us, and for as long as a call
 """
 
 import asyncio
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from typing import Any, Generic, TypeVar
 from weakref import WeakValueDictionary
@@ -19,9 +17,8 @@ from dragoman.server.core.ids import check_request_id
 from dragoman.server.core.search_options import check_num_suppressed
 from dragoman.server.core.validation import check_model_name, check_model_version
 from dragoman.server.errors import InvalidRequest, QueueFull, ServiceError
+from dragoman.server.faces.large_requests import LARGE_BYTES
 
-# No request of this size is looked at; hardly one that a model can answer is larger.
-LARGE_BYTES = 64 * 2**10
 # Large messages that are put together at once for one connection, and how long one is waited for before another may come too.
 READS_AT_ONCE = 8
 READ_SECONDS = 0.25
@@ -32,8 +29,6 @@ ARRIVAL_SECONDS = 5.0
 
 Value = TypeVar("Value")
 CANNOT_BE_PARSED = "cannot be parsed; is every string UTF-8?"
-# Of large unary requests under way: gRPC keeps the bytes of each until its call ends.
-MAX_LARGE_BYTES = 32 * 2**20
 # Bytes of the last large message that came in the task at hand; 0 for none.
 large_bytes_read: ContextVar[int] = ContextVar("large_bytes_read", default=0)
 # What is checked of a field before its value is kept, the id first; every other text is cut to what a model could use.
@@ -106,31 +101,6 @@ def _slimmed(message: Message, max_characters: int) -> Message | Refused:
         return Refused(error.with_traceback(None), request_id)  # whose frames have all of the message
     cut = {name: value[:max_characters] if isinstance(value, str) else value for name, value in values.items()}
     return type(message)(**cut)
-
-
-class LargeRequests:
-    """The large requests that are under way, each of a call of its own, in equal parts for those who have some."""
-
-    def __init__(self) -> None:
-        self._num_bytes: Counter[str] = Counter()
-
-    @contextmanager
-    def one_more(self, num_bytes: int, owner: str) -> Iterator[None]:
-        """Count one of somebody's within the `with`.
-
-        Raises:
-            QueueFull: If it is more than the owner's part; one alone may be of any size.
-        """
-        num_owners = len(self._num_bytes.keys() | {owner})
-        if (have := self._num_bytes[owner]) and have + num_bytes > MAX_LARGE_BYTES // num_owners:
-            raise QueueFull("request: too many large ones are under way", retry_after_seconds=RETRY_SECONDS)
-        self._num_bytes[owner] += num_bytes
-        try:
-            yield
-        finally:
-            self._num_bytes[owner] -= num_bytes
-            if not self._num_bytes[owner]:
-                del self._num_bytes[owner]
 
 
 class Turns:

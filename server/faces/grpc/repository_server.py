@@ -10,10 +10,11 @@ from dragoman.server.core.administration import Administration
 from dragoman.server.core.running import RunningCalls
 from dragoman.server.faces.grpc.connections import connection_options
 from dragoman.server.faces.grpc.interceptors import CallInterceptor
-from dragoman.server.faces.grpc.reading import LARGE_BYTES
 from dragoman.server.faces.grpc.repository import RepositoryServicer
 from dragoman.server.faces.grpc.security import AuthInterceptor
-from dragoman.server.faces.grpc.tls import TlsFiles, peer_names
+from dragoman.server.faces.grpc.tls import credentials, peer_names
+from dragoman.server.faces.large_requests import LARGE_BYTES
+from dragoman.server.faces.tls_files import TlsFiles
 from dragoman.v1 import repository_pb2_grpc
 
 
@@ -57,7 +58,7 @@ class RepositoryServer:
             self.port: int = (
                 self._server.add_insecure_port(address)
                 if self.tls is None
-                else self._server.add_secure_port(address, self.tls.credentials())
+                else self._server.add_secure_port(address, credentials(self.tls))
             )
         except RuntimeError as error:
             raise ConfigError(f"admin_port: cannot listen on {address}; is another process using it?") from error

@@ -16,7 +16,8 @@ from dragoman.server.faces.grpc.interceptors import CallInterceptor
 from dragoman.server.faces.grpc.pace import Pace
 from dragoman.server.faces.grpc.reflection import Reflection
 from dragoman.server.faces.grpc.security import AuthInterceptor
-from dragoman.server.faces.grpc.tls import TlsFiles, peer_names
+from dragoman.server.faces.grpc.tls import credentials, peer_names
+from dragoman.server.faces.tls_files import TlsFiles
 from dragoman.v1 import generation_pb2_grpc
 
 MAX_PENDING_CALLS = 16_384
@@ -101,7 +102,7 @@ def build_server(config: ServerConfig, core: Core) -> GrpcServer:
     health_pb2_grpc.add_HealthServicer_to_server(health, server)  # registered: a probe does not wait behind all other calls
     if config.reflection:
         reflection_pb2_grpc.add_ServerReflectionServicer_to_server(Reflection(), _Unregistered(server))
-    return GrpcServer(server, _listen(server, config, None if tls is None else tls.credentials()), core, health, tls)
+    return GrpcServer(server, _listen(server, config, None if tls is None else credentials(tls)), core, health, tls)
 
 
 def _listen(server: grpc.aio.Server, config: ServerConfig, credentials: grpc.ServerCredentials | None) -> int:

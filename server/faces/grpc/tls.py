@@ -1,149 +1,33 @@
-"""TLS over gRPC: the server's files, which may be exchanged while it serves, and whose certificate a client has shown."""
-
-import ssl
-import time
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Self
+"""TLS over gRPC: the server's files as gRPC takes them, and whose certificate a client has shown."""
 
 import grpc
-import structlog
 
-from dragoman.model.files import read_bounded
-from dragoman.server.certificates import read_dates, text_of
-from dragoman.server.config import ConfigError, ServerConfig
-from dragoman.server.credentials import no_password
 from dragoman.server.faces.grpc.interceptors import Context
+from dragoman.server.faces.tls_files import Contents, TlsFiles
 
 # Kinds of names that say who a client is, by gRPC's keys; an address says only where somebody was.
 _NAMES = ("peer_dns", "peer_uri", "peer_email")
 _ALL_ALTERNATIVES = "x509_subject_alternative_name"
 _COMMON_NAME = "x509_common_name"
-MAX_FILE_BYTES = 16 * 2**20
-
-log = structlog.get_logger("dragoman")
 
 
-@dataclass(frozen=True, slots=True)
-class Contents:
-    """What the files hold: PEM, as gRPC takes it."""
+def credentials(files: TlsFiles) -> grpc.ServerCredentials:
+    """Return credentials for a port, which follow every later `reload` of the files."""
+    seen = files.contents
 
-    certificate: bytes
-    key: bytes
-    client_ca: bytes | None
-
-
-class TlsFiles:
-    """The server's certificate and key, and the authorities of its clients' certificates, as they are in files.
-
-    New connections are met with what was read last; those there are keep what they have agreed upon.
-
-    Attributes:
-        paths: The files; reload when one changes.
-    """
-
-    def __init__(self, certificate: Path, key: Path, client_ca: Path | None = None) -> None:
-        """Read the files for the first time. Of a certificate out of its dates there is a warning: another may come soon.
-
-        Args:
-            certificate: PEM, with its chain.
-            key: PEM, not encrypted.
-            client_ca: PEM, authorities of client certificates, which are then required.
-
-        Raises:
-            ConfigError: Naming the setting whose file cannot be used.
-        """
-        self._certificate, self._key, self._client_ca = certificate, key, client_ca
-        self.paths = tuple(path for path in (certificate, key, client_ca) if path is not None)
-        self._contents = self._read()
-        self._dates = self._check(self._contents)
-        if (reason := _out_of_date(self._dates)) is not None:
-            log.warning(f"the certificate {reason}", file=str(certificate))
-
-    @classmethod
-    def of(cls, config: ServerConfig) -> Self | None:
-        """Return those of the settings; None without TLS.
-
-        Raises:
-            ConfigError: As the constructor does.
-        """
-        if config.tls_certificate is None or config.tls_key is None:
+    def fetch() -> grpc.ServerCertificateConfiguration | None:
+        """Return what is new since the last time, if anything is; gRPC asks at each handshake, on a thread of its own."""
+        nonlocal seen
+        if seen is files.contents:
             return None
-        return cls(config.tls_certificate, config.tls_key, config.tls_client_ca)
+        seen = files.contents
+        return _configuration(seen)
 
-    @property
-    def expires(self) -> float:
-        """When the server's certificate, not its authorities', expires, in seconds since 1970."""
-        return self._dates[1]
-
-    @property
-    def contents(self) -> Contents:
-        """What is in use."""
-        return self._contents
-
-    def reload(self) -> bool:
-        """Read the files again; return whether they hold anything new. What is wrong with them leaves everything as it was.
-
-        Raises:
-            ConfigError: Naming the setting and the file: it cannot be read or is half written, the key is another certificate's,
-                or the certificate is not valid now.
-        """
-        contents = self._read()
-        if contents == self._contents:
-            return False
-        dates = self._check(contents)
-        if (reason := _out_of_date(dates)) is not None:
-            raise ConfigError(f"tls_certificate: {self._certificate}: {reason}")
-        self._contents, self._dates = contents, dates
-        return True
-
-    def credentials(self) -> grpc.ServerCredentials:
-        """Return credentials for a port, which follow every later `reload`."""
-        seen = self._contents
-
-        def fetch() -> grpc.ServerCertificateConfiguration | None:
-            """Return what is new since the last time, if anything is; gRPC asks at each handshake, on a thread of its own."""
-            nonlocal seen
-            if seen is self._contents:
-                return None
-            seen = self._contents
-            return _configuration(seen)
-
-        return grpc.dynamic_ssl_server_credentials(
-            _configuration(seen),
-            fetch,  # type: ignore[arg-type]  # its stub does not know that None stands for nothing new
-            require_client_authentication=self._client_ca is not None,
-        )
-
-    def _read(self) -> Contents:
-        settings = ("tls_certificate", self._certificate), ("tls_key", self._key), ("tls_client_ca", self._client_ca)
-        certificate, key, client_ca = (_read(setting, path) for setting, path in settings)
-        assert certificate is not None and key is not None
-        return Contents(certificate, key, client_ca)
-
-    def _check(self, contents: Contents) -> tuple[float, float]:
-        """Return from when to when the certificate is valid, in seconds since 1970.
-
-        gRPC only logs what is wrong with a file and then fails to bind, or to shake hands, so the files are tried here first.
-
-        Raises:
-            ConfigError: Naming the setting whose file cannot be used.
-        """
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        pair = f"tls_certificate, tls_key: {self._certificate}, {self._key}"
-        try:
-            context.load_cert_chain(self._certificate, self._key, password=no_password)
-            dates = read_dates(context, contents.certificate)
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{pair}: {error}") from error
-        if contents.client_ca is not None:
-            try:
-                context.load_verify_locations(cadata=text_of(contents.client_ca))
-            except (OSError, ValueError) as error:
-                raise ConfigError(f"tls_client_ca: {self._client_ca}: {error}") from error
-        if self._read() != contents:
-            raise ConfigError(f"{pair}: changed while they were read")
-        return dates
+    return grpc.dynamic_ssl_server_credentials(
+        _configuration(seen),
+        fetch,  # type: ignore[arg-type]  # its stub does not know that None stands for nothing new
+        require_client_authentication=seen.client_ca is not None,
+    )
 
 
 def peer_names(context: Context) -> tuple[str, ...]:
@@ -162,24 +46,5 @@ def peer_names(context: Context) -> tuple[str, ...]:
     return tuple(name for name in names if name and name.isprintable() and "\N{REPLACEMENT CHARACTER}" not in name)
 
 
-def _read(setting: str, path: Path | None) -> bytes | None:
-    if path is None:
-        return None
-    try:
-        return read_bounded(path, MAX_FILE_BYTES)
-    except OSError as error:
-        raise ConfigError(f"{setting}: {path} cannot be read: {error.strerror}") from None
-
-
 def _configuration(contents: Contents) -> grpc.ServerCertificateConfiguration:
     return grpc.ssl_server_certificate_configuration([(contents.key, contents.certificate)], contents.client_ca)
-
-
-def _out_of_date(dates: tuple[float, float]) -> str | None:
-    """Say what is wrong with the dates of a certificate, if anything is."""
-    begin, end = dates
-    now = time.time()
-    if begin <= now < end:
-        return None
-    verb, moment = ("is not valid before", begin) if now < begin else ("expired on", end)
-    return f"{verb} {time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(moment))} UTC"

@@ -6,7 +6,7 @@ import pytest
 
 from dragoman.server.config import load
 from dragoman.server.core.access import read_callers_book
-from dragoman.server.faces.grpc.tls import TlsFiles
+from dragoman.server.faces.tls_files import TlsFiles
 from dragoman.server.fronts.files import HandedFiles, read_files
 
 

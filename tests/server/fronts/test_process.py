@@ -22,7 +22,7 @@ def start_of(bundle: Path, port: int, table: UsageTable) -> Start:
     desk = Desk(f"ipc://{bundle.parent}/nobody-{os.getpid()}", opened.manifest.version, str(bundle), settings, 1, False)
     served = Served(opened.manifest.name, desk.endpoint, [desk], {desk.label: 1.0}, {}, "request")
     folder = str(bundle.parent / "sockets")
-    return Start(0, "front-0-0", port, config.model_dump_json(), {}, Serve(0, [served]), folder, table.descriptor, "1")
+    return Start(0, "front-0-0", port, 0, config.model_dump_json(), {}, Serve(0, [served]), folder, table.descriptor, "1")
 
 
 def test_it_says_what_it_has_counted_also_when_nobody_asks(tiny_bundle: Path) -> None:

@@ -16,6 +16,7 @@ from dragoman.server.errors import (
     UnknownModel,
 )
 from dragoman.server.faces.grpc import errors
+from dragoman.server.faces.v1.status import MAX_MESSAGE_BYTES, to_message
 from dragoman.v1.generation_pb2 import Error
 
 
@@ -58,7 +59,7 @@ def test_only_errors_worth_retrying_have_retry_info() -> None:
 
 
 def test_an_error_is_read_as_googles_status_and_back() -> None:
-    error = errors.to_message(QueueFull("full", retry_after_seconds=0.0125), "r-1")
+    error = to_message(QueueFull("full", retry_after_seconds=0.0125), "r-1")
     status = Status.FromString(error.SerializeToString())
     assert (status.code, status.message) == (8, "full") == (error.code, error.message)
     retry, request = RetryInfo(), RequestInfo()
@@ -73,7 +74,7 @@ def test_an_error_is_read_as_googles_status_and_back() -> None:
 def test_time_to_retry_is_said_in_plain_seconds_where_there_is_one() -> None:
     error = Error.FromString(errors.to_status(Unavailable("down", retry_after_seconds=2.5)).trailing_metadata[0][1])
     assert (error.code, error.message, error.retry_after_seconds) == (14, "down", 2.5)
-    assert not errors.to_message(Unavailable("down")).HasField("retry_after_seconds")
+    assert not to_message(Unavailable("down")).HasField("retry_after_seconds")
 
 
 @pytest.mark.parametrize("character", ["a", "é", "語", "🐕"])
@@ -82,4 +83,4 @@ def test_long_message_is_shortened_to_what_headers_carry(character: str) -> None
     shortened = errors.to_status(InvalidRequest("text", message)).details
     assert shortened.endswith("...")
     assert f"text: {message}".startswith(shortened.removesuffix("..."))
-    assert errors.MAX_MESSAGE_BYTES - 4 < len(shortened.removesuffix("...").encode()) <= errors.MAX_MESSAGE_BYTES
+    assert MAX_MESSAGE_BYTES - 4 < len(shortened.removesuffix("...").encode()) <= MAX_MESSAGE_BYTES

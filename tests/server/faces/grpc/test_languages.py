@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from dragoman.model.generation import Defaults, Language, Languages
-from dragoman.server.faces.grpc.descriptions import Descriptions
+from dragoman.server.faces.v1.descriptions import Descriptions
 from dragoman.v1 import generation_pb2
 from dragoman.v1.generation_pb2 import GenerateRequest, GetModelRequest, ListModelsRequest, ScoreRequest
 from tests.server.scripted import LoadedModels

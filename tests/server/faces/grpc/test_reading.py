@@ -10,14 +10,13 @@ import pytest
 from dragoman.server.errors import QueueFull
 from dragoman.server.faces.grpc.reading import (
     ARRIVALS_AT_ONCE,
-    LARGE_BYTES,
     READS_AT_ONCE,
     Arrivals,
-    LargeRequests,
     Refused,
     Turns,
     reader,
 )
+from dragoman.server.faces.large_requests import LARGE_BYTES, LargeRequests
 from dragoman.v1 import generation_pb2
 from dragoman.v1.generation_pb2 import GenerateRequest, ScoreRequest
 from tests.http2 import DATA, END_STREAM, Http2, frame, prefixed
@@ -192,7 +191,7 @@ def test_large_requests_under_way_are_bounded(serve: Any, monkeypatch: pytest.Mo
     """GRPC keeps the bytes of each until its call ends, whatever we keep."""
 
     async def run() -> None:
-        monkeypatch.setattr("dragoman.server.faces.grpc.reading.MAX_LARGE_BYTES", 3 * MEGABYTE)
+        monkeypatch.setattr("dragoman.server.faces.large_requests.MAX_LARGE_BYTES", 3 * MEGABYTE)
         async with serve() as world:
             world.engine.hold()
             large = GenerateRequest(text="a " * (MEGABYTE // 2), truncate=True)
@@ -276,7 +275,7 @@ def test_unary_calls_whose_messages_do_not_come_whole_are_bounded(serve: Any, mo
 
 def test_whose_large_requests_are_under_way_leaves_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """One pool for all had let eight large requests of one caller keep out everybody's."""
-    monkeypatch.setattr("dragoman.server.faces.grpc.reading.MAX_LARGE_BYTES", 100)
+    monkeypatch.setattr("dragoman.server.faces.large_requests.MAX_LARGE_BYTES", 100)
     large = LargeRequests()
     with large.one_more(90, "a"):
         with pytest.raises(QueueFull), large.one_more(20, "a"):

@@ -10,7 +10,7 @@ from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
 from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 
 from dragoman.server.config import ConfigError, ServerConfig
-from dragoman.server.faces.grpc.tls import TlsFiles
+from dragoman.server.faces.tls_files import TlsFiles
 from dragoman.v1.generation_pb2 import GenerateRequest
 from dragoman.v1.generation_pb2_grpc import GenerationStub
 from tests.certificates import make_certificates, openssl

@@ -4,8 +4,9 @@ import pytest
 from google.protobuf.message import DecodeError
 
 from dragoman.server.errors import InvalidRequest
-from dragoman.server.faces.grpc.reading import LARGE_BYTES, Refused, large_bytes_read
+from dragoman.server.faces.grpc.reading import Refused, large_bytes_read
 from dragoman.server.faces.grpc.several import MAX_BYTES, MAX_FIELDS, MAX_REQUESTS, put_together, reader_of_several, take_apart
+from dragoman.server.faces.large_requests import LARGE_BYTES
 from dragoman.v1.generation_pb2 import (
     GenerateBatchResponse,
     GenerateBulkRequest,

@@ -12,7 +12,8 @@ import grpc
 import pytest
 
 from dragoman.server.config import ConfigError
-from dragoman.server.faces.grpc.tls import TlsFiles, peer_names
+from dragoman.server.faces.grpc.tls import peer_names
+from dragoman.server.faces.tls_files import TlsFiles
 from dragoman.v1.generation_pb2 import GenerateRequest
 from dragoman.v1.generation_pb2_grpc import GenerationStub
 from tests.certificates import make_certificates, openssl

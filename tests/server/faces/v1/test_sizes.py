@@ -15,8 +15,8 @@ from dragoman.server.core.answers import Answer, Generated, LogProbs, Timings, T
 from dragoman.server.core.scoring import Alignment, PairScores
 from dragoman.server.engine import messages
 from dragoman.server.errors import InvalidRequest
-from dragoman.server.faces.grpc.conversion import to_score_response, write_response
-from dragoman.server.faces.grpc.sizes import ENVELOPE_BYTES, MessageLimit
+from dragoman.server.faces.v1.conversion import to_score_response, write_response
+from dragoman.server.faces.v1.sizes import ENVELOPE_BYTES, MessageLimit
 from dragoman.v1.generation_pb2 import GenerateResponse
 
 VOCABULARY = 330

@@ -8,7 +8,7 @@ import pytest
 from dragoman.server.core import requests
 from dragoman.server.core.answers import Answer, Generated, Timings
 from dragoman.server.errors import InvalidRequest
-from dragoman.server.faces.grpc.conversion import to_generate_request, to_score_request, write_response
+from dragoman.server.faces.v1.conversion import to_generate_request, to_score_request, write_response
 from dragoman.v1.generation_pb2 import GenerateRequest, GenerateResponse, ScoreRequest
 
 VALUES: dict[str, Any] = {"text": "a", "suppressed_tokens": (3, 1)}

@@ -9,7 +9,7 @@ from dragoman.server.core.answers import shortlist_tokens
 from dragoman.server.core.defaults import default_max_new_tokens
 from dragoman.server.core.frames import Frames
 from dragoman.server.core.ports import Model, Models
-from dragoman.server.faces.grpc.conversion import check_size
+from dragoman.server.faces.v1.conversion import check_size
 from dragoman.v1 import generation_pb2
 
 

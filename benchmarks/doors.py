@@ -1,0 +1,140 @@
+"""What each protocol costs: requests a second and latencies of the same requests through every face of one server.
+
+    python -m benchmarks.doors --data data/multi30k [--bundle bundles/en-de] [--quick]
+
+One sender, in a process of its own on the same cores, keeps 1, 16 and 64 requests under way: over gRPC to a server without HTTP,
+over gRPC to one that answers HTTP, too, and over HTTP to that one. The sides take turns; medians of the rounds count. All of
+them are asked the same texts, one model, greedy.
+"""
+
+import argparse
+import asyncio
+import itertools
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import asynccontextmanager
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import grpc
+from aiohttp import ClientSession, TCPConnector
+
+from benchmarks.harness.report import environment, write
+from benchmarks.harness.served import ServedModel
+from benchmarks.overload import percentile
+from dragoman.model.corpus import read_lines
+from dragoman.v1.generation_pb2 import GenerateRequest
+from dragoman.v1.generation_pb2_grpc import GenerationStub
+
+CONCURRENCIES = (1, 16, 64)
+ALONE, GRPC, HTTP = "gRPC, HTTP off", "gRPC", "HTTP/JSON"
+Ask = Callable[[str], Awaitable[str]]
+
+
+@asynccontextmanager
+async def by_grpc(address: str, model: str) -> Any:
+    """Give what asks over gRPC."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub: Any = GenerationStub(channel)  # type: ignore[no-untyped-call]
+
+        async def ask(text: str) -> str:
+            answer = await stub.Generate(GenerateRequest(model=model, text=text, num_beams=1))
+            return str(answer.text)
+
+        yield ask
+
+
+@asynccontextmanager
+async def by_http(address: str, model: str) -> Any:
+    """Give what asks over HTTP; connections are kept and used again."""
+    async with ClientSession(f"http://{address}", connector=TCPConnector(limit=0)) as session:
+
+        async def ask(text: str) -> str:
+            async with session.post("/v1/generate", json={"model": model, "text": text, "numBeams": 1}) as response:
+                response.raise_for_status()
+                return str((await response.json())["text"])
+
+        yield ask
+
+
+OPENERS = {ALONE: by_grpc, GRPC: by_grpc, HTTP: by_http}
+
+
+def send(side: str, address: str, model: str, texts: list[str], concurrency: int, seconds: float) -> tuple[float, list[float]]:
+    """Keep so many requests under way for so long; return answers a second, and every latency in seconds, rising."""
+    return asyncio.run(_send(side, address, model, texts, concurrency, seconds))
+
+
+async def _send(
+    side: str, address: str, model: str, texts: list[str], concurrency: int, seconds: float
+) -> tuple[float, list[float]]:
+    latencies: list[float] = []
+    async with OPENERS[side](address, model) as ask:
+        await ask(texts[0])
+        began = time.perf_counter()
+
+        async def keep_asking(own: Iterator[str]) -> None:
+            while (sent := time.perf_counter()) < began + seconds:
+                await ask(next(own))
+                latencies.append(time.perf_counter() - sent)
+
+        await asyncio.gather(*(keep_asking(itertools.cycle(texts[i:] + texts[:i])) for i in range(concurrency)))
+        wall = time.perf_counter() - began
+    return len(latencies) / wall, sorted(latencies)
+
+
+def measure(addresses: Mapping[str, str], model: str, texts: list[str], rounds: int, seconds: float) -> list[dict[str, Any]]:
+    """Return a row for each side and number of callers; the sides take turns."""
+    rows = []
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as sender:
+        for concurrency in CONCURRENCIES:
+            found: dict[str, list[tuple[float, list[float]]]] = {side: [] for side in addresses}
+            for number in range(rounds + 1):
+                for side, address in addresses.items():
+                    one = sender.submit(send, side, address, model, texts, concurrency, seconds).result()
+                    if number:  # the first round warms up
+                        found[side].append(one)
+            base = median(rate for rate, _ in found[ALONE])
+            for side, turns in found.items():
+                rate = median(rate for rate, _ in turns)
+                row = {"callers": concurrency, "side": side, "requests/s": round(rate, 1), f"of {ALONE}": round(rate / base, 3)}
+                for percent in (50, 99):
+                    row[f"p{percent} ms"] = round(median(percentile(seconds, percent) for _, seconds in turns) * 1000, 2)
+                rows.append(row)
+                print(row, flush=True)
+    return rows
+
+
+def main() -> None:
+    """Measure and write the result."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=Path("data/multi30k"))
+    parser.add_argument("--bundle", type=Path, default=Path("bundles/en-de"))
+    parser.add_argument("--threads", type=int, default=1, help="Of the engine.")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=4.0, help="Of each side's turn.")
+    parser.add_argument("--quick", action="store_true", help="One round of a second each, and nothing is written.")
+    arguments = parser.parse_args()
+    rounds, seconds = (1, 1.0) if arguments.quick else (arguments.rounds, arguments.seconds)
+    texts = read_lines(arguments.data / "test_2016_flickr.en.gz")
+    threads = ("--num-threads", str(arguments.threads))
+    started = time.monotonic()
+    with ServedModel(arguments.bundle, *threads) as alone, ServedModel(arguments.bundle, *threads, has_http=True) as served:
+        addresses = {ALONE: alone.address, GRPC: served.address, HTTP: served.http_address}
+        rows = measure(addresses, arguments.bundle.name, texts, rounds, seconds)
+    if arguments.quick:
+        return
+    notes = [
+        f"`{arguments.bundle.name}`, one engine of {arguments.threads} threads, greedy, captions of test_2016, closed loop; "
+        f"medians of {rounds} rounds of {seconds:g} s a side, in turns, sender and servers on the same cores. "
+        f"{time.monotonic() - started:.0f} s to make."
+    ]
+    about = environment("onnxruntime", "grpcio", "aiohttp") | {"threads": arguments.threads, "rounds": rounds, "seconds": seconds}
+    write("doors", "The same requests through every protocol", about, rows, notes)
+
+
+if __name__ == "__main__":
+    main()

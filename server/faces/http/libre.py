@@ -1,0 +1,240 @@
+"""LibreTranslate's API, https://docs.libretranslate.com: its paths and messages, with the models there are.
+
+What differs, docs/libretranslate.md says.
+"""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from http import HTTPStatus
+from typing import Any, NoReturn
+
+import msgspec
+from aiohttp import web
+
+from dragoman.server.core.callers import Caller
+from dragoman.server.core.core import Core
+from dragoman.server.core.endings import RETRY_SECONDS
+from dragoman.server.core.language_routing import is_of_one_pair
+from dragoman.server.core.requests import GenerateRequest
+from dragoman.server.errors import InvalidRequest, NotReady, ServiceError
+from dragoman.server.faces.http.exchange import Endpoint, Exchange
+from dragoman.server.faces.http.libre_detection import Detected, Detector
+from dragoman.server.faces.http.libre_languages import ALIASES, LibreLanguages
+from dragoman.server.faces.http.libre_pieces import pieces_of, put_together
+from dragoman.server.faces.http.libre_reading import JSON, Asked, Reader, key_of, shown
+from dragoman.server.faces.http.libre_translation import Translation, Wanted, most_alternatives
+from dragoman.server.faces.http.origins import Origins
+from dragoman.server.faces.http.statuses import HttpRefusal, headers_of, status_of
+from dragoman.server.faces.large_requests import LARGE_BYTES
+
+AUTO = "auto"
+# Sentences of a call.
+MAX_PIECES = 4096
+# As LibreTranslate has them, where that differs from everybody else's.
+STATUSES = {"UNAUTHENTICATED": HTTPStatus.FORBIDDEN, "NOT_FOUND": HTTPStatus.BAD_REQUEST, "UNIMPLEMENTED": HTTPStatus.BAD_REQUEST}
+# How long a page waits while somebody types.
+FRONTEND_MILLISECONDS = 500
+
+Pieces = Sequence[tuple[str, bool]]
+
+
+class LibreApi:
+    """Answers what LibreTranslate does; a `Manner`."""
+
+    def __init__(self, core: Core, max_message_bytes: int, origins: Origins) -> None:
+        """Serve what the core does.
+
+        Args:
+            core: What answers.
+            max_message_bytes: Bytes of all answers of a call together.
+            origins: Whose pages may send forms.
+        """
+        self._core, self._generation = core, core.generation
+        self._reader = Reader(origins)
+        self._translation = Translation(core, max_message_bytes)
+        self._languages = LibreLanguages()
+        self._detector = Detector()
+
+    def endpoints(self) -> Iterable[Endpoint]:
+        """Return what it answers."""
+        reads = self._reader.read
+        return (
+            Endpoint("POST", "/translate", self.translate, reads, is_counted=True, has_items=True, key_of=key_of),
+            Endpoint("POST", "/detect", self.detect, reads, key_of=key_of),
+            Endpoint("GET", "/languages", self.languages, is_open=True),
+            Endpoint("GET", "/frontend/settings", self.settings, is_open=True),
+            Endpoint("GET", "/health", self.health, is_open=True, is_awaited=False),
+            Endpoint("POST", "/translate_file", _not_offered, is_open=True),
+            Endpoint("POST", "/suggest", _not_offered, is_open=True),
+        )
+
+    async def translate(self, exchange: Exchange) -> web.Response:
+        """Answer with translations of one text or several."""
+        asked: Asked = exchange.message
+        caller = exchange.call.caller
+        _check(asked)
+        target = ALIASES.get(asked.target.lower(), asked.target)
+        source, detected = await self._source(asked, target, caller)
+        if self._is_same(source, target, caller):
+            answers = [[text] for text in asked.texts]
+        else:
+            model = self._generation.model_for(
+                GenerateRequest(model=asked.model, source_language=source, target_language=target), caller
+            )
+            if asked.alternatives > (most := most_alternatives(model, caller)):
+                raise InvalidRequest("alternatives", f"{asked.alternatives} is more than {most}, which model {model.name} can give")
+            answers = await self._answers(asked.texts, Wanted(model, source, target, asked.alternatives), exchange)
+        return await _json(_told(asked, answers, detected))
+
+    async def _answers(self, texts: Sequence[str], wanted: Wanted, exchange: Exchange) -> list[list[str]]:
+        """Return for each text its translation and alternatives to it, each made of those of its pieces."""
+        is_large = sum(map(len, texts)) > LARGE_BYTES
+        taken = await asyncio.to_thread(_pieces, texts) if is_large else _pieces(texts)
+        wishes = [piece for pieces in taken for piece, is_translated in pieces if is_translated]
+        given = await self._translation.of_all(wishes, wanted, exchange)
+        answers, start = [], 0
+        for pieces in taken:
+            end = start + sum(is_translated for _, is_translated in pieces)
+            count = max(map(len, given[start:end]), default=1)
+            whole = [put_together(pieces, given[start:end], index) for index in range(min(count, wanted.num_alternatives + 1))]
+            answers.append(list(dict.fromkeys(whole)))
+            start = end
+        return answers
+
+    async def _source(self, asked: Asked, target: str, caller: Caller | None) -> tuple[str, Detected | None]:
+        """Return the language of texts, and how sure that is where their caller does not say.
+
+        Raises:
+            InvalidRequest: If no model has one of the languages.
+            NotOffered: If it would have to be detected, and cannot be.
+        """
+        models = self._generation.models(caller)
+        told = ALIASES.get(asked.source.lower(), asked.source)
+        for field, code in (("target", target), ("source", told)):
+            if code.lower() != AUTO and not self._languages.find(models, code):
+                there = ", ".join(known.code for known in self._languages.all(models)) or "none"
+                raise InvalidRequest(field, f"{shown(code)} is not supported; there: {there}"[:500])
+        if told.lower() != AUTO:
+            return told, None
+        sources = self._languages.sources_of(models, target)
+        if not sources:
+            raise InvalidRequest("target", f"{shown(target)} is not supported: nothing is translated to it")
+        if not self._detector.is_there and len(sources) == 1:
+            return sources[0], Detected(sources[0], 0.0)
+        found = await self._detector.detect(asked.texts, [*sources, self._languages.find(models, target)])
+        return found[0].language, found[0]
+
+    def _is_same(self, source: str, target: str, caller: Caller | None) -> bool:
+        """Whether there is nothing to translate: both are one language, and no model is there for just that."""
+        models = self._generation.models(caller)
+        is_one = self._languages.find(models, source) == self._languages.find(models, target)
+        return is_one and not any(is_of_one_pair(model) and model.frames.is_able(source, target) for model in models)
+
+    async def detect(self, exchange: Exchange) -> web.Response:
+        """Answer with the languages that a text may be in, of those that models have."""
+        asked: Asked = exchange.message
+        _check_texts(asked)
+        codes = [known.code for known in self._languages.all(self._generation.models(exchange.call.caller))]
+        return await _json([found._asdict() for found in await self._detector.detect(asked.texts, codes)])
+
+    async def languages(self, exchange: Exchange) -> web.Response:
+        """Answer with the languages there are."""
+        return await _json([known._asdict() for known in self._languages.all(self._generation.models(exchange.call.caller))])
+
+    async def settings(self, exchange: Exchange) -> web.Response:
+        """Answer with what a page needs to know."""
+        known = self._languages.all(self._generation.models(exchange.call.caller))
+        reads = next((one for one in known if one.targets), None)
+        writes = next((one for one in known if reads is not None and one.code in reads.targets), None)
+        is_closed = self._core.callers is not None
+        return await _json(
+            {
+                "apiKeys": is_closed,
+                "charLimit": -1,
+                "filesTranslation": False,
+                "frontendTimeout": FRONTEND_MILLISECONDS,
+                "keyRequired": is_closed,
+                "language": {
+                    "source": {"code": reads.code if reads else "", "name": reads.name if reads else ""},
+                    "target": {"code": writes.code if writes else "", "name": writes.name if writes else ""},
+                },
+                "suggestions": False,
+                "supportedFilesFormat": [],
+            }
+        )
+
+    async def health(self, _: Exchange) -> web.Response:
+        """Answer whether the server is ready, as the metrics port's `/readyz` does."""
+        if not self._core.is_ready:
+            raise NotReady("the server is not ready", RETRY_SECONDS)
+        return await _json({"status": "ok"})
+
+    def refuse(self, error: ServiceError, request_id: str) -> web.Response:
+        """See `Manner`."""
+        status = STATUSES.get(error.code, status_of(error)) if not isinstance(error, HttpRefusal) else error.status
+        headers = {name: value for name, value in headers_of(error).items() if name != "WWW-Authenticate"}
+        return web.Response(body=msgspec.json.encode({"error": error.message}), status=status, content_type=JSON, headers=headers)
+
+    def error_event(self, error: ServiceError, request_id: str) -> tuple[str, str]:
+        """See `Manner`; it sends no events."""
+        raise AssertionError("nothing is streamed")
+
+
+async def _not_offered(_: Exchange) -> NoReturn:
+    raise HttpRefusal(HTTPStatus.FORBIDDEN, "files and suggestions are not taken here")
+
+
+def _check(asked: Asked) -> None:
+    """Refuse what misses a field, and formats that are not read.
+
+    Raises:
+        InvalidRequest: Naming the field.
+    """
+    _check_texts(asked)
+    for field in ("source", "target"):
+        if not getattr(asked, field):
+            raise InvalidRequest(field, "is missing")
+    if asked.format == "html":
+        raise InvalidRequest("format", "html is not translated here, for tags could not be kept in their places; send text")
+    if asked.format not in ("", "text"):
+        raise InvalidRequest("format", f"{shown(asked.format)} is not supported")
+
+
+def _check_texts(asked: Asked) -> None:
+    if not asked.texts:
+        raise InvalidRequest("q", "is missing")
+
+
+def _pieces(texts: Sequence[str]) -> list[Pieces]:
+    """Return the pieces of each text.
+
+    Raises:
+        InvalidRequest: If more are to be translated than may be at once.
+    """
+    taken: list[Pieces] = []
+    count = 0
+    for text in texts:
+        pieces: list[tuple[str, bool]] = []
+        for piece, is_translated in pieces_of(text):
+            pieces.append((piece, is_translated))
+            count += is_translated
+            if count > MAX_PIECES:
+                raise InvalidRequest("q", f"more than {MAX_PIECES} sentences; send fewer at once")
+        taken.append(pieces)
+    return taken
+
+
+def _told(asked: Asked, answers: Sequence[Sequence[str]], detected: Detected | None) -> dict[str, Any]:
+    """Return what is answered, in lists where `q` is one."""
+    translated = [best for best, *_ in answers]
+    told: dict[str, Any] = {"translatedText": translated if asked.is_list else translated[0]}
+    if detected is not None:
+        told["detectedLanguage"] = [detected._asdict()] * len(translated) if asked.is_list else detected._asdict()
+    if asked.alternatives:
+        others = [[other for other in rest if other] for _, *rest in answers]
+        told["alternatives"] = others if asked.is_list else others[0]
+    return told
+
+
+async def _json(told: Any) -> web.Response:
+    return web.Response(body=msgspec.json.encode(told), content_type=JSON)

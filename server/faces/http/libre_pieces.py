@@ -1,0 +1,97 @@
+"""Texts in pieces that a model can translate, and the way back: lines, and the sentences of a line.
+
+White space between pieces, blank lines and what has neither letter nor digit stay as they are. A sentence ends with `.`, `!`, `?`
+or `…` (and quotation marks or brackets after them) before white space and what may begin another; not after an abbreviation, an
+initial or a number of one or two digits. In scripts without spaces it ends with its own full stop.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+
+# What may end without ending a sentence, in lower case.
+# fmt: off
+ABBREVIATIONS = frozenset((
+    "adj", "al", "approx", "art", "aug", "av", "ave", "bd", "bldg", "bzgl", "bzw", "ca", "capt", "cf", "co", "col",
+    "corp", "dec", "dept", "dipl", "div", "dr", "ed", "eds", "eg", "engl", "est", "etc", "evtl", "ext", "feb", "fig",
+    "figs", "ft", "gen", "ggf", "gov", "hon", "hr", "hrsg", "ie", "inc", "incl", "ing", "inkl", "jan", "jr", "jul",
+    "jun", "kap", "lt", "ltd", "lt", "m", "maj", "max", "me", "messrs", "mgr", "min", "mio", "mlle", "mm", "mme", "mr",
+    "mrs", "ms", "mt", "no", "nos", "nov", "nr", "oct", "op", "orig", "p", "par", "pg", "ph", "phd", "pl", "pp",
+    "prof", "pt", "ref", "rep", "rev", "sec", "sen", "sep", "sept", "sgt", "sig", "sog", "sr", "st", "str", "tab",
+    "tel", "u", "ua", "univ", "usw", "v", "vgl", "vol", "vs", "z", "zb", "zzgl",
+))
+# fmt: on
+# Of the last word before a stop.
+MAX_WORD_CHARACTERS = 64
+# With all white space after it, so that many blank lines are one piece.
+_LINE = re.compile(r"[\n\r\v\f\x85\u2028\u2029]\s*+")
+# Quantifiers give nothing back, and a run of stops is looked at once: otherwise a hostile text would take the square of its length.
+_END = re.compile(
+    r"""(?<![.!?…؟।])[.!?…؟।]++["'”’»«)\]]*+(?=\s++["'“‘„«»(\[¿¡-]*+[^\W_])\s++|[。！？]++[”’」』）]*+""",
+)
+_LAST_WORD = re.compile(r"((?:[^\W_]++\.)+)[\"'”’»«)\]]*+\Z")
+
+
+def pieces_of(text: str) -> Iterator[tuple[str, bool]]:
+    """Yield a text's pieces, which together are it, and whether each is to be translated."""
+    start = 0
+    for match in _LINE.finditer(text):
+        yield from _of_line(text[start : match.start()])
+        yield match[0], False
+        start = match.end()
+    yield from _of_line(text[start:])
+
+
+def put_together(pieces: Sequence[tuple[str, bool]], answers: Sequence[Sequence[str]], index: int) -> str:
+    """Return the text that pieces become.
+
+    Args:
+        pieces: As `pieces_of` gives them.
+        answers: Of each piece that is to be translated, the best one first.
+        index: Which of them; the best one where there are fewer.
+    """
+    given = iter(answers)
+    parts = []
+    for piece, is_translated in pieces:
+        if is_translated:
+            answer = next(given)
+            parts.append(answer[index] if index < len(answer) else answer[0])
+        else:
+            parts.append(piece)
+    return "".join(parts)
+
+
+def _of_line(line: str) -> Iterator[tuple[str, bool]]:
+    start = 0
+    for match in _END.finditer(line):
+        end = match.end()
+        if _is_end(line[max(start, match.start() - MAX_WORD_CHARACTERS) : end].rstrip(), line[end : end + 8]):
+            yield from _trimmed(line[start:end])
+            start = end
+    yield from _trimmed(line[start:])
+
+
+def _is_end(sentence: str, following: str) -> bool:
+    """Whether a sentence, of which the last words are given, ends here, rather than a word that is short for another."""
+    if following.lstrip("\"'“‘„«»([¿¡-")[:1].islower():
+        return False
+    if (last := _LAST_WORD.search(sentence)) is None:
+        return True
+    word = last[1].replace(".", "").lower()
+    is_initial = len(word) == 1 and word.isalpha()
+    is_dotted = "." in last[1][:-1] and len(word) <= 4
+    return not (is_initial or is_dotted or word in ABBREVIATIONS or (word.isdigit() and len(word) <= 2))
+
+
+def _trimmed(piece: str) -> Iterator[tuple[str, bool]]:
+    """Yield a piece without the white space around it, and that."""
+    text = piece.strip()
+    if not any(map(str.isalnum, text)):
+        if piece:
+            yield piece, False
+        return
+    before = len(piece) - len(piece.lstrip())
+    if before:
+        yield piece[:before], False
+    yield text, True
+    if rest := piece[before + len(text) :]:
+        yield rest, False

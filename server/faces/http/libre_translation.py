@@ -1,0 +1,156 @@
+"""Texts of one call as many requests, each served as any other: with a record and in its caller's limits, beside each other.
+
+They join the batch that runs, at most twice as many at a time as the model has slots. One that fails fails the call, and the others
+are cancelled.
+"""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from structlog.contextvars import bind_contextvars
+
+from dragoman.server.core.callers import Caller
+from dragoman.server.core.calls import Call
+from dragoman.server.core.core import Core
+from dragoman.server.core.ports import Model
+from dragoman.server.core.requests import GenerateRequest
+from dragoman.server.errors import Cancelled, InvalidRequest, Unavailable
+from dragoman.server.faces.http.exchange import Exchange
+from dragoman.server.faces.v1.sizes import MessageLimit
+
+# One that decodes and one that is ready to take its place.
+REQUESTS_PER_SLOT = 2
+
+
+class Wanted(NamedTuple):
+    """What is wanted of each text.
+
+    Attributes:
+        model: What is to translate.
+        source: Its language, by any of its spellings.
+        target: Language of the answer.
+        num_alternatives: Answers beside the best one.
+    """
+
+    model: Model
+    source: str
+    target: str
+    num_alternatives: int = 0
+
+    @property
+    def num_beams(self) -> int | None:
+        """Width of the search; None for the model's."""
+        if not self.num_alternatives:
+            return None
+        return max(self.num_alternatives + 1, self.model.manifest.defaults.num_beams or 1)
+
+    def request(self, text: str) -> GenerateRequest:
+        """Return the request for a text."""
+        num_answers = self.num_alternatives + 1 if self.num_alternatives else None
+        return GenerateRequest(
+            model=self.model.name,
+            text=text,
+            num_beams=self.num_beams,
+            num_return_sequences=num_answers,
+            source_language=self.source,
+            target_language=self.target,
+        )
+
+
+def most_alternatives(model: Model, caller: Caller | None) -> int:
+    """Return how many answers beside the best one a caller may want of a model."""
+    most = None if caller is None else caller.limits.max_slots
+    return min(model.max_slots_per_request, most or model.max_slots_per_request) - 1
+
+
+class Translation:
+    """Has a model translate the texts of calls."""
+
+    def __init__(self, core: Core, max_bytes: int) -> None:
+        """Translate with the core's models; answers of a call have at most so many bytes together."""
+        self._generation, self._records = core.generation, core.calls.records
+        self._max_bytes, self._limit = max_bytes, MessageLimit(max_bytes)
+
+    async def of_all(self, texts: Sequence[str], wanted: Wanted, exchange: Exchange) -> list[list[str]]:
+        """Return the answers of each text, the best one first.
+
+        Raises:
+            ServiceError: If one has none.
+        """
+        answers: list[list[str]] = [[] for _ in texts]
+        left = iter(enumerate(texts))
+        exchange.call.is_counted = False  # from now on its requests are
+        run = _Run(wanted, exchange, self._seconds(exchange), self._max_bytes)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for _ in range(min(len(texts), _num_in_hand(wanted, exchange.call.caller))):
+                    tasks.create_task(self._work(left, answers, run))
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from None
+        return answers
+
+    def _seconds(self, exchange: Exchange) -> float | None:
+        """Return when the call has to have its answer, in seconds since it came, for all of its requests; None for any time."""
+        call, left = exchange.call, exchange.remaining_seconds
+        seconds, _ = self._generation.deadlines(call).time_left(call.arrival, left)
+        return None if seconds is None else asyncio.get_running_loop().time() + seconds
+
+    async def _work(self, left: Iterator[tuple[int, str]], answers: list[list[str]], run: "_Run") -> None:
+        """Translate texts, one after the other, until none is left."""
+        for index, text in left:
+            answers[index] = await self._one(text, index, run)
+            run.count(answers[index])
+
+    async def _one(self, text: str, index: int, run: "_Run") -> list[str]:
+        """Serve one request, with a record of its own; its tokens count for the call's too."""
+        whole = run.exchange.call
+        call = Call.begin(whole.method)
+        call.request_id = whole.request_id  # the same version of a model answers all of them
+        bind_contextvars(item=index)
+        self._records.begin_item(call, whole)
+        try:
+            seconds = None if run.until is None else run.until - asyncio.get_running_loop().time()
+            generated = await self._generation.generate(run.wanted.request(text), call, seconds, self._limit)
+        except asyncio.CancelledError:
+            self._finish(call, whole, Unavailable.code if whole.is_ended_by_server else Cancelled.code)
+            raise
+        except Exception as error:
+            fault = self._records.fault(error)
+            call.refusal = fault.refusal
+            self._finish(call, whole, fault.code)
+            raise fault from None
+        self._finish(call, whole, "OK")
+        return [answer.text for answer in generated.answers]
+
+    def _finish(self, call: Call, whole: Call, code: str) -> None:
+        whole.model = call.model
+        whole.source_tokens += call.source_tokens
+        whole.generated_tokens += call.generated_tokens
+        self._records.finish(call, code, event="item")
+
+
+class _Run:
+    """One call's texts on their way."""
+
+    def __init__(self, wanted: Wanted, exchange: Exchange, until: float | None, max_bytes: int) -> None:
+        self.wanted, self.exchange, self.until = wanted, exchange, until
+        self._max_bytes, self._num_bytes = max_bytes, 0
+
+    def count(self, answers: Sequence[str]) -> None:
+        """Count answers.
+
+        Raises:
+            InvalidRequest: If all together are more than can be sent.
+        """
+        self._num_bytes += sum(len(answer.encode(errors="replace")) for answer in answers)
+        if self._num_bytes > self._max_bytes:
+            raise InvalidRequest("q", f"answers have more than {self._max_bytes} bytes, max_message_bytes of the server")
+
+
+def _num_in_hand(wanted: Wanted, caller: Caller | None) -> int:
+    """Return how many requests of a call run or wait at a time: no more than its caller's limits let in."""
+    most = max(1, REQUESTS_PER_SLOT * wanted.model.max_slots // (wanted.num_beams or 1))
+    if caller is None:
+        return most
+    return min([most, *(limit for limit in (caller.limits.max_requests, caller.limits.max_waiting) if limit)])

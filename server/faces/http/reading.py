@@ -1,0 +1,114 @@
+"""How requests over HTTP are read: bodies as large as they may be, in the time they may take, and how long the caller waits."""
+
+import asyncio
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
+
+from aiohttp import web
+
+from dragoman.server.errors import DeadlineExceeded, InvalidRequest
+from dragoman.server.faces.http.statuses import HttpRefusal
+from dragoman.server.faces.large_requests import LARGE_BYTES, LargeRequests
+
+# For a body to come; a caller's deadline, or the server's, may be shorter.
+BODY_SECONDS = 30.0
+# As gRPC writes it and grpc-gateway reads it: a number of at most eight digits, and a unit.
+TIMEOUT_KEY = "Grpc-Timeout"
+_TIMEOUT = re.compile(r"([0-9]{1,8})([HMSmun])")
+_UNIT_SECONDS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+
+
+def timeout_of(request: web.Request) -> float | None:
+    """Return how many seconds a request may take, by its caller; None where it does not say.
+
+    Raises:
+        InvalidRequest: If what it says is no time.
+    """
+    said = request.headers.get(TIMEOUT_KEY)
+    if said is None:
+        return None
+    match = _TIMEOUT.fullmatch(said)
+    if match is None:
+        raise InvalidRequest(TIMEOUT_KEY, "is a number of at most eight digits and a unit: H, M, S, m, u or n, as in 1500m")
+    number, unit = match.groups()
+    return int(number) * _UNIT_SECONDS[unit]
+
+
+def check_kind(request: web.Request, *kinds: str) -> None:
+    """Do nothing if a body is of a kind that is read, and as it is.
+
+    Raises:
+        HttpRefusal: If it is of another, or compressed.
+    """
+    # Whoever's page a browser shows may have it send text and forms to anybody, but not JSON, without asking first.
+    if request.content_type not in kinds or "Content-Type" not in request.headers:
+        raise HttpRefusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"Content-Type: {' or '.join(kinds)} is read, and nothing else")
+    if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+        raise HttpRefusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "Content-Encoding: bodies are read as they are, not compressed")
+
+
+class Bodies:
+    """Reads bodies, large ones in equal parts for those who send some."""
+
+    def __init__(self, max_bytes: int) -> None:
+        """Read bodies of at most so many bytes."""
+        self._max_bytes = max_bytes
+        self._large = LargeRequests()
+
+    @contextmanager
+    def room(self, request: web.Request, owner: str) -> Iterator[None]:
+        """Have room for a body within the `with`; one whose size is not told is taken for the largest.
+
+        Args:
+            request: Whose body it is.
+            owner: Whose the request is.
+
+        Raises:
+            HttpRefusal: If it is larger than bodies may be.
+            QueueFull: If too many large ones of the owner's are under way.
+        """
+        told = request.content_length
+        if told is not None and told > self._max_bytes:
+            raise self._too_large()
+        num_bytes = told if told is not None else self._max_bytes if request.can_read_body else 0
+        if num_bytes <= LARGE_BYTES:
+            yield
+            return
+        with self._large.one_more(num_bytes, owner):
+            yield
+
+    async def read(self, request: web.Request, seconds: float | None, limit: str) -> bytes:
+        """Return a body, when all of it has come.
+
+        Args:
+            request: Whose it is.
+            seconds: How long it may take; None for as long as any.
+            limit: Name of the server's own deadline, if that is what leaves so many.
+
+        Raises:
+            HttpRefusal: If it is larger than bodies may be, or takes longer than any may.
+            DeadlineExceeded: If it takes longer than this one may.
+        """
+        body = bytearray()
+        own = BODY_SECONDS if seconds is None else min(seconds, BODY_SECONDS)
+        try:
+            async with asyncio.timeout(own):
+                async for part in request.content.iter_any():
+                    body += part
+                    if len(body) > self._max_bytes:
+                        raise self._too_large()
+        except web.RequestPayloadError:
+            raise HttpRefusal(HTTPStatus.BAD_REQUEST, "the body cannot be read: it is not what its headers say") from None
+        except TimeoutError:
+            if own == BODY_SECONDS:
+                raise HttpRefusal(HTTPStatus.REQUEST_TIMEOUT, f"the body did not come within {BODY_SECONDS:g} s") from None
+            whose = f"the server's deadline ({limit} seconds)" if limit else "the deadline"
+            raise DeadlineExceeded(f"{whose} passed before the request came") from None
+        return bytes(body)
+
+    def _too_large(self) -> HttpRefusal:
+        return HttpRefusal(
+            HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body has more than {self._max_bytes} bytes, max_message_bytes of the server"
+        )

@@ -1,0 +1,62 @@
+"""Errors over HTTP: which status each has, and the headers that go with it."""
+
+import math
+from http import HTTPStatus
+
+from dragoman.server.errors import ServiceError
+
+# As google.rpc.Code maps them, so that what stands between caller and server knows what to do: 499 is what proxies log of a caller
+# that has left.
+STATUSES = {
+    "CANCELLED": 499,
+    "INVALID_ARGUMENT": HTTPStatus.BAD_REQUEST,
+    "DEADLINE_EXCEEDED": HTTPStatus.GATEWAY_TIMEOUT,
+    "NOT_FOUND": HTTPStatus.NOT_FOUND,
+    "RESOURCE_EXHAUSTED": HTTPStatus.TOO_MANY_REQUESTS,
+    "FAILED_PRECONDITION": HTTPStatus.BAD_REQUEST,
+    "UNIMPLEMENTED": HTTPStatus.NOT_IMPLEMENTED,
+    "INTERNAL": HTTPStatus.INTERNAL_SERVER_ERROR,
+    "UNAVAILABLE": HTTPStatus.SERVICE_UNAVAILABLE,
+    "UNAUTHENTICATED": HTTPStatus.UNAUTHORIZED,
+}
+
+
+class HttpRefusal(ServiceError):
+    """What is wrong with a request as HTTP, which has statuses of its own for it.
+
+    Attributes:
+        status: HTTP's.
+        headers: That the status asks for.
+    """
+
+    code = "INVALID_ARGUMENT"
+    refusal = "invalid"
+
+    def __init__(self, status: int, message: str, headers: dict[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.headers = headers or {}
+
+
+class NothingThere(HttpRefusal):
+    """No endpoint has the path."""
+
+    code = "NOT_FOUND"
+
+    def __init__(self) -> None:
+        super().__init__(HTTPStatus.NOT_FOUND, "nothing is at this path")
+
+
+def status_of(error: ServiceError) -> int:
+    """Return the HTTP status of an error."""
+    return error.status if isinstance(error, HttpRefusal) else STATUSES.get(error.code, HTTPStatus.INTERNAL_SERVER_ERROR)
+
+
+def headers_of(error: ServiceError) -> dict[str, str]:
+    """Return the headers that an error's answer has: when to come back, in whole seconds, and what to show."""
+    headers = dict(error.headers) if isinstance(error, HttpRefusal) else {}
+    if error.retry_after_seconds is not None:
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_seconds)))
+    if error.code == "UNAUTHENTICATED":
+        headers["WWW-Authenticate"] = "Bearer"
+    return headers

@@ -1,0 +1,141 @@
+"""TLS: the server's files, which may be exchanged while it serves."""
+
+import ssl
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import structlog
+
+from dragoman.model.files import read_bounded
+from dragoman.server.certificates import read_dates, text_of
+from dragoman.server.config import ConfigError, ServerConfig
+from dragoman.server.credentials import no_password
+
+MAX_FILE_BYTES = 16 * 2**20
+
+log = structlog.get_logger("dragoman")
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What the files hold: PEM."""
+
+    certificate: bytes
+    key: bytes
+    client_ca: bytes | None
+
+
+class TlsFiles:
+    """The server's certificate and key, and the authorities of its clients' certificates, as they are in files.
+
+    New connections are met with what was read last; those there are keep what they have agreed upon.
+
+    Attributes:
+        paths: The files; reload when one changes.
+    """
+
+    def __init__(self, certificate: Path, key: Path, client_ca: Path | None = None) -> None:
+        """Read the files for the first time. Of a certificate out of its dates there is a warning: another may come soon.
+
+        Args:
+            certificate: PEM, with its chain.
+            key: PEM, not encrypted.
+            client_ca: PEM, authorities of client certificates, which are then required.
+
+        Raises:
+            ConfigError: Naming the setting whose file cannot be used.
+        """
+        self._certificate, self._key, self._client_ca = certificate, key, client_ca
+        self.paths = tuple(path for path in (certificate, key, client_ca) if path is not None)
+        self._contents = self._read()
+        self._dates = self._check(self._contents)
+        if (reason := _out_of_date(self._dates)) is not None:
+            log.warning(f"the certificate {reason}", file=str(certificate))
+
+    @classmethod
+    def of(cls, config: ServerConfig) -> Self | None:
+        """Return those of the settings; None without TLS.
+
+        Raises:
+            ConfigError: As the constructor does.
+        """
+        if config.tls_certificate is None or config.tls_key is None:
+            return None
+        return cls(config.tls_certificate, config.tls_key, config.tls_client_ca)
+
+    @property
+    def expires(self) -> float:
+        """When the server's certificate, not its authorities', expires, in seconds since 1970."""
+        return self._dates[1]
+
+    @property
+    def contents(self) -> Contents:
+        """What is in use."""
+        return self._contents
+
+    def reload(self) -> bool:
+        """Read the files again; return whether they hold anything new. What is wrong with them leaves everything as it was.
+
+        Raises:
+            ConfigError: Naming the setting and the file: it cannot be read or is half written, the key is another certificate's,
+                or the certificate is not valid now.
+        """
+        contents = self._read()
+        if contents == self._contents:
+            return False
+        dates = self._check(contents)
+        if (reason := _out_of_date(dates)) is not None:
+            raise ConfigError(f"tls_certificate: {self._certificate}: {reason}")
+        self._contents, self._dates = contents, dates
+        return True
+
+    def _read(self) -> Contents:
+        settings = ("tls_certificate", self._certificate), ("tls_key", self._key), ("tls_client_ca", self._client_ca)
+        certificate, key, client_ca = (_read(setting, path) for setting, path in settings)
+        assert certificate is not None and key is not None
+        return Contents(certificate, key, client_ca)
+
+    def _check(self, contents: Contents) -> tuple[float, float]:
+        """Return from when to when the certificate is valid, in seconds since 1970.
+
+        gRPC only logs what is wrong with a file and then fails to bind, or to shake hands, so the files are tried here first.
+
+        Raises:
+            ConfigError: Naming the setting whose file cannot be used.
+        """
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        pair = f"tls_certificate, tls_key: {self._certificate}, {self._key}"
+        try:
+            context.load_cert_chain(self._certificate, self._key, password=no_password)
+            dates = read_dates(context, contents.certificate)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{pair}: {error}") from error
+        if contents.client_ca is not None:
+            try:
+                context.load_verify_locations(cadata=text_of(contents.client_ca))
+            except (OSError, ValueError) as error:
+                raise ConfigError(f"tls_client_ca: {self._client_ca}: {error}") from error
+        if self._read() != contents:
+            raise ConfigError(f"{pair}: changed while they were read")
+        return dates
+
+
+def _read(setting: str, path: Path | None) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        return read_bounded(path, MAX_FILE_BYTES)
+    except OSError as error:
+        raise ConfigError(f"{setting}: {path} cannot be read: {error.strerror}") from None
+
+
+def _out_of_date(dates: tuple[float, float]) -> str | None:
+    """Say what is wrong with the dates of a certificate, if anything is."""
+    begin, end = dates
+    now = time.time()
+    if begin <= now < end:
+        return None
+    verb, moment = ("is not valid before", begin) if now < begin else ("expired on", end)
+    return f"{verb} {time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(moment))} UTC"
