@@ -1,0 +1,170 @@
+"""ModelStreamInfer: requests on one stream, each answered as it goes, in pieces where it has one text, and failing alone.
+
+What a stream has in hand is bounded as that of GenerateBatch, with which it shares the server's allowance (`streams.py`). It is not
+read further meanwhile, so a caller who sends faster than the models answer is held back by gRPC's own flow control.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from dragoman.inference import inference_pb2
+from dragoman.server.core.calls import Call
+from dragoman.server.core.core import Core
+from dragoman.server.core.endings import RETRY_SECONDS
+from dragoman.server.core.ids import new_incident
+from dragoman.server.errors import InvalidRequest, ServiceError, Unavailable
+from dragoman.server.faces.grpc.hand import Hand
+from dragoman.server.faces.grpc.interceptors import Context, current_call
+from dragoman.server.faces.grpc.reading import Refused, Turns, large_bytes_read
+from dragoman.server.faces.oip.answering import Answering, seconds_left
+from dragoman.server.faces.oip.given import STREAM
+from dragoman.server.faces.oip.inference import Inference
+from dragoman.server.faces.oip.items import Items
+from dragoman.server.faces.oip.responses import streamed, to_failure, to_piece_response, to_response
+from dragoman.server.faces.oip.sizes import ResponseLimit
+
+
+class InferStream:
+    """One stream of requests."""
+
+    def __init__(self, core: Core, context: Context, hand: Hand, turns: Turns, max_message_bytes: int) -> None:
+        """Start without requests, inside the RPC's task.
+
+        Args:
+            core: What answers, and whose calls these are.
+            context: Of the RPC.
+            hand: What the stream has in hand.
+            turns: Of the connection's streams, at reading.
+            max_message_bytes: Largest message that is sent.
+        """
+        self._generation = core.generation
+        self._draining = core.calls.draining
+        self._context = context
+        self._hand = hand
+        self._turns = turns
+        self._max_message_bytes = max_message_bytes
+        self._items = Items(core.calls.records, current_call.get(), context)
+        self._answering = Answering(core, self._items, context, max_message_bytes)
+        self._ids: set[str] = set()  # under way
+        self._writing = asyncio.Lock()  # gRPC sends one message at a time
+
+    async def serve(self, requests: AsyncIterator[Inference | Refused]) -> None:
+        """Answer what comes until the caller has sent everything, or the server drains: then what was read is answered.
+
+        Cancelling this cancels every request that runs.
+
+        Raises:
+            Unavailable: If the server drains before the caller has sent everything; what has no answer was not looked at.
+        """
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                reading = tasks.create_task(self._read(requests, tasks))
+                watching = tasks.create_task(_cancel_when(self._draining, reading))
+                reading.add_done_callback(lambda _: watching.cancel())
+        except BaseExceptionGroup as group:
+            # Of a request nothing gets this far but that its answer could not be written: the caller is gone.
+            raise group.exceptions[0] from None
+        if reading.cancelled():
+            raise Unavailable("the server is shutting down", retry_after_seconds=RETRY_SECONDS)
+
+    async def _read(self, requests: AsyncIterator[Inference | Refused], tasks: asyncio.TaskGroup) -> None:
+        """Start each request; the next message is read when there is a place for it."""
+        arrivals = aiter(requests)
+        is_first = True
+        while True:
+            await self._hand.room()
+            try:
+                # The first one may be large for all we know.
+                is_in_turn = is_first or large_bytes_read.get()
+                message = await (self._turns.take(anext(arrivals)) if is_in_turn else anext(arrivals))
+            except StopAsyncIteration:
+                return
+            is_first = False
+            if isinstance(message, Inference) and len(message) > 1:
+                has_begun = asyncio.Event()
+                tasks.create_task(self._answer_several(message, has_begun))
+                await has_begun.wait()
+            else:
+                self._hand.read(message.ByteSize())
+                tasks.create_task(self._answer(message))
+            del message  # or it would be kept until the next one comes
+
+    async def _answer(self, message: Inference | Refused) -> None:
+        """Answer a message of one text, or say why it is refused."""
+        request_id = message.request_id or new_incident()
+        try:
+            with self._items.one(request_id) as call:
+                if isinstance(message, Refused):
+                    request_id = message.request_id
+                    raise message.error
+                with self._under_way(message):
+                    await self._serve(message, request_id, call)
+        except ServiceError as error:
+            await self._write(to_failure(error, request_id))
+        finally:
+            self._hand.answered(message.ByteSize(), 0)
+            self._hand.taken(0)
+
+    async def _serve(self, inference: Inference, request_id: str, call: Call) -> None:
+        """Write the answer to a message of one text, in pieces unless it is wanted whole."""
+        [request] = inference.requests
+        has_several = (request.num_return_sequences or 1) > 1
+        if inference.is_streamed and has_several:
+            raise InvalidRequest(STREAM, "goes with one answer only; num_return_sequences says that more are wanted")
+        if inference.is_streamed is False or has_several:
+            generated = await self._answering.one(inference, call)
+            response = await to_response(inference, [generated], request_id, self._max_message_bytes)
+            await self._write(streamed(response, is_final=True))
+            return
+        left, limit = seconds_left(inference, call.arrival, self._context), ResponseLimit(self._max_message_bytes)
+        async with self._generation.stream(request, call, left, limit) as pieces:
+            async for piece in pieces:
+                response = await to_piece_response(inference, piece, call.model, request_id, self._max_message_bytes)
+                is_final = piece.result is not None
+                if response.outputs or is_final:
+                    await self._write(streamed(response, is_final=is_final))
+
+    async def _answer_several(self, inference: Inference, has_begun: asyncio.Event) -> None:
+        """Answer a message of several texts, when all have their answers."""
+        request_id = inference.request_id or new_incident()
+        try:
+            with self._under_way(inference):
+                if inference.is_streamed:
+                    raise InvalidRequest(STREAM, f"goes with one text only, and there are {len(inference)}")
+                answered = await self._answering.each(inference, request_id, self._hand, has_begun)
+                response = await to_response(inference, answered, request_id, self._max_message_bytes)
+            await self._write(streamed(response, is_final=True))
+        except ServiceError as error:
+            await self._write(to_failure(error, request_id))
+        finally:
+            has_begun.set()
+
+    def _under_way(self, inference: Inference) -> "_UnderWay":
+        return _UnderWay(self._ids, inference.request_id)
+
+    async def _write(self, response: inference_pb2.ModelStreamInferResponse) -> None:
+        async with self._writing:
+            await self._context.write(response)
+
+
+class _UnderWay:
+    """Keeps an id among those that are under way, within a `with`; a message without one has nothing to keep."""
+
+    def __init__(self, ids: set[str], request_id: str) -> None:
+        self._ids = ids
+        self._request_id = request_id
+
+    def __enter__(self) -> None:
+        if self._request_id in self._ids:
+            raise InvalidRequest("id", "is that of another request, which is under way on this stream")
+        if self._request_id:
+            self._ids.add(self._request_id)
+
+    def __exit__(self, *_: object) -> None:
+        self._ids.discard(self._request_id)
+
+
+async def _cancel_when(event: asyncio.Event, task: asyncio.Task[None]) -> None:
+    """Cancel a task when an event is set."""
+    await event.wait()
+    task.cancel()
