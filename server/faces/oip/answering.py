@@ -108,7 +108,7 @@ class Answering:
             raise
 
     async def _generate(self, inference: Inference, request: GenerateRequest, call: Call, arrival: float) -> Generated:
-        limit = ResponseLimit(self._max_message_bytes // len(inference))
+        limit = ResponseLimit(self._max_message_bytes, len(inference))
         return await self._generation.generate(request, call, seconds_left(inference, arrival, self._context), limit)
 
 

@@ -16,22 +16,25 @@ ESCAPED_BYTES = 6
 
 @dataclass(frozen=True, slots=True)
 class ResponseLimit:
-    """What a message can carry of one of its texts.
+    """What a message can carry that answers several texts alike.
 
     Attributes:
-        max_bytes: Its part of a message.
+        max_bytes: Of a message.
+        num_texts: That it answers.
         name: Of the setting that says how large a message may be.
     """
 
     max_bytes: int
+    num_texts: int = 1
     name: str = "max_message_bytes"
 
     def answer_bytes(self, shape: AnswerShape) -> int:
-        """Return the bytes of the answers to one text at the most."""
+        """Return the bytes of the answers to all texts at the most."""
         digits = len(str(shape.max_token)) + 1
         top = shape.num_top * (TOLD_BYTES + digits) + ESCAPED_BYTES * shape.top_piece_bytes
         told = shape.num_told * (TOLD_BYTES + digits + ESCAPED_BYTES * shape.piece_bytes + top)
-        return ENVELOPE_BYTES + shape.num_answers * (ANSWER_BYTES + shape.text_bytes + shape.num_tokens * digits + told)
+        answer = ANSWER_BYTES + shape.text_bytes + shape.num_tokens * digits + told
+        return ENVELOPE_BYTES + self.num_texts * shape.num_answers * answer
 
     def scores_bytes(self, shape: ScoresShape) -> int:
         """Refuse: the protocol does not score."""

@@ -76,7 +76,7 @@ class InferStream:
             try:
                 # The first one may be large for all we know.
                 is_in_turn = is_first or large_bytes_read.get()
-                message = await (self._turns.take(anext(arrivals)) if is_in_turn else anext(arrivals))
+                message = self._enter(await (self._turns.take(anext(arrivals)) if is_in_turn else anext(arrivals)))
             except StopAsyncIteration:
                 return
             is_first = False
@@ -89,6 +89,24 @@ class InferStream:
                 tasks.create_task(self._answer(message))
             del message  # or it would be kept until the next one comes
 
+    def _enter(self, message: Inference | Refused) -> Inference | Refused:
+        """Return a message that may be begun, whose id is under way from now on, or what says why it may not."""
+        if isinstance(message, Refused):
+            return message
+        request_id = message.request_id
+        if request_id in self._ids:
+            return Refused(InvalidRequest("id", "is that of another request, which is under way on this stream"), request_id)
+        if message.is_streamed and len(message) > 1:
+            return Refused(InvalidRequest(STREAM, f"goes with one text only, and there are {len(message)}"), request_id)
+        if request_id:
+            self._ids.add(request_id)
+        return message
+
+    def _leave(self, message: Inference | Refused) -> None:
+        """Let the id of a message that was begun come again."""
+        if isinstance(message, Inference):
+            self._ids.discard(message.request_id)
+
     async def _answer(self, message: Inference | Refused) -> None:
         """Answer a message of one text, or say why it is refused."""
         request_id = message.request_id or new_incident()
@@ -97,11 +115,11 @@ class InferStream:
                 if isinstance(message, Refused):
                     request_id = message.request_id
                     raise message.error
-                with self._under_way(message):
-                    await self._serve(message, request_id, call)
+                await self._serve(message, request_id, call)
         except ServiceError as error:
             await self._write(to_failure(error, request_id))
         finally:
+            self._leave(message)
             self._hand.answered(message.ByteSize(), 0)
             self._hand.taken(0)
 
@@ -128,40 +146,18 @@ class InferStream:
         """Answer a message of several texts, when all have their answers."""
         request_id = inference.request_id or new_incident()
         try:
-            with self._under_way(inference):
-                if inference.is_streamed:
-                    raise InvalidRequest(STREAM, f"goes with one text only, and there are {len(inference)}")
-                answered = await self._answering.each(inference, request_id, self._hand, has_begun)
-                response = await to_response(inference, answered, request_id, self._max_message_bytes)
+            answered = await self._answering.each(inference, request_id, self._hand, has_begun)
+            response = await to_response(inference, answered, request_id, self._max_message_bytes)
             await self._write(streamed(response, is_final=True))
         except ServiceError as error:
             await self._write(to_failure(error, request_id))
         finally:
             has_begun.set()
-
-    def _under_way(self, inference: Inference) -> "_UnderWay":
-        return _UnderWay(self._ids, inference.request_id)
+            self._leave(inference)
 
     async def _write(self, response: inference_pb2.ModelStreamInferResponse) -> None:
         async with self._writing:
             await self._context.write(response)
-
-
-class _UnderWay:
-    """Keeps an id among those that are under way, within a `with`; a message without one has nothing to keep."""
-
-    def __init__(self, ids: set[str], request_id: str) -> None:
-        self._ids = ids
-        self._request_id = request_id
-
-    def __enter__(self) -> None:
-        if self._request_id in self._ids:
-            raise InvalidRequest("id", "is that of another request, which is under way on this stream")
-        if self._request_id:
-            self._ids.add(self._request_id)
-
-    def __exit__(self, *_: object) -> None:
-        self._ids.discard(self._request_id)
 
 
 async def _cancel_when(event: asyncio.Event, task: asyncio.Task[None]) -> None:

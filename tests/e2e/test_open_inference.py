@@ -1,0 +1,138 @@
+"""Clients of other servers, unmodified, against the real server: Triton's, and the stubs of KServe's.
+
+Each runs in a process of its own: its stubs have the same names as ours, and one process can have one of them.
+"""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from dragoman.client.sync import Client
+from dragoman.v1.generation_pb2 import FinishReason, GenerateRequest
+from dragoman.v1.generation_pb2_grpc import GenerationStub
+
+HERE = Path(__file__).parent
+TEXTS = ["A dog runs through the snow.", "Two men are waiting on a bench.", "A little girl is playing near the water."]
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"max_new_tokens": 5},
+    {"num_beams": 4, "num_return_sequences": 3},
+    {"num_beams": 3, "length_penalty": 0.7, "early_stopping": True},
+    {"do_sample": True, "seed": 2**40, "temperature": 0.8, "top_k": 20, "top_p": 0.9},
+    {"do_sample": True, "seed": 3, "num_return_sequences": 4, "min_new_tokens": 4},
+    {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2},
+    {"suppressed_tokens": [5, 6, 7], "forced_prefix": "Ein"},
+    {"return_alternatives": True, "num_return_sequences": 3},
+    {"truncate": True, "priority": 3, "num_beams": 2},
+]
+
+pytestmark = pytest.mark.e2e
+
+
+def run_client(script: str, address: str, *arguments: str) -> Any:
+    """Run one of the scripts beside this file against a server; return what it prints."""
+    command = [sys.executable, str(HERE / script), address, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="session")
+def triton() -> Callable[..., Any]:
+    if importlib.util.find_spec("tritonclient") is None:
+        pytest.skip("needs tritonclient, which `make setup` installs")
+    return lambda *arguments: run_client("triton_caller.py", *arguments)
+
+
+@pytest.fixture(scope="session")
+def native(shared_server: Any) -> Callable[..., Any]:
+    channel = grpc.insecure_channel(shared_server.address, options=[("grpc.enable_http_proxy", 0)])
+    stub = GenerationStub(channel)
+
+    def generate(text: str, **options: Any) -> dict[str, Any]:
+        """Return what the native service answers, as the outputs of the other."""
+        response = stub.Generate(GenerateRequest(model="en-de", text=text, **options))
+        return {
+            "text_output": [answer.text for answer in response.answers],
+            "score": [answer.score for answer in response.answers],
+            "finish_reason": [FinishReason.Name(answer.finish_reason)[14:].lower() for answer in response.answers],
+            "tokens": [list(answer.tokens) for answer in response.answers],
+            "num_input_tokens": [response.usage.source_tokens],
+            "num_output_tokens": [response.usage.generated_tokens],
+        }
+
+    return generate
+
+
+@pytest.mark.parametrize("way", ["sync", "aio"])
+def test_tritons_client_gets_the_native_answers_to_the_last_bit(shared_server: Any, triton: Any, native: Any, way: str) -> None:
+    """Texts one by one and all together, options as tensors, as parameters and as JSON."""
+    answered = triton(shared_server.address, way, json.dumps({"texts": TEXTS, "options": OPTIONS}))
+    assert len(answered) == len(OPTIONS)
+    for options, found in zip(OPTIONS, answered, strict=True):
+        expected = [native(text, **options) for text in TEXTS]
+        assert set(found) == {"tensors", "parameters", "sampling_parameters", "together"}
+        for name in ("tensors", "parameters", "sampling_parameters", "together"):
+            assert found[name] == expected, (name, options)
+
+
+def test_pieces_of_a_stream_are_the_native_answer(shared_server: Any, triton: Any, native: Any) -> None:
+    found = triton(shared_server.address, "stream", json.dumps({"texts": TEXTS}))
+    for number, text in enumerate(TEXTS):
+        pieces, expected = found[str(number)], native(text)
+        assert len(pieces["texts"]) > 3 and "".join(pieces["texts"]) == expected["text_output"][0]
+        assert pieces["score"] == expected["score"] and pieces["num_final"] == 1
+        assert found[f"aio-{number}"] == pieces
+    assert found["error"].startswith("INVALID_ARGUMENT: text: is blank")
+
+
+def test_what_tritons_client_asks_of_a_server(shared_server: Any, triton: Any) -> None:
+    found = triton(shared_server.address, "describe")
+    assert found["ready"] == [True, True, True, False]
+    assert found["metadata"]["inputs"][0] == {"name": "text_input", "datatype": "BYTES", "shape": ["-1", "1"]}
+    assert found["config"]["config"]["model_transaction_policy"] == {"decoupled": True}
+    assert [model["name"] for model in found["index"]["models"]] == ["en-de", "en-fr"]
+    assert found["statistics"]["model_stats"][0]["name"] == "en-de"
+
+
+def test_every_kind_of_error_has_its_status(shared_server: Any, triton: Any) -> None:
+    found = triton(shared_server.address, "errors")
+    assert {name: status for name, (status, _) in found.items()} == {
+        "blank": "StatusCode.INVALID_ARGUMENT",
+        "no model": "StatusCode.NOT_FOUND",
+        "no version": "StatusCode.NOT_FOUND",
+        "unknown input": "StatusCode.INVALID_ARGUMENT",
+        "unknown output": "StatusCode.INVALID_ARGUMENT",
+        "unknown parameter": "StatusCode.INVALID_ARGUMENT",
+        "timeout": "StatusCode.DEADLINE_EXCEEDED",
+        "deadline": "StatusCode.DEADLINE_EXCEEDED",
+        "shared memory": "StatusCode.UNIMPLEMENTED",
+        "load": "StatusCode.UNIMPLEMENTED",
+    }
+    assert "text_input[1]" in found["blank"][1] and "admin_port" in found["load"][1]
+
+
+def test_who_cancels_frees_slots_within_two_steps(serve: Any, endless: Path, triton: Any) -> None:
+    with serve(endless, "--max-slots", "4") as server:
+        triton(server.address, "cancel")
+        ended = [server.wait_for("item", code="CANCELLED") for _ in range(4)]
+        assert all(event["generated_tokens"] < 900 for event in ended)
+        with Client(server.address) as client:
+            answer = client.generate("a dog", model="alpha", max_new_tokens=2)
+        # All slots were taken: an answer of two tokens, in whose queue nothing was, is one that found them free.
+        assert len(answer.tokens) == 2 and answer.timings.queue_seconds < 1
+        assert server.terminate() == 0
+
+
+def test_kserves_stubs_speak_the_same_protocol(shared_server: Any, native: Any) -> None:
+    if importlib.util.find_spec("kserve") is None:
+        pytest.skip("needs kserve, which `make setup` installs")
+    found = run_client("kserve_caller.py", shared_server.address, TEXTS[0])
+    assert found == {"ready": [True, True, True], "text": native(TEXTS[0], num_beams=2)["text_output"][0]}
