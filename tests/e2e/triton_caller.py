@@ -4,7 +4,7 @@ import asyncio
 import json
 import queue
 import sys
-import time
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -171,10 +171,13 @@ def errors(client: Any) -> Any:
 
 
 def cancel(client: Any) -> Any:
-    """Begin four long answers in one message, and leave."""
-    call = client.async_infer("alpha", [text(*["a dog"] * 4), tensor("max_new_tokens", [900])], callback=lambda result, error: None)
-    time.sleep(1)
+    """Begin many long answers in one message, and leave when told to."""
+    ended = threading.Event()
+    inputs = [text(*["a dog"] * 64), tensor("max_new_tokens", [900])]
+    call = client.async_infer("alpha", inputs, callback=lambda result, error: ended.set())
+    sys.stdin.readline()
     call.cancel()
+    ended.wait(60)
     return "left"
 
 

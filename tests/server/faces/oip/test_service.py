@@ -13,6 +13,7 @@ from grpc_status import rpc_status
 from dragoman.inference import inference_pb2 as pb
 from dragoman.inference.inference_pb2_grpc import GRPCInferenceServiceStub
 from dragoman.server.faces.grpc import hand
+from dragoman.server.faces.grpc.pace import Pace
 from dragoman.server.faces.oip.inference import INPUTS, MAX_TEXTS
 from dragoman.server.faces.oip.outputs import OUTPUTS
 from dragoman.server.faces.oip.service import REASONS
@@ -276,5 +277,25 @@ def test_messages_of_several_texts_share_what_may_be_in_hand(serve: Any, monkeyp
         async with serve() as world:
             answers = await asyncio.gather(*(stub_of(world).ModelInfer(asking(*["a"] * 10)) for _ in range(5)))
             assert len(answers) == 5 and world.engine.max_running <= 5
+
+    asyncio.run(run())
+
+
+def test_every_text_counts_for_the_pace_of_a_connection(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[int] = []
+    count = Pace.count
+
+    def counting(self: Pace, peer: str, num_messages: int = 1) -> float:
+        counted.append(num_messages)
+        return count(self, peer, num_messages)
+
+    monkeypatch.setattr(Pace, "count", counting)
+
+    async def run() -> None:
+        async with serve(max_messages_per_second=1000) as world:
+            await stub_of(world).ModelInfer(asking("a", "b", "c"))
+            assert counted == [1, 2]
+            [_ async for _ in stub_of(world).ModelStreamInfer(iter([asking("a", "b", "c", "d")]))]
+            assert counted == [1, 2, 1, 4]
 
     asyncio.run(run())
