@@ -80,6 +80,7 @@ class InferStream:
             except StopAsyncIteration:
                 return
             is_first = False
+            await self._hand.turn()
             if isinstance(message, Inference) and len(message) > 1:
                 has_begun = asyncio.Event()
                 tasks.create_task(self._answer_several(message, has_begun))
@@ -115,16 +116,14 @@ class InferStream:
                 if isinstance(message, Refused):
                     request_id = message.request_id
                     raise message.error
-                await self._serve(message, request_id, call)
+                last = await self._serve(message, request_id, call)
         except ServiceError as error:
-            await self._write(to_failure(error, request_id))
-        finally:
-            self._leave(message)
-            self._hand.answered(message.ByteSize(), 0)
-            self._hand.taken(0)
+            last = to_failure(error, request_id)
+        self._leave(message)
+        await self._write_last(last, message.ByteSize())
 
-    async def _serve(self, inference: Inference, request_id: str, call: Call) -> None:
-        """Write the answer to a message of one text, in pieces unless it is wanted whole."""
+    async def _serve(self, inference: Inference, request_id: str, call: Call) -> inference_pb2.ModelStreamInferResponse:
+        """Write the answer to a message of one text in pieces, unless it is wanted whole; return what is left to be written."""
         [request] = inference.requests
         has_several = (request.num_return_sequences or 1) > 1
         if inference.is_streamed and has_several:
@@ -132,15 +131,16 @@ class InferStream:
         if inference.is_streamed is False or has_several:
             generated = await self._answering.one(inference, call)
             response = await to_response(inference, [generated], request_id, self._max_message_bytes)
-            await self._write(streamed(response, is_final=True))
-            return
+            return streamed(response, is_final=True)
         left, limit = seconds_left(inference, call.arrival, self._context), ResponseLimit(self._max_message_bytes)
         async with self._generation.stream(request, call, left, limit) as pieces:
             async for piece in pieces:
                 response = await to_piece_response(inference, piece, call.model, request_id, self._max_message_bytes)
-                is_final = piece.result is not None
-                if response.outputs or is_final:
-                    await self._write(streamed(response, is_final=is_final))
+                if piece.result is not None:
+                    return streamed(response, is_final=True)
+                if response.outputs:
+                    await self._write(streamed(response, is_final=False))
+        raise AssertionError("the last piece has the whole answer")
 
     async def _answer_several(self, inference: Inference, has_begun: asyncio.Event) -> None:
         """Answer a message of several texts, when all have their answers."""
@@ -148,12 +148,19 @@ class InferStream:
         try:
             answered = await self._answering.each(inference, request_id, self._hand, has_begun)
             response = await to_response(inference, answered, request_id, self._max_message_bytes)
-            await self._write(streamed(response, is_final=True))
+            last = streamed(response, is_final=True)
         except ServiceError as error:
-            await self._write(to_failure(error, request_id))
-        finally:
-            has_begun.set()
-            self._leave(inference)
+            last = to_failure(error, request_id)
+        self._leave(inference)
+        self._hand.read(0)
+        await self._write_last(last, 0)
+
+    async def _write_last(self, last: inference_pb2.ModelStreamInferResponse, request_bytes: int) -> None:
+        """Write the last response to a request, which is in hand until it is taken."""
+        num_bytes = last.ByteSize()
+        self._hand.answered(request_bytes, num_bytes)
+        await self._write(last)
+        self._hand.taken(num_bytes)
 
     async def _write(self, response: inference_pb2.ModelStreamInferResponse) -> None:
         async with self._writing:

@@ -161,3 +161,23 @@ def test_a_drain_answers_what_was_read_and_ends_the_stream(serve: Any) -> None:
             assert await drain
 
     asyncio.run(run())
+
+
+def test_who_takes_no_answers_is_not_read_further(serve: Any) -> None:
+    """Answers that wait to be taken are in hand as long as they do."""
+
+    async def run() -> None:
+        async with serve() as world:
+            options: dict[str, Any] = {"stream": False, "top_log_probs": 20}
+            stream = GRPCInferenceServiceStub(world.channel).ModelStreamInfer()
+            for number in range(200):
+                await stream.write(with_parameters(asking("a", id=str(number)), **options))
+            await stream.done_writing()
+            await eventually(lambda: len(world.engine.requests) >= 16)
+            for _ in range(100):
+                await asyncio.sleep(0)
+            taken = [response async for response in stream]
+            assert [response.error_message for response in taken] == [""] * 200
+            assert {response.infer_response.id for response in taken} == set(map(str, range(200)))
+
+    asyncio.run(run())
