@@ -14,8 +14,10 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
 
 from dragoman.client.sync import Client
+from dragoman.inference import inference_pb2
 from dragoman.v1.generation_pb2 import FinishReason, GenerateRequest
 from dragoman.v1.generation_pb2_grpc import GenerationStub
 
@@ -141,6 +143,40 @@ def test_who_leaves_frees_its_slots(serve: Any, endless: Path, triton: Any) -> N
         wait_until(lambda: server.metric("dragoman_engine_slots_in_use", model="alpha") == 0)
         assert server.metric("dragoman_engine_steps_total", model="alpha") < 900 * 64 / 4
         assert server.terminate() == 0
+
+
+def numbers(message: DescriptorProto, prefix: str = "") -> dict[str, Any]:
+    """Return number and type of every field, those of messages inside it too."""
+    name = prefix + message.name
+    found: dict[str, Any] = {f"{name}.{x.name}": (x.number, x.type, x.label, x.type_name) for x in message.field}
+    for inner in message.nested_type:
+        found |= numbers(inner, f"{name}.")
+    return found
+
+
+def described(*files: FileDescriptorProto) -> dict[str, Any]:
+    """Return every field, value and method that files have."""
+    found: dict[str, Any] = {}
+    for file in files:
+        for message in file.message_type:
+            found |= numbers(message)
+        found |= {f"{kind.name}.{value.name}": value.number for kind in file.enum_type for value in kind.value}
+        for service in file.service:
+            for x in service.method:
+                streams = (x.client_streaming, x.server_streaming)
+                found[f"{file.package}.{service.name}.{x.name}"] = (x.input_type, x.output_type, *streams)
+    return found
+
+
+def test_the_contract_has_the_published_numbers(triton: Any) -> None:
+    """All RPCs, and of messages nothing that is not published as it is."""
+    published = described(*(FileDescriptorProto.FromString(bytes.fromhex(file)) for file in triton("127.0.0.1:1", "contract")))
+    file = FileDescriptorProto()
+    inference_pb2.DESCRIPTOR.CopyToProto(file)
+    ours = described(file)
+    assert {name: published.get(name) for name in ours} == ours
+    methods = {name for name in published if name.startswith("inference.GRPCInferenceService.")}
+    assert methods and methods <= ours.keys()
 
 
 def test_kserves_stubs_speak_the_same_protocol(shared_server: Any, native: Any) -> None:

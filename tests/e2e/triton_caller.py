@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 MODEL = "en-de"
@@ -170,6 +171,18 @@ def errors(client: Any) -> Any:
     return found
 
 
+def contract() -> Any:
+    """Return what the client's stubs were made of, in two files."""
+    from tritonclient.grpc import model_config_pb2, service_pb2
+
+    files = []
+    for stubs in (service_pb2, model_config_pb2):
+        file = FileDescriptorProto()
+        stubs.DESCRIPTOR.CopyToProto(file)
+        files.append(file.SerializeToString().hex())
+    return files
+
+
 def cancel(client: Any) -> Any:
     """Begin many long answers in one message, and leave when told to."""
     ended = threading.Event()
@@ -195,6 +208,8 @@ def main(address: str, do: str, *arguments: str) -> None:
             found = describe(client)
         case "errors":
             found = errors(client)
+        case "contract":
+            found = contract()
         case _:
             found = cancel(client)
     print(json.dumps(found))
