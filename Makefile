@@ -35,6 +35,8 @@ $(READY): $(SERVING)
 	-$(PIP) --ignore-requires-python --no-deps helm-sdkpy
 	@# KServe's package is read, not run: the models in it are the API that the example is checked against.
 	-$(PIP) --no-deps kserve
+	@# Triton's client pins an older protobuf than ours and works with it; its stubs load in processes of their own.
+	-$(PIP) --no-deps tritonclient python-rapidjson
 	touch $@
 
 serve: export ## Serve the shipped models (PORT, HTTP_PORT, METRICS_PORT, HOST)

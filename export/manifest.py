@@ -51,7 +51,7 @@ SAMPLES_FILE = "samples.json"
 TOKENIZER_DIRECTORY = "tokenizer"
 
 # gRPC health answers for these beside the models' own names.
-RESERVED_NAMES = frozenset({"liveness", "readiness"})
+RESERVED_NAMES = frozenset({"liveness", "readiness", "inference.grpcinferenceservice"})
 RESERVED_PREFIXES = ("dragoman.v", "grpc.")
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")

@@ -13,13 +13,15 @@ SOURCES = [
     for path in sorted((ROOT / folder).rglob("*.py"))
 ]
 
-GRPC = ("server/main.py", "server/faces/grpc/", "server/faces/v1/", "dragoman/client/", "dragoman/load/", "dragoman/cli/")
+FACES = ("server/faces/grpc/", "server/faces/oip/", "server/faces/v1/")
+GRPC = ("server/main.py", *FACES, "dragoman/client/", "dragoman/load/", "dragoman/cli/")
 # Its messages over HTTP, in JSON.
 MESSAGES = (*GRPC, "server/faces/http/native.py")
 # Library: the files and folders that may import it.
 HOMES = {
     **dict.fromkeys(("grpc", "grpc_status", "grpc_health"), GRPC),
     "dragoman.v1": MESSAGES,
+    "dragoman.inference": ("server/faces/",),
     "google": (*MESSAGES, "server/telemetry/tracing.py", "model/text/piece_model.py", "export/graph_file.py"),
     "zmq": ("server/engine/link.py", "server/engine/process.py", "server/dispatch/desk_server.py"),
     "prometheus_client": ("server/main.py", "server/fronts/process.py", "server/telemetry/"),
@@ -55,9 +57,14 @@ FORBIDDEN = [
     ),
     ("server/", ("client", "load", "cli", "attention")),
     # A face other than gRPC works without any of these.
-    ("server/core/", ("grpc", "google", "grpc_status", "grpc_health", "v1", "server.faces", "prometheus_client", "zmq")),
+    (
+        "server/core/",
+        ("grpc", "google", "grpc_status", "grpc_health", "v1", "inference", "server.faces", "prometheus_client", "zmq"),
+    ),
     ("server/core/", ("server.supervisor", "server.repository", "server.main", "server.engine.engine", "server.runtime")),
     ("server/faces/", ("server.supervisor", "server.repository", "server.main", "server.engine", "server.runtime")),
+    # What the two services over gRPC share is the transport: neither knows the other's messages.
+    ("server/faces/oip/", ("v1", "grpc", "server.faces.grpc.generation", "server.faces.grpc.batch", "server.faces.grpc.server")),
     ("server/repository/", ("server.faces", *FRONT_ENDS, "server.main", "server.engine.engine", "server.runtime")),
     # What decides about versions does it without an engine, a bundle that is open, or a process.
     *(

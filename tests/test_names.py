@@ -69,11 +69,12 @@ def test_a_wheel_has_every_module_once_and_what_callers_need(wheel: Path, instal
     assert len(names) == len(set(names))
     folders = {"server": "server", "model": "model", "export": "export"}
     rooms = [(ROOT / folder, f"dragoman/{name}") for name, folder in folders.items()]
-    rooms += [(ROOT / "dragoman" / room, f"dragoman/{room}") for room in ("attention", "cli", "client", "load", "v1")]
+    rooms += [(ROOT / "dragoman" / room, f"dragoman/{room}") for room in ("attention", "cli", "client", "inference", "load", "v1")]
     expected = {f"{name}/{path.relative_to(folder)}" for folder, name in rooms for path in folder.rglob("*.py")}
     expected |= {f"dragoman/{path.name}" for path in (ROOT / "dragoman").glob("*.py")}
     assert {name for name in names if name.endswith(".py")} == expected
-    others = {f"dragoman/v1/{name}{ending}" for name in ("generation", "repository") for ending in (".proto", "_pb2.pyi")}
+    contracts = ("v1/generation", "v1/repository", "inference/inference")
+    others = {f"dragoman/{name}{ending}" for name in contracts for ending in (".proto", "_pb2.pyi")}
     others |= {"dragoman/py.typed", "dragoman/server/faces/http/openapi.json"}
     assert {name for name in names if not name.endswith(".py")} == others
     assert (installed / "dragoman/v1/generation.proto").read_text() == (ROOT / "protos/dragoman/v1/generation.proto").read_text()

@@ -115,6 +115,25 @@ class Traits(Struct, frozen=True, array_like=True):
 NO_TRAITS = Traits()
 
 
+class Outcomes(Protocol):
+    """What became of requests."""
+
+    @property
+    def num_answered(self) -> int:
+        """Those that were answered."""
+        ...
+
+    @property
+    def num_failed(self) -> int:
+        """Those that failed through the server's fault."""
+        ...
+
+    @property
+    def seconds(self) -> float:
+        """What the answered ones took together."""
+        ...
+
+
 class Model(Limited, Protocol):
     """A loaded bundle and the engine that runs it."""
 
@@ -151,6 +170,11 @@ class Model(Limited, Protocol):
     @property
     def max_slots(self) -> int:
         """Sequences decoded at once."""
+        ...
+
+    @property
+    def outcomes(self) -> Outcomes:
+        """What became of the requests that this process has had for it."""
         ...
 
 

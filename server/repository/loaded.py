@@ -9,7 +9,7 @@ from dragoman.server.core.frames import Frames
 from dragoman.server.core.ports import NO_TRAITS, Engine, Traits
 from dragoman.server.engine.settings import EngineSettings
 from dragoman.server.repository.sleeping_engine import SleepingEngine
-from dragoman.server.repository.use import Use
+from dragoman.server.repository.use import Outcomes, Use
 
 
 class SizedEngine(Engine, Protocol):
@@ -77,6 +77,11 @@ class LoadedModel(Generic[E]):
     def is_asleep(self) -> bool:
         """Whether it stands for a version that is loaded when a request comes for it."""
         return isinstance(self.engine, SleepingEngine)
+
+    @property
+    def outcomes(self) -> Outcomes:
+        """What became of the requests that this process has had for it."""
+        return self.use.outcomes
 
     @property
     def device(self) -> str:

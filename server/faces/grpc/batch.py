@@ -28,8 +28,6 @@ from dragoman.server.faces.grpc.several import Several, put_together
 from dragoman.server.faces.v1.status import to_message
 from dragoman.v1 import generation_pb2
 
-# Requests in hand for each slot of the largest model: one that decodes and one that is ready to take its place.
-REQUESTS_PER_SLOT = 2
 # Requests of one message that are begun before others have their turn.
 REQUESTS_PER_TURN = 16
 # Bytes of answers that go together; a larger one goes alone.
@@ -37,11 +35,6 @@ MAX_TOGETHER_BYTES = 64 * 2**10
 
 Message: TypeAlias = generation_pb2.GenerateRequest | Refused
 Generate: TypeAlias = "Callable[[generation_pb2.GenerateRequest, Context, generation_pb2.GenerateResponse], Awaitable[None]]"
-
-
-def requests_per_stream(core: Core) -> int:
-    """Return how many requests a stream may have in hand."""
-    return REQUESTS_PER_SLOT * max((model.max_slots for model in core.models.all()), default=1)
 
 
 class Batch:

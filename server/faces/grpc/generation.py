@@ -3,17 +3,14 @@
 Errors are raised as `server.errors` and become statuses where they are counted: in the interceptor, or in a batch's stream.
 """
 
-import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
 from dragoman.server.core.core import Core
-from dragoman.server.faces.grpc.batch import Batch, requests_per_stream
-from dragoman.server.faces.grpc.hand import Allowance
+from dragoman.server.faces.grpc.batch import Batch
 from dragoman.server.faces.grpc.interceptors import Context, current_call
-from dragoman.server.faces.grpc.places import Places, owner_of
-from dragoman.server.faces.grpc.reading import OfConnections, Turns
 from dragoman.server.faces.grpc.several import Several
+from dragoman.server.faces.grpc.streams import Streams
 from dragoman.server.faces.v1.conversion import (
     to_generate_request,
     to_score_request,
@@ -29,20 +26,18 @@ from dragoman.v1 import generation_pb2, generation_pb2_grpc
 class GenerationServicer(generation_pb2_grpc.GenerationServicer):
     """Serves every RPC of the service. Method names are the protocol's."""
 
-    def __init__(self, core: Core, max_message_bytes: int, max_batch_streams_per_connection: int = 2**31) -> None:
+    def __init__(self, core: Core, max_message_bytes: int, streams: Streams) -> None:
         """Serve what the core does.
 
         Args:
             core: What answers.
             max_message_bytes: Largest message that gRPC sends.
-            max_batch_streams_per_connection: Each may have a large message half sent.
+            streams: What streams of requests share.
         """
         self._core = core
         self._limit = MessageLimit(max_message_bytes)
         self._descriptions = Descriptions(core.models, max_message_bytes)
-        self._allowance = Allowance()
-        self._turns = OfConnections(Turns)
-        self._places = Places("max_batch_streams_per_connection", sys.maxsize, max_batch_streams_per_connection)
+        self._streams = streams
 
     async def Generate(self, request: generation_pb2.GenerateRequest, context: Context) -> generation_pb2.GenerateResponse:
         """Return the whole answer."""
@@ -82,13 +77,9 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
 
     async def _serve_batch(self, requests: AsyncIterator[Any], context: Context, *, is_bulk: bool) -> None:
         peer = context.peer()
-        with self._places.take(peer):
-            hand = self._allowance.open(requests_per_stream(self._core), owner_of(current_call.get(), peer))
-            try:
-                batch = Batch(self._generate, self._core, context, hand, self._turns.of(peer), is_bulk=is_bulk)
-                await batch.serve(requests)
-            finally:
-                hand.close()
+        with self._streams.open(current_call.get(), peer) as hand:
+            batch = Batch(self._generate, self._core, context, hand, self._streams.turns(peer), is_bulk=is_bulk)
+            await batch.serve(requests)
 
     async def _generate(
         self, request: generation_pb2.GenerateRequest, context: Context, response: generation_pb2.GenerateResponse

@@ -1,7 +1,8 @@
 """grpc.health.v1: what load balancers and Kubernetes ask.
 
-`liveness` says that the process answers. The empty name, `readiness` and `dragoman.v1.Generation` say that the server is ready, by
-its rule (`core/readiness.py`). A model's own name speaks for that model alone.
+`liveness` says that the process answers. The empty name, `readiness`, `dragoman.v1.Generation` and
+`inference.GRPCInferenceService` say that the server is ready, by its rule (`core/readiness.py`). A model's own name speaks for that
+model alone.
 
 Nobody waits for a watcher: an update only notes the states and wakes those who watch, and each is told the latest state by itself,
 not those that it missed. One that takes nothing, because its HTTP/2 window is closed, delays nobody else.
@@ -17,12 +18,12 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse, H
 from dragoman.server.core.ports import Model
 from dragoman.server.errors import InvalidRequest, NotOffered, UnknownService
 from dragoman.server.faces.grpc.interceptors import Context
+from dragoman.server.faces.grpc.methods import GENERATION
 from dragoman.server.faces.grpc.places import Places
-from dragoman.v1 import generation_pb2
+from dragoman.server.faces.oip.methods import INFERENCE
 
 LIVENESS = "liveness"
-GENERATION = generation_pb2.DESCRIPTOR.services_by_name["Generation"].full_name
-OVERALL = ("", "readiness", GENERATION)
+OVERALL = ("", "readiness", GENERATION.full_name, INFERENCE.full_name)
 # A watcher's name is kept for as long as it watches; no model has a longer one.
 MAX_NAME_LENGTH = 1024
 

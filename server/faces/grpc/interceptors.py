@@ -1,8 +1,7 @@
 """What happens around every RPC, as the core has it for all faces, and the statuses that RPCs end with.
 
 A stream of requests (GenerateBatch, GenerateBulk) is one RPC here; what becomes of each of them is the business of `batch.py`.
-
-Health RPCs are neither recorded nor refused: probes must be answered while the server drains, and would fill the log.
+What is particular to an RPC is declared in `methods.py`.
 """
 
 import asyncio
@@ -23,21 +22,12 @@ from dragoman.server.core.deadlines import NO_DEADLINES, Deadlines
 from dragoman.server.core.running import RunningCalls
 from dragoman.server.errors import Cancelled, ConnectionLimit, DeadlineExceeded, InvalidRequest, ServiceError
 from dragoman.server.faces.grpc.errors import to_status
+from dragoman.server.faces.grpc.methods import OTHER, OWN_METHODS, Method, Methods
 from dragoman.server.faces.grpc.pace import Pace
 from dragoman.server.faces.grpc.places import owner_of
-from dragoman.server.faces.grpc.reading import Arrivals, OfConnections, Refused, large_bytes_read, reader
-from dragoman.server.faces.grpc.several import reader_of_several
+from dragoman.server.faces.grpc.reading import Arrivals, Counted, OfConnections, Refused, large_bytes_read
 from dragoman.server.faces.large_requests import LargeRequests
-from dragoman.v1 import generation_pb2
 
-# What a drain waits for: requests, and what is asked about models. Whatever else is open is no work of anybody's.
-AWAITED_PREFIX = "/dragoman.v1.Generation/"
-HEALTH_PREFIX = "/grpc.health.v1.Health/"
-# RPCs that generate or score; what becomes of the others is no matter for the metrics.
-COUNTED_METHODS = frozenset(
-    f"{AWAITED_PREFIX}{name}" for name in ("Generate", "GenerateStream", "GenerateBatch", "GenerateBulk", "Score")
-)
-BULK_METHOD = f"{AWAITED_PREFIX}GenerateBulk"
 # A caller that is gone has no message to come either; if that is why, gRPC cancels the RPC within this time.
 GONE_SECONDS = 0.1
 # More than there are methods; names that callers make up push each other out.
@@ -66,7 +56,7 @@ def _no_names(_: Context) -> Sequence[str]:
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
-    """Accompanies every RPC from its arrival to its end; health is spared what `_run_health` leaves out."""
+    """Accompanies every RPC from its arrival to its end; probes are spared what `_run_probe` leaves out."""
 
     def __init__(
         self,
@@ -75,6 +65,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         peer_names: "Callable[[Context], Sequence[str]]" = _no_names,
         pace: Pace | None = None,
         deadlines: Callable[[Call], Deadlines] = lambda _: NO_DEADLINES,
+        methods: Methods = OWN_METHODS,
     ) -> None:
         """Put every RPC among these calls.
 
@@ -84,12 +75,14 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             peer_names: Returns the names in the client's certificate.
             pace: How fast messages of a connection are taken up; None for as fast as they come.
             deadlines: Says how long a call may take, whose message may never come.
+            methods: How calls of RPCs are treated.
         """
         self._calls = calls
         self._max_characters = max_characters
         self._peer_names = peer_names
         self._pace = pace
         self._deadlines = deadlines
+        self._methods = methods
         self._large = LargeRequests()
         self._arrivals = OfConnections(Arrivals)
         self._accompany = lru_cache(MAX_KEPT_HANDLERS)(self._make_handler)
@@ -107,12 +100,12 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     def _make_handler(self, method: str, handler: Handler) -> Handler:
         """Return a handler with everything around it, for every RPC of this method."""
         has_items = bool(handler.request_streaming and handler.response_streaming)
-        run = self._run_health if method.startswith(HEALTH_PREFIX) else partial(self._run, method, has_items)
+        treated = self._methods.get(method, OTHER)
+        run = self._run_probe if treated.is_probe else partial(self._run, method, treated, has_items)
         reads = None
         if handler.request_deserializer is not None:
-            one = generation_pb2.GenerateRequest.FromString if method == BULK_METHOD else handler.request_deserializer
-            reads = reader(one, self._max_characters)
-        return _wrap(handler, run, reader_of_several(reads) if reads and method == BULK_METHOD else reads)
+            reads = treated.reader(handler.request_deserializer, self._max_characters)
+        return _wrap(handler, run, reads)
 
     async def _read(self, context: Context) -> Any:
         """Return the message of an RPC that has one; `Refused` if there is none to come, or it takes too long."""
@@ -122,7 +115,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         await asyncio.sleep(GONE_SECONDS)
         return Refused(InvalidRequest("request", "is missing"))
 
-    async def _run_health(self, inner: Behaviour, request: Any, context: Context) -> Any:
+    async def _run_probe(self, inner: Behaviour, request: Any, context: Context) -> Any:
         """Serve one RPC without a record of it."""
         arrival = time.monotonic()
         try:
@@ -132,17 +125,16 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             _check_readable(message)
             return await inner(message, context)
         except Exception as error:
-            if _own_ending(context, arrival, error) is not None:
+            if own_ending(context, arrival, error) is not None:
                 raise
             await context.abort_with_status(to_status(self._calls.records.fault(error)))
 
-    async def _run(self, method: str, has_items: bool, inner: Behaviour, request: Any, context: Context) -> Any:
+    async def _run(self, method: str, treated: Method, has_items: bool, inner: Behaviour, request: Any, context: Context) -> Any:
         """Serve one RPC; gRPC still has to send what this returns."""
-        is_awaited = method.startswith(AWAITED_PREFIX)
-        call = Call.begin(method, is_counted=method in COUNTED_METHODS, has_items=has_items, is_awaited=is_awaited)
+        call = Call.begin(method, is_counted=treated.is_counted, has_items=has_items, is_awaited=treated.is_awaited)
         call.caller = current_caller.get()
         current_call.set(call)
-        ending = partial(_own_ending, context, call.arrival)
+        ending = partial(own_ending, context, call.arrival)
         names = partial(self._peer_names, context)
         is_paced = False
         if request is None and self._calls.is_known(call, _metadata.get(), names):
@@ -151,6 +143,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             except asyncio.CancelledError:  # gone before its message came
                 self._calls.records.finish(call, cancellation_code(context, call.arrival))
                 raise
+        num_more = len(request) - 1 if isinstance(request, Counted) else 0
+        if num_more:
+            call.has_items = True
         try:
             with self._calls.serving(
                 call,
@@ -163,6 +158,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 if self._pace is not None:
                     peer, is_paced = context.peer(), True
                     await self._pace.wait(peer)
+                    if num_more:
+                        self._pace.count(peer, num_more)
                     request = self._pace.read(request, peer) if has_items else request
                 _check_readable(request)
                 if not (num_bytes := large_bytes_read.get()):
@@ -199,8 +196,8 @@ def _check_readable(request: Any) -> None:
         raise request.error
 
 
-def _own_ending(context: Context, arrival: float, error: BaseException) -> str | None:
-    """Return the name of the status that an exception of gRPC's stands for."""
+def own_ending(context: Context, arrival: float, error: BaseException) -> str | None:
+    """Return the name of the status that an exception of gRPC's stands for; None for every other exception."""
     match error:
         case asyncio.CancelledError():
             return cancellation_code(context, arrival)

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from dragoman.server.errors import ConnectionLimit
-from dragoman.server.faces.grpc.several import Several
+from dragoman.server.faces.grpc.reading import Counted
 
 # Of a second's messages, so many may come at once.
 BURST_SECONDS = 1.0
@@ -77,7 +77,7 @@ class Pace:
         has had nothing for less.
         """
         async for message in messages:
-            seconds = self.count(peer, max(1, len(message)) if isinstance(message, Several) else 1)
+            seconds = self.count(peer, max(1, len(message)) if isinstance(message, Counted) else 1)
             yield message
             del message
             if seconds:

@@ -5,17 +5,17 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
-from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest, ServerReflectionResponse
 
 from dragoman.server.errors import IdleStream, InvalidRequest
-from dragoman.server.faces.grpc.health import GENERATION
 from dragoman.server.faces.grpc.interceptors import Context
+from dragoman.server.faces.grpc.methods import GENERATION, HEALTH
 from dragoman.server.faces.grpc.places import Places
 from dragoman.server.faces.grpc.reading import Refused
+from dragoman.server.faces.oip.methods import INFERENCE
 
-NAMES = (GENERATION, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME)
+NAMES = (GENERATION.full_name, INFERENCE.full_name, HEALTH.full_name, reflection.SERVICE_NAME)
 MAX_STREAMS = 64
 MAX_STREAMS_PER_CONNECTION = 4
 IDLE_SECONDS = 30.0

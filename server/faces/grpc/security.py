@@ -6,19 +6,26 @@ import grpc
 
 from dragoman.server.core.callers import Callers
 from dragoman.server.errors import Unauthenticated
-from dragoman.server.faces.grpc.interceptors import HEALTH_PREFIX, Context, Continuation, Handler, current_caller
+from dragoman.server.faces.grpc.interceptors import Context, Continuation, Handler, current_caller
+from dragoman.server.faces.grpc.methods import OTHER, OWN_METHODS, Methods
 
 
 class AuthInterceptor(grpc.aio.ServerInterceptor):
-    """Refuses every RPC of nobody who is known, unknown methods too, before its message is read; health needs no caller.
+    """Refuses every RPC of nobody who is known, unknown methods too, before its message is read; probes need no caller.
 
     Certificates are not told here: where one would do, an RPC without a token is let through to where they are, which is still
     before its message is read.
     """
 
-    def __init__(self, callers: Callers) -> None:
-        """Let these call; may change."""
+    def __init__(self, callers: Callers, methods: Methods = OWN_METHODS) -> None:
+        """Let these call.
+
+        Args:
+            callers: Who may; may change.
+            methods: How calls of RPCs are treated.
+        """
         self._callers = callers
+        self._methods = methods
         # A stream on both sides fits every kind of RPC: it takes no message before it answers.
         self._refusal: Handler = grpc.stream_stream_rpc_method_handler(_refuse)
         self._unknown: Handler = grpc.stream_stream_rpc_method_handler(_say_unknown)
@@ -27,7 +34,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
     ) -> "Handler | None":
         """Return the RPC's handler, or one that refuses."""
-        if handler_call_details.method.startswith(HEALTH_PREFIX):
+        if self._methods.get(handler_call_details.method, OTHER).is_probe:
             return await continuation(handler_call_details)
         caller = self._callers.by_token(handler_call_details.invocation_metadata)
         if caller is None and not self._callers.has_certificates:

@@ -7,16 +7,21 @@ import structlog
 from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2_grpc
 
+from dragoman.inference import inference_pb2_grpc
 from dragoman.server.config import ConfigError, ServerConfig
 from dragoman.server.core.core import CLOSE_SECONDS, TELL_SECONDS, Core
 from dragoman.server.faces.grpc.connections import connection_options
 from dragoman.server.faces.grpc.generation import GenerationServicer
 from dragoman.server.faces.grpc.health import Health
 from dragoman.server.faces.grpc.interceptors import CallInterceptor
+from dragoman.server.faces.grpc.methods import OWN_METHODS
 from dragoman.server.faces.grpc.pace import Pace
 from dragoman.server.faces.grpc.reflection import Reflection
 from dragoman.server.faces.grpc.security import AuthInterceptor
+from dragoman.server.faces.grpc.streams import Streams
 from dragoman.server.faces.grpc.tls import credentials, peer_names
+from dragoman.server.faces.oip.methods import OPEN_INFERENCE_METHODS
+from dragoman.server.faces.oip.service import InferenceServicer
 from dragoman.server.faces.tls_files import TlsFiles
 from dragoman.v1 import generation_pb2_grpc
 
@@ -86,19 +91,23 @@ def build_server(config: ServerConfig, core: Core) -> GrpcServer:
         ConfigError: If the port is taken or credentials cannot be used.
     """
     pace = Pace(config.max_messages_per_second) if config.max_messages_per_second else None
-    around = CallInterceptor(core.calls, core.generation.max_characters, peer_names, pace, core.generation.deadlines)
+    methods = {**OWN_METHODS, **OPEN_INFERENCE_METHODS}
+    around = CallInterceptor(core.calls, core.generation.max_characters, peer_names, pace, core.generation.deadlines, methods)
     interceptors: list[grpc.aio.ServerInterceptor] = [around]
     tls = TlsFiles.of(config)
     if core.callers is not None:
-        interceptors.append(AuthInterceptor(core.callers))
+        interceptors.append(AuthInterceptor(core.callers, methods))
         if core.callers.has_tokens and tls is None:
             structlog.get_logger().warning(
                 "bearer tokens travel unencrypted: set tls_certificate and tls_key, or end TLS before us"
             )
     server = grpc.aio.server(interceptors=interceptors, options=_options(config))
     health = Health(config.max_watches, config.max_watches_per_connection)
-    servicer = GenerationServicer(core, config.max_message_bytes, config.max_batch_streams_per_connection)
-    generation_pb2_grpc.add_GenerationServicer_to_server(servicer, _Unregistered(server))  # type: ignore[no-untyped-call]
+    streams = Streams(core, config.max_batch_streams_per_connection)
+    generation = GenerationServicer(core, config.max_message_bytes, streams)
+    generation_pb2_grpc.add_GenerationServicer_to_server(generation, _Unregistered(server))  # type: ignore[no-untyped-call]
+    inference = InferenceServicer(core, config.max_message_bytes, streams)
+    inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(inference, _Unregistered(server))  # type: ignore[no-untyped-call]
     health_pb2_grpc.add_HealthServicer_to_server(health, server)  # registered: a probe does not wait behind all other calls
     if config.reflection:
         reflection_pb2_grpc.add_ServerReflectionServicer_to_server(Reflection(), _Unregistered(server))

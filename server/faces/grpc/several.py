@@ -11,7 +11,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from dragoman.server.errors import InvalidRequest
-from dragoman.server.faces.grpc.reading import CANNOT_BE_PARSED, Refused, note_large
+from dragoman.server.faces.grpc.reading import CANNOT_BE_PARSED, Counted, Refused, note_large
 
 MAX_REQUESTS = 1024
 # Fields of a message, those that we do not know among them: each is looked at while everybody waits.
@@ -24,7 +24,7 @@ _TAG = 0x0A
 _FIXED_BYTES = {1: 8, 5: 4}
 
 
-class Several:
+class Several(Counted):
     """The requests of one message, each read when it is taken."""
 
     __slots__ = ("_num_bytes", "_parts", "_read")

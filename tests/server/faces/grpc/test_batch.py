@@ -12,10 +12,11 @@ from dragoman.model.text.tokenizers import Tokenizers
 from dragoman.server.core.calls import Call
 from dragoman.server.core.core import Core
 from dragoman.server.errors import Unavailable
-from dragoman.server.faces.grpc.batch import REQUESTS_PER_SLOT, Batch, requests_per_stream
+from dragoman.server.faces.grpc.batch import Batch
 from dragoman.server.faces.grpc.hand import Allowance
 from dragoman.server.faces.grpc.interceptors import current_call
 from dragoman.server.faces.grpc.reading import Turns
+from dragoman.server.faces.grpc.streams import REQUESTS_PER_SLOT, requests_per_stream
 from dragoman.server.telemetry.metrics import Metrics
 from dragoman.v1.generation_pb2 import GenerateBatchResponse, GenerateRequest, GenerateResponse, GetModelRequest
 

@@ -7,8 +7,9 @@ from typing import Any
 import grpc
 import pytest
 
-from dragoman.server.faces.grpc.batch import MAX_TOGETHER_BYTES, REQUESTS_PER_SLOT
+from dragoman.server.faces.grpc.batch import MAX_TOGETHER_BYTES
 from dragoman.server.faces.grpc.several import MAX_REQUESTS
+from dragoman.server.faces.grpc.streams import REQUESTS_PER_SLOT
 from dragoman.v1.generation_pb2 import GenerateBatchResponse, GenerateBulkRequest, GenerateBulkResponse, GenerateRequest
 
 TEXT = "A dog runs."

@@ -12,7 +12,7 @@ from tests.server.faces.grpc.conftest import eventually
 WATCH = "/grpc.health.v1.Health/Watch"
 RESOURCE_EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
 SERVING, NOT_SERVING, UNKNOWN = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING, HealthCheckResponse.SERVICE_UNKNOWN
-OVERALL = ("", "readiness", "dragoman.v1.Generation")
+OVERALL = ("", "readiness", "dragoman.v1.Generation", "inference.GRPCInferenceService")
 
 
 async def statuses(world: Any, *services: str) -> list[int]:
@@ -25,11 +25,11 @@ def test_health_follows_the_models(serve: Any, make_model: Any) -> None:
         starting = make_model("b")
         starting.engine.is_ready = False
         async with serve(make_model("a"), starting) as world:
-            assert await statuses(world, *OVERALL) == [NOT_SERVING] * 3
+            assert await statuses(world, *OVERALL) == [NOT_SERVING] * 4
             assert await statuses(world, "a", "b", "liveness") == [SERVING, NOT_SERVING, SERVING]
             starting.engine.is_ready = True
             await world.server.update_health()
-            assert await statuses(world, *OVERALL, "a", "b", "liveness") == [SERVING] * 6
+            assert await statuses(world, *OVERALL, "a", "b", "liveness") == [SERVING] * 7
 
     asyncio.run(run())
 
@@ -37,14 +37,14 @@ def test_health_follows_the_models(serve: Any, make_model: Any) -> None:
 def test_one_model_that_stops_takes_no_other_away(serve: Any, make_model: Any) -> None:
     async def run() -> None:
         async with serve(make_model("a"), make_model("b")) as world:
-            assert await statuses(world, *OVERALL, "a", "b") == [SERVING] * 5
+            assert await statuses(world, *OVERALL, "a", "b") == [SERVING] * 6
             stopped = world.models.by_name["b"].engine
             stopped.is_ready = False
             await world.server.update_health()
-            assert await statuses(world, *OVERALL, "a", "b") == [SERVING] * 4 + [NOT_SERVING]
+            assert await statuses(world, *OVERALL, "a", "b") == [SERVING] * 5 + [NOT_SERVING]
             world.models.by_name["a"].engine.is_ready = False
             await world.server.update_health()
-            assert await statuses(world, *OVERALL, "a", "b", "liveness") == [NOT_SERVING] * 5 + [SERVING]
+            assert await statuses(world, *OVERALL, "a", "b", "liveness") == [NOT_SERVING] * 6 + [SERVING]
 
     asyncio.run(run())
 
@@ -52,9 +52,9 @@ def test_one_model_that_stops_takes_no_other_away(serve: Any, make_model: Any) -
 def test_drain_turns_everything_but_liveness_off(serve: Any) -> None:
     async def run() -> None:
         async with serve() as world:
-            assert await statuses(world, *OVERALL, "en-de", "liveness") == [SERVING] * 5
+            assert await statuses(world, *OVERALL, "en-de", "liveness") == [SERVING] * 6
             await world.server.drain(0)
-            assert await statuses(world, *OVERALL, "en-de") == [NOT_SERVING] * 4
+            assert await statuses(world, *OVERALL, "en-de") == [NOT_SERVING] * 5
             assert await statuses(world, "liveness") == [SERVING]
 
     asyncio.run(run())
@@ -65,7 +65,7 @@ def test_server_without_models_is_not_ready(serve: Any) -> None:
         async with serve() as world:
             world.models.by_name.clear()
             await world.server.update_health()
-            assert await statuses(world, *OVERALL) == [NOT_SERVING] * 3
+            assert await statuses(world, *OVERALL) == [NOT_SERVING] * 4
             with pytest.raises(grpc.aio.AioRpcError, match="NOT_FOUND"):
                 await statuses(world, "en-de")
 
@@ -130,7 +130,7 @@ def test_a_watcher_that_takes_nothing_holds_up_nobody(serve: Any) -> None:
                 for is_ready, status in ((False, NOT_SERVING), (True, SERVING), (False, NOT_SERVING)):
                     world.engine.is_ready = is_ready
                     await asyncio.wait_for(world.server.update_health(), 10)
-                    assert await statuses(world, *OVERALL, "en-de") == [status] * 4
+                    assert await statuses(world, *OVERALL, "en-de") == [status] * 5
                     assert (await asyncio.wait_for(watch.read(), 10)).status == status
                 assert await asyncio.wait_for(world.server.drain(1000), 100)
                 assert await statuses(world, "", "liveness") == [NOT_SERVING, SERVING]

@@ -121,6 +121,7 @@ def test_reflection_lists_the_services(serve: Any) -> None:
         async with serve() as world:
             assert await list_services(world.channel) == {
                 "dragoman.v1.Generation",
+                "inference.GRPCInferenceService",
                 "grpc.health.v1.Health",
                 "grpc.reflection.v1alpha.ServerReflection",
             }

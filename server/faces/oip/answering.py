@@ -1,0 +1,117 @@
+"""How the texts of a message are answered: each is a request that joins the running batch by itself."""
+
+import asyncio
+import time
+
+from dragoman.server.core.answers import Generated
+from dragoman.server.core.calls import Call
+from dragoman.server.core.core import Core
+from dragoman.server.core.requests import GenerateRequest
+from dragoman.server.errors import ServiceError
+from dragoman.server.faces.grpc.hand import Hand
+from dragoman.server.faces.grpc.interceptors import Context
+from dragoman.server.faces.oip.inference import TEXT_INPUT, Inference
+from dragoman.server.faces.oip.items import Items
+from dragoman.server.faces.oip.sizes import ResponseLimit
+
+# Requests of one message that are begun before others have their turn.
+REQUESTS_PER_TURN = 16
+
+
+def seconds_left(inference: Inference, arrival: float, context: Context) -> float | None:
+    """Return the time until a message's deadline: gRPC's own, or its `timeout`; None if it has none.
+
+    Args:
+        inference: The message.
+        arrival: When it came, by `time.monotonic()`.
+        context: Of its RPC.
+    """
+    remaining: float | None = context.time_remaining()
+    if inference.timeout_seconds is None:
+        return remaining
+    ours = inference.timeout_seconds - (time.monotonic() - arrival)
+    return ours if remaining is None else min(remaining, ours)
+
+
+class Answering:
+    """Answers the messages of one RPC."""
+
+    def __init__(self, core: Core, items: Items, context: Context, max_message_bytes: int) -> None:
+        """Answer none yet.
+
+        Args:
+            core: What answers.
+            items: What accompanies the requests of the RPC.
+            context: Of the RPC.
+            max_message_bytes: Largest message that is sent.
+        """
+        self._generation = core.generation
+        self._items = items
+        self._context = context
+        self._max_message_bytes = max_message_bytes
+
+    async def one(self, inference: Inference, call: Call) -> Generated:
+        """Return the answer to a message of one text.
+
+        Args:
+            inference: The message.
+            call: Its record.
+
+        Raises:
+            ServiceError: If there is none.
+        """
+        return await self._generate(inference, inference.requests[0], call, call.arrival)
+
+    async def each(self, inference: Inference, request_id: str, hand: Hand, has_begun: asyncio.Event) -> list[Generated]:
+        """Return the answers to a message of several texts; one that fails ends them all.
+
+        Cancelling this cancels every request that runs.
+
+        Args:
+            inference: The message.
+            request_id: Its id.
+            hand: What its stream, or the message, has in hand: no more are under way than that has room for.
+            has_begun: Is set when the last one has begun, or none will.
+
+        Raises:
+            ServiceError: What one of them failed with; its message says which.
+        """
+        arrival = time.monotonic()
+        tasks: list[asyncio.Task[Generated]] = []
+        hand.hold(inference.ByteSize())
+        try:
+            async with asyncio.TaskGroup() as group:
+                for number, request in enumerate(inference.requests):
+                    await hand.room()
+                    if number % REQUESTS_PER_TURN == 0:
+                        await asyncio.sleep(0)
+                    hand.read(0)
+                    tasks.append(group.create_task(self._item(inference, request, request_id, number, arrival)))
+                    tasks[-1].add_done_callback(lambda _: _give_back(hand))
+                has_begun.set()
+        except BaseExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+        finally:
+            has_begun.set()
+            hand.hold(-inference.ByteSize())
+        return [task.result() for task in tasks]
+
+    async def _item(
+        self, inference: Inference, request: GenerateRequest, request_id: str, number: int, arrival: float
+    ) -> Generated:
+        """Answer one text of several."""
+        try:
+            with self._items.one(request_id, f"{request_id}#{number}") as call:
+                return await self._generate(inference, request, call, arrival)
+        except ServiceError as error:
+            error.message = f"{TEXT_INPUT}[{number}]: {error.message}"
+            raise
+
+    async def _generate(self, inference: Inference, request: GenerateRequest, call: Call, arrival: float) -> Generated:
+        limit = ResponseLimit(self._max_message_bytes, len(inference))
+        return await self._generation.generate(request, call, seconds_left(inference, arrival, self._context), limit)
+
+
+def _give_back(hand: Hand) -> None:
+    hand.answered(0, 0)
+    hand.taken(0)

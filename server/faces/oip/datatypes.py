@@ -1,0 +1,110 @@
+"""Datatypes of the Open Inference Protocol: what an element is on the wire, raw and in a typed field."""
+
+import struct
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from dragoman.server.errors import InvalidRequest
+
+# Bytes before an element of BYTES, little-endian, that say its length.
+_LENGTH = struct.Struct("<I")
+
+
+class Datatype(NamedTuple):
+    """A datatype.
+
+    Attributes:
+        name: The protocol's.
+        code: As `struct` has it, little-endian; empty where each element has a length of its own.
+        contents: Field of `InferTensorContents` that has its elements; empty where none does.
+    """
+
+    name: str
+    code: str
+    contents: str
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of an element."""
+        return struct.calcsize(f"<{self.code}")
+
+
+DATATYPES = {
+    datatype.name: datatype
+    for datatype in (
+        Datatype("BOOL", "?", "bool_contents"),
+        Datatype("INT8", "b", "int_contents"),
+        Datatype("INT16", "h", "int_contents"),
+        Datatype("INT32", "i", "int_contents"),
+        Datatype("INT64", "q", "int64_contents"),
+        Datatype("UINT8", "B", "uint_contents"),
+        Datatype("UINT16", "H", "uint_contents"),
+        Datatype("UINT32", "I", "uint_contents"),
+        Datatype("UINT64", "Q", "uint64_contents"),
+        Datatype("FP16", "e", ""),
+        Datatype("FP32", "f", "fp32_contents"),
+        Datatype("FP64", "d", "fp64_contents"),
+        Datatype("BYTES", "", "bytes_contents"),
+    )
+}
+INTEGERS = frozenset(name for name in DATATYPES if "INT" in name)
+FLOATS = frozenset(name for name in DATATYPES if name.startswith("FP"))
+
+
+def from_raw(name: str, datatype: Datatype, raw: bytes, count: int) -> Sequence[Any]:
+    """Return the elements that bytes hold.
+
+    Args:
+        name: Of the tensor.
+        datatype: Of its elements.
+        raw: The bytes.
+        count: How many elements there have to be.
+
+    Raises:
+        InvalidRequest: If there are more or fewer.
+    """
+    if datatype.code:
+        if len(raw) != count * datatype.num_bytes:
+            needed = f"{count} of {datatype.name} take {count * datatype.num_bytes}"
+            raise InvalidRequest(name, f"its raw content has {len(raw)} bytes; {needed}")
+        return struct.unpack(f"<{count}{datatype.code}", raw)
+    elements, position = [], 0
+    for number in range(count):
+        begin = position + _LENGTH.size
+        if begin > len(raw):
+            raise InvalidRequest(name, f"its raw content ends before element {number} of {count}")
+        position = begin + _LENGTH.unpack_from(raw, position)[0]
+        if position > len(raw):
+            raise InvalidRequest(name, f"element {number} ends behind its raw content")
+        elements.append(raw[begin:position])
+    if position < len(raw):
+        raise InvalidRequest(name, f"its raw content has {len(raw) - position} bytes more than {count} elements")
+    return elements
+
+
+def from_contents(name: str, datatype: Datatype, contents: Any, count: int) -> Sequence[Any]:
+    """Return the elements that typed fields hold; arguments and errors as `from_raw`, with `InferTensorContents`."""
+    if not datatype.contents:
+        raise InvalidRequest(name, f"{datatype.name} has no typed content; send it raw")
+    fields = {field.name: values for field, values in contents.ListFields()}
+    values = fields.pop(datatype.contents, ())
+    if fields:
+        raise InvalidRequest(name, f"its content is in {', '.join(sorted(fields))}; that of {datatype.name} is {datatype.contents}")
+    if len(values) != count:
+        raise InvalidRequest(name, f"its content has {len(values)} elements, and its shape {count}")
+    if datatype.code:
+        try:
+            struct.pack(f"<{count}{datatype.code}", *values)
+        except struct.error:
+            raise InvalidRequest(name, f"an element is no {datatype.name}") from None
+    return list(values)
+
+
+def to_raw(datatype: Datatype, elements: Sequence[Any]) -> bytes:
+    """Return the bytes of elements; those of BYTES are bytes."""
+    if datatype.code:
+        return struct.pack(f"<{len(elements)}{datatype.code}", *elements)
+    parts: list[bytes] = []
+    for element in elements:
+        parts += (_LENGTH.pack(len(element)), element)
+    return b"".join(parts)

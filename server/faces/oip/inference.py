@@ -1,0 +1,137 @@
+"""A `ModelInferRequest` as the core takes it: a request for each of its texts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dragoman.inference import inference_pb2
+from dragoman.server.core.ids import check_request_id
+from dragoman.server.core.requests import GenerateRequest
+from dragoman.server.core.validation import check_model_name, check_model_version
+from dragoman.server.errors import InvalidRequest
+from dragoman.server.faces.grpc.reading import Counted
+from dragoman.server.faces.oip.fields import check_datatype, to_text
+from dragoman.server.faces.oip.given import EXCLUDE_INPUT, NAMED, PARAMETERS, SAMPLING_PARAMETERS, STREAM, TIMEOUT, Given
+from dragoman.server.faces.oip.outputs import OUTPUTS
+from dragoman.server.faces.oip.tensors import Tensor, read_tensors, shown
+
+TEXT_INPUT = "text_input"
+INPUTS = (TEXT_INPUT, SAMPLING_PARAMETERS, *NAMED)
+MAX_TEXTS = 1024
+MICROSECONDS = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Inference(Counted):
+    """What a message asks for.
+
+    Attributes:
+        request_id: Its id; empty if it has none.
+        requests: One for each text, in their order.
+        outputs: Names of those that are wanted; empty for all that there is something to say in.
+        has_rows: Whether each text is a row of its own, so that the shape is [N, 1] and not [N].
+        is_streamed: Whether the answer is wanted in pieces; None where the message does not say.
+        timeout_seconds: From its arrival; None for any time.
+        num_bytes: Of the message.
+    """
+
+    request_id: str
+    requests: Sequence[GenerateRequest]
+    outputs: Sequence[str]
+    has_rows: bool
+    is_streamed: bool | None
+    timeout_seconds: float | None
+    num_bytes: int
+
+    def __len__(self) -> int:
+        """Return the number of texts."""
+        return len(self.requests)
+
+    def ByteSize(self) -> int:
+        """Return the bytes that count for it while it is served."""
+        return self.num_bytes
+
+
+def to_inference(message: inference_pb2.ModelInferRequest, num_bytes: int, max_characters: int | None = None) -> Inference:
+    """Return what a message asks for.
+
+    Args:
+        message: It; its id has been checked.
+        num_bytes: Its size.
+        max_characters: Of a text that are kept; None for all.
+
+    Raises:
+        InvalidRequest: If it cannot be understood.
+    """
+    name, version = check_model_name(message.model_name), check_model_version(message.model_version)
+    num_parameters = len(NAMED) + len(PARAMETERS) + 1
+    if len(message.parameters) > num_parameters:
+        raise InvalidRequest("parameters", f"{len(message.parameters)}; there are {num_parameters} names at the most")
+    outputs = _outputs(message.outputs)
+    tensors = read_tensors(message, INPUTS, MAX_TEXTS)
+    if TEXT_INPUT not in tensors:
+        raise InvalidRequest(TEXT_INPUT, "is missing")
+    source = tensors.pop(TEXT_INPUT)
+    texts = _texts(source)
+    given = Given(len(texts))
+    for key, parameter in message.parameters.items():
+        given.add_parameter(key, parameter)
+    for tensor in tensors.values():
+        given.add_tensor(tensor)
+    is_streamed, timeout = given.take(STREAM), given.take(TIMEOUT)
+    if given.take(EXCLUDE_INPUT) is False:
+        raise InvalidRequest(EXCLUDE_INPUT, "false; what goes in is never part of what comes out")
+    for key in PARAMETERS:
+        given.take(key)
+    if timeout is not None and timeout < 0:
+        raise InvalidRequest(TIMEOUT, f"{timeout} microseconds")
+    requests = [
+        GenerateRequest(model=name, model_version=version, text=text[:max_characters], **_cut(given.shared | own, max_characters))
+        for text, own in zip(texts, given.each, strict=True)
+    ]
+    if len({request.num_return_sequences for request in requests}) > 1:
+        raise InvalidRequest("num_return_sequences", "has to be the same for all texts")
+    seconds = timeout / MICROSECONDS if timeout else None
+    return Inference(message.id, requests, outputs, len(source.shape) > 1, is_streamed, seconds, num_bytes)
+
+
+def check_id(message: inference_pb2.ModelInferRequest) -> str:
+    """Return a message's id.
+
+    Raises:
+        InvalidRequest: If it is not one to log.
+    """
+    return check_request_id("id", message.id)
+
+
+def _outputs(wanted: Sequence[inference_pb2.ModelInferRequest.InferRequestedOutputTensor]) -> tuple[str, ...]:
+    """Return the names of the outputs that are wanted."""
+    if len(wanted) > len(OUTPUTS):
+        raise InvalidRequest("outputs", f"{len(wanted)}; there are {len(OUTPUTS)}")
+    names: dict[str, None] = {}
+    for output in wanted:
+        if output.name not in OUTPUTS:
+            raise InvalidRequest("outputs", f"{shown(output.name)} is not known; there are {', '.join(OUTPUTS)}")
+        if output.name in names:
+            raise InvalidRequest("outputs", f"{output.name} is asked for twice")
+        for key in output.parameters:
+            raise InvalidRequest(output.name, f"parameter {shown(key)} of an output is not known")
+        names[output.name] = None
+    return tuple(names)
+
+
+def _texts(tensor: Tensor) -> list[str]:
+    """Return the texts."""
+    check_datatype(TEXT_INPUT, "text", tensor.datatype)
+    if tensor.shape[1:] not in ((), (1,)):
+        raise InvalidRequest(TEXT_INPUT, f"its shape is {list(tensor.shape)}; it has to be [N] or [N, 1]")
+    if not tensor.elements:
+        raise InvalidRequest(TEXT_INPUT, "has no text")
+    return [to_text(f"{TEXT_INPUT}[{number}]", element) for number, element in enumerate(tensor.elements)]
+
+
+def _cut(values: dict[str, Any], max_characters: int | None) -> dict[str, Any]:
+    """Return values of which no text has more than so many characters."""
+    if max_characters is None:
+        return values
+    return {name: value[:max_characters] if isinstance(value, str) else value for name, value in values.items()}

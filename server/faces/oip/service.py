@@ -1,0 +1,126 @@
+"""The inference.GRPCInferenceService service: its messages in and out; everything else is the core's business.
+
+Errors are raised as `server.errors` and become statuses in the interceptor, or messages of a stream in `stream.py`.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, NoReturn
+
+from dragoman.inference import inference_pb2, inference_pb2_grpc
+from dragoman.server.core.core import Core
+from dragoman.server.errors import InvalidRequest, NotOffered, ServiceError
+from dragoman.server.faces.grpc.interceptors import Context, current_call
+from dragoman.server.faces.grpc.reading import Refused
+from dragoman.server.faces.grpc.streams import Streams
+from dragoman.server.faces.oip.answering import Answering
+from dragoman.server.faces.oip.descriptions import Descriptions, server_metadata
+from dragoman.server.faces.oip.given import STREAM
+from dragoman.server.faces.oip.inference import Inference
+from dragoman.server.faces.oip.items import Items
+from dragoman.server.faces.oip.responses import to_response
+from dragoman.server.faces.oip.stream import InferStream
+
+ON_ADMIN_PORT = "operators load and unload models with dragoman.v1.Repository, on the address that admin_port gives"
+NO_SHARED_MEMORY = "shared memory is not offered; send the content of tensors with them"
+NO_SETTINGS = "settings of traces and logs are the server's own, and do not change while it runs"
+REASONS = {
+    "RepositoryModelLoad": ON_ADMIN_PORT,
+    "RepositoryModelUnload": ON_ADMIN_PORT,
+    **{f"{kind}SharedMemory{do}": NO_SHARED_MEMORY for kind in ("System", "Cuda") for do in ("Status", "Register", "Unregister")},
+    "TraceSetting": NO_SETTINGS,
+    "LogSettings": NO_SETTINGS,
+}
+
+
+class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
+    """Serves every RPC of the service. Method names are the protocol's."""
+
+    def __init__(self, core: Core, max_message_bytes: int, streams: Streams) -> None:
+        """Serve what the core does.
+
+        Args:
+            core: What answers.
+            max_message_bytes: Largest message that gRPC sends.
+            streams: What streams of requests share.
+        """
+        self._core = core
+        self._max_message_bytes = max_message_bytes
+        self._streams = streams
+        self._descriptions = Descriptions(core.models, core.generation)
+        for name, reason in REASONS.items():
+            setattr(self, name, _refusing(reason))
+
+    async def ServerLive(self, _: inference_pb2.ServerLiveRequest, context: Context) -> inference_pb2.ServerLiveResponse:
+        """Say that the process answers."""
+        return inference_pb2.ServerLiveResponse(live=True)
+
+    async def ServerReady(self, _: inference_pb2.ServerReadyRequest, context: Context) -> inference_pb2.ServerReadyResponse:
+        """Say whether the server is ready."""
+        return inference_pb2.ServerReadyResponse(ready=self._core.is_ready)
+
+    async def ModelReady(self, request: inference_pb2.ModelReadyRequest, context: Context) -> inference_pb2.ModelReadyResponse:
+        """Say whether a model takes requests; one that there is not does not."""
+        try:
+            is_ready = self._core.generation.model(request.name, version=request.version).engine.is_ready
+        except ServiceError:
+            is_ready = False
+        return inference_pb2.ModelReadyResponse(ready=is_ready and not self._core.is_draining)
+
+    async def ServerMetadata(
+        self, _: inference_pb2.ServerMetadataRequest, context: Context
+    ) -> inference_pb2.ServerMetadataResponse:
+        """Say what the server is."""
+        return server_metadata()
+
+    async def ModelMetadata(
+        self, request: inference_pb2.ModelMetadataRequest, context: Context
+    ) -> inference_pb2.ModelMetadataResponse:
+        """Say what a model takes and gives."""
+        return self._descriptions.metadata(request.name, request.version, current_call.get().caller)
+
+    async def ModelConfig(self, request: inference_pb2.ModelConfigRequest, context: Context) -> inference_pb2.ModelConfigResponse:
+        """Say the same as Triton would."""
+        return self._descriptions.config(request.name, request.version, current_call.get().caller)
+
+    async def ModelStatistics(
+        self, request: inference_pb2.ModelStatisticsRequest, context: Context
+    ) -> inference_pb2.ModelStatisticsResponse:
+        """Say what became of requests."""
+        return self._descriptions.statistics(request.name, request.version, current_call.get().caller)
+
+    async def RepositoryIndex(
+        self, request: inference_pb2.RepositoryIndexRequest, context: Context
+    ) -> inference_pb2.RepositoryIndexResponse:
+        """List every version of every model that the caller may use."""
+        return self._descriptions.index(request, current_call.get().caller)
+
+    async def ModelInfer(self, inference: Inference, context: Context) -> inference_pb2.ModelInferResponse:
+        """Return the answers to all texts of a message."""
+        if inference.is_streamed:
+            raise InvalidRequest(STREAM, "goes with ModelStreamInfer only")
+        call = current_call.get()
+        answering = Answering(self._core, Items(self._core.calls.records, call, context), context, self._max_message_bytes)
+        if len(inference) == 1:
+            answered = [await answering.one(inference, call)]
+        else:
+            call.is_counted = False  # its texts are
+            with self._streams.hand(call, context.peer()) as hand:
+                answered = await answering.each(inference, call.request_id, hand, asyncio.Event())
+        return await to_response(inference, answered, call.request_id, self._max_message_bytes)
+
+    async def ModelStreamInfer(self, requests: AsyncIterator[Inference | Refused], context: Context) -> None:
+        """Write answers to the requests of a stream as they go."""
+        peer = context.peer()
+        with self._streams.open(current_call.get(), peer) as hand:
+            stream = InferStream(self._core, context, hand, self._streams.turns(peer), self._max_message_bytes)
+            await stream.serve(requests)
+
+
+def _refusing(reason: str) -> Callable[[Any, Context], Awaitable[NoReturn]]:
+    """Return the behaviour of an RPC that is not offered."""
+
+    async def refuse(_: Any, context: Context) -> NoReturn:
+        raise NotOffered(reason)
+
+    return refuse
