@@ -36,7 +36,7 @@ OFFENDERS = {
     "4 beams": SearchOptions(num_beams=4),
     "16 beams": SearchOptions(num_beams=16),
     "60 beams": SearchOptions(num_beams=60),
-    "top_k V": SearchOptions(sampling=Sampling(seed=1, top_k=5000)),
+    "top_k V": SearchOptions(sampling=Sampling(seed=1, top_k=10000)),
     "temperature 100, top_p 0.01": SearchOptions(sampling=Sampling(seed=1, temperature=100.0, top_p=0.01)),
     "repetition_penalty 1.2, 16 beams": SearchOptions(num_beams=16, repetition_penalty=1.2),
     "no_repeat_ngram_size 2, 16 beams": SearchOptions(num_beams=16, no_repeat_ngram_size=2),

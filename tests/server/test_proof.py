@@ -242,12 +242,16 @@ def test_without_samples_finite_numbers_are_all_that_is_asked_for(bundle_copy: P
     assert (proof.found.num_answers, proof.found.num_tokens, proof.found.num_pairs) == (2, 16, 1)
 
 
-def test_an_engine_that_has_died_fails_by_name(tiny_bundle: Path) -> None:
+def test_an_engine_that_dies_fails_by_name(tiny_bundle: Path) -> None:
     async def proving() -> Proof:
         async with engine_of(tiny_bundle, is_inline=False) as engine:
             assert engine.process_id is not None
+            os.kill(engine.process_id, signal.SIGSTOP)  # or it might answer, or be seen to be dead, before it is asked
+            proof = asyncio.create_task(prove(Bundle.open(tiny_bundle), engine, ELSEWHERE))
+            while not engine.ready_client().num_outstanding:
+                await asyncio.sleep(0.001)
             os.kill(engine.process_id, signal.SIGKILL)
-            return await prove(Bundle.open(tiny_bundle), engine, ELSEWHERE)
+            return await proof
 
     assert reason_of(proving) == f"{LONGEST} is not answered: the engine of model 'tiny' ended"
 
