@@ -5,12 +5,13 @@ Errors are raised as `server.errors` and become statuses in the interceptor, or 
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any, NoReturn
 
 from dragoman.inference import inference_pb2, inference_pb2_grpc
 from dragoman.server.core.core import Core
 from dragoman.server.errors import InvalidRequest, NotOffered, ServiceError
-from dragoman.server.faces.grpc.interceptors import Context, current_call
+from dragoman.server.faces.grpc.interceptors import Context, current_call, own_ending
 from dragoman.server.faces.grpc.reading import Refused
 from dragoman.server.faces.grpc.streams import Streams
 from dragoman.server.faces.oip.answering import Answering
@@ -100,7 +101,8 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
         if inference.is_streamed:
             raise InvalidRequest(STREAM, "goes with ModelStreamInfer only")
         call = current_call.get()
-        answering = Answering(self._core, Items(self._core.calls.records, call, context), context, self._max_message_bytes)
+        items = Items(self._core.calls.records, call, partial(own_ending, context, call.arrival))
+        answering = Answering(self._core, items, context.time_remaining, self._max_message_bytes)
         if len(inference) == 1:
             answered = [await answering.one(inference, call)]
         else:
