@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from typing import TypeAlias
 
 from dragoman.inference import inference_pb2
@@ -24,6 +25,8 @@ REQUESTS_PER_TURN = 16
 Response: TypeAlias = inference_pb2.ModelInferResponse
 # Says how many seconds are left until the caller's deadline; None if there is none.
 Remaining: TypeAlias = Callable[[], float | None]
+# Gives a call of several requests its hand.
+Holds: TypeAlias = Callable[[], AbstractContextManager[Hand]]
 
 
 def seconds_left(inference: Inference, arrival: float, remaining: float | None) -> float | None:
@@ -68,6 +71,25 @@ class Answering:
             ServiceError: If there is none.
         """
         return await self._generate(inference, inference.requests[0], call, call.arrival)
+
+    async def whole(self, inference: Inference, call: Call, holds: Holds) -> Response:
+        """Return the answers to all texts of a message.
+
+        Args:
+            inference: The message.
+            call: Its record.
+            holds: Gives it a hand, if it has several texts.
+
+        Raises:
+            ServiceError: If one of them has none.
+        """
+        if len(inference) == 1:
+            answered = [await self.one(inference, call)]
+        else:
+            call.is_counted = False  # its texts are
+            with holds() as hand:
+                answered = await self.each(inference, call.request_id, hand, asyncio.Event())
+        return await to_response(inference, answered, call.request_id, self._max_message_bytes)
 
     async def in_pieces(
         self, inference: Inference, request_id: str, call: Call, write: Callable[[Response], Awaitable[object]]

@@ -116,7 +116,7 @@ def _fields(document: Any) -> dict[str, Any]:
     Raises:
         InvalidRequest: If it is none, or has others.
     """
-    read = document if isinstance(document, dict) else from_json(SAMPLING_PARAMETERS, document)
+    read = from_json(SAMPLING_PARAMETERS, document) if isinstance(document, str | bytes) else document
     if not isinstance(read, dict):
         raise InvalidRequest(SAMPLING_PARAMETERS, "is not a JSON object")
     fields: dict[str, Any] = {}
