@@ -110,20 +110,39 @@ def test_curl_translates_and_streams(shared_server: Any) -> None:
     assert whole["text"].startswith("Ein Hund")
 
 
-@pytest.mark.parametrize("path", ["/v1/generate", "/v1/generate:stream"])
-def test_who_leaves_frees_the_slot_within_two_steps(serve: Callable[..., Any], endless: Path, path: str) -> None:
+NATIVE = {"model": "alpha", "text": "a dog", "maxNewTokens": 900}
+SHORT = {"text_input": "a dog", "max_new_tokens": 900}
+LONG = {
+    "inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["a dog"]}],
+    "parameters": {"max_new_tokens": 900},
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("/v1/generate", NATIVE),
+        ("/v1/generate:stream", NATIVE),
+        ("/v2/models/alpha/infer", LONG),
+        ("/v2/models/alpha/generate", SHORT),
+        ("/v2/models/alpha/generate_stream", SHORT),
+    ],
+)
+def test_who_leaves_frees_the_slot_within_two_steps(
+    serve: Callable[..., Any], endless: Path, path: str, message: dict[str, Any]
+) -> None:
     """As much as is generated for somebody who is gone is no more than two steps, and what was on its way."""
     with serve(endless, "--max-slots", "1") as server:
-        message = json.dumps({"model": "alpha", "text": "a dog", "maxNewTokens": 900}).encode()
-        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(message)}\r\n\r\n"
+        body = json.dumps(message).encode()
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         host, _, port = server.http_address.removeprefix("http://").partition(":")
         with socket.create_connection((host, int(port))) as connection:
-            connection.sendall(head.encode() + message)
+            connection.sendall(head.encode() + body)
             deadline = time.monotonic() + 30
             while not server.metric("dragoman_slots_in_use", model="alpha"):
                 assert time.monotonic() < deadline
                 time.sleep(0.005)
-        left = server.wait_for("call", method=f"POST {path}")
+        left = server.wait_for("call", method=f"POST {path}".replace("models/alpha", "models/{model}"))
         assert left["code"] == "CANCELLED"
         assert left["generated_tokens"] < 900 or not left["generated_tokens"]
         started = time.monotonic()
