@@ -77,7 +77,7 @@ class NativeApi:
         wanted, events = to_generate_request(exchange.message), exchange.stream()
         async with self._generation.stream(wanted, exchange.call, exchange.remaining_seconds, self._limit) as pieces:
             async for piece in pieces:
-                response = await events.send(await _to_json(await to_stream_response(piece, self._limit.max_bytes)))
+                response = await events.send(await _written(await to_stream_response(piece, self._limit.max_bytes)))
         return response
 
     async def score(self, exchange: Exchange) -> web.Response:
@@ -158,15 +158,16 @@ def _one_line(what: object) -> str:
 
 
 async def _answer(message: Message) -> web.Response:
-    return web.Response(text=await _to_json(message), content_type=JSON)
+    return web.Response(text=await _written(message), content_type=JSON)
 
 
-async def _to_json(message: Message) -> str:
+async def _written(message: Message) -> str:
     """Write a message as JSON; a large one beside others' work."""
     if message.ByteSize() > LARGE_BYTES:
-        return await asyncio.to_thread(_write, message)
-    return _write(message)
+        return await asyncio.to_thread(to_json, message)
+    return to_json(message)
 
 
-def _write(message: Message) -> str:
+def to_json(message: Message) -> str:
+    """Return a message in canonical JSON, with the fields that have their default."""
     return json_format.MessageToJson(message, indent=None, ensure_ascii=False, always_print_fields_with_no_presence=True)

@@ -14,6 +14,7 @@ from dragoman.server.core.core import CLOSE_SECONDS, Core
 from dragoman.server.faces.http import documents
 from dragoman.server.faces.http.around import Around
 from dragoman.server.faces.http.console.engine import EngineEvents
+from dragoman.server.faces.http.console.models import ModelsData
 from dragoman.server.faces.http.exchange import Endpoint, Manner
 from dragoman.server.faces.http.libre import LibreApi
 from dragoman.server.faces.http.listening import Listening
@@ -65,6 +66,7 @@ class HttpServer:
         add(app, around, libre, libre.endpoints())
         if config.console:
             add(app, around, native, EngineEvents(core).endpoints())
+            add(app, around, native, ModelsData(core, config.max_message_bytes).endpoints())
         app.router.add_get(documents.PATH, documents.answer_document)
         app.router.add_get(documents.PAGE_PATH, documents.answer_page)
         app.on_response_prepare.extend((_add_headers, origins.add_headers))
