@@ -11,6 +11,7 @@ import structlog
 
 from dragoman.server.config import ServerConfig
 from dragoman.server.core.access import read_operators_book
+from dragoman.server.core.administration import OperatorCalls, carry_out
 from dragoman.server.core.callers import Callers
 from dragoman.server.core.core import CLOSE_SECONDS
 from dragoman.server.core.records import Records
@@ -26,7 +27,7 @@ log = structlog.get_logger("dragoman.operators")
 
 
 class Operators:
-    """See above; does nothing where no `admin_port` is set."""
+    """See above; does nothing where neither `admin_port` nor `http_admin` is set."""
 
     def __init__(self, config: ServerConfig, keeper: Keeper[Any], metrics: Metrics, counted: CallerMetrics) -> None:
         """Read who may come; nothing listens yet.
@@ -42,7 +43,8 @@ class Operators:
         """
         self._config = config
         self._administrator = Administrator(keeper)
-        book = read_operators_book(config) if config.admin_port is not None else None
+        is_there = config.admin_port is not None or config.http_admin
+        book = read_operators_book(config) if is_there else None
         self._callers = None if book is None else Callers(book, counted)
         self._calls = RunningCalls(Records(metrics), self._callers)
         self._server: RepositoryServer | None = None
@@ -51,6 +53,11 @@ class Operators:
     def port(self) -> int | None:
         """Where the service listens; None if it does not."""
         return None if self._server is None else self._server.port
+
+    @property
+    def over_http(self) -> OperatorCalls | None:
+        """The way in over HTTP; None where settings do not open it."""
+        return OperatorCalls(self._calls, partial(carry_out, self._administrator)) if self._config.http_admin else None
 
     async def start(self) -> None:
         """Listen and answer; changes are made from `begin` on.
@@ -65,7 +72,7 @@ class Operators:
         log.info("admin service listens", host=self._config.admin_host, port=self._server.port)
 
     def sources(self) -> Iterator[Source]:
-        """Yield the files that may change while it listens."""
+        """Yield the files that may change while it is open."""
         if self._server is not None and (tls := self._server.tls) is not None:
             yield Source("admin_tls", tls.paths, tls.reload)
         if (path := self._config.admin_tokens_file) is not None and self._callers is not None:

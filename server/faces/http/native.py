@@ -55,11 +55,11 @@ class NativeApi:
 
     def endpoints(self) -> Iterable[Endpoint]:
         """Return what it answers."""
-        reads = _reader(generation_pb2.GenerateRequest)
+        reads = message_reader(generation_pb2.GenerateRequest)
         return (
             Endpoint("POST", "/v1/generate", self.generate, reads, is_counted=True),
             Endpoint("POST", "/v1/generate:stream", self.stream, reads, is_counted=True),
-            Endpoint("POST", "/v1/score", self.score, _reader(generation_pb2.ScoreRequest), is_counted=True),
+            Endpoint("POST", "/v1/score", self.score, message_reader(generation_pb2.ScoreRequest), is_counted=True),
             Endpoint("GET", "/v1/models", self.models),
             Endpoint("GET", "/v1/models/{model}", self.model),
         )
@@ -70,7 +70,7 @@ class NativeApi:
         generated = await self._generation.generate(wanted, exchange.call, exchange.remaining_seconds, self._limit)
         response = generation_pb2.GenerateResponse()
         await write_response(generated, self._limit.max_bytes, response)
-        return await _answer(response)
+        return await answer_with(response)
 
     async def stream(self, exchange: Exchange) -> web.StreamResponse:
         """Answer with the same in pieces: a server-sent event each, the last of which has `result`."""
@@ -84,17 +84,19 @@ class NativeApi:
         """Answer with the scores of a pair."""
         wanted = to_score_request(exchange.message)
         scores = await self._generation.score(wanted, exchange.call, exchange.remaining_seconds, self._limit)
-        return await _answer(await to_score_response(scores, self._limit.max_bytes))
+        return await answer_with(await to_score_response(scores, self._limit.max_bytes))
 
     async def models(self, exchange: Exchange) -> web.Response:
         """Describe every model that the caller may use."""
-        return await _answer(self._descriptions.of_all(self._generation.models(exchange.call.caller)))
+        return await answer_with(self._descriptions.of_all(self._generation.models(exchange.call.caller)))
 
     async def model(self, exchange: Exchange) -> web.Response:
         """Describe one model."""
         http = exchange.http
         version = http.query.get("modelVersion") or http.query.get("model_version", "")
-        return await _answer(self._descriptions.of(self._generation.model(http.match_info["model"], exchange.call.caller, version)))
+        return await answer_with(
+            self._descriptions.of(self._generation.model(http.match_info["model"], exchange.call.caller, version))
+        )
 
     def refuse(self, error: ServiceError, request_id: str) -> web.Response:
         """See `Manner`."""
@@ -113,7 +115,7 @@ def status_json(error: ServiceError, request_id: str) -> str:
     return json_format.MessageToJson(status, indent=None, ensure_ascii=False)
 
 
-def _reader(kind: Callable[[], Kind]) -> Callable[[web.Request, bytes], Any]:
+def message_reader(kind: Callable[[], Kind]) -> Callable[[web.Request, bytes], Any]:
     """Return what reads a message of a kind."""
 
     async def read(request: web.Request, body: bytes) -> Kind:
@@ -157,7 +159,8 @@ def _one_line(what: object) -> str:
     return line if len(line) <= MAX_REASON_CHARACTERS else line[:MAX_REASON_CHARACTERS] + "..."
 
 
-async def _answer(message: Message) -> web.Response:
+async def answer_with(message: Message) -> web.Response:
+    """Return the answer that has a message."""
     return web.Response(text=await _written(message), content_type=JSON)
 
 
