@@ -9,7 +9,7 @@ from typing import Any
 
 import structlog
 
-from dragoman.server.config import ServerConfig
+from dragoman.server.config import ServerConfig, is_loopback
 from dragoman.server.core.access import read_operators_book
 from dragoman.server.core.administration import OperatorCalls, carry_out
 from dragoman.server.core.callers import Callers
@@ -65,7 +65,10 @@ class Operators:
         Raises:
             ConfigError: If the port is taken or credentials cannot be used.
         """
-        if self._config.admin_port is None:
+        config, has_tokens = self._config, self._callers is not None and self._callers.has_tokens
+        if config.http_admin and has_tokens and config.tls_key is None and not is_loopback(config.http_host):
+            log.warning("operators' tokens travel unencrypted over HTTP: set tls_certificate and tls_key")
+        if config.admin_port is None:
             return
         self._server = RepositoryServer(self._config, self._administrator, self._calls)
         await self._server.start()
