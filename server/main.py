@@ -150,7 +150,7 @@ class Service:
         if config.front_ends == 1:
             self.front = FrontEnd(config, self.repository, self.metrics, tracer, sampler, operators=self._operators.over_http)
         else:
-            self.front = FrontEnds(config, self.repository, self.metrics, _version())
+            self.front = FrontEnds(config, self.repository, self.metrics, _version(), self._operators.over_http)
         self.front.on_awaited(self._on_awaited)
         self._metrics_access = AdminAccess.of(config)
         self._watcher = Watcher(self.metrics.reloads)
