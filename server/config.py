@@ -148,6 +148,7 @@ class ServerConfig(BaseSettings):
     http: bool = Field(True, description="Answer HTTP too: the same requests as JSON.")
     http_host: str = Field("0.0.0.0", min_length=1, description="Address that HTTP is answered at.")
     http_port: Port = Field(8080, description="Its port; 0 for any free one.")
+    console: bool = Field(True, description="Show a page to look at, at / of the HTTP port, and tell it what engines do.")
     http_allowed_origins: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="Origins whose pages may use it in a browser, such as https://example.org; * for any, none for none."
     )
@@ -173,6 +174,7 @@ class ServerConfig(BaseSettings):
     admin_tokens_file: FilePath | None = Field(
         None, description="Who may use it, and which models: as auth_tokens_file; unset for everybody who reaches it."
     )
+    http_admin: bool = Field(False, description="Let those of admin_tokens_file do the same over HTTP, on its port.")
 
     front_ends: Annotated[int, Field(ge=1, le=64)] = Field(
         1, description="Processes that answer callers on the port; more where engines outrun one."
@@ -414,6 +416,8 @@ class ServerConfig(BaseSettings):
             raise ValueError("front_ends: only Linux divides a port's connections among processes")
         if self.max_slots_per_request > self.max_slots:
             raise ValueError(f"max_slots_per_request ({self.max_slots_per_request}) is more than max_slots ({self.max_slots})")
+        if self.http_admin and not (self.http and self.admin_tokens_file):
+            raise ValueError("http_admin is set without http, or without admin_tokens_file, which says who may administer")
         self._check_admin_address()
         if self.port == self.metrics_port != 0 and self.host == self.metrics_host:
             raise ValueError(f"port and metrics_port are both {self.port}")

@@ -10,9 +10,12 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from dragoman.server.config import ServerConfig
+from dragoman.server.core.administration import OperatorCalls
 from dragoman.server.core.core import CLOSE_SECONDS, Core
 from dragoman.server.faces.http import documents
 from dragoman.server.faces.http.around import Around
+from dragoman.server.faces.http.console.engine import EngineEvents
+from dragoman.server.faces.http.console.models import ModelsData
 from dragoman.server.faces.http.exchange import Endpoint, Manner
 from dragoman.server.faces.http.inference import ROOT, InferenceApi
 from dragoman.server.faces.http.libre import LibreApi
@@ -20,6 +23,7 @@ from dragoman.server.faces.http.listening import Listening
 from dragoman.server.faces.http.native import NativeApi
 from dragoman.server.faces.http.origins import Origins
 from dragoman.server.faces.http.reading import Bodies
+from dragoman.server.faces.http.repository import RepositoryApi
 from dragoman.server.faces.http.statuses import HttpRefusal, NothingThere
 from dragoman.server.faces.tls_files import TlsFiles
 
@@ -41,13 +45,16 @@ class HttpServer:
         port: Where it listens.
     """
 
-    def __init__(self, config: ServerConfig, core: Core, tls: TlsFiles | None = None) -> None:
+    def __init__(
+        self, config: ServerConfig, core: Core, tls: TlsFiles | None = None, operators: OperatorCalls | None = None
+    ) -> None:
         """Take the port; nobody is answered yet.
 
         Args:
             config: Address and limits.
             core: What answers.
             tls: Files to show; None for HTTP without TLS.
+            operators: The way in for operators; None if there is none here.
 
         Raises:
             ConfigError: If the port is taken or files cannot be used.
@@ -55,7 +62,8 @@ class HttpServer:
         self._core = core
         self._listening = Listening(config, tls)
         self.port = self._listening.port
-        around = Around(core, Bodies(config.max_message_bytes))
+        bodies = Bodies(config.max_message_bytes)
+        around = Around(core, bodies)
         native = NativeApi(core, config.max_message_bytes)
         origins = Origins(config.http_allowed_origins)
         libre = LibreApi(core, config.max_message_bytes, origins)
@@ -71,6 +79,13 @@ class HttpServer:
         add(app, around, inference, inference.endpoints())
         for path, answer in inference.probes():
             app.router.add_get(path, answer)
+        if config.console:
+            around_all = Around(core, bodies, None if operators is None else operators.calls)
+            add(app, around_all, native, EngineEvents(core).endpoints())
+            add(app, around_all, native, ModelsData(core, config.max_message_bytes).endpoints())
+        if operators is not None:
+            around_operators = Around(core, bodies, operators.calls, is_for_all=False)
+            add(app, around_operators, native, RepositoryApi(operators.carry_out).endpoints())
         app.router.add_get(documents.PATH, documents.answer_document)
         app.router.add_get(documents.PAGE_PATH, documents.answer_page)
         app.on_response_prepare.extend((_add_headers, origins.add_headers))
