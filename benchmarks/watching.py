@@ -3,8 +3,8 @@
     python -m benchmarks.watching --data data/multi30k [--bundle bundles/en-de] [--quick]
 
 One sender keeps 32 requests under way over gRPC; those who look read `/console/engine` over HTTP in a process of their own. The
-sides take turns; medians of the rounds count. Processor time is that of the engine alone, per answer, which other work on the machine
-moves less than it moves the clock.
+sides take turns; medians of the rounds count. Processor time is that of the engine alone, per answer, which other work on the
+machine moves less than it moves the clock.
 """
 
 import argparse
