@@ -19,8 +19,6 @@ from dragoman.server.telemetry.metrics import Metrics
 ANNA = Operator("anna", frozenset({"en-de"}))
 VERSION = VersionStatus("2", "abc", labels=("new",))
 LISTING = Listing((ModelStatus("en-de", True, (VERSION,), ("odd",), Requested(labels={"a": "2"})),))
-    (ModelStatus("en-de", True, (VersionStatus("2", "abc", labels=("new",)),), ("odd",), Requested(labels={"a": "2"})),)
-)
 
 
 class Pipes:
