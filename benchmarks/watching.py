@@ -16,15 +16,22 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import msgspec
 from aiohttp import ClientSession, TCPConnector
 
 from benchmarks.doors import GRPC, send
 from benchmarks.harness.report import environment, write
 from benchmarks.harness.served import ServedModel, cpu_seconds
 from dragoman.model.corpus import read_lines
+from dragoman.server.core.viewing import VIEW_SECONDS
+from dragoman.server.engine.messages import Request, Share
+from dragoman.server.engine.scheduler import Limits, Scheduler
+from dragoman.server.engine.sequence import Sequence
+from dragoman.server.engine.watched import Watched
 
 NUM_VIEWERS = (0, 1, 16)
 NUM_CALLERS = 32
+NUM_SLOTS = (32, 256)
 
 
 def look(address: str, num_viewers: int, seconds: float) -> int:
@@ -83,6 +90,22 @@ def measure(served: ServedModel, model: str, texts: list[str], rounds: int, seco
     return rows
 
 
+def snapshot_seconds(num_slots: int, num_times: int = 2000) -> float:
+    """Return what an engine's answer to one who looks takes it, the message included, with all slots in use; a median."""
+    scheduler = Scheduler(Limits(num_slots, num_slots, 10**6, 10**6))
+    for number in range(2 * num_slots):
+        scheduler.submit(Sequence(b"", Request(number, [5] * 20, 99, 0.0, share=Share(f"caller-{number % 8}"))))
+    for row, sequence in enumerate(scheduler.admit()):
+        sequence.rows = [row]
+    watched, encoder = Watched(scheduler, lambda _: 7, time.monotonic), msgspec.msgpack.Encoder()
+    taken = []
+    for _ in range(num_times):
+        began = time.perf_counter()
+        encoder.encode(watched.snapshot((), []))
+        taken.append(time.perf_counter() - began)
+    return median(taken)
+
+
 def main() -> None:
     """Measure and write the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -100,10 +123,18 @@ def main() -> None:
     if arguments.quick:
         print(*rows, sep="\n")
         return
+    alone = {number: snapshot_seconds(number) for number in NUM_SLOTS}
     notes = [
         f"`{arguments.bundle.name}`, one engine of one thread, greedy, captions of test_2016, {NUM_CALLERS} callers, closed loop; "
         f"medians of {rounds} rounds of {seconds:g} s a side, in turns, everything on the same cores. "
-        f"{time.monotonic() - started:.0f} s to make."
+        f"{time.monotonic() - started:.0f} s to make.",
+        "",
+        "What a look takes the engine itself, measured alone: "
+        + ", ".join(
+            f"{seconds * 1e6:.0f} µs with {number} slots in use, {seconds / VIEW_SECONDS:.3%} of its time"
+            for number, seconds in alone.items()
+        )
+        + ". Those who look take their own time on the same cores, which is what requests/s show.",
     ]
     about = environment("onnxruntime", "grpcio", "aiohttp") | {"rounds": rounds, "seconds": seconds}
     write("watching", "What it costs to be looked at", about, rows, notes)
