@@ -1,16 +1,17 @@
 """The HTTP server: what answers which path, in the front end's event loop."""
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from http import HTTPStatus
+from typing import Any
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from dragoman.server.config import ServerConfig
 from dragoman.server.core.core import CLOSE_SECONDS, Core
+from dragoman.server.errors import ServiceError
 from dragoman.server.faces.http import documents
 from dragoman.server.faces.http.around import Around
 from dragoman.server.faces.http.exchange import Endpoint, Manner
@@ -19,6 +20,7 @@ from dragoman.server.faces.http.listening import Listening
 from dragoman.server.faces.http.native import NativeApi
 from dragoman.server.faces.http.origins import Origins
 from dragoman.server.faces.http.reading import Bodies
+from dragoman.server.faces.http.speaking import Speaking
 from dragoman.server.faces.http.statuses import HttpRefusal, NothingThere
 from dragoman.server.faces.tls_files import TlsFiles
 
@@ -68,19 +70,18 @@ class HttpServer:
         logger = logging.getLogger("aiohttp.server")
         logger.setLevel(logging.CRITICAL)  # what goes wrong in a call is in the records of calls
         idle = config.max_connection_idle_seconds or IDLE_SECONDS
-        self._runner = web.AppRunner(
-            app,
-            handler_cancellation=True,
-            access_log=None,
-            logger=logger,
-            keepalive_timeout=min(idle, IDLE_SECONDS),
-            lingering_time=1.0,
-            max_line_size=MAX_LINE_BYTES,
-            max_field_size=MAX_LINE_BYTES,
-            max_headers=MAX_HEADERS,
-            auto_decompress=False,
-            shutdown_timeout=CLOSE_SECONDS,
-        )
+        options: dict[str, Any] = {
+            "access_log": None,
+            "logger": logger,
+            "keepalive_timeout": min(idle, IDLE_SECONDS),
+            "lingering_time": 1.0,
+            "max_line_size": MAX_LINE_BYTES,
+            "max_field_size": MAX_LINE_BYTES,
+            "max_headers": MAX_HEADERS,
+            "auto_decompress": False,
+        }
+        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=CLOSE_SECONDS, **options)
+        self._speaking = partial(Speaking, refuse=partial(_refuse_unread, native), **options)
 
     async def start(self) -> int:
         """Start answering; return the port.
@@ -91,12 +92,12 @@ class HttpServer:
         await self._runner.setup()
         server = self._runner.server
         assert server is not None
-        await self._listening.start(server, lambda: len(server.connections))
+        await self._listening.start(partial(self._speaking, server), lambda: len(server.connections))
         return self.port
 
     def renew(self, _: object = None) -> None:
         """Show new connections what the files of TLS say now."""
-        self._renewing = asyncio.ensure_future(self._listening.renew())
+        self._listening.renew()
 
     async def stop(self) -> None:
         """Close the port and what is left of connections."""
@@ -132,6 +133,13 @@ def _tell_http_errors(manner: Manner, others: Mapping[str, Manner]) -> Middlewar
         return others.get(request.path, manner).refuse(refusal, "")
 
     return tell
+
+
+def _refuse_unread(manner: Manner, error: ServiceError, request_id: str) -> web.Response:
+    """Return the answer to what is no request; nothing else gives it headers, for no application has seen it."""
+    response = manner.refuse(error, request_id)
+    response.headers.update(HEADERS)
+    return response
 
 
 async def _add_headers(_: web.Request, response: web.StreamResponse) -> None:
