@@ -15,6 +15,7 @@ from dragoman.server.errors import ServiceError
 from dragoman.server.faces.http import documents
 from dragoman.server.faces.http.around import Around
 from dragoman.server.faces.http.exchange import Endpoint, Manner
+from dragoman.server.faces.http.hosts import Hosts
 from dragoman.server.faces.http.libre import LibreApi
 from dragoman.server.faces.http.listening import Listening
 from dragoman.server.faces.http.native import NativeApi
@@ -61,7 +62,10 @@ class HttpServer:
         origins = Origins(config.http_allowed_origins)
         libre = LibreApi(core, config.max_message_bytes, origins)
         manners: dict[str, Manner] = {endpoint.path: libre for endpoint in libre.endpoints()}
-        app = web.Application(middlewares=[_tell_http_errors(native, manners), origins.middleware()], handler_args=None)
+        app = web.Application(
+            middlewares=[_tell_http_errors(native, manners, Hosts(config.http_allowed_hosts)), origins.middleware()],
+            handler_args=None,
+        )
         add(app, around, native, native.endpoints())
         add(app, around, libre, libre.endpoints())
         app.router.add_get(documents.PATH, documents.answer_document)
@@ -111,17 +115,20 @@ def add(app: web.Application, around: Around, manner: Manner, endpoints: Iterabl
         app.router.add_route(endpoint.method, endpoint.path, partial(around.serve, endpoint, manner))
 
 
-def _tell_http_errors(manner: Manner, others: Mapping[str, Manner]) -> Middleware:
-    """Return what says in a protocol's manner what aiohttp would in its own: that nothing is there, or not by this method.
+def _tell_http_errors(manner: Manner, others: Mapping[str, Manner], hosts: Hosts) -> Middleware:
+    """Return what says in a protocol's manner what aiohttp would in its own: that nothing is there, or not by this method or name.
 
     Args:
         manner: Of every path that has no other.
         others: By path.
+        hosts: Names that there are.
     """
 
     @web.middleware
     async def tell(request: web.Request, handler: Answering) -> web.StreamResponse:
         try:
+            if not hosts.has(request):
+                raise web.HTTPMisdirectedRequest
             return await handler(request)
         except web.HTTPMethodNotAllowed as error:
             allowed = ", ".join(sorted(error.allowed_methods))

@@ -285,6 +285,34 @@ def test_what_is_no_request_is_refused_unseen_and_ends_the_connection(serve_http
     asyncio.run(run())
 
 
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        *[("mt.example", 200), ("MT.example:8080", 200), ("localhost:8080", 200), ("127.0.0.1", 200), ("[::1]:8080", 200)],
+        *[("evil.example", 421), ("mt.example.evil.example", 421), ("[::1", 421), ("", 421), ("127.0.0.1.evil.example", 421)],
+    ],
+)
+def test_who_asks_by_a_name_that_is_not_the_servers_is_refused(serve_http: Any, host: str, status: int) -> None:
+    """A page whose own name was turned into the server's address is of the server's own origin otherwise."""
+    headers = {"Host": host, "Origin": f"http://{host}"}
+
+    async def run() -> None:
+        async with serve_http(http_allowed_hosts="mt.example") as world:
+            async with world.post("/v1/generate", {"text": "a"}, headers=headers) as response:
+                assert response.status == status, await response.text()
+            assert len(world.engine.requests) == (status == 200)
+        async with serve_http() as world, world.post("/v1/generate", {"text": "a"}, headers=headers) as response:
+            assert response.status == 200, "any, where none is set"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("name", ["Mt.example", "mt.example:80", "http://mt.example", "*", "", "mt..example"])
+def test_what_is_no_name_is_refused_at_the_start(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="is no name of a host"):
+        ServerConfig(models=tmp_path, http_allowed_hosts=name)
+
+
 def test_requests_that_wait_on_a_connection_are_few(serve_http: Any) -> None:
     """They are answered one after another; further ones stay in the sockets, where they cost the sender."""
 
