@@ -42,6 +42,17 @@ for model in ${MODELS:-en-de en-fr}; do
   echo; echo "== $model, streamed"
   "$dragoman" translate --model "$model" --stream 'A group of people is standing in front of an old building.'
 done
+echo; echo "== Over HTTP (POST http://127.0.0.1:$http_port/v1/generate)"
+"$python" - "http://127.0.0.1:$http_port/v1/generate" ${MODELS:-en-de en-fr} <<'PYTHON'
+import json
+import sys
+import urllib.request
+
+for model in sys.argv[2:]:
+    message = json.dumps({"model": model, "text": "A dog runs through the snow."}).encode()
+    request = urllib.request.Request(sys.argv[1], message, {"Content-Type": "application/json"})
+    print(json.load(urllib.request.urlopen(request, timeout=60))["text"])
+PYTHON
 echo; echo "== Metrics that moved (of http://127.0.0.1:$metrics_port/metrics)"
 "$python" - "http://127.0.0.1:$metrics_port/metrics" <<'PYTHON'
 import sys

@@ -149,6 +149,9 @@ class ServerConfig(BaseSettings):
     http_host: str = Field("0.0.0.0", min_length=1, description="Address that HTTP is answered at.")
     http_port: Port = Field(8080, description="Its port; 0 for any free one.")
     console: bool = Field(True, description="Show a page to look at, at / of the HTTP port, and tell it what engines do.")
+    http_allowed_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="Names that HTTP may be asked by, beside addresses and localhost, such as mt.example.org; none for any."
+    )
     http_allowed_origins: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="Origins whose pages may use it in a browser, such as https://example.org; * for any, none for none."
     )
@@ -323,10 +326,20 @@ class ServerConfig(BaseSettings):
         """Leave the reading of sources to `load`, which knows where a value came from."""
         return (init_settings,)
 
-    @field_validator("latency_buckets", "gpu_row_buckets", "gpu_capacity_buckets", "http_allowed_origins", mode="before")
+    @field_validator(
+        *("latency_buckets", "gpu_row_buckets", "gpu_capacity_buckets", "http_allowed_hosts", "http_allowed_origins"), mode="before"
+    )
     @classmethod
     def _split(cls, value: object) -> object:
         return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+
+    @field_validator("http_allowed_hosts")
+    @classmethod
+    def _check_hosts(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if re.fullmatch(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*", name) is None:
+                raise ValueError(f"{name!r} is no name of a host, in lower case and without a port")
+        return names
 
     @field_validator("http_allowed_origins")
     @classmethod

@@ -67,7 +67,7 @@ ARG PYTHON_IMAGE
 ARG VERSION=0.1.0
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="Dragoman" \
-      org.opencontainers.image.description="A server for encoder-decoder Transformers, over gRPC (CPU)" \
+      org.opencontainers.image.description="A server for encoder-decoder Transformers, over gRPC and HTTP (CPU)" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}" \
       org.opencontainers.image.licenses="Apache-2.0" \
@@ -84,7 +84,7 @@ ENV PATH=/opt/dragoman/bin:$PATH \
     DRAGOMAN_MODELS=/models
 USER 65532:65532
 WORKDIR /tmp
-EXPOSE 8500 8501
+EXPOSE 8080 8500 8501
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=15s --timeout=6s --start-period=120s --retries=3 \
     CMD ["/opt/dragoman/bin/dragoman", "health", "--server", "127.0.0.1:8500"]

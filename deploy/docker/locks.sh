@@ -16,9 +16,9 @@ lock() {
   mv "$file.tmp" "$file"
 }
 
-lock cpu "the cpu image" pyproject.toml --extra cpu --extra tracing --extra stores
+lock cpu "the cpu image" pyproject.toml --extra cpu --extra tracing --extra stores --extra detect
 # NVIDIA's libraries are published for this platform only.
-lock cuda "the cuda image" pyproject.toml --extra gpu --extra tracing --extra stores --python-platform x86_64-manylinux_2_28
+lock cuda "the cuda image" pyproject.toml --extra gpu --extra tracing --extra stores --extra detect --python-platform x86_64-manylinux_2_28
 # PyTorch has other dependencies on other platforms.
 lock export "the stage that exports" pyproject.toml --extra cpu --extra export --universal
 # What pyproject.toml asks for to build the wheel, and what writes the bill of materials.

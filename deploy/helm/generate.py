@@ -23,7 +23,7 @@ BEGIN, END = "<!-- values: begin -->\n", "<!-- values: end -->\n"
 # What the chart sets itself, from other values.
 MANAGED = frozenset(
     {
-        *("models", "model_files", "require_signatures", "port", "metrics_port", "drain_seconds", "weights_cache"),
+        *("models", "model_files", "require_signatures", "port", "http_port", "metrics_port", "drain_seconds", "weights_cache"),
         *("tls_certificate", "tls_key", "tls_client_ca", "auth_tokens_file"),
         *("metrics_token_file", "metrics_tls_certificate", "metrics_tls_key"),
     }

@@ -141,12 +141,14 @@ def test_the_server_takes_every_variable_as_it_was_meant(render: Render, monkeyp
         "ready_when": "en-de,en-fr",
         "latency_buckets": [0.0005, 1, 20.5],
     }
-    rendered = render({"config": wanted, "service": {"grpcPort": 9000, "metricsPort": 9001}, "drain": {"seconds": 7}})
+    ports = {"grpcPort": 9000, "httpPort": 9002, "metricsPort": 9001}
+    rendered = render({"config": wanted, "service": ports, "drain": {"seconds": 7}})
     for name, value in rendered.environment.items():
         monkeypatch.setenv(name, value)
     read = settings.load({}).model_dump()
     assert {name: read[name] for name in wanted} == wanted | {"latency_buckets": (0.0005, 1.0, 20.5)}
-    assert (read["port"], read["metrics_port"], read["drain_seconds"], read["models"]) == (9000, 9001, 7, Path("/models"))
+    assert (read["port"], read["http_port"], read["metrics_port"]) == (9000, 9002, 9001)
+    assert (read["drain_seconds"], read["models"]) == (7, Path("/models"))
 
 
 def test_files_that_variables_name_are_mounted(render: Render) -> None:
@@ -235,7 +237,8 @@ def test_notes_name_what_lies_open(render: Render) -> None:
 def test_every_setting_of_the_values_is_the_servers_and_no_other_is_taken(root: Path) -> None:
     schema = json.loads((root / "deploy/helm/dragoman/values.schema.json").read_text())
     taken = schema["properties"]["config"]["properties"]
-    set_by_the_chart = {"models", "model_files", "require_signatures", "port", "metrics_port", "drain_seconds", "weights_cache"}
+    set_by_the_chart = {"models", "model_files", "require_signatures", "drain_seconds", "weights_cache"}
+    set_by_the_chart |= {"port", "http_port", "metrics_port"}
     set_by_the_chart |= {"tls_certificate", "tls_key", "tls_client_ca", "auth_tokens_file"}
     set_by_the_chart |= {"metrics_token_file", "metrics_tls_certificate", "metrics_tls_key"}
     assert taken.keys() == settings.ServerConfig.model_fields.keys() - set_by_the_chart, "run make chart"
@@ -286,7 +289,7 @@ def test_network_policy_lets_in_who_is_named_and_nobody_out(render: Render) -> N
     spec = render({"networkPolicy": policy}).one("NetworkPolicy")["spec"]
     assert spec["policyTypes"] == ["Ingress", "Egress"] and spec["egress"] == []
     assert spec["ingress"] == [
-        {"ports": [{"port": "grpc", "protocol": "TCP"}], "from": [shop]},
+        {"ports": [{"port": "grpc", "protocol": "TCP"}, {"port": "http", "protocol": "TCP"}], "from": [shop]},
         {"ports": [{"port": "metrics", "protocol": "TCP"}], "from": [prometheus]},
     ]
 
@@ -300,9 +303,38 @@ def test_clients_find_every_pod_and_proxies_learn_that_it_is_http2(render: Rende
     assert headless["clusterIP"] == "None" and "clusterIP" not in main
     assert "publishNotReadyAddresses" not in headless
     grpc = {"name": "grpc", "port": 8500, "targetPort": "grpc", "appProtocol": "kubernetes.io/h2c"}
-    assert headless["ports"] == [grpc] and main["ports"][0] == grpc
+    http = {"name": "http", "port": 8080, "targetPort": "http", "appProtocol": "http"}
+    assert headless["ports"] == [grpc, http] and main["ports"][:2] == [grpc, http]
     with_tls = render(TLS)
-    assert {service["spec"]["ports"][0]["appProtocol"] for service in with_tls.all("Service")} == {"https"}
+    assert {port["appProtocol"] for service in with_tls.all("Service") for port in service["spec"]["ports"][:2]} == {"https"}
+
+
+def test_every_port_of_a_service_and_a_policy_is_one_of_the_pods(render: Render) -> None:
+    peers = [{"podSelector": {}}]
+    rendered = render({"networkPolicy": {"enabled": True, "clients": peers, "monitoring": peers}, "service": {"httpPort": 9002}})
+    named = {port["name"]: port["containerPort"] for port in rendered.container["ports"]}
+    assert named == {"grpc": 8500, "http": 9002, "metrics": 8501}
+    for service in rendered.all("Service"):
+        assert all(named[port["targetPort"]] == port["port"] for port in service["spec"]["ports"])
+    admitted = [port["port"] for rule in rendered.one("NetworkPolicy")["spec"]["ingress"] for port in rule["ports"]]
+    assert sorted(admitted) == sorted(named)
+
+
+@pytest.mark.parametrize(("config", "variable"), [({"http": False}, None), ({"http_host": "127.0.0.1"}, "8080")])
+def test_without_http_or_within_the_pod_alone_nobody_is_led_to_it(
+    render: Render, config: dict[str, Any], variable: str | None
+) -> None:
+    peers = [{"podSelector": {}}]
+    rendered = render({"config": config, "networkPolicy": {"enabled": True, "clients": peers, "monitoring": peers}})
+    ports = [port["name"] for service in rendered.all("Service") for port in service["spec"]["ports"]]
+    ports += [port["name"] for port in rendered.container["ports"]]
+    ports += [port["port"] for rule in rendered.one("NetworkPolicy")["spec"]["ingress"] for port in rule["ports"]]
+    assert "http" not in ports and "grpc" in ports
+    assert "HTTP" not in rendered.notes and rendered.environment.get("DRAGOMAN_HTTP_PORT") == variable
+
+
+def test_a_setting_taken_back_leaves_http_on(render: Render) -> None:
+    assert "http" in {port["name"] for port in render({"config": {"http": None}}).container["ports"]}
 
 
 def test_each_pod_is_scraped_once(render: Render) -> None:
@@ -316,12 +348,14 @@ def test_each_pod_is_scraped_once(render: Render) -> None:
 
 def test_a_service_that_is_reached_from_outside_does_not_show_metrics(render: Render) -> None:
     service = render({"service": {"type": "LoadBalancer"}}).one("Service", "dragoman")
-    assert [port["name"] for port in service["spec"]["ports"]] == ["grpc"]
+    assert [port["name"] for port in service["spec"]["ports"]] == ["grpc", "http"]
 
 
 def test_notes_name_the_addresses(render: Render) -> None:
     notes = render().notes
     assert "dragoman.translation.svc:8500" in notes and "dns:///dragoman-headless.translation.svc:8500" in notes
+    assert "HTTP on port 8080" in notes and "curl http://127.0.0.1:8080/v1/models" in notes
+    assert "https://dragoman.translation.svc:8080/v1/models" in render(TLS).notes
 
 
 # --- scaling

@@ -19,6 +19,10 @@ CANARY = [
     {"matches": [{"headers": [{"name": "canary", "value": "yes"}]}], "backends": [{"name": "canary"}]},
     {"matches": [{"method": {"service": "dragoman.v1.Generation"}}], "backends": [{"weight": 9}, {"name": "canary", "weight": 1}]},
 ]
+HTTP_CANARY = [
+    {"matches": [{"path": {"type": "Exact", "value": "/v1/score"}}], "backends": [{"name": "canary"}]},
+    {"backends": [{"weight": 9}, {"name": "canary", "weight": 1}], "timeouts": {"request": "0s"}},
+]
 # Each option: its choices, of which the first is the chart's own default. Choices of different options touch different values.
 OPTIONS: dict[str, list[dict[str, Any]]] = {
     "release": [{}, {"fullnameOverride": "translator"}, {"nameOverride": "mt", "commonLabels": {"team": "language"}}],
@@ -91,7 +95,15 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {},
         {"service": {"type": "LoadBalancer", "annotations": {"a": "b"}}},
         {"service": {"type": "NodePort", "headless": {"enabled": False}}},
-        {"service": {"grpcPort": 9000, "metricsPort": 9001, "appProtocol": "grpc", "headless": {"annotations": {"a": "b"}}}},
+        {
+            "service": {
+                "grpcPort": 9000,
+                "httpPort": 9002,
+                "metricsPort": 9001,
+                "appProtocol": "grpc",
+                "headless": {"annotations": {"a": "b"}},
+            }
+        },
     ],
     "route": [
         {},
@@ -105,6 +117,12 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
                 "rules": [rule | {"timeouts": {"request": "0s"}} for rule in CANARY],
             }
         },
+    ],
+    "http": [{}, {"config": {"http": False}}, {"config": {"http_host": "127.0.0.1"}}],
+    "http route": [
+        {},
+        {"httpRoute": {"enabled": True, "parentRefs": [{"name": "gateway"}], "hostnames": ["mt.example"]}},
+        {"httpRoute": {"enabled": True, "parentRefs": [{"name": "gateway"}], "rules": HTTP_CANARY}},
     ],
     "tls": [
         {},
@@ -240,7 +258,7 @@ def combinations() -> list[tuple[int, ...]]:
 
 def mended(row: tuple[int, ...]) -> tuple[int, ...]:
     """Return a row that is not refused: with the default, or the newest Kubernetes, where choices cannot go together."""
-    for option in ("network", "probes", "metrics", "resources", "gpu", "autoscaling"):
+    for option in ("http", "network", "probes", "metrics", "resources", "gpu", "autoscaling"):
         if reason_to_refuse(row) is not None:
             place = 1 + list(OPTIONS).index(option)
             row = (*row[:place], 0, *row[place + 1 :])
@@ -271,6 +289,7 @@ def reason_to_refuse(row: tuple[int, ...]) -> str | None:
         "networkPolicy.egress": source in ("download", "store") and bool(network) and not network.get("egress"),
         "gRPC probes speak no TLS": is_tls and values.get("probes", {}).get("type") == "grpc",
         "metrics.serviceMonitor": "serviceMonitor" in values.get("metrics", {}) and service_type != "ClusterIP",
+        "httpRoute: nobody": "httpRoute" in values and not {"http", "http_host"}.isdisjoint(values.get("config", {})),
         "autoscaling.cpu": by_cpu and requests is None,
         "autoscaling: enable": bool(scaling.get("type")) and not by_cpu and not by_queue,
     }

@@ -84,3 +84,40 @@ def test_an_http_route_has_timeouts_and_a_grpc_route_none(render: Render, refuse
     assert rule["timeouts"] == {"request": "0s", "backendRequest": "1m30s"}
     with pytest.raises(refused, match=r"a GRPCRoute has no timeouts; use grpcRoute\.kind: HTTPRoute"):
         rules(render, rules=given)
+
+
+def http_rules(render: Render, *rules: dict[str, Any]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = render({"httpRoute": GATEWAY | {"rules": list(rules)}}).one("HTTPRoute")["spec"]["rules"]
+    return found
+
+
+def test_http_has_a_route_of_its_own_to_its_port(render: Render) -> None:
+    assert http_rules(render) == [{"backendRefs": [{"name": "dragoman", "port": 8080}]}]
+    rendered = render(
+        {"service": {"httpPort": 80}, "httpRoute": GATEWAY | {"hostnames": ["mt.example"], "annotations": {"a": "b"}}}
+    )
+    route = rendered.one("HTTPRoute")
+    [backend] = route["spec"]["rules"][0]["backendRefs"]
+    assert {"name": "http", "port": backend["port"]}.items() <= rendered.one("Service", backend["name"])["spec"]["ports"][1].items()
+    assert route["spec"]["hostnames"] == ["mt.example"] and route["metadata"]["annotations"] == {"a": "b"}
+
+
+def test_both_routes_may_be_of_one_kind(render: Render) -> None:
+    routes = render({"grpcRoute": GATEWAY | {"kind": "HTTPRoute"}, "httpRoute": GATEWAY}).all("HTTPRoute")
+    ports = {route["metadata"]["name"]: route["spec"]["rules"][0]["backendRefs"][0]["port"] for route in routes}
+    assert ports == {"dragoman": 8500, "dragoman-http": 8080}
+
+
+def test_paths_filters_and_timeouts_of_http_go_along_as_they_are(render: Render) -> None:
+    path = {"type": "Exact", "value": "/v1/generate:stream"}
+    filters = [{"type": "RequestHeaderModifier", "requestHeaderModifier": {"remove": ["x-request-id"]}}]
+    given = {"matches": [{"path": path}, TESTERS], "filters": filters, "timeouts": {"request": "0s"}}
+    shared = {"backends": [{"weight": 95}, {"name": "dragoman-canary", "weight": 5}]}
+    first, second = http_rules(render, given, shared)
+    assert first == given | {"backendRefs": [{"name": "dragoman", "port": 8080}]}
+    assert second == {
+        "backendRefs": [
+            {"name": "dragoman", "port": 8080, "weight": 95},
+            {"name": "dragoman-canary", "port": 8080, "weight": 5},
+        ]
+    }

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+HTTP_ROUTE = {"enabled": True, "parentRefs": [{"name": "gateway"}]}
+
 
 @pytest.mark.parametrize(
     ("values", "reason"),
@@ -75,6 +77,13 @@ import pytest
         ({"grpcRoute": {"rules": [{"backends": [{"weight": -1}]}]}}, "weight"),
         ({"grpcRoute": {"rules": [{"matches": [{"method": {"method": "Generate"}}]}]}}, "service"),
         ({"grpcRoute": {"rules": [{"match": []}]}}, "match"),
+        ({"service": {"httpPort": 0}}, "httpPort"),
+        ({"config": {"http_port": 8080}}, "http_port"),
+        ({"httpRoute": {"rules": [{"backends": [{"weight": -1}]}]}}, "weight"),
+        ({"httpRoute": {"rules": [{"matches": [{"path": {"type": "Exact", "value": "v1"}}]}]}}, "value"),
+        ({"httpRoute": {"rules": [{"matches": [{"headers": [{"name": "a"}]}]}]}}, "value"),
+        ({"httpRoute": {"rules": [{"timeouts": {"request": "soon"}}]}}, "request"),
+        ({"httpRoute": {"kind": "HTTPRoute"}}, "kind"),
         ({"grpcRoute": {"kind": "HTTPRoute", "rules": [{"timeouts": {"request": "soon"}}]}}, "request"),
         ({"metrics": {"prometheusRule": {"runbookPrefix": "docs"}}}, "runbookPrefix"),
         ({"metrics": {"prometheusRule": {"matchers": "dragoman"}}}, "matchers"),
@@ -141,6 +150,17 @@ import pytest
             r"autoscaling\.cpu: needs gpu\.resources\.requests\.cpu",
         ),
         ({"service": {"grpcPort": 8501}}, "are the same"),
+        ({"service": {"httpPort": 8500}}, "httpPort is that of gRPC or of the metrics"),
+        ({"service": {"httpPort": 8501}}, "httpPort is that of gRPC or of the metrics"),
+        ({"service": {"httpPort": 8501}, "config": {"http_host": "localhost"}}, "httpPort is that of gRPC or of the metrics"),
+        ({"httpRoute": {"enabled": True}}, r"httpRoute\.parentRefs"),
+        ({"httpRoute": HTTP_ROUTE, "config": {"http": False}}, "httpRoute: nobody outside of the pod reaches HTTP"),
+        ({"httpRoute": HTTP_ROUTE, "config": {"http_host": "127.0.0.1"}}, "httpRoute: nobody outside of the pod reaches HTTP"),
+        ({"httpRoute": HTTP_ROUTE | {"rules": [{"backends": [{"weight": 0}]}]}}, "httpRoute.rules: .* weight 0 answers nobody"),
+        (
+            {"httpRoute": HTTP_ROUTE | {"rules": [{"backends": [{"weight": 95}, {"weight": 5}]}]}},
+            "httpRoute.rules: .* has the backend translation/dragoman:8080 twice",
+        ),
         ({"autoscaling": {"type": "hpa", "minReplicas": 11}}, "minReplicas is more than maxReplicas"),
         ({"autoscaling": {"type": "keda"}}, "serverAddress"),
         (
@@ -174,6 +194,7 @@ def test_the_manuals_examples_are_taken(render: Callable[..., Any], root: Path) 
     assert {key for values in examples for key in values} >= {
         "models",
         "grpcRoute",
+        "httpRoute",
         "tls",
         "gpu",
         "networkPolicy",

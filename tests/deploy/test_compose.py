@@ -42,7 +42,7 @@ def test_images_of_others_are_pinned(compose: dict[str, Any]) -> None:
 def test_ports_are_the_servers_own_and_open_to_this_machine_only(compose: dict[str, Any]) -> None:
     fields = ServerConfig.model_fields
     inner = {int(port.rsplit(":", 1)[1]) for port in compose["services"]["dragoman"]["ports"]}
-    assert inner == {fields["port"].default, fields["metrics_port"].default}
+    assert inner == {fields[name].default for name in ("port", "http_port", "metrics_port")}
     for service in compose["services"].values():
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
 

@@ -180,7 +180,8 @@ def test_variables_of_the_image_are_settings(server: Stage, monkeypatch: pytest.
     read = settings.load({})
     assert read.models == Path("/models")
     exposed = {int(port) for port in server.last("EXPOSE").split()}
-    assert exposed == {read.port, read.metrics_port}
+    fields = settings.ServerConfig.model_fields  # tests set a port of HTTP themselves
+    assert exposed == {read.port, fields["http_port"].default, read.metrics_port}
 
 
 def test_what_is_copied_is_there_and_is_not_ignored(root: Path, dockerfile: Dockerfile, kind: str) -> None:
@@ -235,7 +236,8 @@ def asked_for(project: dict[str, Any], extra: str) -> Iterator[Requirement]:
 def test_locks_hold_what_the_project_asks_for_in_the_tested_versions(root: Path, kind: str, extra: str) -> None:
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     found = locked(root, kind)
-    for wanted in [*map(Requirement, project["dependencies"]), *asked_for(project, extra)]:
+    extras = [requirement for each in (extra, "tracing", "stores", "detect") for requirement in asked_for(project, each)]
+    for wanted in [*map(Requirement, project["dependencies"]), *extras]:
         version, _ = found.get(canonicalize_name(wanted.name), (None, 0))
         assert version is not None and version in wanted.specifier, f"{wanted}: run make locks"
     tested = dict(line.split("==") for line in (root / "constraints.txt").read_text().splitlines())

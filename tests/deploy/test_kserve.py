@@ -67,7 +67,8 @@ def test_the_folder_holds_nothing_that_is_not_checked(root: Path) -> None:
         ("servingruntime.yaml", ("spec", "containers"), None, "containers"),
         ("servingruntime.yaml", ("spec", "multiModel"), "no", "multiModel"),
         ("servingruntime.yaml", ("spec", "containers", 0, "readinessProbe", "grpc", "servce"), "a", "servce"),
-        ("servingruntime.yaml", ("spec", "containers", 0, "ports", 0, "containerPort"), "h2c", "containerPort"),
+        ("inferenceservice.yaml", ("spec", "predictor", "model", "ports", 0, "containerPort"), "h2c", "containerPort"),
+        ("inferenceservice.yaml", ("spec", "predictor", "model", "protocol"), "v2", "protocol"),
         ("servingruntime.yaml", ("spec", "volumes", 0, "emptyDirectory"), {}, "emptyDirectory"),
         ("inferenceservice.yaml", ("spec", "predictor", "model", "modelFormat"), None, "modelFormat"),
         ("inferenceservice.yaml", ("spec", "predictor", "model", "storageURI"), "s3://a", "storageURI"),
@@ -95,17 +96,26 @@ def test_the_server_takes_what_the_runtime_tells_it(container: dict[str, Any], m
     read = settings.load({})
     assert read.models == Path("/mnt/models"), "where KServe puts what storageUri names"
     assert container["args"] == ["serve"] and container["name"] == "kserve-container"
-    assert read.port == container["ports"][0]["containerPort"]
 
 
-def test_the_port_is_called_so_that_proxies_speak_http2_to_it_and_is_the_only_one(container: dict[str, Any]) -> None:
-    (port,) = container["ports"]
-    assert port["name"] == "h2c"
+def test_the_runtime_speaks_both_protocols_and_leaves_ports_to_the_services(
+    root: Path, runtime: dict[str, Any], container: dict[str, Any]
+) -> None:
+    """Names of ports say what proxies speak to them; what both would name, a service on Knative could not take back."""
+    assert "ports" not in container and runtime["protocolVersions"] == ["v2", "grpc-v2"]
+    fields = settings.ServerConfig.model_fields
+    ports_of = {"http1": fields["http_port"].default, "h2c": fields["port"].default}
+    protocol_of = {"http1": "v2", "h2c": "grpc-v2"}
+    for name, wanted in (("inferenceservice.yaml", ["http1", "h2c"]), ("inferenceservice-knative.yaml", ["h2c"])):
+        model = load(root, name)["spec"]["predictor"]["model"]
+        assert [port["name"] for port in model["ports"]] == wanted
+        assert all(port["containerPort"] == ports_of[port["name"]] for port in model["ports"])
+        assert model["protocolVersion"] == protocol_of[wanted[0]], "that of port 80"
 
 
 def test_probes_ask_for_health_that_the_server_tells(container: dict[str, Any]) -> None:
     for probe, service in (("startupProbe", "readiness"), ("readinessProbe", "readiness"), ("livenessProbe", LIVENESS)):
-        assert container[probe]["grpc"] == {"port": container["ports"][0]["containerPort"], "service": service}
+        assert container[probe]["grpc"] == {"port": settings.ServerConfig.model_fields["port"].default, "service": service}
     assert "readiness" in OVERALL
 
 

@@ -1,10 +1,14 @@
 """What the end of a server waits for: requests, and nobody else."""
 
+import http.client
+import json
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -91,3 +95,43 @@ def test_answers_that_nobody_takes_have_the_drain_and_not_more(serve: Any, endle
         assert server.wait_for("draining")["num_running"] == 3
         assert server.wait_for("drain time is over")["num_running"] == 3
         assert server.wait() == 0
+
+
+def test_a_drain_loses_no_request_over_http(serve: Any, endless: Path) -> None:
+    """Those that run are answered, on connections that then close; each that comes is told to come again, and none is cut."""
+
+    def ask(server: Any, num_tokens: int) -> tuple[int, dict[str, str], bytes]:
+        message = json.dumps({"text": "a dog runs", "maxNewTokens": num_tokens})
+        connection = http.client.HTTPConnection(server.http_address.removeprefix("http://"), timeout=60)
+        try:
+            connection.request("POST", "/v1/generate", message, {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            return response.status, {name.lower(): value for name, value in response.getheaders()}, response.read()
+        finally:
+            connection.close()
+
+    with (
+        serve(endless / "alpha", "--drain-seconds", str(DRAIN_SECONDS)) as server,
+        ThreadPoolExecutor(8) as pool,
+        ExitStack() as stack,
+    ):
+        kept = [
+            stack.enter_context(closing(http.client.HTTPConnection(server.http_address.removeprefix("http://")))) for _ in range(2)
+        ]
+        for connection in kept:
+            connection.request("GET", "/v1/models")
+            assert connection.getresponse().read()
+        running = [pool.submit(ask, server, 900) for _ in range(8)]
+        deadline = time.monotonic() + 30
+        while server.metric("dragoman_slots_in_use", model="alpha") < len(running):
+            assert time.monotonic() < deadline
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait_for("draining")["num_running"] == len(running)
+        kept[0].request("POST", "/v1/generate", '{"text": "a"}', {"Content-Type": "application/json"})
+        refused = kept[0].getresponse()
+        assert (refused.status, refused.headers["Connection"]) == (503, "close") and refused.headers["Retry-After"]
+        assert json.loads(refused.read())["code"] == grpc.StatusCode.UNAVAILABLE.value[0]
+        for status, headers, body in (each.result() for each in running):
+            assert (status, headers["connection"]) == (200, "close")
+            assert json.loads(body)["usage"]["generatedTokens"] == 900
+        assert server.wait() == 0, "a connection on which nothing is asked for holds nothing up"

@@ -30,7 +30,7 @@ def connection_options(config: ServerConfig) -> list[tuple[str, Any]]:
         ("grpc.http2.max_ping_strikes", MAX_PING_STRIKES),
     ]
     if config.max_connections:
-        make_room(config.max_connections)
+        make_room(config.max_connections * (2 if config.http else 1))  # as many over HTTP
         options.append(("grpc.max_allowed_incoming_connections", config.max_connections))
     if config.max_connection_idle_seconds:
         options.append(("grpc.max_connection_idle_ms", _milliseconds(config.max_connection_idle_seconds)))

@@ -3,7 +3,9 @@
 import asyncio
 import socket
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any
 
 import structlog
 
@@ -17,17 +19,55 @@ BACKLOG = 512
 log = structlog.get_logger("dragoman.http")
 
 
-class Refusing(asyncio.Protocol):
-    """Closes a connection that is one too many."""
+class Arriving(asyncio.Protocol):
+    """A connection that has come: it is closed if it is one too many, and else shakes hands, where TLS is on, and is handed on."""
+
+    def __init__(self, listening: "Listening") -> None:
+        """Come to a port."""
+        self._listening = listening
+        self._early = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Close it at once."""
+        """Close it, hand it on, or begin to shake hands."""
         assert isinstance(transport, asyncio.Transport)
-        transport.abort()
+        if self._listening.is_full:
+            transport.abort()
+        elif self._listening.context is None:
+            self._hand_on(transport)
+        else:
+            transport.pause_reading()
+            self._listening.shake(self._shake(transport, self._listening.context))
+
+    def data_received(self, data: bytes) -> None:
+        """Keep what comes between the end of the handshake and what is handed on."""
+        self._early += data
+
+    async def _shake(self, transport: asyncio.Transport, context: ssl.SSLContext) -> None:
+        loop, seconds = asyncio.get_running_loop(), self._listening.handshake_seconds
+        try:
+            secure = await loop.start_tls(transport, self, context, server_side=True, ssl_handshake_timeout=seconds)
+        except OSError:  # what is no handshake, or takes too long, among them
+            transport.abort()
+            return
+        if secure is not None and not secure.is_closing():
+            self._hand_on(secure)
+
+    def _hand_on(self, transport: asyncio.Transport) -> None:
+        made = self._listening.make()
+        transport.set_protocol(made)
+        made.connection_made(transport)
+        if self._early:
+            made.data_received(self._early)
 
 
 class Listening:
-    """Takes connections and hands them on; what is refused is closed."""
+    """Takes connections and hands them on; what is refused is closed.
+
+    Attributes:
+        port: Where it listens.
+        context: Shakes hands; None without TLS.
+        handshake_seconds: How long that may take.
+    """
 
     def __init__(self, config: ServerConfig, tls: TlsFiles | None) -> None:
         """Take the port; nobody is answered yet.
@@ -42,29 +82,45 @@ class Listening:
         self._config, self._tls = config, tls
         self._sockets = bind(config.http_host, config.http_port, is_shared=config.front_ends > 1)
         self._servers: list[asyncio.Server] = []
+        self._shaking: set[asyncio.Task[None]] = set()
         self.port: int = self._sockets[0].getsockname()[1]
+        self.context: ssl.SSLContext | None = None
+        self.handshake_seconds = config.handshake_seconds
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there are as many connections as may be, those that shake hands among them."""
+        limit = self._config.max_connections
+        return bool(limit) and self._count() + len(self._shaking) >= limit
 
     async def start(self, make: Callable[[], asyncio.Protocol], count: Callable[[], int]) -> None:
         """Begin to answer.
 
         Args:
             make: Makes what speaks on a connection.
-            count: Returns how many connections there are.
-        """
-        self._make, self._count = make, count
-        await self._listen()
+            count: Returns how many connections there are of that.
 
-    async def renew(self) -> None:
+        Raises:
+            ConfigError: If the files of TLS cannot be used.
+        """
+        self.make, self._count = make, count
+        self.context = None if self._tls is None else make_context(self._tls, self._config)
+        loop, arriving = asyncio.get_running_loop(), partial(Arriving, self)
+        self._servers = [await loop.create_server(arriving, sock=each.dup(), backlog=BACKLOG) for each in self._sockets]
+
+    def shake(self, shaking: Coroutine[Any, Any, None]) -> None:
+        """Shake hands, and count the connection meanwhile."""
+        task = asyncio.get_running_loop().create_task(shaking)
+        self._shaking.add(task)
+        task.add_done_callback(self._shaking.discard)
+
+    def renew(self) -> None:
         """Show new connections what the files say now; those there are go on."""
-        servers, self._servers = self._servers, []
+        assert self._tls is not None
         try:
-            await self._listen()
+            self.context = make_context(self._tls, self._config)
         except ConfigError as error:
-            self._servers = servers
             log.error("TLS files cannot be used for HTTP, what was read before stays in use", reason=str(error))
-            return
-        for server in servers:
-            server.close()
 
     def close(self) -> None:
         """Take no more connections, and give the port up."""
@@ -72,19 +128,8 @@ class Listening:
             server.close()
         for each in self._sockets:
             each.close()
-
-    async def _listen(self) -> None:
-        context = None if self._tls is None else make_context(self._tls, self._config)
-        loop = asyncio.get_running_loop()
-        seconds = None if context is None else self._config.handshake_seconds
-        self._servers = [
-            await loop.create_server(self._protocol, sock=each.dup(), ssl=context, backlog=BACKLOG, ssl_handshake_timeout=seconds)
-            for each in self._sockets
-        ]
-
-    def _protocol(self) -> asyncio.Protocol:
-        limit = self._config.max_connections
-        return Refusing() if limit and self._count() >= limit else self._make()
+        for task in self._shaking:
+            task.cancel()
 
 
 def make_context(tls: TlsFiles, config: ServerConfig) -> ssl.SSLContext:

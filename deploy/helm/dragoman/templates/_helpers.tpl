@@ -96,6 +96,31 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- if or .Values.models.signatures.configMapName .Values.models.signatures.secretName -}}yes{{- end -}}
 {{- end -}}
 
+{{/* Whether HTTP is answered beside gRPC. Empty for no. */}}
+{{- define "dragoman.answersHttp" -}}
+{{- $given := get .Values.config "http" -}}
+{{- if or (not (hasKey .Values.config "http")) (kindIs "invalid" $given) $given -}}yes{{- end -}}
+{{- end -}}
+
+{{/* Whether others than the pod itself reach HTTP. Empty for no. */}}
+{{- define "dragoman.hasHttp" -}}
+{{- if not (has (get .Values.config "http_host") (list "127.0.0.1" "::1" "localhost")) -}}
+{{- include "dragoman.answersHttp" . -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Backends of a route's rule; takes root, those that are given, and the port of a Service that names none. */}}
+{{- define "dragoman.backends" -}}
+{{- $backends := list -}}
+{{- range default (list (dict)) .given -}}
+{{- $backend := dict "name" (default (include "dragoman.fullname" $.root) .name) "port" (int (default $.port .port)) -}}
+{{- with .namespace -}}{{- $_ := set $backend "namespace" . -}}{{- end -}}
+{{- if hasKey . "weight" -}}{{- $_ := set $backend "weight" (int .weight) -}}{{- end -}}
+{{- $backends = append $backends $backend -}}
+{{- end -}}
+{{- toYaml $backends -}}
+{{- end -}}
+
 {{/* Kind of probe: the kubelet's gRPC probes speak no TLS, so with TLS the plain HTTP port is asked. */}}
 {{- define "dragoman.probeType" -}}
 {{- if eq .Values.probes.type "auto" -}}
@@ -270,15 +295,19 @@ rollingUpdate:
 {{- if and $v.tls.enabled (eq $v.probes.type "grpc") -}}{{- fail "probes.type: gRPC probes speak no TLS; use auto or http with tls.enabled" -}}{{- end -}}
 {{- if and $v.metrics.serviceMonitor.enabled $v.metrics.podMonitor.enabled -}}{{- fail "metrics: enable serviceMonitor or podMonitor, not both, or everything is counted twice" -}}{{- end -}}
 {{- if and $v.metrics.serviceMonitor.enabled (ne $v.service.type "ClusterIP") -}}{{- fail "metrics.serviceMonitor: a Service that is reached from outside has no metrics port; use podMonitor" -}}{{- end -}}
-{{- if and $v.grpcRoute.enabled (not $v.grpcRoute.parentRefs) -}}{{- fail "grpcRoute.parentRefs: needed with grpcRoute.enabled" -}}{{- end -}}
-{{- range $v.grpcRoute.rules -}}
-{{- if and .timeouts (eq $v.grpcRoute.kind "GRPCRoute") -}}{{- fail "grpcRoute.rules: a GRPCRoute has no timeouts; use grpcRoute.kind: HTTPRoute, or a policy of your gateway's own" -}}{{- end -}}
-{{- if and .backends (not (include "dragoman.weighs" .backends)) -}}{{- fail "grpcRoute.rules: a rule whose backends all have the weight 0 answers nobody" -}}{{- end -}}
+{{- if and $v.httpRoute.enabled (not (include "dragoman.hasHttp" .)) -}}{{- fail "httpRoute: nobody outside of the pod reaches HTTP; see config.http and config.http_host" -}}{{- end -}}
+{{- range $route, $port := dict "grpcRoute" $v.service.grpcPort "httpRoute" $v.service.httpPort -}}
+{{- $given := get $v $route -}}
+{{- if and $given.enabled (not $given.parentRefs) -}}{{- fail (printf "%s.parentRefs: needed with %s.enabled" $route $route) -}}{{- end -}}
+{{- range $given.rules -}}
+{{- if and .timeouts (eq (default "" $given.kind) "GRPCRoute") -}}{{- fail "grpcRoute.rules: a GRPCRoute has no timeouts; use grpcRoute.kind: HTTPRoute, or a policy of your gateway's own" -}}{{- end -}}
+{{- if and .backends (not (include "dragoman.weighs" .backends)) -}}{{- fail (printf "%s.rules: a rule whose backends all have the weight 0 answers nobody" $route) -}}{{- end -}}
 {{- $known := list -}}
 {{- range .backends -}}
-{{- $key := printf "%s/%s:%d" (default $.Release.Namespace .namespace) (default (include "dragoman.fullname" $) .name) (int (default $v.service.grpcPort .port)) -}}
-{{- if has $key $known -}}{{- fail (printf "grpcRoute.rules: a rule has the backend %s twice; one without a name is this release" $key) -}}{{- end -}}
+{{- $key := printf "%s/%s:%d" (default $.Release.Namespace .namespace) (default (include "dragoman.fullname" $) .name) (int (default $port .port)) -}}
+{{- if has $key $known -}}{{- fail (printf "%s.rules: a rule has the backend %s twice; one without a name is this release" $route $key) -}}{{- end -}}
 {{- $known = append $known $key -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- if eq $v.strategy.type "RollingUpdate" -}}
@@ -286,6 +315,9 @@ rollingUpdate:
 {{- if and (has (toString $limits.maxSurge) (list "0" "0%")) (has (toString $limits.maxUnavailable) (list "0" "0%")) -}}{{- fail "strategy.rollingUpdate: with maxSurge and maxUnavailable 0 nothing could ever be replaced" -}}{{- end -}}
 {{- end -}}
 {{- if eq (int $v.service.grpcPort) (int $v.service.metricsPort) -}}{{- fail "service: grpcPort and metricsPort are the same" -}}{{- end -}}
+{{- if include "dragoman.answersHttp" . -}}
+{{- if has (int $v.service.httpPort) (list (int $v.service.grpcPort) (int $v.service.metricsPort)) -}}{{- fail "service: httpPort is that of gRPC or of the metrics" -}}{{- end -}}
+{{- end -}}
 {{- if ne $v.autoscaling.type "none" -}}
 {{- if gt (int $v.autoscaling.minReplicas) (int $v.autoscaling.maxReplicas) -}}{{- fail "autoscaling: minReplicas is more than maxReplicas" -}}{{- end -}}
 {{- if not (or $v.autoscaling.queueSeconds.enabled $v.autoscaling.requestsWaiting.enabled $v.autoscaling.slotsInUse.enabled (include "dragoman.scalesByCpu" .)) -}}{{- fail "autoscaling: enable queueSeconds, requestsWaiting, slotsInUse or cpu" -}}{{- end -}}

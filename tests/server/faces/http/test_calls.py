@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from aiohttp import ClientConnectionError, ClientSession, TCPConnector
 
+from dragoman.server.config import ServerConfig
+from dragoman.server.faces.grpc import connections
 from dragoman.server.faces.http import reading
 from tests.certificates import make_certificates
 from tests.server.faces.grpc.conftest import eventually
@@ -205,6 +207,134 @@ def test_a_connection_too_many_is_closed(serve_http: Any) -> None:
     asyncio.run(run())
 
 
+def test_connections_that_shake_no_hands_count_and_are_forgotten_when_they_go(serve_http: Any, tmp_path: Path) -> None:
+    folder = make_certificates(tmp_path, {"server": "DNS:localhost,IP:127.0.0.1"})
+    files = {"tls_certificate": folder / "server.pem", "tls_key": folder / "server.key"}
+
+    async def run() -> None:
+        async with serve_http(max_connections=2, **files) as world:
+            held = [await asyncio.open_connection("127.0.0.1", world.http.port) for _ in range(2)]
+            await eventually(lambda: len(world.http._listening._shaking) == 2)
+            reader, writer = await asyncio.open_connection("127.0.0.1", world.http.port)
+            async with asyncio.timeout(5):  # a handshake would have ten seconds
+                with contextlib.suppress(ConnectionError):
+                    assert await reader.read() == b""
+            for _, each in [*held, (reader, writer)]:
+                each.close()
+            await eventually(lambda: not world.http._listening._shaking)
+            context = ssl.create_default_context(cafile=str(folder / "ca.pem"))
+            async with ClientSession(connector=TCPConnector(ssl=context)) as session:
+                url = f"https://127.0.0.1:{world.http.port}/v1/generate"
+                async with session.post(url, json={"text": "a"}) as response:
+                    assert response.status == 200
+                assert not world.http._listening._shaking and len(world.http._runner.server.connections) == 1
+
+    asyncio.run(run())
+
+
+def test_there_are_files_for_the_connections_of_both_ports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(connections, "make_room", asked.append)
+    for http in (True, False):
+        connections.connection_options(ServerConfig(models=tmp_path, max_connections=10, http=http))
+    assert asked == [20, 10]
+
+
+HEAD = b"POST /v1/generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+# What proxies and servers may read in two ways, and what is no HTTP at all.
+UNREADABLE = {
+    "length and chunks": HEAD + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "two lengths": HEAD + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
+    "a list of lengths": HEAD + b"Content-Length: 2, 2\r\n\r\n{}",
+    "a sign": HEAD + b"Content-Length: +2\r\n\r\n{}",
+    "another coding last": HEAD + b"Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n",
+    "another coding": HEAD + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
+    "a space before the colon": HEAD + b"Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n",
+    "a folded line": HEAD + b"X-A: b\r\n c\r\n\r\n",
+    "ends of lines without a return": HEAD.replace(b"\r\n", b"\n") + b"Content-Length: 2\n\n{}",
+    "a zero": HEAD + b"X-A: \0\r\n\r\n",
+    "two hosts": HEAD + b"Host: y\r\nContent-Length: 2\r\n\r\n{}",
+    "no host": b"GET /v1/models HTTP/1.1\r\n\r\n",
+    "a long line": b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+    "a long header": HEAD + b"X-A: " + b"a" * 9000 + b"\r\n\r\n",
+    "many headers": HEAD + b"X-A: b\r\n" * 80 + b"\r\n",
+    "a token that is none": HEAD + b"Authorization: Bearer s3cret\0\r\n\r\n",
+    "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_what_is_no_request_is_refused_unseen_and_ends_the_connection(serve_http: Any, logged: Any, name: str) -> None:
+    """What follows it could be read as a request that a proxy took for a body."""
+    body = b'{"text": "a"}'
+    smuggled = HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
+
+    async def run() -> None:
+        async with serve_http() as world:
+            reader, writer = await asyncio.open_connection("127.0.0.1", world.http.port)
+            writer.write(UNREADABLE[name] + smuggled)
+            async with asyncio.timeout(20):
+                answer = await reader.read()
+            writer.close()
+            head, _, body = answer.partition(b"\r\n\r\n")
+            assert head.split()[1] == b"400" and b"Server: dragoman" in head and b"aiohttp" not in answer
+            assert json.loads(body)["message"] == "the request cannot be read as HTTP/1.1"
+            assert world.engine.requests == [] and "s3cret" not in str(logged())
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        *[("mt.example", 200), ("MT.example:8080", 200), ("localhost:8080", 200), ("127.0.0.1", 200), ("[::1]:8080", 200)],
+        *[("evil.example", 421), ("mt.example.evil.example", 421), ("[::1", 421), ("", 421), ("127.0.0.1.evil.example", 421)],
+    ],
+)
+def test_who_asks_by_a_name_that_is_not_the_servers_is_refused(serve_http: Any, host: str, status: int) -> None:
+    """A page whose own name was turned into the server's address is of the server's own origin otherwise."""
+    headers = {"Host": host, "Origin": f"http://{host}"}
+
+    async def run() -> None:
+        async with serve_http(http_allowed_hosts="mt.example") as world:
+            async with world.post("/v1/generate", {"text": "a"}, headers=headers) as response:
+                assert response.status == status, await response.text()
+            assert len(world.engine.requests) == (status == 200)
+        async with serve_http() as world, world.post("/v1/generate", {"text": "a"}, headers=headers) as response:
+            assert response.status == 200, "any, where none is set"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("name", ["Mt.example", "mt.example:80", "http://mt.example", "*", "", "mt..example"])
+def test_what_is_no_name_is_refused_at_the_start(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="is no name of a host"):
+        ServerConfig(models=tmp_path, http_allowed_hosts=name)
+
+
+def test_requests_that_wait_on_a_connection_are_few(serve_http: Any) -> None:
+    """They are answered one after another; further ones stay in the sockets, where they cost the sender."""
+
+    async def run() -> None:
+        async with serve_http() as world:
+            world.engine.hold()
+            body = b'{"text": "a"}'
+            first = HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
+            reader, writer = await asyncio.open_connection("127.0.0.1", world.http.port)
+            writer.write(first + b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n" * 20_000)
+            await world.engine.arrived.wait()
+            [speaking] = world.http._runner.server.connections
+            await eventually(lambda: len(speaking._messages) > 0)
+            assert len(speaking._messages) < 1000
+            world.engine.gate.set()
+            async with asyncio.timeout(20):
+                assert (await reader.readline()).split()[1] == b"200"
+            writer.close()
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status"), [("GET", "/v1/generate", 405), ("POST", "/v1/nothing", 404), ("GET", "/../x", 404)]
 )
@@ -271,7 +401,6 @@ def test_names_in_a_certificate_say_who_calls_and_files_may_change(serve_http: A
                     (folder / name).write_bytes((other / name).read_bytes())
                 assert world.server.face.tls.reload()
                 world.http.renew()
-                await world.http._renewing
                 async with session.post(url, json={"text": "a"}) as response:
                     assert response.status == 200, "what is connected stays so"
             connector = TCPConnector(ssl=context(other / "ca.pem"))

@@ -1,0 +1,107 @@
+"""What answers which path of the HTTP port, and in whose manner it is said that nothing does."""
+
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
+from http import HTTPStatus
+
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+
+from dragoman.server.config import ServerConfig
+from dragoman.server.core.administration import OperatorCalls
+from dragoman.server.core.core import Core
+from dragoman.server.faces.http import documents
+from dragoman.server.faces.http.around import Around
+from dragoman.server.faces.http.console.engine import EngineEvents
+from dragoman.server.faces.http.console.models import ModelsData
+from dragoman.server.faces.http.exchange import Endpoint, Manner
+from dragoman.server.faces.http.hosts import Hosts
+from dragoman.server.faces.http.inference import ROOT, InferenceApi
+from dragoman.server.faces.http.libre import LibreApi
+from dragoman.server.faces.http.native import NativeApi
+from dragoman.server.faces.http.origins import Origins
+from dragoman.server.faces.http.reading import Bodies
+from dragoman.server.faces.http.repository import RepositoryApi
+from dragoman.server.faces.http.statuses import HttpRefusal, NothingThere
+
+# What is sent with every answer: what it is nobody has to guess, and nobody keeps it.
+HEADERS = {"Server": "dragoman", "X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
+
+Answering = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def make_application(config: ServerConfig, core: Core, native: NativeApi, operators: OperatorCalls | None) -> web.Application:
+    """Return the application with every protocol that the port speaks.
+
+    Args:
+        config: What is wanted.
+        core: What answers.
+        native: The native API, in whose manner is refused what is at no other protocol's path.
+        operators: The way in for operators; None if there is none here.
+    """
+    bodies = Bodies(config.max_message_bytes)
+    around = Around(core, bodies)
+    origins = Origins(config.http_allowed_origins)
+    libre = LibreApi(core, config.max_message_bytes, origins)
+    inference = InferenceApi(core, config.max_message_bytes, origins)
+    manners: dict[str, Manner] = {endpoint.path: libre for endpoint in libre.endpoints()}
+
+    def manner_of(path: str) -> Manner:
+        return inference if path == ROOT or path.startswith(f"{ROOT}/") else manners.get(path, native)
+
+    telling = _tell_http_errors(manner_of, Hosts(config.http_allowed_hosts))
+    app = web.Application(middlewares=[telling, origins.middleware()], handler_args=None)
+    add(app, around, native, native.endpoints())
+    add(app, around, libre, libre.endpoints())
+    add(app, around, inference, inference.endpoints())
+    for path, answer in inference.probes():
+        app.router.add_get(path, answer)
+    if config.console:
+        around_all = Around(core, bodies, None if operators is None else operators.calls)
+        add(app, around_all, native, EngineEvents(core).endpoints())
+        add(app, around_all, native, ModelsData(core, config.max_message_bytes).endpoints())
+    if operators is not None:
+        around_operators = Around(core, bodies, operators.calls, is_for_all=False)
+        add(app, around_operators, native, RepositoryApi(operators.carry_out).endpoints())
+    app.router.add_get(documents.PATH, documents.answer_document)
+    app.router.add_get(documents.PAGE_PATH, documents.answer_page)
+    app.on_response_prepare.extend((_add_headers, origins.add_headers))
+    return app
+
+
+def add(app: web.Application, around: Around, manner: Manner, endpoints: Iterable[Endpoint]) -> None:
+    """Have an application answer at some endpoints."""
+    for endpoint in endpoints:
+        app.router.add_route(endpoint.method, endpoint.path, partial(around.serve, endpoint, manner))
+
+
+def _tell_http_errors(manner_of: Callable[[str], Manner], hosts: Hosts) -> Middleware:
+    """Return what says in a protocol's manner what aiohttp would in its own: that nothing is there, or not by this method or name.
+
+    Args:
+        manner_of: Returns the manner of a path, whether anything is there or not.
+        hosts: Names that there are.
+    """
+
+    @web.middleware
+    async def tell(request: web.Request, handler: Answering) -> web.StreamResponse:
+        try:
+            if not hosts.has(request):
+                raise web.HTTPMisdirectedRequest
+            return await handler(request)
+        except web.HTTPMethodNotAllowed as error:
+            allowed = ", ".join(sorted(error.allowed_methods))
+            refusal = HttpRefusal(error.status, f"{request.method} is not for this path; {allowed} is", {"Allow": allowed})
+        except web.HTTPNotFound:
+            refusal = NothingThere()
+        except web.HTTPException as error:
+            refusal = HttpRefusal(error.status, HTTPStatus(error.status).phrase)
+        return manner_of(request.path).refuse(refusal, "")
+
+    return tell
+
+
+async def _add_headers(_: web.Request, response: web.StreamResponse) -> None:
+    for name, value in HEADERS.items():
+        response.headers.setdefault(name, value)
+    response.headers["Server"] = HEADERS["Server"]

@@ -1,0 +1,41 @@
+"""What speaks HTTP on one connection: aiohttp's own, but for what it says of requests that it cannot read."""
+
+import asyncio
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any
+
+from aiohttp import web
+
+from dragoman.server.errors import ServiceError
+from dragoman.server.faces.http.statuses import HttpRefusal
+
+Refuse = Callable[[ServiceError, str], web.Response]
+
+
+class Speaking(web.RequestHandler):
+    """Speaks on a connection. What it cannot read it refuses without showing it, for a token may be part of it."""
+
+    __slots__ = ("_refuse",)
+
+    def __init__(self, server: web.Server, refuse: Refuse, **options: Any) -> None:
+        """Speak for a server.
+
+        Args:
+            server: It.
+            refuse: Makes the answer to what cannot be read.
+            options: aiohttp's, as for its own.
+        """
+        super().__init__(server, loop=asyncio.get_running_loop(), **options)
+        self._refuse = refuse
+
+    def handle_error(
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> web.StreamResponse:
+        """Return the answer to what is no request, or went wrong outside of any call; the connection is closed after it."""
+        if request.writer.output_size > 0:
+            raise ConnectionError("an answer has begun")
+        what = "the request cannot be read as HTTP/1.1" if status < 500 else HTTPStatus(status).phrase
+        response = self._refuse(HttpRefusal(status, what), "")
+        response.force_close()
+        return response
