@@ -13,6 +13,7 @@ from dragoman.server.config import ServerConfig
 from dragoman.server.core.core import CLOSE_SECONDS, Core
 from dragoman.server.faces.http import documents
 from dragoman.server.faces.http.around import Around
+from dragoman.server.faces.http.console.page import ConsolePage
 from dragoman.server.faces.http.exchange import Endpoint, Manner
 from dragoman.server.faces.http.libre import LibreApi
 from dragoman.server.faces.http.listening import Listening
@@ -40,13 +41,14 @@ class HttpServer:
         port: Where it listens.
     """
 
-    def __init__(self, config: ServerConfig, core: Core, tls: TlsFiles | None = None) -> None:
+    def __init__(self, config: ServerConfig, core: Core, tls: TlsFiles | None = None, grpc_port: int | None = None) -> None:
         """Take the port; nobody is answered yet.
 
         Args:
             config: Address and limits.
             core: What answers.
             tls: Files to show; None for HTTP without TLS.
+            grpc_port: Where gRPC is answered, which the console tells; None for where it is set to be.
 
         Raises:
             ConfigError: If the port is taken or files cannot be used.
@@ -62,6 +64,7 @@ class HttpServer:
         app = web.Application(middlewares=[_tell_http_errors(native, manners), origins.middleware()], handler_args=None)
         add(app, around, native, native.endpoints())
         add(app, around, libre, libre.endpoints())
+        ConsolePage(config.port if grpc_port is None else grpc_port).add_to(app)
         app.router.add_get(documents.PATH, documents.answer_document)
         app.router.add_get(documents.PAGE_PATH, documents.answer_page)
         app.on_response_prepare.extend((_add_headers, origins.add_headers))
