@@ -148,6 +148,7 @@ class ServerConfig(BaseSettings):
     http: bool = Field(True, description="Answer HTTP too: the same requests as JSON.")
     http_host: str = Field("0.0.0.0", min_length=1, description="Address that HTTP is answered at.")
     http_port: Port = Field(8080, description="Its port; 0 for any free one.")
+    console: bool = Field(True, description="Show a page to look at, at / of the HTTP port, and tell it what engines do.")
     http_allowed_origins: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="Origins whose pages may use it in a browser, such as https://example.org; * for any, none for none."
     )

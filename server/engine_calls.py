@@ -1,12 +1,14 @@
 """What the core asks of a model's engine, handed on to whichever client is attached to it at the moment."""
 
+import asyncio
 import contextlib
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
 
 from dragoman.server.engine.client import EngineClient
-from dragoman.server.engine.messages import Finished, Request, Scored, ScoreRequest, Share, Tokens
+from dragoman.server.engine.messages import Finished, Request, Scored, ScoreRequest, Share, Statistics, Tokens
+from dragoman.server.engine.snapshot import Snapshot
 
 
 class EngineCalls(ABC):
@@ -48,3 +50,19 @@ class EngineCalls(ABC):
     async def score(self, request: ScoreRequest) -> Scored:
         """See `EngineClient.score`."""
         return await self.ready_client().score(request)
+
+    def statistics(self) -> Statistics:
+        """Return what it said of itself last.
+
+        Raises:
+            Unavailable: If the engine is down.
+        """
+        return self.ready_client().statistics
+
+    def watch(self) -> asyncio.Future[Snapshot]:
+        """See `EngineClient.watch`.
+
+        Raises:
+            Unavailable: If the engine is down.
+        """
+        return self.ready_client().watch()

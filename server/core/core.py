@@ -12,6 +12,7 @@ from dragoman.server.core.ports import Models
 from dragoman.server.core.readiness import Readiness, ReadyRule
 from dragoman.server.core.records import Records
 from dragoman.server.core.running import RunningCalls
+from dragoman.server.core.viewing import Viewing
 from dragoman.server.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:  # it needs OpenTelemetry
@@ -32,6 +33,7 @@ class Core:
         calls: What runs.
         callers: Who may call; None if anybody may, without limits.
         readiness: Whether the server is ready while its models are as they are.
+        viewing: Those who look at what engines do.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Core:
         self.callers = callers
         self.generation = Generation(models, metrics, deadlines)
         self.calls = RunningCalls(Records(metrics, tracer), callers)
+        self.viewing = Viewing(models, lambda: self.is_ready, self.calls.draining)
 
     @property
     def is_draining(self) -> bool:

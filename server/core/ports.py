@@ -1,5 +1,6 @@
 """What the core needs from the rest of the server: engines and models. It owns no implementation of either."""
 
+from asyncio import Future
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -9,6 +10,7 @@ from msgspec import Struct
 from dragoman.model.text.tokenizers import Tokenizers
 from dragoman.server.core.frames import Frames
 from dragoman.server.engine import messages
+from dragoman.server.engine.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from dragoman.export.bundle import Manifest
@@ -50,6 +52,22 @@ class Engine(Protocol):
 
         Raises:
             Unavailable: If the engine is down or dies.
+        """
+        ...
+
+    def statistics(self) -> messages.Statistics:
+        """Return what it said of itself last, a moment ago while anything runs.
+
+        Raises:
+            Unavailable: If the engine is down.
+        """
+        ...
+
+    def watch(self) -> "Future[Snapshot]":
+        """Ask what every slot does, unless that is asked already; return what will have the answer, and is not to be cancelled.
+
+        Raises:
+            Unavailable: If the engine is down; the future fails with it if that goes before it answers.
         """
         ...
 
@@ -138,6 +156,16 @@ class Model(Limited, Protocol):
     """A loaded bundle and the engine that runs it."""
 
     @property
+    def label(self) -> str:
+        """What its folder calls the version; where folders have none, what the content gives."""
+        ...
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether it stands for a version that is loaded when a request comes for it."""
+        ...
+
+    @property
     def traits(self) -> Traits:
         """What it has of its own."""
         ...
@@ -168,8 +196,13 @@ class Model(Limited, Protocol):
         ...
 
     @property
+    def num_engines(self) -> int:
+        """Engines that share its requests."""
+        ...
+
+    @property
     def max_slots(self) -> int:
-        """Sequences decoded at once."""
+        """Sequences decoded at once, by all of them."""
         ...
 
     @property
@@ -201,6 +234,10 @@ class Models(Protocol):
 
     def all(self) -> Sequence[Model]:
         """Return every model, sorted by name, in the version that its policy prefers."""
+        ...
+
+    def versions(self) -> Sequence[Model]:
+        """Return every version of every model that requests can get, sorted by the models' names."""
         ...
 
     def hold(

@@ -17,9 +17,11 @@ from msgspec.structs import replace
 from dragoman.server.dispatch.front_ends import FrontEnds
 from dragoman.server.dispatch.pair_desk import PairDesk
 from dragoman.server.dispatch.request_desk import RequestDesk
+from dragoman.server.dispatch.watch_desk import WatchDesk
 from dragoman.server.engine.messages import Cancel, Command, Down, Event, Ready, Report, Score, Statistics, Submit
 from dragoman.server.engine.scheduler import Limits
 from dragoman.server.engine.sequence import Key
+from dragoman.server.engine.snapshot import Snapshot, Watch
 
 LOST_RETRY_SECONDS = 0.1
 """When to try again what was lost with its replica, while others are there."""
@@ -49,6 +51,7 @@ class Desk:
         numbers = itertools.count(1)
         self._requests = RequestDesk(limits, self._front_ends, numbers, clock)
         self._pairs = PairDesk(limits, self._front_ends, numbers, clock)
+        self._watched = WatchDesk(self._front_ends, self._requests.dispatcher.waiting_by_caller, clock)
         self._replicas: dict[int, _Replica] = {}
         self._alarm: asyncio.TimerHandle | None = None
 
@@ -65,8 +68,12 @@ class Desk:
             deliver(next(iter(self._replicas.values())).ready)
 
     def take(self, origin: bytes, command: Command) -> None:
-        """Take in what a front end says, `Submit`, `Score` or `Cancel`; `Hello` and `Stop` are not for a desk, and do nothing."""
+        """Take in what a front end says, but for `Hello` and `Stop`, which are not for a desk and do nothing."""
         if origin not in self._front_ends:
+            return
+        if isinstance(command, Watch):  # nothing changes by being looked at
+            self._watched.ask(origin)
+            self._set_alarm()
             return
         match command:
             case Submit(requests):
@@ -104,6 +111,7 @@ class Desk:
         self._replicas[index] = _Replica(ready, send, Statistics())
         self._requests.dispatcher.open(index, ready.max_slots, self._clock())
         self._pairs.dispatcher.open(index)
+        self._watched.open(index, send)
         if len(self._replicas) == 1:
             self._front_ends.tell(ready)
         self._go_on()
@@ -117,6 +125,10 @@ class Desk:
         self._requests.hear(index, report, now)
         self._pairs.hear(report, now)
         self._go_on()
+
+    def hear_snapshot(self, index: int, snapshot: Snapshot) -> None:
+        """Take in what a replica does, which it is asked for; nothing of one that is not open."""
+        self._watched.hear(index, snapshot)
 
     def close_replica(self, index: int, reason: str, retry_after_seconds: float) -> None:
         """End what a replica had as `lost`; with the last one everything that waits ends, and front ends are told `Down`.
@@ -134,6 +146,7 @@ class Desk:
             part.lose(index, seconds)
             if is_last:
                 part.lose_all(seconds)
+        self._watched.close(index)
         self._go_on()
         if is_last:
             self._front_ends.tell(Down(reason, retry_after_seconds))
@@ -179,12 +192,13 @@ class Desk:
             self._replicas[index].send(Submit(requests))
         for index, pairs in self._pairs.hand_over().items():
             self._replicas[index].send(Score(pairs))
+        self._watched.answer_late(now)
         self._front_ends.report(now, self.statistics, has_changed=has_changed)
         self._set_alarm()
 
     def _set_alarm(self) -> None:
         """Have `_go_on` called when the next deadline of what waits passes, or a front end is to know how things stand."""
-        at = min(self._next_deadline, self._front_ends.next_report)
+        at = min(self._next_deadline, self._front_ends.next_report, self._watched.next_answer)
         if self._alarm is not None:
             if self._alarm.when() <= at:  # it sees then what comes next
                 return

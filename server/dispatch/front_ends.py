@@ -92,6 +92,11 @@ class FrontEnds:
         for front_end in list(self._attached.values()):
             front_end.deliver(event)
 
+    def tell_one(self, origin: bytes, event: Event) -> None:
+        """Tell a front end an event."""
+        if (front_end := self._attached.get(origin)) is not None:
+            front_end.deliver(event)
+
     def report(self, now: float, describe: Callable[[], Statistics], *, has_changed: bool = True) -> None:
         """Tell news to those for whom there are some, and how things stand to those who have not heard that for a while.
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dragoman.server.dispatch.desk import Desk
 from dragoman.server.engine.link import Link
 from dragoman.server.engine.messages import Event, Fatal, Hello, Ready, Report, Statistics, Stop
+from dragoman.server.engine.snapshot import Snapshot
 from dragoman.server.errors import Unavailable
 
 
@@ -59,6 +60,8 @@ class ReplicaAttachment:
             case Report() if not self.has_failed:
                 self._on_statistics(event.statistics)
                 self._desk.hear(self._index, event)
+            case Snapshot() if not self.has_failed:
+                self._desk.hear_snapshot(self._index, event)
             case Ready() if not (self.ready.done() or self.has_failed):
                 self.ready.set_result(event)
                 self._desk.open_replica(self._index, event, self._link.send)

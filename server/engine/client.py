@@ -27,6 +27,7 @@ from dragoman.server.engine.messages import (
     Submit,
     Tokens,
 )
+from dragoman.server.engine.snapshot import Snapshot, Watch
 from dragoman.server.errors import QueueFull, Unavailable
 
 Waiter = asyncio.Future[Finished] | asyncio.Queue[Tokens | Finished | Unavailable]
@@ -62,6 +63,7 @@ class EngineClient:
         self._num_places: int | None = None
         self._statistics = Statistics()
         self._callers_on_their_way: set[str] = set()
+        self._watching: asyncio.Future[Snapshot] | None = None
         self.ready: asyncio.Future[Ready] = self._loop.create_future()
         self.last_heard = time.monotonic()
         self.fatal: str | None = None
@@ -145,6 +147,24 @@ class EngineClient:
         finally:
             self._forget(request.id)
 
+    @property
+    def statistics(self) -> Statistics:
+        """What it said of itself last."""
+        return self._statistics
+
+    def watch(self) -> asyncio.Future[Snapshot]:
+        """Ask what every slot does, unless that is asked already; return what will have the answer.
+
+        It is shared: do not cancel it. It fails with `Unavailable` if the engine is gone, or goes before it answers.
+        """
+        if self._watching is None or self._watching.done():
+            self._watching = self._loop.create_future()
+            if self._error is not None:
+                self._end_watching(self._error)
+            else:
+                self._link.send(Watch())
+        return self._watching
+
     def stop_engine(self) -> None:
         """Tell the engine process to end."""
         self._link.send(Stop())
@@ -160,6 +180,7 @@ class EngineClient:
                 waiter.put_nowait(error)
             elif not waiter.done():
                 waiter.set_exception(error)
+        self._end_watching(error)
         if not self.ready.done():
             self.ready.set_exception(error)
             self.ready.exception()  # seen, even where nobody waits for it
@@ -167,6 +188,11 @@ class EngineClient:
     async def close(self) -> None:
         """Detach; call `fail` before, if anything may still wait."""
         self._link.close()
+
+    def _end_watching(self, error: Unavailable) -> None:
+        if self._watching is not None and not self._watching.done():
+            self._watching.set_exception(error)
+            self._watching.exception()  # seen, even where nobody waits for it
 
     def _refuse(self, caller: str) -> None:
         """Raise that the queue is full, unless there may be somebody in it who has more than a caller."""
@@ -221,6 +247,9 @@ class EngineClient:
         match event:
             case Report():
                 self._deliver(event)
+            case Snapshot():
+                if self._watching is not None and not self._watching.done():
+                    self._watching.set_result(event)
             case Ready() if not self.ready.done():
                 self.ready.set_result(event)
             case Fatal(reason):

@@ -28,6 +28,8 @@ from dragoman.server.engine.search.target import TargetSide
 from dragoman.server.engine.search.together import Advance, advances
 from dragoman.server.engine.sequence import Sequence
 from dragoman.server.engine.slots import Slots
+from dragoman.server.engine.snapshot import Snapshot
+from dragoman.server.engine.watched import Watched
 from dragoman.server.runtime.runner import Reader, Runner
 
 log = structlog.get_logger("dragoman.engine")
@@ -73,6 +75,7 @@ class Engine:
         self._num_failures_before = 0
         self._num_steps = 0
         self._cache_bytes = runner.cache_bytes()
+        self._watched = Watched(self.scheduler, self._num_generated, clock)
 
     @property
     def has_work(self) -> bool:
@@ -150,8 +153,13 @@ class Engine:
     def take_reports(self) -> dict[bytes, Report]:
         """Return, for each front end, what happened to its requests since the last call."""
         reports = self._outbox.take(self.scheduler.running(), self.statistics())
+        self._watched.count(self._steps)
         self._steps, self._filling.done = [], []
         return reports
+
+    def snapshot(self) -> Snapshot:
+        """Describe what every slot does, between two steps."""
+        return self._watched.snapshot(self._filling.unfilled, self._steps)
 
     def statistics(self) -> Statistics:
         """Describe the engine after its last step, and what it did since the last report."""

@@ -8,6 +8,7 @@ from typing import Literal
 from msgspec import Struct
 
 from dragoman.export.processor import Platform
+from dragoman.server.engine.snapshot import Snapshot, Watch
 
 FinishReason = Literal[
     "eos", "length", "cancelled", "deadline", "deadline_unmet", "queue_full", "step_failed", "draining", "not_loaded", "lost"
@@ -175,7 +176,7 @@ class Stop(Struct, frozen=True, array_like=True, tag="stop"):
     """End the process; whatever still runs ends as `draining`."""
 
 
-Command = Hello | Submit | Score | Cancel | Stop
+Command = Hello | Submit | Score | Cancel | Watch | Stop
 
 
 class Ready(Struct, frozen=True, array_like=True, tag="ready"):
@@ -400,4 +401,4 @@ class Down(Struct, frozen=True, array_like=True, tag="down"):
     retry_after_seconds: float
 
 
-Event = Ready | Report | Fatal | Down
+Event = Ready | Report | Snapshot | Fatal | Down

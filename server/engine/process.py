@@ -29,6 +29,7 @@ from dragoman.server.engine.loading import load_engine, load_scorer, platform_of
 from dragoman.server.engine.messages import Cancel, Command, Event, Fatal, Hello, Ready, Report, Score, Stop, Submit
 from dragoman.server.engine.scoring import Scoring
 from dragoman.server.engine.settings import EngineSettings
+from dragoman.server.engine.snapshot import Watch
 from dragoman.server.telemetry import logs
 
 # Of Linux: the signal that a process gets when the one that started it is gone.
@@ -170,8 +171,12 @@ class EngineLoop:
                 origin, payload = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
+            command = self._decoder.decode(payload)
+            if isinstance(command, Watch):  # no request, so nobody has to be told how many have come
+                self._send(origin, engine.snapshot())
+                continue
             self._has_received = True
-            match self._decoder.decode(payload):
+            match command:
                 case Submit(requests):
                     self._num_received[origin] += len(requests)
                     for request in requests:

@@ -8,6 +8,7 @@ from dragoman.server.engine.expiry import Expiry
 from dragoman.server.engine.fair_queue import FairQueue
 from dragoman.server.engine.messages import Request, ScoreRequest, Share
 from dragoman.server.engine.sequence import Key, Sequence
+from dragoman.server.engine.snapshot import CallerUse
 
 SECONDS_PER_PRIORITY = 1.0
 
@@ -110,6 +111,11 @@ class Scheduler:
     def running(self) -> Iterator[Sequence]:
         """Yield running sequences in order of admission."""
         yield from self._running.values()
+
+    def waiting_by_caller(self) -> Iterator[CallerUse]:
+        """Yield how much each caller has in the queue who has anything there."""
+        for line in self._queue.crowd:
+            yield CallerUse(line.share.caller, num_waiting=len(line))
 
     def next_in_line(self, count: int) -> list[Sequence]:
         """Return about those who will be admitted next, at most so many, the next one first; see `FairQueue.following`."""

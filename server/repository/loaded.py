@@ -89,6 +89,11 @@ class LoadedModel(Generic[E]):
         return self.engine.device
 
     @property
+    def num_engines(self) -> int:
+        """Engines that share its requests."""
+        return self.engine.num_replicas
+
+    @property
     def max_slots(self) -> int:
         """Rows of the decode batches of all its engines."""
         return self.engine.num_replicas * self.engine.settings.max_slots

@@ -1,10 +1,12 @@
 """What stands in an engine's place while its model is asleep: it is described, and nothing of it is loaded."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import NoReturn
 
-from dragoman.server.engine.messages import Finished, Ready, Request, Scored, ScoreRequest, Share, Tokens
+from dragoman.server.engine.messages import Finished, Ready, Request, Scored, ScoreRequest, Share, Statistics, Tokens
 from dragoman.server.engine.settings import EngineSettings
+from dragoman.server.engine.snapshot import Snapshot
 from dragoman.server.errors import NotReady
 
 
@@ -42,7 +44,7 @@ class SleepingEngine:
         """See `begin`."""
 
     def next_id(self) -> int:
-        """Refuse, as the next four.
+        """Refuse, as the next six.
 
         Raises:
             NotReady: Always.
@@ -62,6 +64,14 @@ class SleepingEngine:
         self._refuse()
 
     async def score(self, request: ScoreRequest) -> Scored:
+        """See `next_id`."""
+        self._refuse()
+
+    def statistics(self) -> Statistics:
+        """See `next_id`."""
+        self._refuse()
+
+    def watch(self) -> asyncio.Future[Snapshot]:
         """See `next_id`."""
         self._refuse()
 

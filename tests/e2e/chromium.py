@@ -13,7 +13,8 @@ PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 REFUSED = "Failed to load resource"
 NOTE_VIOLATIONS = """
 window.violations = [];
-document.addEventListener("securitypolicyviolation", (event) => window.violations.push(event.violatedDirective + " " + event.blockedURI));
+document.addEventListener("securitypolicyviolation", (event) =>
+  window.violations.push(event.violatedDirective + " " + event.blockedURI));
 """
 
 

@@ -1,5 +1,7 @@
-"""The console in a real Chromium, on the real server with shipped models: every flow, errors, hostile texts, keyboard, phone, rules of
-accessibility. No page may say anything on its console, ask another host, or break its own policy (`Tab.close`)."""
+"""The console in a real Chromium, on the real server with shipped models: every flow, errors, hostile texts, keyboard, phone, axe.
+
+No page may say anything on its console, ask another host, or break its own policy (`Tab.close`).
+"""
 
 import json
 import os
@@ -34,12 +36,20 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def server(browser: Any, serve: Callable[..., Any], shipped_bundle: Callable[..., Path], endless: Path, tmp_path_factory: Any) -> Any:
+def server(
+    browser: Any, serve: Callable[..., Any], shipped_bundle: Callable[..., Path], endless: Path, tmp_path_factory: Any
+) -> Any:
     """A server of a translator, a language model, and one that never ends and has few slots."""
     folder = tmp_path_factory.mktemp("console")
     for name in ("en-de", "en-captions"):
         (folder / name).symlink_to(shipped_bundle(name))
     (folder / "alpha").symlink_to(endless / "alpha")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(browser: Any, serve: Callable[..., Any], folder: Path) -> Any:
+    """A server of all of them; `browser` comes first, so that nothing is made where it is missing."""
     with serve(folder) as started:
         yield started
         assert started.terminate() == 0
@@ -198,7 +208,7 @@ def test_leaving_cancels(browser: Any, server: Any) -> None:
 
 def test_the_copied_calls_give_the_answer_on_the_page(browser: Any, server: Any) -> None:
     """Quotes of every kind are in the text; curl and Python are run as they stand, what grpcurl would send is sent."""
-    text = "A man's \"red\" $HOME `car` \\n on a bench."
+    text = 'A man\'s "red" $HOME `car` \\n on a bench.'
     with on(browser, server.http_address, permissions=["clipboard-read", "clipboard-write"]) as tab:
         tab.ask(text, search="beams", num_beams="2", num_answers="2", length_penalty="0.8", max_new_tokens="30")
         shown = tab.answer()
@@ -214,7 +224,11 @@ def test_the_copied_calls_give_the_answer_on_the_page(browser: Any, server: Any)
     printed = subprocess.run([sys.executable, "-c", copied["Python"]], capture_output=True, text=True, timeout=60, env=environment)
     assert printed.stdout == shown, printed.stderr
     program, *words = shlex.split(copied["gRPC"])
-    assert program == "grpcurl" and words[0] == "-plaintext" and words[-2:] == [server.address, "dragoman.v1.Generation/GenerateStream"]
+    assert (
+        program == "grpcurl"
+        and words[0] == "-plaintext"
+        and words[-2:] == [server.address, "dragoman.v1.Generation/GenerateStream"]
+    )
     with grpc.insecure_channel(words[-2]) as channel:
         request = json_format.Parse(words[words.index("-d") + 1], GenerateRequest())
         assert [*GenerationStub(channel).GenerateStream(request)][-1].result.text == shown
@@ -270,7 +284,9 @@ def test_models_are_described_by_their_cards_and_reports(browser: Any, server: A
         assert "fp32" in told and "transformer" in told
         assert panel.locator(".card h3").inner_text() == "en-de: English to German"
         panel.locator("summary", has_text="Parity").click()
-        assert re.search(r"\d", panel.locator("details", has=tab.page.locator("summary", has_text="Parity")).locator(".told").first.inner_text())
+        assert re.search(
+            r"\d", panel.locator("details", has=tab.page.locator("summary", has_text="Parity")).locator(".told").first.inner_text()
+        )
         assert "does not change models over HTTP" in tab.page.inner_text("#lifecycle-note")
         assert panel.get_by_role("button").count() == 0
 
@@ -372,7 +388,7 @@ license: x
 
 
 def test_a_hostile_card_is_text(tab: Tab) -> None:
-    show = "async (card) => { const { markdown } = await import('/console/assets/markdown.js'); document.body.append(markdown(card)); }"
+    show = "async (card) => document.body.append((await import('/console/assets/markdown.js')).markdown(card))"
     tab.page.evaluate(show, CARD)
     card = tab.page.locator(".card")
     assert card.locator("h3").inner_text() == "<b>Title</b> code"

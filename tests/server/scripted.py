@@ -13,8 +13,9 @@ from dragoman.model.text.byte_level import ByteLevelTokenizer
 from dragoman.model.text.tokenizers import Tokenizers
 from dragoman.server.core.frames import Frames
 from dragoman.server.core.ports import ServedVersion, Traits
-from dragoman.server.engine.messages import Answer, Finished, Request, Scored, ScoreRequest, Share, Tokens
-from dragoman.server.errors import QueueFull, UnknownModel
+from dragoman.server.engine.messages import Answer, Finished, Request, Scored, ScoreRequest, Share, Statistics, Tokens
+from dragoman.server.engine.snapshot import EngineSnapshot, Snapshot
+from dragoman.server.errors import QueueFull, Unavailable, UnknownModel
 
 
 class ScriptedEngine:
@@ -41,6 +42,8 @@ class ScriptedEngine:
         self.num_in_last_message = 0
         self.has_places = True
         self.shares: list[Share] = []
+        self.snapshot: Snapshot | None = Snapshot([EngineSnapshot(0.0)], [])
+        self.num_watches = 0
 
     def next_id(self) -> int:
         return len(self.requests) + 1
@@ -49,6 +52,21 @@ class ScriptedEngine:
         self.shares.append(share)
         if not self.has_places:
             raise QueueFull("too many requests are waiting", self.retry_after_seconds, limit=self.limit)
+
+    def statistics(self) -> Statistics:
+        if not self.is_ready:
+            raise Unavailable("it is not there")
+        return Statistics(num_running=self.num_running, num_slots=self.num_running)
+
+    def watch(self) -> "asyncio.Future[Snapshot]":
+        """Answer at once: with `snapshot`, or not at all where there is none."""
+        self.num_watches += 1
+        if not self.is_ready:
+            raise Unavailable("it is not there")
+        future: asyncio.Future[Snapshot] = asyncio.get_running_loop().create_future()
+        if self.snapshot is not None:
+            future.set_result(self.snapshot)
+        return future
 
     def hold(self) -> None:
         """Let requests wait until `gate` is set."""
@@ -164,6 +182,9 @@ class LoadedModels:
     def all(self) -> list[Any]:
         return [self.by_name[name] for name in sorted(self.by_name)]
 
+    def versions(self) -> list[Any]:
+        return self.all()
+
 
 def scripted_model(tokenizer: ByteLevelTokenizer, name: str = "en-de", **fields: Any) -> Any:
     """Return a model with such an engine; fields of its manifest may be others."""
@@ -192,6 +213,9 @@ def scripted_model(tokenizer: ByteLevelTokenizer, name: str = "en-de", **fields:
     return SimpleNamespace(
         name=name,
         version="v7",
+        label="7",
+        is_asleep=False,
+        num_engines=1,
         manifest=described,
         frames=Frames(described),
         tokenizers=Tokenizers.shared(tokenizer),

@@ -22,6 +22,7 @@ class Exchange:
         message: What its body says, as the endpoint reads it.
         timeout_seconds: How long it may take, by its caller; None where that was not said.
         events: What is sent instead of one answer, once something is.
+        is_operator: Whether whose it is may administer.
     """
 
     http: web.Request
@@ -29,6 +30,7 @@ class Exchange:
     message: Any
     timeout_seconds: float | None = None
     events: EventStream | None = field(default=None)
+    is_operator: bool = False
 
     @property
     def remaining_seconds(self) -> float | None:

@@ -13,6 +13,7 @@ from dragoman.server.config import ServerConfig
 from dragoman.server.core.core import CLOSE_SECONDS, Core
 from dragoman.server.faces.http import documents
 from dragoman.server.faces.http.around import Around
+from dragoman.server.faces.http.console.engine import EngineEvents
 from dragoman.server.faces.http.console.page import ConsolePage
 from dragoman.server.faces.http.exchange import Endpoint, Manner
 from dragoman.server.faces.http.libre import LibreApi
@@ -64,7 +65,9 @@ class HttpServer:
         app = web.Application(middlewares=[_tell_http_errors(native, manners), origins.middleware()], handler_args=None)
         add(app, around, native, native.endpoints())
         add(app, around, libre, libre.endpoints())
-        ConsolePage(config.port if grpc_port is None else grpc_port).add_to(app)
+        if config.console:
+            add(app, around, native, EngineEvents(core).endpoints())
+            ConsolePage(config.port if grpc_port is None else grpc_port).add_to(app)
         app.router.add_get(documents.PATH, documents.answer_document)
         app.router.add_get(documents.PAGE_PATH, documents.answer_page)
         app.on_response_prepare.extend((_add_headers, origins.add_headers))

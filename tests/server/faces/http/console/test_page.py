@@ -22,7 +22,7 @@ def test_the_page_and_all_it_names_are_sent_with_their_kinds(serve_http: ServeHt
                 assert response.headers["Content-Security-Policy"] == POLICY
                 assert response.headers["X-Content-Type-Options"] == "nosniff"
                 assert response.headers["Referrer-Policy"] == "no-referrer"
-            assert f'name="grpc-port" content="{world.port}"' in page
+            assert f'name="grpc-port" content="{world.server.port}"' in page
             named = re.findall(r'(?:src|href)="/console/assets/([^"]+)"', page)
             assert {"console.js", "console.css"} <= set(named)
             for name in NAMES:
@@ -53,7 +53,9 @@ def test_who_has_a_file_is_not_sent_it_again(serve_http: ServeHttp) -> None:
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("name", ["index.html", "page.py", "..%2Fpage.py", "%2e%2e%2f%2e%2e%2fserver.py", "%2Fetc%2Fpasswd", "console.js%00", "x" * 4000])
+@pytest.mark.parametrize(
+    "name", ["index.html", "page.py", "..%2Fpage.py", "%2e%2e%2f%2e%2e%2fserver.py", "%2Fetc%2Fpasswd", "console.js%00", "x" * 4000]
+)
 def test_no_other_file_can_be_had(serve_http: ServeHttp, name: str) -> None:
     async def run() -> None:
         async with serve_http() as world, world.session.get(f"{world.url('/console/assets/')}{name}") as response:
