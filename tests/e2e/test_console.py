@@ -36,10 +36,8 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def server(
-    browser: Any, serve: Callable[..., Any], shipped_bundle: Callable[..., Path], endless: Path, tmp_path_factory: Any
-) -> Any:
-    """A server of a translator, a language model, and one that never ends and has few slots."""
+def folder(shipped_bundle: Callable[..., Path], endless: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A translator, a language model, and one that never ends."""
     folder = tmp_path_factory.mktemp("console")
     for name in ("en-de", "en-captions"):
         (folder / name).symlink_to(shipped_bundle(name))
