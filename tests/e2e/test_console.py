@@ -82,7 +82,7 @@ def rules(page: Any) -> list[str]:
 def test_pieces_arrive_before_the_answer_is_whole(tab: Tab) -> None:
     """The model goes on for 900 tokens; what is there grows while it does."""
     tab.ask("a dog", "alpha", max_new_tokens="900")
-    tab.page.wait_for_function("document.querySelector('p.writing')?.textContent.length > 20")
+    tab.page.wait_for_function("() => document.querySelector('p.writing')?.textContent.length > 20")
     first = len(tab.page.locator("p.writing").text_content() or "")
     tab.page.wait_for_function(f"(document.querySelector('p.answer')?.textContent.length ?? 0) > {first}")
     tab.page.locator("#looks-into .tokens").wait_for(timeout=60_000)
@@ -189,9 +189,9 @@ def test_a_language_model_continues_and_says_what_it_cannot(tab: Tab) -> None:
 
 def test_cancel_frees_the_slot_and_says_so(tab: Tab, server: Any) -> None:
     tab.ask("a dog", "alpha", max_new_tokens="900")
-    tab.page.wait_for_function("document.querySelector('p.writing')?.textContent.length > 5")
+    tab.page.wait_for_function("() => document.querySelector('p.writing')?.textContent.length > 5")
     tab.page.click("#cancel")
-    tab.page.wait_for_function("document.querySelector('#status').textContent.startsWith('Cancelled')")
+    tab.page.wait_for_function("() => document.querySelector('#status').textContent.startsWith('Cancelled')")
     assert tab.page.locator("#cancel").is_hidden()
     assert server.wait_for("call", method="POST /v1/generate:stream", code="CANCELLED")["code"] == "CANCELLED"
 
@@ -199,7 +199,7 @@ def test_cancel_frees_the_slot_and_says_so(tab: Tab, server: Any) -> None:
 def test_leaving_cancels(browser: Any, server: Any) -> None:
     opened = Tab(browser, server.http_address)
     opened.ask("a dog", "alpha", max_new_tokens="900")
-    opened.page.wait_for_function("document.querySelector('p.writing')?.textContent.length > 5")
+    opened.page.wait_for_function("() => document.querySelector('p.writing')?.textContent.length > 5")
     opened.close()
     assert server.wait_for("call", method="POST /v1/generate:stream", code="CANCELLED")["code"] == "CANCELLED"
 
@@ -243,18 +243,18 @@ def test_the_grid_shows_what_runs_and_that_it_ends(browser: Any, server: Any) ->
         slots = grid.locator("i").count()
         assert str(grid.get_attribute("aria-label")).startswith(f"0 of {slots} slots")
         asking.ask("a dog", "alpha", search="sampling", num_answers="3", max_new_tokens="900")
-        watching.page.wait_for_function("document.querySelectorAll('.slot.used').length === 3")
+        watching.page.wait_for_function("() => document.querySelectorAll('.slot.used').length === 3")
         assert "3 of" in str(grid.get_attribute("aria-label")) and "by 1 request" in str(grid.get_attribute("aria-label"))
         hues = grid.locator(".used").evaluate_all("(cells) => cells.map((cell) => cell.style.getPropertyValue('--hue'))")
         assert len(set(hues)) == 1
         assert "of at most 900 written" in str(grid.locator(".used").first.get_attribute("title"))
         assert panel.locator("dd").first.inner_text() == f"3 of {slots}"
         watching.page.wait_for_function(
-            "[...document.querySelectorAll('article')].some((one) => one.ariaLabel.startsWith('alpha') && "
+            "() => [...document.querySelectorAll('article')].some((one) => one.ariaLabel.startsWith('alpha') && "
             "Number(one.querySelector('.trend dd').textContent) > 0)"
         )
         asking.page.click("#cancel")
-        watching.page.wait_for_function("document.querySelectorAll('.slot.used').length === 0")
+        watching.page.wait_for_function("() => document.querySelectorAll('.slot.used').length === 0")
         assert watching.page.inner_text("#engine-state") == "Ready"
 
 
@@ -303,7 +303,9 @@ def test_a_token_is_asked_for_kept_in_the_session_and_never_copied(
         page.locator("#token").wait_for()
         page.fill("#token-text", "wrong")
         page.keyboard.press("Enter")
-        page.wait_for_function("document.querySelector('#token-text').value === '' && !document.querySelector('#token').hidden")
+        page.wait_for_function(
+            "() => document.querySelector('#token-text').value === '' && !document.querySelector('#token').hidden"
+        )
         page.fill("#token-text", "a-long-and-random-token")
         page.keyboard.press("Enter")
         tab.ask("A dog runs through the snow.")
@@ -428,7 +430,7 @@ def test_everything_can_be_done_by_keyboard(tab: Tab) -> None:
     before = tab.answer()
     page.locator(".heat").wait_for()
     for _ in range(20):
-        if page.evaluate("document.activeElement.className") == "word":
+        if page.evaluate("document.activeElement.classList.contains('word')"):
             break
         keys.press("Tab")
     keys.press("ArrowRight")
