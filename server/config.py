@@ -174,6 +174,7 @@ class ServerConfig(BaseSettings):
     admin_tokens_file: FilePath | None = Field(
         None, description="Who may use it, and which models: as auth_tokens_file; unset for everybody who reaches it."
     )
+    http_admin: bool = Field(False, description="Let those of admin_tokens_file do the same over HTTP, on its port.")
 
     front_ends: Annotated[int, Field(ge=1, le=64)] = Field(
         1, description="Processes that answer callers on the port; more where engines outrun one."
@@ -415,6 +416,8 @@ class ServerConfig(BaseSettings):
             raise ValueError("front_ends: only Linux divides a port's connections among processes")
         if self.max_slots_per_request > self.max_slots:
             raise ValueError(f"max_slots_per_request ({self.max_slots_per_request}) is more than max_slots ({self.max_slots})")
+        if self.http_admin and not (self.http and self.admin_tokens_file):
+            raise ValueError("http_admin is set without http, or without admin_tokens_file, which says who may administer")
         self._check_admin_address()
         if self.port == self.metrics_port != 0 and self.host == self.metrics_host:
             raise ValueError(f"port and metrics_port are both {self.port}")

@@ -12,6 +12,7 @@ import structlog
 
 from dragoman.server.config import ServerConfig
 from dragoman.server.core.access import read_callers, read_callers_book
+from dragoman.server.core.administration import OperatorCalls
 from dragoman.server.core.core import Core
 from dragoman.server.core.deadlines import Deadlines
 from dragoman.server.core.readiness import Readiness
@@ -50,6 +51,7 @@ class FrontEnd:
         sampler: Sampler,
         usage_of: Callable[[str], Usage] = OwnUsage,
         known: Iterable[str] = (),
+        operators: OperatorCalls | None = None,
     ) -> None:
         """Make everything that can fail on a bad setting; nothing runs yet.
 
@@ -61,6 +63,7 @@ class FrontEnd:
             sampler: What leaves out other libraries' log lines.
             usage_of: Returns what a caller of a name has used of its limits.
             known: Names of models that have been ready before.
+            operators: The way in for operators over HTTP; None if there is none.
 
         Raises:
             ConfigError: If the file of callers cannot be used.
@@ -71,6 +74,7 @@ class FrontEnd:
         deadlines = Deadlines(config.default_deadline_seconds, config.max_deadline_seconds)
         self._callers = read_callers(config, metrics, deadlines, usage_of)
         self.core = Core(models, metrics, tracer, self._callers, deadlines, Readiness(config.ready_rule, known))
+        self._operators = operators
         self._face: GrpcServer | None = None
         self._http: HttpServer | None = None
         self._telling: asyncio.Task[None] | None = None
@@ -104,7 +108,7 @@ class FrontEnd:
         """
         self._face = build_server(self._config, self.core)
         if self._config.http:
-            self._http = HttpServer(self._config, self.core, self._face.tls, self._face.port)
+            self._http = HttpServer(self._config, self.core, self._face.tls, self._operators, self._face.port)
             await self._http.start()
         await self._face.start()
         self._telling = asyncio.create_task(self._tell_suppressed())

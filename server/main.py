@@ -145,14 +145,14 @@ class Service:
         )
         self._open_models()
         self.metrics.versions.watch(self.keeper.readings)
+        self._operators = Operators(config, self.keeper, self.metrics, CallerMetrics(CollectorRegistry()))
         self.front: FrontEnd | FrontEnds
         if config.front_ends == 1:
-            self.front = FrontEnd(config, self.repository, self.metrics, tracer, sampler)
+            self.front = FrontEnd(config, self.repository, self.metrics, tracer, sampler, operators=self._operators.over_http)
         else:
-            self.front = FrontEnds(config, self.repository, self.metrics, _version())
+            self.front = FrontEnds(config, self.repository, self.metrics, _version(), self._operators.over_http)
         self.front.on_awaited(self._on_awaited)
         self._metrics_access = AdminAccess.of(config)
-        self._operators = Operators(config, self.keeper, self.metrics, CallerMetrics(CollectorRegistry()))
         self._watcher = Watcher(self.metrics.reloads)
         self._tasks: set[asyncio.Task[None]] = set()
 

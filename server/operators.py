@@ -9,8 +9,9 @@ from typing import Any
 
 import structlog
 
-from dragoman.server.config import ServerConfig
+from dragoman.server.config import ServerConfig, is_loopback
 from dragoman.server.core.access import read_operators_book
+from dragoman.server.core.administration import OperatorCalls, carry_out
 from dragoman.server.core.callers import Callers
 from dragoman.server.core.core import CLOSE_SECONDS
 from dragoman.server.core.records import Records
@@ -26,7 +27,7 @@ log = structlog.get_logger("dragoman.operators")
 
 
 class Operators:
-    """See above; does nothing where no `admin_port` is set."""
+    """See above; does nothing where neither `admin_port` nor `http_admin` is set."""
 
     def __init__(self, config: ServerConfig, keeper: Keeper[Any], metrics: Metrics, counted: CallerMetrics) -> None:
         """Read who may come; nothing listens yet.
@@ -42,7 +43,8 @@ class Operators:
         """
         self._config = config
         self._administrator = Administrator(keeper)
-        book = read_operators_book(config) if config.admin_port is not None else None
+        is_there = config.admin_port is not None or config.http_admin
+        book = read_operators_book(config) if is_there else None
         self._callers = None if book is None else Callers(book, counted)
         self._calls = RunningCalls(Records(metrics), self._callers)
         self._server: RepositoryServer | None = None
@@ -52,20 +54,28 @@ class Operators:
         """Where the service listens; None if it does not."""
         return None if self._server is None else self._server.port
 
+    @property
+    def over_http(self) -> OperatorCalls | None:
+        """The way in over HTTP; None where settings do not open it."""
+        return OperatorCalls(self._calls, partial(carry_out, self._administrator)) if self._config.http_admin else None
+
     async def start(self) -> None:
         """Listen and answer; changes are made from `begin` on.
 
         Raises:
             ConfigError: If the port is taken or credentials cannot be used.
         """
-        if self._config.admin_port is None:
+        config, has_tokens = self._config, self._callers is not None and self._callers.has_tokens
+        if config.http_admin and has_tokens and config.tls_key is None and not is_loopback(config.http_host):
+            log.warning("operators' tokens travel unencrypted over HTTP: set tls_certificate and tls_key")
+        if config.admin_port is None:
             return
         self._server = RepositoryServer(self._config, self._administrator, self._calls)
         await self._server.start()
         log.info("admin service listens", host=self._config.admin_host, port=self._server.port)
 
     def sources(self) -> Iterator[Source]:
-        """Yield the files that may change while it listens."""
+        """Yield the files that may change while it is open."""
         if self._server is not None and (tls := self._server.tls) is not None:
             yield Source("admin_tls", tls.paths, tls.reload)
         if (path := self._config.admin_tokens_file) is not None and self._callers is not None:

@@ -16,7 +16,7 @@ SOURCES = [
 FACES = ("server/faces/grpc/", "server/faces/oip/", "server/faces/v1/")
 GRPC = ("server/main.py", *FACES, "dragoman/client/", "dragoman/load/", "dragoman/cli/")
 # Its messages over HTTP, in JSON.
-MESSAGES = (*GRPC, "server/faces/http/native.py")
+MESSAGES = (*GRPC, "server/faces/http/native.py", "server/faces/http/repository.py", "server/faces/http/console/models.py")
 # Library: the files and folders that may import it.
 HOMES = {
     **dict.fromkeys(("grpc", "grpc_status", "grpc_health"), GRPC),
@@ -38,6 +38,12 @@ HOMES = {
     "cryptography": ("export/signing.py",),
     **dict.fromkeys(("obstore", "oras", "requests", "urllib3", "boto3", "botocore"), ("server/stores/",)),
 }
+# What crosses the border of an engine's process knows nothing but itself.
+NO_MESSAGES = tuple(
+    f"server.{path.relative_to(ROOT / 'server').with_suffix('').as_posix().replace('/', '.')}"
+    for path in sorted((ROOT / "server").rglob("*.py"))
+    if path.stem not in ("__init__", "messages", "snapshot")
+)
 FRONT_ENDS = ("server.front_end", "server.fronts")
 FRONT = ("server.core", "server.faces", *FRONT_ENDS, "server.supervisor", "server.repository", "server.main")
 # Of our own, all below `dragoman`: who must not import whom.
@@ -74,7 +80,8 @@ FORBIDDEN = [
     ("server/stores/", ("server.core", "server.engine", "server.faces", "server.supervisor", "server.main", "server.config")),
     ("server/stores/store.py", ("export", "server")),
     ("server/engine/scheduler.py", ("server.runtime", "numpy")),
-    ("server/engine/messages.py", ("server", "numpy")),
+    ("server/engine/snapshot.py", ("server", "numpy")),
+    ("server/engine/messages.py", (*NO_MESSAGES, "numpy")),
     ("server/engine/", (*FRONT, "server.config")),
     ("server/runtime/", (*FRONT, "server.engine.engine", "server.engine.scheduler")),
     ("server/telemetry/", (*FRONT, "server.engine.engine")),

@@ -1,8 +1,10 @@
 """What operators ask for of the models that are served, and what they are told: the port of faces to whoever leads versions."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
+
+from dragoman.server.core.running import RunningCalls
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,3 +133,75 @@ class Administration(Protocol):
     async def refresh(self, operator: Operator) -> Sequence[ModelStatus]:
         """Look at all folders now; return how models are, when all are where they are to be."""
         ...
+
+
+Verb = Literal["list", "refresh", "load", "unload", "reload", "rollback", "label"]
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Something that an operator asks for, whole, so that it can be carried from process to process.
+
+    Attributes:
+        verb: Which method of `Administration` it is for.
+        model: Name of the model; empty for all, where that can be.
+        version: As the method has it.
+        label: As the method has it.
+    """
+
+    verb: Verb
+    model: str = ""
+    version: str = ""
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """How models are, once an order has been carried out: those that it was about.
+
+    Attributes:
+        models: Of them.
+        problem: See `Administration`.
+    """
+
+    models: tuple[ModelStatus, ...]
+    problem: str = ""
+
+
+CarryOut = Callable[[Operator, Order], Awaitable[Listing]]
+"""Carries out an order; errors are those of `Administration`."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorCalls:
+    """The way in for operators through a face that is not theirs alone.
+
+    Attributes:
+        calls: Those of operators that run, and who may make them: callers are always known there.
+        carry_out: What does what is asked for.
+    """
+
+    calls: RunningCalls
+    carry_out: CarryOut
+
+
+async def carry_out(administration: Administration, operator: Operator, order: Order) -> Listing:
+    """Carry out an order here; see `CarryOut`."""
+    model, version = order.model, order.version
+    models: Sequence[ModelStatus]
+    match order.verb:
+        case "list":
+            models = administration.list(operator, model)
+        case "refresh":
+            models = await administration.refresh(operator)
+        case "load":
+            models = [await administration.load(operator, model, version)]
+        case "unload":
+            models = [await administration.unload(operator, model, version)]
+        case "reload":
+            models = [await administration.reload(operator, model)]
+        case "rollback":
+            models = [await administration.rollback(operator, model, version)]
+        case "label":
+            models = [await administration.set_label(operator, model, order.label, version)]
+    return Listing(tuple(models), administration.problem)

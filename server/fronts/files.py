@@ -12,7 +12,7 @@ from dragoman.model.files import read_bounded
 from dragoman.server.config import ServerConfig
 
 # Settings whose files are handed on.
-SETTINGS = ("tls_certificate", "tls_key", "tls_client_ca", "auth_tokens_file")
+SETTINGS = ("tls_certificate", "tls_key", "tls_client_ca", "auth_tokens_file", "admin_tokens_file")
 MAX_FILE_BYTES = 16 * 2**20
 
 

@@ -16,7 +16,8 @@ import structlog
 
 from dragoman.export.bundle import BundleError
 from dragoman.server.config import ConfigError, ServerConfig
-from dragoman.server.core.access import read_callers_book
+from dragoman.server.core.access import read_callers_book, read_operators_book
+from dragoman.server.core.administration import OperatorCalls
 from dragoman.server.core.readiness import Readiness
 from dragoman.server.dispatch.desk_server import DeskServer
 from dragoman.server.dispatch.replicated_engine import ReplicatedEngine
@@ -26,6 +27,7 @@ from dragoman.server.fronts.files import SETTINGS, read_files
 from dragoman.server.fronts.handed_bundles import HandedBundles
 from dragoman.server.fronts.kept import FrontEndCannotStart, KeptFrontEnd
 from dragoman.server.fronts.messages import Desk, Files, NotLoaded, Serve, Served, Start, Used
+from dragoman.server.fronts.operators import answer_order
 from dragoman.server.fronts.port import HeldPort
 from dragoman.server.fronts.sleeping_desk import SleepingDesk
 from dragoman.server.fronts.table import UsageTable
@@ -40,9 +42,10 @@ from dragoman.server.watching import Source
 
 # Settings that are not for front ends: what they name they have otherwise, or is the business of this process.
 NOT_FOR_FRONT_ENDS = frozenset(
-    (*SETTINGS, "metrics_token_file", "metrics_tls_certificate", "metrics_tls_key", "admin_host", "admin_port", "admin_tokens_file")
+    (*SETTINGS, "metrics_token_file", "metrics_tls_certificate", "metrics_tls_key", "admin_host", "admin_port")
 )
 CALLERS_SETTINGS = ("auth_tokens_file",)
+OPERATORS_SETTINGS = ("admin_tokens_file",)
 # Longer than each of them may take.
 COLLECT_SECONDS = 5.0
 # Reading tokenisers, and attaching to desks.
@@ -54,7 +57,14 @@ log = structlog.get_logger("dragoman.fronts")
 class FrontEnds:
     """See above; for the rest of the server they are what a `FrontEnd` is."""
 
-    def __init__(self, config: ServerConfig, repository: Repository[ModelEngine], metrics: Metrics, version: str) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        repository: Repository[ModelEngine],
+        metrics: Metrics,
+        version: str,
+        operators: OperatorCalls | None = None,
+    ) -> None:
         """Take the port, and find out whether front ends will be able to start; nothing runs yet.
 
         Args:
@@ -62,10 +72,12 @@ class FrontEnds:
             repository: The models; each has a desk.
             metrics: What this process counts.
             version: Of the server.
+            operators: Carries out what operators ask for at front ends; None where none can come.
 
         Raises:
             ConfigError: If the port is taken, or a setting cannot be used.
         """
+        self._operators = operators
         self._config, self._repository, self._metrics, self._version = config, repository, metrics, version
         self._tls = TlsFiles.of(config)
         if config.auth_tokens_file is not None:
@@ -73,6 +85,8 @@ class FrontEnds:
         if (tracer := make_tracer(config, version)) is not None:
             tracer.close(0)
         self._files = read_files(config, CALLERS_SETTINGS) | ({} if self._tls is None else _tls_files(self._tls))
+        if operators is not None:
+            self._files |= self._read_operators()
         self._held = HeldPort(config.host, config.port)
         self._held_http = HeldPort(config.http_host, config.http_port, "http_port") if config.http else None
         self._table = UsageTable.open(config.front_ends)
@@ -139,6 +153,7 @@ class FrontEnds:
                 on_end=partial(self._clear_up, number),
                 on_used=self._note_used,
                 on_awaited=lambda: self._tell_awaited(),
+                carry_out=None if self._operators is None else partial(answer_order, self._operators.carry_out),
             )
             for number in range(config.front_ends)
         ]
@@ -161,6 +176,8 @@ class FrontEnds:
             yield Source("tls", tls.paths, tls.reload, use)
         if (path := self._config.auth_tokens_file) is not None:
             yield Source("callers", (path,), self._read_callers, self._hand)
+        if self._operators is not None and (path := self._config.admin_tokens_file) is not None:
+            yield Source("operators_over_http", (path,), self._read_operators, self._hand)
 
     async def adopt(self, model: LoadedModel[ModelEngine]) -> None:
         """Have front ends be able to reach a version of a model; none does until it is published.
@@ -369,6 +386,18 @@ class FrontEnds:
         read_callers_book(self._config)
         if read_files(self._config, CALLERS_SETTINGS) != before:
             raise ConfigError(f"auth_tokens_file: {self._config.auth_tokens_file}: changed while it was read")
+        return before
+
+    def _read_operators(self) -> dict[str, bytes]:
+        """Return what is in the file of operators, if it can be used.
+
+        Raises:
+            ConfigError: If it cannot.
+        """
+        before = read_files(self._config, OPERATORS_SETTINGS)
+        read_operators_book(self._config)
+        if read_files(self._config, OPERATORS_SETTINGS) != before:
+            raise ConfigError(f"admin_tokens_file: {self._config.admin_tokens_file}: changed while it was read")
         return before
 
     def _hand(self, contents: dict[str, bytes]) -> None:

@@ -4,19 +4,21 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import structlog
 
 from dragoman.server.fronts.host import FrontEndHost
 from dragoman.server.fronts.messages import (
     Awaited,
+    CarriedOut,
     Collect,
     Counted,
     Drain,
     Failed,
     Files,
     NotLoaded,
+    Ordered,
     Released,
     Serve,
     Serving,
@@ -65,6 +67,7 @@ class KeptFrontEnd:
         on_end: Callable[[str], None],
         on_used: Callable[[Used], None],
         on_awaited: Callable[[], None] = lambda: None,
+        carry_out: Callable[[Ordered], Awaitable[CarriedOut]] | None = None,
     ) -> None:
         """Describe it; `begin` starts it.
 
@@ -76,6 +79,7 @@ class KeptFrontEnd:
             on_end: Called with the identity of an incarnation that is gone, `counted` being its last word.
             on_used: Called with what became of its requests.
             on_awaited: Called when `awaited` has changed.
+            carry_out: Carries out what operators ask for there; None where none can come.
         """
         self.number = number
         self.state = State()
@@ -84,6 +88,7 @@ class KeptFrontEnd:
         self.num_restarts = 0
         self._describe, self._policy = describe, policy
         self._on_change, self._on_end, self._on_used, self._on_awaited = on_change, on_end, on_used, on_awaited
+        self._carry_out, self._orders = carry_out, set[asyncio.Task[None]]()
         self.serving = Serving(0)
         self.holding: set[str] = set()
         self.held: dict[str, tuple[int, float]] = {}
@@ -256,8 +261,16 @@ class KeptFrontEnd:
                 case Awaited(models):
                     self.awaited = frozenset(models)
                     self._on_awaited()
+                case Ordered() if self._carry_out is not None:
+                    order = asyncio.create_task(self._answer(host, self._carry_out(message)))
+                    self._orders.add(order)
+                    order.add_done_callback(self._orders.discard)
                 case Failed(reason):
                     self._last_word = reason
+
+    async def _answer(self, host: FrontEndHost, carrying_out: Awaitable[CarriedOut]) -> None:
+        """Tell an incarnation what has become of an order, if it is still there."""
+        host.send(await carrying_out)
 
     def _tell(self, host: FrontEndHost, serve: Serve) -> None:
         self.holding |= endpoints(serve)

@@ -5,6 +5,7 @@ import asyncio
 import msgspec
 from msgspec import Struct
 
+from dragoman.server.core.administration import Listing, Operator, Order
 from dragoman.server.core.ports import Traits
 from dragoman.server.engine.settings import EngineSettings
 from dragoman.server.repository.model_file import Sticky
@@ -139,7 +140,25 @@ class Drain(Struct, frozen=True, array_like=True, tag="drain"):
     seconds: float
 
 
-ToFrontEnd = Start | Files | Serve | NotLoaded | Collect | Drain
+class CarriedOut(Struct, frozen=True, array_like=True, tag="carried_out"):
+    """What has become of an order.
+
+    Attributes:
+        number: Of the order.
+        listing: What its operator is told; None if it was not carried out.
+        error: Name of the error that says why not, one of `server.errors`; empty for one that nobody foresaw.
+        message: Of the error.
+        retry_after_seconds: Of the error.
+    """
+
+    number: int
+    listing: Listing | None
+    error: str = ""
+    message: str = ""
+    retry_after_seconds: float | None = None
+
+
+ToFrontEnd = Start | Files | Serve | NotLoaded | CarriedOut | Collect | Drain
 
 
 class State(Struct, frozen=True, array_like=True, tag="state"):
@@ -210,6 +229,20 @@ class Released(Struct, frozen=True, array_like=True, tag="released"):
     endpoint: str
 
 
+class Ordered(Struct, frozen=True, array_like=True, tag="ordered"):
+    """An operator, whom the front end knows, asks for something; `CarriedOut` answers.
+
+    Attributes:
+        number: Which order of the front end it is.
+        operator: Who asks.
+        order: For what.
+    """
+
+    number: int
+    operator: Operator
+    order: Order
+
+
 class Failed(Struct, frozen=True, array_like=True, tag="failed"):
     """It cannot start; the process exits.
 
@@ -220,7 +253,7 @@ class Failed(Struct, frozen=True, array_like=True, tag="failed"):
     reason: str
 
 
-FromFrontEnd = State | Counted | Serving | Used | Awaited | Released | Failed
+FromFrontEnd = State | Counted | Serving | Used | Awaited | Released | Ordered | Failed
 
 
 async def read_message(reader: asyncio.StreamReader) -> bytes | None:

@@ -23,6 +23,7 @@ from dragoman.server.front_end import FrontEnd
 from dragoman.server.fronts.files import HandedFiles
 from dragoman.server.fronts.messages import (
     Awaited,
+    CarriedOut,
     Collect,
     Counted,
     Desk,
@@ -38,12 +39,14 @@ from dragoman.server.fronts.messages import (
     read_message,
     to_bytes,
 )
+from dragoman.server.fronts.operators import FarOperators
 from dragoman.server.fronts.served import FarEngine, FrontEngine, ServedVersions
 from dragoman.server.fronts.table import UsageTable
 from dragoman.server.repository.models import Repository
 from dragoman.server.repository.sleeping_engine import SleepingEngine
 from dragoman.server.serving_process import end_process, keep_what_is_there
 from dragoman.server.telemetry import logs
+from dragoman.server.telemetry.caller_metrics import CallerMetrics
 from dragoman.server.telemetry.metrics import Metrics
 from dragoman.server.telemetry.sampling import Sampler
 from dragoman.server.telemetry.series import take_series
@@ -91,7 +94,11 @@ class FrontEndProcess:
         table = UsageTable(start.table, self._config.front_ends, start.number)
         tracer = make_tracer(self._config, start.version)
         known = [served.name for served in start.models.models if any(desk.was_ready for desk in served.desks)]
-        self._front = FrontEnd(self._config, self._repository, metrics, tracer, sampler, table.of, known)
+        self._operators: FarOperators | None = None
+        if self._config.http_admin:
+            self._operators = FarOperators(self._config, metrics, CallerMetrics(CollectorRegistry()), self._say)
+        way = None if self._operators is None else self._operators.way
+        self._front = FrontEnd(self._config, self._repository, metrics, tracer, sampler, table.of, known, way)
         self._front.on_awaited(lambda: self._say(Awaited(sorted(self._repository.waiting.names))))
         self._state = State()
         self._is_listening = False
@@ -112,6 +119,8 @@ class FrontEndProcess:
         living = asyncio.create_task(self._give_signs_of_life())
         keep_what_is_there()
         drain = await self._drain
+        if self._operators is not None:
+            self._operators.drain()
         await self._front.drain(drain.seconds)
         living.cancel()
         await self._front.end()
@@ -125,7 +134,7 @@ class FrontEndProcess:
     async def _follow(self, reader: asyncio.StreamReader) -> None:
         """Do what is asked for, for as long as somebody is there who may ask."""
         decoder = msgspec.msgpack.Decoder(ToFrontEnd)
-        sources = list(self._front.sources())
+        sources = [*self._front.sources(), *(() if self._operators is None else self._operators.sources())]
         while (payload := await read_message(reader)) is not None:
             match decoder.decode(payload):
                 case Files(contents):
@@ -136,6 +145,8 @@ class FrontEndProcess:
                     self._served.take(serve)
                 case NotLoaded(model, reason, retry_after_seconds):
                     self._front.refuse_waiting(model, reason, retry_after_seconds)
+                case CarriedOut() as done if self._operators is not None:
+                    self._operators.take(done)
                 case Collect():
                     self._say(Counted(take_series(self._registry), is_asked=True))
                 case Drain() as drain if not self._drain.done():

@@ -27,6 +27,7 @@ pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = "Two young girls are playing with a red ball in front of an old house."
 VIEWS = ("try", "engine", "models")
+REFUSED_AGAIN = "() => document.querySelector('#token-text').value === '' && !document.querySelector('#token').hidden"
 
 
 @pytest.fixture(scope="module")
@@ -280,7 +281,6 @@ def test_models_are_described_by_their_cards_and_reports(browser: Any, server: A
         panel.wait_for()
         told = panel.inner_text()
         assert "fp32" in told and "transformer" in told
-        assert panel.locator(".card h3").inner_text() == "en-de: English to German"
         panel.locator("summary", has_text="Parity").click()
         assert re.search(
             r"\d", panel.locator("details", has=tab.page.locator("summary", has_text="Parity")).locator(".told").first.inner_text()

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from dragoman.export.evidence import Origin, Parity
 from dragoman.model.generation import Defaults, Template
 from dragoman.model.text.byte_level import ByteLevelTokenizer
 from dragoman.model.text.tokenizers import Tokenizers
@@ -207,6 +208,8 @@ def scripted_model(tokenizer: ByteLevelTokenizer, name: str = "en-de", **fields:
         "architecture": "transformer",
         "has_prompts": False,
         "attention_layers": 4,
+        "parity": Parity(0.001, 0.0002, 10, 100, 5, 0, 5, 0.0003, 0.0001),
+        "origin": Origin("ab" * 32, "2.0", "1.0"),
         "decoder_start_id": tokenizer.start_id,
     }
     described: Any = SimpleNamespace(name=name, **manifest | fields)

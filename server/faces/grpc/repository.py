@@ -5,9 +5,9 @@ Errors are raised as `server.errors` and become statuses in the interceptor.
 
 from collections.abc import Sequence
 
-from dragoman.export.fields import tellable
-from dragoman.server.core.administration import Administration, ModelStatus, Operator, VersionStatus
+from dragoman.server.core.administration import Administration, ModelStatus, Operator
 from dragoman.server.faces.grpc.interceptors import Context, current_call
+from dragoman.server.faces.v1.repository import to_listing, to_model
 from dragoman.v1 import repository_pb2, repository_pb2_grpc
 
 
@@ -52,39 +52,7 @@ class RepositoryServicer(repository_pb2_grpc.RepositoryServicer):
         return to_model(await self._administration.set_label(operator, request.model, request.label, request.version))
 
     def _listed(self, models: Sequence[ModelStatus]) -> repository_pb2.ListRepositoryResponse:
-        return repository_pb2.ListRepositoryResponse(
-            models=[to_model(model) for model in models], problem=tellable(self._administration.problem)
-        )
-
-
-def to_model(model: ModelStatus) -> repository_pb2.RepositoryModel:
-    """Return the message that tells how a model is."""
-    asked = model.requested
-    return repository_pb2.RepositoryModel(
-        name=tellable(model.name),
-        is_ready=model.is_ready,
-        versions=[_to_version(version) for version in model.versions],
-        problems=map(tellable, model.problems),
-        requested=repository_pb2.Requested(
-            is_unloaded=asked.is_unloaded, loaded=asked.loaded, unloaded=asked.unloaded, pinned=asked.pinned, labels=asked.labels
-        ),
-    )
-
-
-def _to_version(version: VersionStatus) -> repository_pb2.RepositoryVersion:
-    return repository_pb2.RepositoryVersion(
-        name=version.name,
-        version=version.version,
-        state=f"VERSION_STATE_{version.state.upper()}",
-        since=version.since,
-        cause=version.cause,
-        reason=tellable(version.reason),
-        labels=version.labels,
-        share=version.share,
-        is_default=version.is_default,
-        num_answered=version.num_answered,
-        num_failed=version.num_failed,
-    )
+        return to_listing(models, self._administration.problem)
 
 
 def _operator(context: Context) -> Operator:

@@ -10,6 +10,7 @@ from aiohttp import web
 from dragoman.server.core.calls import Call
 from dragoman.server.core.core import Core
 from dragoman.server.core.deadlines import NO_DEADLINES
+from dragoman.server.core.running import RunningCalls
 from dragoman.server.errors import Cancelled, ServiceError
 from dragoman.server.faces.http.exchange import Endpoint, Exchange, Manner
 from dragoman.server.faces.http.peers import owner_of, peer_names
@@ -29,14 +30,17 @@ def _own_ending(error: BaseException) -> str | None:
 class Around:
     """Accompanies requests from their arrival to their end."""
 
-    def __init__(self, core: Core, bodies: Bodies) -> None:
-        """Put every request among the core's calls.
+    def __init__(self, core: Core, bodies: Bodies, operators: RunningCalls | None = None, *, is_for_all: bool = True) -> None:
+        """Put every request among the core's calls, or those of operators among theirs.
 
         Args:
             core: What answers.
             bodies: What reads them.
+            operators: Their calls, where the endpoints are for them; None where an operator is nobody in particular.
+            is_for_all: Whether the endpoints are for others, too.
         """
-        self._core, self._calls, self._bodies = core, core.calls, bodies
+        self._core, self._bodies = core, bodies
+        self._operators, self._is_for_all = operators, is_for_all
 
     async def serve(self, endpoint: Endpoint, manner: Manner, request: web.Request) -> web.StreamResponse:
         """Answer one request; aiohttp still has to send what this returns.
@@ -53,6 +57,7 @@ class Around:
             is_awaited=endpoint.is_awaited,
         )
         exchange = Exchange(request, call, None)
+        exchange.is_operator = self._is_operators(request)
         with ExitStack() as around:
             response = await self._serve(endpoint, manner, exchange, around)
         if self._core.is_draining:
@@ -64,20 +69,20 @@ class Around:
     async def _serve(self, endpoint: Endpoint, manner: Manner, exchange: Exchange, around: ExitStack) -> web.StreamResponse:
         """Read a request and answer it; `around` keeps its room until it has its answer."""
         call, request = exchange.call, exchange.http
-        metadata: Metadata = [(key.lower(), value) for key, value in request.headers.items()]
-        names = partial(peer_names, request)
+        calls = self._calls(exchange)
+        metadata, names = _metadata(request), partial(peer_names, request)
         problem: ServiceError | None = None
-        if self._is_read(endpoint, call, metadata, names):
+        if _is_read(endpoint, calls, call, metadata, names):
             try:
                 await self._read(endpoint, exchange, around)
                 metadata += _key_in(endpoint, exchange)
             except ServiceError as error:
                 problem = error
             except (asyncio.CancelledError, ConnectionError):  # gone before all of it came
-                self._calls.records.finish(call, Cancelled.code)
+                calls.records.finish(call, Cancelled.code)
                 raise
         try:
-            with self._calls.serving(
+            with calls.serving(
                 call,
                 metadata,
                 getattr(exchange.message, "request_id", ""),
@@ -92,15 +97,15 @@ class Around:
         except ServiceError as error:
             return await _tell(manner, exchange, error)
 
-    def _is_read(self, endpoint: Endpoint, call: Call, metadata: Metadata, names: Callable[[], Iterable[str]]) -> bool:
-        """Return whether a request is to be read, which it is by whoever is known, or may become known by it."""
-        if endpoint.key_of is not None and all(key != "authorization" for key, _ in metadata):
-            return True
-        if self._calls.is_known(call, metadata, names):
-            return True
-        if endpoint.is_open:
-            call.caller = None
-        return endpoint.is_open
+    def _is_operators(self, request: web.Request) -> bool:
+        """Return whether a request is an operator's, as far as that makes a difference to its endpoint."""
+        if self._operators is None or self._operators.callers is None:
+            return False
+        return not self._is_for_all or self._operators.callers.find(_metadata(request), peer_names(request)) is not None
+
+    def _calls(self, exchange: Exchange) -> RunningCalls:
+        """Return the calls that a request is one of."""
+        return self._operators if exchange.is_operator and self._operators is not None else self._core.calls
 
     async def _read(self, endpoint: Endpoint, exchange: Exchange, around: ExitStack) -> None:
         """Read what a request says.
@@ -118,6 +123,21 @@ class Around:
         if deadlines != NO_DEADLINES:
             seconds, limit = deadlines.time_left(call.arrival, seconds)
         exchange.message = await endpoint.read(request, await self._bodies.read(request, seconds, limit))
+
+
+def _metadata(request: web.Request) -> Metadata:
+    return [(key.lower(), value) for key, value in request.headers.items()]
+
+
+def _is_read(endpoint: Endpoint, calls: RunningCalls, call: Call, metadata: Metadata, names: Callable[[], Iterable[str]]) -> bool:
+    """Return whether a request is to be read, which it is by whoever is known, or may become known by it."""
+    if endpoint.key_of is not None and all(key != "authorization" for key, _ in metadata):
+        return True
+    if calls.is_known(call, metadata, names):
+        return True
+    if endpoint.is_open:
+        call.caller = None
+    return endpoint.is_open
 
 
 def _key_in(endpoint: Endpoint, exchange: Exchange) -> Metadata:

@@ -55,11 +55,11 @@ class NativeApi:
 
     def endpoints(self) -> Iterable[Endpoint]:
         """Return what it answers."""
-        reads = _reader(generation_pb2.GenerateRequest)
+        reads = message_reader(generation_pb2.GenerateRequest)
         return (
             Endpoint("POST", "/v1/generate", self.generate, reads, is_counted=True),
             Endpoint("POST", "/v1/generate:stream", self.stream, reads, is_counted=True),
-            Endpoint("POST", "/v1/score", self.score, _reader(generation_pb2.ScoreRequest), is_counted=True),
+            Endpoint("POST", "/v1/score", self.score, message_reader(generation_pb2.ScoreRequest), is_counted=True),
             Endpoint("GET", "/v1/models", self.models),
             Endpoint("GET", "/v1/models/{model}", self.model),
         )
@@ -70,31 +70,33 @@ class NativeApi:
         generated = await self._generation.generate(wanted, exchange.call, exchange.remaining_seconds, self._limit)
         response = generation_pb2.GenerateResponse()
         await write_response(generated, self._limit.max_bytes, response)
-        return await _answer(response)
+        return await answer_with(response)
 
     async def stream(self, exchange: Exchange) -> web.StreamResponse:
         """Answer with the same in pieces: a server-sent event each, the last of which has `result`."""
         wanted, events = to_generate_request(exchange.message), exchange.stream()
         async with self._generation.stream(wanted, exchange.call, exchange.remaining_seconds, self._limit) as pieces:
             async for piece in pieces:
-                response = await events.send(await _to_json(await to_stream_response(piece, self._limit.max_bytes)))
+                response = await events.send(await _written(await to_stream_response(piece, self._limit.max_bytes)))
         return response
 
     async def score(self, exchange: Exchange) -> web.Response:
         """Answer with the scores of a pair."""
         wanted = to_score_request(exchange.message)
         scores = await self._generation.score(wanted, exchange.call, exchange.remaining_seconds, self._limit)
-        return await _answer(await to_score_response(scores, self._limit.max_bytes))
+        return await answer_with(await to_score_response(scores, self._limit.max_bytes))
 
     async def models(self, exchange: Exchange) -> web.Response:
         """Describe every model that the caller may use."""
-        return await _answer(self._descriptions.of_all(self._generation.models(exchange.call.caller)))
+        return await answer_with(self._descriptions.of_all(self._generation.models(exchange.call.caller)))
 
     async def model(self, exchange: Exchange) -> web.Response:
         """Describe one model."""
         http = exchange.http
         version = http.query.get("modelVersion") or http.query.get("model_version", "")
-        return await _answer(self._descriptions.of(self._generation.model(http.match_info["model"], exchange.call.caller, version)))
+        return await answer_with(
+            self._descriptions.of(self._generation.model(http.match_info["model"], exchange.call.caller, version))
+        )
 
     def refuse(self, error: ServiceError, request_id: str) -> web.Response:
         """See `Manner`."""
@@ -113,7 +115,7 @@ def status_json(error: ServiceError, request_id: str) -> str:
     return json_format.MessageToJson(status, indent=None, ensure_ascii=False)
 
 
-def _reader(kind: Callable[[], Kind]) -> Callable[[web.Request, bytes], Any]:
+def message_reader(kind: Callable[[], Kind]) -> Callable[[web.Request, bytes], Any]:
     """Return what reads a message of a kind."""
 
     async def read(request: web.Request, body: bytes) -> Kind:
@@ -157,16 +159,18 @@ def _one_line(what: object) -> str:
     return line if len(line) <= MAX_REASON_CHARACTERS else line[:MAX_REASON_CHARACTERS] + "..."
 
 
-async def _answer(message: Message) -> web.Response:
-    return web.Response(text=await _to_json(message), content_type=JSON)
+async def answer_with(message: Message) -> web.Response:
+    """Return the answer that has a message."""
+    return web.Response(text=await _written(message), content_type=JSON)
 
 
-async def _to_json(message: Message) -> str:
+async def _written(message: Message) -> str:
     """Write a message as JSON; a large one beside others' work."""
     if message.ByteSize() > LARGE_BYTES:
-        return await asyncio.to_thread(_write, message)
-    return _write(message)
+        return await asyncio.to_thread(to_json, message)
+    return to_json(message)
 
 
-def _write(message: Message) -> str:
+def to_json(message: Message) -> str:
+    """Return a message in canonical JSON, with the fields that have their default."""
     return json_format.MessageToJson(message, indent=None, ensure_ascii=False, always_print_fields_with_no_presence=True)

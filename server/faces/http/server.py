@@ -10,10 +10,12 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from dragoman.server.config import ServerConfig
+from dragoman.server.core.administration import OperatorCalls
 from dragoman.server.core.core import CLOSE_SECONDS, Core
 from dragoman.server.faces.http import documents
 from dragoman.server.faces.http.around import Around
 from dragoman.server.faces.http.console.engine import EngineEvents
+from dragoman.server.faces.http.console.models import ModelsData
 from dragoman.server.faces.http.console.page import ConsolePage
 from dragoman.server.faces.http.exchange import Endpoint, Manner
 from dragoman.server.faces.http.libre import LibreApi
@@ -21,6 +23,7 @@ from dragoman.server.faces.http.listening import Listening
 from dragoman.server.faces.http.native import NativeApi
 from dragoman.server.faces.http.origins import Origins
 from dragoman.server.faces.http.reading import Bodies
+from dragoman.server.faces.http.repository import RepositoryApi
 from dragoman.server.faces.http.statuses import HttpRefusal, NothingThere
 from dragoman.server.faces.tls_files import TlsFiles
 
@@ -42,13 +45,21 @@ class HttpServer:
         port: Where it listens.
     """
 
-    def __init__(self, config: ServerConfig, core: Core, tls: TlsFiles | None = None, grpc_port: int | None = None) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        core: Core,
+        tls: TlsFiles | None = None,
+        operators: OperatorCalls | None = None,
+        grpc_port: int | None = None,
+    ) -> None:
         """Take the port; nobody is answered yet.
 
         Args:
             config: Address and limits.
             core: What answers.
             tls: Files to show; None for HTTP without TLS.
+            operators: The way in for operators; None if there is none here.
             grpc_port: Where gRPC is answered, which the console tells; None for where it is set to be.
 
         Raises:
@@ -57,7 +68,8 @@ class HttpServer:
         self._core = core
         self._listening = Listening(config, tls)
         self.port = self._listening.port
-        around = Around(core, Bodies(config.max_message_bytes))
+        bodies = Bodies(config.max_message_bytes)
+        around = Around(core, bodies)
         native = NativeApi(core, config.max_message_bytes)
         origins = Origins(config.http_allowed_origins)
         libre = LibreApi(core, config.max_message_bytes, origins)
@@ -66,8 +78,13 @@ class HttpServer:
         add(app, around, native, native.endpoints())
         add(app, around, libre, libre.endpoints())
         if config.console:
-            add(app, around, native, EngineEvents(core).endpoints())
+            around_all = Around(core, bodies, None if operators is None else operators.calls)
+            add(app, around_all, native, EngineEvents(core).endpoints())
+            add(app, around_all, native, ModelsData(core, config.max_message_bytes).endpoints())
             ConsolePage(config.port if grpc_port is None else grpc_port).add_to(app)
+        if operators is not None:
+            around_operators = Around(core, bodies, operators.calls, is_for_all=False)
+            add(app, around_operators, native, RepositoryApi(operators.carry_out).endpoints())
         app.router.add_get(documents.PATH, documents.answer_document)
         app.router.add_get(documents.PAGE_PATH, documents.answer_page)
         app.on_response_prepare.extend((_add_headers, origins.add_headers))

@@ -66,7 +66,7 @@ ServeHttp = Callable[..., AbstractAsyncContextManager[HttpWorld]]
 @pytest.fixture
 def serve_http(make_model: Callable[..., Any], tmp_path: Any, logged: Any) -> ServeHttp:
     @asynccontextmanager
-    async def serving(*models: Any, tracer: Any = None, **settings: Any) -> AsyncIterator[HttpWorld]:
+    async def serving(*models: Any, tracer: Any = None, operators: Any = None, **settings: Any) -> AsyncIterator[HttpWorld]:
         loaded = LoadedModels(*(models or [make_model()]))
         ports = {"port": 0, "metrics_port": 0, "http_port": 0}
         config = ServerConfig(models=tmp_path, host="127.0.0.1", http_host="127.0.0.1", **ports, **settings)
@@ -77,7 +77,7 @@ def serve_http(make_model: Callable[..., Any], tmp_path: Any, logged: Any) -> Se
         deadlines = Deadlines(config.default_deadline_seconds, config.max_deadline_seconds)
         core = Core(loaded, metrics, tracer, read_callers(config, metrics, deadlines), deadlines, Readiness(config.ready_rule))
         face = build_server(config, core)
-        http = HttpServer(config, core, face.tls, face.port)
+        http = HttpServer(config, core, face.tls, operators, face.port)
         await face.start()
         await http.start()
         server = Served(face, core)

@@ -6,8 +6,9 @@ import { Server } from "./server.js";
 import { Token } from "./token.js";
 import { Try } from "./try.js";
 
-const server = new Server(new Token());
-const views = { try: new Try(server), engine: new Engine(server), models: new Models(server) };
+const server = new Server(new Token("dragoman-token", "Token"));
+const operators = new Server(new Token("dragoman-operator-token", "Operator's token"));
+const views = { try: new Try(server), engine: new Engine(server), models: new Models(server, operators) };
 const tabs = Object.keys(views).map((name) => find(`tab-${name}`));
 
 function open(name, isFocused = false) {

@@ -2,7 +2,7 @@
 import { element } from "./element.js";
 
 const WHY = {
-  401: "Models are changed with an operator's token, which this page was not given.",
+  401: "Models are changed with an operator's token.",
   403: "This token may not change models.",
   404: "This server does not change models over HTTP.",
   405: "This server does not change models over HTTP.",
@@ -20,6 +20,7 @@ export class Lifecycle {
     this.#onChange = onChange;
     this.told = null;
     this.reason = "";
+    this.isClosed = false;
   }
 
   /** Ask what the repository has. A refusal is no error: it says why there are no buttons. */
@@ -27,15 +28,20 @@ export class Lifecycle {
     try {
       this.told = await this.#server.ask("/v1/repository", { isQuiet: true });
       this.reason = "";
+      this.isClosed = false;
     } catch (error) {
       this.told = null;
+      this.isClosed = error.status === 401;
       this.reason = WHY[error.status] ?? error.text ?? error.message;
     }
   }
 
   /** Say what has been done, or why nothing can be. */
   note() {
-    return element("p", { class: "note", id: "lifecycle-note", role: "status" }, [this.#said, this.reason, this.told?.problem].filter(Boolean).join(" "));
+    const give = async () => (await this.#server.authorise(this.reason)) && this.#onChange();
+    return element("div", { class: "row wrap" },
+      element("p", { class: "note", id: "lifecycle-note", role: "status" }, [this.#said, this.reason, this.told?.problem].filter(Boolean).join(" ")),
+      this.isClosed ? element("button", { type: "button", on: { click: give } }, "Give one") : null);
   }
 
   /** Return the versions that are in the repository, and what can be done with a model; null where nothing can. */

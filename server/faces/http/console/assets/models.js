@@ -9,16 +9,16 @@ const FACTS = { architecture: "Architecture", precision: "Weights", cachePrecisi
   maxSourceTokens: "Source tokens at the most", maxTargetTokens: "Answer tokens at the most", defaultMaxNewTokens: "Answer tokens if nothing is said",
   maxSlots: "Slots", maxSlotsPerRequest: "Slots for one request", sourceVocabSize: "Source vocabulary", targetVocabSize: "Target vocabulary",
   shortlistTokens: "Shortlist" };
-const PARTS = { quality: "Quality", parity: "Parity: what export compared with PyTorch", limits: "Limits", defaults: "Defaults" };
+const PARTS = { quality: "Quality", parity: "Parity: what export compared with PyTorch", limits: "Limits", defaults: "Defaults", origin: "Origin" };
 
 export class Models {
   #server;
   #lifecycle;
   #shown = "";
 
-  constructor(server) {
+  constructor(server, operators) {
     this.#server = server;
-    this.#lifecycle = new Lifecycle(server, () => this.show());
+    this.#lifecycle = new Lifecycle(operators, () => this.show());
   }
 
   hide() {}
@@ -27,7 +27,7 @@ export class Models {
     if (!find("cards").children.length) this.#state("Reading…");
     try {
       const told = await this.#server.ask("/console/models");
-      const models = Array.isArray(told) ? told : told.models;
+      const models = told.models.map(({ model, ...rest }) => ({ ...model, ...rest }));
       await this.#lifecycle.read();
       this.#state(models.length ? "" : "The server has no models.");
       const key = JSON.stringify([models, this.#lifecycle.told]);
@@ -67,7 +67,7 @@ export class Models {
 const fact = (title, text) => element("div", {}, element("dt", {}, title), element("dd", { dir: "auto" }, text));
 
 function fold(model, key, title, inside, isOpen = false) {
-  return element("details", { class: "part", "data-key": `${model.name} ${key}`, open: isOpen }, element("summary", {}, title), inside);
+  return element("details", { class: "part", "data-key": `${model.name} ${model.version} ${key}`, open: isOpen }, element("summary", {}, title), inside);
 }
 
 function part(model, key, title) {

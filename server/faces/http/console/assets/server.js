@@ -23,6 +23,11 @@ export class Server {
     this.#token = token;
   }
 
+  /** Ask for a token, for this reason; resolves to whether there is a new one. */
+  authorise(reason) {
+    return this.#token.ask(reason);
+  }
+
   get hasToken() {
     return this.#token.text !== "";
   }

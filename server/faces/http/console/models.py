@@ -1,0 +1,93 @@
+"""What the console's Models tab lives on: every version of every model, with what its bundle says of how good it is, as JSON.
+
+Nothing here is known of a model but what its manifest says, which its version and its signature stand for.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from dragoman.server.core.core import Core
+from dragoman.server.core.ports import Model
+from dragoman.server.faces.http.exchange import Endpoint, Exchange
+from dragoman.server.faces.http.native import JSON, to_json
+from dragoman.server.faces.v1.descriptions import Descriptions
+from dragoman.v1 import generation_pb2
+
+PATH = "/console/models"
+
+
+class ModelsData:
+    """Answers `/console/models`."""
+
+    def __init__(self, core: Core, max_message_bytes: int) -> None:
+        """Tell of the core's models.
+
+        Args:
+            core: What answers.
+            max_message_bytes: Largest description of one that is sent.
+        """
+        self._models, self._generation = core.models, core.generation
+        self._descriptions = Descriptions(core.models, max_message_bytes)
+
+    def endpoints(self) -> Iterable[Endpoint]:
+        """Return what it answers."""
+        return (Endpoint("GET", PATH, self.answer),)
+
+    async def answer(self, exchange: Exchange) -> web.Response:
+        """Answer with all versions of the models that the caller may use."""
+        names = {model.name for model in self._generation.models(exchange.call.caller)}
+        seen = [model for model in self._models.versions() if model.name in names]
+        told = [(self._descriptions.of(model), _of_manifest(model)) for model in seen]
+        return web.Response(body=await asyncio.to_thread(_write, told), content_type=JSON)
+
+
+def _of_manifest(model: Model) -> dict[str, Any]:
+    """Return what a manifest says beside the description: no bundle carries its model's card so far."""
+    parity = _told(model.manifest.parity)
+    return {
+        "label": model.label,
+        "isAsleep": model.is_asleep,
+        "card": None,
+        "quality": parity.pop("quality", None),
+        "parity": parity,
+        "origin": _told(model.manifest.origin),
+        "limits": _limits(model),
+    }
+
+
+def _limits(model: Model) -> dict[str, int | None]:
+    manifest = model.manifest
+    return {
+        "maxSourceTokens": manifest.max_source_tokens,
+        "maxTargetTokens": manifest.max_target_tokens,
+        "maxSlots": model.max_slots,
+        "maxSlotsPerRequest": model.max_slots_per_request,
+        "maxPriority": model.traits.max_priority,
+    }
+
+
+def _told(struct: msgspec.Struct) -> dict[str, Any]:
+    """Return what a part of a manifest says, with names in camel case."""
+    told: dict[str, Any] = _in_camel_case(msgspec.to_builtins(struct))
+    return told
+
+
+def _in_camel_case(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {_camel(name): _in_camel_case(part) for name, part in value.items()}
+    return [_in_camel_case(part) for part in value] if isinstance(value, list) else value
+
+
+def _camel(name: str) -> str:
+    first, *others = name.split("_")
+    return first + "".join(map(str.capitalize, others))
+
+
+def _write(told: Iterable[tuple[generation_pb2.Model, dict[str, Any]]]) -> bytes:
+    """Write all of it; beside others' work, for hundreds of languages take a while."""
+    models = [{"model": msgspec.Raw(to_json(model).encode())} | rest for model, rest in told]
+    return msgspec.json.encode({"models": models})
