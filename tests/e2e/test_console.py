@@ -21,6 +21,7 @@ from google.protobuf import json_format
 from dragoman.v1.generation_pb2 import GenerateRequest
 from dragoman.v1.generation_pb2_grpc import GenerationStub
 from tests.e2e.chromium import Tab, chromium
+from tests.e2e.versions import ModelFolder
 
 pytestmark = pytest.mark.e2e
 
@@ -289,6 +290,37 @@ def test_models_are_described_by_their_cards_and_reports(browser: Any, server: A
         assert panel.get_by_role("button").count() == 0
 
 
+def test_an_operator_changes_models_and_is_told_what_became_of_it(
+    browser: Any, serve: Callable[..., Any], models: ModelFolder, tmp_path: Path
+) -> None:
+    operators = tmp_path / "operators"
+    operators.write_text("anna:an-operators-long-token\n")
+    models.put("alpha", "1", "one")
+    flags = ("--admin-tokens-file", str(operators), "--http-admin", "true", "--models-poll-seconds", "3600")
+    with serve(models.path, *flags) as server, on(browser, server.http_address, view="models", is_refused=True) as tab:
+        page = tab.page
+        panel = page.get_by_role("article", name="alpha", exact=True)
+        panel.wait_for()
+        assert "operator's token" in page.inner_text("#lifecycle-note") and panel.get_by_role("button").count() == 0
+        for token in ("wrong", "an-operators-long-token"):
+            page.get_by_role("button", name="Give one").click()
+            page.fill("#token-text", token)
+            page.keyboard.press("Enter")
+        panel.get_by_role("button", name="Reload alpha").wait_for()
+        assert "serving" in panel.get_by_role("table").inner_text()
+        models.put("alpha", "2", "two")
+        panel.get_by_role("button", name="Reload alpha").click()
+        page.locator("#lifecycle-note", has_text="alpha: reload was done.").wait_for()
+        panel.get_by_role("row", name=re.compile("^2 ?serving")).wait_for()
+        panel.get_by_role("button", name="Unload alpha").click()  # asks whether that is meant
+        assert "sure" in panel.inner_text()
+        panel.get_by_role("button", name="Unload alpha").click()
+        page.locator("#lifecycle-note", has_text="alpha: unload was done.").wait_for()
+        panel.get_by_role("button", name="Load alpha").click()
+        page.locator("#lifecycle-note", has_text="alpha: load was done.").wait_for()
+        panel.locator(".badge", has_text="ready").wait_for()
+
+
 # What goes wrong
 
 
@@ -298,7 +330,10 @@ def test_a_token_is_asked_for_kept_in_the_session_and_never_copied(
     """Then the server goes away, which is said, and what was there stays."""
     tokens = tmp_path / "tokens"
     tokens.write_text("web:a-long-and-random-token\n")
-    with serve(shipped_bundle("en-de"), "--auth-tokens-file", str(tokens)) as server, on(browser, server.http_address) as tab:
+    with (
+        serve(shipped_bundle("en-de"), "--auth-tokens-file", str(tokens)) as server,
+        on(browser, server.http_address, is_refused=True) as tab,
+    ):
         page = tab.page
         page.locator("#token").wait_for()
         page.fill("#token-text", "wrong")
@@ -330,6 +365,7 @@ def test_a_token_is_asked_for_kept_in_the_session_and_never_copied(
 
 
 def test_a_refusal_is_said_in_the_servers_words(tab: Tab) -> None:
+    tab.is_refused = True
     tab.ask(" ")
     tab.page.locator("#try-problem").wait_for()
     assert "text" in tab.page.inner_text("#try-problem")
@@ -356,6 +392,7 @@ def test_hostile_texts_are_text(tab: Tab, text: str) -> None:
 
 
 def test_ten_thousand_characters_are_refused_or_cut_and_the_page_stands(tab: Tab) -> None:
+    tab.is_refused = True
     text = "a dog runs " * 909 + "x"
     tab.ask(text)
     tab.page.locator("#try-problem").wait_for()
@@ -473,7 +510,7 @@ def test_a_phone_needs_no_scrolling_sideways(browser: Any, server: Any) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_no_rule_of_accessibility_is_broken(browser: Any, server: Any, scheme: str) -> None:
-    with on(browser, server.http_address, color_scheme=scheme, reduced_motion="reduce") as tab:
+    with on(browser, server.http_address, color_scheme=scheme, reduced_motion="reduce", is_refused=True) as tab:
         assert rules(tab.page) == []  # empty
         tab.ask(TEXT, search="beams")
         tab.answer()

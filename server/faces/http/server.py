@@ -81,7 +81,7 @@ class HttpServer:
             around_all = Around(core, bodies, None if operators is None else operators.calls)
             add(app, around_all, native, EngineEvents(core).endpoints())
             add(app, around_all, native, ModelsData(core, config.max_message_bytes).endpoints())
-            ConsolePage(config.port if grpc_port is None else grpc_port).add_to(app)
+            ConsolePage(config.port if grpc_port is None else grpc_port, operators is not None).add_to(app)
         if operators is not None:
             around_operators = Around(core, bodies, operators.calls, is_for_all=False)
             add(app, around_operators, native, RepositoryApi(operators.carry_out).endpoints())

@@ -8,8 +8,9 @@ from aiohttp import ETag, web
 
 PATH, ASSETS_PATH = "/", "/console/assets/{name}"
 DOCUMENT = "index.html"
-# Where the document says which port gRPC is answered on, for the calls that it shows.
-GRPC_PORT = b'name="grpc-port" content="8500"'
+# What the document says of the server: the port that gRPC is answered on, for the calls that it shows, and whether operators may
+# administer over HTTP.
+GRPC_PORT, HTTP_ADMIN = b'name="grpc-port" content="8500"', b'name="http-admin" content="no"'
 POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -36,16 +37,18 @@ KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg":
 class ConsolePage:
     """Answers with the page and what belongs to it. Anybody may read it: it holds nothing that is the server's."""
 
-    def __init__(self, grpc_port: int) -> None:
+    def __init__(self, grpc_port: int, is_administered: bool) -> None:
         """Read all of it.
 
         Args:
             grpc_port: Where gRPC is answered.
+            is_administered: Whether operators may administer over HTTP.
         """
         self._assets = dict(_read())
         document = self._assets.pop(DOCUMENT)
-        assert GRPC_PORT in document
-        self._document = document.replace(GRPC_PORT, GRPC_PORT.replace(b"8500", str(grpc_port).encode()))
+        assert GRPC_PORT in document and HTTP_ADMIN in document
+        document = document.replace(GRPC_PORT, GRPC_PORT.replace(b"8500", str(grpc_port).encode()))
+        self._document = document.replace(HTTP_ADMIN, HTTP_ADMIN.replace(b"no", b"yes")) if is_administered else document
 
     def add_to(self, app: web.Application) -> None:
         """Have an application answer with it."""

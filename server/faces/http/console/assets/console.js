@@ -40,7 +40,7 @@ tabs.forEach((tab, i) => {
 });
 addEventListener("hashchange", () => open(named()));
 // Whoever does not look is sent nothing.
-document.addEventListener("visibilitychange", () => (document.hidden ? views.engine.hide() : open(named())));
+document.addEventListener("visibilitychange", () => (document.hidden ? views[named()].hide() : open(named())));
 
 const THEMES = ["auto", "light", "dark"];
 

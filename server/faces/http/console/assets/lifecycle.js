@@ -5,8 +5,6 @@ const WHY = {
   401: "Models are changed with an operator's token.",
   403: "This token may not change models.",
   404: "This server does not change models over HTTP.",
-  405: "This server does not change models over HTTP.",
-  501: "This server does not change models over HTTP.",
 };
 const VERBS = { reload: "Reload", rollback: "Roll back", unload: "Unload", load: "Load" };
 
@@ -23,17 +21,33 @@ export class Lifecycle {
     this.isClosed = false;
   }
 
-  /** Ask what the repository has. A refusal is no error: it says why there are no buttons. */
+  /** Ask what the repository has, where there is hope. A refusal is no error: it says why there are no buttons. */
   async read() {
+    if (document.querySelector('meta[name="http-admin"]').content !== "yes") return this.#refuse(404);
+    if (!this.#server.hasToken) return this.#refuse(401);
     try {
       this.told = await this.#server.ask("/v1/repository", { isQuiet: true });
       this.reason = "";
       this.isClosed = false;
     } catch (error) {
-      this.told = null;
-      this.isClosed = error.status === 401;
-      this.reason = WHY[error.status] ?? error.text ?? error.message;
+      this.#refuse(error.status, error.text ?? error.message);
     }
+  }
+
+  #refuse(status, reason = "") {
+    this.told = null;
+    this.isClosed = status === 401 || status === 403;
+    this.reason = WHY[status] ?? reason;
+  }
+
+  /** All that is shown of it. */
+  get state() {
+    return [this.told, this.reason, this.#said];
+  }
+
+  /** Return the names of models that are in the repository and not among these. */
+  others(names) {
+    return (this.told?.models ?? []).map(({ name }) => name).filter((name) => !names.includes(name));
   }
 
   /** Say what has been done, or why nothing can be. */

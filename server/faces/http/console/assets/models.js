@@ -3,13 +3,13 @@ import { element, find } from "./element.js";
 import { Lifecycle } from "./lifecycle.js";
 import { markdown } from "./markdown.js";
 
-const MAX_DEPTH = 4, MAX_ITEMS = 200;
+const MAX_DEPTH = 4, MAX_ITEMS = 200, READ_AGAIN = 5000;
 // Of a Model, in this order; what is 0 or empty is not told.
 const FACTS = { architecture: "Architecture", precision: "Weights", cachePrecision: "Cache", device: "Runs on", 
   maxSourceTokens: "Source tokens at the most", maxTargetTokens: "Answer tokens at the most", defaultMaxNewTokens: "Answer tokens if nothing is said",
-  maxSlots: "Slots", maxSlotsPerRequest: "Slots for one request", sourceVocabSize: "Source vocabulary", targetVocabSize: "Target vocabulary",
+  maxSlots: "Slots", maxSlotsPerRequest: "Slots for one request", maxPriority: "Priority at the most", sourceVocabSize: "Source vocabulary", targetVocabSize: "Target vocabulary",
   shortlistTokens: "Shortlist" };
-const PARTS = { quality: "Quality", parity: "Parity: what export compared with PyTorch", limits: "Limits", defaults: "Defaults", origin: "Origin" };
+const PARTS = { quality: "Quality", parity: "Parity: what export compared with PyTorch", defaults: "Defaults", origin: "Origin" };
 
 export class Models {
   #server;
@@ -21,23 +21,39 @@ export class Models {
     this.#lifecycle = new Lifecycle(operators, () => this.show());
   }
 
-  hide() {}
+  hide() {
+    clearTimeout(this.#again);
+  }
 
+  #again = 0;
+
+  /** Read it, and again from time to time as long as it is shown. */
   async show() {
+    clearTimeout(this.#again);
+    const isRead = await this.#read();
+    clearTimeout(this.#again);
+    if (isRead && !find("models").hidden && !document.hidden) this.#again = setTimeout(() => this.show(), READ_AGAIN);
+  }
+
+  async #read() {
     if (!find("cards").children.length) this.#state("Reading…");
     try {
       const told = await this.#server.ask("/console/models");
       const models = told.models.map(({ model, ...rest }) => ({ ...model, ...rest }));
       await this.#lifecycle.read();
       this.#state(models.length ? "" : "The server has no models.");
-      const key = JSON.stringify([models, this.#lifecycle.told]);
-      if (key === this.#shown) return;
+      const key = JSON.stringify([models, this.#lifecycle.state]);
+      if (key === this.#shown) return true;
       this.#shown = key;
       const open = new Set([...find("cards").querySelectorAll("details[open]")].map((one) => one.dataset.key));
-      find("cards").replaceChildren(this.#lifecycle.note(), ...models.map((model) => this.#model(model)));
+      find("cards").replaceChildren(this.#lifecycle.note(), ...models.map((model) => this.#model(model)),
+        ...this.#lifecycle.others(models.map(({ name }) => name)).map((name) => element("article", { class: "panel", "aria-label": name },
+          element("h2", {}, name, " ", element("span", { class: "badge" }, "not loaded")), this.#lifecycle.controls({ name }))));
       for (const one of find("cards").querySelectorAll("details")) one.open = open.has(one.dataset.key) || one.open;
+      return true;
     } catch (error) {
       this.#state(error.text ?? error.message, () => this.show());
+      return false;
     }
   }
 
@@ -48,19 +64,20 @@ export class Models {
   }
 
   #model(model) {
-    const known = Object.entries(FACTS).filter(([key]) => model[key]).map(([key, title]) => fact(title, `${model[key]}`));
+    const known = Object.entries(FACTS).map(([key, title]) => [title, model[key] ?? model.limits?.[key]])
+      .filter(([, value]) => value).map(([title, value]) => fact(title, `${value}`));
     if (model.weightBits) known.push(fact("Bits of weights", `${model.weightBits}`));
     for (const side of ["source", "target"]) {
       const codes = (model[`${side}Languages`] ?? []).map(({ code }) => code);
       if (codes.length) known.push(fact(side === "source" ? "Reads" : "Writes", codes.length > 12 ? `${codes.length} languages: ${codes.join(", ")}` : codes.join(", ")));
     }
-    const state = element("span", { class: "badge", "data-kind": model.isReady ? "ready" : "wait" }, model.isReady ? "ready" : "not ready");
+    const state = element("span", { class: "badge", "data-kind": model.isReady ? "ready" : "wait" }, model.isReady ? "ready" : model.isAsleep ? "asleep" : "not ready");
     return element("article", { class: "panel", "aria-label": model.name },
       element("h2", {}, model.name, " ", element("code", {}, model.version), " ", state),
       model.domain ? element("p", { class: "note", dir: "auto" }, `Knows: ${model.domain}.`) : null, element("dl", { class: "facts" }, ...known),
       versions(model.versions ?? []), this.#lifecycle.controls(model),
       ...Object.entries(PARTS).map(([key, title]) => part(model, key, title)),
-      model.card ? fold(model, "card", "Card", markdown(model.card), true) : element("p", { class: "note" }, "There is no card with this model."));
+      model.card ? fold(model, "card", "Card", markdown(model.card), true) : element("p", { class: "note" }, "Its bundle has no card."));
   }
 }
 
@@ -76,7 +93,7 @@ function part(model, key, title) {
   return fold(model, key, title, describe(value, 0));
 }
 
-const isNothing = (value) => value === null || value === undefined || value === "" || (typeof value === "object" && Object.keys(value).length === 0);
+const isNothing = (value) => [null, undefined, "", false].includes(value) || (typeof value === "object" && Object.keys(value).length === 0);
 
 /** Show data as it is: objects as terms and what they are, lists as lists. */
 function describe(value, depth) {

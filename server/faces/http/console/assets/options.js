@@ -29,6 +29,10 @@ export class Options {
     return this.#models.find((model) => model.name === find("model").value) ?? null;
   }
 
+  get isReady() {
+    return this.#models.length > 0 && this.#models.every((model) => model.isReady);
+  }
+
   get isContinuing() {
     return this.model?.architecture === "decoder";
   }

@@ -34,9 +34,9 @@ export class Try {
     find("cancel").addEventListener("click", () => this.#running?.abort());
   }
 
-  /** Ask which models there are, unless they are known. */
+  /** Ask which models there are, unless all of them are known to be ready. */
   async show() {
-    if (this.#options.model || this.#asking) return;
+    if (this.#options.isReady || this.#asking) return;
     this.#asking = this.#offer();
     await this.#asking;
     this.#asking = null;
