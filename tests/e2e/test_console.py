@@ -86,7 +86,7 @@ def test_pieces_arrive_before_the_answer_is_whole(tab: Tab) -> None:
     tab.ask("a dog", "alpha", max_new_tokens="900")
     tab.page.wait_for_function("() => document.querySelector('p.writing')?.textContent.length > 20")
     first = len(tab.page.locator("p.writing").text_content() or "")
-    tab.page.wait_for_function(f"(document.querySelector('p.answer')?.textContent.length ?? 0) > {first}")
+    tab.page.wait_for_function(f"() => (document.querySelector('p.answer')?.textContent.length ?? 0) > {first}")
     tab.page.locator("#looks-into .tokens").wait_for(timeout=60_000)
     assert "900 written" in tab.page.inner_text("#status")
 
@@ -311,7 +311,7 @@ def test_an_operator_changes_models_and_is_told_what_became_of_it(
         models.put("alpha", "2", "two")
         panel.get_by_role("button", name="Reload alpha").click()
         page.locator("#lifecycle-note", has_text="alpha: reload was done.").wait_for()
-        panel.get_by_role("row", name=re.compile("^2 ?serving")).wait_for()
+        panel.get_by_role("row", name=re.compile("^2 (trial|serving)")).wait_for()
         panel.get_by_role("button", name="Unload alpha").click()  # asks whether that is meant
         assert "sure" in panel.inner_text()
         panel.get_by_role("button", name="Unload alpha").click()
@@ -330,8 +330,9 @@ def test_a_token_is_asked_for_kept_in_the_session_and_never_copied(
     """Then the server goes away, which is said, and what was there stays."""
     tokens = tmp_path / "tokens"
     tokens.write_text("web:a-long-and-random-token\n")
+    flags = ("--auth-tokens-file", str(tokens))
     with (
-        serve(shipped_bundle("en-de"), "--auth-tokens-file", str(tokens)) as server,
+        serve(shipped_bundle("en-de"), *flags) as server,
         on(browser, server.http_address, is_refused=True) as tab,
     ):
         page = tab.page

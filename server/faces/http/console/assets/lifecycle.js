@@ -63,7 +63,7 @@ export class Lifecycle {
     const model = this.told?.models?.find((one) => one.name === name);
     if (!model) return null;
     const loaded = (model.versions ?? []).some(({ state }) => ["VERSION_STATE_SERVING", "VERSION_STATE_TRIAL", "VERSION_STATE_ASLEEP"].includes(state));
-    const verbs = loaded ? ["reload", "rollback", "unload"] : ["load"];
+    const verbs = loaded ? ["reload", "rollback", "load", "unload"] : ["load"];
     const buttons = verbs.map((verb) => element("button", { type: "button", "aria-label": `${VERBS[verb]} ${name}`,
       on: { click: (event) => this.#do(name, verb, event.currentTarget) } }, VERBS[verb]));
     const rows = (model.versions ?? []).map((one) => element("tr", {}, element("th", { scope: "row" }, one.name || one.version),

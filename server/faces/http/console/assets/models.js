@@ -93,7 +93,7 @@ function part(model, key, title) {
   return fold(model, key, title, describe(value, 0));
 }
 
-const isNothing = (value) => [null, undefined, "", false].includes(value) || (typeof value === "object" && Object.keys(value).length === 0);
+const isNothing = (value) => [null, undefined, "", false].includes(value) || (typeof value === "object" && Object.values(value).every(isNothing));
 
 /** Show data as it is: objects as terms and what they are, lists as lists. */
 function describe(value, depth) {
@@ -114,7 +114,8 @@ function plain(value) {
 }
 
 const title = (key) => {
-  const text = key.replaceAll("_", " ").replace(/([a-z])([A-Z])/gu, (_, before, after) => `${before} ${after.toLowerCase()}`);
+  const text = key.replaceAll("_", " ").replace(/([a-z])([A-Z])/gu, (_, before, after) => `${before} ${after.toLowerCase()}`)
+    .replace(/^num /u, "").replace(/^max /u, "largest ");
   return text[0].toUpperCase() + text.slice(1);
 };
 
