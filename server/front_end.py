@@ -108,7 +108,7 @@ class FrontEnd:
         """
         self._face = build_server(self._config, self.core)
         if self._config.http:
-            self._http = HttpServer(self._config, self.core, self._face.tls, self._operators)
+            self._http = HttpServer(self._config, self.core, self._face.tls, self._operators, self._face.port)
             await self._http.start()
         await self._face.start()
         self._telling = asyncio.create_task(self._tell_suppressed())

@@ -14,6 +14,7 @@ from dragoman.server.faces.http import documents
 from dragoman.server.faces.http.around import Around
 from dragoman.server.faces.http.console.engine import EngineEvents
 from dragoman.server.faces.http.console.models import ModelsData
+from dragoman.server.faces.http.console.page import ConsolePage
 from dragoman.server.faces.http.exchange import Endpoint, Manner
 from dragoman.server.faces.http.hosts import Hosts
 from dragoman.server.faces.http.inference import ROOT, InferenceApi
@@ -30,7 +31,9 @@ HEADERS = {"Server": "dragoman", "X-Content-Type-Options": "nosniff", "Cache-Con
 Answering = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def make_application(config: ServerConfig, core: Core, native: NativeApi, operators: OperatorCalls | None) -> web.Application:
+def make_application(
+    config: ServerConfig, core: Core, native: NativeApi, operators: OperatorCalls | None, grpc_port: int | None
+) -> web.Application:
     """Return the application with every protocol that the port speaks.
 
     Args:
@@ -38,6 +41,7 @@ def make_application(config: ServerConfig, core: Core, native: NativeApi, operat
         core: What answers.
         native: The native API, in whose manner is refused what is at no other protocol's path.
         operators: The way in for operators; None if there is none here.
+        grpc_port: Where gRPC is answered, which the console tells; None for where it is set to be.
     """
     bodies = Bodies(config.max_message_bytes)
     around = Around(core, bodies)
@@ -60,6 +64,7 @@ def make_application(config: ServerConfig, core: Core, native: NativeApi, operat
         around_all = Around(core, bodies, None if operators is None else operators.calls)
         add(app, around_all, native, EngineEvents(core).endpoints())
         add(app, around_all, native, ModelsData(core, config.max_message_bytes).endpoints())
+        ConsolePage(config.port if grpc_port is None else grpc_port, operators is not None).add_to(app)
     if operators is not None:
         around_operators = Around(core, bodies, operators.calls, is_for_all=False)
         add(app, around_operators, native, RepositoryApi(operators.carry_out).endpoints())

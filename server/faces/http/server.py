@@ -32,7 +32,12 @@ class HttpServer:
     """
 
     def __init__(
-        self, config: ServerConfig, core: Core, tls: TlsFiles | None = None, operators: OperatorCalls | None = None
+        self,
+        config: ServerConfig,
+        core: Core,
+        tls: TlsFiles | None = None,
+        operators: OperatorCalls | None = None,
+        grpc_port: int | None = None,
     ) -> None:
         """Take the port; nobody is answered yet.
 
@@ -41,6 +46,7 @@ class HttpServer:
             core: What answers.
             tls: Files to show; None for HTTP without TLS.
             operators: The way in for operators; None if there is none here.
+            grpc_port: Where gRPC is answered, which the console tells; None for where it is set to be.
 
         Raises:
             ConfigError: If the port is taken or files cannot be used.
@@ -60,7 +66,7 @@ class HttpServer:
             "max_headers": MAX_HEADERS,
             "auto_decompress": False,
         }
-        app = make_application(config, core, native, operators)
+        app = make_application(config, core, native, operators, grpc_port)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=CLOSE_SECONDS, **options)
         self._speaking = partial(Speaking, refuse=partial(_refuse_unread, native), **options)
 

@@ -77,7 +77,7 @@ def serve_http(make_model: Callable[..., Any], tmp_path: Any, logged: Any) -> Se
         deadlines = Deadlines(config.default_deadline_seconds, config.max_deadline_seconds)
         core = Core(loaded, metrics, tracer, read_callers(config, metrics, deadlines), deadlines, Readiness(config.ready_rule))
         face = build_server(config, core)
-        http = HttpServer(config, core, face.tls, operators)
+        http = HttpServer(config, core, face.tls, operators, face.port)
         await face.start()
         await http.start()
         server = Served(face, core)

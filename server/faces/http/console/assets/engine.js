@@ -1,0 +1,144 @@
+// The Engine view: what each model's engine does now, four times a second while somebody looks.
+import { element, find, seconds, size, tell } from "./element.js";
+import { isAbort } from "./server.js";
+import { Slots } from "./slots.js";
+import { Trend } from "./trend.js";
+
+const MAX_CALLERS = 20;
+const LONGEST_PAUSE = 8000;
+
+export class Engine {
+  #server;
+  #watching = null;
+  #panels = new Map();
+
+  constructor(server) {
+    this.#server = server;
+  }
+
+  show() {
+    if (this.#watching) return;
+    this.#watching = new AbortController();
+    this.#watch(this.#watching.signal);
+  }
+
+  hide() {
+    this.#watching?.abort();
+    this.#watching = null;
+  }
+
+  async #watch(signal) {
+    let pause = 500;
+    while (!signal.aborted) {
+      try {
+        for await (const told of this.#server.events("/console/engine", { signal })) {
+          pause = 500;
+          this.#take(told);
+        }
+        this.#state("away", "The server ended the stream; asking again…");
+      } catch (error) {
+        if (isAbort(error) || signal.aborted) return;
+        this.#state("away", `${error.text ?? error.message} ${[401, 403, 404, 501].includes(error.status) ? "" : "Asking again…"}`);
+        if ([401, 403, 404, 501].includes(error.status)) return this.hide();
+      }
+      await new Promise((next) => {
+        const timer = setTimeout(next, pause);
+        signal.addEventListener("abort", () => { clearTimeout(timer); next(); }, { once: true });
+      });
+      pause = Math.min(2 * pause, LONGEST_PAUSE);
+    }
+  }
+
+  #state(kind, text) {
+    find("engine-state").dataset.kind = kind;
+    tell(find("engine-state"), text);
+    find("engines").classList.toggle("old", kind === "away");
+  }
+
+  #take(told) {
+    if (told.isDraining) this.#state("wait", "Draining: what runs is finished, nothing new is taken");
+    else this.#state(told.isReady ? "ready" : "wait", told.isReady ? "Ready" : "Not ready");
+    tell(find("engine-note"), `up ${seconds(told.uptimeSeconds)}`);
+    const keys = told.models.map((model) => `${model.name} ${model.version}`);
+    for (const [key, panel] of this.#panels) {
+      if (!keys.includes(key)) {
+        panel.room.remove();
+        this.#panels.delete(key);
+      }
+    }
+    told.models.forEach((model, i) => {
+      let panel = this.#panels.get(keys[i]);
+      if (!panel) {
+        panel = new Panel(model);
+        this.#panels.set(keys[i], panel);
+        find("engines").append(panel.room);
+      }
+      panel.take(model);
+    });
+    if (!told.models.length) find("engines").replaceChildren(element("p", { class: "empty" }, "No models are loaded."));
+    else find("engines").querySelector(".empty")?.remove();
+  }
+}
+
+/** One version of a model. */
+class Panel {
+  #slots = new Slots();
+  #figures = new Map();
+  #trends = new Map();
+  #callers = element("tbody");
+  #shownCallers = "";
+
+  constructor(model) {
+    const facts = element("dl", { class: "facts" });
+    for (const title of ["Slots", "Running", "Waiting", "Queue", "Cache"]) {
+      const figure = element("dd");
+      this.#figures.set(title, figure);
+      facts.append(element("div", {}, element("dt", {}, title), figure));
+    }
+    const trends = element("dl", { class: "trends" });
+    for (const title of ["Tokens a second", "Steps a second", "Rows a step", "Step time"]) {
+      const trend = new Trend(title);
+      this.#trends.set(title, trend);
+      trends.append(trend.room);
+    }
+    this.#state = element("span", { class: "badge" });
+    this.#table = element("table", { class: "callers" }, element("caption", {}, "Callers"), element("thead", {}, element("tr", {},
+      ...["Caller", "Running", "Waiting"].map((one) => element("th", { scope: "col" }, one)))), this.#callers);
+    this.room = element("article", { class: "panel", "aria-label": `${model.name} ${model.version}` },
+      element("h2", {}, model.name, " ", element("code", {}, model.version), " ", this.#state,
+        model.isDefault ? null : element("span", { class: "note" }, " not the default version")),
+      element("p", { class: "note" }, `${model.precision} on ${model.device}`), this.#slots.room, facts, trends, this.#table);
+  }
+
+  #state;
+  #table;
+
+  take(model) {
+    tell(this.#state, model.state);
+    this.#state.dataset.kind = ["ready", "running", "serving"].includes(model.state.toLowerCase()) ? "ready" : "wait";
+    this.#slots.show(model.numSlots, model.slots);
+    this.#figure("Slots", `${model.numSlotsInUse} of ${model.numSlots}`);
+    this.#figure("Running", `${model.numRunning}`);
+    this.#figure("Waiting", model.numWaiting ? `${model.numWaiting} (${model.numWaitingTokens} tokens)` : "0");
+    this.#figure("Queue", model.numWaiting ? seconds(model.queueSeconds) : "none");
+    this.#figure("Cache", `${size(model.cacheBytesUsed)} of ${size(model.cacheBytesReserved)}`);
+    this.#trend("Tokens a second", model.tokensPerSecond, model.tokensPerSecond.toFixed(0));
+    this.#trend("Steps a second", model.stepsPerSecond, model.stepsPerSecond.toFixed(0));
+    this.#trend("Rows a step", model.rowsPerStep, model.rowsPerStep === null ? "–" : model.rowsPerStep.toFixed(1));
+    this.#trend("Step time", model.stepSeconds, model.stepSeconds === null ? "–" : seconds(model.stepSeconds));
+    this.#table.hidden = !model.callers.length;
+    const callers = JSON.stringify(model.callers.slice(0, MAX_CALLERS));
+    if (callers === this.#shownCallers) return;
+    this.#shownCallers = callers;
+    this.#callers.replaceChildren(...model.callers.slice(0, MAX_CALLERS).map(({ name, numRunning, numWaiting }) => element("tr", {},
+      element("th", { scope: "row", dir: "auto" }, name || "anybody"), element("td", {}, `${numRunning}`), element("td", {}, `${numWaiting}`))));
+  }
+
+  #figure(title, text) {
+    tell(this.#figures.get(title), text);
+  }
+
+  #trend(title, value, text) {
+    this.#trends.get(title).add(value, text);
+  }
+}

@@ -1,0 +1,204 @@
+// The Try view: a request is sent, its answer watched, looked into and changed.
+import { Alternatives } from "./alternatives.js";
+import { Answer } from "./answer.js";
+import { Attention } from "./attention.js";
+import { Calls } from "./calls.js";
+import { element, find, seconds, tell } from "./element.js";
+import { Options } from "./options.js";
+import { isAbort } from "./server.js";
+import { tokenList } from "./tokens.js";
+
+const REASONS = { FINISH_REASON_EOS: "ended by the model", FINISH_REASON_LENGTH: "cut at the most tokens it may have" };
+
+export class Try {
+  #server;
+  #alternatives;
+  #options;
+  #calls;
+  #answer;
+  #running = null;
+  #asking = null;
+
+  constructor(server) {
+    this.#server = server;
+    this.#alternatives = new Alternatives(server);
+    this.#calls = new Calls(find("calls"));
+    this.#options = new Options(() => this.#showCalls());
+    find("request").addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.run(this.#options.request);
+    });
+    find("text").addEventListener("keydown", (event) => {
+      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) find("request").requestSubmit();
+    });
+    find("cancel").addEventListener("click", () => this.#running?.abort());
+  }
+
+  /** Ask which models there are, unless all of them are known to be ready. */
+  async show() {
+    if (this.#options.isReady || this.#asking) return;
+    this.#asking = this.#offer();
+    await this.#asking;
+    this.#asking = null;
+  }
+
+  async #offer() {
+    this.#problem(null);
+    try {
+      const { models } = await this.#server.ask("/v1/models");
+      this.#options.offer(models);
+      find("go").disabled = models.length === 0;
+      if (!models.length) this.#problem(new Error("The server has no models."));
+    } catch (error) {
+      find("go").disabled = true;
+      this.#problem(error, () => this.show());
+    }
+  }
+
+  hide() {
+    this.#alternatives.close(false);
+  }
+
+  /** Send a request and show its answer; what ran before is cancelled. */
+  async run(request) {
+    this.#running?.abort();
+    this.#alternatives.close(false);
+    const running = new AbortController();
+    this.#running = running;
+    this.#problem(null);
+    this.#busy(true);
+    find("empty").hidden = true;
+    find("details").replaceChildren();
+    this.#answer = new Answer(find("answer"), (...place) => this.#offerWords(request, ...place));
+    this.#answer.clear();
+    this.#showCalls(request);
+    tell(find("status"), "Waiting for the first words…");
+    let result = null, text = "";
+    try {
+      for await (const piece of this.#server.events("/v1/generate:stream", { body: request, signal: running.signal })) {
+        this.#answer.write(piece.text);
+        text += piece.text;
+        tell(find("status"), "Writing…");
+        if (piece.result) result = piece.result;
+      }
+      if (!result) throw new Error("The connection ended before the answer was whole.");
+    } catch (error) {
+      if (this.#running !== running) return;
+      this.#end(running);
+      tell(find("status"), isAbort(error) ? (text ? "Cancelled; this much had come." : "Cancelled.") : "");
+      if (!isAbort(error)) this.#problem(error, () => this.run(request));
+      return;
+    }
+    if (this.#running !== running) return;
+    this.#end(running);
+    this.#finish(request, result);
+  }
+
+  #finish(request, result) {
+    const { answers } = result;
+    const cut = result.isTruncated ? ", the text was cut" : "";
+    tell(find("status"), `${result.model} ${result.modelVersion}: ${result.usage.sourceTokens} tokens read, ${result.usage.generatedTokens} written in `
+      + `${seconds(result.timings.totalSeconds)}, first after ${seconds(result.timings.timeToFirstTokenSeconds)}${cut}.`);
+    const best = element("div", { class: "answers" });
+    if (answers.length > 1) {
+      const list = element("ol", {}, ...answers.map((answer) => this.#choice(request, answer)));
+      list.firstElementChild.firstElementChild.setAttribute("aria-pressed", "true");
+      best.append(element("h2", {}, "All answers"), list);
+    }
+    find("details").replaceChildren(best, element("div", { id: "looks-into" }));
+    this.#look(request, answers[0]);
+  }
+
+  #choice(request, answer) {
+    const button = element("button", { type: "button", class: "choice", "aria-pressed": "false" },
+      element("span", { class: "offer", dir: "auto" }, answer.text || "(the empty answer)"),
+      element("span", { class: "share" }, `score ${answer.score.toFixed(3)}, ${REASONS[answer.finishReason] ?? ""}`));
+    button.addEventListener("click", () => {
+      for (const other of button.closest("ol").querySelectorAll("button")) other.setAttribute("aria-pressed", String(other === button));
+      this.#look(request, answer);
+    });
+    return element("li", {}, button);
+  }
+
+  /** Show an answer's words, and ask what its tokens are worth and what they look at. */
+  async #look(request, answer) {
+    const shown = this.#answer, { text } = answer;
+    const kept = text.startsWith(request.forcedPrefix ?? "") ? (request.forcedPrefix ?? "").length : 0;
+    this.#scoring?.abort();
+    this.#scoring = new AbortController();
+    const { signal } = this.#scoring;
+    shown.finish(text, kept);
+    if (kept) shown.focusOnKept();
+    const room = find("looks-into");
+    const wanted = { model: request.model, text: request.text, target: text, sourceLanguage: request.sourceLanguage, targetLanguage: request.targetLanguage };
+    room.replaceChildren(element("p", { class: "note" }, "Looking into it…"));
+    try {
+      const { scored, refused } = await this.#score(wanted, signal);
+      const parts = [element("details", { class: "part", open: true }, element("summary", {}, "Tokens and how likely the model finds them"), tokenList(scored))];
+      if (scored.alignment?.numSourceTokens) {
+        const attention = new Attention(scored, text);
+        shown.attend(attention);
+        parts.unshift(element("details", { class: "part", open: true }, element("summary", {}, "Attention"), attention.isPlaced
+          ? attention.table(text) : element("p", { class: "note" }, "The model reads this answer as other text than is shown; its words cannot be placed.")));
+      } else {
+        parts.push(element("p", { class: "note", id: "no-attention" }, refused));
+      }
+      room.replaceChildren(...parts);
+    } catch (error) {
+      if (!isAbort(error)) room.replaceChildren(element("p", { class: "note" }, `This answer cannot be looked into: ${error.text ?? error.message}`));
+    }
+  }
+
+  #scoring = null;
+
+  /** Score an answer, with attention where the model has any; `refused` says why it has not. */
+  async #score(wanted, signal) {
+    let refused = "A language model goes on with its prompt: there is no source that it looks at.";
+    if (!this.#options.isContinuing) {
+      try {
+        return { scored: await this.#server.ask("/v1/score", { body: { ...wanted, returnAlignment: true }, signal }), refused: "" };
+      } catch (error) {
+        if (![400, 501].includes(error.status)) throw error;
+        refused = `No attention: ${error.text}`;
+      }
+    }
+    return { scored: await this.#server.ask("/v1/score", { body: wanted, signal }), refused };
+  }
+
+  #offerWords(request, from, to, button) {
+    const text = button.closest(".answer").textContent;
+    const prefix = text.slice(0, from).trimEnd();
+    const model = this.#options.model;
+    this.#alternatives.open({
+      request, prefix, button, present: text.slice(0, to), width: model?.maxSlotsPerRequest || model?.maxSlots || 1,
+      choose: (beginning, isEnd) => {
+        if (isEnd) this.#look({ ...request, forcedPrefix: prefix }, { text: prefix });
+        else this.run({ ...request, forcedPrefix: beginning });
+      },
+    });
+  }
+
+  #showCalls(request = this.#options?.request) {
+    if (request) this.#calls.show(request, this.#server.hasToken);
+  }
+
+  #busy(isBusy) {
+    find("cancel").hidden = !isBusy;
+    find("result").setAttribute("aria-busy", String(isBusy));
+  }
+
+  #end(running) {
+    if (this.#running === running) this.#running = null;
+    this.#busy(false);
+  }
+
+  #problem(error, again = null) {
+    const room = find("try-problem");
+    room.hidden = error === null;
+    room.replaceChildren();
+    if (error === null) return;
+    tell(find("status"), "");
+    room.append(error.text ?? error.message);
+    if (again) room.append(" ", element("button", { type: "button", on: { click: again } }, "Try again"));
+  }
+}
