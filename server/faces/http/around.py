@@ -67,12 +67,15 @@ class Around:
         metadata: Metadata = [(key.lower(), value) for key, value in request.headers.items()]
         names = partial(peer_names, request)
         problem: ServiceError | None = None
+        is_open = endpoint.is_open
         if self._is_read(endpoint, call, metadata, names):
             try:
                 await self._read(endpoint, exchange, around)
                 metadata += _key_in(endpoint, exchange)
             except ServiceError as error:
                 problem = error
+                # Whose it is stands in what could not be read; that it could not is what helps whoever sent it.
+                is_open = is_open or (endpoint.key_of is not None and call.caller is None)
             except (asyncio.CancelledError, ConnectionError):  # gone before all of it came
                 self._calls.records.finish(call, Cancelled.code)
                 raise
@@ -84,7 +87,7 @@ class Around:
                 names=names,
                 own_ending=_own_ending,
                 is_sent_later=True,
-                is_open=endpoint.is_open,
+                is_open=is_open,
             ):
                 if problem is not None:
                     raise problem
