@@ -7,6 +7,8 @@ for each stream, of which what no model could use is not kept: `reading.py` and 
 """
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import blake2b
 
 # Each takes about 10 KB while it is served, whatever it asks for.
@@ -62,6 +64,15 @@ class Allowance:
         found = self._owners.setdefault(owner, Owner())
         found.num_streams += 1
         return Hand(self, max_requests, found, owner)
+
+    @contextmanager
+    def held(self, max_requests: int, owner: str) -> "Iterator[Hand]":
+        """Give an owner's call of several requests its hand within the `with`; arguments as `open`."""
+        hand = self.open(max_requests, owner)
+        try:
+            yield hand
+        finally:
+            hand.close()
 
     def close(self, hand: "Hand") -> None:
         """Forget a stream, and let the others have its part."""

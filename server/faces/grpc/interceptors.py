@@ -21,11 +21,12 @@ from dragoman.server.core.calls import Call
 from dragoman.server.core.deadlines import NO_DEADLINES, Deadlines
 from dragoman.server.core.running import RunningCalls
 from dragoman.server.errors import Cancelled, ConnectionLimit, DeadlineExceeded, InvalidRequest, ServiceError
+from dragoman.server.faces.counted import Counted
 from dragoman.server.faces.grpc.errors import to_status
 from dragoman.server.faces.grpc.methods import OTHER, OWN_METHODS, Method, Methods
 from dragoman.server.faces.grpc.pace import Pace
 from dragoman.server.faces.grpc.places import owner_of
-from dragoman.server.faces.grpc.reading import Arrivals, Counted, OfConnections, Refused, large_bytes_read
+from dragoman.server.faces.grpc.reading import Arrivals, OfConnections, Refused, large_bytes_read
 from dragoman.server.faces.large_requests import LargeRequests
 
 # A caller that is gone has no message to come either; if that is why, gRPC cancels the RPC within this time.

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from dragoman.server.errors import ConnectionLimit
-from dragoman.server.faces.grpc.reading import Counted
+from dragoman.server.faces.counted import Counted
 
 # Of a second's messages, so many may come at once.
 BURST_SECONDS = 1.0

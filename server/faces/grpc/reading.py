@@ -59,16 +59,6 @@ class Refused:
         return 0
 
 
-class Counted:
-    """A message of several requests, as it is read; its length is their number."""
-
-    __slots__ = ()
-
-    def __len__(self) -> int:
-        """Return how many there are."""
-        raise NotImplementedError
-
-
 def reader(deserialise: Callable[[bytes], Any], max_characters: Callable[[], int]) -> Callable[[bytes], Any]:
     """Return what reads a message: as `deserialise` does, but `Refused` for one that is to be answered with an error.
 

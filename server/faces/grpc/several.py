@@ -11,7 +11,8 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from dragoman.server.errors import InvalidRequest
-from dragoman.server.faces.grpc.reading import CANNOT_BE_PARSED, Counted, Refused, note_large
+from dragoman.server.faces.counted import Counted
+from dragoman.server.faces.grpc.reading import CANNOT_BE_PARSED, Refused, note_large
 
 MAX_REQUESTS = 1024
 # Fields of a message, those that we do not know among them: each is looked at while everybody waits.

@@ -51,8 +51,5 @@ class Streams:
     @contextmanager
     def hand(self, call: Call, peer: str) -> Iterator[Hand]:
         """Give a call of several requests, which ends by itself, its hand within the `with`."""
-        hand = self._allowance.open(requests_per_stream(self._core), owner_of(call, peer))
-        try:
+        with self._allowance.held(requests_per_stream(self._core), owner_of(call, peer)) as hand:
             yield hand
-        finally:
-            hand.close()

@@ -11,6 +11,7 @@ from dragoman.server.core.calls import Call
 from dragoman.server.core.core import Core
 from dragoman.server.core.deadlines import NO_DEADLINES
 from dragoman.server.errors import Cancelled, ServiceError
+from dragoman.server.faces.counted import Counted
 from dragoman.server.faces.http.exchange import Endpoint, Exchange, Manner
 from dragoman.server.faces.http.peers import owner_of, peer_names
 from dragoman.server.faces.http.reading import Bodies, timeout_of
@@ -20,7 +21,7 @@ ID_KEY = "X-Request-Id"
 Metadata = list[tuple[str, str | bytes]]
 
 
-def _own_ending(error: BaseException) -> str | None:
+def own_ending(error: BaseException) -> str | None:
     """Name the status that stands for a caller who left: aiohttp cancels what answers it, or finds out when it writes."""
     is_gone = isinstance(error, asyncio.CancelledError | GeneratorExit | ConnectionError)
     return Cancelled.code if is_gone else None
@@ -79,13 +80,15 @@ class Around:
             except (asyncio.CancelledError, ConnectionError):  # gone before all of it came
                 self._calls.records.finish(call, Cancelled.code)
                 raise
+        if isinstance(exchange.message, Counted) and len(exchange.message) > 1:
+            call.has_items = True
         try:
             with self._calls.serving(
                 call,
                 metadata,
                 getattr(exchange.message, "request_id", ""),
                 names=names,
-                own_ending=_own_ending,
+                own_ending=own_ending,
                 is_sent_later=True,
                 is_open=is_open,
             ):

@@ -16,7 +16,7 @@ from google.rpc.status_pb2 import Status
 from dragoman.server.core.core import Core
 from dragoman.server.errors import InvalidRequest, ServiceError
 from dragoman.server.faces.http.exchange import Endpoint, Exchange
-from dragoman.server.faces.http.reading import check_kind
+from dragoman.server.faces.http.reading import check_kind, one_line
 from dragoman.server.faces.http.statuses import headers_of, status_of
 from dragoman.server.faces.large_requests import LARGE_BYTES
 from dragoman.server.faces.v1.conversion import (
@@ -32,7 +32,6 @@ from dragoman.server.faces.v1.status import to_message
 from dragoman.v1 import generation_pb2
 
 JSON = "application/json"
-MAX_REASON_CHARACTERS = 200
 # Of a list in a request; no field may have as many.
 MAX_ITEMS = 1024
 
@@ -137,24 +136,18 @@ def parse(body: bytes, message: Message) -> None:
     try:
         told = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequest("body", f"cannot be read: {_one_line(error)}") from None
+        raise InvalidRequest("body", f"cannot be read: {one_line(error)}") from None
     except RecursionError:
         raise InvalidRequest("body", "cannot be read: too many brackets within each other") from None
     if not isinstance(told, dict):
         raise InvalidRequest("body", "is no JSON object")
     for name, value in told.items():
         if isinstance(value, list) and len(value) > MAX_ITEMS:
-            raise InvalidRequest(_one_line(name), f"{len(value)} items; at most {MAX_ITEMS} are read")
+            raise InvalidRequest(one_line(name), f"{len(value)} items; at most {MAX_ITEMS} are read")
     try:
         json_format.ParseDict(told, message)
     except json_format.ParseError as error:
-        raise InvalidRequest("body", _one_line(error)) from None
-
-
-def _one_line(what: object) -> str:
-    """Return the first line of what is to be said, or as much of it as is worth saying."""
-    line = " ".join(str(what).partition("\n")[0].split())
-    return line if len(line) <= MAX_REASON_CHARACTERS else line[:MAX_REASON_CHARACTERS] + "..."
+        raise InvalidRequest("body", one_line(error)) from None
 
 
 async def _answer(message: Message) -> web.Response:

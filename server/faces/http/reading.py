@@ -14,6 +14,7 @@ from dragoman.server.faces.large_requests import LARGE_BYTES, LargeRequests
 
 # For a body to come; a caller's deadline, or the server's, may be shorter.
 BODY_SECONDS = 30.0
+MAX_REASON_CHARACTERS = 200
 # As gRPC writes it and grpc-gateway reads it: a number of at most eight digits, and a unit.
 TIMEOUT_KEY = "Grpc-Timeout"
 _TIMEOUT = re.compile(r"([0-9]{1,8})([HMSmun])")
@@ -45,8 +46,23 @@ def check_kind(request: web.Request, *kinds: str) -> None:
     # Whoever's page a browser shows may have it send text and forms to anybody, but not JSON, without asking first.
     if request.content_type not in kinds or "Content-Type" not in request.headers:
         raise HttpRefusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"Content-Type: {' or '.join(kinds)} is read, and nothing else")
+    check_encoding(request)
+
+
+def check_encoding(request: web.Request) -> None:
+    """Do nothing if a body is as it is.
+
+    Raises:
+        HttpRefusal: If it is compressed.
+    """
     if request.headers.get("Content-Encoding", "identity").lower() != "identity":
         raise HttpRefusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "Content-Encoding: bodies are read as they are, not compressed")
+
+
+def one_line(what: object) -> str:
+    """Return the first line of what is to be said of a body, or as much of it as is worth saying."""
+    line = " ".join(str(what).partition("\n")[0].split())
+    return line if len(line) <= MAX_REASON_CHARACTERS else line[:MAX_REASON_CHARACTERS] + "..."
 
 
 class Bodies:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from http import HTTPStatus
 
@@ -14,6 +14,7 @@ from dragoman.server.core.core import CLOSE_SECONDS, Core
 from dragoman.server.faces.http import documents
 from dragoman.server.faces.http.around import Around
 from dragoman.server.faces.http.exchange import Endpoint, Manner
+from dragoman.server.faces.http.inference import ROOT, InferenceApi
 from dragoman.server.faces.http.libre import LibreApi
 from dragoman.server.faces.http.listening import Listening
 from dragoman.server.faces.http.native import NativeApi
@@ -58,10 +59,18 @@ class HttpServer:
         native = NativeApi(core, config.max_message_bytes)
         origins = Origins(config.http_allowed_origins)
         libre = LibreApi(core, config.max_message_bytes, origins)
+        inference = InferenceApi(core, config.max_message_bytes, origins)
         manners: dict[str, Manner] = {endpoint.path: libre for endpoint in libre.endpoints()}
-        app = web.Application(middlewares=[_tell_http_errors(native, manners), origins.middleware()], handler_args=None)
+
+        def manner_of(path: str) -> Manner:
+            return inference if path == ROOT or path.startswith(f"{ROOT}/") else manners.get(path, native)
+
+        app = web.Application(middlewares=[_tell_http_errors(manner_of), origins.middleware()], handler_args=None)
         add(app, around, native, native.endpoints())
         add(app, around, libre, libre.endpoints())
+        add(app, around, inference, inference.endpoints())
+        for path, answer in inference.probes():
+            app.router.add_get(path, answer)
         app.router.add_get(documents.PATH, documents.answer_document)
         app.router.add_get(documents.PAGE_PATH, documents.answer_page)
         app.on_response_prepare.extend((_add_headers, origins.add_headers))
@@ -110,12 +119,11 @@ def add(app: web.Application, around: Around, manner: Manner, endpoints: Iterabl
         app.router.add_route(endpoint.method, endpoint.path, partial(around.serve, endpoint, manner))
 
 
-def _tell_http_errors(manner: Manner, others: Mapping[str, Manner]) -> Middleware:
+def _tell_http_errors(manner_of: Callable[[str], Manner]) -> Middleware:
     """Return what says in a protocol's manner what aiohttp would in its own: that nothing is there, or not by this method.
 
     Args:
-        manner: Of every path that has no other.
-        others: By path.
+        manner_of: Returns the manner of a path, whether anything is there or not.
     """
 
     @web.middleware
@@ -129,7 +137,7 @@ def _tell_http_errors(manner: Manner, others: Mapping[str, Manner]) -> Middlewar
             refusal = NothingThere()
         except web.HTTPException as error:
             refusal = HttpRefusal(error.status, HTTPStatus(error.status).phrase)
-        return others.get(request.path, manner).refuse(refusal, "")
+        return manner_of(request.path).refuse(refusal, "")
 
     return tell
 

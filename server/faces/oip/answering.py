@@ -1,32 +1,42 @@
-"""How the texts of a message are answered: each is a request that joins the running batch by itself."""
+"""How a message is answered, whichever face it came by: each of its texts is a request that joins the running batch by itself."""
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
+from typing import TypeAlias
 
+from dragoman.inference import inference_pb2
 from dragoman.server.core.answers import Generated
 from dragoman.server.core.calls import Call
 from dragoman.server.core.core import Core
 from dragoman.server.core.requests import GenerateRequest
-from dragoman.server.errors import ServiceError
+from dragoman.server.errors import InvalidRequest, ServiceError
 from dragoman.server.faces.grpc.hand import Hand
-from dragoman.server.faces.grpc.interceptors import Context
+from dragoman.server.faces.oip.given import STREAM
 from dragoman.server.faces.oip.inference import TEXT_INPUT, Inference
 from dragoman.server.faces.oip.items import Items
+from dragoman.server.faces.oip.responses import to_piece_response, to_response
 from dragoman.server.faces.oip.sizes import ResponseLimit
 
 # Requests of one message that are begun before others have their turn.
 REQUESTS_PER_TURN = 16
 
+Response: TypeAlias = inference_pb2.ModelInferResponse
+# Says how many seconds are left until the caller's deadline; None if there is none.
+Remaining: TypeAlias = Callable[[], float | None]
+# Gives a call of several requests its hand.
+Holds: TypeAlias = Callable[[], AbstractContextManager[Hand]]
 
-def seconds_left(inference: Inference, arrival: float, context: Context) -> float | None:
-    """Return the time until a message's deadline: gRPC's own, or its `timeout`; None if it has none.
+
+def seconds_left(inference: Inference, arrival: float, remaining: float | None) -> float | None:
+    """Return the time until a message's deadline: its face's own, or its `timeout`; None if it has none.
 
     Args:
         inference: The message.
         arrival: When it came, by `time.monotonic()`.
-        context: Of its RPC.
+        remaining: Seconds until the deadline that its face knows of; None if there is none.
     """
-    remaining: float | None = context.time_remaining()
     if inference.timeout_seconds is None:
         return remaining
     ours = inference.timeout_seconds - (time.monotonic() - arrival)
@@ -34,20 +44,20 @@ def seconds_left(inference: Inference, arrival: float, context: Context) -> floa
 
 
 class Answering:
-    """Answers the messages of one RPC."""
+    """Answers the messages of one call."""
 
-    def __init__(self, core: Core, items: Items, context: Context, max_message_bytes: int) -> None:
+    def __init__(self, core: Core, items: Items, remaining: Remaining, max_message_bytes: int) -> None:
         """Answer none yet.
 
         Args:
             core: What answers.
-            items: What accompanies the requests of the RPC.
-            context: Of the RPC.
+            items: What accompanies the requests of the call.
+            remaining: Says how much time the call has left.
             max_message_bytes: Largest message that is sent.
         """
         self._generation = core.generation
         self._items = items
-        self._context = context
+        self._remaining = remaining
         self._max_message_bytes = max_message_bytes
 
     async def one(self, inference: Inference, call: Call) -> Generated:
@@ -61,6 +71,55 @@ class Answering:
             ServiceError: If there is none.
         """
         return await self._generate(inference, inference.requests[0], call, call.arrival)
+
+    async def whole(self, inference: Inference, call: Call, holds: Holds) -> Response:
+        """Return the answers to all texts of a message.
+
+        Args:
+            inference: The message.
+            call: Its record.
+            holds: Gives it a hand, if it has several texts.
+
+        Raises:
+            ServiceError: If one of them has none.
+        """
+        if len(inference) == 1:
+            answered = [await self.one(inference, call)]
+        else:
+            call.is_counted = False  # its texts are
+            with holds() as hand:
+                answered = await self.each(inference, call.request_id, hand, asyncio.Event())
+        return await to_response(inference, answered, call.request_id, self._max_message_bytes)
+
+    async def in_pieces(
+        self, inference: Inference, request_id: str, call: Call, write: Callable[[Response], Awaitable[object]]
+    ) -> Response:
+        """Answer a message of one text in pieces, unless it is wanted whole; return what is left to be written, the last of them.
+
+        Args:
+            inference: The message.
+            request_id: Its id.
+            call: Its record.
+            write: Sends a piece to the caller, when that takes it.
+
+        Raises:
+            ServiceError: If there is no answer.
+        """
+        [request] = inference.requests
+        has_several = (request.num_return_sequences or 1) > 1
+        if inference.is_streamed and has_several:
+            raise InvalidRequest(STREAM, "goes with one answer only; num_return_sequences says that more are wanted")
+        if inference.is_streamed is False or has_several:
+            return await to_response(inference, [await self.one(inference, call)], request_id, self._max_message_bytes)
+        left, limit = seconds_left(inference, call.arrival, self._remaining()), ResponseLimit(self._max_message_bytes)
+        async with self._generation.stream(request, call, left, limit) as pieces:
+            async for piece in pieces:
+                response = await to_piece_response(inference, piece, call.model, request_id, self._max_message_bytes)
+                if piece.result is not None:
+                    return response
+                if response.outputs:
+                    await write(response)
+        raise AssertionError("the last piece has the whole answer")
 
     async def each(self, inference: Inference, request_id: str, hand: Hand, has_begun: asyncio.Event) -> list[Generated]:
         """Return the answers to a message of several texts; one that fails ends them all.
@@ -109,7 +168,7 @@ class Answering:
 
     async def _generate(self, inference: Inference, request: GenerateRequest, call: Call, arrival: float) -> Generated:
         limit = ResponseLimit(self._max_message_bytes, len(inference))
-        return await self._generation.generate(request, call, seconds_left(inference, arrival, self._context), limit)
+        return await self._generation.generate(request, call, seconds_left(inference, arrival, self._remaining()), limit)
 
 
 def _give_back(hand: Hand) -> None:

@@ -84,20 +84,42 @@ def from_raw(name: str, datatype: Datatype, raw: bytes, count: int) -> Sequence[
 
 def from_contents(name: str, datatype: Datatype, contents: Any, count: int) -> Sequence[Any]:
     """Return the elements that typed fields hold; arguments and errors as `from_raw`, with `InferTensorContents`."""
-    if not datatype.contents:
-        raise InvalidRequest(name, f"{datatype.name} has no typed content; send it raw")
+    _check_typed(name, datatype)
     fields = {field.name: values for field, values in contents.ListFields()}
     values = fields.pop(datatype.contents, ())
     if fields:
         raise InvalidRequest(name, f"its content is in {', '.join(sorted(fields))}; that of {datatype.name} is {datatype.contents}")
+    return from_values(name, datatype, values, count)
+
+
+def from_values(name: str, datatype: Datatype, values: Sequence[Any], count: int) -> Sequence[Any]:
+    """Return elements that are written one by one; arguments and errors as `from_raw`. What those of BYTES are is not looked at."""
+    _check_typed(name, datatype)
     if len(values) != count:
         raise InvalidRequest(name, f"its content has {len(values)} elements, and its shape {count}")
     if datatype.code:
         try:
             struct.pack(f"<{count}{datatype.code}", *values)
-        except struct.error:
+        except (struct.error, OverflowError):
             raise InvalidRequest(name, f"an element is no {datatype.name}") from None
     return list(values)
+
+
+def _check_typed(name: str, datatype: Datatype) -> None:
+    if not datatype.contents:
+        raise InvalidRequest(name, f"{datatype.name} has no typed content; send it raw")
+
+
+def elements_of(datatype: Datatype, raw: bytes) -> Sequence[Any]:
+    """Return the elements that bytes of our own hold, as many as they are."""
+    if datatype.code:
+        return struct.unpack(f"<{len(raw) // datatype.num_bytes}{datatype.code}", raw)
+    elements, position = [], 0
+    while position < len(raw):
+        begin = position + _LENGTH.size
+        position = begin + _LENGTH.unpack_from(raw, position)[0]
+        elements.append(raw[begin:position])
+    return elements
 
 
 def to_raw(datatype: Datatype, elements: Sequence[Any]) -> bytes:

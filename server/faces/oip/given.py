@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-from dragoman.inference import inference_pb2
 from dragoman.server.errors import InvalidRequest
 from dragoman.server.faces.oip.fields import FIELDS, SYNONYMS, Field, check_datatype, from_json, from_parameter, to_text, to_value
 from dragoman.server.faces.oip.tensors import Tensor, shown
@@ -53,18 +52,14 @@ class Given:
             return
         self._put(field.name, [to_value(field.name, field.kind, element) for element in self._for_each(tensor)])
 
-    def add_parameter(self, name: str, parameter: inference_pb2.InferParameter) -> None:
+    def add_parameter(self, name: str, value: Any) -> None:
         """Take what a parameter says of all requests.
 
         Raises:
             InvalidRequest: If it is not known, or cannot say that.
         """
-        choice = parameter.WhichOneof("parameter_choice")
-        if choice is None:
-            raise InvalidRequest("parameters", f"{shown(name)} has no value that is known")
-        value = getattr(parameter, choice)
         if name == SAMPLING_PARAMETERS:
-            self._add_documents([to_text(name, value)])
+            self._add_documents([value if isinstance(value, dict) else to_text(name, value)])
             return
         field = NAMED.get(name) or PARAMETERS.get(name)
         if field is None:
@@ -116,12 +111,12 @@ class Given:
 
 
 def _fields(document: Any) -> dict[str, Any]:
-    """Return the fields that a JSON object has, by our names.
+    """Return the fields that a JSON object has, by our names; of a text that is one, or of one that was read already.
 
     Raises:
         InvalidRequest: If it is none, or has others.
     """
-    read = from_json(SAMPLING_PARAMETERS, document)
+    read = from_json(SAMPLING_PARAMETERS, document) if isinstance(document, str | bytes) else document
     if not isinstance(read, dict):
         raise InvalidRequest(SAMPLING_PARAMETERS, "is not a JSON object")
     fields: dict[str, Any] = {}

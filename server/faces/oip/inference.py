@@ -1,15 +1,14 @@
-"""A `ModelInferRequest` as the core takes it: a request for each of its texts."""
+"""A request for inference as the core takes it: a request for each of its texts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dragoman.inference import inference_pb2
-from dragoman.server.core.ids import check_request_id
 from dragoman.server.core.requests import GenerateRequest
 from dragoman.server.core.validation import check_model_name, check_model_version
 from dragoman.server.errors import InvalidRequest
-from dragoman.server.faces.grpc.reading import Counted
+from dragoman.server.faces.counted import Counted
+from dragoman.server.faces.oip.asked import Asked, Wanted
 from dragoman.server.faces.oip.fields import check_datatype, to_text
 from dragoman.server.faces.oip.given import EXCLUDE_INPUT, NAMED, PARAMETERS, SAMPLING_PARAMETERS, STREAM, TIMEOUT, Given
 from dragoman.server.faces.oip.outputs import OUTPUTS
@@ -17,6 +16,7 @@ from dragoman.server.faces.oip.tensors import Tensor, read_tensors, shown
 
 TEXT_INPUT = "text_input"
 INPUTS = (TEXT_INPUT, SAMPLING_PARAMETERS, *NAMED)
+NUM_PARAMETERS = len(NAMED) + len(PARAMETERS) + 1
 MAX_TEXTS = 1024
 MICROSECONDS = 1e6
 
@@ -52,29 +52,41 @@ class Inference(Counted):
         return self.num_bytes
 
 
-def to_inference(message: inference_pb2.ModelInferRequest, num_bytes: int, max_characters: int | None = None) -> Inference:
+def check_counts(num_inputs: int, num_outputs: int, num_parameters: int) -> None:
+    """Do nothing if a message has no more of anything than there are names; to be asked before anything is made of it.
+
+    Raises:
+        InvalidRequest: If it has.
+    """
+    for name, number, most in (
+        ("parameters", num_parameters, NUM_PARAMETERS),
+        ("outputs", num_outputs, len(OUTPUTS)),
+        ("inputs", num_inputs, len(INPUTS)),
+    ):
+        if number > most:
+            raise InvalidRequest(name, f"{number}; there are {most} names at the most")
+
+
+def to_inference(asked: Asked, num_bytes: int, max_characters: int | None = None) -> Inference:
     """Return what a message asks for.
 
     Args:
-        message: It; its id has been checked.
+        asked: It, with no more of anything than `check_counts` lets through.
         num_bytes: Its size.
         max_characters: Of a text that are kept; None for all.
 
     Raises:
         InvalidRequest: If it cannot be understood.
     """
-    name, version = check_model_name(message.model_name), check_model_version(message.model_version)
-    num_parameters = len(NAMED) + len(PARAMETERS) + 1
-    if len(message.parameters) > num_parameters:
-        raise InvalidRequest("parameters", f"{len(message.parameters)}; there are {num_parameters} names at the most")
-    outputs = _outputs(message.outputs)
-    tensors = read_tensors(message, INPUTS, MAX_TEXTS)
+    name, version = check_model_name(asked.model), check_model_version(asked.version)
+    outputs = _outputs(asked.outputs)
+    tensors = read_tensors(asked.inputs, INPUTS, MAX_TEXTS)
     if TEXT_INPUT not in tensors:
         raise InvalidRequest(TEXT_INPUT, "is missing")
     source = tensors.pop(TEXT_INPUT)
     texts = _texts(source)
     given = Given(len(texts))
-    for key, parameter in message.parameters.items():
+    for key, parameter in asked.parameters.items():
         given.add_parameter(key, parameter)
     for tensor in tensors.values():
         given.add_tensor(tensor)
@@ -92,22 +104,11 @@ def to_inference(message: inference_pb2.ModelInferRequest, num_bytes: int, max_c
     if len({request.num_return_sequences for request in requests}) > 1:
         raise InvalidRequest("num_return_sequences", "has to be the same for all texts")
     seconds = timeout / MICROSECONDS if timeout else None
-    return Inference(message.id, requests, outputs, len(source.shape) > 1, is_streamed, seconds, num_bytes)
+    return Inference(asked.request_id, requests, outputs, len(source.shape) > 1, is_streamed, seconds, num_bytes)
 
 
-def check_id(message: inference_pb2.ModelInferRequest) -> str:
-    """Return a message's id.
-
-    Raises:
-        InvalidRequest: If it is not one to log.
-    """
-    return check_request_id("id", message.id)
-
-
-def _outputs(wanted: Sequence[inference_pb2.ModelInferRequest.InferRequestedOutputTensor]) -> tuple[str, ...]:
+def _outputs(wanted: Sequence[Wanted]) -> tuple[str, ...]:
     """Return the names of the outputs that are wanted."""
-    if len(wanted) > len(OUTPUTS):
-        raise InvalidRequest("outputs", f"{len(wanted)}; there are {len(OUTPUTS)}")
     names: dict[str, None] = {}
     for output in wanted:
         if output.name not in OUTPUTS:

@@ -1,6 +1,6 @@
-"""Requests that share an RPC: each has a record of its own, as those of GenerateBatch do."""
+"""Requests that share a call: each has a record of its own, as those of GenerateBatch do."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from structlog.contextvars import bind_contextvars
@@ -8,23 +8,22 @@ from structlog.contextvars import bind_contextvars
 from dragoman.server.core.calls import Call
 from dragoman.server.core.records import Records
 from dragoman.server.errors import Unavailable
-from dragoman.server.faces.grpc.interceptors import Context, own_ending
 
 
 class Items:
-    """Accompanies the requests of one RPC."""
+    """Accompanies the requests of one call."""
 
-    def __init__(self, records: Records, rpc: Call, context: Context) -> None:
+    def __init__(self, records: Records, whole: Call, own_ending: Callable[[BaseException], str | None]) -> None:
         """Begin without any.
 
         Args:
             records: What writes the record of each.
-            rpc: Record of the RPC.
-            context: Of the RPC.
+            whole: Record of the call.
+            own_ending: Names the status that an exception of the face's own stands for; None for every other.
         """
-        self.rpc = rpc
+        self.whole = whole
         self._records = records
-        self._context = context
+        self._own_ending = own_ending
 
     @contextmanager
     def one(self, request_id: str, name: str = "") -> Iterator[Call]:
@@ -37,16 +36,16 @@ class Items:
         Raises:
             ServiceError: What the caller is to be told, whatever was raised inside.
         """
-        rpc = self.rpc
-        call = Call.begin(rpc.method)
+        whole = self.whole
+        call = Call.begin(whole.method)
         call.request_id = request_id
-        bind_contextvars(request_id=name or request_id, batch_id=rpc.request_id)
-        self._records.begin_item(call, rpc)
+        bind_contextvars(request_id=name or request_id, batch_id=whole.request_id)
+        self._records.begin_item(call, whole)
         try:
             yield call
         except BaseException as error:
-            if (code := own_ending(self._context, rpc.arrival, error)) is not None:
-                self._finish(call, Unavailable.code if rpc.is_ended_by_server else code)
+            if (code := self._own_ending(error)) is not None:
+                self._finish(call, Unavailable.code if whole.is_ended_by_server else code)
                 raise
             if not isinstance(error, Exception):
                 raise
@@ -58,7 +57,7 @@ class Items:
             self._finish(call, "OK")
 
     def _finish(self, call: Call, code: str) -> None:
-        """Write a request's record; its tokens count for the RPC's too."""
-        self.rpc.source_tokens += call.source_tokens
-        self.rpc.generated_tokens += call.generated_tokens
+        """Write a request's record; its tokens count for the call's too."""
+        self.whole.source_tokens += call.source_tokens
+        self.whole.generated_tokens += call.generated_tokens
         self._records.finish(call, code, event="item")

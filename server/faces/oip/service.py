@@ -3,14 +3,14 @@
 Errors are raised as `server.errors` and become statuses in the interceptor, or messages of a stream in `stream.py`.
 """
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any, NoReturn
 
 from dragoman.inference import inference_pb2, inference_pb2_grpc
 from dragoman.server.core.core import Core
 from dragoman.server.errors import InvalidRequest, NotOffered, ServiceError
-from dragoman.server.faces.grpc.interceptors import Context, current_call
+from dragoman.server.faces.grpc.interceptors import Context, current_call, own_ending
 from dragoman.server.faces.grpc.reading import Refused
 from dragoman.server.faces.grpc.streams import Streams
 from dragoman.server.faces.oip.answering import Answering
@@ -18,12 +18,9 @@ from dragoman.server.faces.oip.descriptions import Descriptions, server_metadata
 from dragoman.server.faces.oip.given import STREAM
 from dragoman.server.faces.oip.inference import Inference
 from dragoman.server.faces.oip.items import Items
-from dragoman.server.faces.oip.responses import to_response
+from dragoman.server.faces.oip.not_offered import NO_SETTINGS, NO_SHARED_MEMORY, ON_ADMIN_PORT
 from dragoman.server.faces.oip.stream import InferStream
 
-ON_ADMIN_PORT = "operators load and unload models with dragoman.v1.Repository, on the address that admin_port gives"
-NO_SHARED_MEMORY = "shared memory is not offered; send the content of tensors with them"
-NO_SETTINGS = "settings of traces and logs are the server's own, and do not change while it runs"
 REASONS = {
     "RepositoryModelLoad": ON_ADMIN_PORT,
     "RepositoryModelUnload": ON_ADMIN_PORT,
@@ -100,14 +97,9 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
         if inference.is_streamed:
             raise InvalidRequest(STREAM, "goes with ModelStreamInfer only")
         call = current_call.get()
-        answering = Answering(self._core, Items(self._core.calls.records, call, context), context, self._max_message_bytes)
-        if len(inference) == 1:
-            answered = [await answering.one(inference, call)]
-        else:
-            call.is_counted = False  # its texts are
-            with self._streams.hand(call, context.peer()) as hand:
-                answered = await answering.each(inference, call.request_id, hand, asyncio.Event())
-        return await to_response(inference, answered, call.request_id, self._max_message_bytes)
+        items = Items(self._core.calls.records, call, partial(own_ending, context, call.arrival))
+        answering = Answering(self._core, items, context.time_remaining, self._max_message_bytes)
+        return await answering.whole(inference, call, partial(self._streams.hand, call, context.peer()))
 
     async def ModelStreamInfer(self, requests: AsyncIterator[Inference | Refused], context: Context) -> None:
         """Write answers to the requests of a stream as they go."""

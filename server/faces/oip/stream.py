@@ -6,6 +6,7 @@ read further meanwhile, so a caller who sends faster than the models answer is h
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 
 from dragoman.inference import inference_pb2
 from dragoman.server.core.calls import Call
@@ -14,14 +15,13 @@ from dragoman.server.core.endings import RETRY_SECONDS
 from dragoman.server.core.ids import new_incident
 from dragoman.server.errors import InvalidRequest, ServiceError, Unavailable
 from dragoman.server.faces.grpc.hand import Hand
-from dragoman.server.faces.grpc.interceptors import Context, current_call
+from dragoman.server.faces.grpc.interceptors import Context, current_call, own_ending
 from dragoman.server.faces.grpc.reading import Refused, Turns, large_bytes_read
-from dragoman.server.faces.oip.answering import Answering, seconds_left
+from dragoman.server.faces.oip.answering import Answering
 from dragoman.server.faces.oip.given import STREAM
 from dragoman.server.faces.oip.inference import Inference
 from dragoman.server.faces.oip.items import Items
-from dragoman.server.faces.oip.responses import streamed, to_failure, to_piece_response, to_response
-from dragoman.server.faces.oip.sizes import ResponseLimit
+from dragoman.server.faces.oip.responses import streamed, to_failure, to_response
 
 
 class InferStream:
@@ -37,14 +37,14 @@ class InferStream:
             turns: Of the connection's streams, at reading.
             max_message_bytes: Largest message that is sent.
         """
-        self._generation = core.generation
         self._draining = core.calls.draining
         self._context = context
         self._hand = hand
         self._turns = turns
         self._max_message_bytes = max_message_bytes
-        self._items = Items(core.calls.records, current_call.get(), context)
-        self._answering = Answering(core, self._items, context, max_message_bytes)
+        call = current_call.get()
+        self._items = Items(core.calls.records, call, partial(own_ending, context, call.arrival))
+        self._answering = Answering(core, self._items, context.time_remaining, max_message_bytes)
         self._ids: set[str] = set()  # under way
         self._writing = asyncio.Lock()  # gRPC sends one message at a time
 
@@ -124,23 +124,10 @@ class InferStream:
 
     async def _serve(self, inference: Inference, request_id: str, call: Call) -> inference_pb2.ModelStreamInferResponse:
         """Write the answer to a message of one text in pieces, unless it is wanted whole; return what is left to be written."""
-        [request] = inference.requests
-        has_several = (request.num_return_sequences or 1) > 1
-        if inference.is_streamed and has_several:
-            raise InvalidRequest(STREAM, "goes with one answer only; num_return_sequences says that more are wanted")
-        if inference.is_streamed is False or has_several:
-            generated = await self._answering.one(inference, call)
-            response = await to_response(inference, [generated], request_id, self._max_message_bytes)
-            return streamed(response, is_final=True)
-        left, limit = seconds_left(inference, call.arrival, self._context), ResponseLimit(self._max_message_bytes)
-        async with self._generation.stream(request, call, left, limit) as pieces:
-            async for piece in pieces:
-                response = await to_piece_response(inference, piece, call.model, request_id, self._max_message_bytes)
-                if piece.result is not None:
-                    return streamed(response, is_final=True)
-                if response.outputs:
-                    await self._write(streamed(response, is_final=False))
-        raise AssertionError("the last piece has the whole answer")
+        response = await self._answering.in_pieces(
+            inference, request_id, call, lambda piece: self._write(streamed(piece, is_final=False))
+        )
+        return streamed(response, is_final=True)
 
     async def _answer_several(self, inference: Inference, has_begun: asyncio.Event) -> None:
         """Answer a message of several texts, when all have their answers."""

@@ -4,9 +4,9 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from dragoman.inference import inference_pb2
 from dragoman.server.errors import InvalidRequest
-from dragoman.server.faces.oip.datatypes import DATATYPES, from_contents, from_raw
+from dragoman.server.faces.oip.asked import Input
+from dragoman.server.faces.oip.datatypes import DATATYPES
 
 MAX_DIMENSIONS = 2
 # Of a name that nobody knows, so much is repeated.
@@ -34,34 +34,28 @@ def shown(name: str) -> str:
     return repr(name if len(name) <= MAX_SHOWN_CHARACTERS else name[:MAX_SHOWN_CHARACTERS] + "...")
 
 
-def read_tensors(message: inference_pb2.ModelInferRequest, known: Sequence[str], max_elements: int) -> dict[str, Tensor]:
+def read_tensors(inputs: Sequence[Input], known: Sequence[str], max_elements: int) -> dict[str, Tensor]:
     """Return the inputs of a request, by name.
 
     Args:
-        message: The request.
+        inputs: As they came.
         known: Names that inputs may have.
         max_elements: Of a tensor.
 
     Raises:
         InvalidRequest: If there is one that is not known, comes twice, or is not what it says.
     """
-    num_inputs, num_raw = len(message.inputs), len(message.raw_input_contents)
-    if num_inputs > len(known):
-        raise InvalidRequest("inputs", f"{num_inputs}; there are {len(known)} names at the most")
-    if num_raw and num_raw != num_inputs:
-        raise InvalidRequest("raw_input_contents", f"{num_raw} for {num_inputs} inputs; all of them have one, or none has")
     tensors: dict[str, Tensor] = {}
-    for index, given in enumerate(message.inputs):
+    for given in inputs:
         if given.name not in known:
             raise InvalidRequest("inputs", f"{shown(given.name)} is not known; there are {', '.join(known)}")
         if given.name in tensors:
             raise InvalidRequest(given.name, "is given twice")
-        raw = message.raw_input_contents[index] if num_raw else None
-        tensors[given.name] = _read(given, raw, max_elements)
+        tensors[given.name] = _read(given, max_elements)
     return tensors
 
 
-def _read(given: inference_pb2.ModelInferRequest.InferInputTensor, raw: bytes | None, max_elements: int) -> Tensor:
+def _read(given: Input, max_elements: int) -> Tensor:
     name = given.name
     if "shared_memory_region" in given.parameters:
         raise InvalidRequest(name, "shared memory is not offered; send its content with it")
@@ -71,11 +65,7 @@ def _read(given: inference_pb2.ModelInferRequest.InferInputTensor, raw: bytes | 
     if datatype is None:
         raise InvalidRequest(name, f"datatype {shown(given.datatype)} is not known; there are {', '.join(DATATYPES)}")
     count = _count(name, given.shape, max_elements)
-    if raw is None:
-        return Tensor(name, datatype.name, tuple(given.shape), from_contents(name, datatype, given.contents, count))
-    if given.HasField("contents"):
-        raise InvalidRequest(name, "its content is in raw_input_contents and in contents; one of them is enough")
-    return Tensor(name, datatype.name, tuple(given.shape), from_raw(name, datatype, raw, count))
+    return Tensor(name, datatype.name, tuple(given.shape), given.content(datatype, count))
 
 
 def _count(name: str, shape: Sequence[int], max_elements: int) -> int:

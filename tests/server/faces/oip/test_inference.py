@@ -13,7 +13,7 @@ from dragoman.server.errors import InvalidRequest
 from dragoman.server.faces.grpc.reading import LARGE_BYTES, Refused, large_bytes_read
 from dragoman.server.faces.oip.fields import FIELDS, SYNONYMS
 from dragoman.server.faces.oip.inference import MAX_TEXTS, Inference, to_inference
-from dragoman.server.faces.oip.reading import infer_reader
+from dragoman.server.faces.oip.reading import infer_reader, to_asked
 from tests.server.faces.oip.messages import asking, raw_bytes, with_parameters, with_tensor
 
 # A value of each field that is not what a request without it has.
@@ -45,7 +45,7 @@ OF_THE_MESSAGE = {"model", "model_version", "request_id", "text"}
 
 
 def read(request: ModelInferRequest) -> Inference:
-    return to_inference(request, request.ByteSize())
+    return to_inference(to_asked(request), request.ByteSize())
 
 
 def only(request: ModelInferRequest) -> GenerateRequest:
