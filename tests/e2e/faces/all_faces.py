@@ -4,6 +4,7 @@ from tests.e2e.faces.libretranslate import LibreTranslate
 from tests.e2e.faces.native_grpc import NativeGrpc
 from tests.e2e.faces.native_http import NativeHttp
 from tests.e2e.faces.oip_grpc import OipGrpc
+from tests.e2e.faces.oip_rest import OipRest
 from tests.e2e.faces.told import Face
 
-FACES: tuple[type[Face], ...] = (NativeGrpc, OipGrpc, NativeHttp, LibreTranslate)
+FACES: tuple[type[Face], ...] = (NativeGrpc, OipGrpc, NativeHttp, OipRest, LibreTranslate)
