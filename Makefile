@@ -33,10 +33,12 @@ $(READY): $(SERVING)
 	$(PIP) --editable '.[cpu,dev]'
 	@# Helm's library asks for Python 3.12 and runs on 3.11; the chart's tests skip without it.
 	-$(PIP) --ignore-requires-python --no-deps helm-sdkpy
-	@# KServe's package is read, not run: the models in it are the API that the example is checked against.
+	@# KServe's package pins an older protobuf, too: its models are read, and its client of inference is run, with what it needs.
 	-$(PIP) --no-deps kserve
+	-$(PIP) 'cloudevents<2' fastapi httpx orjson 'pandas<3' psutil
 	@# Triton's client pins an older protobuf than ours and works with it; its stubs load in processes of their own.
 	-$(PIP) --no-deps tritonclient python-rapidjson
+	-$(PIP) geventhttpclient
 	touch $@
 
 serve: export ## Serve the shipped models (PORT, HTTP_PORT, METRICS_PORT, HOST)

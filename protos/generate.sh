@@ -15,4 +15,4 @@ if [ "$out" != . ]; then
     diff -q "$stub" "${stub#"$out"/}" || { echo "stubs are out of date: run make protos" >&2; exit 1; }
   done
 fi
-python protos/openapi.py "$@"
+PYTHONPATH=".${PYTHONPATH:+:$PYTHONPATH}" python protos/openapi.py "$@"

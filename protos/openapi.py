@@ -1,4 +1,6 @@
-"""Writes the OpenAPI document of the native API over HTTP: messages and their comments from the contract, paths from here.
+"""Writes the OpenAPI document of what is answered over HTTP: messages and their comments from the contract, paths from here.
+
+What is of the Open Inference Protocol is in `inference_paths.py`.
 
     python protos/openapi.py [--check]
 
@@ -13,6 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import inference_paths
 from google.protobuf.descriptor_pb2 import (
     DescriptorProto,
     EnumDescriptorProto,
@@ -197,14 +200,15 @@ def document() -> Schema:
     return {
         "openapi": "3.1.0",
         "info": {"title": "Dragoman", "version": "1", "description": contract.comment(12)},
-        "paths": paths,
+        "paths": paths | inference_paths.paths([{"$ref": f"#/components/parameters/{name}"} for name, *_ in HEADERS]),
         "components": {
-            "schemas": reachable(dict(contract.schemas()), used) | {"Status": status},
+            "schemas": reachable(dict(contract.schemas()), used) | {"Status": status} | inference_paths.schemas(),
             "parameters": {
                 name: {"name": name, "in": "header", "description": text, "schema": {"type": "string"} | more}
                 for name, text, more in HEADERS
             },
-            "responses": {number: {"description": text, "content": error} for number, text in ERRORS.items()},
+            "responses": {number: {"description": text, "content": error} for number, text in ERRORS.items()}
+            | inference_paths.responses(ERRORS),
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
         },
     }

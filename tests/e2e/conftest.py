@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 import torch
 
@@ -22,6 +23,8 @@ from dragoman.model.config import ModelConfig
 from dragoman.model.networks.transformer import Transformer
 from dragoman.model.text.byte_level import ByteLevelTokenizer
 from dragoman.model.text.tokenizers import Tokenizers
+from dragoman.v1.generation_pb2 import FinishReason, GenerateRequest
+from dragoman.v1.generation_pb2_grpc import GenerationStub
 from tests.e2e.versions import ModelFolder
 from tests.shelf import Shelf
 
@@ -197,6 +200,26 @@ def shared_server(serve: Callable[..., Any], bundles: Path) -> Iterator[Server]:
     with serve(bundles) as server:
         yield server
         assert server.terminate() == 0
+
+
+@pytest.fixture(scope="session")
+def native(shared_server: Server) -> Callable[..., Any]:
+    channel = grpc.insecure_channel(shared_server.address, options=[("grpc.enable_http_proxy", 0)])
+    stub = GenerationStub(channel)
+
+    def generate(text: str, **options: Any) -> dict[str, Any]:
+        """Return what the native service answers, as outputs of the Open Inference Protocol."""
+        response = stub.Generate(GenerateRequest(model="en-de", text=text, **options))
+        return {
+            "text_output": [answer.text for answer in response.answers],
+            "score": [answer.score for answer in response.answers],
+            "finish_reason": [FinishReason.Name(answer.finish_reason)[14:].lower() for answer in response.answers],
+            "tokens": [list(answer.tokens) for answer in response.answers],
+            "num_input_tokens": [response.usage.source_tokens],
+            "num_output_tokens": [response.usage.generated_tokens],
+        }
+
+    return generate
 
 
 @pytest.fixture(scope="session")

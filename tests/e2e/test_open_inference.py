@@ -12,14 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
 
 from dragoman.client.sync import Client
 from dragoman.inference import inference_pb2
-from dragoman.v1.generation_pb2 import FinishReason, GenerateRequest
-from dragoman.v1.generation_pb2_grpc import GenerationStub
 
 HERE = Path(__file__).parent
 TEXTS = ["A dog runs through the snow.", "Two men are waiting on a bench.", "A little girl is playing near the water."]
@@ -59,26 +56,6 @@ def triton() -> Callable[..., Any]:
     if importlib.util.find_spec("tritonclient") is None:
         pytest.skip("needs tritonclient, which `make setup` installs")
     return lambda *arguments: run_client("triton_caller.py", *arguments)
-
-
-@pytest.fixture(scope="session")
-def native(shared_server: Any) -> Callable[..., Any]:
-    channel = grpc.insecure_channel(shared_server.address, options=[("grpc.enable_http_proxy", 0)])
-    stub = GenerationStub(channel)
-
-    def generate(text: str, **options: Any) -> dict[str, Any]:
-        """Return what the native service answers, as the outputs of the other."""
-        response = stub.Generate(GenerateRequest(model="en-de", text=text, **options))
-        return {
-            "text_output": [answer.text for answer in response.answers],
-            "score": [answer.score for answer in response.answers],
-            "finish_reason": [FinishReason.Name(answer.finish_reason)[14:].lower() for answer in response.answers],
-            "tokens": [list(answer.tokens) for answer in response.answers],
-            "num_input_tokens": [response.usage.source_tokens],
-            "num_output_tokens": [response.usage.generated_tokens],
-        }
-
-    return generate
 
 
 @pytest.mark.parametrize("way", ["sync", "aio"])

@@ -98,7 +98,10 @@ def copy(tmp_path: Path) -> Path:
     """What `generate.sh` reads and writes, to be changed."""
     shutil.copytree(ROOT / "protos", tmp_path / "protos")
     (tmp_path / "dragoman").mkdir()
-    shutil.copytree(ROOT / "dragoman/v1", tmp_path / "dragoman/v1", ignore=shutil.ignore_patterns("__pycache__"))
+    for package in ("v1", "inference"):
+        folder = f"dragoman/{package}"
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "server/faces/http").mkdir(parents=True)
     return tmp_path
 
 

@@ -1,4 +1,4 @@
-"""The OpenAPI document of the native API, which `protos/openapi.py` writes, and a page to read it on, without any script."""
+"""The OpenAPI document of what HTTP answers, which `protos/openapi.py` writes, and a page to read it on, without any script."""
 
 import base64
 import hashlib
@@ -65,8 +65,10 @@ def _operations(told: dict[str, Any]) -> Iterator[str]:
             for kind, content in what["responses"]["200"]["content"].items():
                 schema = content["schema"]
                 yield f"<p>Answer, <code>{escape(kind)}</code>: {escape(schema.get('description', ''))}{_kind(schema)}.</p>"
-    rows = [(escape(number), escape(one["description"])) for number, one in told["components"]["responses"].items()]
-    yield f"<h2>Errors</h2><p>Each is a {_kind({'$ref': '/Status'})}.</p>{_table(('Status', ''), rows)}"
+    responses = told["components"]["responses"].items()
+    rows = [(escape(number), escape(one["description"])) for number, one in responses if number.isdecimal()]
+    kinds = _kind({"$ref": "/Status"}), _kind({"$ref": "/InferenceError"})
+    yield f"<h2>Errors</h2><p>Each is a {kinds[0]}, under <code>/v2</code> an {kinds[1]}.</p>{_table(('Status', ''), rows)}"
     headers = told["components"]["parameters"].values()
     rows = [(f"<code>{escape(one['name'])}</code>", escape(one["description"])) for one in headers]
     yield f"<h2>Headers of requests</h2>{_table(('Header', ''), rows)}"
@@ -88,10 +90,12 @@ def _kind(schema: dict[str, Any]) -> str:
     if "$ref" in schema:
         name = escape(schema["$ref"].rpartition("/")[2])
         return f'<a href="#{name}">{name}</a>'
-    if schema.get("type") == "array":
-        return f"list of {_kind(schema['items'])}"
+    types = schema.get("type", "bytes")
+    if types == "array":
+        return f"list of {_kind(schema['items'])}" if schema["items"] else "list"
     encoding = schema.get("contentEncoding")
-    return escape(schema.get("format", schema["type"]) + (f", {encoding}" if encoding else ""))
+    kind = types if isinstance(types, str) else " or ".join(types)
+    return escape(schema.get("format", kind) + (f", {encoding}" if encoding else ""))
 
 
 def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
