@@ -3,8 +3,9 @@
     python -m benchmarks.doors --data data/multi30k [--bundle bundles/en-de] [--quick]
 
 One sender, in a process of its own on the same cores, keeps 1, 16 and 64 requests under way: over gRPC to a server without HTTP,
-over gRPC to one that answers HTTP, too, and over HTTP to that one. The sides take turns; medians of the rounds count. All of
-them are asked the same texts, one model, greedy.
+and to one that answers HTTP, too, over gRPC, over HTTP, and by the Open Inference Protocol over both. The sides take turns; medians
+of the rounds count. All of them are asked the same texts, one model, greedy. The answers are looked at: a side that had others
+would be no side.
 """
 
 import argparse
@@ -25,12 +26,14 @@ from aiohttp import ClientSession, TCPConnector
 from benchmarks.harness.report import environment, write
 from benchmarks.harness.served import ServedModel
 from benchmarks.overload import percentile
+from dragoman.inference.inference_pb2 import ModelInferRequest
+from dragoman.inference.inference_pb2_grpc import GRPCInferenceServiceStub
 from dragoman.model.corpus import read_lines
 from dragoman.v1.generation_pb2 import GenerateRequest
 from dragoman.v1.generation_pb2_grpc import GenerationStub
 
 CONCURRENCIES = (1, 16, 64)
-ALONE, GRPC, HTTP = "gRPC, HTTP off", "gRPC", "HTTP/JSON"
+ALONE, GRPC, OIP_GRPC, HTTP, OIP_REST = "gRPC, HTTP off", "gRPC", "OIP gRPC", "HTTP/JSON", "OIP REST"
 Ask = Callable[[str], Awaitable[str]]
 
 
@@ -60,7 +63,47 @@ async def by_http(address: str, model: str) -> Any:
         yield ask
 
 
-OPENERS = {ALONE: by_grpc, GRPC: by_grpc, HTTP: by_http}
+@asynccontextmanager
+async def by_oip_grpc(address: str, model: str) -> Any:
+    """Give what asks by the Open Inference Protocol over gRPC, as Triton's client does: the text as bytes, the option as a parameter."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub: Any = GRPCInferenceServiceStub(channel)  # type: ignore[no-untyped-call]
+
+        async def ask(text: str) -> str:
+            encoded = text.encode()
+            request = ModelInferRequest(model_name=model, raw_input_contents=[len(encoded).to_bytes(4, "little") + encoded])
+            request.inputs.add(name="text_input", datatype="BYTES", shape=[1])
+            request.parameters["num_beams"].int64_param = 1
+            answer = await stub.ModelInfer(request)
+            names = [output.name for output in answer.outputs]
+            return str(answer.raw_output_contents[names.index("text_output")][4:].decode())
+
+        yield ask
+
+
+@asynccontextmanager
+async def by_oip_rest(address: str, model: str) -> Any:
+    """Give what asks by the Open Inference Protocol over HTTP, with JSON alone."""
+    async with ClientSession(f"http://{address}", connector=TCPConnector(limit=0)) as session:
+
+        async def ask(text: str) -> str:
+            tensor = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": [text]}
+            body = {"inputs": [tensor], "parameters": {"num_beams": 1}}
+            async with session.post(f"/v2/models/{model}/infer", json=body) as response:
+                response.raise_for_status()
+                outputs = {output["name"]: output["data"] for output in (await response.json())["outputs"]}
+            return str(outputs["text_output"][0])
+
+        yield ask
+
+
+OPENERS = {ALONE: by_grpc, GRPC: by_grpc, OIP_GRPC: by_oip_grpc, HTTP: by_http, OIP_REST: by_oip_rest}
+
+
+async def answers(side: str, address: str, model: str, texts: list[str]) -> list[str]:
+    """Return what a side answers to some texts."""
+    async with OPENERS[side](address, model) as ask:
+        return [await ask(text) for text in texts]
 
 
 def send(side: str, address: str, model: str, texts: list[str], concurrency: int, seconds: float) -> tuple[float, list[float]]:
@@ -123,7 +166,11 @@ def main() -> None:
     threads = ("--num-threads", str(arguments.threads))
     started = time.monotonic()
     with ServedModel(arguments.bundle, *threads) as alone, ServedModel(arguments.bundle, *threads, has_http=True) as served:
-        addresses = {ALONE: alone.address, GRPC: served.address, HTTP: served.http_address}
+        addresses = {ALONE: alone.address, GRPC: served.address, OIP_GRPC: served.address}
+        addresses |= dict.fromkeys((HTTP, OIP_REST), served.http_address)
+        told = [asyncio.run(answers(*side, arguments.bundle.name, texts[:20])) for side in addresses.items()]
+        if any(one != told[0] for one in told):
+            raise SystemExit("the sides do not answer alike")
         rows = measure(addresses, arguments.bundle.name, texts, rounds, seconds)
     if arguments.quick:
         return

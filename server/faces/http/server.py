@@ -5,6 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from http import HTTPStatus
+from typing import Any
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
@@ -13,6 +14,7 @@ from dragoman.server.config import ServerConfig
 from dragoman.server.core.core import CLOSE_SECONDS, Core
 from dragoman.server.faces.http import documents
 from dragoman.server.faces.http.around import Around
+from dragoman.server.faces.http.connection import HEADERS, Connection
 from dragoman.server.faces.http.exchange import Endpoint, Manner
 from dragoman.server.faces.http.inference import ROOT, InferenceApi
 from dragoman.server.faces.http.libre import LibreApi
@@ -28,8 +30,6 @@ IDLE_SECONDS = 75.0
 # Of the line and of each header of a request, and headers.
 MAX_LINE_BYTES = 8190
 MAX_HEADERS = 64
-# What is sent with every answer: what it is nobody has to guess, and nobody keeps it.
-HEADERS = {"Server": "dragoman", "X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
 
 Answering = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -77,19 +77,18 @@ class HttpServer:
         logger = logging.getLogger("aiohttp.server")
         logger.setLevel(logging.CRITICAL)  # what goes wrong in a call is in the records of calls
         idle = config.max_connection_idle_seconds or IDLE_SECONDS
-        self._runner = web.AppRunner(
-            app,
-            handler_cancellation=True,
-            access_log=None,
-            logger=logger,
-            keepalive_timeout=min(idle, IDLE_SECONDS),
-            lingering_time=1.0,
-            max_line_size=MAX_LINE_BYTES,
-            max_field_size=MAX_LINE_BYTES,
-            max_headers=MAX_HEADERS,
-            auto_decompress=False,
-            shutdown_timeout=CLOSE_SECONDS,
-        )
+        self._native = native
+        self._settings: dict[str, Any] = {
+            "access_log": None,
+            "logger": logger,
+            "keepalive_timeout": min(idle, IDLE_SECONDS),
+            "lingering_time": 1.0,
+            "max_line_size": MAX_LINE_BYTES,
+            "max_field_size": MAX_LINE_BYTES,
+            "max_headers": MAX_HEADERS,
+            "auto_decompress": False,
+        }
+        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=CLOSE_SECONDS)
 
     async def start(self) -> int:
         """Start answering; return the port.
@@ -100,7 +99,8 @@ class HttpServer:
         await self._runner.setup()
         server = self._runner.server
         assert server is not None
-        await self._listening.start(server, lambda: len(server.connections))
+        make = partial(Connection, server, self._native, loop=asyncio.get_running_loop(), **self._settings)
+        await self._listening.start(make, lambda: len(server.connections))
         return self.port
 
     def renew(self, _: object = None) -> None:
