@@ -11,6 +11,7 @@ would be no side.
 import argparse
 import asyncio
 import itertools
+import os
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
@@ -24,7 +25,7 @@ import grpc
 from aiohttp import ClientSession, TCPConnector
 
 from benchmarks.harness.report import environment, write
-from benchmarks.harness.served import ServedModel
+from benchmarks.harness.served import ServedModel, cpu_seconds
 from benchmarks.overload import percentile
 from dragoman.inference.inference_pb2 import ModelInferRequest
 from dragoman.inference.inference_pb2_grpc import GRPCInferenceServiceStub
@@ -65,7 +66,7 @@ async def by_http(address: str, model: str) -> Any:
 
 @asynccontextmanager
 async def by_oip_grpc(address: str, model: str) -> Any:
-    """Give what asks by the Open Inference Protocol over gRPC, as Triton's client does: the text as bytes, the option as a parameter."""
+    """Give what asks by the Open Inference Protocol over gRPC, as Triton's client does: the text raw, the option as a parameter."""
     async with grpc.aio.insecure_channel(address) as channel:
         stub: Any = GRPCInferenceServiceStub(channel)  # type: ignore[no-untyped-call]
 
@@ -129,23 +130,27 @@ async def _send(
     return len(latencies) / wall, sorted(latencies)
 
 
-def measure(addresses: Mapping[str, str], model: str, texts: list[str], rounds: int, seconds: float) -> list[dict[str, Any]]:
-    """Return a row for each side and number of callers; the sides take turns."""
+def measure(
+    sides: Mapping[str, tuple[str, int]], model: str, texts: list[str], rounds: int, seconds: float
+) -> list[dict[str, Any]]:
+    """Return a row for each side, of an address and the front end's process, and number of callers; the sides take turns."""
     rows = []
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as sender:
         for concurrency in CONCURRENCIES:
-            found: dict[str, list[tuple[float, list[float]]]] = {side: [] for side in addresses}
+            found: dict[str, list[tuple[float, list[float], float]]] = {side: [] for side in sides}
             for number in range(rounds + 1):
-                for side, address in addresses.items():
-                    one = sender.submit(send, side, address, model, texts, concurrency, seconds).result()
+                for side, (address, front_end) in sides.items():
+                    before = cpu_seconds(front_end)
+                    rate, latencies = sender.submit(send, side, address, model, texts, concurrency, seconds).result()
                     if number:  # the first round warms up
-                        found[side].append(one)
-            base = median(rate for rate, _ in found[ALONE])
+                        found[side].append((rate, latencies, (cpu_seconds(front_end) - before) / (len(latencies) + 1)))
+            base = median(rate for rate, _, _ in found[ALONE])
             for side, turns in found.items():
-                rate = median(rate for rate, _ in turns)
+                rate = median(rate for rate, _, _ in turns)
                 row = {"callers": concurrency, "side": side, "requests/s": round(rate, 1), f"of {ALONE}": round(rate / base, 3)}
                 for percent in (50, 99):
-                    row[f"p{percent} ms"] = round(median(percentile(seconds, percent) for _, seconds in turns) * 1000, 2)
+                    row[f"p{percent} ms"] = round(median(percentile(seconds, percent) for _, seconds, _ in turns) * 1000, 2)
+                row["front end µs"] = round(median(cost for _, _, cost in turns) * 1e6)
                 rows.append(row)
                 print(row, flush=True)
     return rows
@@ -171,12 +176,16 @@ def main() -> None:
         told = [asyncio.run(answers(*side, arguments.bundle.name, texts[:20])) for side in addresses.items()]
         if any(one != told[0] for one in told):
             raise SystemExit("the sides do not answer alike")
-        rows = measure(addresses, arguments.bundle.name, texts, rounds, seconds)
+        pids = dict.fromkeys(addresses, served.front_pid) | {ALONE: alone.front_pid}
+        sides = {side: (address, pids[side]) for side, address in addresses.items()}
+        rows = measure(sides, arguments.bundle.name, texts, rounds, seconds)
     if arguments.quick:
         return
     notes = [
         f"`{arguments.bundle.name}`, one engine of {arguments.threads} threads, greedy, captions of test_2016, closed loop; "
         f"medians of {rounds} rounds of {seconds:g} s a side, in turns, sender and servers on the same cores. "
+        "`front end µs` is the processor time of the front end's process a request. "
+        f"Load of the machine when it ended: {os.getloadavg()[1]:.1f}. "
         f"{time.monotonic() - started:.0f} s to make."
     ]
     about = environment("onnxruntime", "grpcio", "aiohttp") | {"threads": arguments.threads, "rounds": rounds, "seconds": seconds}
