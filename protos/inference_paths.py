@@ -247,7 +247,7 @@ def paths(headers: list[Schema]) -> dict[str, Schema]:
     """
     found: dict[str, Schema] = {}
     for method, path, name, text, request, answer in OF_SERVER:
-        statuses = sorted((*ALWAYS, *(OF_BODIES if request else ())))
+        statuses = sorted((*ALWAYS, *((*OF_BODIES, "504") if request else ())))
         found.setdefault(path, {})[method] = operation(name, text, path, headers, request, {JSON: {"schema": answer}}, statuses)
     for prefix, more in ((MODEL, ""), (f"{MODEL}/versions/{{version}}", "Version")):
         for method, end, name, text, request, answer, kind in OF_MODELS:
@@ -255,7 +255,7 @@ def paths(headers: list[Schema]) -> dict[str, Schema]:
             content: Schema = {kind: {"schema": ref(answer)}}
             if kind == EVENTS:
                 said = f"Server-sent events: `data` of each is a {answer}; where it fails, that of the last an InferenceError."
-                content = {kind: {"schema": described(TEXT, said)}}
+                content = {kind: {"schema": described({}, said)}}
             path = prefix + end
             one = operation(name + more, text, path, headers, request, content, statuses)
             if request == "InferenceRequest":

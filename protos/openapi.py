@@ -144,7 +144,7 @@ def operation(contract: Contract, rpc: str, request: str, response: str) -> Sche
     content: Schema = {"application/json": {"schema": {"$ref": f"{SCHEMAS}/{response}"}}}
     if is_stream:
         text = f"Server-sent events: `data` of each is a {response}; one named `error`, with a Status, ends a stream that fails."
-        content = {"text/event-stream": {"schema": {"type": "string", "description": text}}}
+        content = {"text/event-stream": {"schema": {"description": text}}}
     told: Schema = {
         "operationId": rpc,
         "summary": comment.partition(". ")[0].rstrip("."),

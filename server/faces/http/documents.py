@@ -61,10 +61,9 @@ def _operations(told: dict[str, Any]) -> Iterator[str]:
         for method, what in methods.items():
             yield f"<h2><code>{method.upper()} {escape(path)}</code></h2>{_paragraphs(what['description'])}"
             for content in what.get("requestBody", {}).get("content", {}).values():
-                yield f"<p>Body: {_kind(content['schema'])}.</p>"
+                yield f"<p>Body: {_told(content['schema'])}</p>"
             for kind, content in what["responses"]["200"]["content"].items():
-                schema = content["schema"]
-                yield f"<p>Answer, <code>{escape(kind)}</code>: {escape(schema.get('description', ''))}{_kind(schema)}.</p>"
+                yield f"<p>Answer, <code>{escape(kind)}</code>: {_told(content['schema'])}</p>"
     responses = told["components"]["responses"].items()
     rows = [(escape(number), escape(one["description"])) for number, one in responses if number.isdecimal()]
     kinds = _kind({"$ref": "/Status"}), _kind({"$ref": "/InferenceError"})
@@ -85,12 +84,17 @@ def _schemas(told: dict[str, Any]) -> Iterator[str]:
             yield "<p>" + ", ".join(f"<code>{escape(one)}</code>" for one in schema.get("enum", ())) + "</p>"
 
 
+def _told(schema: dict[str, Any]) -> str:
+    """Say what a body is: a kind of thing or, of what JSON does not tell, its description."""
+    return _inline(schema["description"]) if schema.keys() == {"description"} else f"{_kind(schema)}."
+
+
 def _kind(schema: dict[str, Any]) -> str:
     """Name what a schema is, with a link to where it is described."""
     if "$ref" in schema:
         name = escape(schema["$ref"].rpartition("/")[2])
         return f'<a href="#{name}">{name}</a>'
-    types = schema.get("type", "bytes")
+    types = schema["type"]
     if types == "array":
         return f"list of {_kind(schema['items'])}" if schema["items"] else "list"
     encoding = schema.get("contentEncoding")
