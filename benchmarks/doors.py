@@ -3,9 +3,9 @@
     python -m benchmarks.doors --data data/multi30k [--bundle bundles/en-de] [--quick]
 
 One sender, in a process of its own on the same cores, keeps 1, 16 and 64 requests under way: over gRPC to a server without HTTP,
-and to one that answers HTTP, too, over gRPC, over HTTP, and by the Open Inference Protocol over both. The sides take turns; medians
-of the rounds count. All of them are asked the same texts, one model, greedy. The answers are looked at: a side that had others
-would be no side.
+and to one that answers HTTP, too, over gRPC, over HTTP, and by the Open Inference Protocol over both. The sides take turns, in
+another order each round; medians of the rounds count, also of the ratios to the first side in the same round. All of them are asked
+the same texts, one model, greedy. The answers are looked at: a side that had others would be no side.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from contextlib import asynccontextmanager
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 from aiohttp import ClientSession, TCPConnector
@@ -36,6 +36,7 @@ from dragoman.v1.generation_pb2_grpc import GenerationStub
 CONCURRENCIES = (1, 16, 64)
 ALONE, GRPC, OIP_GRPC, HTTP, OIP_REST = "gRPC, HTTP off", "gRPC", "OIP gRPC", "HTTP/JSON", "OIP REST"
 Ask = Callable[[str], Awaitable[str]]
+Side = TypeVar("Side")
 
 
 @asynccontextmanager
@@ -130,6 +131,12 @@ async def _send(
     return len(latencies) / wall, sorted(latencies)
 
 
+def rotated(sides: list[Side], number: int) -> list[Side]:
+    """Return the sides, beginning with another in each round."""
+    start = number % len(sides)
+    return sides[start:] + sides[:start]
+
+
 def measure(
     sides: Mapping[str, tuple[str, int]], model: str, texts: list[str], rounds: int, seconds: float
 ) -> list[dict[str, Any]]:
@@ -139,15 +146,15 @@ def measure(
         for concurrency in CONCURRENCIES:
             found: dict[str, list[tuple[float, list[float], float]]] = {side: [] for side in sides}
             for number in range(rounds + 1):
-                for side, (address, front_end) in sides.items():
+                for side, (address, front_end) in rotated(list(sides.items()), number):
                     before = cpu_seconds(front_end)
                     rate, latencies = sender.submit(send, side, address, model, texts, concurrency, seconds).result()
                     if number:  # the first round warms up
                         found[side].append((rate, latencies, (cpu_seconds(front_end) - before) / (len(latencies) + 1)))
-            base = median(rate for rate, _, _ in found[ALONE])
             for side, turns in found.items():
-                rate = median(rate for rate, _, _ in turns)
-                row = {"callers": concurrency, "side": side, "requests/s": round(rate, 1), f"of {ALONE}": round(rate / base, 3)}
+                rates, bases = ([rate for rate, _, _ in found[each]] for each in (side, ALONE))
+                ratio = median(rate / base for rate, base in zip(rates, bases, strict=True))  # of the same round
+                row = {"callers": concurrency, "side": side, "requests/s": round(median(rates), 1), f"of {ALONE}": round(ratio, 3)}
                 for percent in (50, 99):
                     row[f"p{percent} ms"] = round(median(percentile(seconds, percent) for _, seconds, _ in turns) * 1000, 2)
                 row["front end µs"] = round(median(cost for _, _, cost in turns) * 1e6)
