@@ -3,13 +3,15 @@
     python -m benchmarks.doors --data data/multi30k [--bundle bundles/en-de] [--quick]
 
 One sender, in a process of its own on the same cores, keeps 1, 16 and 64 requests under way: over gRPC to a server without HTTP,
-over gRPC to one that answers HTTP, too, and over HTTP to that one. The sides take turns; medians of the rounds count. All of
-them are asked the same texts, one model, greedy.
+and to one that answers HTTP, too, over gRPC, over HTTP, and by the Open Inference Protocol over both. The sides take turns, in
+another order each round; medians of the rounds count, also of the ratios to the first side in the same round. All of them are asked
+the same texts, one model, greedy. The answers are looked at: a side that had others would be no side.
 """
 
 import argparse
 import asyncio
 import itertools
+import os
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
@@ -17,21 +19,24 @@ from contextlib import asynccontextmanager
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 from aiohttp import ClientSession, TCPConnector
 
 from benchmarks.harness.report import environment, write
-from benchmarks.harness.served import ServedModel
+from benchmarks.harness.served import ServedModel, cpu_seconds
 from benchmarks.overload import percentile
+from dragoman.inference.inference_pb2 import ModelInferRequest
+from dragoman.inference.inference_pb2_grpc import GRPCInferenceServiceStub
 from dragoman.model.corpus import read_lines
 from dragoman.v1.generation_pb2 import GenerateRequest
 from dragoman.v1.generation_pb2_grpc import GenerationStub
 
 CONCURRENCIES = (1, 16, 64)
-ALONE, GRPC, HTTP = "gRPC, HTTP off", "gRPC", "HTTP/JSON"
+ALONE, GRPC, OIP_GRPC, HTTP, OIP_REST = "gRPC, HTTP off", "gRPC", "OIP gRPC", "HTTP/JSON", "OIP REST"
 Ask = Callable[[str], Awaitable[str]]
+Side = TypeVar("Side")
 
 
 @asynccontextmanager
@@ -60,7 +65,47 @@ async def by_http(address: str, model: str) -> Any:
         yield ask
 
 
-OPENERS = {ALONE: by_grpc, GRPC: by_grpc, HTTP: by_http}
+@asynccontextmanager
+async def by_oip_grpc(address: str, model: str) -> Any:
+    """Give what asks by the Open Inference Protocol over gRPC, as Triton's client does: the text raw, the option as a parameter."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub: Any = GRPCInferenceServiceStub(channel)  # type: ignore[no-untyped-call]
+
+        async def ask(text: str) -> str:
+            encoded = text.encode()
+            request = ModelInferRequest(model_name=model, raw_input_contents=[len(encoded).to_bytes(4, "little") + encoded])
+            request.inputs.add(name="text_input", datatype="BYTES", shape=[1])
+            request.parameters["num_beams"].int64_param = 1
+            answer = await stub.ModelInfer(request)
+            names = [output.name for output in answer.outputs]
+            return str(answer.raw_output_contents[names.index("text_output")][4:].decode())
+
+        yield ask
+
+
+@asynccontextmanager
+async def by_oip_rest(address: str, model: str) -> Any:
+    """Give what asks by the Open Inference Protocol over HTTP, with JSON alone."""
+    async with ClientSession(f"http://{address}", connector=TCPConnector(limit=0)) as session:
+
+        async def ask(text: str) -> str:
+            tensor = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": [text]}
+            body = {"inputs": [tensor], "parameters": {"num_beams": 1}}
+            async with session.post(f"/v2/models/{model}/infer", json=body) as response:
+                response.raise_for_status()
+                outputs = {output["name"]: output["data"] for output in (await response.json())["outputs"]}
+            return str(outputs["text_output"][0])
+
+        yield ask
+
+
+OPENERS = {ALONE: by_grpc, GRPC: by_grpc, OIP_GRPC: by_oip_grpc, HTTP: by_http, OIP_REST: by_oip_rest}
+
+
+async def answers(side: str, address: str, model: str, texts: list[str]) -> list[str]:
+    """Return what a side answers to some texts."""
+    async with OPENERS[side](address, model) as ask:
+        return [await ask(text) for text in texts]
 
 
 def send(side: str, address: str, model: str, texts: list[str], concurrency: int, seconds: float) -> tuple[float, list[float]]:
@@ -86,23 +131,33 @@ async def _send(
     return len(latencies) / wall, sorted(latencies)
 
 
-def measure(addresses: Mapping[str, str], model: str, texts: list[str], rounds: int, seconds: float) -> list[dict[str, Any]]:
-    """Return a row for each side and number of callers; the sides take turns."""
+def rotated(sides: list[Side], number: int) -> list[Side]:
+    """Return the sides, beginning with another in each round."""
+    start = number % len(sides)
+    return sides[start:] + sides[:start]
+
+
+def measure(
+    sides: Mapping[str, tuple[str, int]], model: str, texts: list[str], rounds: int, seconds: float
+) -> list[dict[str, Any]]:
+    """Return a row for each side, of an address and the front end's process, and number of callers; the sides take turns."""
     rows = []
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as sender:
         for concurrency in CONCURRENCIES:
-            found: dict[str, list[tuple[float, list[float]]]] = {side: [] for side in addresses}
+            found: dict[str, list[tuple[float, list[float], float]]] = {side: [] for side in sides}
             for number in range(rounds + 1):
-                for side, address in addresses.items():
-                    one = sender.submit(send, side, address, model, texts, concurrency, seconds).result()
+                for side, (address, front_end) in rotated(list(sides.items()), number):
+                    before = cpu_seconds(front_end)
+                    rate, latencies = sender.submit(send, side, address, model, texts, concurrency, seconds).result()
                     if number:  # the first round warms up
-                        found[side].append(one)
-            base = median(rate for rate, _ in found[ALONE])
+                        found[side].append((rate, latencies, (cpu_seconds(front_end) - before) / (len(latencies) + 1)))
             for side, turns in found.items():
-                rate = median(rate for rate, _ in turns)
-                row = {"callers": concurrency, "side": side, "requests/s": round(rate, 1), f"of {ALONE}": round(rate / base, 3)}
+                rates, bases = ([rate for rate, _, _ in found[each]] for each in (side, ALONE))
+                ratio = median(rate / base for rate, base in zip(rates, bases, strict=True))  # of the same round
+                row = {"callers": concurrency, "side": side, "requests/s": round(median(rates), 1), f"of {ALONE}": round(ratio, 3)}
                 for percent in (50, 99):
-                    row[f"p{percent} ms"] = round(median(percentile(seconds, percent) for _, seconds in turns) * 1000, 2)
+                    row[f"p{percent} ms"] = round(median(percentile(seconds, percent) for _, seconds, _ in turns) * 1000, 2)
+                row["front end µs"] = round(median(cost for _, _, cost in turns) * 1e6)
                 rows.append(row)
                 print(row, flush=True)
     return rows
@@ -123,13 +178,21 @@ def main() -> None:
     threads = ("--num-threads", str(arguments.threads))
     started = time.monotonic()
     with ServedModel(arguments.bundle, *threads) as alone, ServedModel(arguments.bundle, *threads, has_http=True) as served:
-        addresses = {ALONE: alone.address, GRPC: served.address, HTTP: served.http_address}
-        rows = measure(addresses, arguments.bundle.name, texts, rounds, seconds)
+        addresses = {ALONE: alone.address, GRPC: served.address, OIP_GRPC: served.address}
+        addresses |= dict.fromkeys((HTTP, OIP_REST), served.http_address)
+        told = [asyncio.run(answers(*side, arguments.bundle.name, texts[:20])) for side in addresses.items()]
+        if any(one != told[0] for one in told):
+            raise SystemExit("the sides do not answer alike")
+        pids = dict.fromkeys(addresses, served.front_pid) | {ALONE: alone.front_pid}
+        sides = {side: (address, pids[side]) for side, address in addresses.items()}
+        rows = measure(sides, arguments.bundle.name, texts, rounds, seconds)
     if arguments.quick:
         return
     notes = [
         f"`{arguments.bundle.name}`, one engine of {arguments.threads} threads, greedy, captions of test_2016, closed loop; "
         f"medians of {rounds} rounds of {seconds:g} s a side, in turns, sender and servers on the same cores. "
+        "`front end µs` is the processor time of the front end's process a request. "
+        f"Load of the machine when it ended: {os.getloadavg()[1]:.1f}. "
         f"{time.monotonic() - started:.0f} s to make."
     ]
     about = environment("onnxruntime", "grpcio", "aiohttp") | {"threads": arguments.threads, "rounds": rounds, "seconds": seconds}

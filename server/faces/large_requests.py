@@ -13,6 +13,14 @@ LARGE_BYTES = 64 * 2**10
 MAX_LARGE_BYTES = 32 * 2**20
 
 
+def both_ends(text: str, num_characters: int) -> str:
+    """Return a text without its middle, if it is longer than twice so many characters.
+
+    A source that is too long is cut at its end, and a prompt at its beginning. What is left is still too long where all of it was.
+    """
+    return text if len(text) <= 2 * num_characters else text[:num_characters] + text[-num_characters:]
+
+
 class LargeRequests:
     """The large requests that are under way, each of a call of its own, in equal parts for those who have some."""
 

@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from dragoman.model.text.byte_level import ByteLevelTokenizer
 from dragoman.model.text.tokenizers import Tokenizers
 from dragoman.server.core.requests import GenerateRequest
 from dragoman.server.offline import OfflineTranslator
+from tests.e2e.faces.all_faces import FACES
+from tests.e2e.faces.told import Asked, Face
 from tests.shelf import Shelf
 
 pytestmark = pytest.mark.e2e
@@ -172,6 +175,25 @@ def test_alignments_are_told_where_there_is_attention_and_refused_where_there_is
     for name in ("forgetful", "language"):
         with pytest.raises(InvalidArgument, match=r"return_alignment: model .* has no attention between source and target"):
             client.score("a dog runs", "the grass", model=name, return_alignment=True)
+
+
+def test_of_a_huge_prompt_every_face_keeps_the_end(server: Any, client: Client) -> None:
+    """Those of gRPC used to keep the beginning of what is larger than 64 KiB."""
+    sentence = SENTENCES[0] + " "
+    end = " and the grass is green" + " two dogs" * 40
+    options: dict[str, Any] = {"truncate": True, "max_new_tokens": NUM_NEW}
+    huge, long = sentence * 10_000 + end, sentence * 20 + end
+    wanted = Asked([long], options, model="language")
+
+    async def answers_of(face: type[Face]) -> list[str]:
+        async with face.opened(server) as caller:
+            ways = [way for name, way in caller.ways.items() if caller.says(name, options)]
+            return [(await way.ask(replace(wanted, texts=[text])))[0].texts[0] for way in ways for text in (huge, long)]
+
+    expected = client.generate(long, model="language", **options)
+    assert expected.is_truncated
+    for face in FACES:
+        assert set(asyncio.run(answers_of(face))) <= {expected.text}, face.name
 
 
 def test_prompt_and_answer_are_one_text(client: Client, checkpoint: Callable[[str], Checkpoint]) -> None:

@@ -17,7 +17,7 @@ from dragoman.server.core.ids import check_request_id
 from dragoman.server.core.search_options import check_num_suppressed
 from dragoman.server.core.validation import check_model_name, check_model_version
 from dragoman.server.errors import InvalidRequest, QueueFull, ServiceError
-from dragoman.server.faces.large_requests import LARGE_BYTES
+from dragoman.server.faces.large_requests import LARGE_BYTES, both_ends
 
 # Large messages that are put together at once for one connection, and how long one is waited for before another may come too.
 READS_AT_ONCE = 8
@@ -99,7 +99,7 @@ def _slimmed(message: Message, max_characters: int) -> Message | Refused:
                 request_id = values.get("request_id", "")
     except InvalidRequest as error:
         return Refused(error.with_traceback(None), request_id)  # whose frames have all of the message
-    cut = {name: value[:max_characters] if isinstance(value, str) else value for name, value in values.items()}
+    cut = {name: both_ends(value, max_characters) if isinstance(value, str) else value for name, value in values.items()}
     return type(message)(**cut)
 
 

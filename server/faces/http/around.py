@@ -73,12 +73,15 @@ class Around:
         calls = self._calls(exchange)
         metadata, names = _metadata(request), partial(peer_names, request)
         problem: ServiceError | None = None
+        is_open = endpoint.is_open
         if _is_read(endpoint, calls, call, metadata, names):
             try:
                 await self._read(endpoint, exchange, around)
                 metadata += _key_in(endpoint, exchange)
             except ServiceError as error:
                 problem = error
+                # Whose it is stands in what could not be read; that it could not is what helps whoever sent it.
+                is_open = is_open or (endpoint.key_of is not None and call.caller is None)
             except (asyncio.CancelledError, ConnectionError):  # gone before all of it came
                 calls.records.finish(call, Cancelled.code)
                 raise
@@ -92,7 +95,7 @@ class Around:
                 names=names,
                 own_ending=own_ending,
                 is_sent_later=True,
-                is_open=endpoint.is_open,
+                is_open=is_open,
             ):
                 if problem is not None:
                     raise problem

@@ -8,6 +8,7 @@ from dragoman.server.core.requests import GenerateRequest
 from dragoman.server.core.validation import check_model_name, check_model_version
 from dragoman.server.errors import InvalidRequest
 from dragoman.server.faces.counted import Counted
+from dragoman.server.faces.large_requests import both_ends
 from dragoman.server.faces.oip.asked import Asked, Wanted
 from dragoman.server.faces.oip.fields import check_datatype, to_text
 from dragoman.server.faces.oip.given import EXCLUDE_INPUT, NAMED, PARAMETERS, SAMPLING_PARAMETERS, STREAM, TIMEOUT, Given
@@ -73,7 +74,7 @@ def to_inference(asked: Asked, num_bytes: int, max_characters: int | None = None
     Args:
         asked: It, with no more of anything than `check_counts` lets through.
         num_bytes: Its size.
-        max_characters: Of a text that are kept; None for all.
+        max_characters: Of each end of a text that are kept; None for all.
 
     Raises:
         InvalidRequest: If it cannot be understood.
@@ -98,7 +99,7 @@ def to_inference(asked: Asked, num_bytes: int, max_characters: int | None = None
     if timeout is not None and timeout < 0:
         raise InvalidRequest(TIMEOUT, f"{timeout} microseconds")
     requests = [
-        GenerateRequest(model=name, model_version=version, text=text[:max_characters], **_cut(given.shared | own, max_characters))
+        GenerateRequest(model=name, model_version=version, **_cut(given.shared | own | {"text": text}, max_characters))
         for text, own in zip(texts, given.each, strict=True)
     ]
     if len({request.num_return_sequences for request in requests}) > 1:
@@ -132,7 +133,7 @@ def _texts(tensor: Tensor) -> list[str]:
 
 
 def _cut(values: dict[str, Any], max_characters: int | None) -> dict[str, Any]:
-    """Return values of which no text has more than so many characters."""
+    """Return values of which no text has more than twice so many characters: those of both its ends."""
     if max_characters is None:
         return values
-    return {name: value[:max_characters] if isinstance(value, str) else value for name, value in values.items()}
+    return {name: both_ends(value, max_characters) if isinstance(value, str) else value for name, value in values.items()}

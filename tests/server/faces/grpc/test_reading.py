@@ -128,8 +128,14 @@ def test_of_a_large_one_only_what_a_model_could_use_is_kept() -> None:
     message = ScoreRequest(text="é" * MEGABYTE, target="x" * MEGABYTE, request_id="r", priority=3, length_penalty=0.0)
     unknown = message.SerializeToString() + b"\xf2\x7f" + b"\x80\x80\x40" + b"z" * MEGABYTE
     kept = reader(ScoreRequest.FromString, lambda: 100)(unknown)
-    assert kept == ScoreRequest(text="é" * 100, target="x" * 100, request_id="r", priority=3, length_penalty=0.0)
-    assert kept.ByteSize() < 400
+    assert kept == ScoreRequest(text="é" * 200, target="x" * 200, request_id="r", priority=3, length_penalty=0.0)
+    assert kept.ByteSize() < 700
+
+
+def test_of_a_large_one_both_ends_are_kept() -> None:
+    """A source that is too long is cut at its end, but a prompt at its beginning: the last of it used to be lost."""
+    kept = read(GenerateRequest(text="a" * 100 + "?" * MEGABYTE + "z" * 100, truncate=True))
+    assert kept.text == "a" * 100 + "z" * 100
 
 
 @pytest.mark.parametrize("field", ["request_id", "model", "suppressed_tokens", "source_language", "target_language"])

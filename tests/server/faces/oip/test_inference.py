@@ -306,11 +306,11 @@ def test_an_unfit_id_is_refused_and_not_repeated() -> None:
 
 def test_of_a_large_message_only_what_a_model_could_use_is_kept() -> None:
     reads = infer_reader(ModelInferRequest.FromString, lambda: 100)
-    request = with_parameters(asking("ä" * LARGE_BYTES, "b"), forced_prefix="c" * 1000, source_language="en")
+    request = with_parameters(asking("ä" * LARGE_BYTES + "z" * 100, "b"), forced_prefix="c" * 1000, source_language="en")
     inference = reads(request.SerializeToString())
     assert isinstance(inference, Inference)
-    assert [x.text for x in inference.requests] == ["ä" * 100, "b"]
-    assert {(x.forced_prefix, x.source_language) for x in inference.requests} == {("c" * 100, "en")}
+    assert [x.text for x in inference.requests] == ["ä" * 100 + "z" * 100, "b"], "both ends"
+    assert {(x.forced_prefix, x.source_language) for x in inference.requests} == {("c" * 200, "en")}
     assert large_bytes_read.get() == request.ByteSize()
     large_bytes_read.set(0)
 
