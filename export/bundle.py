@@ -15,6 +15,7 @@ from dragoman.export.evidence import Parity as Parity
 from dragoman.export.evidence import Quality as Quality
 from dragoman.export.fields import BundleError as BundleError
 from dragoman.export.fields import Precision as Precision
+from dragoman.export.manifest import CARD_FILE as CARD_FILE
 from dragoman.export.manifest import FORMAT_VERSION as FORMAT_VERSION
 from dragoman.export.manifest import MANIFEST_FILE as MANIFEST_FILE
 from dragoman.export.manifest import PARITY_FILE as PARITY_FILE
@@ -30,7 +31,8 @@ from dragoman.export.tensor_names import cross_kv_names as cross_kv_names
 from dragoman.export.tensor_names import self_kv_names as self_kv_names
 from dragoman.export.tensor_names import self_kv_output_names as self_kv_output_names
 from dragoman.export.tensors import Tensors as Tensors
-from dragoman.model.files import leads_out, open_regular
+from dragoman.model.card import MAX_CARD_BYTES
+from dragoman.model.files import leads_out, open_regular, read_bounded
 from dragoman.model.text.tokenizer import TokenizerError
 from dragoman.model.text.tokenizers import Tokenizers
 
@@ -136,6 +138,18 @@ class Bundle:
         for path, entry in self.manifest.files.items():
             if path.startswith(f"{TOKENIZER_DIRECTORY}/"):
                 _check_file(self.directory, path, entry, is_hashed=True)
+
+    def card(self) -> str:
+        """Return the model's card, in Markdown; empty where the manifest lists none, or what lies there is not what it lists."""
+        entry = self.manifest.files.get(CARD_FILE)
+        if entry is None:
+            return ""
+        try:
+            _check_inside(self.directory, self.directory / CARD_FILE)
+            content = read_bounded(self.directory / CARD_FILE, MAX_CARD_BYTES)
+        except (BundleError, OSError):
+            return ""
+        return content.decode(errors="replace") if hashlib.sha256(content).hexdigest() == entry.sha256 else ""
 
     def tokenizers(self) -> Tokenizers:
         """Load the tokenisers, from files that the manifest lists.

@@ -29,6 +29,7 @@ from dragoman.export.caches import Cache
 from dragoman.export.calibration import calibration_sources
 from dragoman.export.evidence import Origin
 from dragoman.export.manifest import (
+    CARD_FILE,
     MANIFEST_FILE,
     PARITY_FILE,
     SAMPLES_FILE,
@@ -46,7 +47,7 @@ from dragoman.export.shortlist import choose_shortlist
 from dragoman.export.tensor_names import STEP_INPUTS
 from dragoman.export.tensors import Tensors
 from dragoman.export.tracing import input_output_names
-from dragoman.model.card import read_domain
+from dragoman.model.card import domain_of, read_card
 from dragoman.model.checkpoint import WEIGHTS_FILE, Checkpoint
 from dragoman.model.config import ModelConfig
 from dragoman.model.files import put_directory
@@ -106,7 +107,7 @@ def export_checkpoint(
     progress.done("read the checkpoint")
     max_positions = checkpoint.model.config.max_source_positions
     ids = None if calibration is None else calibration_sources(checkpoint.tokenizers.source, calibration, max_positions)
-    domain = read_domain(checkpoint_dir)
+    card = read_card(checkpoint_dir)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -119,10 +120,10 @@ def export_checkpoint(
         caches = _declared_caches(graphs, checkpoint.model.config, recipe)
         samples = make_samples(checkpoint, directory, recipe, report.tolerance)
         progress.done("answer samples")
-        _write_the_rest(checkpoint, directory, listed, report, samples)
+        _write_the_rest(checkpoint, directory, listed, report, samples, card)
         origin = Origin(hash_file(checkpoint_dir / WEIGHTS_FILE), version("torch"), version("onnx"))
         manifest = _describe(checkpoint, name, recipe, directory, caches, origin, report)
-        (directory / MANIFEST_FILE).write_bytes(_to_json(told(msgspec.structs.replace(manifest, domain=domain))))
+        (directory / MANIFEST_FILE).write_bytes(_to_json(told(msgspec.structs.replace(manifest, domain=domain_of(card)))))
         Bundle.open(directory, is_checked=False)  # its checksums were worked out from these very files a moment ago
         check_output(output, is_forced)
         put_directory(directory, output, Path(staging) / "replaced")
@@ -137,7 +138,7 @@ def _shortlist_of(checkpoint: Checkpoint, asked: Shortlist) -> list[int]:
 
 
 def _write_the_rest(
-    checkpoint: Checkpoint, directory: Path, listed: Sequence[int] | None, report: ParityReport, samples: Samples
+    checkpoint: Checkpoint, directory: Path, listed: Sequence[int] | None, report: ParityReport, samples: Samples, card: str
 ) -> None:
     """Write what lies beside the graphs, but for the manifest."""
     (directory / TOKENIZER_DIRECTORY).mkdir()
@@ -146,6 +147,8 @@ def _write_the_rest(
     (directory / SAMPLES_FILE).write_bytes(msgspec.json.encode(samples) + b"\n")
     if listed is not None:
         (directory / SHORTLIST_FILE).write_bytes(msgspec.json.encode({"ids": listed}) + b"\n")
+    if card:
+        (directory / CARD_FILE).write_text(card, encoding="utf-8")
 
 
 def _declared_caches(graphs: Sequence[onnx_ir.Model], config: ModelConfig, recipe: Recipe) -> list[Cache]:

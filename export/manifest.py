@@ -39,6 +39,7 @@ from dragoman.export.fields import (
 from dragoman.export.generation_checks import check_defaults, check_ids, check_room, num_forced
 from dragoman.export.packing import is_packed
 from dragoman.export.tensors import Tensors, check_tensors
+from dragoman.model.card import MAX_CARD_BYTES
 from dragoman.model.config import Architecture
 from dragoman.model.generation import Defaults, Languages, Template
 from dragoman.model.text.reading import MAX_FILE_BYTES as MAX_TOKENIZER_BYTES
@@ -48,6 +49,8 @@ MANIFEST_FILE = "bundle.json"
 PARITY_FILE = "parity.json"
 # Answers that a running engine has to give again, see `samples`.
 SAMPLES_FILE = "samples.json"
+# The checkpoint's card, for people.
+CARD_FILE = "card.md"
 TOKENIZER_DIRECTORY = "tokenizer"
 
 # gRPC health answers for these beside the models' own names.
@@ -287,7 +290,7 @@ def _check_entry(path: str, entry: FileEntry) -> None:
         raise ValueError(f"files has {shown(path)}, which is not a path inside the bundle")
     is_of_tokenizer = parts[0] == TOKENIZER_DIRECTORY
     limit = MAX_TOKENIZER_BYTES if is_of_tokenizer else MAX_GRAPH_BYTES if path.endswith(".onnx") else MAX_BUNDLE_BYTES
-    limit = MAX_SAMPLES_BYTES if path == SAMPLES_FILE else limit
+    limit = {SAMPLES_FILE: MAX_SAMPLES_BYTES, CARD_FILE: MAX_CARD_BYTES}.get(path, limit)
     if entry.size > limit:
         raise ValueError(f"files says that {path} has {entry.size} bytes; at most {limit} are allowed")
 
@@ -307,9 +310,10 @@ def content_version(manifest: Manifest) -> str:
     """Return the version that a manifest's content gives: the first 12 hex digits of a SHA-256.
 
     It covers every file and every setting, so that the same model always has the same version and another model never does. The
-    name, the origin, the parity report, the sample answers and the domain are left out: they change nothing of what it answers.
+    name, the origin, the parity report, the sample answers, the card and the domain are left out: they change nothing of what it
+    answers.
     """
-    tells = PARITY_FILE, SAMPLES_FILE
+    tells = PARITY_FILE, SAMPLES_FILE, CARD_FILE
     files = {path: entry.sha256 for path, entry in sorted(manifest.files.items()) if path not in tells}
     settings = told(manifest)
     for field in ("name", "version", "files", "origin", "parity", "domain"):

@@ -1,4 +1,4 @@
-"""A checkpoint's card, its `README.md`: of all that it tells people, the one line that programs pass on, the model's domain."""
+"""A checkpoint's card, its `README.md`: what it tells people, and the one line that programs pass on, the model's domain."""
 
 import re
 import unicodedata
@@ -10,8 +10,10 @@ from dragoman.model.errors import InputError
 CARD_FILE = "README.md"
 MAX_DOMAIN_CHARACTERS = 200
 
-# Of a card, and of a line that may be the one: what is looked at.
-_MAX_CARD_BYTES = 1 << 16
+MAX_CARD_BYTES = 1 << 16
+"""What is looked at of a card."""
+
+# Of a line that may be the one: what is looked at.
 _MAX_LINE_CHARACTERS = 1000
 _DOMAIN = re.compile(r"[*_]{0,2}domain[*_]{0,2}:[*_]{0,2}[ \t]+(\S.*)", re.IGNORECASE)
 _LINK = re.compile(r"!?\[([^]]*)\]\([^)]*\)")
@@ -23,11 +25,8 @@ class CardError(InputError):
     """A card that is there and cannot be read."""
 
 
-def read_domain(directory: Path) -> str:
-    """Return what text a checkpoint's model knows, in the words of its card.
-
-    That is the first line `Domain: ...` of `README.md` that says something, in its front matter or in its text but not in a block
-    of code, as `plain` makes it; empty if there is no card or no such line.
+def read_card(directory: Path) -> str:
+    """Return the text of a checkpoint's card, at most `MAX_CARD_BYTES` of it; empty if there is none.
 
     Raises:
         CardError: If the card cannot be read.
@@ -37,10 +36,20 @@ def read_domain(directory: Path) -> str:
         if not path.is_file():
             return ""
         with path.open("rb") as file:
-            content = file.read(_MAX_CARD_BYTES)
+            content = file.read(MAX_CARD_BYTES)
     except OSError as error:
         raise CardError(f"{path}: {error.strerror}") from error
-    found = (_DOMAIN.match(line[:_MAX_LINE_CHARACTERS]) for line in _lines(content.decode("utf-8-sig", errors="replace")))
+    text = content.decode("utf-8-sig", errors="replace")  # what stands for bytes that are no text is longer than they
+    return text.encode()[:MAX_CARD_BYTES].decode(errors="ignore")
+
+
+def domain_of(card: str) -> str:
+    """Return what text a model knows, in the words of its card.
+
+    That is the first line `Domain: ...` that says something, in its front matter or in its text but not in a block of code, as
+    `plain` makes it; empty if there is no such line.
+    """
+    found = (_DOMAIN.match(line[:_MAX_LINE_CHARACTERS]) for line in _lines(card))
     return next((domain for match in found if match and (domain := plain(match[1]))), "")
 
 

@@ -160,6 +160,10 @@ class Model(Limited, Protocol):
         """What its folder calls the version; where folders have none, what the content gives."""
         ...
 
+    def card(self) -> str:
+        """Read the bundle's card, in Markdown, from its file; empty if it has none."""
+        ...
+
     @property
     def is_asleep(self) -> bool:
         """Whether it stands for a version that is loaded when a request comes for it."""

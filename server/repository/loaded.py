@@ -63,6 +63,10 @@ class LoadedModel(Generic[E]):
         """What the bundle says of itself."""
         return self.bundle.manifest
 
+    def card(self) -> str:
+        """Read the bundle's card."""
+        return self.bundle.card()
+
     @property
     def name(self) -> str:
         """As requests give it."""

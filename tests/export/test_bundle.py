@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from dragoman.export.bundle import (
+    CARD_FILE,
     FORMAT_VERSION,
     MANIFEST_FILE,
     PARITY_FILE,
@@ -280,6 +281,23 @@ def test_tokeniser_with_more_tokens_than_the_model_is_refused(exported: Path) ->
 
 def test_domain_comes_from_the_checkpoints_card(exported: Path) -> None:
     assert Bundle.open(exported).manifest.domain == "dogs on the grass"
+
+
+def test_the_card_goes_along_and_changes_no_version(exported: Path, bundle_dir: Path, checkpoint_dir: Path) -> None:
+    assert Bundle.open(exported).card() == (checkpoint_dir / "README.md").read_text()
+    version = Bundle.open(bundle_dir).manifest.version
+    edit(bundle_dir, lambda manifest: manifest["files"].pop(CARD_FILE))
+    without = Bundle.open(bundle_dir)
+    assert without.card() == "" and content_version(without.manifest) == version
+
+
+@pytest.mark.parametrize(
+    "change", [lambda card: card.write_text("# Another"), Path.unlink, lambda card: card.write_bytes(b"x" * (1 << 20))]
+)
+def test_a_card_that_is_not_the_one_that_was_exported_is_not_told(bundle_dir: Path, change: Callable[[Path], Any]) -> None:
+    bundle = Bundle.open(bundle_dir)
+    change(bundle_dir / CARD_FILE)
+    assert bundle.card() == ""
 
 
 def test_bundle_from_before_there_was_a_domain_is_read_and_keeps_its_version(bundle_dir: Path) -> None:

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.export.manifest import Line
-from dragoman.model.card import CARD_FILE, MAX_DOMAIN_CHARACTERS, CardError, plain, read_domain
+from dragoman.model.card import CARD_FILE, MAX_CARD_BYTES, MAX_DOMAIN_CHARACTERS, CardError, domain_of, plain, read_card
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def domain(directory: Path, card: str | bytes) -> str:
     (directory / CARD_FILE).write_bytes(card if isinstance(card, bytes) else card.encode())
-    return read_domain(directory)
+    return domain_of(read_card(directory))
 
 
 @pytest.mark.parametrize(
@@ -47,12 +47,12 @@ def test_the_first_line_that_names_a_domain_counts(tmp_path: Path, card: str, ex
 
 
 def test_no_card_is_no_domain(tmp_path: Path) -> None:
-    assert read_domain(tmp_path) == "" == read_domain(tmp_path / "none")
+    assert read_card(tmp_path) == "" == read_card(tmp_path / "none") == domain_of("")
     (tmp_path / CARD_FILE).mkdir()
-    assert read_domain(tmp_path) == ""
+    assert read_card(tmp_path) == ""
     (tmp_path / CARD_FILE).rmdir()
     os.mkfifo(tmp_path / CARD_FILE)
-    assert read_domain(tmp_path) == "", "what nobody writes into is not waited for"
+    assert read_card(tmp_path) == "", "what nobody writes into is not waited for"
 
 
 def test_card_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,12 +62,13 @@ def test_card_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.M
     domain(tmp_path, "Domain: x")
     monkeypatch.setattr(Path, "open", refuse)
     with pytest.raises(CardError, match=re.escape(f"{tmp_path / CARD_FILE}: Permission denied")):
-        read_domain(tmp_path)
+        read_card(tmp_path)
 
 
 def test_card_of_any_bytes_and_any_size_is_borne(tmp_path: Path) -> None:
     assert domain(tmp_path, b"Domain: caf\xe9 talk\n") == "caf\ufffd talk"
     assert domain(tmp_path, os.urandom(1 << 20)) is not None
+    assert len(read_card(tmp_path).encode()) <= MAX_CARD_BYTES
     assert domain(tmp_path, "Domain: " + "<" * (1 << 22)) == ""
     assert domain(tmp_path, "x\n" * (1 << 20) + "Domain: too far down") == ""
 
@@ -89,4 +90,4 @@ def test_what_comes_of_any_text_is_one_harmless_line_that_a_bundle_takes(text: s
 
 @pytest.mark.parametrize("name", ["en-de", "en-fr", "en-de-rnn", "en-captions"])
 def test_shipped_models_say_that_they_know_captions(name: str) -> None:
-    assert "captions" in read_domain(ROOT / "model/pretrained" / name)
+    assert "captions" in domain_of(read_card(ROOT / "model/pretrained" / name))

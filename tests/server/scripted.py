@@ -218,6 +218,7 @@ def scripted_model(tokenizer: ByteLevelTokenizer, name: str = "en-de", **fields:
         version="v7",
         label="7",
         is_asleep=False,
+        card=str,
         num_engines=1,
         manifest=described,
         frames=Frames(described),

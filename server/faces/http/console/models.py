@@ -1,6 +1,6 @@
 """What the console's Models tab lives on: every version of every model, with what its bundle says of how good it is, as JSON.
 
-Nothing here is known of a model but what its manifest says, which its version and its signature stand for.
+Nothing here is known of a model but what its manifest says, which its signature stands for, and the card that the manifest lists.
 """
 
 import asyncio
@@ -41,17 +41,17 @@ class ModelsData:
         """Answer with all versions of the models that the caller may use."""
         names = {model.name for model in self._generation.models(exchange.call.caller)}
         seen = [model for model in self._models.versions() if model.name in names]
-        told = [(self._descriptions.of(model), _of_manifest(model)) for model in seen]
+        told = [(self._descriptions.of(model), model) for model in seen]
         return web.Response(body=await asyncio.to_thread(_write, told), content_type=JSON)
 
 
-def _of_manifest(model: Model) -> dict[str, Any]:
-    """Return what a manifest says beside the description: no bundle carries its model's card so far."""
+def _of_bundle(model: Model) -> dict[str, Any]:
+    """Return what a bundle says beside the description."""
     parity = _told(model.manifest.parity)
     return {
         "label": model.label,
         "isAsleep": model.is_asleep,
-        "card": None,
+        "card": model.card() or None,
         "quality": parity.pop("quality", None),
         "parity": parity,
         "origin": _told(model.manifest.origin),
@@ -87,7 +87,7 @@ def _camel(name: str) -> str:
     return first + "".join(map(str.capitalize, others))
 
 
-def _write(told: Iterable[tuple[generation_pb2.Model, dict[str, Any]]]) -> bytes:
-    """Write all of it; beside others' work, for hundreds of languages take a while."""
-    models = [{"model": msgspec.Raw(to_json(model).encode())} | rest for model, rest in told]
+def _write(told: Iterable[tuple[generation_pb2.Model, Model]]) -> bytes:
+    """Write all of it; beside others' work, for cards are read, and hundreds of languages take a while."""
+    models = [{"model": msgspec.Raw(to_json(description).encode())} | _of_bundle(model) for description, model in told]
     return msgspec.json.encode({"models": models})

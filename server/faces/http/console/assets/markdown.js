@@ -1,8 +1,9 @@
-// A model's card, Markdown: what cards have of it, as elements. HTML in it is text, and links lead to the web alone.
+// A model's card, Markdown: what cards have of it, as elements. HTML in it is text, links lead to the web alone,
+// and of pictures there is what they are called.
 import { element } from "./element.js";
 
 const BLOCK = /^(#{1,6}\s|```|\s*([-*+]|\d+[.)])\s+|\|)/u;
-const INLINE = /`([^`]+)`|\*\*([^*]+)\*\*|\[([^\]\n]+)\]\(([^()\s]+)\)/gu;
+const INLINE = /`([^`]+)`|\*\*([^*]+)\*\*|!?\[([^\]\n]+)\]\(([^()\s]+)\)/gu;
 const MAX_LINES = 4000;
 
 /** Return a card's elements; the settings at its head (YAML between `---`) are left out. */

@@ -29,7 +29,7 @@ def test_a_version_is_told_as_the_native_api_does_with_what_its_bundle_says_of_i
             assert status == 200
             [one] = answer["models"]
             assert one["model"] == native
-            assert one["card"] is None
+            assert one["card"] is None, "its bundle has none"
             assert one["quality"]["numConstantScales"] == 3 and one["quality"]["agreement"] == 0.99
             assert one["parity"]["maxLogProbDifference"] == 0.0002 and "quality" not in one["parity"]
             assert one["origin"]["weightsSha256"] == "ab" * 32
@@ -40,6 +40,17 @@ def test_a_version_is_told_as_the_native_api_does_with_what_its_bundle_says_of_i
                 "maxSlotsPerRequest": 8,
                 "maxPriority": None,
             }
+
+    asyncio.run(run())
+
+
+def test_a_card_is_told_as_it_is(serve_http: Any, make_model: Any) -> None:
+    model = make_model()
+    model.card = lambda: "# Card\n\n<script>alert(1)</script> 🐕"
+
+    async def run() -> None:
+        async with serve_http(model) as world:
+            assert (await told(world))[1]["models"][0]["card"] == model.card()
 
     asyncio.run(run())
 
