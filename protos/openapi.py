@@ -23,7 +23,7 @@ from google.protobuf.descriptor_pb2 import (
 from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parents[1]
-CONTRACT = "dragoman/v1/generation.proto"
+GENERATION, REPOSITORY = "dragoman/v1/generation.proto", "dragoman/v1/repository.proto"
 OUTPUT = ROOT / "server" / "faces" / "http" / "openapi.json"
 SCHEMAS = "#/components/schemas"
 
@@ -33,6 +33,19 @@ MESSAGES, ENUMS, FIELDS, VALUES = 4, 5, 2, 2
 Path_ = tuple[int, ...]
 Schema = dict[str, Any]
 
+# Below a model of the repository, what is asked of it.
+OF_MODEL = "/v1/repository/models/{model}"
+# Method, path, RPC, request and response.
+REPOSITORY_OPERATIONS = (
+    ("get", "/v1/repository", "ListRepository", "", "ListRepositoryResponse"),
+    ("post", "/v1/repository:refresh", "RefreshRepository", "RefreshRepositoryRequest", "ListRepositoryResponse"),
+    ("post", f"{OF_MODEL}:load", "LoadModel", "LoadModelRequest", "RepositoryModel"),
+    ("post", f"{OF_MODEL}:unload", "UnloadModel", "UnloadModelRequest", "RepositoryModel"),
+    ("post", f"{OF_MODEL}:reload", "ReloadModel", "ReloadModelRequest", "RepositoryModel"),
+    ("post", f"{OF_MODEL}:rollback", "RollbackModel", "RollbackModelRequest", "RepositoryModel"),
+    ("post", f"{OF_MODEL}:label", "SetLabel", "SetLabelRequest", "RepositoryModel"),
+)
+FOR_OPERATORS = "For operators, where `http_admin` is set; it is not there where it is not."
 OPERATIONS = (
     ("post", "/v1/generate", "Generate", "GenerateRequest", "GenerateResponse"),
     ("post", "/v1/generate:stream", "GenerateStream", "GenerateRequest", "GenerateStreamResponse"),
@@ -65,16 +78,17 @@ HEADERS = (
 
 
 class Contract:
-    """The contract as protoc reads it, with its comments."""
+    """A file of the contract as protoc reads it, with its comments."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "set"
             options = [f"--proto_path={ROOT / 'protos'}", f"--proto_path={files('grpc_tools') / '_proto'}"]
             options += ["--include_source_info", f"--descriptor_set_out={path}"]
-            if protoc.main(["protoc", *options, CONTRACT]):
+            if protoc.main(["protoc", *options, name]):
                 raise SystemExit("the contract cannot be read")
             self.file: FileDescriptorProto = FileDescriptorSet.FromString(path.read_bytes()).file[0]
+        self.name = name
         self._comments = {tuple(where.path): where.leading_comments for where in self.file.source_code_info.location}
 
     def comment(self, *path: int) -> str:
@@ -99,8 +113,10 @@ class Contract:
         return _described({"type": "string", "enum": [value.name for value in enum.value]}, "\n".join(said))
 
     def _message(self, message: DescriptorProto, path: Path_) -> Schema:
+        entries = {f".dragoman.v1.{message.name}.{entry.name}": entry for entry in message.nested_type if entry.options.map_entry}
         properties = {
-            field.json_name: _described(_field(field), self.comment(*path, FIELDS, i)) for i, field in enumerate(message.field)
+            field.json_name: _described(_field(field, entries.get(field.type_name)), self.comment(*path, FIELDS, i))
+            for i, field in enumerate(message.field)
         }
         schema: Schema = {"type": "object", "properties": properties, "additionalProperties": False}
         return _described(schema, self.comment(*path))
@@ -110,8 +126,10 @@ def _described(schema: Schema, text: str) -> Schema:
     return schema | ({"description": text} if text else {})
 
 
-def _field(field: FieldDescriptorProto) -> Schema:
-    """Return the schema of a field, as canonical JSON has it."""
+def _field(field: FieldDescriptorProto, entry: DescriptorProto | None = None) -> Schema:
+    """Return the schema of a field, as canonical JSON has it; a map's entries are a message."""
+    if entry is not None:
+        return {"type": "object", "additionalProperties": _one(entry.field[1])}
     one = _one(field)
     return {"type": "array", "items": one} if field.label == FieldDescriptorProto.LABEL_REPEATED else one
 
@@ -157,12 +175,15 @@ def operation(contract: Contract, rpc: str, request: str, response: str) -> Sche
     }
     if request:
         told["requestBody"] = {"required": True, "content": {"application/json": {"schema": {"$ref": f"{SCHEMAS}/{request}"}}}}
+    model: Schema = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
     if rpc == "GetModel":
-        told["parameters"] = [
-            {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}},
-            {"name": "modelVersion", "in": "query", "schema": {"type": "string"}},
-            *told["parameters"],
-        ]
+        told["parameters"] = [model, {"name": "modelVersion", "in": "query", "schema": {"type": "string"}}, *told["parameters"]]
+    elif rpc == "ListRepository":
+        told["parameters"] = [model | {"in": "query", "required": False}, *told["parameters"]]
+    elif response == "RepositoryModel":
+        told["parameters"] = [model, *told["parameters"]]
+    if contract.name == REPOSITORY:
+        told |= {"description": f"{comment} {FOR_OPERATORS}", "security": [{"bearer": []}]}
     return told
 
 
@@ -178,11 +199,12 @@ def reachable(schemas: dict[str, Schema], names: set[str]) -> dict[str, Schema]:
 
 def document() -> Schema:
     """Return the whole document."""
-    contract = Contract()
+    contract, repository = Contract(GENERATION), Contract(REPOSITORY)
     paths: dict[str, Schema] = {}
-    for method, path, rpc, request, response in OPERATIONS:
-        paths.setdefault(path, {})[method] = operation(contract, rpc, request, response)
-    used = {name for *_, request, response in OPERATIONS for name in (request, response) if name}
+    for of, operations in ((contract, OPERATIONS), (repository, REPOSITORY_OPERATIONS)):
+        for method, path, rpc, request, response in operations:
+            paths.setdefault(path, {})[method] = operation(of, rpc, request, response)
+    used = {name for *_, request, response in (*OPERATIONS, *REPOSITORY_OPERATIONS) for name in (request, response) if name}
     status = {
         "type": "object",
         "description": "google.rpc.Status: why a request failed.",
@@ -199,7 +221,7 @@ def document() -> Schema:
         "info": {"title": "Dragoman", "version": "1", "description": contract.comment(12)},
         "paths": paths,
         "components": {
-            "schemas": reachable(dict(contract.schemas()), used) | {"Status": status},
+            "schemas": reachable(dict(contract.schemas()) | dict(repository.schemas()), used) | {"Status": status},
             "parameters": {
                 name: {"name": name, "in": "header", "description": text, "schema": {"type": "string"} | more}
                 for name, text, more in HEADERS

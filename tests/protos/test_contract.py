@@ -98,6 +98,7 @@ def copy(tmp_path: Path) -> Path:
     """What `generate.sh` reads and writes, to be changed."""
     shutil.copytree(ROOT / "protos", tmp_path / "protos")
     (tmp_path / "dragoman").mkdir()
+    (tmp_path / "server/faces/http").mkdir(parents=True)
     shutil.copytree(ROOT / "dragoman/v1", tmp_path / "dragoman/v1", ignore=shutil.ignore_patterns("__pycache__"))
     return tmp_path
 

@@ -23,6 +23,7 @@ from dragoman.server.engine.messages import (
     Submit,
 )
 from dragoman.server.engine.scheduler import Limits
+from dragoman.server.engine.snapshot import Snapshot, Watch
 
 
 class HandReplica:
@@ -33,6 +34,7 @@ class HandReplica:
         self.requests: dict[int, Request] = {}
         self.pairs: dict[int, ScoreRequest] = {}
         self.cancelled: list[int] = []
+        self.num_watches = 0
         self._max_slots = max_slots
         self.open()
 
@@ -51,6 +53,10 @@ class HandReplica:
     def say(self, **fields: Any) -> None:
         report = {"tokens": [], "finished": [], "statistics": Statistics(), "scored": []} | fields
         self.desk.hear(self.index, Report(**report))
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Answer who looks."""
+        self.desk.hear_snapshot(self.index, snapshot)
 
     def finish(self, *numbers: int, reason: FinishReason = "eos") -> None:
         """End requests; all there are if none are named."""
@@ -74,6 +80,8 @@ class HandReplica:
                 self.pairs |= {pair.id: pair for pair in pairs}
             case Cancel(ids):
                 self.cancelled += ids
+            case Watch():
+                self.num_watches += 1
             case other:
                 raise AssertionError(other)
 
@@ -94,6 +102,13 @@ class HandFrontEnd:
 
     def cancel(self, *ids: int) -> None:
         self.desk.take(self.origin, Cancel(list(ids)))
+
+    def watch(self) -> None:
+        self.desk.take(self.origin, Watch())
+
+    @property
+    def snapshots(self) -> list[Snapshot]:
+        return [event for event in self.events if isinstance(event, Snapshot)]
 
     @property
     def reports(self) -> list[Report]:

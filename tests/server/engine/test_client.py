@@ -34,6 +34,7 @@ from dragoman.server.engine.messages import (
     Submit,
     Tokens,
 )
+from dragoman.server.engine.snapshot import CallerUse, EngineSnapshot, Snapshot, Watch
 from dragoman.server.errors import QueueFull, Unavailable
 
 
@@ -414,3 +415,36 @@ def test_an_endpoint_that_cannot_be_is_refused(tmp_path: Path) -> None:
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(attach())
+
+
+def test_an_engine_is_asked_what_its_slots_do_once_until_it_answers(play: Callable[..., None]) -> None:
+    async def scenario(client: EngineClient, engine: HandEngine) -> None:
+        first = client.watch()
+        assert client.watch() is first
+        assert await engine.receive() == Watch()
+        assert await engine.has_silence()
+        snapshot = Snapshot([EngineSnapshot(1.0)], [CallerUse("alice", 2, 1)])
+        await engine.send(snapshot)
+        assert await first == snapshot
+        again = client.watch()
+        assert again is not first and await engine.receive() == Watch()
+        await engine.send(snapshot)
+        await again
+        await engine.send(snapshot)  # which nobody has asked for
+        await engine.send(report())
+        assert await engine.has_silence()
+
+    play(scenario)
+
+
+def test_who_looks_is_told_that_the_engine_is_gone(play: Callable[..., None]) -> None:
+    async def scenario(client: EngineClient, engine: HandEngine) -> None:
+        waiting = client.watch()
+        assert await engine.receive() == Watch()
+        client.fail(Unavailable("gone"))
+        for watched in (waiting, client.watch()):
+            with pytest.raises(Unavailable):
+                await watched
+        assert await engine.has_silence()
+
+    play(scenario)

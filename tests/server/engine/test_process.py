@@ -32,6 +32,7 @@ from dragoman.server.engine.process import EXIT_BROKEN, EXIT_CANNOT_START, Engin
 from dragoman.server.engine.scheduler import Limits
 from dragoman.server.engine.scoring import Scoring
 from dragoman.server.engine.settings import EngineSettings
+from dragoman.server.engine.snapshot import Snapshot, Watch
 from dragoman.server.runtime.device.device import DeviceError, OutOfDeviceMemory
 
 READY = Ready("fake", 2, 0.0)
@@ -167,6 +168,46 @@ def test_an_idle_engine_gives_signs_of_life(make_bench: Any, attach: Any, monkey
     for _ in range(3):
         report = front.receive()
         assert isinstance(report, Report) and not report.finished and not report.tokens
+
+
+def test_what_slots_do_is_told_once_for_each_time_it_is_asked_for(make_bench: Any, attach: Any) -> None:
+    bench, gate, stepping = make_bench(), threading.Semaphore(0), threading.Semaphore(0)
+
+    def step() -> None:
+        stepping.release()
+        assert gate.acquire(timeout=60)
+
+    bench.runner.on_step = step
+    front = attach(lambda: (bench.engine, scoring(), READY))
+    front.send(Hello())
+    assert front.receive() == READY
+    front.send(Submit([request(1, 20)]))
+    counts: list[int] = []
+    for _ in range(3):
+        assert stepping.acquire(timeout=60)
+        front.send(Watch())
+        gate.release()
+        event: Event | None = None
+        while not isinstance(event, Snapshot):
+            if not front._socket.poll(2000):
+                gate.release()  # the question came when the next step had begun
+                continue
+            event = front.receive()
+        [slot] = event.engines[0].slots
+        assert slot.request == 1
+        counts.append(slot.num_tokens)
+    assert counts[0] < counts[1] < counts[2], "it is told between two steps"
+    gate.release(30)
+    assert front.ends(1) == {1: "eos"}
+    front.send(Watch())
+    while not isinstance(last := front.receive(), Snapshot):
+        assert isinstance(last, Report)
+    assert last.engines[0].slots == []
+    front.send(Stop())
+    while front._thread.is_alive():
+        front._thread.join(10)
+    while front._socket.poll(50):
+        assert isinstance(front.receive(), Report), "nobody has asked again"
 
 
 class FakeGraphs:

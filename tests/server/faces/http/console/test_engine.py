@@ -127,6 +127,19 @@ def test_an_engine_that_does_not_answer_holds_up_no_view(serve_http: Any) -> Non
     asyncio.run(run())
 
 
+def test_a_model_that_sleeps_is_shown_so_and_not_woken(serve_http: Any, make_model: Any) -> None:
+    sleeping = make_model("en-fr")
+    sleeping.is_asleep, sleeping.engine.is_ready = True, False
+
+    async def run() -> None:
+        async with asyncio.timeout(20), serve_http(make_model(), sleeping) as world, watching(world) as views:
+            [awake, asleep] = (await anext(views))["models"]
+            assert (awake["state"], asleep["state"], asleep["slots"], asleep["numSlots"]) == ("serving", "asleep", [], 8)
+            assert sleeping.engine.requests == []
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer wrong"}])
 def test_nobody_looks_without_a_token_where_callers_have_some(serve_http: Any, callers: Path, headers: dict[str, str]) -> None:
     async def run() -> None:
