@@ -262,6 +262,25 @@ def test_the_grid_shows_what_runs_and_that_it_ends(browser: Any, server: Any) ->
         assert watching.page.inner_text("#engine-state") == "Ready"
 
 
+def test_slots_of_several_engines_lie_one_engine_after_the_other_and_cells_are_kept(tab: Tab) -> None:
+    shown = tab.page.evaluate(
+        """async () => {
+          const { Slots } = await import('/console/assets/slots.js');
+          const slots = new Slots();
+          const other = { state: 'decode', numSourceTokens: 3, numTokens: 1, maxNewTokens: 4 };
+          const use = (engine, slot, request) => ({ engine, slot, request, ...other });
+          const used = () => [...slots.room.children].flatMap((cell, i) => (cell.classList.contains('used') ? [i] : []));
+          slots.show({ numSlots: 512, numEngines: 2, slots: [use(0, 1, 9), use(1, 0, 9), use(1, 255, 9)] });
+          const [first, cells] = [used(), [...slots.room.children]];
+          slots.show({ numSlots: 512, numEngines: 2, slots: [use(1, 255, 9), use(7, 3, 1)] });
+          const label = slots.room.getAttribute('aria-label');
+          return { first, second: used(), label, isKept: cells.every((cell, i) => cell === slots.room.children[i]) };
+        }"""
+    )
+    assert shown["first"] == [1, 256, 511] and shown["second"] == [511] and shown["isKept"]
+    assert shown["label"] == "2 of 512 slots are in use, by 2 requests"
+
+
 def test_nothing_is_asked_of_the_engine_while_another_view_is_shown(tab: Tab) -> None:
     asked: list[str] = []
     tab.page.on("request", lambda request: asked.append(request.url))
