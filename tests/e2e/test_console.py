@@ -427,6 +427,13 @@ def test_ten_thousand_characters_are_refused_or_cut_and_the_page_stands(tab: Tab
     assert tab.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
+@pytest.mark.parametrize("view", ["constructor", "<img>", "%", ""])
+def test_an_address_that_names_no_view_shows_the_first(browser: Any, server: Any, view: str) -> None:
+    with on(browser, server.http_address, view=view) as tab:
+        tab.page.locator('#model option[value="en-de"]').wait_for(state="attached")
+        assert tab.page.locator("#try").is_visible()
+
+
 CARD = """---
 license: x
 ---
