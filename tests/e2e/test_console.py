@@ -262,6 +262,25 @@ def test_the_grid_shows_what_runs_and_that_it_ends(browser: Any, server: Any) ->
         assert watching.page.inner_text("#engine-state") == "Ready"
 
 
+def test_slots_of_several_engines_lie_one_engine_after_the_other_and_cells_are_kept(tab: Tab) -> None:
+    shown = tab.page.evaluate(
+        """async () => {
+          const { Slots } = await import('/console/assets/slots.js');
+          const slots = new Slots();
+          const other = { state: 'decode', numSourceTokens: 3, numTokens: 1, maxNewTokens: 4 };
+          const use = (engine, slot, request) => ({ engine, slot, request, ...other });
+          const used = () => [...slots.room.children].flatMap((cell, i) => (cell.classList.contains('used') ? [i] : []));
+          slots.show({ numSlots: 512, numEngines: 2, slots: [use(0, 1, 9), use(1, 0, 9), use(1, 255, 9)] });
+          const [first, cells] = [used(), [...slots.room.children]];
+          slots.show({ numSlots: 512, numEngines: 2, slots: [use(1, 255, 9), use(7, 3, 1)] });
+          const label = slots.room.getAttribute('aria-label');
+          return { first, second: used(), label, isKept: cells.every((cell, i) => cell === slots.room.children[i]) };
+        }"""
+    )
+    assert shown["first"] == [1, 256, 511] and shown["second"] == [511] and shown["isKept"]
+    assert shown["label"] == "2 of 512 slots are in use, by 2 requests"
+
+
 def test_nothing_is_asked_of_the_engine_while_another_view_is_shown(tab: Tab) -> None:
     asked: list[str] = []
     tab.page.on("request", lambda request: asked.append(request.url))
@@ -408,6 +427,13 @@ def test_ten_thousand_characters_are_refused_or_cut_and_the_page_stands(tab: Tab
     tab.page.locator("#status", has_text="the text was cut").wait_for()
     tab.page.locator("#looks-into > *").first.wait_for()
     assert tab.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+@pytest.mark.parametrize("view", ["constructor", "<img>", "%", ""])
+def test_an_address_that_names_no_view_shows_the_first(browser: Any, server: Any, view: str) -> None:
+    with on(browser, server.http_address, view=view) as tab:
+        tab.page.locator('#model option[value="en-de"]').wait_for(state="attached")
+        assert tab.page.locator("#try").is_visible()
 
 
 CARD = """---

@@ -1,8 +1,12 @@
 """The console's page: its files, as they lie in the package, sent from memory. What it shows it asks of the other paths itself."""
 
+import gzip
 import hashlib
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
+from typing import Self
 
 from aiohttp import ETag, web
 
@@ -30,8 +34,31 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
+    "Vary": "Accept-Encoding",
 }
 KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+
+
+@dataclass(frozen=True, slots=True)
+class Asset:
+    """A file as it is sent.
+
+    Attributes:
+        kind: Its media type.
+        body: What it is.
+        zipped: The same, compressed.
+        tag: Stands for its content.
+    """
+
+    kind: str
+    body: bytes
+    zipped: bytes
+    tag: str
+
+    @classmethod
+    def of(cls, name: str, body: bytes) -> Self:
+        """Prepare a file."""
+        return cls(KINDS[name.rpartition(".")[2]], body, gzip.compress(body, mtime=0), hashlib.sha256(body).hexdigest()[:32])
 
 
 class ConsolePage:
@@ -44,38 +71,39 @@ class ConsolePage:
             grpc_port: Where gRPC is answered.
             is_administered: Whether operators may administer over HTTP.
         """
-        self._assets = dict(_read())
-        document = self._assets.pop(DOCUMENT)
+        bodies = dict(_read())
+        document = bodies.pop(DOCUMENT)
         assert GRPC_PORT in document and HTTP_ADMIN in document
         document = document.replace(GRPC_PORT, GRPC_PORT.replace(b"8500", str(grpc_port).encode()))
-        self._document = document.replace(HTTP_ADMIN, HTTP_ADMIN.replace(b"no", b"yes")) if is_administered else document
+        if is_administered:
+            document = document.replace(HTTP_ADMIN, HTTP_ADMIN.replace(b"no", b"yes"))
+        self._document = Asset.of(DOCUMENT, document)
+        self._assets = {name: Asset.of(name, body) for name, body in bodies.items()}
 
     def add_to(self, app: web.Application) -> None:
         """Have an application answer with it."""
-        app.router.add_get(PATH, self._answer_document)
+        app.router.add_get(PATH, partial(_answer, asset=self._document))
         app.router.add_get(ASSETS_PATH, self._answer_asset)
-
-    async def _answer_document(self, request: web.Request) -> web.Response:
-        return _answer(request, DOCUMENT, self._document)
 
     async def _answer_asset(self, request: web.Request) -> web.Response:
         """Answer with what has this very name; no path is made of it."""
-        name = request.match_info["name"]
-        body = self._assets.get(name)
-        if body is None:
+        asset = self._assets.get(request.match_info["name"])
+        if asset is None:
             raise web.HTTPNotFound
-        return _answer(request, name, body)
+        return await _answer(request, asset)
 
 
-def _answer(request: web.Request, name: str, body: bytes) -> web.Response:
+async def _answer(request: web.Request, asset: Asset) -> web.Response:
     """Return a file, or that the caller has it."""
-    tag = ETag(hashlib.sha256(body).hexdigest()[:32])
-    known = request.if_none_match or ()
-    if any(one.value in (tag.value, "*") for one in known):
+    is_zipped = "gzip" in request.headers.get("Accept-Encoding", "")
+    tag = ETag(f"{asset.tag}-gzip" if is_zipped else asset.tag)
+    if any(known.value in (tag.value, "*") for known in request.if_none_match or ()):
         response = web.Response(status=304, headers=HEADERS)
     else:
-        kind = KINDS[name.rpartition(".")[2]]
-        response = web.Response(body=body, content_type=kind, charset="utf-8", headers=HEADERS)
+        body = asset.zipped if is_zipped else asset.body
+        response = web.Response(body=body, content_type=asset.kind, charset="utf-8", headers=HEADERS)
+        if is_zipped:
+            response.headers["Content-Encoding"] = "gzip"
     response.etag = tag
     return response
 

@@ -26,7 +26,7 @@ function open(name, isFocused = false) {
   if (!document.hidden) views[name].show();
 }
 
-const named = () => (location.hash.slice(1) in views ? location.hash.slice(1) : "try");
+const named = () => (Object.hasOwn(views, location.hash.slice(1)) ? location.hash.slice(1) : "try");
 
 tabs.forEach((tab, i) => {
   tab.addEventListener("click", () => open(tab.id.slice(4)));

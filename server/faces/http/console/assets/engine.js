@@ -59,7 +59,7 @@ export class Engine {
     if (told.isDraining) this.#state("wait", "Draining: what runs is finished, nothing new is taken");
     else this.#state(told.isReady ? "ready" : "wait", told.isReady ? "Ready" : "Not ready");
     tell(find("engine-note"), `up ${seconds(told.uptimeSeconds)}`);
-    const keys = told.models.map((model) => `${model.name} ${model.version}`);
+    const keys = told.models.map((model) => `${model.name} ${model.version} ${model.label}`);
     for (const [key, panel] of this.#panels) {
       if (!keys.includes(key)) {
         panel.room.remove();
@@ -107,7 +107,8 @@ class Panel {
     this.room = element("article", { class: "panel", "aria-label": `${model.name} ${model.version}` },
       element("h2", {}, model.name, " ", element("code", {}, model.version), " ", this.#state,
         model.isDefault ? null : element("span", { class: "note" }, " not the default version")),
-      element("p", { class: "note" }, `${model.precision} on ${model.device}`), this.#slots.room, facts, trends, this.#table);
+      element("p", { class: "note" }, `${model.label === model.version ? "" : `${model.label}: `}${model.precision}${model.device ? ` on ${model.device}` : ""}`
+        + (model.numEngines > 1 ? `, ${model.numEngines} engines` : "")), this.#slots.room, facts, trends, this.#table);
   }
 
   #state;
@@ -116,7 +117,7 @@ class Panel {
   take(model) {
     tell(this.#state, model.state);
     this.#state.dataset.kind = ["ready", "running", "serving"].includes(model.state.toLowerCase()) ? "ready" : "wait";
-    this.#slots.show(model.numSlots, model.slots);
+    this.#slots.show(model);
     this.#figure("Slots", `${model.numSlotsInUse} of ${model.numSlots}`);
     this.#figure("Running", `${model.numRunning}`);
     this.#figure("Waiting", model.numWaiting ? `${model.numWaiting} (${model.numWaitingTokens} tokens)` : "0");

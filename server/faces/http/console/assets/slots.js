@@ -9,7 +9,8 @@ export class Slots {
     this.room = element("div", { class: "slots", role: "img" });
   }
 
-  show(numSlots, slots) {
+  /** Show the slots of engines that share them evenly; each numbers its own, and its requests. */
+  show({ numSlots, numEngines, slots }) {
     if (this.#cells.length !== numSlots) {
       this.#cells = Array.from({ length: numSlots }, () => element("i", { class: "slot" }));
       this.#shown = this.#cells.map(() => "");
@@ -17,16 +18,20 @@ export class Slots {
       this.room.style.setProperty("--side", numSlots > 256 ? "0.75rem" : numSlots > 64 ? "1rem" : "1.5rem");
     }
     const now = new Array(numSlots).fill(null);
-    for (const slot of slots) if (slot.slot >= 0 && slot.slot < numSlots) now[slot.slot] = slot;
+    const perEngine = Math.ceil(numSlots / Math.max(1, numEngines));
+    for (const slot of slots) {
+      const place = slot.engine * perEngine + slot.slot;
+      if (place < numSlots) now[place] = slot;
+    }
     now.forEach((slot, i) => this.#set(i, slot));
-    const requests = new Set(slots.map((slot) => slot.request)).size;
+    const requests = new Set(slots.map((slot) => `${slot.engine} ${slot.request}`)).size;
     this.room.hidden = numSlots === 0;
     this.room.setAttribute("aria-label", `${slots.length} of ${numSlots} slots are in use, by ${requests} ${requests === 1 ? "request" : "requests"}`);
   }
 
   #set(i, slot) {
     const filled = slot ? Math.ceil(20 * Math.min(1, slot.numTokens / Math.max(1, slot.maxNewTokens))) : 0;
-    const key = slot ? `${slot.request} ${slot.state} ${slot.numTokens} ${filled}` : "";
+    const key = slot ? `${slot.engine} ${slot.request} ${slot.state} ${slot.numTokens} ${filled}` : "";
     if (this.#shown[i] === key) return;
     const cell = this.#cells[i];
     if (!slot) {
@@ -35,7 +40,7 @@ export class Slots {
     } else {
       cell.className = `slot used ${slot.state === "prefill" ? "prefill" : "decode"}`;
       // Steps of the golden angle: neighbours in time are far apart in colour.
-      cell.style.setProperty("--hue", `${(slot.request * 137.508) % 360}`);
+      cell.style.setProperty("--hue", `${((slot.request + 7 * slot.engine) * 137.508) % 360}`);
       cell.style.setProperty("--filled", `${filled * 5}%`);
       cell.title = `request ${slot.request}: ${slot.numSourceTokens} tokens read, ${slot.numTokens} of at most ${slot.maxNewTokens} written`;
     }

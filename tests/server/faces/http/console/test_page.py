@@ -53,6 +53,33 @@ def test_who_has_a_file_is_not_sent_it_again(serve_http: ServeHttp) -> None:
     asyncio.run(run())
 
 
+def test_a_file_is_compressed_for_whoever_takes_it_so(serve_http: ServeHttp) -> None:
+    async def run() -> None:
+        async with serve_http() as world:
+            sizes, tags = [], []
+            for taken in ("gzip, br", "identity"):
+                async with world.session.get(
+                    world.url("/console/assets/console.css"), headers={"Accept-Encoding": taken}
+                ) as response:
+                    assert await response.read() == (ASSETS / "console.css").read_bytes()
+                    assert response.headers["Vary"] == "Accept-Encoding"
+                    sizes.append(int(response.headers["Content-Length"]))
+                    tags.append(response.headers["ETag"])
+            assert sizes[0] < sizes[1] / 2 and tags[0] != tags[1]
+
+    asyncio.run(run())
+
+
+def test_the_page_can_be_turned_off(serve_http: ServeHttp) -> None:
+    async def run() -> None:
+        async with serve_http(console=False) as world:
+            for path in ("/", "/console/assets/console.js"):
+                async with world.session.get(world.url(path)) as response:
+                    assert response.status == 404
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize(
     "name", ["index.html", "page.py", "..%2Fpage.py", "%2e%2e%2f%2e%2e%2fserver.py", "%2Fetc%2Fpasswd", "console.js%00", "x" * 4000]
 )
