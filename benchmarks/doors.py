@@ -1,11 +1,11 @@
-"""What each protocol costs: requests a second and latencies of the same requests through every face of one server.
+"""What each protocol costs: requests a second and latencies of the same requests through every face.
 
     python -m benchmarks.doors --data data/multi30k [--bundle bundles/en-de] [--quick]
 
-One sender, in a process of its own on the same cores, keeps 1, 16 and 64 requests under way: over gRPC to a server without HTTP,
-and to one that answers HTTP, too, over gRPC, over HTTP, and by the Open Inference Protocol over both. The sides take turns, in
-another order each round; medians of the rounds count, also of the ratios to the first side in the same round. All of them are asked
-the same texts, one model, greedy. The answers are looked at: a side that had others would be no side.
+One sender, in a process of its own on the same cores, keeps 1, 16 and 64 requests under way: over gRPC to a server without HTTP
+and to one whose port of HTTP nobody uses; over HTTP, and by the Open Inference Protocol over both, to a third. The sides take
+turns, in another order each round; medians of the rounds count, also of the ratios to the first side in the same round. All of them
+are asked the same texts, one model, greedy. The answers are looked at: a side that had others would be no side.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
@@ -177,13 +177,16 @@ def main() -> None:
     texts = read_lines(arguments.data / "test_2016_flickr.en.gz")
     threads = ("--num-threads", str(arguments.threads))
     started = time.monotonic()
-    with ServedModel(arguments.bundle, *threads) as alone, ServedModel(arguments.bundle, *threads, has_http=True) as served:
-        addresses = {ALONE: alone.address, GRPC: served.address, OIP_GRPC: served.address}
+    with ExitStack() as stack:
+        alone, idle, served = (
+            stack.enter_context(ServedModel(arguments.bundle, *threads, has_http=has_http)) for has_http in (False, True, True)
+        )
+        addresses = {ALONE: alone.address, GRPC: idle.address, OIP_GRPC: served.address}
         addresses |= dict.fromkeys((HTTP, OIP_REST), served.http_address)
         told = [asyncio.run(answers(*side, arguments.bundle.name, texts[:20])) for side in addresses.items()]
         if any(one != told[0] for one in told):
             raise SystemExit("the sides do not answer alike")
-        pids = dict.fromkeys(addresses, served.front_pid) | {ALONE: alone.front_pid}
+        pids = dict.fromkeys(addresses, served.front_pid) | {ALONE: alone.front_pid, GRPC: idle.front_pid}
         sides = {side: (address, pids[side]) for side, address in addresses.items()}
         rows = measure(sides, arguments.bundle.name, texts, rounds, seconds)
     if arguments.quick:
