@@ -20,8 +20,9 @@ ASSETS = FACES / "http/console/assets"
 PARTS = {
     "grpc/*.py": "gRPC: the native service, and the transport",
     "oip/*.py": "Open Inference Protocol: tensors, fields, gRPC",
-    "http/oip*.py": "Open Inference Protocol: REST",
+    "http/inference*.py": "Open Inference Protocol: REST",
     "http/libre*.py": "LibreTranslate",
+    "http/forms.py": "LibreTranslate: forms",
     "http/console/*.py": "Console: data and page",
     "http/native.py": "HTTP/JSON: the native service",
     "http/repository.py": "HTTP/JSON: the repository",
