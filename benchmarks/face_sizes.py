@@ -20,9 +20,8 @@ ASSETS = FACES / "http/console/assets"
 PARTS = {
     "grpc/*.py": "gRPC: the native service, and the transport",
     "oip/*.py": "Open Inference Protocol: tensors, fields, gRPC",
-    "http/inference*.py": "Open Inference Protocol: REST",
-    "http/libre*.py": "LibreTranslate",
-    "http/forms.py": "LibreTranslate: forms",
+    "http/inference/*.py": "Open Inference Protocol: REST",
+    "http/libre/*.py": "LibreTranslate",
     "http/console/*.py": "Console: data and page",
     "http/native.py": "HTTP/JSON: the native service",
     "http/repository.py": "HTTP/JSON: the repository",

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dragoman.server.faces.http.inference import MODEL, NOT_OFFERED, ROOT
+from dragoman.server.faces.http.inference.api import MODEL, NOT_OFFERED, ROOT
 from dragoman.server.faces.oip.datatypes import DATATYPES
 from dragoman.server.faces.oip.fields import FIELDS, Kind
 from dragoman.server.faces.oip.given import FLAGS, PARAMETERS

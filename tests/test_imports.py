@@ -34,7 +34,7 @@ HOMES = {
     "tokenizers": ("model/text/",),
     "matplotlib": ("model/training/log.py", "dragoman/attention/picture.py"),
     "transformers": ("model/importers/verifying.py",),
-    "py3langid": ("server/faces/http/libre_detection.py",),
+    "py3langid": ("server/faces/http/libre/detection.py",),
     "cryptography": ("export/signing.py",),
     **dict.fromkeys(("obstore", "oras", "requests", "urllib3", "boto3", "botocore"), ("server/stores/",)),
 }

@@ -24,7 +24,7 @@ from dragoman.model.generation import Defaults, Language, Languages
 from dragoman.model.networks.transformer import Transformer
 from dragoman.model.text.byte_level import ByteLevelTokenizer
 from dragoman.model.text.tokenizers import Tokenizers
-from dragoman.server.faces.http.libre_pieces import pieces_of
+from dragoman.server.faces.http.libre.pieces import pieces_of
 from tests.e2e.faces.all_faces import FACES
 from tests.e2e.faces.native_grpc import NativeGrpc
 from tests.e2e.faces.told import Asked, Face, Refused, Told

@@ -17,8 +17,8 @@ from dragoman.server.faces.http.console.models import ModelsData
 from dragoman.server.faces.http.console.page import ConsolePage
 from dragoman.server.faces.http.exchange import Endpoint, Manner
 from dragoman.server.faces.http.hosts import Hosts
-from dragoman.server.faces.http.inference import ROOT, InferenceApi
-from dragoman.server.faces.http.libre import LibreApi
+from dragoman.server.faces.http.inference.api import ROOT, InferenceApi
+from dragoman.server.faces.http.libre.api import LibreApi
 from dragoman.server.faces.http.native import NativeApi
 from dragoman.server.faces.http.origins import Origins
 from dragoman.server.faces.http.reading import Bodies

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dragoman.server.faces.http.documents import document
-from dragoman.server.faces.http.inference_reading import _read_generate, _read_infer
+from dragoman.server.faces.http.inference.reading import _read_generate, _read_infer
 from tests.server.faces.http.conftest import events
 from tests.server.faces.http.inference_bodies import asking, tensor
 

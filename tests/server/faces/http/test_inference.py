@@ -10,7 +10,7 @@ import pytest
 
 from dragoman.inference import inference_pb2 as pb
 from dragoman.inference.inference_pb2_grpc import GRPCInferenceServiceStub
-from dragoman.server.faces.http.inference import NOT_OFFERED
+from dragoman.server.faces.http.inference.api import NOT_OFFERED
 from dragoman.server.faces.oip.inference import INPUTS, MAX_TEXTS
 from dragoman.server.faces.oip.outputs import OUTPUTS
 from tests.server.faces.grpc.conftest import eventually

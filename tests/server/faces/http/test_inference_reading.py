@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dragoman.inference.inference_pb2 import ModelInferRequest
 from dragoman.server.errors import InvalidRequest, ServiceError
-from dragoman.server.faces.http.inference_reading import Posted, _read_generate, _read_infer
+from dragoman.server.faces.http.inference.reading import Posted, _read_generate, _read_infer
 from dragoman.server.faces.oip.inference import INPUTS, MAX_TEXTS
 from dragoman.server.faces.oip.outputs import OUTPUTS
 from dragoman.server.faces.oip.reading import infer_reader

@@ -262,7 +262,7 @@ def test_languages_are_detected_among_those_that_can_be_translated(run: Any) -> 
 
 
 def test_without_a_detector_the_only_source_there_is_is_meant(run: Any, make_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dragoman.server.faces.http.libre_detection.find_spec", lambda _: None)
+    monkeypatch.setattr("dragoman.server.faces.http.libre.detection.find_spec", lambda _: None)
 
     async def test(world: LibreWorld) -> None:
         _status, told = await world.post(json=ASKED | {"source": "auto"})

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.model.generation import Language
-from dragoman.server.faces.http.libre_languages import code_of, name_of
-from dragoman.server.faces.http.libre_pieces import pieces_of, put_together
+from dragoman.server.faces.http.libre.languages import code_of, name_of
+from dragoman.server.faces.http.libre.pieces import pieces_of, put_together
 
 
 def sentences(text: str) -> list[str]:

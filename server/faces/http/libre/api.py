@@ -18,11 +18,11 @@ from dragoman.server.core.language_routing import is_of_one_pair
 from dragoman.server.core.requests import GenerateRequest
 from dragoman.server.errors import InvalidRequest, NotReady, ServiceError
 from dragoman.server.faces.http.exchange import Endpoint, Exchange
-from dragoman.server.faces.http.libre_detection import Detected, Detector
-from dragoman.server.faces.http.libre_languages import ALIASES, LibreLanguages
-from dragoman.server.faces.http.libre_pieces import pieces_of, put_together
-from dragoman.server.faces.http.libre_reading import JSON, Asked, Reader, key_of, shown
-from dragoman.server.faces.http.libre_translation import Translation, Wanted, most_alternatives
+from dragoman.server.faces.http.libre.detection import Detected, Detector
+from dragoman.server.faces.http.libre.languages import ALIASES, LibreLanguages
+from dragoman.server.faces.http.libre.pieces import pieces_of, put_together
+from dragoman.server.faces.http.libre.reading import JSON, Asked, Reader, key_of, shown
+from dragoman.server.faces.http.libre.translation import Translation, Wanted, most_alternatives
 from dragoman.server.faces.http.origins import Origins
 from dragoman.server.faces.http.statuses import HttpRefusal, headers_of, status_of
 from dragoman.server.faces.large_requests import LARGE_BYTES

@@ -12,7 +12,7 @@ from aiohttp import web
 from msgspec import Struct
 
 from dragoman.server.errors import InvalidRequest
-from dragoman.server.faces.http.forms import MAX_FIELDS, MULTIPART, URLENCODED, read_multipart
+from dragoman.server.faces.http.libre.forms import MAX_FIELDS, MULTIPART, URLENCODED, read_multipart
 from dragoman.server.faces.http.origins import Origins
 from dragoman.server.faces.http.reading import check_kind
 from dragoman.server.faces.http.statuses import HttpRefusal

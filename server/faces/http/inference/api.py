@@ -19,8 +19,8 @@ from dragoman.server.faces.grpc.hand import Allowance, Hand
 from dragoman.server.faces.grpc.streams import requests_per_stream
 from dragoman.server.faces.http.around import own_ending
 from dragoman.server.faces.http.exchange import Endpoint, Exchange
-from dragoman.server.faces.http.inference_reading import Posted, Reader
-from dragoman.server.faces.http.inference_writing import JSON, plain, to_answer, to_generated
+from dragoman.server.faces.http.inference.reading import Posted, Reader
+from dragoman.server.faces.http.inference.writing import JSON, plain, to_answer, to_generated
 from dragoman.server.faces.http.origins import Origins
 from dragoman.server.faces.http.peers import owner_of
 from dragoman.server.faces.http.statuses import headers_of, status_of

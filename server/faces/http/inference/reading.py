@@ -13,7 +13,7 @@ from dragoman.inference import inference_pb2
 from dragoman.server.core.ids import check_request_id
 from dragoman.server.errors import InvalidRequest
 from dragoman.server.faces.counted import Counted
-from dragoman.server.faces.http.inference_writing import BINARY, JSON, LENGTH_KEY
+from dragoman.server.faces.http.inference.writing import BINARY, JSON, LENGTH_KEY
 from dragoman.server.faces.http.origins import Origins
 from dragoman.server.faces.http.reading import check_encoding, one_line
 from dragoman.server.faces.http.statuses import HttpRefusal
