@@ -79,7 +79,8 @@ def test_rules_ask_for_the_job_that_the_monitor_gives(render: Render, kind: str)
     assert "jobLabel" not in monitor["spec"]
     job = monitor["metadata"]["name"] if kind == "serviceMonitor" else "translation/" + monitor["metadata"]["name"]
     if kind == "serviceMonitor":
-        assert rendered.one("Service", job)["spec"]["ports"][1]["name"] == monitor["spec"]["endpoints"][0]["port"]
+        ports = {port["name"]: port["targetPort"] for port in rendered.one("Service", job)["spec"]["ports"]}
+        assert ports[monitor["spec"]["endpoints"][0]["port"]] == "metrics"
     [rule] = [rule for rule in rules(rendered.one("PrometheusRule")["spec"]) if rule.get("alert") == "DragomanModelNotReady"]
     [selector] = selectors(rule["expr"])
     [pattern] = [value for label, _, value in matchers(selector) if label == "job"]
