@@ -51,7 +51,7 @@ function table(lines) {
   const rows = lines.filter((line) => !/^[|\s:-]+$/u.test(line)).map((line) => line.replace(/^\||\|\s*$/gu, "").split("|").map((cell) => cell.trim()));
   const [head = [], ...body] = rows;
   const first = head.map((cell) => element(cell ? "th" : "td", cell ? { scope: "col" } : {}, ...inline(cell)));
-  return element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table" }, element("table", {}, element("thead", {}, element("tr", {}, ...first)),
+  return element("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "Table" }, element("table", {}, element("thead", {}, element("tr", {}, ...first)),
     element("tbody", {}, ...body.map((row) => element("tr", {}, ...row.map((cell) => element("td", {}, ...inline(cell))))))));
 }
 
