@@ -192,7 +192,7 @@ def main() -> None:
     if arguments.quick:
         return
     notes = [
-        f"`{arguments.bundle.name}`, one engine of {arguments.threads} threads, greedy, captions of test_2016, closed loop; "
+        f"`{arguments.bundle.name}`, threads of the engine: {arguments.threads}, greedy, captions of test_2016, closed loop; "
         f"medians of {rounds} rounds of {seconds:g} s a side, in turns, sender and servers on the same cores. "
         "`front end µs` is the processor time of the front end's process a request. "
         f"Load of the machine when it ended: {os.getloadavg()[1]:.1f}. "

@@ -250,7 +250,7 @@ class ServerConfig(BaseSettings):
     restart_backoff_max_seconds: PositiveSeconds = Field(30.0, description="Longest such pause.")
 
     max_message_bytes: Annotated[int, Field(ge=1024, le=2**31 - 1)] = Field(
-        4 * 2**20, description="Largest gRPC message, both ways; a larger one is refused unread."
+        4 * 2**20, description="Largest message, both ways, and body over HTTP; a larger one is refused unread."
     )
     max_connection_age_seconds: ConnectionSeconds = Field(
         0.0, description="Ask clients to reconnect after so long, so that load spreads over new replicas; 0 for never."
@@ -273,7 +273,7 @@ class ServerConfig(BaseSettings):
     max_watches: Count = Field(1024, description="Streams of health's `Watch` at once, of a front end.")
     max_watches_per_connection: Count = Field(16, description="Of them on one connection.")
     max_batch_streams_per_connection: Count = Field(
-        64, description="Streams of `GenerateBatch` and `GenerateBulk` of a connection."
+        64, description="Streams of `GenerateBatch`, `GenerateBulk` and `ModelStreamInfer` of a connection."
     )
     handshake_seconds: PositiveConnectionSeconds = Field(
         10.0, description="How long a new connection may take until it is one, TLS included."
@@ -294,7 +294,7 @@ class ServerConfig(BaseSettings):
     tls_client_ca: FilePath | None = Field(None, description="PEM file with the authorities of client certificates; asks for them.")
     auth_tokens_file: FilePath | None = Field(
         None,
-        description="Callers, their tokens and limits: TOML, or `name:token` or `token` a line; every RPC but health needs one.",
+        description="Callers, their tokens and limits: TOML, or `name:token` or `token` a line; every call but health needs one.",
     )
     default_deadline_seconds: Seconds = Field(
         0.0, description="How long a request may take whose caller sets no deadline; 0 for any time."

@@ -3,7 +3,8 @@
 Only this file needs OpenTelemetry, the extra `tracing`; it is imported when a collector is set. Spans leave from a thread of their
 own, through a queue that drops what it cannot hold, so a slow or dead collector slows no request. No span holds a user's text.
 
-Names of attributes: https://opentelemetry.io/docs/specs/semconv/ (`rpc.*`, `gen_ai.*`), ours start with `dragoman.`.
+Names of attributes: https://opentelemetry.io/docs/specs/semconv/ (`rpc.*`, `http.*`, `gen_ai.*`), ours start
+with `dragoman.`.
 """
 
 import threading
@@ -65,20 +66,20 @@ class Tracer:
         self._spans = provider.get_tracer("dragoman", version)
 
     def start(self, method: str, arrival: float, caller: TraceContext | None) -> "CallSpan | None":
-        """Start the span of an RPC; None if it is not to be traced.
+        """Start the span of a call; None if it is not to be traced.
 
         Args:
-            method: Its full name, `/package.Service/Method`.
+            method: Its full name, `/package.Service/Method`; of HTTP, `POST /path`.
             arrival: `time.monotonic()` when it came.
             caller: What the caller says of its trace.
         """
-        service, _, name = method.lstrip("/").rpartition("/")
+        name = method.lstrip("/")
         clock = _Clock()
         span = self._spans.start_span(
-            f"{service}/{name}",
+            name,
             Context() if caller is None else set_span_in_context(_span_of(caller), Context()),
             SpanKind.SERVER,
-            {"rpc.system": "grpc", "rpc.service": service, "rpc.method": name},
+            _named(name),
             start_time=clock.wall(arrival),
         )
         return CallSpan(self._spans, span, clock, arrival) if span.is_recording() else None
@@ -248,6 +249,15 @@ class _Clock:
     def wall(self, monotonic: float) -> int:
         """Return nanoseconds since 1970."""
         return round(monotonic * 1e9) + self._offset
+
+
+def _named(method: str) -> dict[str, AttributeValue]:
+    """Return what says which call it is, in its protocol's terms."""
+    verb, blank, route = method.partition(" ")
+    if blank:
+        return {"http.request.method": verb, "http.route": route}
+    service, _, name = method.rpartition("/")
+    return {"rpc.system": "grpc", "rpc.service": service, "rpc.method": name}
 
 
 def _span_of(caller: TraceContext) -> Span:

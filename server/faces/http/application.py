@@ -90,9 +90,10 @@ def _tell_http_errors(manner_of: Callable[[str], Manner], hosts: Hosts) -> Middl
 
     @web.middleware
     async def tell(request: web.Request, handler: Answering) -> web.StreamResponse:
+        if not hosts.has(request):
+            refusal = HttpRefusal(HTTPStatus.MISDIRECTED_REQUEST, "Host: is none of the names in http_allowed_hosts")
+            return manner_of(request.path).refuse(refusal, "")
         try:
-            if not hosts.has(request):
-                raise web.HTTPMisdirectedRequest
             return await handler(request)
         except web.HTTPMethodNotAllowed as error:
             allowed = ", ".join(sorted(error.allowed_methods))

@@ -15,8 +15,8 @@ ANY = "*"
 # Of a preflight's answer: how long a browser may go by it.
 MAX_AGE_SECONDS = 86400
 METHODS = "GET, POST"
-HEADERS = "Authorization, Content-Type, Grpc-Timeout, Traceparent, X-Request-Id"
-EXPOSED = "Retry-After, X-Request-Id"
+HEADERS = "Authorization, Content-Type, Grpc-Timeout, Inference-Header-Content-Length, Traceparent, X-Request-Id"
+EXPOSED = "Inference-Header-Content-Length, Retry-After, X-Request-Id"
 
 
 class Origins:

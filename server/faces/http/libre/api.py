@@ -32,6 +32,8 @@ AUTO = "auto"
 MAX_PIECES = 4096
 # As LibreTranslate has them, where that differs from everybody else's.
 STATUSES = {"UNAUTHENTICATED": HTTPStatus.FORBIDDEN, "NOT_FOUND": HTTPStatus.BAD_REQUEST, "UNIMPLEMENTED": HTTPStatus.BAD_REQUEST}
+# What a refusal names as the core does, and LibreTranslate's callers do not know.
+FIELDS = {"text": "q", "source_language": "source", "target_language": "target"}
 # How long a page waits while somebody types.
 FRONTEND_MILLISECONDS = 500
 
@@ -173,7 +175,8 @@ class LibreApi:
         """See `Manner`."""
         status = STATUSES.get(error.code, status_of(error)) if not isinstance(error, HttpRefusal) else error.status
         headers = {name: value for name, value in headers_of(error).items() if name != "WWW-Authenticate"}
-        return web.Response(body=msgspec.json.encode({"error": error.message}), status=status, content_type=JSON, headers=headers)
+        body = msgspec.json.encode({"error": _in_its_words(error.message)})
+        return web.Response(body=body, status=status, content_type=JSON, headers=headers)
 
     def error_event(self, error: ServiceError, request_id: str) -> tuple[str, str]:
         """See `Manner`; it sends no events."""
@@ -182,6 +185,12 @@ class LibreApi:
 
 async def _not_offered(_: Exchange) -> NoReturn:
     raise HttpRefusal(HTTPStatus.FORBIDDEN, "files and suggestions are not taken here")
+
+
+def _in_its_words(message: str) -> str:
+    """Return what went wrong, with the field that it names called as LibreTranslate calls it."""
+    field, colon, reason = message.partition(": ")
+    return f"{FIELDS.get(field, field)}{colon}{reason}"
 
 
 def _check(asked: Asked) -> None:
