@@ -210,7 +210,7 @@ class GRPCInferenceServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RepositoryModelLoad(self, request, context):
-        """None of the following is offered: each ends as UNIMPLEMENTED, and says what there is instead.
+        """For operators, at their port; UNIMPLEMENTED here.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -223,7 +223,8 @@ class GRPCInferenceServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SystemSharedMemoryStatus(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """None of the following is offered: each ends as UNIMPLEMENTED, and says what there is instead.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')

@@ -1,5 +1,7 @@
 """The admin service of a real server: versions change as they are asked to, and whoever asks for text meanwhile gets it."""
 
+import importlib.util
+import json
 import os
 import signal
 import subprocess
@@ -152,6 +154,39 @@ def test_the_command_line_asks_for_changes_and_tokens_decide_who_may(serve: Any,
         assert refused.value.code == "UNIMPLEMENTED", "not on the port of callers"
         with Client(server.address, token="web-s") as client:
             assert client.models()[0].versions[0].name == "1"
+        assert server.terminate() == 0
+
+
+@pytest.mark.parametrize(
+    ("protocol", "statuses"),
+    [
+        ("grpc", ("StatusCode.UNAUTHENTICATED", "StatusCode.INVALID_ARGUMENT", "StatusCode.NOT_FOUND")),
+        ("http", ("401", "400", "404")),
+    ],
+)
+def test_operators_load_and_unload_with_tritons_clients(
+    serve: Any, models: Path, tokens: Path, protocol: str, statuses: tuple[str, ...]
+) -> None:
+    if importlib.util.find_spec("tritonclient") is None:
+        pytest.skip("needs tritonclient, which `make setup` installs")
+    flags = ("--admin-port", "0", "--admin-tokens-file", str(tokens), "--http-admin", "true")
+    with serve(models, *flags) as server, Client(server.address, retry=NO_RETRY) as client:
+        address = admin_of(server) if protocol == "grpc" else server.http_address.removeprefix("http://")
+        caller = Path(__file__).with_name("triton_operator.py")
+        done = subprocess.run(
+            [sys.executable, str(caller), protocol, address, "anna-s", "alpha"],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr
+        told = json.loads(done.stdout)
+        assert (told["unload"], told["load"]) == ("done", "done")
+        assert tuple(told[what].partition(":")[0] for what in ("by nobody", "otherwise", "another")) == statuses
+        assert "parameters: a model is loaded as it lies in its folder" in told["otherwise"]
+        assert [event["change"] for event in server.events if event["event"] == "a change is made"] == ["unload", "load"]
+        assert client.generate("a dog runs", model="alpha", max_new_tokens=2).model == "alpha"
         assert server.terminate() == 0
 
 

@@ -14,6 +14,7 @@ from dragoman.server.faces.grpc.repository import RepositoryServicer
 from dragoman.server.faces.grpc.security import AuthInterceptor
 from dragoman.server.faces.grpc.tls import credentials, peer_names
 from dragoman.server.faces.large_requests import LARGE_BYTES
+from dragoman.server.faces.oip.lifecycle import Lifecycle
 from dragoman.server.faces.tls_files import TlsFiles
 from dragoman.v1 import repository_pb2_grpc
 
@@ -52,6 +53,7 @@ class RepositoryServer:
         self._server = grpc.aio.server(interceptors=interceptors, options=options)
         servicer = RepositoryServicer(administration)
         repository_pb2_grpc.add_RepositoryServicer_to_server(servicer, self._server)  # type: ignore[no-untyped-call]
+        self._server.add_generic_rpc_handlers((Lifecycle(administration).handler(),))
         host = f"[{config.admin_host}]" if ":" in config.admin_host else config.admin_host
         address = f"{host}:{config.admin_port}"
         try:

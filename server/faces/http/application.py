@@ -18,6 +18,7 @@ from dragoman.server.faces.http.console.page import ConsolePage
 from dragoman.server.faces.http.exchange import Endpoint, Manner
 from dragoman.server.faces.http.hosts import Hosts
 from dragoman.server.faces.http.inference.api import ROOT, InferenceApi
+from dragoman.server.faces.http.inference.lifecycle import LifecycleApi
 from dragoman.server.faces.http.libre.api import LibreApi
 from dragoman.server.faces.http.native import NativeApi
 from dragoman.server.faces.http.origins import Origins
@@ -65,9 +66,12 @@ def make_application(
         add(app, around_all, native, EngineEvents(core).endpoints())
         add(app, around_all, native, ModelsData(core, config.max_message_bytes).endpoints())
         ConsolePage(config.port if grpc_port is None else grpc_port, operators is not None).add_to(app)
-    if operators is not None:
+    if operators is None:
+        add(app, around, inference, inference.without_operators())
+    else:
         around_operators = Around(core, bodies, operators.calls, is_for_all=False)
         add(app, around_operators, native, RepositoryApi(operators.carry_out).endpoints())
+        add(app, around_operators, inference, LifecycleApi(operators.carry_out).endpoints())
     app.router.add_get(documents.PATH, documents.answer_document)
     app.router.add_get(documents.PAGE_PATH, documents.answer_page)
     app.on_response_prepare.extend((_add_headers, origins.add_headers))

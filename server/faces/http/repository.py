@@ -44,12 +44,12 @@ class RepositoryApi:
 
     async def list(self, exchange: Exchange) -> web.Response:
         """Tell how models are; one, if the query names it."""
-        listing = await self._do(exchange, Order("list", exchange.http.query.get("model", "")))
+        listing = await carried_out(self._carry_out, exchange, Order("list", exchange.http.query.get("model", "")))
         return await answer_with(to_listing(listing.models, listing.problem))
 
     async def refresh(self, exchange: Exchange) -> web.Response:
         """Look at all folders."""
-        listing = await self._do(exchange, Order("refresh"))
+        listing = await carried_out(self._carry_out, exchange, Order("refresh"))
         return await answer_with(to_listing(listing.models, listing.problem))
 
     def _changing(self, verb: Verb) -> Callable[[Exchange], Awaitable[web.Response]]:
@@ -58,21 +58,22 @@ class RepositoryApi:
             if message.model not in ("", model):
                 raise InvalidRequest("model", "is another in the body than in the path")
             order = Order(verb, model, getattr(message, "version", ""), getattr(message, "label", ""))
-            return await answer_with(to_model((await self._do(exchange, order)).models[0]))
+            return await answer_with(to_model((await carried_out(self._carry_out, exchange, order)).models[0]))
 
         return change
 
-    async def _do(self, exchange: Exchange, order: Order) -> Listing:
-        """Carry out an order within the time that its operator has for it; a change that has begun goes on after that.
 
-        Raises:
-            DeadlineExceeded: If that is over before.
-        """
-        try:
-            async with asyncio.timeout(exchange.remaining_seconds):
-                return await self._carry_out(_operator(exchange), order)
-        except TimeoutError:
-            raise DeadlineExceeded("the deadline passed; a change that has begun goes on") from None
+async def carried_out(carry_out: CarryOut, exchange: Exchange, order: Order) -> Listing:
+    """Carry out an order within the time that its operator has for it; a change that has begun goes on after that.
+
+    Raises:
+        DeadlineExceeded: If that is over before.
+    """
+    try:
+        async with asyncio.timeout(exchange.remaining_seconds):
+            return await carry_out(_operator(exchange), order)
+    except TimeoutError:
+        raise DeadlineExceeded("the deadline passed; a change that has begun goes on") from None
 
 
 def _operator(exchange: Exchange) -> Operator:

@@ -37,7 +37,6 @@ OF_A_MODEL = (MODEL, f"{MODEL}/versions/{{version}}")
 EXTENSIONS = ("binary_tensor_data", "generate")
 _SHARED_MEMORY = [f"{ROOT}/{kind}sharedmemory" for kind in ("system", "cuda")]
 NOT_OFFERED = (
-    *(("POST", f"{ROOT}/repository/models/{{model}}/{do}", ON_ADMIN_PORT) for do in ("load", "unload")),
     *(
         (method, path, NO_SETTINGS)
         for path in (f"{ROOT}/trace/setting", f"{MODEL}/trace/setting", f"{ROOT}/logging")
@@ -47,6 +46,8 @@ NOT_OFFERED = (
     *(("POST", f"{path}{part}/unregister", NO_SHARED_MEMORY) for path in _SHARED_MEMORY for part in ("", "/region/{region}")),
     *(("POST", f"{path}/region/{{region}}/register", NO_SHARED_MEMORY) for path in _SHARED_MEMORY),
 )
+
+WITHOUT_OPERATORS = tuple(("POST", f"{ROOT}/repository/models/{{model}}/{do}", ON_ADMIN_PORT) for do in ("load", "unload"))
 
 Answer = Callable[[web.Request], Awaitable[web.Response]]
 
@@ -81,8 +82,11 @@ class InferenceApi:
             yield Endpoint("POST", f"{path}/infer", self.infer, self._reader.infer, is_counted=True)
             yield Endpoint("POST", f"{path}/generate", self.generate, self._reader.generate, is_counted=True)
             yield Endpoint("POST", f"{path}/generate_stream", self.stream, self._reader.generate, is_counted=True)
-        for method, path, reason in NOT_OFFERED:
-            yield Endpoint(method, path, _refusing(reason))
+        yield from _refused(NOT_OFFERED)
+
+    def without_operators(self) -> Iterable[Endpoint]:
+        """Return what it answers where operators have no way in."""
+        return _refused(WITHOUT_OPERATORS)
 
     def probes(self) -> Iterable[tuple[str, Answer]]:
         """Return what it answers anybody by GET, whatever happens, without a record: path, and what is behind it."""
@@ -185,6 +189,10 @@ class InferenceApi:
 def _model_of(request: web.Request) -> tuple[str, str]:
     """Return name and version of the model that a path says; empty for none."""
     return request.match_info.get("model", ""), request.match_info.get("version", "")
+
+
+def _refused(what: Iterable[tuple[str, str, str]]) -> Iterable[Endpoint]:
+    return [Endpoint(method, path, _refusing(reason)) for method, path, reason in what]
 
 
 def _refusing(reason: str) -> Callable[[Exchange], Awaitable[NoReturn]]:

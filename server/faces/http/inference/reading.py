@@ -120,7 +120,7 @@ class Reader:
     async def index(self, request: web.Request, body: bytes) -> inference_pb2.RepositoryIndexRequest:
         """Return a request for the index; an empty body asks for all of it. Errors as `infer`."""
         check_encoding(request)
-        asked = _decode(body, _Index) if body else _Index()
+        asked = decode(body, _Index) if body else _Index()
         return inference_pb2.RepositoryIndexRequest(ready=asked.ready, repository_name=asked.repository_name)
 
     async def _read(self, request: web.Request, body: bytes, read: Callable[[tuple[str, str], int | None], Posted]) -> Posted:
@@ -138,7 +138,7 @@ class Reader:
 
 def _read_infer(body: bytes, said: str | None, model: tuple[str, str], longest: int | None) -> Posted:
     head = _head_length(said, len(body))
-    asked = _decode(memoryview(body)[:head], _Infer)
+    asked = decode(memoryview(body)[:head], _Infer)
     if asked.model_name and asked.model_name != model[0]:
         raise InvalidRequest("model_name", f"{shown(asked.model_name)} is not that of the path")
     outputs, parameters = asked.outputs or [], dict(asked.parameters or {})
@@ -161,7 +161,7 @@ def _read_infer(body: bytes, said: str | None, model: tuple[str, str], longest: 
 
 def _read_generate(body: bytes, model: tuple[str, str], longest: int | None) -> Posted:
     """Return a request that has its text and whatever else by name, the latter in `parameters` or beside them."""
-    told = _decode(body, dict[str, Any])
+    told = decode(body, dict[str, Any])
     request_id, text, more = told.pop("id", ""), told.pop(TEXT_INPUT, UNSET), told.pop("parameters", None)
     if not isinstance(request_id, str):
         raise InvalidRequest("id", "is not a text")
@@ -178,7 +178,7 @@ def _read_generate(body: bytes, model: tuple[str, str], longest: int | None) -> 
     return Posted(to_inference(Asked(check_request_id("id", request_id), *model, parameters, [source]), len(body), longest))
 
 
-def _decode(body: bytes | memoryview, kind: type[Kind]) -> Kind:
+def decode(body: bytes | memoryview, kind: type[Kind]) -> Kind:
     """Return what JSON says.
 
     Raises:

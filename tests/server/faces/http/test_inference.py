@@ -10,7 +10,7 @@ import pytest
 
 from dragoman.inference import inference_pb2 as pb
 from dragoman.inference.inference_pb2_grpc import GRPCInferenceServiceStub
-from dragoman.server.faces.http.inference.api import NOT_OFFERED
+from dragoman.server.faces.http.inference.api import NOT_OFFERED, WITHOUT_OPERATORS
 from dragoman.server.faces.oip.inference import INPUTS, MAX_TEXTS
 from dragoman.server.faces.oip.outputs import OUTPUTS
 from tests.server.faces.grpc.conftest import eventually
@@ -280,7 +280,7 @@ def test_a_full_queue_says_when_to_come_back(serve_http: Any) -> None:
     asyncio.run(run())
 
 
-@pytest.mark.parametrize(("method", "path", "reason"), NOT_OFFERED)
+@pytest.mark.parametrize(("method", "path", "reason"), [*NOT_OFFERED, *WITHOUT_OPERATORS])
 def test_what_is_not_offered_says_why(serve_http: Any, method: str, path: str, reason: str) -> None:
     async def run() -> None:
         async with serve_http() as world:

@@ -1,6 +1,7 @@
 """The `Repository` service over HTTP: what operators ask for is done, who they are, and what others are told."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -135,6 +136,33 @@ def test_only_operators_tokens_open_it(administer: Any, tmp_path: Path, headers:
                 assert (status, told["code"]) == (401, 16)
             assert (await world.get(PATH))[1]["models"][0]["isReady"]
             assert (await world.change("/v1/generate", text="a"))[0] == 401, "an operator is no caller"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("verb", "headers", "body", "status", "said"),
+    [
+        ("unload", {}, {}, 401, "token"),
+        ("unload", BERT, {}, 404, MODEL),
+        ("unload", ANNA, {"parameters": {"unload_dependents": False}}, 200, None),
+        ("unload", ANNA, {"parameters": {"force": True}}, 400, "parameters: "),
+        ("load", ANNA, {"parameters": {"config": "{}"}}, 400, "parameters: "),
+        ("load", ANNA, {"config": "{}"}, 400, "body: "),
+        ("load", ANNA, None, 200, None),
+    ],
+)
+def test_tritons_paths_load_and_unload(
+    administer: Any, verb: str, headers: dict[str, str], body: Any, status: int, said: str | None
+) -> None:
+    async def run() -> None:
+        async with asyncio.timeout(60), administer() as world:
+            url = world.http.url(f"/v2/repository/models/{MODEL}/{verb}")
+            async with world.http.session.post(url, json=body, headers=headers) as response:
+                text = await response.text()
+                assert response.status == status
+                assert text == "" if said is None else said in json.loads(text)["error"]
+            assert (await world.get(PATH))[1]["models"][0]["requested"]["isUnloaded"] is (verb == "unload" and status == 200)
 
     asyncio.run(run())
 
