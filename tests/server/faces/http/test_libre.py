@@ -70,6 +70,8 @@ def test_forms_and_queries_say_the_same_as_json(run: Any) -> None:
         assert await world.post(params=ASKED) == expected
         assert await world.post(params={"source": "en", "target": "de"}, data={"q": "A dog."}) == expected
         assert sources(world.models["en-de"])[1] == "Ein Büchse"
+        assert await world.post(params=ASKED | {"q": "50%25 & ü+%C3"}) == expected
+        assert sources(world.models["en-de"])[-1] == "50%25 & ü+%C3", "what is escaped is read once"
 
     run(test)
 
