@@ -103,6 +103,18 @@ def test_a_huge_list_joins_the_batch_a_few_at_a_time(run: Any) -> None:
     run(test)
 
 
+def test_alternatives_are_no_way_to_larger_answers_than_the_server_sends(run: Any) -> None:
+    async def test(world: LibreWorld) -> None:
+        asked = ASKED | {"q": "A dog." + "-\n" * 6000}
+        assert (await world.post(json=asked | {"alternatives": 1}))[0] == 200
+        before = len(sources(world.models["en-de"]))
+        status, message = await world.refused(json=asked | {"alternatives": 7})
+        assert (status, message) == (400, "q: answers have more than 65536 bytes, max_message_bytes of the server")
+        assert len(sources(world.models["en-de"])) == before, "nothing is generated for it"
+
+    run(test, max_message_bytes=65536)
+
+
 def test_alternatives_are_the_next_best_answers(run: Any, make_model: Any) -> None:
     async def test(world: LibreWorld) -> None:
         engine, tokenizer = world.models["en-de"].engine, world.models["en-de"].tokenizers.target
