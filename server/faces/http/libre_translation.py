@@ -162,6 +162,4 @@ class _Run:
 def _num_in_hand(wanted: Wanted, caller: Caller | None) -> int:
     """Return how many requests of a call run or wait at a time: no more than its caller's limits let in."""
     most = max(1, REQUESTS_PER_SLOT * wanted.model.max_slots // (wanted.num_beams or 1))
-    if caller is None:
-        return most
-    return min([most, *(limit for limit in (caller.limits.max_requests, caller.limits.max_waiting) if limit)])
+    return most if caller is None else min(most, caller.most_at_once or most)

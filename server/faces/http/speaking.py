@@ -35,7 +35,8 @@ class Speaking(web.RequestHandler):
         """Return the answer to what is no request, or went wrong outside of any call; the connection is closed after it."""
         if request.writer.output_size > 0:
             raise ConnectionError("an answer has begun")
-        if isinstance(exc, UnicodeEncodeError) and "Expect" in request.headers:  # aiohttp shows what it does not know, if that is text
+        # aiohttp shows an expectation that it does not know, and fails where it is no text.
+        if isinstance(exc, UnicodeEncodeError) and "Expect" in request.headers:
             status = HTTPStatus.EXPECTATION_FAILED
         what = "the request cannot be read as HTTP/1.1" if status < 500 else HTTPStatus(status).phrase
         response = self._refuse(HttpRefusal(status, what), "")
