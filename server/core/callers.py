@@ -95,6 +95,12 @@ class Caller:
         """Whether it may call at all: it is in the file, and its time is not over."""
         return self.is_known and self._wall_clock() < self._expiry
 
+    @property
+    def most_at_once(self) -> int | None:
+        """Requests that one call of several may have under way, so that its limits let all of them in; None for any number."""
+        limits = [limit for limit in (self.limits.max_requests, self.limits.max_waiting) if limit]
+        return min(limits, default=None)
+
     def check(self) -> None:
         """Do nothing if it may call at all; who is refused is counted.
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from dragoman.server.core.callers import Caller
 from dragoman.server.core.pace_of_steps import PaceOfSteps
 from dragoman.server.core.ports import Engine, Model, Models
 from dragoman.server.core.view import CallerView, ModelView, SlotView, View, Viewer, as_seen_by
@@ -55,26 +56,27 @@ class Viewing:
         """Those who look now."""
         return self._viewers.total()
 
-    async def views(self, viewer: Viewer, may_go_on: Callable[[], bool] = lambda: True) -> AsyncGenerator[View, None]:
-        """Yield views as a viewer may see them, one of each moment that it has time for, until the server drains.
+    async def views(self, caller: Caller | None, *, is_operator: bool = False) -> AsyncGenerator[View, None]:
+        """Yield views, one of each moment that a viewer has time for, until they may not call any more or the server drains.
 
         Args:
-            viewer: Who looks.
-            may_go_on: Asked before each view; there is none any more once it says no.
+            caller: Who looks, and sees what they may see at that moment; None for nobody in particular.
+            is_operator: Whether they may administer.
 
         Raises:
             ConnectionLimit: If too many look already.
         """
-        self._enter(viewer.name)
+        name = "" if caller is None else caller.name
+        self._enter(name)
         try:
             is_draining = False
-            while not is_draining and may_go_on():
+            while not is_draining and (caller is None or caller.may_call):
                 assert self._next is not None
                 view = await asyncio.shield(self._next)
                 is_draining = view.is_draining
-                yield as_seen_by(view, viewer)
+                yield as_seen_by(view, Viewer.of(caller, is_operator=is_operator))
         finally:
-            self._leave(viewer.name)
+            self._leave(name)
 
     def _enter(self, name: str) -> None:
         if self.num_viewers >= MAX_VIEWERS:

@@ -35,6 +35,9 @@ class Speaking(web.RequestHandler):
         """Return the answer to what is no request, or went wrong outside of any call; the connection is closed after it."""
         if request.writer.output_size > 0:
             raise ConnectionError("an answer has begun")
+        # aiohttp shows an expectation that it does not know, and fails where it is no text.
+        if isinstance(exc, UnicodeEncodeError) and "Expect" in request.headers:
+            status = HTTPStatus.EXPECTATION_FAILED
         what = "the request cannot be read as HTTP/1.1" if status < 500 else HTTPStatus(status).phrase
         response = self._refuse(HttpRefusal(status, what), "")
         response.force_close()

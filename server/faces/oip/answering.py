@@ -129,7 +129,8 @@ class Answering:
         Args:
             inference: The message.
             request_id: Its id.
-            hand: What its stream, or the message, has in hand: no more are under way than that has room for.
+            hand: What its stream, or the message, has in hand: no more are under way than that has room for, nor than its caller's
+                limits would let in if nothing else of theirs ran.
             has_begun: Is set when the last one has begun, or none will.
 
         Raises:
@@ -137,16 +138,19 @@ class Answering:
         """
         arrival = time.monotonic()
         tasks: list[asyncio.Task[Generated]] = []
+        caller = self._items.whole.caller
+        places = asyncio.Semaphore((caller and caller.most_at_once) or len(inference))
         hand.hold(inference.ByteSize())
         try:
             async with asyncio.TaskGroup() as group:
                 for number, request in enumerate(inference.requests):
+                    await places.acquire()
                     await hand.room()
                     if number % REQUESTS_PER_TURN == 0:
                         await asyncio.sleep(0)
                     hand.read(0)
                     tasks.append(group.create_task(self._item(inference, request, request_id, number, arrival)))
-                    tasks[-1].add_done_callback(lambda _: _give_back(hand))
+                    tasks[-1].add_done_callback(lambda _: _give_back(hand, places))
                 has_begun.set()
         except BaseExceptionGroup as failed:
             raise failed.exceptions[0] from None
@@ -171,6 +175,7 @@ class Answering:
         return await self._generation.generate(request, call, seconds_left(inference, arrival, self._remaining()), limit)
 
 
-def _give_back(hand: Hand) -> None:
+def _give_back(hand: Hand, places: asyncio.Semaphore) -> None:
     hand.answered(0, 0)
     hand.taken(0)
+    places.release()

@@ -11,7 +11,6 @@ import msgspec
 from aiohttp import web
 
 from dragoman.server.core.core import Core
-from dragoman.server.core.view import Viewer
 from dragoman.server.faces.http.exchange import Endpoint, Exchange
 
 PATH = "/console/engine"
@@ -33,9 +32,8 @@ class EngineEvents:
     async def watch(self, exchange: Exchange) -> web.StreamResponse:
         """Send views until the caller leaves or may not look any more, or the server drains."""
         caller, events = exchange.call.caller, exchange.stream()
-        viewer = Viewer.of(caller, is_operator=exchange.is_operator)
         response: web.StreamResponse | None = None
-        async with aclosing(self._viewing.views(viewer, lambda: caller is None or caller.may_call)) as views:
+        async with aclosing(self._viewing.views(caller, is_operator=exchange.is_operator)) as views:
             async for view in views:
                 try:
                     async with asyncio.timeout(SEND_SECONDS):

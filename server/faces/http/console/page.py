@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -36,6 +37,8 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Vary": "Accept-Encoding",
 }
+# Who says so wants none of it: a weight of nothing.
+_NO_GZIP = re.compile(r"gzip\s*;\s*q=0(?:\.0*)?\s*(?:,|$)")
 KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 
 
@@ -95,7 +98,8 @@ class ConsolePage:
 
 async def _answer(request: web.Request, asset: Asset) -> web.Response:
     """Return a file, or that the caller has it."""
-    is_zipped = "gzip" in request.headers.get("Accept-Encoding", "")
+    taken = request.headers.get("Accept-Encoding", "")
+    is_zipped = "gzip" in taken and _NO_GZIP.search(taken) is None
     tag = ETag(f"{asset.tag}-gzip" if is_zipped else asset.tag)
     if any(known.value in (tag.value, "*") for known in request.if_none_match or ()):
         response = web.Response(status=304, headers=HEADERS)

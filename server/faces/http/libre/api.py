@@ -93,7 +93,8 @@ class LibreApi:
         is_large = sum(map(len, texts)) > LARGE_BYTES
         taken = await asyncio.to_thread(_pieces, texts) if is_large else _pieces(texts)
         wishes = [piece for pieces in taken for piece, is_translated in pieces if is_translated]
-        given = await self._translation.of_all(wishes, wanted, exchange)
+        num_kept = sum(len(piece) for pieces in taken for piece, is_translated in pieces if not is_translated)
+        given = await self._translation.of_all(wishes, wanted, exchange, num_kept)
         answers, start = [], 0
         for pieces in taken:
             end = start + sum(is_translated for _, is_translated in pieces)

@@ -22,8 +22,9 @@ ABBREVIATIONS = frozenset((
 # fmt: on
 # Of the last word before a stop.
 MAX_WORD_CHARACTERS = 64
-# With all white space after it, so that many blank lines are one piece.
-_LINE = re.compile(r"[\n\r\v\f\x85\u2028\u2029]\s*+")
+_BREAK = r"[\n\r\v\f\x85\u2028\u2029]"
+# With all white space after it, and all lines that have neither letter nor digit: they are as many as bytes in a hostile text.
+_LINE = re.compile(rf"{_BREAK}\s*+(?:(?:(?!{_BREAK})[\W_])++{_BREAK}\s*+)*+")
 # Quantifiers give nothing back, and a run of stops is looked at once: otherwise a hostile text would take the square of its length.
 _END = re.compile(
     r"""(?<![.!?…؟।])[.!?…؟।]++["'”’»«)\]]*+(?=\s++["'“‘„«»(\[¿¡-]*+[^\W_])\s++|[。！？]++[”’」』）]*+""",
@@ -32,7 +33,21 @@ _LAST_WORD = re.compile(r"((?:[^\W_]++\.)+)[\"'”’»«)\]]*+\Z")
 
 
 def pieces_of(text: str) -> Iterator[tuple[str, bool]]:
-    """Yield a text's pieces, which together are it, and whether each is to be translated."""
+    """Yield a text's pieces, which together are it, and whether each is to be translated; of two in turn one always is."""
+    begin = end = 0
+    for part, is_translated in _parts(text):
+        if is_translated:
+            if begin < end:
+                yield text[begin:end], False
+            yield part, True
+            begin = end + len(part)
+        end += len(part)
+    if begin < end:
+        yield text[begin:end], False
+
+
+def _parts(text: str) -> Iterator[tuple[str, bool]]:
+    """Yield the same line by line, where more than one piece in turn may not be translated."""
     start = 0
     for match in _LINE.finditer(text):
         yield from _of_line(text[start : match.start()])

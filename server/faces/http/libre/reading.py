@@ -84,7 +84,7 @@ class Reader:
             pairs: list[tuple[str, str]] = await _beside(read_multipart, body, request.headers["Content-Type"])
         else:
             pairs = await _beside(_read_urlencoded, body)
-        return read_form([*_read_urlencoded(request.query_string.encode()), *pairs])
+        return read_form([*_read_urlencoded(request.rel_url.raw_query_string.encode()), *pairs])
 
 
 async def _beside(read: Any, body: bytes, *more: str) -> Any:

@@ -72,8 +72,14 @@ class Translation:
         self._generation, self._records = core.generation, core.calls.records
         self._max_bytes, self._limit = max_bytes, MessageLimit(max_bytes)
 
-    async def of_all(self, texts: Sequence[str], wanted: Wanted, exchange: Exchange) -> list[list[str]]:
+    async def of_all(self, texts: Sequence[str], wanted: Wanted, exchange: Exchange, num_kept: int = 0) -> list[list[str]]:
         """Return the answers of each text, the best one first.
+
+        Args:
+            texts: To be translated.
+            wanted: What is wanted of each.
+            exchange: The call.
+            num_kept: Characters beside these that each answer of the call will have.
 
         Raises:
             ServiceError: If one has none.
@@ -82,6 +88,7 @@ class Translation:
         left = iter(enumerate(texts))
         exchange.call.is_counted = False  # from now on its requests are
         run = _Run(wanted, exchange, self._seconds(exchange), self._max_bytes)
+        run.count_bytes(num_kept * (wanted.num_alternatives + 1))
         try:
             async with asyncio.TaskGroup() as tasks:
                 for _ in range(min(len(texts), _num_in_hand(wanted, exchange.call.caller))):
@@ -138,12 +145,16 @@ class _Run:
         self._max_bytes, self._num_bytes = max_bytes, 0
 
     def count(self, answers: Sequence[str]) -> None:
-        """Count answers.
+        """Count answers; errors as `count_bytes`."""
+        self.count_bytes(sum(len(answer.encode(errors="replace")) for answer in answers))
+
+    def count_bytes(self, number: int) -> None:
+        """Count what will be sent.
 
         Raises:
-            InvalidRequest: If all together are more than can be sent.
+            InvalidRequest: If all together is more than can be.
         """
-        self._num_bytes += sum(len(answer.encode(errors="replace")) for answer in answers)
+        self._num_bytes += number
         if self._num_bytes > self._max_bytes:
             raise InvalidRequest("q", f"answers have more than {self._max_bytes} bytes, max_message_bytes of the server")
 
@@ -151,6 +162,4 @@ class _Run:
 def _num_in_hand(wanted: Wanted, caller: Caller | None) -> int:
     """Return how many requests of a call run or wait at a time: no more than its caller's limits let in."""
     most = max(1, REQUESTS_PER_SLOT * wanted.model.max_slots // (wanted.num_beams or 1))
-    if caller is None:
-        return most
-    return min([most, *(limit for limit in (caller.limits.max_requests, caller.limits.max_waiting) if limit)])
+    return most if caller is None else min(most, caller.most_at_once or most)

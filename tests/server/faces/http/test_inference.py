@@ -102,6 +102,33 @@ def test_texts_join_the_running_batch_each_with_its_own_record(serve_http: Any, 
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("limit", ["max_requests", "max_waiting"])
+def test_texts_wait_for_each_other_where_their_callers_limits_let_few_in(serve_http: Any, tmp_path: Path, limit: str) -> None:
+    callers = tmp_path / "callers.toml"
+    callers.write_text(f'[callers.small]\ntoken = "a-token"\n{limit} = 3\n')
+    headers = {"Authorization": "Bearer a-token"}
+
+    async def run() -> None:
+        async with serve_http(auth_tokens_file=callers) as world:
+            await answered_late(world, world.ask(INFER, asking(*"abcdefgh"), headers=headers))
+            await answered_late(world, ask_grpc(world))
+            assert len(world.engine.requests) == 16 and world.engine.max_running == 3
+            assert world.records() == {("en-de", "eos"): 16}
+
+    async def answered_late(world: Any, asked: Any) -> None:
+        world.engine.hold()
+        call = asyncio.create_task(asked)
+        await eventually(lambda: world.engine.num_running >= 3 or call.done())
+        world.engine.gate.set()
+        await call
+
+    async def ask_grpc(world: Any) -> Any:
+        message = messages.asking(*"abcdefgh")
+        return await stub_of(world).ModelInfer(message, metadata=[("authorization", "Bearer a-token")])
+
+    asyncio.run(run())
+
+
 def test_one_that_fails_ends_the_others_and_is_named(serve_http: Any) -> None:
     async def run() -> None:
         async with serve_http() as world:

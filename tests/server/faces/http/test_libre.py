@@ -70,6 +70,8 @@ def test_forms_and_queries_say_the_same_as_json(run: Any) -> None:
         assert await world.post(params=ASKED) == expected
         assert await world.post(params={"source": "en", "target": "de"}, data={"q": "A dog."}) == expected
         assert sources(world.models["en-de"])[1] == "Ein Büchse"
+        assert await world.post(params=ASKED | {"q": "50%25 & ü+%C3"}) == expected
+        assert sources(world.models["en-de"])[-1] == "50%25 & ü+%C3", "what is escaped is read once"
 
     run(test)
 
@@ -99,6 +101,18 @@ def test_a_huge_list_joins_the_batch_a_few_at_a_time(run: Any) -> None:
         assert (status, message) == (400, "q: more than 4096 sentences; send fewer at once") and len(engine.requests) == 1024
 
     run(test)
+
+
+def test_alternatives_are_no_way_to_larger_answers_than_the_server_sends(run: Any) -> None:
+    async def test(world: LibreWorld) -> None:
+        asked = ASKED | {"q": "A dog." + "-\n" * 6000}
+        assert (await world.post(json=asked | {"alternatives": 1}))[0] == 200
+        before = len(sources(world.models["en-de"]))
+        status, message = await world.refused(json=asked | {"alternatives": 7})
+        assert (status, message) == (400, "q: answers have more than 65536 bytes, max_message_bytes of the server")
+        assert len(sources(world.models["en-de"])) == before, "nothing is generated for it"
+
+    run(test, max_message_bytes=65536)
 
 
 def test_alternatives_are_the_next_best_answers(run: Any, make_model: Any) -> None:

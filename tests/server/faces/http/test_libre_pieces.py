@@ -36,6 +36,13 @@ def test_sentences_are_found(text: str, expected: list[str]) -> None:
     assert sentences(text) == expected
 
 
+@pytest.mark.parametrize("line", ["-", "_", "\u2013 ", ". ", "\r"])
+def test_what_is_not_translated_is_one_piece_however_many_lines_it_has(line: str) -> None:
+    rest = f"\n{line}" * 100_000
+    pieces = list(pieces_of(f"{rest}\nOne.{rest}\nTwo{rest}"))
+    assert [piece for piece, is_translated in pieces if is_translated] == ["One.", "Two"] and len(pieces) == 5
+
+
 @given(st.text(alphabet=st.sampled_from("aB1.!? \n\r\t\"'()-。😀é\x00"), max_size=60))
 def test_nothing_but_sentences_changes(text: str) -> None:
     pieces = list(pieces_of(text))

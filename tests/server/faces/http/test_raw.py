@@ -25,6 +25,9 @@ MESSAGES: dict[str, bytes] = {
     "a header that goes on in the next line": GET + b"X-A: b\r\n c\r\n\r\n",
     "a header with a zero": GET + b"X-A: \x00\r\n\r\n",
     "a header that is no UTF-8": GET + b"X-Request-Id: \xff\xfe\r\n\r\n",
+    "an expectation of nothing known": GET + b"Expect: miracles\r\n\r\n",
+    "an expectation that is no UTF-8": GET + b"Expect: \xff\r\n\r\n",
+    "an expectation at no path": GET.replace(b"models", b"nothing") + b"Expect: \xed\xa0\x80\r\n\r\n",
     "a huge path": b"GET /" + b"x" * 100_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
     "a huge header": GET + b"X-A: " + b"x" * 100_000 + b"\r\n\r\n",
     "a million headers": GET + b"X-A: b\r\n" * 200_000 + b"\r\n",
@@ -53,7 +56,7 @@ UNFINISHED = ("half a body", "nothing")
 # Of what there must be nothing in an answer.
 SECRETS = ("Traceback", ".py", "aiohttp", str(Path(__file__).resolve().parents[4]))
 # Nothing is at the path, or it is not there by that method, among others.
-REFUSALS = {b"400", b"404", b"405", b"413", b"431", b"501", b"505"}
+REFUSALS = {b"400", b"404", b"405", b"413", b"417", b"431", b"501", b"505"}
 # Answered as if it had not been said, or, without a version, as HTTP/0.9.
 HARMLESS = {"an upgrade": {b"200"}, "no version": {b"200"}}
 

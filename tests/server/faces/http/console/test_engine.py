@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from dragoman.server.core.callers_file import read_book
 from dragoman.server.core.viewing import MAX_VIEWERS, MAX_VIEWERS_PER_CALLER
 from dragoman.server.engine.snapshot import CallerUse, EngineSnapshot, SlotUse, Snapshot, StepTotals
 from tests.server.faces.grpc.conftest import eventually
@@ -220,6 +221,22 @@ def test_a_caller_who_is_not_known_any_more_sees_no_more(serve_http: Any, caller
             [alice] = [one for one in world.server.core.callers.all() if one.name == "alice"]
             alice.forget()
             assert len([view async for view in views]) <= 2
+
+    asyncio.run(run())
+
+
+def test_a_caller_whose_models_change_sees_those_it_may_use_now(serve_http: Any, callers: Path, make_model: Any) -> None:
+    async def run() -> None:
+        async with (
+            asyncio.timeout(30),
+            serve_http(make_model(), make_model("en-fr"), auth_tokens_file=callers) as world,
+            watching(world, "alices-token") as views,
+        ):
+            assert [model["name"] for model in (await anext(views))["models"]] == ["en-de", "en-fr"]
+            callers.write_text(CALLERS.replace('token = "alices-token"', 'token = "alices-token"\nmodels = ["en-fr"]'))
+            world.server.core.callers.replace(read_book(callers))
+            while [model["name"] for model in (await anext(views))["models"]] != ["en-fr"]:
+                pass
 
     asyncio.run(run())
 

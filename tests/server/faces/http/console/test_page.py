@@ -57,7 +57,7 @@ def test_a_file_is_compressed_for_whoever_takes_it_so(serve_http: ServeHttp) -> 
     async def run() -> None:
         async with serve_http() as world:
             sizes, tags = [], []
-            for taken in ("gzip, br", "identity"):
+            for taken in ("gzip, br", "identity", "br, gzip;q=1.0", "gzip;q=0, identity"):
                 async with world.session.get(
                     world.url("/console/assets/console.css"), headers={"Accept-Encoding": taken}
                 ) as response:
@@ -66,6 +66,7 @@ def test_a_file_is_compressed_for_whoever_takes_it_so(serve_http: ServeHttp) -> 
                     sizes.append(int(response.headers["Content-Length"]))
                     tags.append(response.headers["ETag"])
             assert sizes[0] < sizes[1] / 2 and tags[0] != tags[1]
+            assert (sizes[2:], tags[2:]) == (sizes[:2], tags[:2]), "a weight of 0 says that it is not taken"
 
     asyncio.run(run())
 
