@@ -10,11 +10,11 @@ from dragoman.server.core.administration import Administration
 from dragoman.server.core.running import RunningCalls
 from dragoman.server.faces.grpc.connections import connection_options
 from dragoman.server.faces.grpc.interceptors import CallInterceptor
+from dragoman.server.faces.grpc.lifecycle import Lifecycle
 from dragoman.server.faces.grpc.repository import RepositoryServicer
 from dragoman.server.faces.grpc.security import AuthInterceptor
 from dragoman.server.faces.grpc.tls import credentials, peer_names
 from dragoman.server.faces.large_requests import LARGE_BYTES
-from dragoman.server.faces.oip.lifecycle import Lifecycle
 from dragoman.server.faces.tls_files import TlsFiles
 from dragoman.v1 import repository_pb2_grpc
 
