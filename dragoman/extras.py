@@ -14,6 +14,7 @@ from typing import Final
 # Extra: the modules that its packages bring, as pyproject.toml has them.
 EXTRAS: Final = {
     "server": (
+        "aiohttp",
         "grpc_reflection",
         "grpc_status",
         "msgspec",

@@ -5,9 +5,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
-import grpc
 from grpc import aio
 
+from dragoman.inference.inference_pb2 import ModelInferRequest
+from dragoman.inference.inference_pb2_grpc import GRPCInferenceServiceStub
 from dragoman.v1 import generation_pb2, generation_pb2_grpc
 
 TRITON_MODEL = "translate"
@@ -40,17 +41,14 @@ async def dragoman(address: str) -> AsyncIterator[Ask]:
 @asynccontextmanager
 async def triton(address: str) -> AsyncIterator[Ask]:
     """Lend a connection to Triton, whose model takes and gives one string."""
-    messages: Any
-    services: Any
-    messages, services = grpc.protos_and_services("benchmarks/peers/inference.proto")
-    tensor = messages.ModelInferRequest.InferInputTensor(name="text", datatype="BYTES", shape=[1, 1])
+    tensor = ModelInferRequest.InferInputTensor(name="text", datatype="BYTES", shape=[1, 1])
     async with aio.insecure_channel(address) as channel:
-        stub = services.GRPCInferenceServiceStub(channel)
+        stub: Any = GRPCInferenceServiceStub(channel)  # type: ignore[no-untyped-call]
 
         async def ask(text: str) -> str:
             content = text.encode()
             packed = struct.pack("<I", len(content)) + content
-            request = messages.ModelInferRequest(model_name=TRITON_MODEL, inputs=[tensor], raw_input_contents=[packed])
+            request = ModelInferRequest(model_name=TRITON_MODEL, inputs=[tensor], raw_input_contents=[packed])
             try:
                 response = await stub.ModelInfer(request)
             except aio.AioRpcError as error:

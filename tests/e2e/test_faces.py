@@ -182,8 +182,10 @@ def test_options_mean_the_same_through_every_face(shared_server: Any, sentences:
 
 def documented() -> dict[str, dict[str, str]]:
     """Return the table of docs/http.md: the status of each kind of error, by face."""
-    lines = (ROOT / "docs/http.md").read_text().partition("## The same error everywhere\n")[2].splitlines()
-    rows = [[cell.strip().strip("`") for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+    section = (ROOT / "docs/http.md").read_text().partition("## The same error everywhere\n")[2].partition("\n## ")[0]
+    rows = [
+        [cell.strip().strip("`") for cell in line.strip("|").split("|")] for line in section.splitlines() if line.startswith("|")
+    ]
     [heads, _, *body] = rows
     return {name: {row[0]: row[heads.index(name)] for row in body} for name in heads[1:]}
 
