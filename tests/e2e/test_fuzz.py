@@ -97,7 +97,7 @@ def make_short(folder: Path) -> None:
 def test_no_message_does_any_harm(serve: Any, short: Path) -> None:
     problems: list[str] = []
     with serve(short, "--max-slots", "16") as server, Client(server.address) as client:
-        # The Open Inference Protocol has a fuzzer of its own, which knows what its messages mean: tests/server/faces/oip/test_fuzz.py.
+        # The Open Inference Protocol has a fuzzer of its own: tests/server/faces/oip/test_fuzz.py.
         known = methods([name for name in services(server.address) if not name.startswith("inference.")])
         assert {method.name for method in known.values()} >= {*COUNTED, *UNCOUNTED}
         right = answer(server.address)
