@@ -263,9 +263,13 @@ def test_every_text_counts_for_its_callers_limits(serve: Any, tmp_path: Any) -> 
             known = {"metadata": (("authorization", "Bearer secret"),)}
             assert outputs(await stub_of(world).ModelInfer(asking("a", "b"), **known))
             world.engine.hold()
-            error = await failure(stub_of(world).ModelInfer(asking("a", "b", "c"), **known))
+            first = stub_of(world).ModelInfer(asking("a", "b", "c"), **known)
+            await eventually(lambda: world.engine.num_running == 2)
+            error = await failure(stub_of(world).ModelInfer(asking("a", "b"), **known))
             assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-            assert error.details().startswith("text_input[2]: max_requests: ")
+            assert error.details().startswith("text_input[0]: max_requests: ")
+            world.engine.gate.set()
+            assert outputs(await first)[0] == [3], "its third text has waited for one of the others"
 
     asyncio.run(run())
 
