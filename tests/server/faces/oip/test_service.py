@@ -269,7 +269,7 @@ def test_every_text_counts_for_its_callers_limits(serve: Any, tmp_path: Any) -> 
             assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
             assert error.details().startswith("text_input[0]: max_requests: ")
             world.engine.gate.set()
-            assert outputs(await first)[0] == [3], "its third text has waited for one of the others"
+            assert outputs(await first)["text_output"][0] == [3], "its third text has waited for one of the others"
 
     asyncio.run(run())
 
