@@ -44,8 +44,6 @@ from dragoman.server.watching import Source
 NOT_FOR_FRONT_ENDS = frozenset(
     (*SETTINGS, "metrics_token_file", "metrics_tls_certificate", "metrics_tls_key", "admin_host", "admin_port")
 )
-CALLERS_SETTINGS = ("auth_tokens_file",)
-OPERATORS_SETTINGS = ("admin_tokens_file",)
 # Longer than each of them may take.
 COLLECT_SECONDS = 5.0
 # Reading tokenisers, and attaching to desks.
@@ -84,7 +82,7 @@ class FrontEnds:
             self._read_callers()
         if (tracer := make_tracer(config, version)) is not None:
             tracer.close(0)
-        self._files = read_files(config, CALLERS_SETTINGS) | ({} if self._tls is None else _tls_files(self._tls))
+        self._files = read_files(config, ("auth_tokens_file",)) | ({} if self._tls is None else _tls_files(self._tls))
         if operators is not None:
             self._files |= self._read_operators()
         self._held = HeldPort(config.host, config.port)
@@ -377,27 +375,27 @@ class FrontEnds:
             self._ready.set()
 
     def _read_callers(self) -> dict[str, bytes]:
-        """Return what is in the file of callers, if it can be used.
-
-        Raises:
-            ConfigError: If it cannot.
-        """
-        before = read_files(self._config, CALLERS_SETTINGS)
-        read_callers_book(self._config)
-        if read_files(self._config, CALLERS_SETTINGS) != before:
-            raise ConfigError(f"auth_tokens_file: {self._config.auth_tokens_file}: changed while it was read")
-        return before
+        """Return what is in the file of callers; errors as `_read_book`."""
+        return self._read_book("auth_tokens_file", read_callers_book)
 
     def _read_operators(self) -> dict[str, bytes]:
-        """Return what is in the file of operators, if it can be used.
+        """Return what is in the file of operators; errors as `_read_book`."""
+        return self._read_book("admin_tokens_file", read_operators_book)
+
+    def _read_book(self, setting: str, read: Callable[[ServerConfig], object]) -> dict[str, bytes]:
+        """Return what is in the file of a setting, if it can be used.
+
+        Args:
+            setting: Its name.
+            read: Reads the file, and refuses what cannot be used.
 
         Raises:
             ConfigError: If it cannot.
         """
-        before = read_files(self._config, OPERATORS_SETTINGS)
-        read_operators_book(self._config)
-        if read_files(self._config, OPERATORS_SETTINGS) != before:
-            raise ConfigError(f"admin_tokens_file: {self._config.admin_tokens_file}: changed while it was read")
+        before = read_files(self._config, (setting,))
+        read(self._config)
+        if read_files(self._config, (setting,)) != before:
+            raise ConfigError(f"{setting}: {getattr(self._config, setting)}: changed while it was read")
         return before
 
     def _hand(self, contents: dict[str, bytes]) -> None:

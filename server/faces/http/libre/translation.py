@@ -16,11 +16,9 @@ from dragoman.server.core.core import Core
 from dragoman.server.core.ports import Model
 from dragoman.server.core.requests import GenerateRequest
 from dragoman.server.errors import Cancelled, InvalidRequest, Unavailable
+from dragoman.server.faces.grpc.streams import REQUESTS_PER_SLOT
 from dragoman.server.faces.http.exchange import Exchange
 from dragoman.server.faces.v1.sizes import MessageLimit
-
-# One that decodes and one that is ready to take its place.
-REQUESTS_PER_SLOT = 2
 
 
 class Wanted(NamedTuple):
