@@ -13,9 +13,9 @@ from dragoman.server.core.core import Core
 from dragoman.server.core.requests import GenerateRequest
 from dragoman.server.errors import InvalidRequest, ServiceError
 from dragoman.server.faces.grpc.hand import Hand
+from dragoman.server.faces.items import Items
 from dragoman.server.faces.oip.given import STREAM
 from dragoman.server.faces.oip.inference import TEXT_INPUT, Inference
-from dragoman.server.faces.oip.items import Items
 from dragoman.server.faces.oip.responses import to_piece_response, to_response
 from dragoman.server.faces.oip.sizes import ResponseLimit
 

@@ -13,11 +13,11 @@ from dragoman.server.errors import InvalidRequest, NotOffered, ServiceError
 from dragoman.server.faces.grpc.interceptors import Context, current_call, own_ending
 from dragoman.server.faces.grpc.reading import Refused
 from dragoman.server.faces.grpc.streams import Streams
+from dragoman.server.faces.items import Items
 from dragoman.server.faces.oip.answering import Answering
 from dragoman.server.faces.oip.descriptions import Descriptions, server_metadata
 from dragoman.server.faces.oip.given import STREAM
 from dragoman.server.faces.oip.inference import Inference
-from dragoman.server.faces.oip.items import Items
 from dragoman.server.faces.oip.not_offered import NO_SETTINGS, NO_SHARED_MEMORY, ON_ADMIN_PORT
 from dragoman.server.faces.oip.stream import InferStream
 

@@ -17,10 +17,10 @@ from dragoman.server.errors import InvalidRequest, ServiceError, Unavailable
 from dragoman.server.faces.grpc.hand import Hand
 from dragoman.server.faces.grpc.interceptors import Context, current_call, own_ending
 from dragoman.server.faces.grpc.reading import Refused, Turns, large_bytes_read
+from dragoman.server.faces.items import Items
 from dragoman.server.faces.oip.answering import Answering
 from dragoman.server.faces.oip.given import STREAM
 from dragoman.server.faces.oip.inference import Inference
-from dragoman.server.faces.oip.items import Items
 from dragoman.server.faces.oip.responses import streamed, to_failure, to_response
 
 

@@ -24,10 +24,10 @@ from dragoman.server.faces.http.inference.writing import JSON, plain, to_answer,
 from dragoman.server.faces.http.origins import Origins
 from dragoman.server.faces.http.peers import owner_of
 from dragoman.server.faces.http.statuses import headers_of, status_of
+from dragoman.server.faces.items import Items
 from dragoman.server.faces.oip.answering import Answering
 from dragoman.server.faces.oip.descriptions import Descriptions, server_metadata
 from dragoman.server.faces.oip.given import STREAM
-from dragoman.server.faces.oip.items import Items
 from dragoman.server.faces.oip.not_offered import NO_SETTINGS, NO_SHARED_MEMORY, ON_ADMIN_PORT
 
 ROOT = "/v2"

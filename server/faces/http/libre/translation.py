@@ -11,13 +11,14 @@ from typing import NamedTuple
 from structlog.contextvars import bind_contextvars
 
 from dragoman.server.core.callers import Caller
-from dragoman.server.core.calls import Call
 from dragoman.server.core.core import Core
 from dragoman.server.core.ports import Model
 from dragoman.server.core.requests import GenerateRequest
-from dragoman.server.errors import Cancelled, InvalidRequest, Unavailable
+from dragoman.server.errors import InvalidRequest
 from dragoman.server.faces.grpc.streams import REQUESTS_PER_SLOT
+from dragoman.server.faces.http.around import own_ending
 from dragoman.server.faces.http.exchange import Exchange
+from dragoman.server.faces.items import Items
 from dragoman.server.faces.v1.sizes import MessageLimit
 
 
@@ -85,7 +86,8 @@ class Translation:
         answers: list[list[str]] = [[] for _ in texts]
         left = iter(enumerate(texts))
         exchange.call.is_counted = False  # from now on its requests are
-        run = _Run(wanted, exchange, self._seconds(exchange), self._max_bytes)
+        items = Items(self._records, exchange.call, own_ending)
+        run = _Run(wanted, items, exchange, self._seconds(exchange), self._max_bytes)
         run.count_bytes(num_kept * (wanted.num_alternatives + 1))
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -110,36 +112,22 @@ class Translation:
     async def _one(self, text: str, index: int, run: "_Run") -> list[str]:
         """Serve one request, with a record of its own; its tokens count for the call's too."""
         whole = run.exchange.call
-        call = Call.begin(whole.method)
-        call.request_id = whole.request_id  # the same version of a model answers all of them
         bind_contextvars(item=index)
-        self._records.begin_item(call, whole)
-        try:
-            seconds = None if run.until is None else run.until - asyncio.get_running_loop().time()
-            generated = await self._generation.generate(run.wanted.request(text), call, seconds, self._limit)
-        except asyncio.CancelledError:
-            self._finish(call, whole, Unavailable.code if whole.is_ended_by_server else Cancelled.code)
-            raise
-        except Exception as error:
-            fault = self._records.fault(error)
-            call.refusal = fault.refusal
-            self._finish(call, whole, fault.code)
-            raise fault from None
-        self._finish(call, whole, "OK")
+        # The same version of a model answers all of them, which is why they have the call's id.
+        with run.items.recorded(whole.request_id) as call:
+            try:
+                seconds = None if run.until is None else run.until - asyncio.get_running_loop().time()
+                generated = await self._generation.generate(run.wanted.request(text), call, seconds, self._limit)
+            finally:
+                whole.model = call.model
         return [answer.text for answer in generated.answers]
-
-    def _finish(self, call: Call, whole: Call, code: str) -> None:
-        whole.model = call.model
-        whole.source_tokens += call.source_tokens
-        whole.generated_tokens += call.generated_tokens
-        self._records.finish(call, code, event="item")
 
 
 class _Run:
     """One call's texts on their way."""
 
-    def __init__(self, wanted: Wanted, exchange: Exchange, until: float | None, max_bytes: int) -> None:
-        self.wanted, self.exchange, self.until = wanted, exchange, until
+    def __init__(self, wanted: Wanted, items: Items, exchange: Exchange, until: float | None, max_bytes: int) -> None:
+        self.wanted, self.items, self.exchange, self.until = wanted, items, exchange, until
         self._max_bytes, self._num_bytes = max_bytes, 0
 
     def count(self, answers: Sequence[str]) -> None:

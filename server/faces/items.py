@@ -27,11 +27,19 @@ class Items:
 
     @contextmanager
     def one(self, request_id: str, name: str = "") -> Iterator[Call]:
-        """Accompany a request within the `with`, in a task of its own; what it raises is recorded.
+        """Accompany a request of a message with an id of its own; the log has that beside the call's. See `recorded`.
 
         Args:
             request_id: Its id, or that of the message that has it.
             name: What the log calls it; empty for its id.
+        """
+        bind_contextvars(request_id=name or request_id, batch_id=self.whole.request_id)
+        with self.recorded(request_id) as call:
+            yield call
+
+    @contextmanager
+    def recorded(self, request_id: str) -> Iterator[Call]:
+        """Accompany a request within the `with`, in a task of its own; what it raises is recorded.
 
         Raises:
             ServiceError: What the caller is to be told, whatever was raised inside.
@@ -39,7 +47,6 @@ class Items:
         whole = self.whole
         call = Call.begin(whole.method)
         call.request_id = request_id
-        bind_contextvars(request_id=name or request_id, batch_id=whole.request_id)
         self._records.begin_item(call, whole)
         try:
             yield call
