@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.families.tokeniser_cases import trained
+from tests.oracles.vocabularies import trained
 from dragoman.export import building
 from dragoman.export.arguments import ExportError
 from dragoman.export.bundle import Bundle, BundleError

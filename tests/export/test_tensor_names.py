@@ -1,46 +1,62 @@
-"""What graphs call their inputs and outputs follows from the caches, and from nothing that a model is called."""
+"""Names of the graphs' inputs and outputs follow from the caches."""
 
 import pytest
 
 from dragoman.export.caches import Cache, attention_caches
-from dragoman.export.tensor_names import PACKED_INPUTS
 from dragoman.export.tensors import Tensors
 
+PACKED = ["src_ids", "positions", "cells", "grid", "src_lens"]
+PADDED = ["src_ids", "src_lens"]
+STEP = ["prev_ids", "positions", "src_lens", "num_candidates"]
+CANDIDATES = ["candidate_ids", "candidate_log_probs"]
 STATES = [Cache("state_even_0", "self", [8]), Cache("state_odd_0", "self", [8])]
+STATES_OUT = ["state_even_0_out", "state_odd_0_out"]
 START, KEYS, VALUES = Cache("start_0", "cross", [8]), Cache("keys", "cross", ["S", 6]), Cache("values", "cross", ["S", 8])
-TEXT = [cache for cache in attention_caches(1, 2, 8) if cache.role == "self"]
-
-
-def test_caches_of_source_tokens_alone_are_one_output() -> None:
-    tensors = Tensors.of_caches(attention_caches(2, 2, 8))
-    assert (tensors.encoder_inputs, tensors.encoder_outputs) == (list(PACKED_INPUTS), ["cross_kv"])
-    assert tensors == Tensors.of_layers(2)
+CROSS = ["cross_k_0", "cross_v_0", "cross_k_1", "cross_v_1"]
+SELF = ["self_k_0", "self_v_0", "self_k_1", "self_v_1"]
+SELF_OUT = [f"{name}_out" for name in SELF]
+TEXT = [cache for cache in attention_caches(2, 2, 8) if cache.role == "self"]
 
 
 @pytest.mark.parametrize(
-    ("given", "outputs"),
-    [([START], ["source_states"]), ([START, KEYS, VALUES], ["cross_kv", "source_states"]), ([KEYS], ["cross_kv"])],
-    ids=["states alone", "both", "tokens alone"],
+    ("tensors", "encoder", "decoder", "has_attention"),
+    [
+        (Tensors.of_layers(2), (PACKED, ["cross_kv"]), ([*STEP, *SELF, *CROSS], [*CANDIDATES, *SELF_OUT]), True),
+        (Tensors.of_layers(2, False), (PADDED, CROSS), ([*STEP, *SELF, *CROSS], [*CANDIDATES, *SELF_OUT]), True),
+        (
+            Tensors.of_caches([*STATES, START]),
+            (PACKED, ["source_states"]),
+            ([*STEP, "state_even_0", "state_odd_0", "start_0"], [*CANDIDATES, *STATES_OUT]),
+            True,
+        ),
+        (
+            Tensors.of_caches([*STATES, START, KEYS, VALUES], has_attention=False),
+            (PACKED, ["cross_kv", "source_states"]),
+            ([*STEP, "state_even_0", "state_odd_0", "start_0", "keys", "values"], [*CANDIDATES, *STATES_OUT]),
+            False,
+        ),
+        (
+            Tensors.of_caches([*STATES, START, KEYS], is_packed=False),
+            (PADDED, ["start_0", "keys"]),
+            ([*STEP, "state_even_0", "state_odd_0", "start_0", "keys"], [*CANDIDATES, *STATES_OUT]),
+            True,
+        ),
+        (
+            Tensors.of_caches(TEXT, has_prompts=True, has_attention=False),
+            (["src_ids", "positions", "src_lens", *SELF], SELF_OUT),
+            ([*STEP, *SELF], [*CANDIDATES, *SELF_OUT]),
+            False,
+        ),
+    ],
 )
-def test_what_is_given_once_a_source_is_an_output_of_its_own(given: list[Cache], outputs: list[str]) -> None:
-    tensors = Tensors.of_caches([*STATES, *given])
-    assert (tensors.encoder_inputs, tensors.encoder_outputs) == (list(PACKED_INPUTS), outputs)
-    assert tensors.decoder_inputs[4:] == [cache.name for cache in (*STATES, *given)]
-    assert tensors.decoder_outputs[2:] == ["state_even_0_out", "state_odd_0_out"]
+def test_names_follow_from_caches(
+    tensors: Tensors, encoder: tuple[list[str], ...], decoder: tuple[list[str], ...], has_attention: bool
+) -> None:
+    assert (tensors.encoder_inputs, tensors.encoder_outputs) == encoder
+    assert (tensors.decoder_inputs, tensors.decoder_outputs) == decoder
+    assert tensors.scorer_inputs == ["src_ids", "src_lens", "tgt_ids", "tgt_lens", "labels"]
+    assert tensors.scorer_outputs == ["label_log_probs", *["attention"] * has_attention]
 
 
-def test_encoder_that_takes_sources_padded_gives_every_cache_apart() -> None:
-    assert Tensors.of_caches([*STATES, START, KEYS], is_packed=False).encoder_outputs == ["start_0", "keys"]
-
-
-def test_prompts_are_read_into_the_caches_that_steps_write() -> None:
-    tensors = Tensors.of_caches(TEXT, has_prompts=True, has_attention=False)
-    assert tensors.encoder_inputs == ["src_ids", "positions", "src_lens", "self_k_0", "self_v_0"]
-    assert tensors.encoder_outputs == ["self_k_0_out", "self_v_0_out"]
-    assert tensors.decoder_inputs == ["prev_ids", "positions", "src_lens", "num_candidates", "self_k_0", "self_v_0"]
-    assert tensors.scorer_outputs == ["label_log_probs"]
-
-
-def test_scorer_tells_attention_where_there_is_some() -> None:
-    assert Tensors.of_caches(attention_caches(1, 2, 8)).scorer_outputs == ["label_log_probs", "attention"]
-    assert Tensors.of_caches(attention_caches(1, 2, 8), has_attention=False).scorer_outputs == ["label_log_probs"]
+def test_caches_of_attention_give_the_names_of_layers() -> None:
+    assert Tensors.of_caches(attention_caches(2, 2, 8)) == Tensors.of_layers(2)
