@@ -12,8 +12,8 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from dragoman.server.faces.grpc import connections
 from dragoman.v1.generation_pb2 import GenerateRequest
-from tests.http2 import GOAWAY, HEADERS, PING, PREFACE, RST_STREAM, SETTINGS, Http2, frame
 from tests.server.faces.grpc.conftest import eventually
+from tests.system.harness.http2 import GOAWAY, HEADERS, PING, PREFACE, RST_STREAM, SETTINGS, Http2, frame
 
 CHECK, WATCH, GENERATE = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch", "/dragoman.v1.Generation/Generate"
 REFUSED_STREAM = 7

@@ -6,8 +6,8 @@ import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse, HealthListRequest
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from tests.http2 import DATA, HEADERS, Http2
 from tests.server.faces.grpc.conftest import eventually
+from tests.system.harness.http2 import DATA, HEADERS, Http2
 
 WATCH = "/grpc.health.v1.Health/Watch"
 RESOURCE_EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]

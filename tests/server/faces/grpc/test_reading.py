@@ -19,7 +19,7 @@ from dragoman.server.faces.grpc.reading import (
 from dragoman.server.faces.large_requests import LARGE_BYTES, LargeRequests
 from dragoman.v1 import generation_pb2
 from dragoman.v1.generation_pb2 import GenerateRequest, ScoreRequest
-from tests.http2 import DATA, END_STREAM, Http2, frame, prefixed
+from tests.system.harness.http2 import DATA, END_STREAM, Http2, frame, prefixed
 
 MEGABYTE = 2**20
 SERVICE = generation_pb2.DESCRIPTOR.services_by_name["Generation"]

@@ -10,7 +10,7 @@ import pytest
 from dragoman.server.faces.http.documents import document
 from dragoman.server.faces.http.inference.reading import _read_generate, _read_infer
 from tests.server.faces.http.conftest import events
-from tests.server.faces.http.inference_bodies import asking, tensor
+from tests.system.harness.openinference_bodies import asking, tensor
 
 jsonschema = pytest.importorskip("jsonschema")
 TOLD = json.loads(document())

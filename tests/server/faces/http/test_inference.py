@@ -15,8 +15,8 @@ from dragoman.server.faces.oip.inference import INPUTS, MAX_TEXTS
 from dragoman.server.faces.oip.outputs import OUTPUTS
 from tests.server.faces.grpc.conftest import eventually
 from tests.server.faces.http.conftest import events
-from tests.server.faces.http.inference_bodies import asking, outputs, tensor, with_tensors
-from tests.server.faces.oip import messages
+from tests.system.harness import openinference_messages as messages
+from tests.system.harness.openinference_bodies import asking, outputs, tensor, with_tensors
 
 SLOTS = 8
 INFER, GENERATE, STREAM = (f"/v2/models/en-de/{what}" for what in ("infer", "generate", "generate_stream"))

@@ -15,8 +15,8 @@ from dragoman.server.faces.http.inference.reading import Posted, _read_generate,
 from dragoman.server.faces.oip.inference import INPUTS, MAX_TEXTS
 from dragoman.server.faces.oip.outputs import OUTPUTS
 from dragoman.server.faces.oip.reading import infer_reader
-from tests.server.faces.http.inference_bodies import asking, listed, raw, tensor, with_tensors
-from tests.server.faces.oip import messages
+from tests.system.harness import openinference_messages as messages
+from tests.system.harness.openinference_bodies import asking, listed, raw, tensor, with_tensors
 
 MODEL = ("en-de", "")
 NUM_EXAMPLES = 10_000 if os.environ.get("TEST_ALL_EXAMPLES") else 1_000

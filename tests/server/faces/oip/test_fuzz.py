@@ -14,7 +14,7 @@ from dragoman.server.faces.oip.datatypes import DATATYPES
 from dragoman.server.faces.oip.inference import INPUTS, Inference
 from dragoman.server.faces.oip.outputs import OUTPUTS
 from dragoman.server.faces.oip.reading import infer_reader
-from tests.server.faces.oip.messages import asking, raw_bytes, with_parameters, with_tensor
+from tests.system.harness.openinference_messages import asking, raw_bytes, with_parameters, with_tensor
 
 NUM_EXAMPLES = 10_000 if os.environ.get("TEST_ALL_EXAMPLES") else 1_000
 NUM_MUTATIONS = 10_000

@@ -14,7 +14,7 @@ from dragoman.server.faces.grpc.reading import LARGE_BYTES, Refused, large_bytes
 from dragoman.server.faces.oip.fields import FIELDS, SYNONYMS
 from dragoman.server.faces.oip.inference import MAX_TEXTS, Inference, to_inference
 from dragoman.server.faces.oip.reading import infer_reader, to_asked
-from tests.server.faces.oip.messages import asking, raw_bytes, with_parameters, with_tensor
+from tests.system.harness.openinference_messages import asking, raw_bytes, with_parameters, with_tensor
 
 # A value of each field that is not what a request without it has.
 VALUES: dict[str, Any] = {

@@ -19,7 +19,7 @@ from dragoman.server.faces.oip.outputs import OUTPUTS
 from dragoman.server.faces.oip.service import REASONS
 from dragoman.v1.generation_pb2 import GenerateRequest
 from tests.server.faces.grpc.conftest import eventually
-from tests.server.faces.oip.messages import asking, outputs, with_parameters, with_tensor
+from tests.system.harness.openinference_messages import asking, outputs, with_parameters, with_tensor
 
 SLOTS = 8
 INFER = "/inference.GRPCInferenceService/ModelInfer"

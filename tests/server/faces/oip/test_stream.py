@@ -10,7 +10,7 @@ from dragoman.inference.inference_pb2 import ModelInferRequest, ModelStreamInfer
 from dragoman.inference.inference_pb2_grpc import GRPCInferenceServiceStub
 from dragoman.v1.generation_pb2 import GenerateRequest
 from tests.server.faces.grpc.conftest import eventually
-from tests.server.faces.oip.messages import asking, outputs, with_parameters
+from tests.system.harness.openinference_messages import asking, outputs, with_parameters
 
 
 async def answers(world: Any, *requests: ModelInferRequest) -> list[ModelStreamInferResponse]:

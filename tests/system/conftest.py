@@ -1,0 +1,100 @@
+"""Fixtures of system scenarios: a real server process on free ports, shipped models, and small models that never end a sequence."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from dragoman.v1.generation_pb2 import FinishReason, GenerateRequest
+from dragoman.v1.generation_pb2_grpc import GenerationStub
+from tests.shelf import Shelf
+from tests.system.harness.models import ModelFolder, export_endless, make_endless
+from tests.system.harness.server import Server, serving
+
+MODELS = ("en-de", "en-fr")
+
+
+@pytest.fixture(scope="session")
+def bundles(shipped_bundle: Callable[[str], Path], shelf: Shelf) -> Path:
+    """Folder of the shipped models' bundles."""
+
+    def link(folder: Path) -> None:
+        folder.mkdir()
+        for name in MODELS:
+            (folder / name).symlink_to(shipped_bundle(name))
+
+    return shelf.get("shipped", link)
+
+
+@pytest.fixture(scope="session")
+def endless(shelf: Shelf) -> Path:
+    """Bundles of two random models, `alpha` and `beta`, that never end a sequence: how long an answer is, is the test's choice."""
+    return shelf.get("endless", make_endless) / "bundles"
+
+
+@pytest.fixture(scope="session")
+def version_bundles(shelf: Shelf) -> Path:
+    """Bundles of small models that never end a sequence: `one`, `two` and `three` are versions of `alpha`, `other` is of `beta`."""
+
+    def make(folder: Path) -> None:
+        for seed, (directory, name) in enumerate((("one", "alpha"), ("two", "alpha"), ("three", "alpha"), ("other", "beta"))):
+            export_endless(folder, directory, name, seed, 64)
+
+    return shelf.get("versions", make) / "bundles"
+
+
+@pytest.fixture
+def models(tmp_path: Path, version_bundles: Path) -> ModelFolder:
+    """An empty folder of models."""
+    return ModelFolder(tmp_path / "models", version_bundles)
+
+
+@pytest.fixture(scope="session")
+def serve() -> Callable[..., Any]:
+    """Start a server as a context; it is killed, if it still runs, when the `with` ends."""
+    return serving
+
+
+@pytest.fixture(scope="session")
+def shared_server(serve: Callable[..., Any], bundles: Path) -> Iterator[Server]:
+    """One server for tests that only ask; it must have drained cleanly in the end."""
+    with serve(bundles) as server:
+        yield server
+        assert server.terminate() == 0
+
+
+@pytest.fixture(scope="session")
+def native(shared_server: Server) -> Callable[..., Any]:
+    channel = grpc.insecure_channel(shared_server.address, options=[("grpc.enable_http_proxy", 0)])
+    stub = GenerationStub(channel)
+
+    def generate(text: str, **options: Any) -> dict[str, Any]:
+        """Return what the native service answers, as outputs of the Open Inference Protocol."""
+        response = stub.Generate(GenerateRequest(model="en-de", text=text, **options))
+        return {
+            "text_output": [answer.text for answer in response.answers],
+            "score": [answer.score for answer in response.answers],
+            "finish_reason": [FinishReason.Name(answer.finish_reason)[14:].lower() for answer in response.answers],
+            "tokens": [list(answer.tokens) for answer in response.answers],
+            "num_input_tokens": [response.usage.source_tokens],
+            "num_output_tokens": [response.usage.generated_tokens],
+        }
+
+    return generate
+
+
+@pytest.fixture(scope="session")
+def captions() -> list[str]:
+    """Sentences of the kind the shipped models know, 240 of them, all different."""
+    who = ["A man", "A woman", "Two men", "Three women", "A young boy", "A little girl", "A group of people", "A brown dog"]
+    what = ["is walking", "is standing", "is sitting", "is playing", "is running", "is waiting"]
+    where = [
+        "in the snow.",
+        "on a busy street.",
+        "in front of an old building.",
+        "near the water, next to a red car.",
+        "on a bench.",
+    ]
+    return [f"{subject} {verb} {place}" for subject in who for verb in what for place in where]

@@ -1,0 +1,231 @@
+"""A real `dragoman serve` in its own process, its log, metrics and processes; the one way to wait.
+
+Everything that tests and benchmarks know about a running server besides its protocols is here, so that scenarios name no log event,
+no process title and no file of `/proc` themselves.
+"""
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[3]
+START_SECONDS, STOP_SECONDS = 120.0, 90.0
+
+
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
+    """Return once a condition holds.
+
+    Raises:
+        AssertionError: If that takes longer; it names what did not happen.
+    """
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"never happened: {what}"
+        time.sleep(0.01)
+
+
+class Server:
+    """A running `dragoman serve`; settings of the caller's environment do not reach it, except through `environment`.
+
+    Attributes:
+        process: The process that was started.
+        address: Of the gRPC port.
+        http_address: URL of the HTTP port.
+        metrics_address: URL of the metrics port.
+        events: The log so far: JSON lines as they are, other lines as `{"event": line}`.
+    """
+
+    def __init__(
+        self,
+        models: Path,
+        *flags: str,
+        environment: Mapping[str, str] | None = None,
+        prefix: Sequence[str] = (),
+        source: Path = ROOT,
+    ) -> None:
+        """Start it and wait until it serves.
+
+        Args:
+            models: The folder of models, or a bundle.
+            flags: Of `dragoman serve`.
+            environment: Further variables.
+            prefix: A command that runs it, such as `nohup`.
+            source: The checkout whose server is started.
+        """
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("DRAGOMAN_")}
+        ports = {"DRAGOMAN_PORT": "0", "DRAGOMAN_HTTP_PORT": "0", "DRAGOMAN_METRICS_PORT": "0", "PYTHONPATH": str(source)}
+        self.process = subprocess.Popen(
+            [*prefix, sys.executable, "-m", "dragoman", "serve", "--models", str(models), "--host", "127.0.0.1", *flags],
+            stderr=subprocess.PIPE,
+            cwd=source,
+            env=kept | ports | dict(environment or {}),
+            text=True,
+        )
+        self.events: list[dict[str, Any]] = []
+        self._arrivals: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        try:
+            serving = self.wait_for("serving", START_SECONDS)
+        except BaseException:  # the caller has no handle on the process
+            self.process.kill()
+            self.wait()
+            raise
+        self.address = f"127.0.0.1:{serving['port']}"
+        self.http_address = f"http://127.0.0.1:{serving.get('http_port')}"
+        self.metrics_address = f"http://127.0.0.1:{serving['metrics_port']}"
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            event = json.loads(line) if line.startswith("{") else {"event": line.rstrip()}
+            self.events.append(event)
+            self._arrivals.put(event)
+        self._arrivals.put(None)
+
+    def wait_for(self, name: str, timeout_seconds: float = 60, **fields: object) -> dict[str, Any]:
+        """Return the next log event of that name, and with those fields; what was returned or skipped before is not seen again."""
+        while True:
+            event = self._arrivals.get(timeout=timeout_seconds)
+            assert event is not None, f"the server ended before it logged {name!r}: {self.events[-5:]}"
+            if event["event"] == name and fields.items() <= event.items():
+                return event
+
+    def logged(self, name: str) -> list[dict[str, Any]]:
+        """Return the log events of that name so far."""
+        return [event for event in list(self.events) if event["event"] == name]
+
+    @property
+    def admin_address(self) -> str:
+        """Address of the admin service."""
+        return f"127.0.0.1:{self.logged('admin service listens')[0]['port']}"
+
+    def engine_pids(self) -> list[int]:
+        """Return the process ids of all engines that have been ready, in that order."""
+        return [event["engine_pid"] for event in self.logged("engine ready")]
+
+    def metrics_text(self) -> str:
+        """Return the text of the metrics port."""
+        return str(urllib.request.urlopen(f"{self.metrics_address}/metrics", timeout=10).read().decode())
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Return a metric's value, summed over the label sets that match; 0 if it has none."""
+        wanted = [f'{key}="{value}"' for key, value in labels.items()]
+        return sum(
+            float(line.rpartition(" ")[2])
+            for line in self.metrics_text().splitlines()
+            if line.startswith((f"{name}{{", f"{name} ")) and all(label in line for label in wanted)
+        )
+
+    def wait_for_metric(self, expected: float, name: str, **labels: str) -> None:
+        """Return once a metric has a value."""
+        wait_until(lambda: self.metric(name, **labels) == expected, f"{name}{labels or ''} is {expected}")
+
+    def terminate(self) -> int:
+        """Send SIGTERM and return the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.wait()
+
+    def wait(self) -> int:
+        """Return the exit code."""
+        code = self.process.wait(timeout=STOP_SECONDS)
+        self._reader.join(10)
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+        return code
+
+
+@contextmanager
+def serving(models: Path, *flags: str, **keywords: Any) -> Iterator[Server]:
+    """Start a server; it is killed, if it still runs, when the `with` ends."""
+    server = Server(models, *flags, **keywords)
+    try:
+        yield server
+    finally:
+        if server.process.poll() is None:
+            server.process.kill()
+            server.wait()
+
+
+def descendants(root: int) -> list[int]:
+    """Return the ids of a process and of all that it started, directly or not, zombies included."""
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        if fields := _stat(int(path.parent.name)):
+            children.setdefault(int(fields[1]), []).append(int(path.parent.name))
+    found = [root]
+    for pid in found:  # grows during the loop
+        found += sorted(children.get(pid, ()))
+    return found
+
+
+def is_running(pid: int) -> bool:
+    """Return whether a process runs; a zombie does not."""
+    fields = _stat(pid)
+    return bool(fields) and fields[0] != "Z"
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether all threads of a process are stopped, as after SIGSTOP."""
+    return all(task.read_text().rpartition(")")[2].split()[0] == "T" for task in Path(f"/proc/{pid}/task").glob("*/stat"))
+
+
+def processes(server: Server) -> set[int]:
+    """Return the running processes of a server: its own and all that it started."""
+    return {pid for pid in descendants(server.process.pid) if is_running(pid)}
+
+
+def is_engine(pid: int) -> bool:
+    """Return whether a process is an engine."""
+    return b"dragoman.server.engine" in _command_line(pid)
+
+
+def next_engine(server: Server, before: set[int]) -> int:
+    """Return the process id of an engine that was not among those before, as soon as there is one."""
+    end = time.monotonic() + START_SECONDS
+    while time.monotonic() < end:
+        for pid in processes(server) - before:
+            if is_engine(pid):
+                return pid
+        time.sleep(0.002)
+    raise AssertionError("no engine was started")
+
+
+def cpu_seconds(*pids: int) -> float:
+    """Return the processor time that processes have used, all threads together."""
+    fields = [_stat(pid) for pid in pids]
+    return sum(int(each[11]) + int(each[12]) for each in fields if each) / os.sysconf("SC_CLK_TCK")
+
+
+def resident_bytes(pid: int) -> int:
+    """Return the resident memory of a process, without what it shares with others."""
+    try:
+        pages = Path(f"/proc/{pid}/statm").read_text().split()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return (int(pages[1]) - int(pages[2])) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _stat(pid: int) -> list[str]:
+    """Return the fields of a process's `stat` behind its name; nothing if it has gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def _command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""

@@ -1,0 +1,137 @@
+"""Messages over HTTP, mostly wrong, made of the served OpenAPI document: each is answered as documented, and nothing leaks.
+
+By default some hundred; 10,000 with `TEST_ALL_EXAMPLES=1`. `TEST_FUZZ_SEED` chooses them. What is no HTTP at all is in
+`tests/server/faces/http/test_raw.py`, and messages over gRPC are in `test_fuzz.py`.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import pytest
+import requests
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+from dragoman.client.sync import Client
+from tests.shelf import Shelf
+from tests.system.test_fuzz import answer, footprint, is_back, is_bad, make_short, settle, wait_until
+
+schemathesis = pytest.importorskip("schemathesis", reason="needs schemathesis, which `make setup` installs")
+
+ROOT = Path(__file__).resolve().parents[2]
+SEED = int(os.environ.get("TEST_FUZZ_SEED", "16"))
+NUM_MESSAGES = 10_000 if os.environ.get("TEST_ALL_EXAMPLES") else 300
+NUM_WARMUP_MESSAGES = NUM_MESSAGES // 10
+TIMEOUT_SECONDS = 60
+# What an answer may have as its status, also where the document does not say so; whoever is known and has time gets no other.
+STATUSES = {200, 400, 403, 404, 405, 408, 413, 415, 501, 504}
+SECRETS = ("Traceback", "aiohttp", str(ROOT), "/usr/lib", "site-packages", "the neighbour's text")
+# LibreTranslate's API, which the document does not have.
+TEXT = {"type": "string"}
+LIBRE_BODY = {
+    "type": "object",
+    "properties": {
+        "q": {"anyOf": [TEXT, {"type": "array", "items": TEXT, "maxItems": 5}]},
+        "source": {"enum": ["auto", "de", "fr", "xx"]},
+        "target": {"enum": ["de", "fr", "xx"]},
+        "format": {"enum": ["text", "html"]},
+        "alternatives": {"type": "integer"},
+        "api_key": TEXT,
+        "model": {"enum": ["alpha", "", "x"]},
+    },
+    "required": ["q", "source", "target"],
+}
+KINDS = ("application/json", "application/x-www-form-urlencoded", "multipart/form-data")
+LIBRE_PATHS = {
+    path: {
+        "post": {
+            "requestBody": {"required": True, "content": {kind: {"schema": LIBRE_BODY} for kind in KINDS}},
+            "responses": {"200": {"description": "OK"}},
+        }
+    }
+    for path in ("/translate", "/detect")
+}
+
+pytestmark = pytest.mark.e2e
+
+
+def messages_of(address: str) -> st.SearchStrategy[Any]:
+    """Return what makes messages for every path there is, of the document or not as it has them."""
+    document = requests.get(f"{address}/openapi.json", timeout=TIMEOUT_SECONDS).json()
+    schema = schemathesis.openapi.from_dict(document | {"paths": document["paths"] | LIBRE_PATHS})
+    operations = [found.ok() for found in schema.get_all_operations()]
+    assert {"/v1/generate", "/v2/models/{model}/infer", "/translate"} <= {operation.path for operation in operations}
+    posts = [operation for operation in operations if operation.method.lower() == "post"]
+    modes = list(schemathesis.GenerationMode)
+    # Where there is a body, there is more to get wrong.
+    chosen = [operation.as_strategy(generation_mode=mode) for operation in (*operations, *posts, *posts) for mode in modes]
+    return st.one_of(chosen)
+
+
+def known(case: Any) -> None:
+    """Have a message ask the model that there is."""
+    if isinstance(case.path_parameters, dict) and "model" in case.path_parameters:
+        case.path_parameters["model"] = "alpha"
+    if isinstance(case.body, dict) and case.path.startswith("/v1"):
+        case.body.pop("model", None)
+        case.body.pop("modelVersion", None)
+
+
+def send(address: str, number: int, seed: int) -> Counter[tuple[str, int]]:
+    """Send messages; return how many of each path and status there were. What is wrong with an answer fails the test."""
+    seen: Counter[tuple[str, int]] = Counter()
+    everything = messages_of(address)
+    with requests.Session() as session:
+
+        @hypothesis.seed(seed)
+        @settings(max_examples=number, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+        @hypothesis.given(everything, st.booleans())
+        def ask(case: Any, is_known: bool) -> None:
+            if is_known:
+                known(case)
+            try:
+                response = case.call(base_url=address, session=session, timeout=TIMEOUT_SECONDS)
+            except (ValueError, requests.exceptions.InvalidURL, requests.exceptions.InvalidHeader):
+                return  # the client does not send it
+            seen[case.path, response.status_code] += 1
+            is_no = response.status_code == 503 and case.path.endswith("/ready")  # of a model that there is not
+            assert is_no or response.status_code in STATUSES, (response.status_code, response.content[:1000])
+            assert response.headers["server"] == ["dragoman"], dict(response.headers)
+            assert not [secret for secret in SECRETS if secret.encode() in response.content], response.content[:1000]
+
+        ask()
+    return seen
+
+
+@pytest.fixture(scope="session")
+def short(shelf: Shelf) -> Path:
+    return shelf.get("short", make_short) / "bundles" / "alpha"
+
+
+@pytest.mark.timeout(3600)
+def test_no_message_over_http_does_any_harm(serve: Callable[..., Any], short: Path) -> None:
+    with serve(short, "--max-slots", "16") as server, Client(server.address) as client:
+        client.generate("the neighbour's text", max_new_tokens=4)
+        right = answer(server.address)
+        # What is loaded when it is first needed, and stays, is there before anything is measured.
+        assert requests.post(f"{server.http_address}/detect", json={"q": "Ein Hund"}, timeout=TIMEOUT_SECONDS).status_code == 200
+        send(server.http_address, NUM_WARMUP_MESSAGES, SEED + 1)
+        settle(server)
+        before = footprint(server)
+        seen = send(server.http_address, NUM_MESSAGES, SEED)
+        codes: Counter[int] = Counter()
+        for (_, code), count in seen.items():
+            codes[code] += count
+        print(f"{seen.total()} messages, by status: {dict(sorted(codes.items()))}")
+        settle(server)
+        assert answer(server.address) == right
+        assert client.is_ready() and client.is_ready("alpha")
+        wait_until(lambda: is_back(before, footprint(server)), lambda: f"{footprint(server)} is not what it was, {before}")
+        assert server.metric("dragoman_engine_restarts_total") == 0
+        assert server.terminate() == 0
+    assert not [event for event in server.events if is_bad(event)]
+    assert codes[200] and codes[400]
