@@ -1,5 +1,7 @@
 """For every test of the server: a scripted model, the log, and one tiny bundle where a real model is needed."""
 
+import asyncio
+import inspect
 import io
 import json
 import logging
@@ -20,6 +22,21 @@ from dragoman.model.text.byte_level import ByteLevelTokenizer
 from dragoman.model.text.tokenizers import Tokenizers
 from dragoman.server.telemetry.logs import configure_logging
 from tests.server.scripted import scripted_model
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine in an event loop of its own; it leaves no task behind."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+
+    async def run() -> None:
+        await pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters})
+        assert asyncio.all_tasks() == {asyncio.current_task()}, "tasks are left"
+
+    asyncio.run(run())
+    return True
+
 
 TEXTS = ["Ein Hund läuft durch den Schnee.", "A dog runs through the snow.", "Zwei Männer spielen Fußball.", "日本語 のテキスト 🐕"]
 

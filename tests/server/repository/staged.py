@@ -1,50 +1,40 @@
-"""A stage for a model's versions: engines, a workshop and a front in memory, which fail where a test says so and write down all."""
+"""In-memory models folder, version loader and frontend for one model; they fail where a test says so."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from dragoman.server.config import ConfigError
 from dragoman.server.repository.found import FoundModel, FoundVersion
 from dragoman.server.repository.loaded import LoadedModel
+from dragoman.server.repository.memory import Room
 from dragoman.server.repository.model_file import ModelFile
 from dragoman.server.repository.model_keeper import ModelKeeper
 from dragoman.server.repository.models import Route
 from dragoman.server.repository.placement import Placement
+from dragoman.server.repository.sleeping_engine import SleepingEngine
 from dragoman.server.repository.use import Holding, Outcomes
-from dragoman.server.repository.versions import Cause, Opened, Refused, State, Version
+from dragoman.server.repository.versions import Opened, State, Version
 
 MODEL = "en-de"
 PATIENCE_SECONDS = 10.0
 
 
-def play(stage: "Stage", scene: Callable[[], Awaitable[None]]) -> None:
-    """Lead a stage's versions while something happens."""
-
-    async def run() -> None:
-        async with stage.led():
-            await scene()
-        assert not stage.running(), "no engine outlasts its keeper"
-        assert len(asyncio.all_tasks()) == 1
-
-    asyncio.run(run())
-
-
 class StagedEngine:
-    """An engine that starts as it is told to."""
+    """An engine without a process."""
 
     device = "cpu"
     num_replicas = 1
 
     def __init__(self, stage: "Stage", label: str, on_death: Callable[[], None], is_observed: Callable[[], bool]) -> None:
         self._stage, self.label = stage, label
-        self.on_death, self.is_observed = on_death, is_observed
+        self.die, self.is_observed = on_death, is_observed  # a supervisor starts one that died again at once
         self.settings: Any = SimpleNamespace(max_slots=4, slots_per_request=4)
         self.process_ids: list[int] = []
-        self.is_ready = False
-        self.is_started = False
+        self.is_ready = self.is_started = False
 
     async def start(self, *, is_persistent: bool = False) -> None:
         self.is_started = True
@@ -53,55 +43,49 @@ class StagedEngine:
 
     async def stop(self) -> None:
         self.is_ready = False
-        self._stage.tell("stop", self.label)
-
-    def die(self) -> None:
-        """End by itself, and be started again at once, as a supervisor does it."""
-        self.on_death()
-
-
-class StagedPlacement(Placement):
-    """Memory of which there is as much as a stage says, for the version that has been reckoned."""
-
-    def __init__(self, stage: "Stage") -> None:
-        super().__init__()
-        self._stage = stage
-
-    async def make_room(self, name: str, needed_bytes: int, is_wanted: Callable[[], bool]) -> None:
-        await self._stage.reach("memory", self._stage.reckoned)
+        self._stage.told.append(("stop", self.label))
 
 
 class Stage:
-    """The workshop and the front of one model, see `server.repository.workshop`, and its folder.
+    """A model's folder, its `Workshop` and its `Front`.
 
     Attributes:
-        told: What has happened, in order: steps with the version's label.
-        faults: What is raised at a step of a version, by both.
-        gates: What is waited for at a step of a version, by both.
-        routes: What was published, in order.
-        swaps: Outcomes that were counted.
-        freed: Numbers of engines that are gone for good.
-        reckoned: The version whose memory was reckoned last.
-        outcomes_of: What became of the requests of a version, by its label.
+        told: Steps with the version's label, in order.
+        faults: Raised at a step of a version.
+        gates: Awaited at a step of a version.
+        routes: Published routes, in order.
+        swaps, sleeps, wakes: Counted outcomes.
+        freed: Replica numbers that were freed.
+        outcomes_of: Outcomes of a version's requests, by label.
+        free_bytes: Free memory; a version takes `size` unless `sizes` has another for its name.
+        is_asked_for: Whether requests wait for the model; `refusals` is what they were told.
+        misfit: A model file with which nothing can be loaded.
     """
 
-    def __init__(self, *names: str, file: ModelFile | None = None) -> None:
+    def __init__(self, *names: str, file: ModelFile | None = None, size: int = 0) -> None:
         self.told: list[tuple[str, str]] = []
         self.faults: dict[tuple[str, str], Exception] = {}
         self.gates: dict[tuple[str, str], asyncio.Event] = {}
         self.routes: list[Route[Any] | None] = []
         self.swaps: list[str] = []
-        self.reckoned = ""
+        self.sleeps: list[str] = []
+        self.wakes: list[str] = []
+        self.refusals: list[tuple[str, float]] = []
         self.freed: list[range] = []
         self.outcomes_of: dict[str, Outcomes] = {}
         self.engines: list[StagedEngine] = []
         self.turn = asyncio.Lock()
         self.load_seconds = PATIENCE_SECONDS
         self.file = file or ModelFile()
-        self._stamps = 0
+        self.misfit: ModelFile | None = None
+        self.is_asked_for = False
+        self.num_looks = 0
+        self.size, self.free_bytes = size, 100
+        self.sizes: dict[str, int] = {}
         self.versions: list[FoundVersion] = []
+        self._stamps = 0
         self.put(*names)
-        self.placement: Placement = StagedPlacement(self)
+        self.placement = Placement(lambda: [self.keeper], measure_room=lambda: Room(self.free_bytes, "is free"), wait_seconds=0.05)
         self.keeper: ModelKeeper[Any] = ModelKeeper(self.found, self, lambda: self, self.placement)
 
     # The folder.
@@ -111,10 +95,10 @@ class Stage:
         return FoundModel(MODEL, Path("models") / MODEL, tuple(self.versions), self.file)
 
     def put(self, *names: str) -> None:
-        """Put down versions, in the place of those of the same names."""
+        """Add versions, or replace those of the same names."""
         for name in names:
             self._stamps += 1
-            self.versions = [one for one in self.versions if one.name != name]
+            self.remove(name)
             self.versions.append(FoundVersion(name, Path("models") / MODEL / name, (self._stamps, 1, 1), MODEL))
         self.versions.sort(key=lambda one: one.name)
 
@@ -122,17 +106,28 @@ class Stage:
         self.versions = [one for one in self.versions if one.name not in names]
 
     def look(self) -> None:
-        """Have the keeper find what lies there."""
+        """Scan the folder."""
         self.keeper.find(self.found)
 
     async def settle(self) -> None:
-        """Look, and wait until all is done."""
+        """Scan, and wait until nothing is left to do."""
         self.look()
         async with asyncio.timeout(PATIENCE_SECONDS):
             await self.keeper.settled()
 
+    async def deploy(self, *names: str) -> None:
+        self.put(*names)
+        await self.settle()
+
+    async def deploy_until(self, step: str, name: str) -> asyncio.Event:
+        """Add a version, wait until it reaches a step, and return the event that lets it go on."""
+        gate = self.hold(step, name)
+        self.put(name)
+        self.look()
+        await self.until(lambda: (step, name) in self.told)
+        return gate
+
     async def until(self, is_so: Callable[[], object]) -> None:
-        """Wait until something is so."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while not is_so():
                 await asyncio.sleep(0.001)
@@ -141,71 +136,90 @@ class Stage:
         self.faults[step, label] = error
 
     def hold(self, step: str, label: str) -> asyncio.Event:
-        """Have a step of a version wait for what is returned."""
+        """Have a step of a version wait for the returned event."""
         return self.gates.setdefault((step, label), asyncio.Event())
 
     @contextlib.asynccontextmanager
-    async def led(self) -> AsyncIterator[None]:
-        """Open and start the first versions, and lead them until this is left; no task is left then."""
+    async def led(self, *, is_persistent: bool = False) -> "AsyncIterator[Stage]":
+        """Start the first versions and reconcile until this is left; no engine is left then."""
         self.keeper.open_first()
         self.keeper.hold_first()
-        if self.keeper.route is not None:
-            self.routes.append(self.keeper.route)
-        await self.keeper.start()
-        running = asyncio.create_task(self.keeper.run())
+        self.routes += filter(None, [self.keeper.route])
+        tasks = []
+        if is_persistent:
+            tasks.append(asyncio.create_task(self.keeper.start(is_persistent=True)))
+        else:
+            await self.keeper.start()
+        tasks.append(asyncio.create_task(self.keeper.run()))
         try:
-            await self.keeper.settled()
-            yield
+            if not is_persistent:
+                await self.keeper.settled()
+            yield self
         finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             await self.keeper.stop()
+        assert not self.running(), "an engine is left"
 
-    # What is read of it.
+    async def ask_for(self) -> None:
+        """Have a request wait until the model serves or the request is refused."""
+        num_refused = len(self.refusals)
+        self.is_asked_for = True
+        self.keeper.wake()
+        await self.until(lambda: self.serving is not None or len(self.refusals) > num_refused)
+        self.is_asked_for = False
+        self.keeper.wake()
+
+    # Observations.
+
+    @property
+    def route(self) -> Route[Any]:
+        route = self.routes[-1]
+        assert route is not None
+        return route
 
     @property
     def serving(self) -> str | None:
-        """The version that answers requests that name none; None while nobody does."""
+        """The version that answers requests that name none; None while none does, or it is unloaded."""
         route = self.routes[-1]
-        return route.default.label if route is not None and route.default.engine.is_ready else None
+        is_serving = route is not None and route.default.engine.is_ready and not route.default.is_asleep
+        return route.default.label if route is not None and is_serving else None
 
     def version(self, label: str) -> Version[Any]:
-        return next(
-            one for one in reversed(list(self.keeper.versions)) if one.label == label and one is not self.keeper._switch.absent
-        )
+        return next(one for one in reversed(self.keeper.known()) if one.label == label)
 
     def state(self, label: str) -> State | None:
-        """The part of its life that a version is in; None if it is not known any more."""
-        labels = [one.label for one in self.keeper.known()]
-        return self.version(label).state if label in labels else None
+        """Return the state of a version; None if it is not known any more."""
+        return self.version(label).state if label in [one.label for one in self.keeper.known()] else None
+
+    @property
+    def shown(self) -> dict[str, str]:
+        """States by version as metrics show them, with the cause of those that are refused."""
+        return {one.version: f"{one.state} {one.cause}".rstrip() for one in self.keeper.readings()}
 
     def engine(self, label: str) -> StagedEngine:
         return [one for one in self.engines if one.label == label and one.is_started][-1]
 
     def running(self) -> list[str]:
-        """The versions whose engines run."""
-        return [one.label for one in self.engines if one.is_ready]
+        """Return the versions whose engines run."""
+        return sorted(one.label for one in self.engines if one.is_ready)
 
     def steps(self, label: str) -> list[str]:
         return [step for step, one in self.told if one == label]
 
-    def tell(self, step: str, label: str) -> None:
-        self.told.append((step, label))
-
     async def reach(self, step: str, label: str) -> None:
-        self.tell(step, label)
+        self.told.append((step, label))
         if (gate := self.gates.get((step, label))) is not None:
             await gate.wait()
         if (fault := self.faults.get((step, label))) is not None:
             raise fault
 
-    # The workshop.
+    # Workshop.
 
     def open(self, model: str, found: FoundVersion, file: ModelFile) -> Opened:
         content = f"{found.stamp[0]:012}"
-        self.tell("open", found.name or content)
-        if found not in self.versions:
-            raise Refused(Cause.BUNDLE, "its files are gone")
+        self.told.append(("open", found.name or content))
         if (fault := self.faults.get(("open", found.name))) is not None:
             raise fault
         manifest = SimpleNamespace(name=model, version=content, precision="fp32")
@@ -217,7 +231,7 @@ class Stage:
         return 1
 
     def measure(self, model: LoadedModel[Any] | None) -> None:
-        self.tell("measure", "" if model is None else model.label)
+        self.told.append(("measure", "" if model is None else model.label))
 
     def load(
         self,
@@ -241,25 +255,43 @@ class Stage:
         self.freed.append(replicas)
 
     def published(self, name: str, route: Route[Any] | None) -> None:
-        self.tell("published", "" if route is None else route.default.label)
+        self.told.append(("published", "" if route is None else route.default.label))
 
     def gone(self, name: str) -> None:
-        self.tell("gone", "")
+        self.told.append(("gone", ""))
 
     def swapped(self, model: str, outcome: str) -> None:
         self.swaps.append(outcome)
 
-    # The front.
+    def slept(self, model: str, why: str) -> None:
+        self.sleeps.append(why)
+
+    def woken(self, model: str, outcome: str) -> None:
+        self.wakes.append(outcome)
+
+    def reckon(self, bundle: Any, file: ModelFile) -> int:
+        return self.sizes.get(bundle.directory.name, self.size)
+
+    def resident_bytes(self, model: LoadedModel[Any]) -> int:
+        return 0
+
+    def sleeping(self, opened: Opened, file: ModelFile, label: str, device: str) -> LoadedModel[Any]:
+        if file == self.misfit:
+            raise ConfigError("max_slots_per_request: 4 is above max_slots")
+        settings: Any = None
+        return LoadedModel(opened.bundle, opened.tokenizers, opened.frames, SleepingEngine(MODEL, settings, 1, device), label)
+
+    # Front.
 
     async def adopt(self, model: LoadedModel[Any]) -> None:
         await self.reach("adopt", model.label)
 
     async def publish(self, name: str, route: Route[Any] | None) -> None:
-        labels = [] if route is None else [*route.versions]
-        for label in labels or [""]:
+        for label in ["nothing"] if route is None else [*route.versions]:
             await self.reach("publish", label)
         for model in () if route is None else route.versions.values():
-            assert model.engine.is_started == model.engine.is_ready, "it was started, and does not run"
+            is_started = getattr(model.engine, "is_started", True)
+            assert is_started == model.engine.is_ready, "it was started, and does not run"
         self.routes.append(route)
 
     async def until_released(self, model: LoadedModel[Any]) -> None:
@@ -269,29 +301,12 @@ class Stage:
     def outcomes(self, model: LoadedModel[Any]) -> Outcomes:
         return self.outcomes_of.get(model.label, Outcomes())
 
-    # The sleep of the model: this one is always loaded.
-
-    def reckon(self, bundle: Any, file: ModelFile) -> int:
-        self.reckoned = bundle.directory.name
-        return 0
-
-    def resident_bytes(self, model: LoadedModel[Any]) -> int:
-        return 0
-
-    def sleeping(self, opened: Opened, file: ModelFile, label: str, device: str) -> LoadedModel[Any]:
-        raise NotImplementedError
-
-    def slept(self, model: str, why: str) -> None:
-        raise NotImplementedError
-
-    def woken(self, model: str, outcome: str) -> None:
-        raise NotImplementedError
-
     def holding(self, model: LoadedModel[Any]) -> Holding:
+        self.num_looks += 1
         return Holding(model.use.num_held, model.use.last_used, model.use.warm_until)
 
     def is_awaited(self, name: str) -> bool:
-        return False
+        return self.is_asked_for
 
     def refuse_waiting(self, name: str, reason: str, retry_after_seconds: float) -> None:
-        raise NotImplementedError
+        self.refusals.append((reason, retry_after_seconds))

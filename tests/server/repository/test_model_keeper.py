@@ -1,388 +1,237 @@
-"""The life of a model's versions, on a stage that fails where it is told to: those that serve go on, whatever others do."""
+"""Rollouts of one model: the version that serves, the state of each, and what is told, whatever fails in between."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from functools import partial
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import structlog.testing
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dragoman.export.bundle import BundleError
 from dragoman.server.config import ConfigError
 from dragoman.server.errors import NotReady, UnknownVersion
-from dragoman.server.repository import loader, model_keeper, switch, trial
+from dragoman.server.repository import switch, trial
 from dragoman.server.repository.model_file import ModelFile, ModelSettings, Swap, Versions
 from dragoman.server.repository.models import CannotServe
 from dragoman.server.repository.policy import Overrides
 from dragoman.server.repository.use import Outcomes
 from dragoman.server.repository.versions import Cause, Refused, State
 from dragoman.server.supervisor import EngineCannotStart
-from tests.server.repository.staged import MODEL, Stage, play
+from tests.server.repository.staged import MODEL, Stage
 
 RESTART = ModelFile(swap=Swap(mode="restart"))
 AT_ONCE = ModelFile(swap=Swap(probation_seconds=0))
-TWO = Versions(latest=2)
+QUICK = ModelFile(swap=Swap(probation_seconds=0.02))
+TWO = ModelFile(versions=Versions(latest=2))
+DAMAGED, WRONG = Refused(Cause.BUNDLE, "damaged"), Refused(Cause.PROOF, "another answer")
+SILENT = CannotServe("front end 0 does not answer")
 
 
-@pytest.fixture(autouse=True)
-def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_keeper, "WATCH_SECONDS", 0.002)
-    monkeypatch.setattr(loader, "LOOK_SECONDS", 0.001)
+@asynccontextmanager
+async def on_probation(stage: Stage) -> AsyncIterator[Stage]:
+    async with stage.led():
+        await stage.deploy("2")
+        assert (stage.serving, stage.running(), stage.swaps) == ("2", ["1", "2"], [])
+        assert stage.shown == {"1": "standby", "2": "trial"}
+        yield stage
 
 
-def reason_of(stage: Stage, label: str) -> tuple[Cause | None, str]:
-    version = stage.version(label)
-    assert version.state is State.REFUSED
-    return version.cause, version.reason
-
-
-def shown(stage: Stage) -> set[tuple[str, str, str]]:
-    """What metrics show."""
-    return {(one.version, one.state, one.cause) for one in stage.keeper.readings()}
+async def until_back(stage: Stage, cause: Cause) -> str:
+    """Wait until version 1 serves alone, and return the reason why version 2 was refused."""
+    await stage.until(lambda: stage.serving == "1" and stage.running() == ["1"])
+    stage.keeper.wake()
+    await stage.settle()
+    assert (stage.serving, stage.swaps) == ("1", ["rolled_back"])
+    assert stage.shown == {"1": "serving", "2": f"refused {cause.value}"}
+    return stage.version("2").reason
 
 
 # The start.
 
 
-def test_the_newest_serves_and_requests_are_told_to_come_back_before_that() -> None:
-    stage = Stage("1", "2")
-
-    async def scene() -> None:
+async def test_newest_version_serves_and_requests_are_refused_until_it_does() -> None:
+    async with Stage("1", "2").led() as stage:
         first, last = stage.routes
         assert first is not None and first.default.label == "2" and not first.default.engine.is_ready
         assert last is not None and last.default.engine is stage.engine("2")
-        assert stage.steps("2") == ["open", "start", "prove", "adopt", "publish", "published", "stop"], (
-            "what stood in for it has ended"
-        )
-        assert stage.running() == ["2"] and stage.steps("1") == []
-        assert shown(stage) == {("2", "serving", "")} and stage.swaps == []
+        assert stage.shown == {"2": "serving"} and stage.running() == ["2"] and stage.swaps == [] and stage.steps("1") == []
+        assert stage.steps("2")[-1] == "stop", "the stand-in has ended"
 
-    play(stage, scene)
+
+@pytest.mark.parametrize(("step", "error"), [("open", DAMAGED), ("start", EngineCannotStart("no memory")), ("prove", WRONG)])
+async def test_next_version_serves_where_the_newest_cannot_be_started(step: str, error: Exception) -> None:
+    stage = Stage("1", "2")
+    stage.fail(step, "2", error)
+    async with stage.led():
+        assert (stage.serving, stage.running(), stage.state("2")) == ("1", ["1"], State.REFUSED)
 
 
 @pytest.mark.parametrize(
-    ("step", "error"),
+    ("step", "error", "kind"),
     [
-        ("open", Refused(Cause.BUNDLE, "damaged")),
-        ("start", EngineCannotStart("out of memory")),
-        ("prove", Refused(Cause.PROOF, "another answer")),
+        ("open", Refused(Cause.BUNDLE, "the newest"), BundleError),
+        ("open", Refused(Cause.SETTINGS, "the newest"), ConfigError),
+        ("start", EngineCannotStart("model 'en-de': the newest"), EngineCannotStart),
     ],
 )
-def test_what_cannot_be_served_at_the_start_makes_way_for_the_next(step: str, error: Exception) -> None:
+async def test_start_fails_with_the_reason_of_the_newest_where_no_version_can_be_served(
+    step: str, error: Exception, kind: type[Exception]
+) -> None:
     stage = Stage("1", "2")
     stage.fail(step, "2", error)
-
-    async def scene() -> None:
-        assert (stage.serving, stage.running(), stage.state("2")) == ("1", ["1"], State.REFUSED)
-
-    play(stage, scene)
-
-
-def test_a_model_of_which_nothing_can_be_served_ends_the_start() -> None:
-    stage = Stage("1", "2")
-    for label in ("1", "2"):
-        stage.fail("start", label, EngineCannotStart(f"model 'en-de': no room for {label}"))
-
-    async def run() -> None:
-        stage.keeper.open_first()
-        stage.keeper.hold_first()
-        with pytest.raises(EngineCannotStart, match="model 'en-de': no room for 2"):
-            await stage.keeper.start()
-        await stage.keeper.stop()
-        assert not stage.running()
-
-    asyncio.run(run())
+    stage.fail(step, "1", DAMAGED if step == "open" else EngineCannotStart("the other"))
+    with pytest.raises(kind, match=r"^(model 'en-de': )?the newest$"):
+        async with stage.led():
+            pass
+    await stage.keeper.stop()
+    assert not stage.running()
 
 
-@pytest.mark.parametrize(("cause", "kind"), [(Cause.BUNDLE, BundleError), (Cause.SETTINGS, ConfigError)])
-def test_a_model_of_which_nothing_can_be_opened_is_no_start_either(cause: Cause, kind: type[Exception]) -> None:
-    stage = Stage("1", "2")
-    stage.fail("open", "2", Refused(cause, "the newest is damaged"))
-    stage.fail("open", "1", Refused(Cause.BUNDLE, "the other one, too"))
-    with pytest.raises(kind, match="the newest is damaged"):
-        stage.keeper.open_first()
-
-
-def persistent(stage: Stage, scene: Callable[[], Awaitable[None]]) -> None:
-    """Lead a stage of which the start is tried again and again, as for a model that nobody waits for."""
-
-    async def run() -> None:
-        stage.keeper.open_first()
-        stage.keeper.hold_first()
-        stage.routes.append(stage.keeper.route)
-        tasks = [asyncio.create_task(stage.keeper.start(is_persistent=True)), asyncio.create_task(stage.keeper.run())]
-        try:
-            await scene()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await stage.keeper.stop()
-        assert not stage.running()
-
-    asyncio.run(run())
-
-
-def test_what_is_tried_again_and_again_serves_once_it_can() -> None:
+@pytest.mark.parametrize("ending", ["it is ready", "another serves", "its folder is gone"])
+async def test_start_is_retried_until(ending: str) -> None:
     stage = Stage("1")
     stage.fail("start", "1", EngineCannotStart("not now"))
-
-    async def scene() -> None:
+    async with stage.led(is_persistent=True):
         await stage.until(lambda: "start" in stage.steps("1"))
         stage.look()
         await asyncio.sleep(0.01)
-        assert len(stage.routes) == 1, "an engine that has not been proved is nobody's"
-        stage.engine("1").is_ready = True
-        await stage.until(lambda: stage.serving == "1")
-        assert stage.steps("1")[:5] == ["open", "start", "prove", "adopt", "publish"]
-
-    persistent(stage, scene)
-
-
-def test_what_is_tried_again_and_again_is_given_up_when_another_serves() -> None:
-    stage = Stage("1")
-    stage.fail("start", "1", EngineCannotStart("never"))
-
-    async def scene() -> None:
-        await stage.until(lambda: "start" in stage.steps("1"))
-        stage.put("2")
-        stage.look()
-        await stage.until(lambda: stage.serving == "2" and stage.state("1") is State.REFUSED)
-        assert stage.steps("1")[-1] == "stop"
-
-    persistent(stage, scene)
+        assert len(stage.routes) == 1, "an engine that has not been proved serves nobody"
+        if ending == "it is ready":
+            stage.engine("1").is_ready = True
+            await stage.until(lambda: stage.serving == "1")
+            assert "prove" in stage.steps("1")
+        elif ending == "another serves":
+            stage.put("2")
+            stage.look()
+            await stage.until(lambda: stage.serving == "2" and stage.state("1") is State.REFUSED)
+            assert stage.steps("1")[-1] == "stop"
+        else:
+            stage.keeper.lose()
+            await stage.until(lambda: stage.keeper.is_gone)
+            assert stage.routes[-1] is None
 
 
-def test_what_is_tried_again_and_again_is_given_up_when_its_folder_is_gone() -> None:
-    stage = Stage("1")
-    stage.fail("start", "1", EngineCannotStart("never"))
-
-    async def scene() -> None:
-        await stage.until(lambda: "start" in stage.steps("1"))
-        stage.keeper.lose()
-        await stage.until(lambda: stage.keeper.is_gone)
-        assert stage.routes[-1] is None
-
-    persistent(stage, scene)
+# A rollout.
 
 
-# A swap.
-
-
-def test_a_new_version_is_proved_before_it_answers_and_the_old_one_ends_after_the_probation() -> None:
-    stage = Stage("1", file=ModelFile(swap=Swap(probation_seconds=0.01)))
-
-    async def scene() -> None:
-        stage.told.clear()
-        stage.put("2")
-        await stage.settle()
-        steps = stage.told[: stage.told.index(("published", "2"))]
-        assert steps == [
-            ("open", "2"),
-            ("measure", "1"),
-            ("memory", "2"),
-            ("start", "2"),
-            ("prove", "2"),
-            ("adopt", "2"),
-            ("publish", "2"),
-        ]
-        await stage.until(lambda: stage.swaps == ["done"])
-        await stage.until(lambda: stage.state("1") is None)
+async def test_new_version_is_proved_before_it_serves_and_the_old_one_ends_after_probation() -> None:
+    async with Stage("1", file=ModelFile(swap=Swap(probation_seconds=0.01))).led() as stage:
+        uses = lambda name: stage.keeper.uses(Path("models") / MODEL / name)  # noqa: E731
+        assert uses("1") and not uses("2")
+        gate = await stage.deploy_until("prove", "2")
+        assert stage.serving == "1" and uses("1") and uses("2")
+        gate.set()
+        await stage.until(lambda: stage.swaps == ["done"] and stage.state("1") is None)
         assert (stage.serving, stage.running(), stage.state("2")) == ("2", ["2"], State.SERVING)
         assert stage.freed[-1] == range(0, 1) and stage.version("2").replicas == range(1, 2)
-
-    play(stage, scene)
-
-
-def test_on_probation_both_run_and_are_told_apart() -> None:
-    stage = Stage("1")
-
-    async def scene() -> None:
-        stage.put("2")
-        await stage.settle()
-        assert sorted(stage.running()) == ["1", "2"]
-        assert shown(stage) == {("1", "standby", ""), ("2", "trial", "")}
-        assert stage.swaps == [], "how it ends is not known yet"
-
-    play(stage, scene)
+        assert not uses("1") and uses("2") and ("measure", "1") in stage.told
+        stage.fail("prove", "3", WRONG)
+        await stage.deploy("3")
+        assert uses("2") and not uses("3")
 
 
-def test_without_probation_the_old_one_ends_at_once_but_not_under_a_request() -> None:
-    stage = Stage("1", file=AT_ONCE)
-
-    async def scene() -> None:
-        held = stage.version("1").loaded
-        held.use.take()
-        stage.put("2")
-        await stage.settle()
-        assert (stage.serving, stage.swaps, stage.state("1")) == ("2", ["done"], State.RETIRING)
-        assert sorted(stage.running()) == ["1", "2"]
-        held.use.leave(1.0, None)
+async def test_without_probation_the_old_version_ends_once_its_last_request_has() -> None:
+    async with Stage("1", file=AT_ONCE).led() as stage:
+        one = stage.version("1")
+        one.loaded.use.take()
+        await stage.deploy("2")
+        assert (stage.serving, stage.swaps, stage.state("1"), stage.running()) == ("2", ["done"], State.RETIRING, ["1", "2"])
+        one.loaded.use.leave(1.0, None)
         await stage.until(lambda: stage.running() == ["2"])
         assert stage.state("1") is None
-
-    play(stage, scene)
-
-
-def test_forwards_and_back_many_times_leaves_nothing_behind() -> None:
-    stage = Stage("1", file=AT_ONCE)
-
-    async def scene() -> None:
-        for _ in range(5):
-            stage.put("2")
-            await stage.settle()
-            assert stage.serving == "2"
-            stage.remove("2")
-            await stage.settle()
-            assert stage.serving == "1"
-        await stage.until(lambda: stage.running() == ["1"])
-        assert [one.label for one in stage.keeper.versions] == ["1"]
-        assert {number for freed in stage.freed for number in freed} <= {0, 1}, "metrics' numbers are used again"
-
-    play(stage, scene)
+        await stage.until(lambda: (one.opened, one.loaded) == (None, None))
+        stage.fail("prove", "3", WRONG)
+        await stage.deploy("3")
+        three = stage.version("3")
+        assert (three.opened, three.loaded) == (None, None) and three.content, "of what is refused no tokeniser is kept"
 
 
 BAD = [
     ("open", Refused(Cause.BUNDLE, "decoder.weights: another checksum"), Cause.BUNDLE),
     ("open", Refused(Cause.SETTINGS, "max_slots"), Cause.SETTINGS),
-    ("memory", Refused(Cause.MEMORY, "900 MiB"), Cause.MEMORY),
     ("start", EngineCannotStart("model 'en-de': the engine cannot start: no graph"), Cause.START),
     ("start", OSError("no room for a process"), Cause.START),
     ("prove", Refused(Cause.PROOF, "sample 1: another answer"), Cause.PROOF),
     ("adopt", OSError("no room for a socket"), Cause.START),
     ("publish", CannotServe("front end 1: its bundle is another"), Cause.FRONT_END),
+    ("memory", Exception('it may take 0 MiB, and 0 MiB is free; swap.mode = "restart" ends what serves first'), Cause.MEMORY),
 ]
-
-
-def test_of_a_version_that_has_ended_nothing_is_kept() -> None:
-    """Tokenisers of large vocabularies take a hundred megabytes, and what is refused stays known until its files change."""
-    stage = Stage("1")
-    stage.fail("prove", "3", Refused(Cause.PROOF, "another answer"))
-
-    async def scene() -> None:
-        one = stage.version("1")
-        for name in ("2", "3"):
-            stage.put(name)
-            await stage.settle()
-        three = stage.version("3")
-        await stage.until(lambda: one.opened is None)
-        assert three.state is State.REFUSED and (three.opened, three.loaded, one.loaded) == (None, None, None)
-        assert three.content and stage.version("2").opened is not None
-
-    stage.file = AT_ONCE
-    play(stage, scene)
 
 
 @pytest.mark.parametrize(("step", "error", "cause"), BAD, ids=[f"{step}-{cause}" for step, _, cause in BAD])
 @pytest.mark.parametrize("file", [ModelFile(), AT_ONCE], ids=["probation", "none"])
-def test_a_bad_version_is_refused_and_the_old_one_serves(step: str, error: Exception, cause: Cause, file: ModelFile) -> None:
+async def test_bad_version_is_refused_and_the_old_one_serves(
+    step: str, error: Exception, cause: Cause, file: ModelFile, logged: Any
+) -> None:
     stage = Stage("1", file=file)
     stage.fail(step, "2", error)
-
-    async def scene() -> None:
+    stage.sizes["2"] = 101 if step == "memory" else 100
+    async with stage.led():
         old = stage.engine("1")
-        stage.put("2")
-        await stage.settle()
-        assert stage.serving == "1" and stage.routes[-1].default.engine is old  # type: ignore[union-attr]
-        assert reason_of(stage, "2")[0] is cause
-        assert str(getattr(error, "reason", error)).removeprefix("model 'en-de': ") in reason_of(stage, "2")[1]
-        assert stage.keeper.troubles() == [f"version 2 is refused ({cause.value}): {reason_of(stage, '2')[1]}"]
+        await stage.deploy("2")
+        assert stage.serving == "1" and stage.route.default.engine is old
+        reason = stage.version("2").reason
+        assert str(error).removeprefix("model 'en-de': ") in reason and not reason.startswith("model")
+        assert stage.keeper.troubles() == [f"version 2 is refused ({cause.value}): {reason}"]
         await stage.until(lambda: stage.running() == ["1"])
-        assert shown(stage) == {("1", "serving", ""), ("2", "refused", cause.value)}
-        assert stage.swaps == ["refused"]
-        opened = stage.steps("2").count("open")
-        await stage.settle()
+        assert stage.shown == {"1": "serving", "2": f"refused {cause.value}"} and stage.swaps == ["refused"]
+        num_opened = stage.steps("2").count("open")
         stage.keeper.wake()
         await stage.settle()
-        assert stage.steps("2").count("open") == opened, "it is not tried again while it is as it was"
+        assert stage.steps("2").count("open") == num_opened, "it is not retried while it is as it was"
+    (line,) = [line for line in logged() if line["event"] == "a version is refused"]
+    told = {key: line[key] for key in ("level", "model", "version", "cause", "reason")}
+    assert told == {"level": "error", "model": MODEL, "version": "2", "cause": cause.value, "reason": reason}
 
-    play(stage, scene)
 
-
-def test_an_engine_that_hangs_is_given_up_in_time() -> None:
+async def test_engine_that_hangs_is_given_up_in_time() -> None:
     stage = Stage("1")
     stage.load_seconds = 0.02
     stage.hold("start", "2")
-
-    async def scene() -> None:
-        stage.put("2")
-        await stage.settle()
-        assert reason_of(stage, "2") == (Cause.START, "it is not ready after 0.02 s (load_timeout_seconds)")
-        assert stage.steps("2")[-1] == "stop" and stage.serving == "1"
-
-    play(stage, scene)
-
-
-def test_a_refused_version_is_tried_again_once_its_files_are_others() -> None:
-    stage = Stage("1", file=AT_ONCE)
-    stage.fail("prove", "2", Refused(Cause.PROOF, "another answer"))
-
-    async def scene() -> None:
-        stage.put("2")
-        await stage.settle()
-        assert stage.serving == "1"
-        del stage.faults["prove", "2"]
-        stage.put("2")
-        await stage.settle()
-        assert stage.serving == "2"
-        assert {(version, state) for version, state, _ in shown(stage)} >= {("2", "serving")}
-        assert not any(state == "refused" for _, state, _ in shown(stage)), "what it was before is forgotten"
-
-    play(stage, scene)
+    async with stage.led():
+        await stage.deploy("2")
+        assert stage.shown["2"] == "refused start" and stage.serving == "1" and stage.steps("2")[-1] == "stop"
+        assert stage.version("2").reason == "it is not ready after 0.02 s (load_timeout_seconds)"
 
 
 @pytest.mark.parametrize(
-    ("cause", "file", "is_tried"),
+    ("step", "change", "is_tried"),
     [
-        (Cause.MEMORY, RESTART, True),
-        (Cause.SETTINGS, ModelFile(settings=ModelSettings(max_slots=8)), True),
-        (Cause.PROOF, RESTART, False),
-        (Cause.MEMORY, ModelFile(labels={"stable": "1"}), False),
+        ("prove", "files", True),
+        ("memory", "forgive", True),
+        ("memory", RESTART, True),
+        ("memory", ModelFile(settings=ModelSettings(max_slots=8)), True),
+        ("prove", RESTART, False),
+        ("memory", ModelFile(labels={"stable": "1"}), False),
     ],
 )
-def test_a_version_that_was_refused_for_its_settings_is_tried_again_with_others(
-    cause: Cause, file: ModelFile, is_tried: bool
-) -> None:
-    stage = Stage("1")
-    stage.fail("memory", "2", Refused(cause, "too large"))
-
-    async def scene() -> None:
-        stage.put("2")
-        await stage.settle()
+async def test_refused_version_is_retried_after(step: str, change: Any, is_tried: bool) -> None:
+    """After a change of settings, only where the settings may be to blame."""
+    async with Stage("1").led() as stage:
+        stage.fail(step, "2", WRONG)
+        stage.sizes["2"] = 101 if step == "memory" else 0
+        await stage.deploy("2")
         assert stage.state("2") is State.REFUSED
-        del stage.faults["memory", "2"]
-        stage.file = file
+        stage.faults.clear()
+        stage.sizes.clear()
+        if change == "files":
+            stage.put("2")
+        elif change == "forgive":
+            stage.keeper.forgive()
+        else:
+            stage.file = change
         await stage.settle()
         assert stage.serving == ("2" if is_tried else "1")
-
-    play(stage, scene)
-
-
-def test_a_refused_version_is_tried_again_when_it_is_forgiven() -> None:
-    stage = Stage("1", file=AT_ONCE)
-    stage.fail("memory", "2", Refused(Cause.MEMORY, "too large"))
-
-    async def scene() -> None:
-        stage.put("2")
-        await stage.settle()
-        del stage.faults["memory", "2"]
-        stage.keeper.forgive()
-        await stage.settle()
-        assert stage.serving == "2"
-
-    play(stage, scene)
+        assert any("refused" in state for state in stage.shown.values()) is not is_tried
 
 
-def test_a_version_that_comes_while_another_loads_waits_for_it() -> None:
-    stage = Stage("1", file=AT_ONCE)
-    gate = stage.hold("start", "2")
-
-    async def scene() -> None:
-        stage.put("2")
-        stage.look()
-        await stage.until(lambda: "start" in stage.steps("2"))
+async def test_version_that_arrives_or_goes_while_another_loads_takes_effect_after_it() -> None:
+    async with Stage("1", file=AT_ONCE).led() as stage:
+        gate = await stage.deploy_until("start", "2")
         stage.put("3")
         stage.look()
         await asyncio.sleep(0.01)
@@ -390,554 +239,324 @@ def test_a_version_that_comes_while_another_loads_waits_for_it() -> None:
         gate.set()
         await stage.settle()
         await stage.until(lambda: stage.running() == ["3"])
-        assert [route.default.label for route in stage.routes[1:] if route is not None] == ["1", "3"], "nobody got version 2"
-
-    play(stage, scene)
-
-
-def test_a_version_that_is_removed_while_it_loads_is_not_served() -> None:
-    stage = Stage("1", file=AT_ONCE)
-    gate = stage.hold("start", "2")
-
-    async def scene() -> None:
-        stage.put("2")
-        stage.look()
-        await stage.until(lambda: "start" in stage.steps("2"))
-        stage.remove("2")
+        assert [route.default.label for route in stage.routes[1:] if route is not None] == ["1", "3"]
+        gate = await stage.deploy_until("start", "4")
+        stage.remove("4")
         stage.look()
         gate.set()
         await stage.settle()
-        await stage.until(lambda: stage.running() == ["1"])
-        assert stage.serving == "1" and stage.state("2") is None
+        await stage.until(lambda: stage.running() == ["3"])
+        assert stage.serving == "3" and stage.state("4") is None
 
-    play(stage, scene)
+
+EVENTS = st.tuples(st.sampled_from(["put", "remove", "break", "mend", "pin"]), st.sampled_from("123"))
+
+
+@settings(max_examples=25)
+@given(st.lists(EVENTS, min_size=1, max_size=8))
+def test_best_version_that_can_be_served_serves_whatever_comes_and_goes(events: list[tuple[str, str]]) -> None:
+    """The newest proved version, or the pinned one; where none can be served, the one that did goes on."""
+
+    async def run() -> None:
+        broken: set[str] = set()
+        async with Stage("0", file=AT_ONCE).led() as stage:
+            for event, name in events:
+                if event == "put":
+                    stage.put(name)
+                elif event == "remove":
+                    stage.remove(name)
+                elif event == "pin":
+                    pinned = name if stage.keeper.overrides.pinned != name else None
+                    stage.keeper.ask(Overrides(pinned=pinned))
+                else:
+                    (broken.add if event == "break" else broken.discard)(name)
+                    stage.faults = {("prove", one): WRONG for one in broken}
+                    stage.put(*({name} & {one.name for one in stage.versions}))
+                await stage.settle()
+                refused = {label for label, state in stage.shown.items() if state.startswith("refused")}
+                good = [one.name for one in stage.versions if one.name not in refused]
+                expected = stage.keeper.overrides.pinned if stage.keeper.overrides.pinned in good else good[-1]
+                assert stage.serving == expected
+                await stage.until(lambda expected=expected: stage.running() == [expected])
+                assert [label for label, state in stage.shown.items() if state == "serving"] == [expected]
+            assert {number for freed in stage.freed for number in freed} <= {0, 1}, "replica numbers are used again"
+
+    asyncio.run(run())
 
 
 # Probation.
 
 
-def on_probation(stage: Stage, scene: Callable[[], Awaitable[None]]) -> None:
-    async def run() -> None:
-        stage.put("2")
-        await stage.settle()
-        assert (stage.serving, stage.state("2")) == ("2", State.TRIAL)
-        await scene()
-
-    play(stage, run)
-
-
-async def until_back(stage: Stage, cause: Cause) -> str:
-    """Wait until the first version serves alone; return why."""
-    await stage.until(lambda: stage.serving == "1" and stage.running() == ["1"])
-    stage.keeper.wake()
-    await stage.settle()
-    assert (stage.serving, stage.swaps) == ("1", ["rolled_back"])
-    assert shown(stage) == {("1", "serving", ""), ("2", "refused", cause.value)}
-    is_cause, reason = reason_of(stage, "2")
-    assert is_cause is cause
-    return reason
-
-
-def test_an_engine_that_dies_on_probation_brings_the_old_one_back() -> None:
-    stage = Stage("1")
-
-    async def scene() -> None:
-        stage.engine("2").die()
-        assert "its engine ended within 0." in await until_back(stage, Cause.DEATH)
-
-    with structlog.testing.capture_logs() as lines:
-        on_probation(stage, scene)
-    served = [(line["default"], line["on_trial"]) for line in lines if line["event"] == "versions that serve"]
-    assert served[-2:] == [("2", True), ("1", False)], "the log says who answers again"
-
-
-def test_errors_on_probation_bring_the_old_one_back() -> None:
-    stage = Stage("1")
-
-    async def scene() -> None:
-        stage.outcomes_of["2"] = Outcomes(27, 3, 1.0)
-        assert await until_back(stage, Cause.ERRORS) == "3 of 30 requests failed, 10.0%; max_error_rate is 0.05"
-
-    on_probation(stage, scene)
-
-
-def test_slow_answers_on_probation_bring_the_old_one_back(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("outcomes", "cause", "reason"),
+    [
+        (None, Cause.DEATH, "its engine ended within 0."),
+        (Outcomes(0, trial.MIN_REQUESTS, 0.0), Cause.ERRORS, "20 of 20 requests failed, 100.0%; max_error_rate is 0.05"),
+        (Outcomes(27, 3, 1.0), Cause.ERRORS, "3 of 30 requests failed, 10.0%; max_error_rate is 0.05"),
+        (
+            Outcomes(100, 0, 31.0),
+            Cause.LATENCY,
+            "its answers take 310 ms in the mean, those of the version before 100 ms; max_latency_factor is 3",
+        ),
+    ],
+)
+async def test_failed_probation_brings_the_old_version_back_and_running_requests_finish(
+    monkeypatch: pytest.MonkeyPatch, outcomes: Outcomes | None, cause: Cause, reason: str
+) -> None:
     monkeypatch.setattr(trial, "SETTLING_SECONDS", 0.0)
     monkeypatch.setattr(trial, "JUDGED_SECONDS", 0.0)
     stage = Stage("1")
     stage.outcomes_of["1"] = Outcomes(1000, 0, 100.0)
-
-    async def scene() -> None:
-        stage.outcomes_of["2"] = Outcomes(100, 0, 31.0)
-        reason = await until_back(stage, Cause.LATENCY)
-        assert reason == "its answers take 310 ms in the mean, those of the version before 100 ms; max_latency_factor is 3"
-
-    on_probation(stage, scene)
-
-
-def test_what_a_failed_version_still_has_it_finishes() -> None:
-    stage = Stage("1")
-
-    async def scene() -> None:
-        held = stage.version("2").loaded
-        held.use.take()
-        stage.engine("2").die()
-        await stage.until(lambda: stage.serving == "1")
-        assert "stop" not in stage.steps("2")
-        held.use.leave(1.0, None)
-        await until_back(stage, Cause.DEATH)
-
-    on_probation(stage, scene)
-
-
-def test_a_version_is_in_use_until_it_has_ended_or_is_refused() -> None:
-    stage = Stage("1", file=ModelFile(swap=Swap(probation_seconds=0.01)))
-    used = {name: partial(stage.keeper.uses, Path("models") / MODEL / name) for name in "123"}
-
-    async def scene() -> None:
-        assert used["1"]() and not used["2"]()
-        gate = stage.hold("start", "2")
-        stage.put("2")
-        stage.look()
-        await stage.until(lambda: ("start", "2") in stage.told)
-        assert used["1"]() and used["2"]()
-        gate.set()
-        await stage.until(lambda: stage.state("1") is None)
-        assert not used["1"]() and used["2"]()
-        stage.fail("prove", "3", Refused(Cause.PROOF, "no"))
-        stage.put("3")
-        await stage.settle()
-        assert used["2"]() and not used["3"]()
-
-    play(stage, scene)
-
-
-def test_the_old_one_comes_back_although_its_files_are_gone() -> None:
-    """In a flat folder the new version's files have taken the place of the old one's."""
-    stage = Stage("")
-
-    async def scene() -> None:
-        stage.put("")
-        await stage.settle()
-        assert stage.serving == "000000000002"
-        stage.engine("000000000002").die()
-        await stage.until(lambda: stage.serving == "000000000001")
-        await stage.until(lambda: stage.running() == ["000000000001"])
-        await stage.settle()
-        assert stage.serving == "000000000001"
-        stage.put("")
-        await stage.settle()
-        assert stage.serving == "000000000003", "the next files are a version like any other"
-
-    play(stage, scene)
-
-
-def test_a_flat_bundle_that_cannot_be_opened_is_shown_although_nobody_knows_its_version() -> None:
-    stage = Stage("")
-    stage.fail("open", "", Refused(Cause.BUNDLE, "damaged"))
-
-    async def run() -> None:
-        fault = stage.faults.pop(("open", ""))
-        async with stage.led():
-            stage.faults["open", ""] = fault
-            stage.put("")
+    with structlog.testing.capture_logs() as lines:
+        async with on_probation(stage):
+            stage.outcomes_of["2"] = Outcomes(0, trial.MIN_REQUESTS - 1, 0.0)
+            stage.keeper.wake()
             await stage.settle()
-            assert shown(stage) == {("000000000001", "serving", ""), ("", "refused", "bundle")}
+            assert stage.state("2") is State.TRIAL
+            held = stage.version("2").loaded
+            held.use.take()
+            if outcomes is None:
+                stage.engine("2").die()
+            else:
+                stage.outcomes_of["2"] = outcomes
+            await stage.until(lambda: stage.serving == "1")
+            assert "stop" not in stage.steps("2")
+            held.use.leave(1.0, None)
+            assert (await until_back(stage, cause)).startswith(reason)
+    served = [(line["default"], line["on_trial"]) for line in lines if line["event"] == "versions that serve"]
+    assert served[-2:] == [("2", True), ("1", False)]
 
-    asyncio.run(run())
+
+async def test_old_version_of_a_flat_folder_comes_back_although_its_files_are_gone() -> None:
+    async with Stage("").led() as stage:
+        one, two, three = (f"{number:012}" for number in (1, 2, 3))
+        await stage.deploy("")
+        assert stage.serving == two
+        stage.engine(two).die()
+        await stage.until(lambda: stage.serving == one and stage.running() == [one])
+        await stage.settle()
+        assert stage.serving == one
+        await stage.deploy("")
+        assert stage.serving == three
+        stage.fail("open", "", DAMAGED)
+        await stage.deploy("")
+        assert stage.shown.get("") == "refused bundle" and stage.serving == three
 
 
-def test_versions_on_probation_are_watched_while_another_loads() -> None:
-    stage = Stage("1")
-    gate = stage.hold("start", "3")
-
-    async def scene() -> None:
-        stage.put("3")
-        stage.look()
-        await stage.until(lambda: "start" in stage.steps("3"))
+async def test_probation_is_watched_while_another_version_loads() -> None:
+    async with on_probation(Stage("1")) as stage:
+        gate = await stage.deploy_until("start", "3")
         stage.engine("2").die()
         await stage.until(lambda: stage.serving == "1")
         gate.set()
         await stage.until(lambda: stage.serving == "3")
-        assert reason_of(stage, "2")[0] is Cause.DEATH
-
-    on_probation(stage, scene)
+        assert stage.shown["2"] == "refused death"
 
 
-def test_a_version_that_takes_the_place_of_one_on_probation_has_the_same_to_fall_back_on() -> None:
-    stage = Stage("1")
-
-    async def scene() -> None:
-        stage.put("3")
-        await stage.settle()
-        await stage.until(lambda: stage.state("2") is None)
-        assert (stage.serving, sorted(stage.running())) == ("3", ["1", "3"])
-        stage.remove("2")
-        stage.look()
-        stage.engine("3").die()
-        await stage.until(lambda: stage.serving == "1" and stage.running() == ["1"])
-
-    on_probation(stage, scene)
-
-
-def test_a_version_that_is_removed_on_probation_leaves_the_old_one_as_it_was() -> None:
-    stage = Stage("1")
-
-    async def scene() -> None:
-        stage.remove("2")
-        await stage.settle()
-        assert (stage.serving, stage.state("1")) == ("1", State.SERVING), "it need not prove itself against itself"
-        stage.engine("1").die()
-        await stage.settle()
-        await stage.until(lambda: stage.running() == ["1"])
-        assert (stage.serving, stage.state("1")) == ("1", State.SERVING), "a version that serves is started again if it dies"
-
-    on_probation(stage, scene)
-
-
-def test_of_two_on_probation_only_the_one_that_fails_is_refused() -> None:
-    stage = Stage("1", file=ModelFile(versions=TWO))
-
-    async def scene() -> None:
-        stage.remove("1")
-        stage.put("2", "3")
-        await stage.settle()
-        assert (stage.state("2"), stage.state("3")) == (State.TRIAL, State.TRIAL)
-        stage.engine("2").die()
-        await stage.until(lambda: stage.state("2") is State.REFUSED)
-        await stage.settle()
-        assert (stage.serving, stage.state("3")) == ("3", State.TRIAL), "it begins its probation anew"
-        assert sorted(set(stage.running())) == ["1", "3"] and stage.state("1") is State.STANDBY
-
-    play(stage, scene)
-
-
-def test_labels_and_shares_change_on_probation_and_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    stage = Stage("1")
-
-    async def scene() -> None:
-        began = stage.keeper._switch.trial.began  # type: ignore[union-attr]
+async def test_labels_and_shares_change_on_probation_and_it_goes_on() -> None:
+    async with on_probation(Stage("1")) as stage:
         stage.file = ModelFile(labels={"stable": "1", "canary": "2"}, weights={"canary": 0.25})
         await stage.settle()
-        route = stage.routes[-1]
-        assert route is not None and route.shares == {"2": 0.25, "1": 0.75} and route.labels == {"stable": "1", "canary": "2"}
-        assert stage.keeper._switch.trial.began == began  # type: ignore[union-attr]
-        assert shown(stage) == {("1", "serving", ""), ("2", "trial", "")}
+        assert (stage.route.shares, stage.route.labels) == ({"2": 0.25, "1": 0.75}, {"stable": "1", "canary": "2"})
+        assert stage.shown == {"1": "serving", "2": "trial"}
         stage.engine("2").die()
         await stage.until(lambda: stage.state("2") is State.REFUSED)
         await stage.settle()
-        assert stage.serving == "1" and stage.routes[-1].shares == {"1": 1.0}  # type: ignore[union-attr]
-
-    on_probation(stage, scene)
+        assert stage.serving == "1" and stage.route.shares == {"1": 1.0}
 
 
-def test_an_engine_that_dies_before_anybody_was_sent_there_is_never_served() -> None:
-    stage = Stage("1", file=ModelFile(versions=TWO))
-    gate = stage.hold("start", "2")
-
-    async def scene() -> None:
+async def test_engine_that_dies_before_it_serves_is_never_served() -> None:
+    async with Stage("1", file=TWO).led() as stage:
         stage.remove("1")
+        gate = stage.hold("start", "2")
         stage.put("2", "3")
         stage.look()
         await stage.until(lambda: stage.state("3") is State.STANDBY and "start" in stage.steps("2"))
         stage.engine("3").die()
         gate.set()
         await stage.settle()
-        assert stage.serving == "2" and reason_of(stage, "3") == (Cause.DEATH, "its engine ended before it began to serve")
-        assert "publish" not in stage.steps("3")
-
-    play(stage, scene)
+        assert stage.serving == "2" and "publish" not in stage.steps("3") and stage.shown["3"] == "refused death"
+        assert stage.version("3").reason == "its engine ended before it began to serve"
 
 
-def test_an_engine_that_dies_and_comes_back_while_it_stands_by_is_no_reason_to_refuse_what_has_served() -> None:
-    stage = Stage("1", file=ModelFile(swap=Swap(probation_seconds=0.05)))
-
-    async def scene() -> None:
-        stage.put("2")
-        await stage.settle()
-        stage.engine("1").die()
-        await stage.until(lambda: stage.state("2") is State.SERVING)
-        await stage.until(lambda: stage.running() == ["2"])
-        assert shown(stage) == {("2", "serving", "")} and stage.swaps == ["done"]
-        stage.remove("2")
-        await stage.settle()
-        assert stage.serving == "1"
-
-    play(stage, scene)
-
-
-def test_an_engine_that_dies_while_it_is_published_is_taken_back() -> None:
-    stage = Stage("1")
-    gate = stage.hold("publish", "2")
-
-    async def scene() -> None:
-        stage.put("2")
-        stage.look()
-        await stage.until(lambda: "publish" in stage.steps("2"))
+async def test_engine_that_dies_while_it_is_published_is_rolled_back() -> None:
+    async with Stage("1").led() as stage:
+        gate = await stage.deploy_until("publish", "2")
         stage.engine("2").die()
         gate.set()
         await until_back(stage, Cause.DEATH)
 
-    play(stage, scene)
 
-
-def test_a_version_that_cannot_be_published_leaves_the_one_on_probation_there() -> None:
-    stage = Stage("1")
-    stage.fail("publish", "3", CannotServe("front end 0 does not answer"))
-
-    async def scene() -> None:
-        stage.put("3")
-        await stage.settle()
-        await stage.until(lambda: "stop" in stage.steps("3"))
-        assert shown(stage) == {("1", "standby", ""), ("2", "trial", ""), ("3", "refused", "front_end")}
-        stage.engine("2").die()
-        await stage.until(lambda: stage.serving == "1" and stage.running() == ["1"])
-
-    on_probation(stage, scene)
-
-
-def test_who_cannot_be_told_of_a_label_is_not_told_without_a_pause() -> None:
-    stage = Stage("1", file=AT_ONCE)
-
-    async def scene() -> None:
-        stage.fail("publish", "1", CannotServe("front end 0 does not answer"))
+async def test_label_that_cannot_be_published_is_retried_when_asked_and_not_in_a_loop() -> None:
+    async with Stage("1", file=AT_ONCE).led() as stage:
+        stage.fail("publish", "1", SILENT)
         stage.file = ModelFile(labels={"stable": "1"}, swap=Swap(probation_seconds=0))
         stage.look()
         await stage.until(lambda: stage.swaps)
         num_told = stage.steps("1").count("publish")
         await asyncio.sleep(0.05)
         assert stage.steps("1").count("publish") == num_told and stage.state("1") is State.SERVING
-        del stage.faults["publish", "1"]
+        stage.faults.clear()
         stage.keeper.wake()
         await stage.settle()
-        assert stage.routes[-1].labels == {"stable": "1"}  # type: ignore[union-attr]
-
-    play(stage, scene)
+        assert stage.route.labels == {"stable": "1"}
 
 
-@pytest.mark.parametrize("error", [CannotServe("front end 0 does not answer"), RuntimeError("nobody foresaw it")])
-def test_front_ends_that_could_not_be_told_who_is_back_are_told_again(error: Exception) -> None:
-    stage = Stage("1")
-
-    async def scene() -> None:
+@pytest.mark.parametrize("error", [SILENT, RuntimeError("unforeseen")])
+async def test_rollback_that_cannot_be_published_is_published_again(error: Exception) -> None:
+    async with on_probation(Stage("1")) as stage:
         stage.fail("publish", "1", error)
         stage.engine("2").die()
         await stage.until(lambda: stage.steps("1").count("publish") > 2)
         assert stage.serving == "2" and stage.state("2") is State.REFUSED
-        del stage.faults["publish", "1"]
+        stage.faults.clear()
         stage.keeper.wake()
         await stage.until(lambda: stage.serving == "1" and stage.running() == ["1"])
 
-    on_probation(stage, scene)
 
-
-def test_what_nobody_foresaw_is_tried_again_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unforeseen_error_is_logged_and_retried_after_a_pause(monkeypatch: pytest.MonkeyPatch, logged: Any) -> None:
     monkeypatch.setattr(switch, "RETRY_SECONDS", 0.05)
-    stage = Stage("1", file=AT_ONCE)
-
-    async def scene() -> None:
-        stage.fail("publish", "2", RuntimeError("nobody foresaw it"))
+    async with Stage("1", file=AT_ONCE).led() as stage:
+        stage.fail("publish", "2", KeyError("unforeseen"))
         stage.put("2")
         stage.look()
         await stage.until(lambda: stage.steps("2").count("publish") > 1)
         assert stage.serving == "1" and stage.running() == ["1", "2"]
-        del stage.faults["publish", "2"]
+        stage.faults.clear()
         await stage.until(lambda: stage.serving == "2" and stage.running() == ["2"])
         assert stage.state("2") is State.SERVING
-
-    play(stage, scene)
-
-
-# A gap that is accepted.
+    assert any(line["event"] == "the versions of a model cannot be led to where they are to be" for line in logged())
 
 
-def test_with_a_gap_the_old_one_has_ended_before_the_new_one_starts() -> None:
-    stage = Stage("1", file=RESTART)
-
-    async def scene() -> None:
-        stage.told.clear()
-        running_at_start: list[list[str]] = []
-        gate = stage.hold("start", "2")
-        stage.put("2")
-        stage.look()
-        await stage.until(lambda: "start" in stage.steps("2"))
-        running_at_start.append(stage.running())
-        assert stage.serving is None and stage.routes[-1] is not None, "requests are told to come back"
-        gate.set()
-        await stage.settle()
-        assert (stage.serving, running_at_start) == ("2", [[]])
-        assert stage.told.index(("measure", "1")) < stage.told.index(("stop", "1")) < stage.told.index(("memory", "2"))
-
-    play(stage, scene)
+# swap.mode = "restart"
 
 
-def test_in_a_gap_and_before_the_start_requests_that_name_a_version_are_told_to_come_back_too() -> None:
+async def test_restart_ends_the_old_version_before_the_new_one_starts_and_requests_are_told_to_retry() -> None:
+    async def assert_not_ready(stage: Stage, *names: str) -> None:
+        assert stage.keeper.route is not None and not stage.keeper.route.find("").engine.is_ready
+        for name in names:
+            with pytest.raises(NotReady, match="'en-de' is not ready"):
+                stage.keeper.route.find(name)
+
     stage = Stage("1", file=RESTART)
     stage.keeper.open_first()
     stage.keeper.hold_first()
-
-    def told_to_come_back(named: str) -> bool:
-        assert stage.keeper.route is not None
-        with pytest.raises(NotReady, match="'en-de' is not ready"):
-            stage.keeper.route.find(named)
-        return not stage.keeper.route.find("").engine.is_ready
-
-    assert told_to_come_back("stable")
-    stage = Stage("1", file=RESTART)
-
-    async def scene() -> None:
-        gate = stage.hold("start", "2")
+    await assert_not_ready(stage, "stable")
+    async with Stage("1", file=RESTART).led() as stage:
+        held = stage.version("1").loaded
+        held.use.take()
         stage.put("2")
         stage.look()
+        await stage.until(lambda: stage.serving is None)
+        assert stage.running() == ["1"] and "start" not in stage.steps("2"), "a request still runs"
+        gate = stage.hold("start", "2")
+        async with asyncio.timeout(1), stage.turn:  # other models are not held up
+            held.use.leave(1.0, None)
         await stage.until(lambda: "start" in stage.steps("2"))
-        assert told_to_come_back("1") and told_to_come_back("stable")
+        assert stage.running() == [] and ("measure", "1") in stage.told
+        await assert_not_ready(stage, "1", "stable")
         gate.set()
         await stage.settle()
+        assert stage.serving == "2"
         with pytest.raises(UnknownVersion):
-            stage.keeper.route.find("stable")  # type: ignore[union-attr]
-
-    play(stage, scene)
-
-
-def test_with_a_gap_requests_that_run_are_waited_for() -> None:
-    stage = Stage("1", file=RESTART)
-
-    async def scene() -> None:
-        held = stage.version("1").loaded
-        held.use.take()
-        stage.put("2")
-        stage.look()
-        await stage.until(lambda: stage.serving is None)
-        assert stage.running() == ["1"] and "start" not in stage.steps("2")
-        held.use.leave(1.0, None)
-        await stage.settle()
-        assert stage.serving == "2"
-
-    play(stage, scene)
-
-
-def test_with_a_gap_requests_that_run_hold_up_no_other_model() -> None:
-    stage = Stage("1", file=RESTART)
-
-    async def scene() -> None:
-        held = stage.version("1").loaded
-        held.use.take()
-        stage.put("2")
-        stage.look()
-        await stage.until(lambda: stage.serving is None)
-        async with asyncio.timeout(1), stage.turn:
-            held.use.leave(1.0, None)
-        await stage.settle()
-        assert stage.serving == "2"
-
-    play(stage, scene)
+            stage.route.find("stable")
 
 
 @pytest.mark.parametrize("step", ["memory", "start", "prove"])
-def test_with_a_gap_the_old_one_is_loaded_again_if_the_new_one_is_bad(step: str) -> None:
+async def test_restart_loads_the_old_version_again_where_the_new_one_is_bad(step: str) -> None:
     stage = Stage("1", file=RESTART)
-    stage.fail(step, "2", Refused(Cause.MEMORY, "too large"))
-
-    async def scene() -> None:
-        stage.put("2")
-        await stage.settle()
+    stage.fail(step, "2", WRONG)
+    stage.sizes["2"] = 101 if step == "memory" else 0
+    async with stage.led():
+        await stage.deploy("2")
         assert (stage.serving, stage.running(), stage.state("2")) == ("1", ["1"], State.REFUSED)
-
-    play(stage, scene)
 
 
 @pytest.mark.parametrize(
-    ("step", "error"),
-    [("open", Refused(Cause.BUNDLE, "damaged")), ("adopt", BundleError("its files are gone"))],
-    ids=["open", "adopt"],
+    ("step", "error"), [("open", DAMAGED), ("adopt", BundleError("its files are gone"))], ids=["open", "adopt"]
 )
-def test_what_cannot_even_be_opened_makes_no_gap(step: str, error: Exception) -> None:
+async def test_version_that_cannot_be_opened_interrupts_nothing(step: str, error: Exception) -> None:
     stage = Stage("1", file=RESTART)
     stage.fail(step, "2", error)
-
-    async def scene() -> None:
-        stage.put("2")
-        await stage.settle()
+    async with stage.led():
+        engine = stage.engine("1")
+        await stage.deploy("2")
         assert [one.label for one in stage.keeper.versions if one.loaded is not None] == ["1"]
-        assert stage.serving == "1" and "stop" not in stage.steps("1")[stage.steps("1").index("published") + 2 :]
+        assert stage.serving == "1" and stage.engine("1") is engine and engine.is_ready
         assert all(route is None or route.default.label == "1" for route in stage.routes)
 
-    play(stage, scene)
+
+TRANSITIONS = [
+    (ModelFile(), "deploy 2, deploy 3", "1 standby, 3 trial"),
+    (ModelFile(), "deploy 2, deploy 3, remove 2, die 3", "1 serving, 3 refused death"),
+    (ModelFile(), "deploy 2, remove 2", "1 serving"),
+    (ModelFile(), "deploy 2, remove 2, die 1", "1 serving"),
+    (ModelFile(), "deploy 2, die 1", "1 standby, 2 trial"),
+    (ModelFile(), "deploy 2, fail 3, deploy 3", "1 standby, 2 trial, 3 refused front_end"),
+    (ModelFile(), "deploy 2, fail 3, deploy 3, die 2", "1 serving, 2 refused death, 3 refused front_end"),
+    (TWO, "forget 1, deploy 2 3", "1 standby, 2 trial, 3 trial"),
+    (TWO, "forget 1, deploy 2 3, die 2", "1 standby, 2 refused death, 3 trial"),
+    (QUICK, "deploy 2", "2 serving"),
+    (QUICK, "deploy 2, die 1, remove 2", "1 serving"),
+    (AT_ONCE, "deploy 2, pin 1", "1 serving"),
+    (AT_ONCE, "deploy 2, pin 1, deploy 3", "1 serving"),
+    (AT_ONCE, "deploy 2, pin 1, deploy 3, pin -", "3 serving"),
+    (AT_ONCE, "pin unload", ""),
+    (AT_ONCE, "pin unload, pin -", "1 serving"),
+]
+
+
+@pytest.mark.parametrize(("file", "events", "expected"), TRANSITIONS, ids=[events for _, events, _ in TRANSITIONS])
+async def test_states_after(file: ModelFile, events: str, expected: str) -> None:
+    async with Stage("1", file=file).led() as stage:
+        for event, *names in map(str.split, events.split(", ")):
+            if event == "deploy":
+                stage.put(*names)
+            elif event in ("remove", "forget"):
+                stage.remove(*names)
+            elif event == "die":
+                stage.engine(*names).die()
+            elif event == "fail":
+                stage.fail("publish", *names, SILENT)
+            else:
+                stage.keeper.ask(Overrides(pinned={"-": None}.get(*names, *names), is_unloaded=names == ["unload"]))
+            if event != "forget":
+                await stage.settle()
+        states = dict(state.split(maxsplit=1) for state in expected.split(", ") if state)
+        await stage.until(lambda: stage.shown == states)
+        await stage.until(lambda: stage.running() == [label for label, state in states.items() if "refused" not in state])
+        assert not stage.keeper.is_gone
 
 
 # The end.
 
 
-def test_a_model_whose_folder_is_gone_ends_when_no_request_holds_it() -> None:
-    stage = Stage("1")
-
-    async def scene() -> None:
+async def test_model_without_a_folder_ends_once_no_request_holds_it_and_comes_back_with_it() -> None:
+    async with Stage("1").led() as stage:
+        num_told = len(stage.told)
+        stage.keeper.lose()
+        await stage.settle()
+        assert stage.serving == "1" and len(stage.told) == num_told, "it was back before anything was done"
         held = stage.version("1").loaded
         held.use.take()
         stage.keeper.lose()
         await stage.keeper.settled()
         assert stage.routes[-1] is None and stage.running() == ["1"] and not stage.keeper.is_gone
-        held.use.leave(1.0, None)
-        await stage.until(lambda: stage.keeper.is_gone)
-        await stage.keeper.settled()
-        assert stage.running() == []
-        await stage.until(lambda: stage.told[-1] == ("gone", ""))
-
-    play(stage, scene)
-
-
-def test_who_waits_for_what_is_gone_does_not_wait_for_ever() -> None:
-    stage = Stage("1")
-
-    async def scene() -> None:
+        await stage.settle()
+        assert stage.serving == "1" and stage.version("1").loaded is not held and stage.running() == ["1", "1"]
         stage.keeper.lose()
-        await stage.until(lambda: stage.keeper.is_gone and not stage.running())
+        held.use.leave(1.0, None)
+        await stage.until(lambda: stage.keeper.is_gone and stage.told[-1] == ("gone", ""))
+        assert stage.running() == []
         await asyncio.sleep(0)
         stage.keeper.forgive()
         async with asyncio.timeout(1):
             await stage.keeper.settled()
 
-    play(stage, scene)
 
-
-def test_a_folder_that_is_back_before_anything_was_done_changes_nothing() -> None:
-    stage = Stage("1")
-
-    async def scene() -> None:
-        num_told = len(stage.told)
-        stage.keeper.lose()
-        stage.look()
-        await stage.keeper.settled()
-        assert stage.serving == "1" and len(stage.told) == num_told
-
-    play(stage, scene)
-
-
-def test_a_folder_that_is_back_while_its_requests_finish_is_served_again() -> None:
-    stage = Stage("1")
-
-    async def scene() -> None:
-        old = stage.version("1").loaded
-        old.use.take()
-        stage.keeper.lose()
-        await stage.keeper.settled()
-        await stage.settle()
-        assert stage.serving == "1" and stage.version("1").loaded is not old
-        assert stage.running() == ["1", "1"], "the old one has a request"
-        old.use.leave(1.0, None)
-        await stage.until(lambda: stage.running() == ["1"])
-
-    play(stage, scene)
-
-
-def test_a_folder_that_is_gone_while_its_first_version_loads_ends_that_too() -> None:
-    stage = Stage("1")
-    gate = stage.hold("start", "2")
-
-    async def scene() -> None:
-        stage.put("2")
-        stage.look()
-        await stage.until(lambda: "start" in stage.steps("2"))
+async def test_folder_that_goes_while_a_version_loads_ends_that_too() -> None:
+    async with Stage("1").led() as stage:
+        gate = await stage.deploy_until("start", "2")
         stage.remove("1", "2")
         stage.keeper.lose()
         await asyncio.sleep(0.005)
@@ -945,124 +564,18 @@ def test_a_folder_that_is_gone_while_its_first_version_loads_ends_that_too() -> 
         gate.set()
         await stage.until(lambda: stage.keeper.is_gone and not stage.running())
 
-    play(stage, scene)
-
 
 @pytest.mark.parametrize("step", ["start", "prove", "adopt", "publish"])
-def test_a_stop_in_the_middle_of_a_swap_leaves_nothing_running(step: str) -> None:
-    stage = Stage("1")
-    stage.hold(step, "2")
-
-    async def scene() -> None:
-        stage.put("2")
-        stage.look()
-        await stage.until(lambda: step in stage.steps("2"))
-
-    play(stage, scene)
-
-
-def test_a_stop_on_probation_or_while_a_request_runs_leaves_nothing_running() -> None:
-    stage = Stage("1")
-
-    async def scene() -> None:
+async def test_stop_in_the_middle_of_a_rollout_leaves_no_engine(step: str) -> None:
+    async with on_probation(Stage("1")) as stage:
         stage.version("1").loaded.use.take()
-        stage.put("2")
-        await stage.settle()
-        stage.put("3")
-        await stage.settle()
-
-    play(stage, scene)
+        await stage.deploy_until(step, "3")
 
 
-def test_what_nobody_foresaw_is_logged_and_life_goes_on(logged: Callable[[], list[dict[str, Any]]]) -> None:
-    stage = Stage("1", file=AT_ONCE)
-
-    async def scene() -> None:
-        stage.fail("publish", "2", KeyError("desk"))
-        stage.put("2")
-        await stage.settle()
-        del stage.faults["publish", "2"]
-        stage.put("3")
-        await stage.settle()
-        assert stage.serving == "3"
-
-    play(stage, scene)
-    assert any(line["event"] == "the versions of a model cannot be led to where they are to be" for line in logged())
-
-
-def test_the_log_says_why_which_version_is_refused(logged: Callable[[], list[dict[str, Any]]]) -> None:
-    stage = Stage("1")
-    stage.fail("prove", "2", Refused(Cause.PROOF, "sample 3: another answer"))
-
-    async def scene() -> None:
-        stage.put("2")
-        await stage.settle()
-
-    play(stage, scene)
-    (line,) = [line for line in logged() if line["event"] == "a version is refused"]
-    told = {key: line[key] for key in ("level", "model", "version", "cause", "reason")}
-    assert told == {"level": "error", "model": MODEL, "version": "2", "cause": "proof", "reason": "sample 3: another answer"}
-
-
-# What an operator asks for.
-
-
-def test_a_rollback_loads_the_older_one_again_and_lasts_until_it_is_lifted() -> None:
-    stage = Stage("1", "2", file=AT_ONCE)
-
-    async def scene() -> None:
-        stage.keeper.ask(Overrides(pinned="1"))
-        await stage.settle()
-        assert stage.serving == "1"
-        stage.put("3")
-        await stage.settle()
-        assert stage.serving == "1" and stage.steps("3") == []
-        stage.keeper.ask(Overrides())
-        await stage.settle()
-        await stage.until(lambda: stage.running() == ["3"])
-
-    play(stage, scene)
-
-
-def test_an_unloaded_model_is_gone_for_callers_and_comes_back() -> None:
-    stage = Stage("1", file=AT_ONCE)
-
-    async def scene() -> None:
-        stage.keeper.ask(Overrides(is_unloaded=True))
-        await stage.settle()
-        assert stage.routes[-1] is None
-        await stage.until(lambda: stage.running() == [])
-        assert not stage.keeper.is_gone
-        stage.keeper.ask(Overrides())
-        await stage.settle()
-        assert stage.serving == "1"
-
-    play(stage, scene)
-
-
-def test_what_is_wanted_and_cannot_be_had_is_told_once(logged: Callable[[], list[dict[str, Any]]]) -> None:
-    stage = Stage("1", file=ModelFile(labels={"canary": "9"}))
-
-    async def scene() -> None:
-        await stage.settle()
-        stage.keeper.wake()
-        await stage.settle()
+async def test_policy_that_cannot_be_met_is_logged_once(logged: Any) -> None:
+    async with Stage("1", file=ModelFile(labels={"canary": "9"})).led() as stage:
+        for _ in range(2):
+            stage.keeper.wake()
+            await stage.settle()
         assert stage.keeper.problems == ("labels.canary: there is no version '9'",)
-
-    play(stage, scene)
     assert sum(line["event"] == "what is wanted of a model cannot be had" for line in logged()) == 1
-
-
-def test_probation_needs_as_many_requests_as_say_something() -> None:
-    assert trial.MIN_REQUESTS > 1
-    stage = Stage("1")
-
-    async def scene() -> None:
-        stage.outcomes_of["2"] = Outcomes(0, trial.MIN_REQUESTS - 1, 0.0)
-        stage.keeper.wake()
-        await stage.settle()
-        assert stage.state("2") is State.TRIAL
-        stage.outcomes_of["2"] = Outcomes(0, trial.MIN_REQUESTS, 0.0)
-        await until_back(stage, Cause.ERRORS)
-
-    on_probation(stage, scene)
