@@ -1,15 +1,91 @@
-"""One version, and the versions of one model."""
+"""Versions: their names and order, their states, and the history that a rollback goes back in."""
 
+import random
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dragoman.server.repository.found import FoundVersion
+from dragoman.server.repository.history import MAX_VERSIONS, History
 from dragoman.server.repository.model_versions import ModelVersions, is_in
 from dragoman.server.repository.models import Route
+from dragoman.server.repository.version_names import check_version_name, is_version_name, natural_key
 from dragoman.server.repository.versions import Cause, Opened, Refused, State, Version
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["1", "2", "10", "100"],
+        ["01", "1", "02", "2", "10"],
+        ["v1.2", "v1.2.9", "v1.2.10", "v1.10", "v2"],
+        ["2023-12-31", "2024-01-05", "2024-1-6", "2024-02-01", "2024-11-01"],
+        ["20231231T2359", "20240105T0000"],
+        ["1", "1-rc1", "1.0", "1.0-rc2", "1.0-rc10", "1a", "2"],
+        ["3", "2024-01-05", "a", "a2", "a10", "b1", "v1"],
+        ["A", "B", "a"],
+        ["a1", "a-1", "a-1-2"],
+    ],
+)
+def test_order_of_versions(names: list[str]) -> None:
+    assert sorted(random.Random(1).sample(names, len(names)), key=natural_key) == names
+
+
+@given(st.lists(st.tuples(*[st.integers(0, 10**18)] * 3)))
+def test_versions_of_three_numbers_are_in_numeric_order(versions: list[tuple[int, int, int]]) -> None:
+    names = ["v" + ".".join(map(str, version)) for version in sorted(versions)]
+    assert sorted(reversed(names), key=natural_key) == names
+
+
+@given(st.text(max_size=30), st.text(max_size=30))
+def test_any_two_different_names_have_an_order(one: str, other: str) -> None:
+    assert (natural_key(one) == natural_key(other)) == (one == other)
+    assert (natural_key(one) < natural_key(other)) + (natural_key(other) < natural_key(one)) == (one != other)
+
+
+NO_NAMES = ["", ".hidden", "-1", "_1", "a b", "a/b", "1\n", "é", "١", "lost+found", "@eaDir", "0" * 65, "a\x00", "\udcff"]
+
+
+@pytest.mark.parametrize("name", ["1", "v1.2.10", "2024-01-05", "stable", "A_b", "0" * 64, *NO_NAMES])
+def test_names_of_versions(name: str) -> None:
+    assert is_version_name(name) is (name not in NO_NAMES)
+    if name not in NO_NAMES:
+        assert check_version_name(name) == name
+        return
+    with pytest.raises(ValueError, match="no name of a version or a label") as refusal:
+        check_version_name(name)
+    assert str(refusal.value).isascii() and str(refusal.value).isprintable() and len(str(refusal.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("noted", "usable", "before"),
+    [
+        ("", "12", None),
+        ("1", "12", None),
+        ("12", "12", "1"),
+        ("123", "123", "2"),
+        ("123", "13", "1"),
+        ("123", "3", None),
+        ("1232", "123", "1"),
+        ("12321", "123", None),
+        ("1233", "123", "2"),
+        ("12324", "1234", "2"),
+    ],
+)
+def test_rollback_never_goes_forward(noted: str, usable: str, before: str | None) -> None:
+    history = History()
+    for name in noted:
+        history.note(name)
+    assert history.before(usable) == before
+    for number in range(100, 100 + MAX_VERSIONS):
+        history.note(str(number))
+    assert history.before([*usable, "100"]) == "100", "the oldest are forgotten"
+    history.note("new")
+    assert history.before([*usable, "100"]) is None
 
 
 def found(name: str, stamp: int = 1) -> FoundVersion:
@@ -20,29 +96,25 @@ def model(label: str) -> Any:
     return SimpleNamespace(label=label, name="en-de")
 
 
-def opened(content: str) -> Opened:
-    nothing: Any = None
-    return Opened(SimpleNamespace(manifest=SimpleNamespace(version=content)), nothing, nothing)  # type: ignore[arg-type]
-
-
-def test_a_version_is_called_as_its_folder_or_as_its_content_gives() -> None:
+def test_version_is_called_as_its_folder_or_as_its_content() -> None:
     named, flat = Version[Any]("en-de", found("7")), Version[Any]("en-de", found(""))
     assert (named.label, named.content, flat.label) == ("7", "", "")
+    bundle, nothing = SimpleNamespace(manifest=SimpleNamespace(version="abc")), None
     for version in (named, flat):
-        version.open(opened("abc"))
+        version.open(Opened(bundle, nothing, nothing))  # type: ignore[arg-type]
     assert (named.label, named.content, flat.label) == ("7", "abc", "abc")
     flat.let_go()
     assert (flat.label, flat.content, flat.opened) == ("abc", "abc", None)
 
 
 @pytest.mark.parametrize("state", State)
-def test_only_what_is_being_tried_is_blamed_for_a_death(state: State) -> None:
+def test_only_a_version_that_is_being_tried_is_blamed_for_a_death(state: State) -> None:
     version = Version[Any]("en-de", found("1"), state)
     version.note_death()
     assert version.has_died is (state in (State.PROVING, State.STANDBY, State.TRIAL))
 
 
-def test_the_time_of_a_state_begins_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_of_a_state_begins_once() -> None:
     version = Version[Any]("en-de", found("1"), since=5.0)
     version.enter(State.OPENING)
     assert version.since == 5.0
@@ -50,7 +122,7 @@ def test_the_time_of_a_state_begins_once(monkeypatch: pytest.MonkeyPatch) -> Non
     assert version.since > 5.0 and (version.state, version.cause, version.reason) == (State.REFUSED, Cause.PROOF, "another answer")
 
 
-def test_engines_get_the_lowest_numbers_that_are_free() -> None:
+def test_replicas_get_the_lowest_free_consecutive_numbers() -> None:
     versions = ModelVersions[Any]("en-de")
     one, two, three = (versions.begin(found(name)) for name in "123")
     for version, num_replicas, expected in ((one, 2, range(0, 2)), (two, 1, range(2, 3)), (three, 2, range(3, 5))):
@@ -58,27 +130,18 @@ def test_engines_get_the_lowest_numbers_that_are_free() -> None:
         version.loaded = model(version.label)
         assert version.replicas == expected
     one.loaded = None
-    assert versions.free_replicas(2) == range(0, 2)
-    assert versions.free_replicas(3) == range(5, 8), "neighbours, so that the first says which they are"
-    assert versions.free_replicas(0) == range(0)
+    assert [versions.free_replicas(number) for number in (0, 2, 3)] == [range(0), range(0, 2), range(5, 8)]
     assert versions.loaded() == [two.loaded, three.loaded]
+    route = Route(two.loaded, {"2": two.loaded})  # type: ignore[arg-type, dict-item]
+    assert is_in(two, route) and not is_in(three, route) and not is_in(two, None)
 
 
-def test_the_same_files_are_the_same_version_until_it_retires() -> None:
-    versions = ModelVersions[Any]("en-de")
-    version = versions.begin(found("1"))
-    assert versions.known(found("1")) is version
-    assert versions.known(found("1", stamp=2)) is None
-    version.enter(State.RETIRING)
-    assert versions.known(found("1")) is None
-
-
-def test_what_is_refused_stays_known_while_its_files_are_there() -> None:
+def test_refused_version_stays_known_while_its_files_are_there() -> None:
     versions = ModelVersions[Any]("en-de")
     refused = versions.begin(found("1"))
+    assert versions.known(found("1")) is refused and versions.known(found("1", stamp=2)) is None
     refused.refuse(Refused(Cause.BUNDLE, "damaged"))
     versions.remove(refused)
-    assert list(versions) == [refused]
     versions.forget_refused([found("1")])
     assert list(versions) == [refused]
     refused.loaded = model("1")
@@ -87,20 +150,11 @@ def test_what_is_refused_stays_known_while_its_files_are_there() -> None:
     refused.loaded = None
     versions.forget_refused([found("1", stamp=2)])
     assert list(versions) == []
-
-
-def test_versions_may_come_and_go_while_they_are_looked_at() -> None:
-    versions = ModelVersions[Any]("en-de")
     for name in "123":
         versions.begin(found(name))
-    for version in versions:
+    for version in versions:  # they may change while they are iterated over
         version.enter(State.RETIRING)
-        versions.remove(version)
-        versions.remove(version)
+        assert versions.known(version.found) is None
+        for _ in range(2):
+            versions.remove(version)
     assert list(versions) == []
-
-
-def test_a_route_leads_to_its_own_versions() -> None:
-    one, two = (Version[Any]("en-de", found(name), loaded=model(name)) for name in "12")
-    route = Route(one.loaded, {"1": one.loaded})  # type: ignore[arg-type, dict-item]
-    assert is_in(one, route) and not is_in(two, route) and not is_in(one, None)
