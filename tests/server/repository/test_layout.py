@@ -74,7 +74,7 @@ LAYOUTS = [
     (
         ["en-fr", "en-fr/self -> .", "all -> ."],
         {"all": [], "en-fr": FLAT},
-        ["/all: a link to , which is looked at itself", "/en-fr/self: a link to /en-fr, which"],
+        ["/all: a link to , which", "/en-fr/self: a link to /en-fr, which"],
     ),
     (["en-de/1", "en-de/2 -> 3", "en-de/3 -> 2", "en-de/5 -> nowhere", "en-de/up -> .."], {"en-de": ["1"]}, []),
     (["en-de/1", "en-de/4/bundle.json -> bundle.json"], {"en-de": ["1"]}, ["/en-de/4/bundle.json: Too many levels"]),

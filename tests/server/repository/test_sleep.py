@@ -1,112 +1,193 @@
-"""When a model falls asleep and when it wakes, by a clock that stands still until it is moved."""
+"""Decisions of idle unloading, and requests that wait for a model, by a clock that stands still until it is moved."""
 
+import asyncio
 import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
+from dragoman.server.errors import NotReady
+from dragoman.server.repository import waiting as waiting_module
 from dragoman.server.repository.sleep import MAX_RETRY_SECONDS, MIN_RETRY_SECONDS, Sleep, Why
 from dragoman.server.repository.use import Holding
+from dragoman.server.repository.waiting import MAX_MARGIN_SECONDS, RETRY_SECONDS, Waiting
 
 
 class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
+    now = 1000.0
 
     def __call__(self) -> float:
         return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
 
 
 def used(num_held: int = 0, last_used: float = 0.0) -> Holding:
     return Holding(num_held, last_used, last_used)
 
 
+def decide(sleep: Sleep, holding: Holding | None = None, *, is_awaited: bool = False, is_tried: bool = False) -> bool:
+    """Decide anew, and return whether the model is to be unloaded."""
+    sleep.decide(holding or used(), is_awaited=is_awaited, is_tried=is_tried)
+    return sleep.is_asleep
+
+
 def awake(keep_seconds: float, clock: Clock) -> Sleep:
     sleep = Sleep(keep_seconds, clock)
-    sleep.decide(used(), is_awaited=True, is_tried=False)
+    assert not decide(sleep, is_awaited=True)
     sleep.wake()
-    assert not sleep.is_asleep
     return sleep
 
 
-def test_a_model_that_is_always_loaded_never_sleeps() -> None:
-    clock = Clock()
+def test_model_that_is_always_loaded_is_never_unloaded(clock: Clock) -> None:
     sleep = Sleep(math.inf, clock)
     clock.now += 1e9
     sleep.is_asked = True
-    sleep.decide(used(), is_awaited=False, is_tried=False)
-    assert (sleep.is_asleep, sleep.may_sleep, sleep.pause(used())) == (False, False, None)
+    assert not decide(sleep) and not sleep.may_sleep and sleep.pause(used()) is None
 
 
-def test_a_model_begins_asleep_and_only_wakes_when_it_is_awaited() -> None:
-    sleep = Sleep(60.0, Clock())
-    sleep.decide(used(), is_awaited=False, is_tried=False)
-    assert sleep.is_asleep and sleep.pause(used()) is None
-    sleep.decide(used(), is_awaited=True, is_tried=False)
-    assert not sleep.is_asleep
-
-
-def test_it_falls_asleep_when_it_was_idle_for_its_time_and_not_before() -> None:
-    clock = Clock()
-    sleep = awake(60.0, clock)
+def test_model_is_unloaded_after_its_idle_time(clock: Clock) -> None:
+    sleep = Sleep(60.0, clock)
+    assert decide(sleep) and sleep.pause(used()) is None, "it is not loaded at the start"
+    assert not decide(sleep, is_awaited=True)
+    sleep.wake()
     clock.now += 59.0
-    sleep.decide(used(), is_awaited=False, is_tried=False)
-    assert not sleep.is_asleep and sleep.pause(used()) == pytest.approx(1.0)
+    assert not decide(sleep) and sleep.pause(used()) == pytest.approx(1.0) and sleep.pause(used(1)) == 60.0
     clock.now += 1.0
-    sleep.decide(used(last_used=clock.now - 0.5), is_awaited=False, is_tried=False)
-    assert not sleep.is_asleep, "it was used meanwhile"
+    assert not decide(sleep, used(last_used=clock.now - 0.5))
     clock.now += 59.5
-    sleep.decide(used(last_used=clock.now - 60), is_awaited=False, is_tried=False)
-    assert (sleep.is_asleep, sleep.why) == (True, Why.IDLE)
+    assert decide(sleep, used(last_used=clock.now - 60)) and sleep.why == Why.IDLE
+    sleep = awake(60.0, clock)
+    clock.now += 60.0
+    assert decide(sleep)
 
 
-@pytest.mark.parametrize(
-    ("holding", "is_awaited", "is_tried"), [(used(1), False, False), (used(), True, False), (used(), False, True)]
-)
-def test_it_stays_while_it_is_held_or_awaited_or_on_probation(holding: Holding, is_awaited: bool, is_tried: bool) -> None:
-    clock = Clock()
+@pytest.mark.parametrize(("holding", "is_awaited", "is_tried"), [(1, False, False), (0, True, False), (0, False, True)])
+def test_model_stays_while_it_is_held_or_awaited_or_on_probation(
+    clock: Clock, holding: int, is_awaited: bool, is_tried: bool
+) -> None:
     sleep = awake(1.0, clock)
     clock.now += 100.0
-    sleep.decide(holding, is_awaited=is_awaited, is_tried=is_tried)
-    assert not sleep.is_asleep
+    assert not decide(sleep, used(holding), is_awaited=is_awaited, is_tried=is_tried)
 
 
-def test_one_that_is_asked_gives_way_although_it_is_held_but_not_while_others_wait_for_it() -> None:
-    sleep = awake(60.0, Clock())
+def test_model_makes_room_although_it_is_held_but_not_while_requests_wait_for_it(clock: Clock) -> None:
+    sleep = awake(60.0, clock)
     sleep.is_asked = True
-    sleep.decide(used(3), is_awaited=True, is_tried=False)
-    assert not sleep.is_asleep and not sleep.is_asked, "whoever asked has to ask again"
+    assert not decide(sleep, used(3), is_awaited=True) and not sleep.is_asked, "it has to be asked again"
     sleep.is_asked = True
-    sleep.decide(used(3), is_awaited=False, is_tried=False)
-    assert (sleep.is_asleep, sleep.why) == (True, Why.MEMORY)
+    assert decide(sleep, used(3)) and sleep.why == Why.MEMORY
 
 
-def test_one_that_could_not_be_woken_is_tried_again_later_and_later() -> None:
-    clock = Clock()
-    sleep = Sleep(60.0, clock)
-    pauses = []
+def test_failed_load_is_retried_with_a_growing_pause(clock: Clock) -> None:
+    sleep, pauses = Sleep(60.0, clock), []
     for _ in range(8):
-        sleep.decide(used(), is_awaited=True, is_tried=False)
-        assert not sleep.is_asleep
+        assert not decide(sleep, is_awaited=True)
         sleep.fail("no memory")
         pauses.append(sleep.retry_seconds)
-        sleep.decide(used(), is_awaited=True, is_tried=False)
-        assert sleep.is_asleep, "not at once"
+        assert decide(sleep, is_awaited=True) and sleep.pause(used()) == pauses[-1]
         clock.now += sleep.retry_seconds
     assert pauses == [min(MAX_RETRY_SECONDS, MIN_RETRY_SECONDS * 2**number) for number in range(8)]
     sleep.wake()
     sleep.fail("again")
-    assert sleep.retry_seconds == MIN_RETRY_SECONDS, "it has been awake in between"
+    assert sleep.retry_seconds == MIN_RETRY_SECONDS, "it was loaded in between"
 
 
-def test_one_that_is_to_be_always_loaded_from_now_on_is_loaded_and_tried_again_by_itself() -> None:
-    clock = Clock()
+def test_model_that_is_always_to_be_loaded_from_now_on_is_loaded_and_retried_by_itself(clock: Clock) -> None:
     sleep = Sleep(60.0, clock)
     sleep.keep_seconds = math.inf
-    sleep.decide(used(), is_awaited=False, is_tried=False)
-    assert not sleep.is_asleep
+    assert not decide(sleep)
     sleep.fail("no memory")
-    sleep.decide(used(), is_awaited=False, is_tried=False)
-    assert sleep.is_asleep and sleep.pause(used()) == MIN_RETRY_SECONDS
+    assert decide(sleep) and sleep.pause(used()) == MIN_RETRY_SECONDS
     clock.now += MIN_RETRY_SECONDS
-    sleep.decide(used(), is_awaited=False, is_tried=False)
-    assert not sleep.is_asleep
+    assert not decide(sleep)
+
+
+# Requests that wait.
+
+
+class Waits:
+    """Requests that wait, and the sets of awaited models that were told."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.waiting, self.clock = Waiting(30.0, clock), clock
+        self.told: list[frozenset[str]] = []
+        self.waiting.on_change = lambda: self.told.append(self.waiting.names)
+
+    @asynccontextmanager
+    async def waiting_for(self, *names: str) -> AsyncIterator[list[asyncio.Task[None]]]:
+        tasks = [asyncio.create_task(self.waiting.wait(name, self.clock.now + 60)) for name in names]
+        await asyncio.sleep(0)
+        yield tasks
+
+    async def too_late(self) -> float:
+        """Have a request for `a` give up, and return after how many seconds it is to come back."""
+        with pytest.raises(NotReady, match="'a' is being loaded") as refusal:
+            await self.waiting.wait("a", self.clock.now)
+        return refusal.value.retry_after_seconds
+
+
+@pytest.fixture
+def waits(clock: Clock) -> Waits:
+    return Waits(clock)
+
+
+async def test_requests_go_on_when_their_model_changes_and_only_the_first_and_the_last_are_told(waits: Waits) -> None:
+    async with waits.waiting_for("a", "a", "b") as tasks:
+        assert (waits.waiting.num_waiting("a"), waits.waiting.names) == (2, frozenset("ab"))
+        waits.waiting.change("a")
+        await asyncio.gather(*tasks[:2])
+        assert not tasks[2].done()
+        tasks[2].cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert waits.told == [frozenset("a"), frozenset("ab"), frozenset("b"), frozenset()]
+        waits.waiting.change("b")
+
+
+@pytest.mark.parametrize("change", ["change", "refuse", "time"])
+async def test_model_is_awaited_for_a_request_that_was_told_to_come_back(
+    waits: Waits, clock: Clock, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    monkeypatch.setattr(waiting_module, "PROMISE_SECONDS", 0.01)
+    assert await waits.too_late() == RETRY_SECONDS
+    assert waits.waiting.names == frozenset("a") == waits.told[-1]
+    if change == "change":
+        waits.waiting.change("a")
+    elif change == "refuse":
+        waits.waiting.refuse("a", "no memory", 1.0)
+    else:
+        clock.now += 1
+        while waits.told[-1]:
+            await asyncio.sleep(0.001)
+    assert waits.waiting.names == frozenset() == waits.told[-1]
+
+
+async def test_retry_time_is_what_is_left_of_loading_if_it_takes_as_long_as_the_last_time(waits: Waits, clock: Clock) -> None:
+    for seconds_before, seconds_after, retry_seconds in ((5, 15, 1), (5, 0, 15), (5, 0, 1)):
+        async with waits.waiting_for("a") as tasks:
+            clock.now += seconds_before
+            assert await waits.too_late() == pytest.approx(retry_seconds)
+            clock.now += seconds_after
+            waits.waiting.change("a")
+            await asyncio.gather(*tasks)
+
+
+async def test_reason_why_a_model_cannot_be_loaded_is_told_to_all_that_wait(waits: Waits) -> None:
+    async with waits.waiting_for("a", "a") as tasks:
+        waits.waiting.refuse("a", "no memory", 4.0)
+        errors = await asyncio.gather(*tasks, return_exceptions=True)
+        for error in errors:
+            assert isinstance(error, NotReady) and error.retry_after_seconds == 4.0
+            assert error.message == "model 'a' cannot be loaded: no memory"
+        assert errors[0] is not errors[1] and waits.waiting.names == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "waits"), [(None, 30.0), (100.0, 30.0), (10.0, 10.0 - MAX_MARGIN_SECONDS), (1.0, 0.9), (0.0, 0.0), (-1.0, -0.9)]
+)
+def test_wait_ends_before_the_deadline(clock: Clock, seconds: float | None, waits: float) -> None:
+    assert Waiting(30.0, clock).end_of(seconds) == pytest.approx(clock.now + waits)
