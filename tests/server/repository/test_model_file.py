@@ -1,4 +1,4 @@
-"""`model.toml`: what it may say, and how it is refused."""
+"""`model.toml`: its fields, how errors are reported, and how its settings go before those of the server."""
 
 import math
 import os
@@ -20,11 +20,10 @@ def read(tmp_path: Path) -> Any:
     return read_text
 
 
-def test_an_empty_file_says_what_no_file_says(read: Any) -> None:
-    assert read("") == ModelFile()
-    assert ModelFile().versions.num_latest == 1
-    assert ModelFile().settings == ModelSettings()
-    assert ModelFile().swap.mode == "replace"
+def test_empty_file_has_the_defaults(read: Any) -> None:
+    file = read("")
+    assert file == ModelFile() and file.settings == ModelSettings()
+    assert (file.versions.num_latest, file.swap.mode) == (1, "replace")
 
 
 def test_every_field_is_read(read: Any) -> None:
@@ -76,26 +75,12 @@ def test_every_field_is_read(read: Any) -> None:
         swap=Swap(mode="restart", probation_seconds=0.0, max_error_rate=0.5, max_latency_factor=2.0),
     )
     assert file.settings.keep_loaded == 600
-    unset = {
-        name
-        for table in (file, file.settings, file.swap)
-        for name in type(table).model_fields
-        if name not in table.model_fields_set
-    }
-    assert unset == set()
-
-
-def test_a_model_can_be_kept_for_ever(read: Any) -> None:
+    for table in (file, file.settings, file.swap):
+        assert table.model_fields_set == set(type(table).model_fields), "every field was in the text"
     assert read('[settings]\nkeep_loaded = "always"').settings.keep_loaded == math.inf
-
-
-def test_latest_is_a_number(read: Any) -> None:
     assert read("[versions]\nlatest = 3").versions.num_latest == 3
-
-
-@pytest.mark.parametrize("weights", ["a = 1", "a = 0.1\nb = 0.2\nc = 0.7", "a = 0", "a = 0.3\nb = 0.3"])
-def test_weights_may_be_one_together(read: Any, weights: str) -> None:
-    assert read(f"[weights]\n{weights}").weights
+    for weights in ("a = 1", "a = 0.1\nb = 0.2\nc = 0.7", "a = 0", "a = 0.3\nb = 0.3"):
+        assert read(f"[weights]\n{weights}").weights
 
 
 REFUSED = [
@@ -144,7 +129,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("text", "reason"), REFUSED, ids=[text[:30] for text, _ in REFUSED])
-def test_what_cannot_be_used_is_refused_in_a_line_with_file_and_field(read: Any, tmp_path: Path, text: str, reason: str) -> None:
+def test_error_is_one_line_with_file_and_field(read: Any, tmp_path: Path, text: str, reason: str) -> None:
     with pytest.raises(ConfigError) as refusal:
         read(text)
     message = str(refusal.value)
@@ -152,35 +137,32 @@ def test_what_cannot_be_used_is_refused_in_a_line_with_file_and_field(read: Any,
     assert "\n" not in message and message.isascii() and len(message) < len(str(tmp_path)) + 600
 
 
-def test_all_that_is_wrong_is_said(read: Any, tmp_path: Path) -> None:
+def test_every_error_is_reported_and_long_values_are_cut(read: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as refusal:
         read("[settings]\nmax_slots = 0\nreplicas = 999\n[swap]\nmode = 3")
     lines = str(refusal.value).splitlines()
     assert [line.split(": ")[1] for line in lines] == ["settings.replicas", "settings.max_slots", "swap.mode"]
     assert all(line.startswith(f"{tmp_path}/model.toml: ") for line in lines)
-
-
-def test_a_long_value_is_not_repeated_in_full(read: Any) -> None:
     with pytest.raises(ConfigError) as refusal:
         read(f"[settings]\nmax_slots = '{'x' * 10_000}'")
     assert len(str(refusal.value)) < 500
 
 
-@pytest.mark.parametrize("content", [b"\xff\xfe", b"a = '\xff'"])
-def test_what_is_no_text_is_refused(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "model.toml").write_bytes(content)
-    with pytest.raises(ConfigError, match=r"model\.toml: not a TOML file"):
-        read_model_file(tmp_path / "model.toml")
-
-
-def test_a_pipe_keeps_nobody_waiting(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "model.toml")
-    with pytest.raises(ConfigError, match=r"model\.toml: cannot be read: not a regular file"):
-        read_model_file(tmp_path / "model.toml")
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"model\.toml: cannot be read: No such file"):
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"\xff\xfe", "not a TOML file"),
+        (b"a = '\xff'", "not a TOML file"),
+        (None, "cannot be read: No such file"),
+        (..., "cannot be read: not a regular file"),
+    ],
+)
+def test_file_that_cannot_be_read_is_named(tmp_path: Path, content: Any, reason: str) -> None:
+    if content is ...:
+        os.mkfifo(tmp_path / "model.toml")  # which is not waited for
+    elif content is not None:
+        (tmp_path / "model.toml").write_bytes(content)
+    with pytest.raises(ConfigError, match=rf"model\.toml: {reason}"):
         read_model_file(tmp_path / "model.toml")
 
 
@@ -188,7 +170,7 @@ SHARED = sorted((ModelSettings.model_fields.keys() & ServerConfig.model_fields.k
 
 
 @pytest.mark.parametrize("name", SHARED)
-def test_a_setting_of_a_models_own_may_be_what_the_servers_may_be(name: str) -> None:
+def test_setting_has_the_constraints_of_the_servers(name: str) -> None:
     """Constraints are compared as JSON schema, in which both say them."""
     server = ServerConfig.model_json_schema()["properties"][name]
     ours = next(branch for branch in ModelSettings.model_json_schema()["properties"][name]["anyOf"] if branch.get("type") != "null")
@@ -196,7 +178,7 @@ def test_a_setting_of_a_models_own_may_be_what_the_servers_may_be(name: str) -> 
     assert {word: server.get(word) for word in words} == {word: ours.get(word) for word in words}
 
 
-def test_settings_that_a_model_has_go_before_the_servers() -> None:
+def test_settings_of_a_model_go_before_the_servers() -> None:
     server = ServerConfig(models=Path("bundles"), max_slots=64, num_threads=4, replicas=2)
     assert ModelSettings().within(server) == server
     own = ModelSettings(max_slots=8, replicas=1, device="cuda:1", max_priority=3).within(server)

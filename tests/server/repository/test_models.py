@@ -1,4 +1,4 @@
-"""Models by name, and which version of each answers which request."""
+"""Models by name, the version of each that answers a request, and the requests that hold a version."""
 
 import asyncio
 from collections import Counter
@@ -10,65 +10,28 @@ import pytest
 
 from dragoman.export.bundle import Bundle
 from dragoman.server.core.ports import ServedVersion
-from dragoman.server.errors import UnknownModel, UnknownVersion
+from dragoman.server.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    Draining,
+    InvalidRequest,
+    NotReady,
+    QueueFull,
+    StepFailed,
+    Unavailable,
+    UnexpectedFault,
+    UnknownModel,
+    UnknownVersion,
+)
 from dragoman.server.repository.loaded import LoadedModel
 from dragoman.server.repository.models import Repository, Route
+from dragoman.server.repository.use import Held, Outcomes, Use
 from tests.server.repository.copies import copy
 
 
-@pytest.fixture
-def repository_of(tiny_bundle: Path, tmp_path: Path) -> Any:
-    def make(*models: str) -> Repository:
-        bundles = [Bundle.open(copy(tiny_bundle, tmp_path / name, name)) for name in models]
-        return Repository(LoadedModel.of(bundle, bundle.manifest.name) for bundle in bundles)  # type: ignore[arg-type]
-
-    return make
-
-
-def test_models_are_found_by_name_each_with_its_own_engine(repository_of: Any) -> None:
-    repository = repository_of("alpha", "beta")
-    assert [(model.name, model.engine) for model in repository.all()] == [("alpha", "alpha"), ("beta", "beta")]
-    model = repository.get("beta")
-    assert (model.name, model.version, model.engine) == ("beta", model.manifest.version, "beta")
-    assert model.tokenizers.target.decode(model.tokenizers.source.encode("a dog runs")) == "a dog runs"
-
-
-def test_no_name_means_the_only_model(repository_of: Any) -> None:
-    assert repository_of("alpha").get("").name == "alpha"
-
-
-def test_an_unknown_name_is_answered_with_the_known_ones(repository_of: Any) -> None:
-    repository = repository_of("beta", "gamma")
-    for name in ("", "alpha", "BETA"):
-        with pytest.raises(UnknownModel, match="beta, gamma"):
-            repository.get(name)
-
-
-@pytest.fixture
-def versions(tiny_bundle: Path, tmp_path: Path) -> list[Any]:
-    bundle = Bundle.open(copy(tiny_bundle, tmp_path / "alpha", "alpha"))
-    return [LoadedModel.of(bundle, label, label) for label in ("4", "3")]  # type: ignore[arg-type]
-
-
-def test_versions_that_are_served_are_told_with_labels_and_shares(versions: list[Any]) -> None:
-    new, old = versions
-    repository: Repository[Any] = Repository()
-    labels = {"stable": "3", "canary": "4", "beta": "4"}
-    repository.publish("alpha", Route(old, {"4": new, "3": old}, {"4": 0.25, "3": 0.75}, labels))
-    assert repository.served("alpha") == [
-        ServedVersion("4", new.version, ("beta", "canary"), 0.25, False),
-        ServedVersion("3", old.version, ("stable",), 0.75, True),
-    ]
-    repository.publish("alpha", Route(old, {"4": new, "3": old}))
-    assert [(one.share, one.is_default) for one in repository.served("alpha")] == [(0.0, False), (1.0, True)]
-    with pytest.raises(UnknownModel):
-        repository.served("beta")
-
-
 def version(label: str, name: str = "en-de") -> Any:
-    manifest = SimpleNamespace(name=name, version=f"content-{label}")
     nothing: Any = None
-    bundle: Any = SimpleNamespace(manifest=manifest)
+    bundle: Any = SimpleNamespace(manifest=SimpleNamespace(name=name, version=f"content-{label}"))
     return LoadedModel(bundle, nothing, nothing, label, label)
 
 
@@ -82,80 +45,129 @@ def routed(route: Route[Any]) -> Repository[Any]:
     return repository
 
 
-def held(repository: Repository[Any], *arguments: str, **keywords: str) -> Any:
-    async def run() -> Any:
-        async with repository.hold(*arguments, **keywords) as model:
-            assert model.use.num_held == 1
-            return model
-
-    model = asyncio.run(run())
+async def held(repository: Repository[Any], *arguments: str, **keywords: str) -> Any:
+    async with repository.hold(*arguments, **keywords) as model:
+        assert model.use.num_held == 1
     assert model.use.num_held == 0
     return model
 
 
-def test_a_request_gets_the_default_or_the_version_that_it_names() -> None:
+async def labels(repository: Repository[Any], number: int, caller: str = "") -> list[str]:
+    return [(await held(repository, "en-de", request_id=f"request-{i}", caller=caller)).label for i in range(number)]
+
+
+def test_models_are_found_by_name(tiny_bundle: Path, tmp_path: Path) -> None:
+    bundles = [Bundle.open(copy(tiny_bundle, tmp_path / name, name)) for name in ("alpha", "beta")]
+    repository: Repository[Any] = Repository(LoadedModel.of(bundle, bundle.manifest.name) for bundle in bundles)  # type: ignore[arg-type]
+    assert [(model.name, model.engine) for model in repository.all()] == [("alpha", "alpha"), ("beta", "beta")]
+    model = repository.get("beta")
+    assert (model.name, model.version, model.engine) == ("beta", bundles[1].manifest.version, "beta")
+    assert model.tokenizers.target.decode(model.tokenizers.source.encode("a dog runs")) == "a dog runs"
+    for name in ("", "gamma", "BETA"):
+        with pytest.raises(UnknownModel, match="alpha, beta"):
+            repository.get(name)
+    repository.publish("beta", None)
+    repository.publish("never-there", None)
+    assert repository.get("").name == "alpha", "the only one needs no name"
+    assert repository.find("beta") is None and len(repository.all()) == 1
+    repository.publish("alpha", None)
+    with pytest.raises(UnknownModel, match="loaded: none"):
+        repository.get("alpha")
+
+
+def test_served_versions_have_labels_and_shares() -> None:
+    repository = routed(Route(ONE, {"2": TWO, "1": ONE}, {"2": 0.25, "1": 0.75}, {"stable": "1", "canary": "2", "beta": "2"}))
+    assert repository.served("en-de") == [
+        ServedVersion("2", "content-2", ("beta", "canary"), 0.25, False),
+        ServedVersion("1", "content-1", ("stable",), 0.75, True),
+    ]
+    repository.publish("en-de", Route(ONE, {"2": TWO, "1": ONE}))
+    assert [(one.share, one.is_default) for one in repository.served("en-de")] == [(0.0, False), (1.0, True)]
+    with pytest.raises(UnknownModel):
+        repository.served("beta")
+
+
+async def test_request_gets_the_default_or_the_version_that_it_names() -> None:
     repository = routed(Route(TWO, BOTH, {"2": 1.0}, {"stable": "1"}))
-    assert [held(repository, "en-de", asked).label for asked in ("", "1", "stable", "content-1", "2")] == ["2", "1", "1", "1", "2"]
+    asked = {"": "2", "1": "1", "stable": "1", "content-1": "1", "2": "2"}
+    assert {name: (await held(repository, "en-de", name)).label for name in asked} == asked
     assert repository.get("en-de") is TWO and repository.get("en-de", "stable") is ONE
     assert repository.all() == [TWO] and repository.versions() == [ONE, TWO]
     with pytest.raises(UnknownVersion, match=r"model_version: '3' of model en-de is not served; served: 1 .*stable.*, 2 "):
-        held(repository, "en-de", "3")
+        await held(repository, "en-de", "3")
 
 
-def test_shares_divide_requests_and_the_same_one_gets_the_same_version() -> None:
+async def test_shares_divide_requests_by_their_id_or_their_caller() -> None:
     repository = routed(Route(ONE, BOTH, {"1": 0.75, "2": 0.25}))
-    answered = {f"request-{number}": held(repository, "en-de", request_id=f"request-{number}").label for number in range(400)}
-    assert 70 <= Counter(answered.values())["2"] <= 130
-    for request_id in list(answered)[:20]:
-        assert held(repository, "en-de", request_id=request_id, caller="anybody").label == answered[request_id]
-
-
-def test_a_version_with_all_of_the_shares_gets_all_requests_though_another_is_the_default() -> None:
-    repository = routed(Route(ONE, BOTH, {"2": 1.0}))
-    assert {held(repository, "en-de", request_id=f"request-{number}").label for number in range(20)} == {"2"}
-
-
-def test_callers_stay_with_a_version_where_the_policy_says_so() -> None:
-    repository = routed(Route(ONE, BOTH, {"1": 0.5, "2": 0.5}, sticky="caller"))
+    answered = await labels(repository, 400)
+    assert 70 <= Counter(answered)["2"] <= 130
+    assert answered[:20] == await labels(repository, 20, "anybody")
+    assert set(await labels(routed(Route(ONE, BOTH, {"2": 1.0})), 20)) == {"2"}, "though another is the default"
+    sticky = routed(Route(ONE, BOTH, {"1": 0.5, "2": 0.5}, sticky="caller"))
     for caller in ("alice", "bob", "carol", "dave", "erin"):
-        assert len({held(repository, "en-de", request_id=f"r{number}", caller=caller).label for number in range(20)}) == 1
-    assert len({held(repository, "en-de", request_id=f"r{number}").label for number in range(20)}) == 2, "of nobody by its id"
+        assert len(set(await labels(sticky, 20, caller))) == 1
+    assert len(set(await labels(sticky, 20))) == 2, "requests without a caller by their id"
 
 
-def test_what_is_published_holds_for_requests_that_come_and_not_for_those_that_run() -> None:
-    repository = routed(Route.to(ONE))
-
-    async def run() -> None:
-        async with repository.hold("en-de") as before:
-            repository.publish("en-de", Route.to(TWO))
-            async with repository.hold("en-de") as after:
-                assert (before, after) == (ONE, TWO)
-            waiting = asyncio.create_task(ONE.use.until_free())
-            await asyncio.sleep(0)
-            assert not waiting.done()
-        await waiting
-
-    asyncio.run(run())
-
-
-def test_a_version_is_chosen_when_it_is_entered_not_when_it_is_asked_for() -> None:
+async def test_version_is_chosen_when_it_is_entered_and_held_until_it_is_left() -> None:
     repository = routed(Route.to(ONE))
     asked = repository.hold("en-de")
-    repository.publish("en-de", Route.to(TWO))
+    async with repository.hold("en-de") as before:
+        repository.publish("en-de", Route.to(TWO))
+        async with asked as after:
+            assert (before, after) == (ONE, TWO)
+        waiting = asyncio.create_task(ONE.use.until_free())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+    await waiting
 
-    async def run() -> None:
-        async with asked as model:
-            assert model is TWO
 
-    asyncio.run(run())
+async def test_version_is_free_once_no_request_holds_it() -> None:
+    use = Use()
+    await use.until_free()
+    use.take()
+    use.take()
+    waiting = asyncio.create_task(use.until_free())
+    use.leave(1.0, None)
+    await asyncio.sleep(0)
+    assert use.num_held == 1 and not waiting.done()
+    use.leave(2.0, None)
+    await waiting
+    assert use.outcomes == Outcomes(2, 0, 3.0)
+    use.take()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0):
+            await use.until_free()
+    one, both = Outcomes(3, 1, 2.5), Outcomes(10, 2, 4.0)
+    assert one.plus(both.since(one)) == both
 
 
-def test_a_model_that_is_taken_away_is_unknown() -> None:
-    repository = routed(Route.to(ONE))
-    route = repository.find("en-de")
-    assert route is not None and route.default is ONE
-    repository.publish("en-de", None)
-    repository.publish("never-there", None)
-    assert repository.find("en-de") is None and repository.all() == []
-    with pytest.raises(UnknownModel, match="loaded: none"):
-        held(repository, "en-de")
+FAULTS = [Unavailable("ended"), StepFailed("failed"), UnexpectedFault("1"), KeyError("token"), RuntimeError("?")]
+NO_FAULTS = [
+    NotReady("starting"),
+    Draining("ending", 1.0),
+    InvalidRequest("text", "is empty"),
+    QueueFull("too many"),
+    DeadlineExceeded("too late"),
+    Cancelled("gone"),
+    asyncio.CancelledError(),
+    ConnectionResetError(),
+]
+
+
+@pytest.mark.parametrize("error", [*FAULTS, *NO_FAULTS, None], ids=lambda error: type(error).__name__)
+async def test_only_faults_of_a_version_count_against_it(error: BaseException | None) -> None:
+    use = Use()
+    try:
+        async with Held(lambda: ("model", use)) as model:
+            assert (model, use.num_held) == ("model", 1)
+            await asyncio.sleep(0.001)
+            if error is not None:
+                raise error
+    except BaseException as raised:
+        assert raised is error
+    assert use.num_held == 0
+    if error is None:
+        assert use.outcomes.num_answered == 1 and use.outcomes.seconds >= 0.001
+    else:
+        assert use.outcomes == Outcomes(0, int(error in FAULTS), 0.0)

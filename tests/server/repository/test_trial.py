@@ -1,4 +1,4 @@
-"""What a version on probation is watched for."""
+"""Canary checks: deaths, error rates and latencies during probation, by a clock of the test."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,102 +15,80 @@ from dragoman.server.repository.versions import Cause, State, Version
 USUAL = Outcomes(1000, 0, 100.0)
 
 
-class Clock:
-    seconds = 100.0
+class Probation:
+    """A trial of versions by a clock, and the outcomes of their requests."""
 
-    def __call__(self) -> float:
-        return self.seconds
+    def __init__(self, *names: str, usual: Outcomes = USUAL, **swap: Any) -> None:
+        self.now = 100.0
+        self.versions: list[Version[Any]] = []
+        for name in names:
+            loaded: Any = SimpleNamespace(label=name, engine=SimpleNamespace(is_ready=True))
+            self.versions.append(Version("en-de", FoundVersion(name, Path(name), (1, 1, 1)), State.TRIAL, loaded=loaded))
+        nothing: Any = None
+        self.trial = Trial(self.versions, nothing, Swap(**swap), usual, lambda: self.now)
 
+    def failed(self, **outcomes: Outcomes) -> tuple[str, Cause, str] | None:
+        failed = self.trial.failed(lambda model: outcomes.get("v" + model.label, Outcomes()))
+        return failed and (failed[0].label, failed[1].cause, failed[1].reason)
 
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-def version(name: str) -> Version[Any]:
-    loaded: Any = SimpleNamespace(label=name, engine=SimpleNamespace(is_ready=True))
-    return Version("en-de", FoundVersion(name, Path(name), (1, 1, 1)), State.TRIAL, loaded=loaded)
-
-
-def trial_of(clock: Clock, *versions: Version[Any], usual: Outcomes = USUAL, **swap: Any) -> Trial[Any]:
-    fallback: Any = None
-    return Trial(versions, fallback, Swap(**swap), usual, clock)
-
-
-def cause(trial: Trial[Any], **outcomes: Outcomes) -> Cause | None:
-    failed = trial.failed(lambda model: outcomes.get(model.label, Outcomes()))
-    return None if failed is None else failed[1].cause
+    def cause(self, outcomes: Outcomes) -> Cause | None:
+        failed = self.failed(v2=outcomes)
+        return failed and failed[1]
 
 
-def test_it_lasts_as_long_as_it_is_set_to(clock: Clock) -> None:
-    trial = trial_of(clock, version("2"), probation_seconds=10)
-    clock.seconds += 9.9
-    assert not trial.is_over
-    clock.seconds += 0.1
-    assert trial.is_over
+def test_probation_lasts_as_long_as_it_is_set_to() -> None:
+    probation = Probation("2", probation_seconds=10)
+    for seconds, is_over in ((9.5, False), (0.5, True)):
+        probation.now += seconds
+        assert probation.trial.is_over is is_over
 
 
 @pytest.mark.parametrize(
-    ("outcomes", "expected"),
+    ("outcomes", "usual", "expected"),
     [
-        (Outcomes(), None),
-        (Outcomes(0, MIN_REQUESTS - 1), None),
-        (Outcomes(0, MIN_REQUESTS), Cause.ERRORS),
-        (Outcomes(95, 5, 9.5), None),
-        (Outcomes(94, 6, 9.5), Cause.ERRORS),
-        (Outcomes(100, 0, 30.0), None),
-        (Outcomes(100, 0, 30.1), Cause.LATENCY),
-        (Outcomes(MIN_REQUESTS - 1, 1, 1000.0), None),
+        (Outcomes(), USUAL, None),
+        (Outcomes(0, MIN_REQUESTS - 1), USUAL, None),
+        (Outcomes(0, MIN_REQUESTS), USUAL, Cause.ERRORS),
+        (Outcomes(95, 5, 9.5), USUAL, None),
+        (Outcomes(94, 6, 9.5), USUAL, Cause.ERRORS),
+        (Outcomes(100, 0, 30.0), USUAL, None),
+        (Outcomes(100, 0, 30.1), USUAL, Cause.LATENCY),
+        (Outcomes(MIN_REQUESTS - 1, 1, 1000.0), USUAL, None),
+        (Outcomes(100, 0, 1000.0), Outcomes(MIN_REQUESTS - 1, 0, 0.01), None),
+        (Outcomes(MIN_REQUESTS, 0, 1000.0), Outcomes(MIN_REQUESTS, 0, 0.01), Cause.LATENCY),
     ],
 )
-def test_bounds(clock: Clock, outcomes: Outcomes, expected: Cause | None) -> None:
-    """Of 5 % errors, and three times 100 ms; of few requests nothing is said."""
-    trial = trial_of(clock, version("2"))
-    clock.seconds += SETTLING_SECONDS + JUDGED_SECONDS
-    assert cause(trial, **{"2": outcomes}) is expected
+def test_bounds(outcomes: Outcomes, usual: Outcomes, expected: Cause | None) -> None:
+    """5 % errors, three times the 100 ms of the version before, and enough requests of both."""
+    probation = Probation("2", usual=usual)
+    probation.now += SETTLING_SECONDS + JUDGED_SECONDS
+    assert probation.cause(outcomes) is expected
 
 
 @pytest.mark.parametrize(("probation_seconds", "settling_seconds", "judged_seconds"), [(2.0, 0.5, 1.5), (60.0, 10.0, 5.0)])
-def test_nobody_is_too_slow_while_the_load_has_just_taken_the_cores(
-    clock: Clock, probation_seconds: float, settling_seconds: float, judged_seconds: float
+def test_latency_is_a_mean_over_seconds_after_the_version_has_settled(
+    probation_seconds: float, settling_seconds: float, judged_seconds: float
 ) -> None:
-    """And a moment says nothing: what counts is a mean over seconds, or over what a short probation has of them."""
-    trial = trial_of(clock, version("2"), probation_seconds=probation_seconds)
-    clock.seconds += settling_seconds - 0.0625
-    early = Outcomes(100, 0, 1000.0)
-    assert cause(trial, **{"2": early}) is None
-    clock.seconds += judged_seconds - 0.0625
-    assert cause(trial, **{"2": early.plus(Outcomes(100, 0, 1000.0))}) is None
-    clock.seconds += 0.125
-    assert cause(trial, **{"2": early.plus(Outcomes(200, 0, 60.0))}) is None
-    assert cause(trial, **{"2": early.plus(Outcomes(200, 0, 60.25))}) is Cause.LATENCY
-    assert cause(trial_of(clock, version("2")), **{"2": Outcomes(0, MIN_REQUESTS)}) is Cause.ERRORS, "errors are errors"
+    probation, early = Probation("2", probation_seconds=probation_seconds), Outcomes(100, 0, 1000.0)
+    probation.now += settling_seconds - 0.0625
+    assert probation.cause(early) is None
+    probation.now += judged_seconds - 0.0625
+    assert probation.cause(early.plus(Outcomes(100, 0, 1000.0))) is None
+    probation.now += 0.125
+    assert probation.cause(early.plus(Outcomes(200, 0, 60.0))) is None
+    assert probation.cause(early.plus(Outcomes(200, 0, 60.25))) is Cause.LATENCY
+    assert Probation("2").cause(Outcomes(0, MIN_REQUESTS)) is Cause.ERRORS, "errors count from the beginning"
 
 
-def test_without_much_to_compare_with_nothing_is_too_slow(clock: Clock) -> None:
-    trial = trial_of(clock, version("2"), usual=Outcomes(MIN_REQUESTS - 1, 0, 0.01))
-    clock.seconds += SETTLING_SECONDS + JUDGED_SECONDS
-    assert cause(trial, **{"2": Outcomes(100, 0, 1000.0)}) is None
-
-
-def test_a_dead_engine_is_told_with_its_time(clock: Clock) -> None:
-    one = version("2")
-    trial = trial_of(clock, version("1"), one)
-    clock.seconds += 1.25
-    one.note_death()
-    failed = trial.failed(lambda _: Outcomes())
-    assert failed is not None and failed[0] is one
-    assert (failed[1].cause, failed[1].reason) == (Cause.DEATH, "its engine ended within 1.2 s of beginning to serve")
-
-
-def test_it_is_told_which_of_several_has_failed(clock: Clock) -> None:
-    versions = [version("2"), version("3")]
-    outcomes = {"2": Outcomes(100, 0, 1.0), "3": Outcomes(50, 50, 1.0)}
-    failed = trial_of(clock, *versions).failed(lambda model: outcomes[model.label])
-    assert failed is not None and failed[0] is versions[1]
-
-
-def test_an_engine_that_is_down_is_dead_whatever_became_of_its_requests(clock: Clock) -> None:
-    one = version("2")
-    one.loaded.engine.is_ready = False  # type: ignore[union-attr]
-    assert cause(trial_of(clock, one), **{"2": Outcomes(0, 100)}) is Cause.DEATH
+def test_failed_version_is_told_with_the_reason() -> None:
+    probation = Probation("1", "2")
+    assert probation.failed(v1=Outcomes(100, 0, 1.0), v2=Outcomes(50, 50, 1.0)) == (
+        *("2", Cause.ERRORS),
+        "50 of 100 requests failed, 50.0%; max_error_rate is 0.05",
+    )
+    probation.now += 1.25
+    probation.versions[1].note_death()
+    died = ("2", Cause.DEATH, "its engine ended within 1.2 s of beginning to serve")
+    assert probation.failed(v2=Outcomes(0, 100)) == died
+    probation.versions[1].has_died, probation.versions[1].loaded.engine.is_ready = False, False  # type: ignore[union-attr]
+    assert probation.failed(v2=Outcomes(0, 100)) == died
