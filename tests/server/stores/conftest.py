@@ -1,11 +1,7 @@
-"""Stores that run here: an S3 server, a registry, a web server with WebDAV; and bundles that are large enough to break off."""
+"""Real stores for tests: an S3 server, a registry, a web server with WebDAV; and bundles large enough to be interrupted."""
 
-import base64
 import contextlib
-import email.utils
-import functools
 import hashlib
-import hmac
 import json
 import logging
 import os
@@ -20,14 +16,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import obstore
-import obstore.store
 import pytest
 
 from dragoman.export.signing import Keys
 from dragoman.server.stores.address import Address
 from dragoman.server.stores.cache import Cache
-from dragoman.server.stores.pulling import Order
+from dragoman.server.stores.pulling import Order, pull
 from tests.certificates import openssl
 from tests.server.stores.proxy import Proxy, proxy_to
 
@@ -36,7 +30,6 @@ BIG_BYTES = 3_000_000
 BUCKET = "models"
 _VARIABLES = (
     "AWS_",
-    "AZURE_",
     "GOOGLE_",
     "STORAGE_EMULATOR",
     "DOCKER_CONFIG",
@@ -59,10 +52,7 @@ def _no_credentials(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.Te
 
 @pytest.fixture(scope="session")
 def make_bundle(tiny_bundle: Path) -> Callable[..., Path]:
-    """Write a bundle that can be served, with a file of some megabytes in it.
-
-    Its arguments: the directory, the model's name, what the large file is made from, and its size.
-    """
+    """Write a bundle with a file of `size` random bytes."""
 
     def make(directory: Path, name: str = "tiny", seed: int = 0, size: int = BIG_BYTES) -> Path:
         shutil.copytree(tiny_bundle, directory)
@@ -102,6 +92,18 @@ def keys(key: Path) -> Keys:
 def order(tmp_path: Path) -> Callable[..., Order]:
     """Return an order with a cache of its own; its arguments are those of `Order`."""
     return lambda **given: Order(**({"cache": Cache(tmp_path / "cache"), "silence_seconds": 20.0} | given))
+
+
+def bring(address: str, folder: Path, order: Order) -> list[str]:
+    """Pull what an address holds, and return the versions in the folder that it came to."""
+    return [str(each.placed.directory.relative_to(folder)) for each in pull(Address.parse(address), folder, order)]
+
+
+def seen(folder: Path) -> list[str]:
+    """Return what a server would see in a folder; a pull that has ended leaves nothing else but a lock."""
+    scratch = {path.name for path in folder.glob(".pulling/*")}
+    assert scratch <= {"lock"}, scratch
+    return sorted(path.name for path in folder.glob("[!.]*"))
 
 
 def digest(bundle: Path) -> str:
@@ -175,64 +177,17 @@ def s3_proxy(s3: S3, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
         yield proxy
 
 
+HTPASSWD = "reader:$2y$04$abcdefghijklmnopqrstuu2r9OfJnfCsdneAXAGHnS4UpFFP8WIrW\n"  # of the password `secret`
+
+
 @pytest.fixture
 def google(s3: S3, monkeypatch: pytest.MonkeyPatch) -> S3:
-    """The same server as Google's: the XML API that obstore speaks with Google is Amazon's but for how one shows who one is."""
+    """The same server as Google's, whose XML API differs in its credentials only."""
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"127.0.0.1:{s3.port}")
     for name in ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     s3.put_options = {"ACL": "public-read"}  # emulators are asked without credentials
     return s3
-
-
-# Of the account that every installation of Azurite has; its manual names both.
-AZURITE_ACCOUNT = "devstoreaccount1"
-AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
-
-
-@pytest.fixture
-def azure(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path, str], None]]:
-    """Microsoft's emulator, which whoever asks by the environment finds; what uploads a folder is lent."""
-    program = shutil.which("azurite-blob")
-    if program is None:
-        pytest.skip("azurite-blob is not installed (npm install --global azurite)")
-    folder, port = tmp_path_factory.mktemp("azurite"), free_port()
-    command = [program, "--location", str(folder), "--blobPort", str(port), "--skipApiVersionCheck", "--disableTelemetry"]
-    url = f"http://127.0.0.1:{port}"
-    monkeypatch.setenv("AZURE_STORAGE_USE_EMULATOR", "true")
-    monkeypatch.setenv("AZURITE_BLOB_STORAGE_URL", url)
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-    try:
-        while True:
-            assert process.poll() is None, (folder / "log").read_text()
-            try:
-                _make_container(url, BUCKET)
-            except urllib.error.URLError as error:
-                assert isinstance(error.reason, ConnectionRefusedError), error
-            else:
-                break
-        yield _put_into_azure
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def _make_container(url: str, name: str) -> None:
-    date, version = email.utils.formatdate(usegmt=True), "2021-08-06"
-    resource = f"/{AZURITE_ACCOUNT}/{AZURITE_ACCOUNT}/{name}\nrestype:container"
-    signed = "PUT" + 12 * "\n" + f"x-ms-date:{date}\nx-ms-version:{version}\n{resource}"
-    signature = base64.b64encode(hmac.digest(base64.b64decode(AZURITE_KEY), signed.encode(), "sha256")).decode()
-    headers = {"x-ms-date": date, "x-ms-version": version, "Authorization": f"SharedKey {AZURITE_ACCOUNT}:{signature}"}
-    address = f"{url}/{AZURITE_ACCOUNT}/{name}?restype=container"
-    request = urllib.request.Request(address, headers=headers | {"Content-Length": "0"}, method="PUT")
-    urllib.request.urlopen(request).close()
-
-
-def _put_into_azure(folder: Path, prefix: str) -> None:
-    store = obstore.store.AzureStore(BUCKET, use_emulator=True, client_options={"allow_http": True})
-    for path in sorted((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.name == "bundle.json"):
-        obstore.put(store, f"{prefix}/{path.relative_to(folder)}", path.read_bytes())
 
 
 def free_port() -> int:
@@ -350,6 +305,3 @@ def web(web_folder: Path) -> Iterator[int]:
     """Port of a web server with WebDAV that gives `web_folder`."""
     with run_web(web_folder) as port:
         yield port
-
-
-parse = functools.partial(Address.parse)

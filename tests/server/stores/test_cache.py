@@ -1,4 +1,4 @@
-"""Files by their SHA-256, within a bound, shared by processes."""
+"""The cache: files by their SHA-256, within a bound, shared by processes."""
 
 import fcntl
 import hashlib
@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import pytest
 
@@ -33,95 +33,88 @@ def nothing(_: IO[bytes]) -> None:
     raise AssertionError("is there already")
 
 
-def never() -> bool:
-    return False
+def obtain(cache: Cache, content: bytes, fill: Callable[[IO[bytes]], None]) -> Path:
+    return cache.obtain(entry(content), fill, lambda: False)
 
 
 def keep(cache: Cache, content: bytes) -> Path:
     with cache.hold({"it": entry(content)}, "it"):
-        return cache.obtain(entry(content), filling(content), never)
+        return obtain(cache, content, filling(content))
 
 
 def size(folder: Path) -> int:
     return sum(path.stat().st_size for path in (*folder.glob("objects/*/*"), *folder.glob("partial/*")))
 
 
-def test_a_file_is_made_once(tmp_path: Path) -> None:
+def test_file_is_made_once_and_again_if_it_was_damaged(tmp_path: Path) -> None:
     cache = Cache(tmp_path)
     path = keep(cache, b"weights")
     with cache.hold({"it": entry(b"weights")}, "it"):
-        assert cache.obtain(entry(b"weights"), nothing, never) == path
+        assert obtain(cache, b"weights", nothing) == path
     assert path.read_bytes() == b"weights" and not path.stat().st_mode & 0o222
-
-
-def test_a_file_that_was_damaged_on_disk_is_made_again(tmp_path: Path) -> None:
-    cache = Cache(tmp_path)
-    path = keep(cache, b"weights")
     path.chmod(0o644)
     path.write_bytes(b"weighty")
     assert keep(cache, b"weights").read_bytes() == b"weights"
 
 
-def test_the_least_recently_used_go_first_and_only_as_many_as_must(tmp_path: Path) -> None:
+def test_least_recently_used_files_go_first_and_only_as_many_as_must(tmp_path: Path) -> None:
     cache = Cache(tmp_path, 10 * KIB)
     contents = [bytes([number]) * 3000 for number in range(5)]
     paths = [keep(cache, content) for content in contents[:3]]
-    keep(cache, contents[0])  # used again
+    keep(cache, contents[0])
     keep(cache, contents[3])
-    assert [path.exists() for path in paths] == [True, False, True]
-    assert size(tmp_path) <= cache.max_bytes
+    assert [path.exists() for path in paths] == [True, False, True] and size(tmp_path) <= cache.max_bytes
+
+    def break_off(file: IO[bytes]) -> None:
+        file.write(b"4" * 5000)
+        raise ConnectionError
+
+    with cache.hold({"it": entry(b"4" * 6000)}, "it"), pytest.raises(ConnectionError):
+        obtain(cache, b"4" * 6000, break_off)
+    assert [path.exists() for path in paths] == [False] * 3 and size(tmp_path) == 5000 + 3000, "partial files count"
+    keep(cache, b"5" * 9000)
+    assert size(tmp_path) == 9000
 
 
-def test_what_is_held_stays_whoever_needs_room(tmp_path: Path) -> None:
+def test_held_files_stay_and_more_than_the_bound_is_refused(tmp_path: Path) -> None:
     cache, other = Cache(tmp_path, 10 * KIB), Cache(tmp_path, 10 * KIB)
     first, second = b"1" * 6000, b"2" * 6000
     with cache.hold({"it": entry(first)}, "first"):
-        path = cache.obtain(entry(first), filling(first), never)
-        with (
-            pytest.raises(BundleError, match=r"second: .* of which other pulls need 6000"),
-            other.hold({"it": entry(second)}, "second"),
-        ):
+        path = obtain(cache, first, filling(first))
+        refused = pytest.raises(BundleError, match=r"second: .* of which other pulls need 6000")
+        with refused, other.hold({"it": entry(second)}, "second"):
             pass
         assert path.exists()
         with other.hold({"it": entry(first)}, "the same"):
-            assert other.obtain(entry(first), nothing, never) == path
+            assert obtain(other, first, nothing) == path
     keep(other, second)
     assert not path.exists()
-
-
-def test_more_than_the_bound_is_refused_by_name(tmp_path: Path) -> None:
-    cache = Cache(tmp_path, 1 * KIB)
-    path = keep(cache, b"small")
-    files = {"a": entry(b"a" * 1024), "b": entry(b"b" * 1024)}
-    refused = pytest.raises(BundleError, match=rf"large: has 2048 bytes, and the cache in {tmp_path} may hold 1024")
+    files = {"a": entry(b"a" * 5120), "b": entry(b"b" * 5121)}
+    refused = pytest.raises(BundleError, match=rf"large: has 10241 bytes, and the cache in {tmp_path} may hold 10240")
     with refused, cache.hold(files, "large"):
         pass
-    assert path.exists()
-
-
-def test_a_file_that_a_bundle_has_twice_counts_once(tmp_path: Path) -> None:
-    with Cache(tmp_path, 1 * KIB).hold({"a": entry(b"a" * 1024), "b": entry(b"a" * 1024)}, "twins"):
+    with cache.hold({"a": entry(b"a" * 10240), "b": entry(b"a" * 10240)}, "a file twice counts once"):
         pass
 
 
-def hold_for_ever(folder: str, content: bytes, is_stand_in: object) -> None:
+def hold_for_ever(folder: str, content: bytes, is_filling: Any) -> None:
     cache = Cache(Path(folder), 10 * KIB)
     with cache.hold({"it": entry(content)}, "it"):
 
         def fill(file: IO[bytes]) -> None:
             file.write(content[:100])
-            is_stand_in.set()  # type: ignore[attr-defined]
+            is_filling.set()
             signal.pause()
 
-        cache.obtain(entry(content), fill, never)
+        obtain(cache, content, fill)
 
 
-def test_who_is_killed_holds_nothing_and_leaves_what_came(tmp_path: Path) -> None:
+def test_killed_process_holds_nothing_and_leaves_what_came(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
-    is_stand_in, content = context.Event(), b"3" * 6000
-    process = context.Process(target=hold_for_ever, args=(str(tmp_path), content, is_stand_in))
+    is_filling, content = context.Event(), b"3" * 6000
+    process = context.Process(target=hold_for_ever, args=(str(tmp_path), content, is_filling))
     process.start()
-    is_stand_in.wait()
+    is_filling.wait()
     partial = tmp_path / "partial" / entry(content).sha256
     with partial.open("rb") as file, pytest.raises(BlockingIOError):
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -135,26 +128,11 @@ def test_who_is_killed_holds_nothing_and_leaves_what_came(tmp_path: Path) -> Non
 
     cache = Cache(tmp_path, 10 * KIB)
     with cache.hold({"it": entry(content)}, "it"):
-        assert cache.obtain(entry(content), go_on, never).read_bytes() == content
-    assert found == [100]
-    assert list((tmp_path / "held").iterdir()) == []
+        assert obtain(cache, content, go_on).read_bytes() == content
+    assert found == [100] and list((tmp_path / "held").iterdir()) == []
 
 
-def test_partial_files_count_and_go_too(tmp_path: Path) -> None:
-    cache = Cache(tmp_path, 10 * KIB)
-
-    def break_off(file: IO[bytes]) -> None:
-        file.write(b"4" * 5000)
-        raise ConnectionError
-
-    with cache.hold({"it": entry(b"4" * 6000)}, "it"), pytest.raises(ConnectionError):
-        cache.obtain(entry(b"4" * 6000), break_off, never)
-    assert size(tmp_path) == 5000
-    keep(cache, b"5" * 9000)
-    assert size(tmp_path) == 9000
-
-
-def test_a_second_place_is_the_same_file_or_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_place_is_the_same_file_or_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = keep(Cache(tmp_path / "cache"), b"weights")
     put(source, tmp_path / "a/b/linked")
     assert (tmp_path / "a/b/linked").samefile(source)

@@ -12,9 +12,9 @@ import pytest
 
 from dragoman.export.bundle import Bundle, BundleError, hash_file
 from dragoman.export.signing import Keys
-from tests.e2e.test_front_ends import wait_until
 from tests.server.stores.conftest import BIG_FILE, S3, digest, files
 from tests.server.stores.proxy import Harm, Proxy
+from tests.system.test_front_ends import wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -17,10 +17,10 @@ from dragoman.server.config import ServerConfig
 from dragoman.server.model_source import ModelSource, default_folder
 from dragoman.server.stores.mirror import Mirror, Synced
 from tests.certificates import openssl
-from tests.e2e.conftest import serve as serve
-from tests.e2e.test_front_ends import wait_until
 from tests.server.repository.copies import copy
 from tests.server.stores.conftest import S3, Registry
+from tests.system.conftest import serve as serve
+from tests.system.test_front_ends import wait_until
 
 Make = Callable[..., Path]
 ADDRESS = "s3://models/all"
