@@ -3,7 +3,6 @@
 import asyncio
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from dragoman.export.signing import sign
 from dragoman.model.errors import InputError
 from dragoman.server.config import ServerConfig
 from dragoman.server.model_source import ModelSource, default_folder
-from dragoman.server.stores.mirror import Mirror, Synced
 from tests.certificates import openssl
 from tests.server.repository.copies import copy
 from tests.server.stores.conftest import S3, Registry
@@ -44,63 +42,46 @@ def put(s3: S3, make_bundle: Make, tmp_path: Path) -> Callable[[str], None]:
     return put_version
 
 
-def test_a_folder_is_what_it_is(tmp_path: Path) -> None:
+def test_folder_is_used_as_it_is(tmp_path: Path) -> None:
     source = ModelSource(ServerConfig(models=tmp_path), None)
     source.fetch()
     assert source.folder == tmp_path and not source.is_followed
     assert ServerConfig(models=str(tmp_path)).models == tmp_path  # type: ignore[arg-type]
 
 
-def test_the_newest_comes_with_one_to_spare(put: Callable[[str], None], tmp_path: Path) -> None:
-    for version in ("2", "9", "10"):
+@pytest.mark.parametrize(
+    ("model_file", "own_file", "expected"),
+    [
+        (b"", "", ["10", "9"]),  # the newest, and one to spare
+        (b'[labels]\nstable = "1"\n', "", ["1", "10", "9"]),
+        (b'[labels]\nstable = "2"\n', '[labels]\nstable = "1"\n', ["1", "10", "9"]),
+        (b"[labels\n", "", ["10", "9"]),
+    ],
+)
+def test_versions_that_the_model_file_asks_for_are_fetched(
+    put: Callable[[str], None], s3: S3, tmp_path: Path, model_file: bytes, own_file: str, expected: list[str]
+) -> None:
+    for version in ("1", "2", "9", "10"):
         put(version)
-    source = source_of(tmp_path / "here")
-    source.fetch()
-    assert versions(source.folder) == ["10", "9"]
-
-
-def test_a_models_own_file_says_which_come(put: Callable[[str], None], s3: S3, tmp_path: Path) -> None:
-    for version in ("1", "2", "3", "4"):
-        put(version)
-    s3.client.put_object(Bucket="models", Key="all/en-de/model.toml", Body=b'[labels]\nstable = "1"\n')
-    source = source_of(tmp_path / "here")
-    source.fetch()
-    assert versions(source.folder) == ["1", "3", "4"]
-
-
-def test_a_file_that_takes_its_place_says_which_come(put: Callable[[str], None], s3: S3, tmp_path: Path) -> None:
-    for version in ("1", "2", "3", "4"):
-        put(version)
-    s3.client.put_object(Bucket="models", Key="all/en-de/model.toml", Body=b'[labels]\nstable = "2"\n')
+    if model_file:
+        s3.client.put_object(Bucket="models", Key="all/en-de/model.toml", Body=model_file)
     (tmp_path / "files").mkdir()
-    (tmp_path / "files/en-de.toml").write_text('[labels]\nstable = "1"\n')
+    if own_file:
+        (tmp_path / "files/en-de.toml").write_text(own_file)
     source = source_of(tmp_path / "here", model_files=tmp_path / "files")
     source.fetch()
-    assert versions(source.folder) == ["1", "3", "4"]
+    assert versions(source.folder) == expected
+    if model_file == b"[labels\n":
+        put("11")
+        source.fetch()
+        assert versions(source.folder) == expected, "while the file cannot be used, none comes and none goes"
 
 
-def test_while_a_models_file_cannot_be_used_no_version_comes_and_none_goes(
-    put: Callable[[str], None], s3: S3, tmp_path: Path
-) -> None:
-    """All that there had ever been came, which may be more than any disk holds."""
-    for version in ("1", "2", "3", "4"):
-        put(version)
-    s3.client.put_object(Bucket="models", Key="all/en-de/model.toml", Body=b"[labels\n")
-    source = source_of(tmp_path / "here")
-    source.fetch()
-    put("5")
-    source.fetch()
-    assert versions(source.folder) == ["3", "4"]
-
-
-def test_a_store_without_models_is_named(s3: S3, tmp_path: Path) -> None:
-    with pytest.raises(BundleError, match="s3://models/all: holds no bundle"):
-        source_of(tmp_path / "here").fetch()
-
-
-def test_what_was_brought_before_will_do_while_the_store_is_away(
+def test_fetched_versions_suffice_while_the_store_is_away(
     put: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    with pytest.raises(BundleError, match="s3://models/all: holds no bundle"):
+        source_of(tmp_path / "here").fetch()
     put("1")
     source_of(tmp_path / "here").fetch()
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
@@ -108,87 +89,41 @@ def test_what_was_brought_before_will_do_while_the_store_is_away(
     assert versions(tmp_path / "here") == ["1"]
 
 
-def test_an_address_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_each_address_has_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    one, other = default_folder("s3://models/a"), default_folder("s3://models/b")
+    assert one != other and one.is_relative_to(tmp_path) and one == default_folder("s3://models/a")
     for address in ("ftp://models", "s3://"):
         with pytest.raises(InputError, match=r"ftp://: not a scheme|lacks a bucket"):
             ModelSource(ServerConfig(models=address), None)
 
 
-def test_each_address_has_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    one, other = default_folder("s3://models/a"), default_folder("s3://models/b")
-    assert one != other and one.is_relative_to(tmp_path) and one == default_folder("s3://models/a")
-
-
-def test_whoever_follows_is_told_of_what_has_come_and_of_nothing_else(put: Callable[[str], None], tmp_path: Path) -> None:
+async def test_only_changes_are_told_and_versions_in_use_stay(put: Callable[[str], None], tmp_path: Path) -> None:
     put("1")
     source = source_of(tmp_path / "here")
     source.fetch()
     told: list[list[str]] = []
+    changed = asyncio.Event()
 
     async def tell() -> None:
         told.append(versions(source.folder))
+        changed.set()
 
-    async def run() -> None:
-        await source.look(tell)
-        put("2")
-        await source.look(tell)
-        await source.look(tell)
-
-    asyncio.run(run())
+    await source.look(tell)
+    put("2")
+    await asyncio.gather(*(source.look(tell) for _ in range(3)))
     assert told == [["1", "2"]]
-
-
-def test_before_anything_is_served_nothing_that_may_be_is_taken_away(put: Callable[[str], None], tmp_path: Path) -> None:
-    put("1")
-    source_of(tmp_path / "here").fetch()
-    for version in ("2", "3"):
+    for version in ("3", "4"):
         put(version)
     source = source_of(tmp_path / "here", store_poll_seconds=0.05)
     source.fetch()
-    assert versions(source.folder) == ["1", "2", "3"]
-
-    async def run() -> None:
-        changed = asyncio.Event()
-
-        async def tell() -> None:
-            changed.set()
-
-        following = asyncio.create_task(source.follow(tell, lambda directory: directory.name == "3"))
-        await asyncio.wait_for(changed.wait(), 20)
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
-
-    asyncio.run(run())
-    assert versions(source.folder) == ["2", "3"]
-
-
-def test_two_who_look_at_once_look_one_after_the_other(
-    put: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    put("1")
-    source = source_of(tmp_path / "here")
-    looking: list[int] = []
-    most = []
-    sync = Mirror.sync
-
-    def counted(mirror: Mirror) -> Synced:
-        looking.append(1)
-        most.append(len(looking))
-        time.sleep(0.05)
-        try:
-            return sync(mirror)
-        finally:
-            looking.pop()
-
-    async def tell() -> None: ...
-
-    async def run() -> None:
-        await asyncio.gather(*(source.look(tell) for _ in range(3)))
-
-    monkeypatch.setattr(Mirror, "sync", counted)
-    asyncio.run(run())
-    assert most == [1, 1, 1]
+    assert versions(source.folder) == ["1", "2", "3", "4"], "nothing goes before anything is served"
+    changed.clear()
+    following = asyncio.create_task(source.follow(tell, lambda directory: directory.name == "2"))
+    await asyncio.wait_for(changed.wait(), 20)
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
+    assert told[1:] == [["2", "3", "4"]]
 
 
 @pytest.mark.e2e
