@@ -1,7 +1,8 @@
-"""What front ends are told of versions, and what is made of what they say; they themselves are played by hand."""
+"""Publication of routes to frontend workers, which are fakes that answer as a test says."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,8 @@ from dragoman.server.repository.use import Outcomes
 from dragoman.server.telemetry.metrics import Metrics
 
 
-class HandFrontEnd:
-    """A front end that takes what it is told when a test says so, see `KeptFrontEnd`."""
+class FakeFrontEnd:
+    """A `KeptFrontEnd` that refuses some labels, or does not answer."""
 
     def __init__(self, number: int, on_change: Callable[[], None]) -> None:
         self.number, self._on_change = number, on_change
@@ -64,156 +65,121 @@ class HandFrontEnd:
         return [desk.label for served in self.told[-1].models for desk in served.desks]
 
 
-class Bench:
+class World:
     def __init__(self, tiny_bundle: Path, folder: Path) -> None:
         self.config = load({"models": tiny_bundle, "front_ends": 2, "host": "127.0.0.1", "port": 0})
         self.metrics = Metrics(CollectorRegistry(), LATENCY_BUCKETS)
+        self.metrics.add_engines("tiny", range(1))
         self.repository: Repository[Any] = Repository()
         self.bundle = Bundle.open(tiny_bundle)
         self.fronts = FrontEnds(self.config, self.repository, self.metrics, "1")
         self.fronts._folder = str(folder)
         self.fronts._handed = HandedBundles(folder / "bundles")
-        self.hands = [HandFrontEnd(number, self.fronts._publish) for number in range(2)]
-        self.fronts._front_ends = self.hands  # type: ignore[assignment]
+        self.fakes = [FakeFrontEnd(number, self.fronts._publish) for number in range(2)]
+        self.fronts._front_ends = self.fakes  # type: ignore[assignment]
 
-    async def version(self, label: str) -> LoadedModel[Any]:
+    async def versions(self, *labels: str) -> list[LoadedModel[Any]]:
         nothing: Any = None
-        self.metrics.add_engines("tiny", range(1))
-        engine = make_engine(self.config, self.bundle, EnginePlan(1, ((),)), self.metrics, on_change=lambda: None)
-        model: LoadedModel[Any] = LoadedModel(self.bundle, nothing, nothing, engine, label)
-        await self.fronts.adopt(model)
-        return model
+        found = []
+        for label in labels:
+            engine = make_engine(self.config, self.bundle, EnginePlan(1, ((),)), self.metrics, on_change=lambda: None)
+            found.append(LoadedModel(self.bundle, nothing, nothing, engine, label))
+            await self.fronts.adopt(found[-1])
+        return found
+
+    async def publish(self, model: LoadedModel[Any], name: str = "tiny", **fields: Any) -> None:
+        await self.fronts.publish(name, Route.to(model, **fields))
 
     def endpoint(self, model: LoadedModel[Any]) -> str:
         return self.fronts._desks[model].endpoint
 
 
-@pytest.fixture
-def play(tiny_bundle: Path, tmp_path: Path) -> Callable[[Callable[[Bench], Awaitable[None]]], None]:
-    def run(scene: Callable[[Bench], Awaitable[None]]) -> None:
-        async def on_the_bench() -> None:
-            bench = Bench(tiny_bundle, tmp_path)
-            try:
-                async with asyncio.timeout(20):
-                    await scene(bench)
-            finally:
-                bench.fronts._front_ends = []
-                await bench.fronts.flush()
-
-        asyncio.run(on_the_bench())
-
-    return run
+@asynccontextmanager
+async def world_of(bundle: Path, folder: Path) -> AsyncIterator[World]:
+    world = World(bundle, folder)
+    try:
+        async with asyncio.timeout(20):
+            yield world
+    finally:
+        world.fronts._front_ends = []
+        await world.fronts.flush()
 
 
-Play = Callable[[Callable[[Bench], Awaitable[None]]], None]
+async def turns() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
 
 
-def test_a_route_is_published_when_all_serve_it(play: Play) -> None:
-    async def scene(bench: Bench) -> None:
-        one = await bench.version("1")
-        bench.hands[1].is_silent = True
-        publishing = asyncio.create_task(bench.fronts.publish("tiny", Route.to(one)))
-        while not bench.hands[1].told:
-            await asyncio.sleep(0)
-        for _ in range(5):
-            await asyncio.sleep(0)
+async def test_route_is_published_when_all_serve_it(tiny_bundle: Path, tmp_path: Path) -> None:
+    async with world_of(tiny_bundle, tmp_path) as world:
+        [one] = await world.versions("1")
+        first, second = world.fakes
+        second.is_silent = True
+        publishing = asyncio.create_task(world.publish(one))
+        await turns()
         assert not publishing.done()
-        bench.hands[1].answer(bench.hands[1].told[-1])
+        second.answer(second.told[-1])
         await publishing
-        assert bench.repository.get("tiny") is one and [hand.labels for hand in bench.hands] == [["1"], ["1"]]
-        assert not bench.hands[0].told[-1].models[0].is_stand_in
-        bench.hands[1].is_silent = False
-        await bench.fronts.publish("tiny", Route.to(one, is_stand_in=True))
-        assert bench.hands[0].told[-1].models[0].is_stand_in
-        assert route_of(bench.hands[0].told[-1].models[0], {bench.endpoint(one): one}) == bench.repository.find("tiny")
+        assert world.repository.get("tiny") is one and first.labels == second.labels == ["1"]
+        assert not first.told[-1].models[0].is_stand_in
+        second.is_silent = False
+        await world.publish(one, is_stand_in=True)
+        assert first.told[-1].models[0].is_stand_in
+        assert route_of(first.told[-1].models[0], {world.endpoint(one): one}) == world.repository.find("tiny")
+        for _ in world.fakes:
+            world.fronts._note_used(Used({world.endpoint(one): (3, 1, 0.5), "ipc://gone": (9, 9, 9.0)}))
+        assert world.fronts.outcomes(one) == Outcomes(6, 2, 1.0)
 
-    play(scene)
 
-
-def test_what_one_cannot_serve_is_not_published(play: Play) -> None:
-    async def scene(bench: Bench) -> None:
-        one, two = await bench.version("1"), await bench.version("2")
-        await bench.fronts.publish("tiny", Route.to(one))
-        bench.hands[1].refused.add("2")
+async def test_refused_route_is_not_published_and_blamed_on_no_other_model(tiny_bundle: Path, tmp_path: Path) -> None:
+    async with world_of(tiny_bundle, tmp_path) as world:
+        old, one, bad, good = await world.versions("0", "1", "bad", "good")
+        await world.publish(old)
+        await world.publish(one)
+        world.fakes[1].refused.add("bad")
+        publishing = asyncio.create_task(world.publish(bad))
+        await asyncio.sleep(0)
+        releasing = asyncio.create_task(world.fronts.until_released(old))  # told meanwhile, it hides no problem
         with pytest.raises(CannotServe, match="front end 1: another bundle"):
-            await bench.fronts.publish("tiny", Route.to(two))
-        assert bench.repository.get("tiny") is one
-        await bench.fronts.publish("tiny", Route.to(one))
-        assert [hand.labels for hand in bench.hands] == [["1"], ["1"]]
-
-    play(scene)
-
-
-def test_one_models_route_that_cannot_be_served_is_not_blamed_on_another_published_with_it(play: Play) -> None:
-    async def scene(bench: Bench) -> None:
-        one, bad, good = await bench.version("1"), await bench.version("bad"), await bench.version("good")
-        await bench.fronts.publish("tiny", Route.to(one))
-        for hand in bench.hands:
-            hand.refused.add("bad")
-        results = await asyncio.gather(
-            bench.fronts.publish("tiny", Route.to(bad)), bench.fronts.publish("other", Route.to(good)), return_exceptions=True
-        )
-        assert isinstance(results[0], CannotServe) and results[1] is None
-
-    play(scene)
-
-
-def test_one_that_does_not_answer_cannot_serve(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(front_ends, "SERVE_SECONDS", 0.01)
-
-    async def scene(bench: Bench) -> None:
-        bench.hands[0].is_silent = True
-        with pytest.raises(CannotServe, match="front end 0 does not answer"):
-            await bench.fronts.publish("tiny", Route.to(await bench.version("1")))
-        bench.hands[0].state = State()
-        await bench.fronts.publish("tiny", Route.to(await bench.version("2")))
-
-    play(scene)
-
-
-def test_a_version_is_kept_everywhere_until_it_is_to_end_and_ends_when_all_have_released_it(play: Play) -> None:
-    async def scene(bench: Bench) -> None:
-        one, two = await bench.version("1"), await bench.version("2")
-        await bench.fronts.publish("tiny", Route.to(one))
-        await bench.fronts.publish("tiny", Route.to(two))
-        first = bench.endpoint(one)
-        assert all(first in hand.told[-1].kept for hand in bench.hands)
-        releasing = asyncio.create_task(bench.fronts.until_released(one))
-        await asyncio.sleep(0)
-        assert all(first not in hand.told[-1].kept and hand.labels == ["2"] for hand in bench.hands)
-        bench.hands[0].release(first)
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert not releasing.done()
-        bench.hands[1].release(first)
-        await releasing
-        assert one not in bench.fronts._desks and bench.fronts.outcomes(one) == Outcomes()
-
-    play(scene)
-
-
-def test_a_release_that_is_told_while_a_route_is_published_hides_no_problem(play: Play) -> None:
-    async def scene(bench: Bench) -> None:
-        old, one, two = [await bench.version(label) for label in ("0", "1", "2")]
-        await bench.fronts.publish("tiny", Route.to(old))
-        await bench.fronts.publish("tiny", Route.to(one))
-        bench.hands[0].refused.add("2")
-        publishing = asyncio.create_task(bench.fronts.publish("tiny", Route.to(two)))
-        await asyncio.sleep(0)
-        releasing = asyncio.create_task(bench.fronts.until_released(old))
-        with pytest.raises(CannotServe, match="front end 0"):
             await publishing
         releasing.cancel()
         await asyncio.gather(releasing, return_exceptions=True)
+        assert world.repository.get("tiny") is one
+        await world.publish(one)
+        assert [fake.labels for fake in world.fakes] == [["1"], ["1"]]
+        both = asyncio.gather(world.publish(bad), world.publish(good, "other"), return_exceptions=True)
+        refused, published = await both
+        assert isinstance(refused, CannotServe) and published is None
 
-    play(scene)
+
+async def test_worker_that_does_not_answer_cannot_serve_unless_it_is_down(
+    tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(front_ends, "SERVE_SECONDS", 0.01)
+    async with world_of(tiny_bundle, tmp_path) as world:
+        one, two = await world.versions("1", "2")
+        world.fakes[0].is_silent = True
+        with pytest.raises(CannotServe, match="front end 0 does not answer"):
+            await world.publish(one)
+        world.fakes[0].state = State()
+        await world.publish(two)
 
 
-def test_what_front_ends_tell_of_requests_is_added_up(play: Play) -> None:
-    async def scene(bench: Bench) -> None:
-        one = await bench.version("1")
-        for _ in bench.hands:
-            bench.fronts._note_used(Used({bench.endpoint(one): (3, 1, 0.5), "ipc://gone": (9, 9, 9.0)}))
-        assert bench.fronts.outcomes(one) == Outcomes(6, 2, 1.0)
-
-    play(scene)
+async def test_version_is_kept_everywhere_until_it_ends_and_ends_when_all_have_released_it(
+    tiny_bundle: Path, tmp_path: Path
+) -> None:
+    async with world_of(tiny_bundle, tmp_path) as world:
+        one, two = await world.versions("1", "2")
+        await world.publish(one)
+        await world.publish(two)
+        first = world.endpoint(one)
+        assert all(first in fake.told[-1].kept for fake in world.fakes)
+        releasing = asyncio.create_task(world.fronts.until_released(one))
+        await asyncio.sleep(0)
+        assert all(first not in fake.told[-1].kept and fake.labels == ["2"] for fake in world.fakes)
+        for fake in world.fakes:
+            await turns()
+            assert not releasing.done()
+            fake.release(first)
+        await releasing
+        assert world.fronts.outcomes(one) == Outcomes()

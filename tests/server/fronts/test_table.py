@@ -1,4 +1,4 @@
-"""What callers have used, as several front ends see it: processes where that matters, tables of one process where it does not."""
+"""Usage of callers that frontend workers share: processes where that matters, tables of one process where it does not."""
 
 import os
 import subprocess
@@ -32,7 +32,7 @@ def table() -> Iterator[UsageTable]:
 
 
 class World:
-    """The callers of a file at each of the front ends, and the time."""
+    """The callers of a file at each of the workers, and the time."""
 
     def __init__(self, table: UsageTable, path: Path) -> None:
         self.seconds = 1000.0
@@ -60,10 +60,11 @@ class World:
     def at(self, number: int, token: str = "s3cret") -> Caller:
         return self.callers[number].identify([("authorization", f"Bearer {token}")])
 
-    def limit(self, number: int) -> str | None:
-        """Return the limit that keeps a request out at a front end; None if it was let in."""
+    def limit(self, number: int, *, is_stream: bool = False) -> str | None:
+        """Return the limit that keeps a request or a stream out at a worker; None if it was let in."""
+        caller = self.at(number)
         try:
-            self.at(number).enter()
+            caller.enter_stream() if is_stream else caller.enter()
         except LimitReached as error:
             return error.limit
         return None
@@ -77,55 +78,47 @@ def world(table: UsageTable, tmp_path: Path) -> Iterator[World]:
         each.close()
 
 
-def test_requests_under_way_count_wherever_they_are(world: World) -> None:
-    world.write("max_requests = 3")
-    assert [world.limit(number) for number in (0, 1, 2, 0)] == [None, None, None, "max_requests"]
-    world.at(1).leave(0)
-    assert [world.limit(2), world.limit(1)] == [None, "max_requests"]
-    assert world.callers[0].identify([("authorization", "Bearer 0ther")]).name == "other"
+# Limits, events at workers by number, and the limits that keep them out: `e` enters, `l` leaves, `s` and `S` a stream, `+` seconds.
+SCENARIOS = [
+    ("max_requests = 3", "e0 e1 e2 e0 l1 e2 e1", "- - - max_requests - max_requests"),
+    ("max_requests = 1", "s0 s1 S0 s1", "- max_requests -"),
+    ("requests_per_second = 2\nrequests_burst = 4", "e0 e1 e2 e0 e1 e2", "- - - - requests_per_second requests_per_second"),
+    ("requests_per_second = 2\nrequests_burst = 2", "e0 e1 e2 +1 e0 e1 e2", "- - requests_per_second - - requests_per_second"),
+    ("tokens_per_second = 10", "e0 t0 e1 +1.9 e2 +0.6 e2", "- tokens_per_second tokens_per_second -"),
+    (
+        "max_requests = 2\nrequests_per_second = 1\nrequests_burst = 3",
+        "e1 s1 e0 e2 d1 e1 +1 e1 e2",
+        "- - - max_requests requests_per_second - max_requests",
+    ),
+]
+
+
+@pytest.mark.parametrize(("limits", "events", "outcomes"), SCENARIOS)
+def test_limits_hold_for_all_workers_together(world: World, table: UsageTable, limits: str, events: str, outcomes: str) -> None:
+    world.write(limits)
+    found = []
+    for event, value in ((each[0], each[1:]) for each in events.split()):
+        if event == "+":
+            world.seconds += float(value)
+            continue
+        number = int(value)
+        if event in "es":
+            found.append(world.limit(number, is_stream=event == "s") or "-")
+        elif event == "l":
+            world.at(number).leave(0)
+        elif event == "S":
+            world.at(number).leave_stream()
+        elif event == "t":
+            world.at(number).read(5)
+            world.at(number).leave(25)
+        else:  # a worker dies, and another one takes its place
+            table.clear(number)
+            world.callers[number] = world.start(number)
+    assert found == outcomes.split()
     world.at(0, "0ther").enter()
 
 
-def test_streams_count_wherever_they_are(world: World) -> None:
-    world.write("max_requests = 1")
-    world.at(0).enter_stream()
-    with pytest.raises(LimitReached):
-        world.at(1).enter_stream()
-    world.at(0).leave_stream()
-    world.at(1).enter_stream()
-
-
-def test_rates_are_not_multiplied_by_front_ends(world: World) -> None:
-    world.write("requests_per_second = 2\nrequests_burst = 4")
-    assert [world.limit(number % 3) for number in range(6)] == [None] * 4 + ["requests_per_second"] * 2
-    world.seconds += 1
-    assert [world.limit(number % 3) for number in range(4)] == [None] * 2 + ["requests_per_second"] * 2
-
-
-def test_tokens_are_owed_at_every_front_end(world: World) -> None:
-    world.write("tokens_per_second = 10")
-    world.at(0).enter()
-    world.at(0).read(5)
-    world.at(0).leave(25)
-    assert world.limit(1) == "tokens_per_second"
-    world.seconds += 2.5
-    assert world.limit(2) is None
-
-
-def test_what_a_dead_front_end_had_under_way_is_taken_away(world: World, table: UsageTable) -> None:
-    world.write("max_requests = 2\nrequests_per_second = 1\nrequests_burst = 3")
-    world.at(1).enter()
-    world.at(1).enter_stream()
-    world.at(0).enter()
-    assert world.limit(2) == "max_requests"
-    table.clear(1)
-    world.callers[1] = world.start(1)
-    assert world.limit(1) == "requests_per_second", "what was used of a rate stays used"
-    world.seconds += 1
-    assert [world.limit(1), world.limit(2)] == [None, "max_requests"]
-
-
-def test_limits_may_come_and_go(world: World) -> None:
+def test_limits_change_with_the_file_at_the_workers_that_have_read_it(world: World) -> None:
     world.write("")
     world.at(0).enter()
     world.at(1).enter()
@@ -137,7 +130,7 @@ def test_limits_may_come_and_go(world: World) -> None:
     assert world.limit(1) == "requests_per_second"
 
 
-def test_a_front_end_that_has_not_read_a_new_file_yet_does_not_undo_it(world: World) -> None:
+def test_worker_that_has_not_read_a_new_file_yet_does_not_undo_it(world: World) -> None:
     world.write("")
     world.path.write_text('[callers.web]\ntoken = "s3cret"\nrequests_per_second = 1\nrequests_burst = 2')
     world.read(0)
@@ -157,7 +150,7 @@ def test_many_callers_have_a_record_each(table: UsageTable) -> None:
     other.close()
 
 
-def test_more_callers_than_there_is_room_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_callers_beyond_the_capacity_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "MAX_CALLERS", 2)
     table = UsageTable.open(1)
     for name in ("a", "b", "a"):
@@ -203,7 +196,7 @@ def front_end(table: UsageTable, number: int, times: int = 0) -> Iterator[Any]:
 
 
 def test_nothing_is_lost_between_processes(table: UsageTable) -> None:
-    times = 2000
+    times = 1000
     with ExitStack() as stack:
         processes = [stack.enter_context(front_end(table, number, times)) for number in range(NUM_FRONT_ENDS)]
         assert [process.stdout.readline() for process in processes] == ["ready\n"] * NUM_FRONT_ENDS
@@ -219,7 +212,7 @@ def test_nothing_is_lost_between_processes(table: UsageTable) -> None:
         assert usage.tokens.level == pytest.approx(1e9 - NUM_FRONT_ENDS * times, abs=1e-3)
 
 
-def test_a_process_that_is_killed_gives_its_lock_back(table: UsageTable) -> None:
+def test_killed_process_releases_its_lock(table: UsageTable) -> None:
     with front_end(table, 1) as process:
         process.stdin.write("go\n")
         process.stdin.flush()
