@@ -6,7 +6,7 @@ import io
 import json
 import logging
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +26,28 @@ from tests.server.scripted import scripted_model
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is a coroutine in an event loop of its own; it leaves no task behind."""
+    """Run a test that is a coroutine."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
 
-    async def run() -> None:
-        await pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters})
-        assert asyncio.all_tasks() == {asyncio.current_task()}, "tasks are left"
-
-    asyncio.run(run())
+    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    run(lambda: pyfuncitem.obj(**arguments))
     return True
+
+
+def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run a scenario in an event loop of its own; it leaves no task behind, and no error in a callback goes unseen."""
+
+    async def checked() -> None:
+        problems: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context))
+        await scenario()
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert asyncio.all_tasks() == {asyncio.current_task()}, "tasks are left"
+        assert problems == []
+
+    asyncio.run(checked())
 
 
 TEXTS = ["Ein Hund läuft durch den Schnee.", "A dog runs through the snow.", "Zwei Männer spielen Fußball.", "日本語 のテキスト 🐕"]

@@ -1,4 +1,4 @@
-"""Engines under supervision: real processes with a tiny model, and what is left when they are gone."""
+"""Supervision of engines: real processes with a tiny model, their restarts, and nothing that is left when they are gone."""
 
 import asyncio
 import os
@@ -6,7 +6,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +19,7 @@ from dragoman.server.engine.messages import Ready, Request, Statistics
 from dragoman.server.engine.settings import EngineSettings
 from dragoman.server.errors import Unavailable
 from dragoman.server.supervisor import STABLE_SECONDS, EngineCannotStart, RestartPolicy, SupervisedEngine
+from tests.server.conftest import run as run
 
 QUICK = RestartPolicy(initial_backoff_seconds=0.05, max_backoff_seconds=0.2)
 
@@ -59,179 +60,118 @@ class Watched:
     async def generate(self) -> Any:
         return await self.engine.generate(Request(self.engine.next_id(), [5, 1], 20, time.monotonic()))
 
-    async def until(self, is_ready: bool) -> None:
+    async def until(self, is_so: Callable[[], object]) -> None:
         async with asyncio.timeout(30):
-            while self.engine.is_ready != is_ready:
+            while not is_so():
                 await asyncio.sleep(0.01)
+
+    async def started(self) -> "Watched":
+        await self.engine.start()
+        return self
+
+    def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
+        assert self.engine.process_id is not None
+        os.kill(self.engine.process_id, number)
 
 
 @pytest.fixture(autouse=True)
 def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where engines have their sockets; short, for the system's sake."""
-    folder = Path(tempfile.mkdtemp(prefix="d-", dir="/tmp"))
+    """Return the folder of sockets, whose path has to be short; neither sockets nor file descriptors are left."""
+    folder, num_files = Path(tempfile.mkdtemp(prefix="d-", dir="/tmp")), len(os.listdir("/proc/self/fd"))
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     yield folder
     assert list(folder.iterdir()) == [], "a socket's folder is left"
     folder.rmdir()
-
-
-def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    """Run a scenario; no task may be left after it, and nothing may have gone wrong unseen."""
-
-    async def watched() -> None:
-        problems: list[dict[str, Any]] = []
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context))
-        num_files = len(os.listdir("/proc/self/fd")) if sys.platform == "linux" else 0
-        await scenario()
-        await asyncio.sleep(0.01)
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-        assert problems == []
-        if num_files:
-            assert len(os.listdir("/proc/self/fd")) <= num_files + 2, "file descriptors are left"
-
-    asyncio.run(watched())
+    assert len(os.listdir("/proc/self/fd")) <= num_files + 2, "file descriptors are left"
 
 
 @pytest.mark.parametrize("is_inline", [False, True])
-def test_an_engine_answers_and_stops(tiny_bundle: Path, is_inline: bool) -> None:
-    async def scenario() -> None:
-        watched = Watched(tiny_bundle, is_inline=is_inline)
-        with pytest.raises(Unavailable):
-            await watched.generate()
-        await watched.engine.start()
-        assert (await watched.generate()).num_generated == 20
-        await watched.engine.stop()
-        assert watched.readiness == [True, False] and watched.num_restarts == 0
-        assert watched.engine.process_id is None
-        with pytest.raises(Unavailable):
-            await watched.generate()
-
-    run(scenario)
+async def test_engine_answers_and_stops(tiny_bundle: Path, is_inline: bool) -> None:
+    watched = Watched(tiny_bundle, is_inline=is_inline)
+    with pytest.raises(Unavailable):
+        await watched.generate()
+    await watched.started()
+    assert (await watched.generate()).num_generated == 20
+    await watched.engine.stop()
+    assert watched.readiness == [True, False] and watched.num_restarts == 0 and watched.engine.process_id is None
+    with pytest.raises(Unavailable):
+        await watched.generate()
 
 
-def test_a_killed_engine_fails_its_requests_once_and_is_replaced(tiny_bundle: Path) -> None:
-    async def scenario() -> None:
-        watched = Watched(tiny_bundle)
-        await watched.engine.start()
-        first = watched.engine.process_id
-        assert first is not None
-        os.kill(first, signal.SIGSTOP)
-        tasks = [asyncio.create_task(watched.generate()) for _ in range(5)]
-        await asyncio.sleep(0.05)
-        os.kill(first, signal.SIGKILL)
-        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-        assert [type(outcome) for outcome in outcomes] == [Unavailable] * 5
-        await watched.until(is_ready=True)
-        assert watched.engine.process_id != first and watched.num_restarts == 1
-        assert Statistics() in watched.statistics, "gauges do not keep what the dead engine said last"
-        assert (await watched.generate()).num_generated == 20
-        await watched.engine.stop()
+async def test_killed_engine_fails_its_requests_once_and_is_replaced(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where its process cannot be made at first, and wherever the server was started."""
+    watched = await Watched(tiny_bundle).started()
+    first = watched.engine.process_id
+    start, failures = hosts.ProcessHost.start, [OSError("no room"), OSError("still none")]
 
-    run(scenario)
+    async def start_later(settings: EngineSettings) -> hosts.ProcessHost:
+        if failures:
+            raise failures.pop()
+        return await start(settings)
 
-
-def test_another_bundle_in_the_same_place_is_not_served_under_the_old_name(bundle_copy: Path) -> None:
-    async def scenario() -> None:
-        with pytest.raises(EngineCannotStart, match=r"is now version .*, but the server started with 0123456789ab"):
-            await Watched(bundle_copy, version="0123456789ab").engine.start()
-
-    run(scenario)
+    monkeypatch.setattr(hosts.ProcessHost, "start", start_later)
+    watched.kill(signal.SIGSTOP)
+    tasks = [asyncio.create_task(watched.generate()) for _ in range(5)]
+    await asyncio.sleep(0.05)
+    watched.kill()
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [Unavailable] * 5
+    await watched.until(lambda: watched.engine.is_ready)
+    assert watched.engine.process_id != first and watched.num_restarts == 3
+    assert Statistics() in watched.statistics, "gauges do not keep the values of the dead engine"
+    assert (await watched.generate()).num_generated == 20
+    await watched.engine.stop()
 
 
-def test_a_bundle_that_went_bad_keeps_the_model_down_until_it_is_back(bundle_copy: Path) -> None:
-    async def scenario() -> None:
-        watched = Watched(bundle_copy)
-        await watched.engine.start()
-        manifest = bundle_copy / "bundle.json"
-        content = manifest.read_text()
-        manifest.write_text("{}")
-        assert watched.engine.process_id is not None
-        os.kill(watched.engine.process_id, signal.SIGKILL)
-        async with asyncio.timeout(30):
-            while watched.num_restarts < 2:
-                await asyncio.sleep(0.01)
-        assert not watched.engine.is_ready
-        manifest.write_text(content)
-        await watched.until(is_ready=True)
-        await watched.engine.stop()
-
-    run(scenario)
+async def test_damaged_bundle_keeps_the_model_down_until_it_is_back(bundle_copy: Path) -> None:
+    with pytest.raises(EngineCannotStart, match=r"is now version .*, but the server started with 0123456789ab"):
+        await Watched(bundle_copy, version="0123456789ab").engine.start()
+    watched = await Watched(bundle_copy).started()
+    manifest = bundle_copy / "bundle.json"
+    content = manifest.read_text()
+    manifest.write_text("{}")
+    watched.kill()
+    await watched.until(lambda: watched.num_restarts >= 2)
+    assert not watched.engine.is_ready
+    manifest.write_text(content)
+    await watched.until(lambda: watched.engine.is_ready)
+    await watched.engine.stop()
 
 
-@pytest.mark.parametrize("is_inline", [False, True])
-def test_an_engine_that_cannot_start_says_why(bundle_copy: Path, is_inline: bool) -> None:
+@pytest.mark.parametrize(
+    ("is_inline", "place", "reason"),
+    [
+        (False, "", r"model 'tiny': the engine cannot start: .*decoder\.onnx"),
+        (True, "", r"model 'tiny': the engine cannot start: .*decoder\.onnx"),
+        (False, "/nowhere", "/nowhere"),
+        (False, "x" * 120, "too long"),
+    ],
+)
+async def test_engine_that_cannot_start_says_why(
+    bundle_copy: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, is_inline: bool, place: str, reason: str
+) -> None:
     (bundle_copy / "decoder.onnx").write_bytes(b"")
-
-    async def scenario() -> None:
-        watched = Watched(bundle_copy, is_inline=is_inline)
-        with pytest.raises(EngineCannotStart, match=r"model 'tiny': the engine cannot start: .*decoder\.onnx"):
-            await watched.engine.start()
-        assert not watched.engine.is_ready and watched.num_restarts == 0
-
-    run(scenario)
-
-
-def test_no_place_for_the_socket_stops_the_start(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
-        with pytest.raises(EngineCannotStart, match="/nowhere"):
-            await asyncio.wait_for(Watched(tiny_bundle).engine.start(), 10)
-
-    run(scenario)
+    watched = Watched(bundle_copy, is_inline=is_inline)
+    monkeypatch.setattr(tempfile, "tempdir", str(folder / place))
+    if place.startswith("x"):
+        (folder / place).mkdir()
+    with pytest.raises(EngineCannotStart, match=reason):
+        await asyncio.wait_for(watched.engine.start(), 10)
+    assert not watched.engine.is_ready and watched.num_restarts == 0
+    if place.startswith("x"):
+        (folder / place).rmdir()
 
 
-def test_a_path_too_long_for_a_socket_stops_the_start(tiny_bundle: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    long = folder / ("x" * 120)
-    long.mkdir()
-
-    async def scenario() -> None:
-        monkeypatch.setattr(tempfile, "tempdir", str(long))
-        with pytest.raises(EngineCannotStart, match="too long"):
-            await asyncio.wait_for(Watched(tiny_bundle).engine.start(), 10)
-        long.rmdir()
-
-    run(scenario)
-
-
-def test_a_process_that_cannot_be_made_is_tried_again(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        watched = Watched(tiny_bundle)
-        await watched.engine.start()
-        start, failures = hosts.ProcessHost.start, [OSError("no room"), OSError("still none")]
-
-        async def start_later(settings: EngineSettings) -> hosts.ProcessHost:
-            if failures:
-                raise failures.pop()
-            return await start(settings)
-
-        monkeypatch.setattr(hosts.ProcessHost, "start", start_later)
-        assert watched.engine.process_id is not None
-        os.kill(watched.engine.process_id, signal.SIGKILL)
-        await watched.until(is_ready=False)
-        await watched.until(is_ready=True)
-        assert watched.num_restarts == 3
-        await watched.engine.stop()
-
-    run(scenario)
-
-
-def test_stopping_does_not_wait_for_a_back_off(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stop_does_not_wait_for_a_back_off(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dragoman.server.supervisor.STOP_SECONDS", 1000)
-
-    async def scenario() -> None:
-        watched = Watched(tiny_bundle, RestartPolicy(initial_backoff_seconds=300, max_backoff_seconds=300))
-        await watched.engine.start()
-        assert watched.engine.process_id is not None
-        os.kill(watched.engine.process_id, signal.SIGKILL)
-        while not watched.num_restarts:
-            await asyncio.sleep(0.01)
-        await asyncio.wait_for(watched.engine.stop(), 20)
-
-    run(scenario)
+    watched = await Watched(tiny_bundle, RestartPolicy(initial_backoff_seconds=300, max_backoff_seconds=300)).started()
+    watched.kill()
+    await watched.until(lambda: watched.num_restarts)
+    await asyncio.wait_for(watched.engine.stop(), 20)
 
 
 @pytest.mark.parametrize("num_turns", [0, 1, 2, 5, 50])
-def test_an_engine_stopped_while_it_starts_leaves_no_process(
+async def test_engine_stopped_while_it_starts_leaves_no_process(
     tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, num_turns: int
 ) -> None:
     started: list[hosts.ProcessHost] = []
@@ -242,38 +182,27 @@ def test_an_engine_stopped_while_it_starts_leaves_no_process(
         return started[-1]
 
     monkeypatch.setattr(hosts.ProcessHost, "start", start_noted)
-
-    async def scenario() -> None:
-        watched = Watched(tiny_bundle)
-        starting = asyncio.create_task(watched.engine.start())
-        for _ in range(num_turns):
-            await asyncio.sleep(0)
-        await watched.engine.stop()
-        outcome = (await asyncio.gather(starting, return_exceptions=True))[0]
-        assert isinstance(outcome, EngineCannotStart)
-        assert all(host.process.returncode == -signal.SIGKILL for host in started)
-
-    run(scenario)
+    watched = Watched(tiny_bundle)
+    starting = asyncio.create_task(watched.engine.start())
+    for _ in range(num_turns):
+        await asyncio.sleep(0)
+    await watched.engine.stop()
+    assert isinstance((await asyncio.gather(starting, return_exceptions=True))[0], EngineCannotStart)
+    assert all(host.process.returncode == -signal.SIGKILL for host in started)
 
 
-def test_what_lies_in_the_working_directory_is_not_the_server(
+async def test_modules_in_the_working_directory_are_not_imported(
     tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "server").mkdir()
-    (tmp_path / "server" / "__init__.py").write_text("raise SystemExit('somebody else')")
+    (tmp_path / "server" / "__init__.py").write_text("raise SystemExit('another module')")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*filter(None, sys.path), str(Path(hosts.__file__).parents[1])])
-
-    async def scenario() -> None:
-        watched = Watched(tiny_bundle)
-        await watched.engine.start()
-        await watched.engine.stop()
-
-    run(scenario)
+    await (await Watched(tiny_bundle).started()).engine.stop()
 
 
 class SilentClient(SimpleNamespace):
-    """A ready engine that says nothing."""
+    """A ready engine that sends nothing."""
 
     def __init__(self, last_heard: float) -> None:
         ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
@@ -281,54 +210,37 @@ class SilentClient(SimpleNamespace):
         super().__init__(ready=ready, last_heard=last_heard, has_failed=False, fatal=None)
 
 
-def test_time_in_which_nobody_could_listen_is_no_silence(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that was paused wakes up with an old last message, and engines that were paused with it."""
+@pytest.mark.parametrize(
+    ("watchdog_seconds", "heard_ago", "ends_after", "reason"), [(30, 1000, 0.1, "exit code 0"), (0.05, 0, 1000, "silent")]
+)
+async def test_silence_ends_an_engine_unless_this_process_was_paused_too(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, watchdog_seconds: float, heard_ago: float, ends_after: float, reason: str
+) -> None:
     monkeypatch.setattr("dragoman.server.supervisor.WATCH_SECONDS", 0.01)
-
-    async def scenario() -> None:
-        engine = Watched(tiny_bundle, RestartPolicy(watchdog_seconds=30)).engine
-        ended = asyncio.create_task(asyncio.sleep(0.1, "exit code 0"))
-        client: Any = SilentClient(last_heard=time.monotonic() - 1000)
-        assert await engine._until_end(client, ended) == "exit code 0"
-
-    run(scenario)
+    engine = Watched(tiny_bundle, RestartPolicy(watchdog_seconds=watchdog_seconds)).engine
+    ended = asyncio.create_task(asyncio.sleep(ends_after, "exit code 0"))
+    client: Any = SilentClient(last_heard=time.monotonic() - heard_ago)
+    assert (await engine._until_end(client, ended)).startswith(reason)
+    ended.cancel()
+    await asyncio.gather(ended, return_exceptions=True)
 
 
-def test_silence_is_noticed(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dragoman.server.supervisor.WATCH_SECONDS", 0.01)
-
-    async def scenario() -> None:
-        engine = Watched(tiny_bundle, RestartPolicy(watchdog_seconds=0.05)).engine
-        ended = asyncio.create_task(asyncio.sleep(1000, ""))
-        client: Any = SilentClient(last_heard=time.monotonic())
-        assert (await engine._until_end(client, ended)).startswith("silent")
-        ended.cancel()
-
-    run(scenario)
-
-
-def test_back_off_doubles_to_its_limit_and_is_forgotten_after_a_stable_time() -> None:
+def test_back_off_doubles_to_its_limit_and_is_reset_after_a_stable_time() -> None:
     policy = RestartPolicy(initial_backoff_seconds=1.0, max_backoff_seconds=5.0)
     waits: list[float] = []
     for _ in range(5):
-        waits.append(policy.backoff_seconds(waits[-1] if waits else None, ready_seconds=1.0))
+        waits.append(policy.backoff_seconds(waits[-1] if waits else None, ready_seconds=STABLE_SECONDS))
     assert waits == [1, 2, 4, 5, 5]
     assert policy.backoff_seconds(5.0, STABLE_SECONDS + 1) == 1.0
 
 
-def test_an_engine_whose_parent_is_gone_ends_and_tidies_up(tiny_bundle: Path, folder: Path) -> None:
+async def test_engine_whose_parent_is_gone_ends_and_removes_its_socket(tiny_bundle: Path, folder: Path) -> None:
     place = folder / "dragoman-1"
     place.mkdir()
-
-    async def scenario() -> None:
-        settings = msgspec.structs.replace(Watched(tiny_bundle).engine.settings, endpoint=f"ipc://{place}/engine")
-        host = await hosts.ProcessHost.start(settings)
-        async with asyncio.timeout(30):
-            while not (place / "engine").exists():
-                await asyncio.sleep(0.01)
-            assert host.process.stdin is not None
-            host.process.stdin.close()
-            assert await host.wait() == "exit code 0"
-        assert not place.exists()
-
-    run(scenario)
+    watched = Watched(tiny_bundle)
+    settings = msgspec.structs.replace(watched.engine.settings, endpoint=f"ipc://{place}/engine")
+    host = await hosts.ProcessHost.start(settings)
+    await watched.until((place / "engine").exists)
+    assert host.process.stdin is not None
+    host.process.stdin.close()
+    assert await host.wait() == "exit code 0" and not place.exists()
