@@ -50,50 +50,45 @@ except InputError as error:
 """
 
 
-def test_without_opentelemetry_the_server_starts_unless_tracing_is_asked_for() -> None:
-    def start(endpoint: str) -> str:
-        command = [sys.executable, "-c", WITHOUT_OPENTELEMETRY, endpoint]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60).stderr.strip()
-
-    assert start("") == "it would start"
-    refusal = start("http://localhost:4317")
-    assert refusal.startswith("refused: tracing_endpoint: OpenTelemetry is not installed; ")
-    assert refusal.endswith("pip install --editable '.[tracing]'")
-
-
-def test_a_variable_of_opentelemetry_that_cannot_be_used_stops_the_start() -> None:
-    pytest.importorskip("opentelemetry.sdk", reason="needs the extra `tracing`")
-    program = WITHOUT_OPENTELEMETRY.replace('sys.modules["opentelemetry"] = None', "")
-    command = [sys.executable, "-c", program, "http://localhost:4317"]
-    environment = os.environ | {"OTEL_EXPORTER_OTLP_TIMEOUT": "soon"}
+@pytest.mark.parametrize(
+    ("is_installed", "endpoint", "environment", "expected"),
+    [
+        (False, "", {}, "it would start"),
+        (
+            False,
+            "http://localhost:4317",
+            {},
+            r"refused: tracing_endpoint: OpenTelemetry is not installed; .*pip install --editable '\.\[tracing\]'",
+        ),
+        (
+            True,
+            "http://localhost:4317",
+            {"OTEL_EXPORTER_OTLP_TIMEOUT": "soon"},
+            r"refused: tracing_endpoint: a variable OTEL_\* cannot be used: could not convert string to float: 'soon'",
+        ),
+    ],
+)
+def test_opentelemetry_is_needed_only_for_tracing(
+    is_installed: bool, endpoint: str, environment: dict[str, str], expected: str
+) -> None:
+    if is_installed:
+        pytest.importorskip("opentelemetry.sdk", reason="needs the extra `tracing`")
+    program = WITHOUT_OPENTELEMETRY.replace('sys.modules["opentelemetry"] = None', "") if is_installed else WITHOUT_OPENTELEMETRY
+    command, environment = [sys.executable, "-c", program, endpoint], os.environ | environment
     result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
-    assert result.stderr.strip() == (
-        "refused: tracing_endpoint: a variable OTEL_* cannot be used: could not convert string to float: 'soon'"
-    )
+    assert re.fullmatch(expected, result.stderr.strip())
 
 
-def signalled_while_bundles_are_checked(number: signal.Signals) -> subprocess.CompletedProcess[bytes]:
+@pytest.mark.parametrize(("number", "code", "told"), [(signal.SIGTERM, 0, "SIGTERM"), (signal.SIGHUP, 1, "nothing is in use yet")])
+def test_signal_while_bundles_are_checked(number: signal.Signals, code: int, told: str) -> None:
+    """The first process of a container gets no signal that it has no handler for; a hangup without a terminal changes nothing."""
     command = [sys.executable, "-c", PROGRAM, str(int(number))]
-    result = subprocess.run(command, cwd=ROOT, env=dict(os.environ), capture_output=True, timeout=60, start_new_session=True)
-    assert b"Traceback" not in result.stderr
-    return result
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, start_new_session=True)
+    assert "Traceback" not in result.stderr and result.returncode == code and told in result.stderr
+    assert result.stderr.splitlines()[-1].startswith("it would go on") is (code == 1)
 
 
-def test_a_signal_while_bundles_are_checked_ends_the_process_in_order() -> None:
-    """The first process of a container gets no signal that it has no handler for: it would serve, and then be killed."""
-    result = signalled_while_bundles_are_checked(signal.SIGTERM)
-    assert result.returncode == 0
-    assert b"SIGTERM" in result.stderr
-
-
-def test_a_hangup_without_a_terminal_while_bundles_are_checked_changes_nothing() -> None:
-    result = signalled_while_bundles_are_checked(signal.SIGHUP)
-    assert b"nothing is in use yet" in result.stderr
-    assert result.stderr.splitlines()[-1].startswith(b"it would go on")
-
-
-def test_without_onnx_runtime_one_line_says_what_to_install(tiny_bundle: Path, tmp_path: Path) -> None:
-    """The engine, which finds out, used to write a traceback before it."""
+def test_missing_onnx_runtime_is_one_line_that_says_what_to_install(tiny_bundle: Path, tmp_path: Path) -> None:
     missing = "raise ModuleNotFoundError(\"No module named 'onnxruntime'\", name='onnxruntime')\n"
     (tmp_path / "onnxruntime.py").write_text(missing)
     command = [sys.executable, "-m", "dragoman", "serve", "--models", str(tiny_bundle), "--host", "127.0.0.1"]
@@ -107,11 +102,8 @@ def test_without_onnx_runtime_one_line_says_what_to_install(tiny_bundle: Path, t
     assert re.search(r"onnxruntime is not installed: .*pip install .*\[cpu\]", line["reason"])
 
 
-BEAMS, DRAWS = {"num_beams": 5}, {"do_sample": True, "num_return_sequences": 3}
-
-
-def test_an_engine_that_changes_before_its_model_is_published_is_told_to_nobody() -> None:
-    """It raised in the task that keeps the engine attached, which ended."""
+def test_engine_that_changes_before_its_model_is_published_is_told_to_nobody() -> None:
+    """An error there used to end the task that keeps the engine attached."""
     num_told: list[bool] = []
     service: Any = SimpleNamespace(
         keeper=SimpleNamespace(models={"m": SimpleNamespace(route=SimpleNamespace(), wake=lambda: None)}),
@@ -125,26 +117,23 @@ def test_an_engine_that_changes_before_its_model_is_published_is_told_to_nobody(
 
 
 @pytest.mark.parametrize(
-    ("defaults", "flags", "setting", "limit", "needed"),
+    ("defaults", "flags", "reason"),
     [
-        (BEAMS, "--max-slots 4", "max_slots", 4, "num_beams of model tiny is 5"),
-        (BEAMS, "--max-slots-per-request 4", "max_slots_per_request", 4, "num_beams of model tiny is 5"),
-        ({"num_beams": 17}, "", "max_slots_per_request", 16, "num_beams of model tiny is 17"),
-        (DRAWS, "--max-slots-per-request 2", "max_slots_per_request", 2, "num_return_sequences of model tiny is 3"),
+        ({"num_beams": 5}, "--max-slots 4", "max_slots: requests may take 4 slots, but num_beams of model tiny is 5"),
+        ({"num_beams": 17}, "", "max_slots_per_request: requests may take 16 slots, but num_beams of model tiny is 17"),
+        (
+            {"do_sample": True, "num_return_sequences": 3},
+            "--max-slots-per-request 2",
+            "max_slots_per_request: requests may take 2 slots, but num_return_sequences of model tiny is 3",
+        ),
     ],
 )
-def test_a_model_whose_defaults_need_more_slots_than_a_request_may_take_stops_the_start(
-    bundle_copy: Path, defaults: dict[str, Any], flags: str, setting: str, limit: int, needed: str
+def test_model_whose_defaults_need_more_slots_than_a_request_may_take_stops_the_start(
+    bundle_copy: Path, defaults: dict[str, Any], flags: str, reason: str
 ) -> None:
-    say_defaults(bundle_copy, Defaults(**defaults))
+    manifest = replace(Bundle.open(bundle_copy).manifest, defaults=Defaults(**defaults))
+    manifest = replace(manifest, version=content_version(manifest))
+    (bundle_copy / MANIFEST_FILE).write_bytes(msgspec.json.encode(manifest))
     command = [sys.executable, "-m", "dragoman", "serve", "--models", str(bundle_copy), *flags.split()]
     result = subprocess.run([*command, "--port", "0", "--metrics-port", "0"], cwd=ROOT, capture_output=True, text=True, timeout=120)
-    reason = f"{setting}: requests may take {limit} slots, but {needed} by default"
-    assert (result.returncode, result.stderr) == (2, f"dragoman: {reason}\n")
-
-
-def say_defaults(bundle: Path, defaults: Defaults) -> None:
-    """Have a bundle say defaults that its checkpoint did not have."""
-    manifest = replace(Bundle.open(bundle).manifest, defaults=defaults)
-    manifest = replace(manifest, version=content_version(manifest))
-    (bundle / MANIFEST_FILE).write_bytes(msgspec.json.encode(manifest))
+    assert (result.returncode, result.stderr) == (2, f"dragoman: {reason} by default\n")
