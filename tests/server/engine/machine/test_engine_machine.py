@@ -1,16 +1,9 @@
 """The engine under thousands of random operations: nothing is lost, mixed up, leaked or starved.
 
-No starvation means here:
-
-- among the requests of one caller, each is overtaken only by such as came less than (their priority - its own) seconds
-  after it, so that it is admitted before all of that caller's that comes more than 20 seconds later, whatever the priorities;
-- whose turn it is is never passed over, and is admitted at the next step when its slots are free; it is always somebody's turn, but
-  where limits of callers hold back all who wait;
-- it is one's turn for no more steps than the longest target has tokens.
+No starvation means that a request is the first in line for no more steps than the longest prompt and target have tokens.
 """
 
 from collections import Counter
-from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -23,6 +16,8 @@ from structlog.testing import capture_logs
 from dragoman.server.engine.engine import MAX_CONSECUTIVE_FAILURES
 from dragoman.server.engine.messages import ANYBODY, GREEDY, Request, Sampling, SearchOptions, Share
 from tests.examples import num_examples
+from tests.server.engine.bench import EOS, VOCAB
+from tests.server.engine.machine.witness import Witness
 
 NUM_RUNS, OPERATIONS_A_RUN, MAX_ROUNDS = num_examples(80, of=260), 60, 4
 MIN_OPERATIONS = 40 * NUM_RUNS
@@ -31,8 +26,7 @@ KINDS = ("beams", "samples", "alternatives", "greedy")
 LIMITS = ("max_slots", "max_waiting")
 LOOKS = ("look", "look beside others", "pause")
 WAYS = ("encoded ahead", "read in pieces", "read beside others")
-MUST_BE_SEEN = (*ENDS, *KINDS, *LOOKS, *LIMITS, "pushed out", "held back", *WAYS)
-EOS, VOCAB = 1, 80
+MUST_BE_SEEN = (*ENDS, *KINDS, *LOOKS, *LIMITS, "pushed out", *WAYS)
 SHARES = ANYBODY, Share("a"), Share("a", 3.0), Share("b", 0.5, max_slots=2), Share("c", max_waiting=3), Share("d", 1e-9)
 ORIGINS = b"one", b"two", b"three"
 
@@ -90,11 +84,11 @@ FIELDS = st.fixed_dictionaries(
 
 
 class EngineMachine(RuleBasedStateMachine):
-    """What may happen to an engine; the witness, see the conftest, knows what must come of it."""
+    """What may happen to an engine; the witness checks what comes of it."""
 
-    def __init__(self, make_witness: Callable[..., Any], seen: Counter[str]) -> None:
+    def __init__(self, seen: Counter[str]) -> None:
         super().__init__()
-        self.make_witness, self.seen = make_witness, seen
+        self.seen = seen
         self.num_since_trouble = self.num_since_quiet = 0
 
     @initialize(
@@ -106,7 +100,7 @@ class EngineMachine(RuleBasedStateMachine):
     )
     def start(self, slots: int, waiting: int, budget: int, ahead: int, has_prompts: bool) -> None:
         self.max_slots, self.has_prompts = slots, has_prompts
-        self.witness = self.make_witness(self.seen, slots, waiting, 12 * waiting, budget, ahead, has_prompts)
+        self.witness = Witness((slots, waiting, 12 * waiting, budget, ahead, has_prompts), self.seen)
 
     def operation(self, name: str) -> None:
         self.seen["operations"] += 1
@@ -224,12 +218,12 @@ class EngineMachine(RuleBasedStateMachine):
             self.witness.check_books()
 
 
-def test_nothing_is_lost_mixed_up_leaked_or_starved(make_witness: Callable[..., Any]) -> None:
+def test_nothing_is_lost_mixed_up_leaked_or_starved() -> None:
     seen: Counter[str] = Counter()
     size = settings(max_examples=NUM_RUNS, stateful_step_count=OPERATIONS_A_RUN, deadline=None, derandomize=False, print_blob=True)
     for _ in range(MAX_ROUNDS):  # one nearly always; another where chance has left something out
         with capture_logs():
-            run_state_machine_as_test(lambda: EngineMachine(make_witness, seen), settings=size)
+            run_state_machine_as_test(lambda: EngineMachine(seen), settings=size)
         if seen["operations"] >= MIN_OPERATIONS and all(seen[name] for name in MUST_BE_SEEN):
             return
     raise AssertionError(f"too little happened, or something never: {seen}")

@@ -1,17 +1,13 @@
-"""A witness of everything that goes into an engine and comes out of it, who after each operation knows what must be true."""
+"""Front ends and a clock around an engine, which check after each operation what must be true of it."""
 
-from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
-
-import pytest
 
 from dragoman.server.engine.engine import MAX_CONSECUTIVE_FAILURES, EngineIsBroken
-from dragoman.server.engine.messages import Answer, Finished, Request
+from dragoman.server.engine.messages import Finished, Request
 from dragoman.server.engine.sequence import Key, Sequence
+from tests.server.engine.bench import MAX_TARGET, Bench, reference_answers
 
-MAX_TARGET = 40
 MAX_SOURCE = 14
 
 
@@ -21,40 +17,39 @@ class Record:
 
     Attributes:
         request: What was asked.
-        number: Its place among all that were submitted.
         streamed: Tokens that were reported.
         finished: How it ended.
         is_spoiled: Whether its search was made to raise.
     """
 
     request: Request
-    number: int
     streamed: list[int] = field(default_factory=list)
     finished: Finished | None = None
     is_spoiled: bool = False
 
 
 class Witness:
-    """Several front ends and a clock around one engine with the fake runner, and a new engine when one is broken."""
+    """Several front ends and a clock around one engine with the fake runner, and a new engine when one is broken.
 
-    def __init__(self, make_engine: Callable[[], Any], reference: Callable[[Request], list[Answer]], seen: Counter[str]) -> None:
-        self._make_engine, self._reference, self.seen = make_engine, reference, seen
+    Args:
+        limits: A bench's arguments.
+        seen: Counts of what has happened.
+    """
+
+    def __init__(self, limits: tuple[int, ...], seen: Counter[str]) -> None:
+        self._limits, self.seen = limits, seen
         self.records: dict[Key, Record] = {}
         self._expected: set[str] = set()
         self._first_in_line: tuple[Sequence | None, int] = (None, 0)
-        self._num_submitted = 0
         self._start()
 
     def _start(self) -> None:
-        bench = self._make_engine()
+        bench = Bench(*self._limits)
         if self.records:
             bench.clock.now = self.clock.now
         self.engine, self.runner, self.clock = bench.engine, bench.runner, bench.clock
         self.scheduler, self.slots = self.engine.scheduler, self.engine.slots
-        self._admit, self.scheduler.admit = self.scheduler.admit, self._admit_and_check
         self.runner.on_step, self.runner.on_look = self._check_rows_of_step, self._check_look
-        queue = self.scheduler._queue
-        self._tick, queue.tick = queue.tick, self._note_first_and_tick  # type: ignore[method-assign]
 
     @property
     def outstanding(self) -> list[Key]:
@@ -70,8 +65,7 @@ class Witness:
 
         Of a full queue others may be pushed out instead, who have more in it.
         """
-        self._num_submitted += 1
-        record = self.records[origin, request.id] = Record(request, self._num_submitted)
+        record = self.records[origin, request.id] = Record(request)
         waiting, scheduler, limits = self._waiting(), self.scheduler, self.scheduler.limits
         tokens = sum(sequence.num_source_tokens for sequence in waiting) + len(request.source_ids)
         num_left = len(waiting) - (limits.max_slots - scheduler.num_used_slots)
@@ -188,9 +182,9 @@ class Witness:
         if end.reason not in ("eos", "length"):
             assert end.answers == []
             if record.streamed:
-                assert record.streamed == self._reference(request)[0].token_ids[: len(record.streamed)]
+                assert record.streamed == reference_answers(request)[0].token_ids[: len(record.streamed)]
             return
-        assert end.answers == self._reference(request)
+        assert end.answers == reference_answers(request)
         assert end.reason == end.answers[0].reason
         assert end.num_generated == sum(len(answer.log_probs) for answer in end.answers)
         assert record.streamed == (end.answers[0].token_ids if request.is_streamed else [])
@@ -205,58 +199,6 @@ class Witness:
 
     def _waiting(self) -> list[Sequence]:
         return list(self.scheduler._waiting.values())
-
-    def _lines(self) -> dict[str, list[Sequence]]:
-        """Return what each caller waits for, in the order in which it must be admitted."""
-        lines: defaultdict[str, list[Sequence]] = defaultdict(list)
-        for waiting in self._waiting():
-            lines[waiting.request.share.caller].append(waiting)
-        for line in lines.values():
-            line.sort(key=lambda s: (s.request.arrival - s.request.priority * 1.0, self.records[s.key].number))
-        return lines
-
-    def _admit_and_check(self, num_unread: int | None) -> list[Sequence]:
-        """Stand in for the scheduler's `admit`, and see that it does what the policy says."""
-        scheduler, lines = self.scheduler, self._lines()
-        free, budget = scheduler.limits.max_slots - scheduler.num_used_slots, scheduler.limits.prefill_tokens_per_step
-        held = Counter[str]()
-        for running in scheduler.running():
-            held[running.request.share.caller] += running.num_slots
-        assert (num_unread is not None) == self.runner.has_prompts
-        assert num_unread in (None, sum(s.num_source_tokens - len(self.runner.sources[s.rows[0]]) for s in self._unfilled()))
-        admitted, first = self._admit(num_unread), self._first_then
-        budget -= num_unread or 0
-        is_any_before = bool(num_unread)
-
-        def is_over(sequence: Sequence) -> bool:
-            size = sequence.num_source_tokens
-            return is_any_before and (size > 0 >= budget if self.runner.has_prompts else size > budget)
-
-        for sequence in admitted:
-            caller = sequence.request.share.caller
-            earlier = lines[caller]
-            assert earlier.pop(0) is sequence, "a caller's own order"
-            for other in earlier:
-                assert sequence.request.arrival - other.request.arrival <= sequence.request.priority - other.request.priority + 1e-9
-            assert sequence.num_slots <= free
-            assert not is_over(sequence)
-            is_any_before = True
-            free, budget = free - sequence.num_slots, budget - sequence.num_source_tokens
-            held[caller] += sequence.num_slots
-        if first is not None:
-            assert first is lines[first.request.share.caller][0]
-            assert first.num_slots > free or is_over(first), "whose turn it is could go"
-        for caller, line in lines.items():
-            if line and first is None:
-                limit = scheduler._queue.line(caller).share.max_slots
-                assert 0 < limit < held[caller] + line[0].num_slots and held[caller], "nobody's turn, but one could go"
-                self.seen["held back"] += 1
-        return admitted
-
-    def _note_first_and_tick(self) -> None:
-        """Stand in for the queue's `tick`, after which it may be another's turn."""
-        self._first_then = self.scheduler._queue.first()
-        self._tick()
 
     def _check_rows_of_step(self) -> None:
         """See, whenever the decoder runs, that all rows belong to somebody, and none to two; holes are for what just failed."""
@@ -315,9 +257,3 @@ class Witness:
         assert len(ahead) <= self.scheduler.limits.max_ahead
         assert ahead.num_bytes == sum(held.nbytes for held in ahead._held.values())
         self.seen["encoded ahead"] += len(ahead) > 0
-
-
-@pytest.fixture(scope="session")
-def make_witness(make_bench: Any, reference: Any) -> Callable[..., Witness]:
-    """Return a function from the counts and a bench's arguments to a witness."""
-    return lambda seen, *arguments: Witness(lambda: make_bench(*arguments), reference, seen)
