@@ -1,41 +1,33 @@
-"""The step loop with a runner that notices every mix-up of rows."""
+"""The step loop on a fake model: answers, slots, deadlines, refusals, failures, and what it reports."""
 
 import pytest
 
 from dragoman.server.engine.engine import MAX_CONSECUTIVE_FAILURES, EngineIsBroken
-from dragoman.server.engine.messages import SearchOptions, Share
+from dragoman.server.engine.forecast import MIN_STEPS
+from dragoman.server.engine.messages import Request, SearchOptions, Share
+from dragoman.server.engine.snapshot import MAX_CALLERS, CallerUse, EngineSnapshot, StepTotals, summed_up
+from dragoman.server.engine.watched import LEASE_SECONDS
+from tests.server.engine.bench import ORIGIN, Bench
 
-# A source is [answer length, ...]: see the conftest's fake model.
+# A source is [answer length, ...]: see the bench's fake model.
 
 
-def test_answers_are_the_models_whatever_else_runs(make_bench, answer_of) -> None:
-    bench = make_bench(max_slots=4)
-    requests = [bench.submit(i, [1 + i * 7 % 13, i, i + 1][: 2 + i % 2]) for i in range(30)]
+def test_answers_are_the_models_whatever_else_runs() -> None:
+    bench = Bench()
+    requests = [bench.submit(i, [1 + i * 7 % 13, i, i + 1][: 2 + i % 2], is_streamed=i % 3 == 0) for i in range(30)]
+    requests.append(bench.submit(30, [20, 5], limit=6))
     bench.run()
+    bench.check(*requests)
     for request in requests:
         end = bench.finished[request.id]
         (answer,) = end.answers
-        assert (answer.token_ids, end.reason) == answer_of(request.source_ids, request.max_new_tokens)
-        assert end.num_generated == len(answer.token_ids) + 1
+        assert end.reason == answer.reason and end.num_generated == len(answer.log_probs)
+        assert bench.streamed.get(request.id, []) == (answer.token_ids if request.is_streamed else [])
+    assert (bench.finished[30].reason, bench.finished[30].num_generated) == ("length", 6)
 
 
-def test_length_limit_ends_an_answer(bench, answer_of) -> None:
-    bench.submit(1, [20, 5], limit=6)
-    bench.run()
-    end = bench.finished[1]
-    assert (end.answers[0].token_ids, end.reason, end.num_generated) == (*answer_of([20, 5], 6), 6)
-
-
-def test_streamed_tokens_add_up_to_the_answer(bench) -> None:
-    bench.submit(1, [9, 1], is_streamed=True)
-    bench.submit(2, [4, 1])
-    bench.run()
-    assert bench.streamed == {1: bench.finished[1].answers[0].token_ids}
-
-
-def test_a_short_request_overtakes_long_ones_that_are_decoding(make_bench) -> None:
-    """Iteration-level batching: nobody waits for the longest answer of a batch."""
-    bench = make_bench(max_slots=33)
+def test_a_short_request_overtakes_long_ones_that_are_decoded() -> None:
+    bench = Bench(max_slots=33)
     for i in range(32):
         bench.submit(i, [35, i])
     bench.step()
@@ -44,143 +36,102 @@ def test_a_short_request_overtakes_long_ones_that_are_decoding(make_bench) -> No
     assert bench.order[0] == 99
 
 
-def test_cancelled_slot_is_reused_within_two_steps(make_bench) -> None:
-    bench = make_bench(max_slots=2)
-    bench.submit(1, [30, 1], is_streamed=True)
-    bench.submit(2, [30, 2])
-    bench.submit(3, [5, 3])
+def test_a_cancelled_slot_is_reused_in_the_next_step() -> None:
+    bench = Bench(max_slots=2)
+    for number, length in ((1, 30), (2, 30), (3, 5)):
+        bench.submit(number, [length, number], is_streamed=number == 1)
     bench.step()
-    assert bench.engine.scheduler.num_waiting == 1
-    bench.engine.cancel(b"front", 1)
+    bench.cancel(1)
     bench.step()
     assert bench.finished[1].reason == "cancelled"
     assert bench.engine.scheduler.num_waiting == 0 and bench.runner.step_rows[-1] == 2
     bench.run()
-    assert bench.finished[3].reason == "eos"
+    for ended in (3, 77):
+        bench.cancel(ended)
+    assert bench.reasons == {1: "cancelled", 2: "eos", 3: "eos"}
 
 
-def test_cancel_of_an_ended_request_is_ignored(bench) -> None:
-    bench.submit(1, [1, 1])
-    bench.run()
-    bench.engine.cancel(b"front", 1)
-    bench.engine.cancel(b"front", 77)
-    bench.collect()
-    assert bench.finished.keys() == {1}
-
-
-def test_deadline_frees_the_slot_at_the_next_step(make_bench) -> None:
-    bench = make_bench(max_slots=1)
-    bench.submit(1, [30, 1], deadline=bench.clock.now + 5)
-    bench.submit(2, [3, 2], deadline=bench.clock.now + 50)
-    bench.submit(3, [3, 2], deadline=bench.clock.now + 4)
+def test_a_deadline_frees_the_slot_at_the_next_step() -> None:
+    bench = Bench(max_slots=1)
+    for number, length, seconds in ((1, 30, 5), (2, 3, 50), (3, 3, 4)):
+        bench.submit(number, [length, 1], deadline=bench.clock.now + seconds)
     bench.step()
-    bench.clock.now += 6
+    bench.wait(6)
     bench.step()
-    assert bench.finished[1].reason == bench.finished[3].reason == "deadline"
-    assert bench.finished[1].num_generated == 1, "what was generated is still said"
+    assert bench.reasons == {1: "deadline", 3: "deadline"}
+    assert bench.finished[1].num_generated == 1, "what was generated is still told"
     bench.run()
     assert bench.finished[2].reason == "eos"
 
 
-def test_full_queue_is_refused_before_any_work(make_bench) -> None:
-    bench = make_bench(max_slots=1, max_waiting_requests=2)
+def test_a_full_queue_refuses_or_pushes_out_before_any_work() -> None:
+    bench = Bench(max_slots=1, max_waiting_requests=2)
     for i in range(4):
-        bench.submit(i, [5, i])
-    bench.collect()
-    assert bench.finished[3].reason == "queue_full" and bench.finished[3].retry_after_seconds > 0
+        bench.submit(i, [5, i], share=Share("many"))
+    assert bench.reasons == {3: "queue_full"}
+    bench.submit(4, [5, 4], share=Share("few"))
+    for number in (2, 3):
+        end = bench.finished[number]
+        assert (end.reason, end.limit, end.admitted, end.num_generated) == ("queue_full", "", None, 0)
+        assert end.retry_after_seconds > 0
     assert bench.runner.prefill_batches == []
     bench.run()
-    assert [bench.finished[i].reason for i in range(3)] == ["eos"] * 3
+    assert bench.reasons == {0: "eos", 1: "eos", 2: "queue_full", 3: "queue_full", 4: "eos"}
+    assert bench.order.index(4) < bench.order.index(1), "both callers had their turn"
 
 
-def test_what_is_pushed_out_of_a_full_queue_ends_once_before_any_work(make_bench) -> None:
-    bench = make_bench(max_slots=1, max_waiting_requests=2)
-    for i in range(3):
-        bench.submit(i, [5, i], share=Share("many"))
-    bench.submit(3, [5, 3], share=Share("few"))
-    bench.collect()
-    end = bench.finished[2]
-    assert (end.reason, end.limit, end.admitted, end.num_generated) == ("queue_full", "", None, 0)
-    assert end.retry_after_seconds > 0 and bench.runner.prefill_batches == []
-    bench.run()
-    assert {i: end.reason for i, end in bench.finished.items()} == {0: "eos", 1: "eos", 2: "queue_full", 3: "eos"}
-    assert bench.order.index(3) < bench.order.index(1), "both callers had their turn"
-
-
-def test_a_callers_own_limit_is_named(make_bench) -> None:
-    bench = make_bench(max_slots=2)
+def test_a_callers_own_limit_is_named() -> None:
+    bench = Bench(max_slots=2)
     for i in range(4):
         bench.submit(i, [5, i], share=Share("few", max_waiting=1, max_slots=1))
     bench.submit(4, [5, 4], share=Share("narrow", max_slots=1), search=SearchOptions(num_beams=2))
-    bench.collect()
     limits = {i: (end.reason, end.limit) for i, end in bench.finished.items()}
     assert limits == {2: ("queue_full", "max_waiting"), 3: ("queue_full", "max_waiting"), 4: ("queue_full", "max_slots")}
-    told = bench.engine.statistics()
-    assert list(told.at_their_limit) == ["few"] and told.at_their_limit["few"] > 0
+    assert bench.engine.statistics().at_their_limit["few"] > 0
     bench.step()
     assert bench.engine.statistics().at_their_limit.keys() == {"few"}, "one waits, and its slot is taken"
     bench.run()
     assert bench.engine.statistics().at_their_limit == {}
 
 
-def test_a_retry_hint_is_about_the_callers_own_part(make_bench) -> None:
-    bench = make_bench(max_slots=1, max_waiting_requests=40)
-    bench.runner.on_step = lambda: setattr(bench.clock, "now", bench.clock.now + 0.1)
+def test_a_retry_hint_is_about_the_callers_own_part() -> None:
+    bench = Bench(max_slots=1, max_waiting_requests=40, step_seconds=0.1)
     bench.submit(0, [1, 0])
     bench.run()
-    for i in range(1, 22):
-        bench.submit(i, [1, i], share=Share("a"))
-    for i in range(22, 42):
-        bench.submit(i, [1, i], share=Share("b", 3.0))
-    told = bench.engine.statistics()
-    assert told.without_claim == pytest.approx({"a": 2.1 * 0.1 * 4})
+    for i in range(1, 42):
+        bench.submit(i, [1, i], share=Share("a") if i < 22 else Share("b", 3.0))
+    assert bench.engine.statistics().without_claim == pytest.approx({"a": 2.1 * 0.1 * 4})
     bench.submit(42, [1, 42], share=Share("a"))
-    bench.collect()
     assert bench.finished[42].retry_after_seconds == pytest.approx(2.1 * 0.1 * 4)
     bench.submit(43, [1, 43], share=Share("b", 3.0))
-    bench.collect()
     assert bench.finished[21].reason == "queue_full", "by weight it was the other one's turn to leave"
 
 
-def test_retry_hint_follows_the_rate_of_completions(make_bench) -> None:
-    bench = make_bench(max_slots=1, max_waiting_requests=1)
-    bench.runner.on_step = lambda: setattr(bench.clock, "now", bench.clock.now + 0.5)
+@pytest.mark.parametrize("idle_seconds", [0, 3600])
+def test_a_retry_hint_follows_the_rate_of_completions_and_forgets_idle_time(idle_seconds: float) -> None:
+    bench = Bench(max_slots=1, max_waiting_requests=1, step_seconds=0.5)
     for i in range(20):  # one token each: two requests a second
+        bench.wait(idle_seconds)
         bench.submit(i, [0, i])
         bench.run()
     for i in (100, 101, 102):
         bench.submit(i, [0])
-    bench.collect()
-    assert bench.finished[102].retry_after_seconds == pytest.approx(0.5, rel=0.05)
-
-
-def test_retry_hint_forgets_idle_time(make_bench) -> None:
-    bench = make_bench(max_slots=1, max_waiting_requests=1)
-    bench.runner.on_step = lambda: setattr(bench.clock, "now", bench.clock.now + 0.5)
-    for i in range(20):
-        bench.clock.now += 3600
-        bench.submit(i, [0, i])
-        bench.run()
-    for i in (100, 101, 102):
-        bench.submit(i, [0])
-    bench.collect()
     assert bench.finished[102].retry_after_seconds == pytest.approx(0.5, rel=0.05)
 
 
 @pytest.mark.parametrize("what", ["step", "prefill"])
-def test_a_failing_step_ends_only_the_requests_in_it(make_bench, answer_of, what: str) -> None:
-    bench = make_bench(max_slots=2)
-    for i in range(4):
-        bench.submit(i, [5, i])
+def test_a_failing_step_ends_only_the_requests_in_it(what: str) -> None:
+    bench = Bench(max_slots=2)
+    requests = [bench.submit(i, [5, i]) for i in range(4)]
     bench.runner.fail_next = what
     bench.run()
-    assert [bench.finished[i].reason for i in range(4)] == ["step_failed", "step_failed", "eos", "eos"]
+    assert list(bench.reasons.items()) == [(0, "step_failed"), (1, "step_failed"), (2, "eos"), (3, "eos")]
     assert bench.finished[0].incident == bench.finished[1].incident != ""
-    assert bench.finished[3].answers[0].token_ids == answer_of([5, 3], 40)[0]
+    bench.check(*requests[2:])
 
 
-def test_an_engine_that_keeps_failing_gives_up_after_answering_everybody(make_bench) -> None:
-    bench = make_bench(max_slots=1)
+def test_an_engine_that_keeps_failing_gives_up_after_answering_everything() -> None:
+    bench = Bench(max_slots=1)
     for i in range(10):
         bench.submit(i, [5, i])
     with pytest.raises(EngineIsBroken):
@@ -193,79 +144,211 @@ def test_an_engine_that_keeps_failing_gives_up_after_answering_everybody(make_be
     assert all(bench.finished[i].incident for i in range(MAX_CONSECUTIVE_FAILURES))
 
 
-def test_one_bad_step_is_one_failure_however_many_batches_it_encodes(make_bench, answer_of) -> None:
-    bench = make_bench(max_slots=4)
+def test_one_bad_step_is_one_failure_however_many_batches_it_encodes() -> None:
+    bench = Bench()
+    bench.runner.fail_next = "prefill"
     for i, size in enumerate((2, 8, 32, 128)):
         bench.submit(i, [5] * size)
-
-    def fail(sources: object, rows: object) -> None:
-        raise RuntimeError("made to fail")
-
-    prefill, bench.runner.prefill = bench.runner.prefill, fail
+    prefill, bench.runner.prefill = bench.runner.prefill, lambda *_: 1 / 0  # type: ignore[method-assign, assignment]
     bench.step()
-    assert [bench.finished[i].reason for i in range(4)] == ["step_failed"] * 4
-    bench.runner.prefill = prefill
-    bench.submit(9, [5, 5])
+    assert bench.reasons == dict.fromkeys(range(4), "step_failed")
+    bench.runner.prefill, bench.runner.fail_next = prefill, None  # type: ignore[method-assign]
+    request = bench.submit(9, [5, 5])
     bench.run()
-    assert bench.finished[9].answers[0].token_ids == answer_of([5, 5], 40)[0]
+    bench.check(request)
 
 
-def test_sources_are_encoded_together_unless_padding_costs_more_than_another_run(make_bench) -> None:
-    bench = make_bench(max_slots=4, budget=10_000)
-    for i, size in enumerate((20, 4, 19, 4)):
-        bench.submit(i, [3] * size)
-    bench.step()
-    assert bench.runner.prefill_batches == [4]
+def test_only_sources_for_which_there_is_no_memory_even_alone_are_refused() -> None:
+    bench = Bench(max_slots=4)
+    bench.runner.memory_tokens = 5
+    for number, length in enumerate([5, 6, 4, 6, 6, 6, 6, 6, 5]):
+        bench.submit(number, [3] * length)
     bench.run()
-    for i, size in enumerate((600, 4, 598, 4)):
-        bench.submit(i + 4, [3] * size)
-    bench.step()
+    assert [bench.reasons[i] for i in range(9)] == ["eos", "queue_full", "eos", *["queue_full"] * 5, "eos"]
+    assert all(end.retry_after_seconds > 0 for end in bench.finished.values() if end.reason == "queue_full")
+
+
+def test_sources_are_encoded_together_unless_padding_costs_more_than_another_run() -> None:
+    bench = Bench(budget=10_000)
+    for sizes in ((20, 4, 19, 4), (600, 4, 598, 4)):
+        for i, size in enumerate(sizes):
+            bench.submit(sum(sizes) * 10 + i, [3] * size)
+        bench.run()
     assert bench.runner.prefill_batches == [4, 2, 2]
 
 
-def test_statistics_describe_the_step(make_bench) -> None:
-    bench = make_bench(max_slots=2)
-    for i, size in enumerate((8, 6, 5)):
-        bench.submit(i, [9] * size)
+def test_each_front_end_gets_its_own_reports() -> None:
+    bench = Bench()
+    for origin, length in ((b"ours", 2), (b"theirs", 5)):
+        bench.engine.submit(origin, Request(1, [length, 1], 9, 0.0, is_streamed=True))
+    assert not bench.engine.has_news
     bench.engine.step()
-    (report,) = bench.engine.take_reports().values()
-    statistics = report.statistics
-    assert (statistics.num_waiting, statistics.num_waiting_tokens, statistics.num_running, statistics.num_slots) == (1, 5, 2, 2)
-    (step,), (prefill,) = statistics.steps, statistics.prefills
-    assert (step.num_rows, prefill.num_rows, prefill.num_tokens, prefill.num_padded_tokens) == (2, 2, 14, 16)
-    bench.engine.remove_all("draining")
-    bench.collect()
+    assert bench.engine.has_news
+    reports = bench.engine.take_reports()
+    assert {origin: [len(one.token_ids) for one in report.tokens] for origin, report in reports.items()} == {
+        b"ours": [1],
+        b"theirs": [1],
+    }
+    bench.engine.step()
+    bench.engine.remove_all("draining", b"theirs")
+    reports = bench.engine.take_reports()
+    assert {origin: [end.reason for end in report.finished] for origin, report in reports.items()} == {
+        b"ours": ["eos"],
+        b"theirs": ["draining"],
+    }
+    assert bench.engine.take_reports() == {} and not bench.engine.has_news
 
 
-def test_times_of_a_request_are_in_order(bench) -> None:
-    bench.runner.on_step = lambda: setattr(bench.clock, "now", bench.clock.now + 1)
-    for i in range(6):
-        bench.submit(i, [3, i])
-    bench.run()
-    for end in bench.finished.values():
-        assert 100 <= end.admitted < end.first_token < end.ended
-    assert bench.finished[5].admitted > bench.finished[0].admitted
-
-
-def test_statistics_tell_the_queue_in_seconds_and_the_caches_in_bytes(make_bench) -> None:
-    bench = make_bench(max_slots=2)
+def test_statistics_describe_the_last_steps_the_queue_and_the_caches() -> None:
+    bench = Bench(max_slots=2, step_seconds=1)
     reserved, _ = bench.runner.cache_bytes()
     idle = bench.engine.statistics()
     assert (idle.cache_bytes_reserved, idle.cache_bytes_used, idle.queue_seconds) == (reserved, 0, 0)
-
-    def on_step() -> None:
-        bench.clock.now += 1
-
-    bench.runner.on_step = on_step
-    bench.submit(1, [3, 5])
+    bench.submit(0, [3, 5])
     bench.run()  # three steps: its slot was held for 3 s
-    for i in range(2, 8):
-        bench.submit(i, [30, i])
-    bench.step()
-    busy = bench.engine.statistics()
-    assert busy.queue_seconds == pytest.approx((2 + 4 + 1 - 2 - 0.5) * 3 / 2)
-    for _ in range(16):
-        bench.step()
+    for i, size in enumerate((8, 6, 5), 1):
+        bench.submit(i, [30] * size)
+    bench.engine.step()
+    (report,) = bench.engine.take_reports().values()
+    told = report.statistics
+    assert (told.num_waiting, told.num_waiting_tokens, told.num_running, told.num_slots) == (1, 5, 2, 2)
+    (step,), (prefill,) = told.steps, told.prefills
+    assert (step.num_rows, step.seconds, prefill.num_rows, prefill.num_tokens, prefill.num_padded_tokens) == (2, 1, 2, 14, 16)
+    assert told.queue_seconds == pytest.approx((2 + 1 + 1 - 2 - 0.5) * 3 / 2)
+    bench.step(16)
     assert 0 < bench.engine.statistics().cache_bytes_used <= reserved
     bench.run()
     assert bench.engine.statistics().cache_bytes_used == 0
+    ends = [bench.finished[i] for i in range(4)]
+    assert all(end.admitted is not None and end.first_token is not None for end in ends)
+    assert [(end.admitted, end.first_token, end.ended) for end in ends[:2]] == [(100, 101, 103), (103, 104, 133)]
+
+
+@pytest.fixture
+def busy() -> Bench:
+    """One slot, half a second a step, four tokens an answer; one runs and one waits."""
+    bench = Bench(max_slots=1, step_seconds=0.5)
+    for i in range(MIN_STEPS // 4):
+        bench.submit(i, [4, i])
+        bench.run()
+    for i in (100, 101):
+        bench.submit(i, [4, i])
+    bench.step()
+    return bench
+
+
+def test_a_deadline_that_cannot_be_met_is_refused_at_once(busy: Bench) -> None:
+    num_steps, now = len(busy.runner.step_rows), busy.clock.now
+    busy.submit(1000, [4, 1], deadline=now + 3.4)  # 101 and half of 100, 2 s each, and one step
+    end = busy.finished[1000]
+    assert (end.reason, end.admitted, end.num_generated, end.ended) == ("deadline_unmet", None, 0, now)
+    assert end.needed_seconds == pytest.approx(3.5)
+    assert len(busy.runner.step_rows) == num_steps and busy.engine.scheduler.num_waiting == 1
+    busy.submit(1001, [1, 1], deadline=now + 3.5)
+    busy.submit(1002, [1, 1], deadline=now + 3.4, priority=5)
+    busy.submit(1003, [1, 1])
+    busy.run()
+    assert [busy.reasons[i] for i in (1001, 1002, 1003)] == ["deadline", "eos", "eos"]
+    assert busy.order.index(1002) < busy.order.index(101)
+    busy.submit(1004, [1, 1], deadline=busy.clock.now + 0.1)
+    busy.run()
+    assert busy.reasons[1004] == "eos", "an idle engine refuses nothing"
+
+
+class Graphs:
+    """Steps that are still to be captured."""
+
+    def __init__(self, num_pending: int, error: Exception | None = None) -> None:
+        self.num_pending, self.num_captured, self.error = num_pending, 0, error
+        self.is_disabled = False
+
+    @property
+    def has_pending(self) -> bool:
+        return self.num_pending > 0
+
+    def capture_next(self) -> None:
+        self.num_pending -= 1
+        if self.error is not None:
+            raise self.error
+        self.num_captured += 1
+
+
+@pytest.mark.parametrize("error", [None, MemoryError("no"), RuntimeError("no")])
+def test_steps_are_captured_while_nothing_runs_or_waits(error: Exception | None) -> None:
+    bench, graphs = Bench(), Graphs(2, error)
+    bench.engine.prepare()
+    assert not bench.engine.is_unprepared, "a runner without graphs has nothing to prepare"
+    bench.runner.graphs = graphs  # type: ignore[assignment]
+    bench.submit(1, [3, 1])
+    bench.engine.prepare()
+    assert graphs.num_pending == 2 and bench.engine.is_unprepared
+    bench.run()
+    for num_left in (1, 0):
+        bench.engine.prepare()
+        assert graphs.num_pending == num_left and bench.engine.is_unprepared == (num_left > 0)
+    assert graphs.num_captured == (0 if error else 2)
+    assert not bench.engine.statistics().are_graphs_disabled
+    graphs.is_disabled = True
+    assert bench.engine.statistics().are_graphs_disabled
+
+
+def look(bench: Bench) -> EngineSnapshot:
+    (engine,) = bench.engine.snapshot().engines
+    return engine
+
+
+def test_a_snapshot_describes_every_slot() -> None:
+    bench = Bench()
+    bench.submit(1, [30, 1], share=Share("alice"))
+    bench.submit(2, [30, 2, 3], share=Share("bob"), search=SearchOptions(num_beams=3, forced_prefix=[9, 9]))
+    bench.step(2)
+    assert [slot.num_tokens for slot in look(bench).slots] == [2, 0], "a forced prefix is not generated"
+    bench.step(3)
+    bench.submit(3, [30, 3], share=Share("alice"))
+    snapshot = bench.engine.snapshot()
+    slots = snapshot.engines[0].slots
+    assert [slot.slot for slot in slots] == [0, 1, 2, 3]
+    assert {(slot.request, slot.num_source_tokens, slot.num_tokens) for slot in slots} == {(1, 2, 5), (2, 3, 3)}
+    assert {slot.max_new_tokens for slot in slots} == {40} and not any(slot.is_prefill for slot in slots)
+    assert snapshot.callers == [CallerUse("alice", 1, 1), CallerUse("bob", 0, 1)]
+    bench.run()
+    assert bench.engine.snapshot().callers == [] == look(bench).slots
+    bench = Bench(max_slots=2, budget=2, has_prompts=True)
+    bench.submit(1, [8] * 9)
+    bench.step()
+    (slot,) = look(bench).slots
+    assert (slot.is_prefill, slot.num_tokens) == (True, 0)
+    bench.step(6)
+    (slot,) = look(bench).slots
+    assert not slot.is_prefill and slot.num_tokens > 0
+
+
+def test_steps_are_counted_while_somebody_looks() -> None:
+    bench = Bench(max_slots=2)
+    for i in (1, 2):
+        bench.submit(i, [30, i])
+    bench.step()
+    assert look(bench).totals == StepTotals(), "nothing was counted before"
+    for i in range(6):
+        bench.engine.step()
+        if i % 2:
+            bench.collect()
+    bench.engine.step()
+    totals = look(bench).totals
+    assert (totals.num_steps, totals.num_rows) == (7, 14)
+    bench.wait(LEASE_SECONDS + 0.5)
+    bench.step()
+    bench.step()
+    assert look(bench).totals.num_steps <= 7, "no more are counted when nobody has looked for a while"
+    assert bench.engine.take_reports()[ORIGIN].finished == []
+
+
+def test_callers_are_summed_up_and_bounded() -> None:
+    uses = [CallerUse(f"caller-{i}", num_waiting=i + 1) for i in range(1000)]
+    told = summed_up([*uses, CallerUse("caller-999", num_running=2), CallerUse("", 5)])
+    assert len(told) == MAX_CALLERS + 1 and len({use.name for use in told}) == len(told)
+    by_name = {use.name: use for use in told}
+    assert by_name["caller-999"] == CallerUse("caller-999", 1000, 2)
+    assert sum(use.num_waiting for use in told) == sum(range(1, 1001)) + 5
+    assert told[0].name == "", "the rest has more than anybody"
+    assert len(summed_up(uses[:MAX_CALLERS])) == MAX_CALLERS
