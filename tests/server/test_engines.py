@@ -1,6 +1,5 @@
-"""That engines are started with what the configuration says, and told apart by what is observed of them."""
+"""Settings that engines are started with, and metrics of their replicas."""
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +37,13 @@ def test_engines_are_started_with_the_settings_of_the_device(tiny_bundle: Path) 
 
 
 @pytest.mark.parametrize("front_ends", [1, 2])
-def test_what_an_engine_is_asked_to_prove_itself_is_not_counted(tiny_bundle: Path, front_ends: int) -> None:
+async def test_steps_of_a_self_test_are_not_counted(tiny_bundle: Path, front_ends: int) -> None:
     """Its process is shown all the same, under the number that tells it from the engines of another version."""
     registry = CollectorRegistry()
     metrics = Metrics(registry, LATENCY_BUCKETS)
     metrics.add_model("tiny", "v1", "fp32", "cpu", 8)
     metrics.add_engines("tiny", range(1, 2))
-    is_proved, deaths = False, []
+    is_proved, deaths = [False], list[str]()
 
     def value(name: str, **labels: str) -> float | None:
         return registry.get_sample_value(f"dragoman_{name}", {"model": "tiny", **labels})
@@ -53,32 +52,26 @@ def test_what_an_engine_is_asked_to_prove_itself_is_not_counted(tiny_bundle: Pat
         """Say what an engine says after a step, and that it is started again."""
         supervisor = engine.pool.replicas[0] if isinstance(engine, ReplicatedEngine) else engine
         client = supervisor._attach("ipc:///nowhere")
-        tell = client._on_statistics
-        tell(Statistics(num_running=2, steps=[Step(3, 0.1)]))
+        client._on_statistics(Statistics(num_running=2, steps=[Step(3, 0.1)]))
         supervisor._on_restart()
-        client_link = getattr(client, "_link", None)
-        if client_link is not None:
-            client_link.close()
+        if (link := getattr(client, "_link", None)) is not None:
+            link.close()
 
-    async def run() -> None:
-        nonlocal is_proved
-        engine = make_engine(
-            load({"models": tiny_bundle, "front_ends": front_ends}),
-            Bundle.open(tiny_bundle),
-            EnginePlan(1, ((),)),
-            metrics,
-            on_change=lambda: None,
-            on_death=lambda: deaths.append("death"),
-            is_observed=lambda: is_proved,
-            first_replica=1,
-        )
-        ask(engine)
-        assert value("engine_steps_total", replica="1") == 0 and value("step_batch_size_sum") == 0
-        is_proved = True
-        ask(engine)
-        assert value("engine_steps_total", replica="1") == 1 and value("step_batch_size_sum") == 3
-        assert value("engine_steps_total", replica="0") == 0
-        assert value("engine_restarts_total", replica="1") == 2 and deaths == ["death"] * 2
-        await engine.stop()
-
-    asyncio.run(run())
+    engine = make_engine(
+        load({"models": tiny_bundle, "front_ends": front_ends}),
+        Bundle.open(tiny_bundle),
+        EnginePlan(1, ((),)),
+        metrics,
+        on_change=lambda: None,
+        on_death=lambda: deaths.append("death"),
+        is_observed=lambda: is_proved[0],
+        first_replica=1,
+    )
+    ask(engine)
+    assert value("engine_steps_total", replica="1") == 0 and value("step_batch_size_sum") == 0
+    is_proved[0] = True
+    ask(engine)
+    assert value("engine_steps_total", replica="1") == 1 and value("step_batch_size_sum") == 3
+    assert value("engine_steps_total", replica="0") == 0
+    assert value("engine_restarts_total", replica="1") == 2 and deaths == ["death"] * 2
+    await engine.stop()

@@ -1,4 +1,4 @@
-"""A bundle driven without a server: the model's answers, in order, and never an empty one in place of an error."""
+"""Translation without a server: the answers of PyTorch, in order, and errors instead of empty answers."""
 
 from pathlib import Path
 from typing import Any
@@ -54,23 +54,23 @@ def test_a_forced_prefix_begins_the_answer_and_takes_its_room(translator: Offlin
         translator.run([[40, 1]], 18, search)
 
 
-def test_more_hypotheses_than_slots_are_refused(translator: OfflineTranslator) -> None:
-    with pytest.raises(InputError, match="4 hypotheses need more than the 3 slots"):
-        translator.translate(["a dog"], search=SearchOptions(num_beams=4))
+@pytest.mark.parametrize(
+    ("texts", "options", "reason"),
+    [
+        (["a dog"], {"search": SearchOptions(num_beams=4)}, "4 hypotheses need more than the 3 slots"),
+        (["a dog", "a dog runs " * 20], {}, r"text 2: .* tiny takes 24"),
+        (["a dog"], {"max_new_tokens": 0}, "max_new_tokens"),
+        (["a dog"], {"max_new_tokens": 21}, "max_new_tokens"),
+    ],
+)
+def test_impossible_request_is_refused(
+    translator: OfflineTranslator, texts: list[str], options: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(InputError, match=reason):
+        translator.translate(texts, **options)
 
 
-def test_a_text_that_is_too_long_is_named(translator: OfflineTranslator) -> None:
-    with pytest.raises(InputError, match=r"text 2: .* tiny takes 24"):
-        translator.translate(["a dog", "a dog runs " * 20])
-
-
-@pytest.mark.parametrize("limit", [0, 21])
-def test_more_tokens_than_the_model_has_room_for_are_refused(translator: OfflineTranslator, limit: int) -> None:
-    with pytest.raises(InputError, match="max_new_tokens"):
-        translator.translate(["a dog"], limit)
-
-
-def test_a_step_that_raises_is_not_an_empty_answer(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_that_fails_is_not_an_empty_answer(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     translator = OfflineTranslator(tiny_bundle, num_threads=1)
 
     def fail(*_: Any) -> None:

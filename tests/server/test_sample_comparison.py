@@ -1,4 +1,4 @@
-"""What counts as the answer of a sample: its bits, or a tolerance, and two tokens that are as likely as far as that can tell."""
+"""Comparison of answers with samples: bit for bit, or within a tolerance, in which two tokens may be as likely."""
 
 import math
 from typing import Any
@@ -40,28 +40,49 @@ def refusal(found: Answer, **options: Any) -> str:
 SAME = answer(SAMPLE.ids, SAMPLE.log_probs)
 
 
-@pytest.mark.parametrize("is_exact", [False, True])
-def test_the_same_answer_is_the_samples(is_exact: bool) -> None:
+def off(*log_probs: float) -> Answer:
+    return answer(SAMPLE.ids, [*log_probs])
+
+
+@pytest.mark.parametrize(
+    ("found", "is_exact", "max_difference"),
+    [
+        (SAME, True, 0.0),
+        (answer(SAMPLE.ids, SAMPLE.log_probs, SAMPLE.candidates), True, 0.0),
+        (SAME, False, 0.0),
+        (off(-0.5, -0.99999994, -0.25), False, 6e-8),
+        (off(-0.53, -1.04, -0.25), False, 0.04),
+    ],
+)
+def test_same_answer_is_accepted(found: Answer, is_exact: bool, max_difference: float) -> None:
     compared = comparison(is_exact=is_exact)
-    compared.compare_answer("sample 2", SAMPLE, SAME)
-    compared.compare_answer("sample 2", SAMPLE, answer(SAMPLE.ids, SAMPLE.log_probs, SAMPLE.candidates))
-    assert (compared.found.num_answers, compared.found.num_tokens, compared.found.max_difference) == (2, 6, 0.0)
+    compared.compare_answer("sample 2", SAMPLE, found)
+    assert (compared.found.num_answers, compared.found.num_tokens, compared.found.num_parted) == (1, 3, 0)
+    assert compared.found.max_difference == pytest.approx(max_difference, rel=0.01)
 
 
-def test_bits_are_compared_where_they_have_to_be_the_same() -> None:
-    off = answer(SAMPLE.ids, [-0.5, -0.99999994, -0.25])
-    assert refusal(off, is_exact=True) == "sample 2, token 2: 20 has -0.99999994 instead of -1, bit for bit"
-    comparison().compare_answer("sample 2", SAMPLE, off)
-    told = [FIRST, [SECOND[0], (21, -1.0200001), *SECOND[2:]], END]
-    assert "sample 2, token 2: 20 (-1) 21 (-1.0200001)" in refusal(answer(SAMPLE.ids, SAMPLE.log_probs, told), is_exact=True)
+LENGTH: dict[str, Any] = {"reason": "length"}
+OTHERS = [FIRST, [SECOND[0], (21, -1.0200001), *SECOND[2:]], END]
 
 
-def test_a_tolerance_holds_for_every_token() -> None:
-    compared = comparison()
-    compared.compare_answer("sample 2", SAMPLE, answer(SAMPLE.ids, [-0.53, -1.04, -0.25]))
-    assert compared.found.max_difference == pytest.approx(0.04) and compared.found.num_parted == 0
-    found = refusal(answer(SAMPLE.ids, [-0.53, -1.04, -0.31]))
-    assert found == "sample 2, token 3: 1 has -0.31 instead of -0.25; the tolerance is 0.05"
+@pytest.mark.parametrize(
+    ("found", "is_exact", "reason"),
+    [
+        (off(-0.5, -0.99999994, -0.25), True, "sample 2, token 2: 20 has -0.99999994 instead of -1, bit for bit"),
+        (answer(SAMPLE.ids, SAMPLE.log_probs, OTHERS), True, "sample 2, token 2: 20 (-1) 21 (-1.0200001)"),
+        (answer([7, 21, 9, EOS], [-0.5, -1.0, -3.0, -4.0]), True, "sample 2, token 2: 21 (-1) instead of 20 (-1), bit for bit"),
+        (off(-0.53, -1.04, -0.31), False, "sample 2, token 3: 1 has -0.31 instead of -0.25; the tolerance is 0.05"),
+        (
+            answer([7, EOS], [-0.5, -0.25], **LENGTH, token_ids=[3, 7, 20]),
+            *(False, "sample 2, token 2: 20 has -0.25 instead of -1; the tolerance is 0.05"),
+        ),
+        (answer(SAMPLE.ids, SAMPLE.log_probs, **LENGTH, token_ids=[3, 7]), False, "sample 2 has 1 tokens with 3 log-probabilities"),
+        (answer([7, 20], [-0.5, -1.0], **LENGTH, token_ids=[3, 7, 20]), False, "sample 2 has 2 tokens instead of 3"),
+        (answer(SAMPLE.ids, SAMPLE.log_probs, token_ids=[7, 20]), False, "sample 2 does not begin with the forced prefix"),
+    ],
+)
+def test_other_answer_is_refused(found: Answer, is_exact: bool, reason: str) -> None:
+    assert refusal(found, is_exact=is_exact).startswith(reason)
 
 
 def parted(log_prob: float, told: list[tuple[int, float]], token: int = 21) -> Answer:
@@ -94,35 +115,19 @@ def test_answers_may_part_where_both_tokens_are_within_the_tolerance(log_prob: f
         (parted(-1.0, [(21, -1.0)]), "no other token than the one told can be"),
     ],
 )
-def test_a_token_that_only_another_model_takes_is_refused(found: Answer, why: str) -> None:
+def test_token_that_only_another_model_takes_is_refused(found: Answer, why: str) -> None:
     reason = refusal(found)
     assert reason.startswith("sample 2, token 2: ") and reason.endswith("instead of 20 (-1); the tolerance is 0.05"), why
 
 
-def test_where_bits_have_to_be_the_same_no_answer_may_part() -> None:
-    found = answer([7, 21, 9, EOS], [-0.5, -1.0, -3.0, -4.0])
-    assert refusal(found, is_exact=True) == "sample 2, token 2: 21 (-1) instead of 20 (-1), bit for bit"
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("is_exact", [False, True])
-def test_what_is_no_number_is_refused_wherever_it_is(value: float, is_exact: bool) -> None:
+def test_number_that_is_not_finite_is_refused(value: float, is_exact: bool) -> None:
     found = refusal(answer(SAMPLE.ids, [-0.5, -1.0, value]), is_exact=is_exact, tolerance=math.inf)
     assert found == f"sample 2, token 3: the log-probability is {value}"
     pair = ScoredSample([4, EOS], [7, EOS], [-0.5, -1.0])
     with pytest.raises(ProofFailed, match=f"pair 1, token 2: the log-probability is {value}"):
         comparison(math.inf, is_exact=is_exact).compare_score("pair 1", pair, [-0.5, value])
-
-
-def test_answers_of_another_form_are_refused() -> None:
-    cut = {"reason": "length"}
-    other = answer([7, EOS], [-0.5, -0.25], **cut, token_ids=[3, 7, 20])
-    assert refusal(other) == "sample 2, token 2: 20 has -0.25 instead of -1; the tolerance is 0.05"
-    many = answer(SAMPLE.ids, SAMPLE.log_probs, **cut, token_ids=[3, 7])
-    assert refusal(many) == "sample 2 has 1 tokens with 3 log-probabilities"
-    few = answer([7, 20], [-0.5, -1.0], **cut, token_ids=[3, 7, 20])
-    assert refusal(few) == "sample 2 has 2 tokens instead of 3"
-    assert refusal(answer(SAMPLE.ids, SAMPLE.log_probs, token_ids=[7, 20])) == "sample 2 does not begin with the forced prefix"
 
 
 def test_scores_are_compared_token_by_token() -> None:

@@ -1,8 +1,7 @@
-"""Files that change while the server runs. No test waits: looks are taken one at a time."""
+"""Files that change while the server runs; looks are taken one at a time."""
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +14,16 @@ from dragoman.server.watching import Source, Watcher, fingerprint
 
 
 class Watched:
-    """A file, what watches it, and what has been put to use."""
+    """A watched file, and the texts of it that were used."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "words"
         self.used: list[str] = []
         self.num_loads = 0
         self.registry = CollectorRegistry()
         self.watcher = Watcher(ReloadMetrics(self.registry))
-        path.write_text("first")
-        self.watcher.add(Source("words", [path], self.load, self.used.append))
+        self.path.write_text("first")
+        self.watcher.add(Source("words", [self.path], self.load, self.used.append))
 
     def load(self) -> str:
         self.num_loads += 1
@@ -35,6 +34,14 @@ class Watched:
             raise KeyError("secret")
         return text
 
+    async def look(self, text: str | None = None, times: int = 1) -> list[str]:
+        """Write a text and look; return the texts used so far."""
+        if text is not None:
+            self.path.write_text(text)
+        for _ in range(times):
+            await self.watcher.look()
+        return self.used
+
     def count(self, result: str) -> float | None:
         return self.registry.get_sample_value("dragoman_reloads_total", {"source": "words", "result": result})
 
@@ -43,109 +50,59 @@ class Watched:
         return self.registry.get_sample_value("dragoman_reload_stale", {"source": "words"}) == 1
 
 
-def run(test: Callable[[Watched], Awaitable[None]], folder: Path) -> None:
-    async def running() -> None:
-        await test(Watched(folder / "words"))
-
-    asyncio.run(running())
+@pytest.fixture
+def watched(tmp_path: Path, logged: Any) -> Watched:
+    return Watched(tmp_path)
 
 
-def test_a_change_is_used_when_two_looks_have_found_the_same(tmp_path: Path, logged: Any) -> None:
-    """What is half written at one look is not what is there at the next."""
-
-    async def test(watched: Watched) -> None:
-        for text in ("se", "second"):
-            watched.path.write_text(text)
-            await watched.watcher.look()
-        assert watched.used == []
-        await watched.watcher.look()
-        assert watched.used == ["second"]
-        await watched.watcher.look()
-        assert (watched.used, watched.num_loads, watched.count("used")) == (["second"], 1, 1)
-
-    run(test, tmp_path)
-
-
-def test_a_look_that_fails_is_not_the_last_one(tmp_path: Path, logged: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def running() -> None:
-        watcher = Watcher(ReloadMetrics(CollectorRegistry()), poll_seconds=0)
-        num_looks, is_seen = 0, asyncio.Event()
-
-        async def look() -> None:
-            nonlocal num_looks
-            num_looks += 1
-            if num_looks == 1:
-                raise RuntimeError("can't start new thread")
-            is_seen.set()
-
-        monkeypatch.setattr(watcher, "look", look)
-        task = asyncio.create_task(watcher.run())
-        await asyncio.wait([task, asyncio.create_task(is_seen.wait())], return_when=asyncio.FIRST_COMPLETED, timeout=60)
-        assert is_seen.is_set()
-        task.cancel()
-
-    asyncio.run(running())
-    assert [line["event"] for line in logged()] == ["cannot look whether files have changed"]
-
-
-def test_nothing_is_read_where_nothing_changes(tmp_path: Path, logged: Any) -> None:
-    async def test(watched: Watched) -> None:
-        for _ in range(3):
-            os.utime(watched.path)
-            await watched.watcher.look()
-        await watched.watcher.check()
-        assert (watched.num_loads, watched.count("used"), watched.count("failed")) == (0, 0, 0)
-
-    run(test, tmp_path)
+async def test_change_is_used_when_two_looks_have_found_the_same(watched: Watched) -> None:
+    """A file that is half written at one look is another at the next."""
+    for _ in range(3):
+        os.utime(watched.path)
+        await watched.look()
+    await watched.watcher.check()
+    assert (watched.num_loads, watched.count("used"), watched.count("failed")) == (0, 0, 0), "nothing has changed"
+    assert await watched.look("se") == [] == await watched.look("second")
+    assert await watched.look() == ["second"] == await watched.look()
+    assert (watched.num_loads, watched.count("used")) == (1, 1)
+    watched.path.write_text("third")
+    await watched.watcher.check()
+    assert watched.used == ["second", "third"], "an operator who asks need not wait"
 
 
 @pytest.mark.parametrize("change", ["bad", "odd", None])
-def test_what_cannot_be_used_is_told_once_and_changes_nothing(tmp_path: Path, logged: Any, change: str | None) -> None:
-    async def test(watched: Watched) -> None:
-        if change is None:
-            watched.path.unlink()
-        else:
-            watched.path.write_text(change)
-        for _ in range(5):
-            await watched.watcher.look()
-        assert (watched.used, watched.count("failed"), watched.is_stale) == ([], 1, True)
-        [line] = [line for line in logged() if line["level"] == "error"]
-        assert (line["source"], line["event"]) == ("words", "cannot be used, what was read before stays in use")
-        watched.path.write_text("second")
-        for _ in range(2):
-            await watched.watcher.look()
-        assert (watched.used, watched.is_stale) == (["second"], False)
-
-    run(test, tmp_path)
+async def test_unusable_file_is_reported_once_and_changes_nothing(watched: Watched, logged: Any, change: str | None) -> None:
+    if change is None:
+        watched.path.unlink()
+    assert await watched.look(change, times=5) == []
+    assert (watched.count("failed"), watched.is_stale) == (1, True)
+    [line] = [line for line in logged() if line["level"] == "error"]
+    assert (line["source"], line["event"]) == ("words", "cannot be used, what was read before stays in use")
+    await watched.watcher.check()
+    assert watched.count("failed") == 2, "it is tried again for an operator who asks"
+    num_loads = watched.num_loads
+    assert await watched.look("first") == [] and (watched.is_stale, watched.num_loads) == (False, num_loads), "it is in use still"
+    assert await watched.look("second", times=2) == ["second"] and not watched.is_stale
 
 
-def test_what_was_there_before_the_damage_is_in_use_still(tmp_path: Path, logged: Any) -> None:
-    async def test(watched: Watched) -> None:
-        watched.path.write_text("bad")
-        await watched.watcher.check()
-        assert watched.is_stale
-        watched.path.write_text("first")
-        await watched.watcher.look()
-        assert (watched.used, watched.is_stale, watched.num_loads) == ([], False, 1)
+async def test_watcher_goes_on_after_a_look_that_fails(logged: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    watcher, looks, is_seen = Watcher(ReloadMetrics(CollectorRegistry()), poll_seconds=0), [0], asyncio.Event()
 
-    run(test, tmp_path)
+    async def look() -> None:
+        looks[0] += 1
+        if looks[0] == 1:
+            raise RuntimeError("can't start new thread")
+        is_seen.set()
 
-
-def test_who_asks_is_not_made_to_wait_and_damage_is_tried_again(tmp_path: Path, logged: Any) -> None:
-    async def test(watched: Watched) -> None:
-        watched.path.write_text("second")
-        await watched.watcher.check()
-        assert watched.used == ["second"]
-        watched.path.write_text("bad")
-        await watched.watcher.check()
-        await watched.watcher.check()
-        assert watched.count("failed") == 2
-
-    run(test, tmp_path)
+    monkeypatch.setattr(watcher, "look", look)
+    task = asyncio.create_task(watcher.run())
+    await asyncio.wait_for(is_seen.wait(), 60)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert [line["event"] for line in logged()] == ["cannot look whether files have changed"]
 
 
-def test_a_link_that_is_swapped_above_the_files_is_a_change(tmp_path: Path) -> None:
-    """It is how Kubernetes changes the files of a secret."""
+def test_fingerprint_follows_links_tells_files_apart_and_waits_for_no_pipe(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "tls.crt").write_text(name)
@@ -153,32 +110,19 @@ def test_a_link_that_is_swapped_above_the_files_is_a_change(tmp_path: Path) -> N
     (tmp_path / "data").symlink_to("one")
     before = fingerprint([tmp_path / "data" / "tls.crt"])
     (tmp_path / "new").symlink_to("two")
-    os.replace(tmp_path / "new", tmp_path / "data")
+    os.replace(tmp_path / "new", tmp_path / "data")  # as Kubernetes exchanges the files of a secret
     assert fingerprint([tmp_path / "data" / "tls.crt"]) != before
-
-
-def test_what_is_no_file_has_a_fingerprint_too(tmp_path: Path) -> None:
-    """A pipe with nobody at its other end used to be waited for, for ever, wherever files were just opened."""
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "file").write_text("")
-    found = {fingerprint([tmp_path / name]) for name in ("pipe", "folder", "none", "file")}
-    assert len(found) >= 3
-
-
-def test_a_certificates_days_are_counted_when_somebody_asks() -> None:
-    registry, now = CollectorRegistry(), [1_000_000.0]
-    metrics = ReloadMetrics(registry, lambda: now[0])
-    metrics.set_expiry("server", 1_000_000.0 + 86_400)
-    name, labels = "dragoman_tls_certificate_days_left", {"certificate": "server"}
-    assert registry.get_sample_value(name, labels) == 1
-    now[0] += 3 * 86_400
-    assert registry.get_sample_value(name, labels) == -2
-    metrics.set_expiry("server", 1_000_000.0 + 13 * 86_400)
-    assert registry.get_sample_value(name, labels) == 10
-
-
-def test_parts_are_told_apart_by_where_they_end(tmp_path: Path) -> None:
-    for name, text in (("a", "xy"), ("b", "z"), ("c", "x"), ("d", "yz")):
+    for name, text in (("a", "xy"), ("b", "z"), ("c", "x"), ("d", "yz"), ("file", "")):
         (tmp_path / name).write_text(text)
     assert fingerprint([tmp_path / "a", tmp_path / "b"]) != fingerprint([tmp_path / "c", tmp_path / "d"])
+    os.mkfifo(tmp_path / "pipe")
+    assert len({fingerprint([tmp_path / name]) for name in ("pipe", "one", "none", "file")}) >= 3
+
+
+def test_days_until_a_certificate_expires_are_counted_at_each_scrape() -> None:
+    registry, now = CollectorRegistry(), [1_000_000.0]
+    metrics = ReloadMetrics(registry, lambda: now[0])
+    for expiry, seconds, days in ((1, 0, 1), (1, 3, -2), (13, 0, 10)):
+        metrics.set_expiry("server", 1_000_000.0 + expiry * 86_400)
+        now[0] += seconds * 86_400
+        assert registry.get_sample_value("dragoman_tls_certificate_days_left", {"certificate": "server"}) == days

@@ -1,5 +1,6 @@
 """Real stores for tests: an S3 server, a registry, a web server with WebDAV; and bundles large enough to be interrupted."""
 
+import base64
 import contextlib
 import hashlib
 import json
@@ -7,12 +8,10 @@ import logging
 import os
 import random
 import shutil
-import socket
-import subprocess
 import threading
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -177,9 +176,6 @@ def s3_proxy(s3: S3, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
         yield proxy
 
 
-HTPASSWD = "reader:$2y$04$abcdefghijklmnopqrstuu2r9OfJnfCsdneAXAGHnS4UpFFP8WIrW\n"  # of the password `secret`
-
-
 @pytest.fixture
 def google(s3: S3, monkeypatch: pytest.MonkeyPatch) -> S3:
     """The same server as Google's, whose XML API differs in its credentials only."""
@@ -190,76 +186,81 @@ def google(s3: S3, monkeypatch: pytest.MonkeyPatch) -> S3:
     return s3
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+class Registry(BaseHTTPRequestHandler):
+    """An OCI registry in this process, which asks for a password if it has one; see `run_registry`."""
 
+    blobs: dict[str, bytes]
+    password: str
+    port: int
 
-class Registry:
-    """A registry, and oras to fill it."""
-
-    def __init__(self, port: int, password: str = "") -> None:
-        self.port, self.password = port, password
-
-    def push(self, folder: Path, name: str) -> str:
+    @classmethod
+    def push(cls, folder: Path, name: str) -> str:
         """Push a folder file by file, and return the digest of its manifest."""
-        import oras.oci
-        import oras.provider
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        titles = [{"org.opencontainers.image.title": str(path.relative_to(folder))} for path in files]
+        layers = [{"digest": cls.add(path.read_bytes()), "annotations": title} for path, title in zip(files, titles, strict=True)]
+        digest = cls.add(json.dumps({"schemaVersion": 2, "layers": layers}).encode())
+        cls.blobs[name.rpartition(":")[2]] = cls.blobs[digest]
+        return digest
 
-        client = oras.provider.Registry(insecure=True, auth_backend="basic" if self.password else "token")
-        if self.password:
-            client.auth.set_basic_auth("reader", self.password)
-        container = client.get_container(f"127.0.0.1:{self.port}/{name}")
-        manifest = oras.oci.NewManifest()
-        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-            # As the program `oras push` does, which keeps the path; the library's own `push` has the last part of it only.
-            layer = oras.oci.NewLayer(str(path)) | {
-                "annotations": {"org.opencontainers.image.title": str(path.relative_to(folder))}
-            }
-            assert client.upload_blob(str(path), container, layer).status_code in (200, 201, 202)
-            manifest["layers"].append(layer)
-        (folder.parent / "config.json").write_text("{}")
-        manifest["config"], _ = oras.oci.ManifestConfig(str(folder.parent / "config.json"))
-        assert client.upload_blob(str(folder.parent / "config.json"), container, manifest["config"]).status_code in (200, 201, 202)
-        return str(client.upload_manifest(manifest, container).headers["Docker-Content-Digest"])
+    @classmethod
+    def add(cls, content: bytes) -> str:
+        digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
+        cls.blobs[digest] = content
+        return digest
 
+    def do_GET(self) -> None:
+        shown = f"Basic {base64.b64encode(f'reader:{self.password}'.encode()).decode()}"
+        content, kind = b"", self.path.strip("/").split("/")[-2:]
+        headers = {}
+        if self.password and self.headers["Authorization"] != shown:
+            status, headers = 401, {"WWW-Authenticate": 'Basic realm="models"'}
+        elif self.path == "/v2/":
+            status = 200
+        elif kind[0] in ("blobs", "manifests") and kind[1] in self.blobs:
+            status, content = 200, self.blobs[kind[1]]
+            if (part := self.headers["Range"]) is not None:
+                start = int(part.removeprefix("bytes=").removesuffix("-"))
+                status = 206 if start < len(content) else 416
+                headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
+                content = content[start:]
+        else:
+            status = 404
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(content)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        with contextlib.suppress(ConnectionError):
+            self.wfile.write(content)
 
-@pytest.fixture(scope="session")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
-    """Debian's registry, on a port of its own."""
-    with run_registry(tmp_path_factory.mktemp("registry")) as found:
-        yield found
+    def log_message(self, *_: object) -> None: ...
 
 
 @contextlib.contextmanager
-def run_registry(folder: Path, more: str = "") -> Iterator[Registry]:
-    """Run one with further lines of configuration."""
-    program = shutil.which("docker-registry") or shutil.which("registry")
-    if program is None:
-        pytest.skip("docker-registry is not installed (a package of Debian)")
-    port = free_port()
-    (folder / "config.yml").write_text(
-        "version: 0.1\nlog: {level: error, accesslog: {disabled: true}}\n"
-        f"storage: {{filesystem: {{rootdirectory: {folder / 'data'}}}}}\n"
-        f"http: {{addr: '127.0.0.1:{port}'}}\n{more}"
-    )
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen([program, "serve", str(folder / "config.yml")], stdout=log, stderr=log)
+def serving(server: Any) -> Iterator[Any]:
+    """Run an HTTP server on a thread of its own."""
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
     try:
-        while True:
-            assert process.poll() is None, (folder / "log").read_text()
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/").close()
-            except urllib.error.HTTPError as error:  # it wants a password
-                error.close()
-            except OSError:
-                continue
-            break
-        yield Registry(port)
+        yield server
     finally:
-        process.terminate()
-        process.wait()
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@contextlib.contextmanager
+def run_registry(password: str = "") -> Iterator[type[Registry]]:
+    handler = type("RunningRegistry", (Registry,), {"blobs": {}, "password": password})
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), handler)) as server:
+        handler.port = server.server_port  # type: ignore[attr-defined]
+        yield handler  # type: ignore[misc]
+
+
+@pytest.fixture
+def registry() -> Iterator[type[Registry]]:
+    with run_registry() as found:
+        yield found
 
 
 @contextlib.contextmanager

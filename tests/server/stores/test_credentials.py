@@ -15,7 +15,7 @@ from dragoman.model.errors import InputError
 from dragoman.server.stores.address import Address, AddressError
 from dragoman.server.stores.credentials import client_options
 from dragoman.server.stores.store import StoreError
-from tests.server.stores.conftest import BIG_FILE, HTPASSWD, S3, Registry, bring, files, run_registry, run_web
+from tests.server.stores.conftest import BIG_FILE, S3, Registry, bring, files, run_registry, run_web
 from tests.server.stores.proxy import Proxy, proxy_to
 
 Orders = Callable[..., Any]
@@ -41,16 +41,12 @@ def test_web_server_is_shown_a_token_or_password_and_a_redirection_is_not(
 def test_registry_is_shown_the_password_of_dockers_configuration_and_a_redirection_is_not(
     bundle: Path, tmp_path: Path, order: Orders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "registry").mkdir()
-    (tmp_path / "htpasswd").write_text(HTPASSWD)
-    passwords = f"auth: {{htpasswd: {{realm: models, path: {tmp_path / 'htpasswd'}}}}}\n"
     denied = lambda: pytest.raises(StoreError, match=r"access denied")  # noqa: E731
     with (
-        run_registry(tmp_path / "registry", passwords) as registry,
+        run_registry("secret") as registry,
         proxy_to(registry.port) as asked,
         proxy_to(registry.port) as behind,
     ):
-        registry.password = "secret"
         registry.push(bundle, "tiny:1")
         address = f"oci://127.0.0.1:{asked.port}/tiny:1"
         with denied():
@@ -120,7 +116,7 @@ def test_impossible_address_is_refused_in_one_line_without_its_secrets(text: str
 
 @pytest.mark.parametrize("place", ["ftp://127.0.0.1:9/x?X-Amz-Signature=hidden&", "http://[x?X-Amz-Signature=hidden&"])
 def test_impossible_redirection_is_one_line_without_its_signature(
-    registry: Registry, bundle: Path, tmp_path: Path, order: Orders, place: str
+    registry: type[Registry], bundle: Path, tmp_path: Path, order: Orders, place: str
 ) -> None:
     registry.push(bundle, "redirected:1")
     with proxy_to(registry.port) as proxy:

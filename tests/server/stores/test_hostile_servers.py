@@ -16,6 +16,7 @@ from dragoman.server.stores.objects import ObjectStore
 from dragoman.server.stores.registry import MAX_MANIFEST_BYTES, RegistryStore
 from dragoman.server.stores.store import SilentError, StoreError
 from tests.certificates import make_certificates
+from tests.server.stores.conftest import serving
 
 PROMISED_BYTES = 1 << 30
 
@@ -71,14 +72,9 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def hostile() -> Iterator[ThreadingHTTPServer]:
     Handler.num_sent, Handler.ended = [], threading.Event()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    yield server
-    Handler.ended.set()
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as server:
+        yield server
+        Handler.ended.set()
 
 
 @pytest.mark.parametrize("ask", [ObjectStore.list, lambda store: store.read("file", 0, len)], ids=["list", "read"])

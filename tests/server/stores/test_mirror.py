@@ -84,7 +84,9 @@ def test_versions_come_and_go_as_they_do_in_the_store(
     assert followed.mirror.sync().reason == f"{ALL}: holds no bundle" and followed.versions == ["en-de/0", "en-de/2"]
 
 
-def test_tag_that_is_moved_replaces_the_bundle(registry: Registry, make_bundle: Make, followed: Followed, logged: Any) -> None:
+def test_tag_that_is_moved_replaces_the_bundle(
+    registry: type[Registry], make_bundle: Make, followed: Followed, logged: Any
+) -> None:
     mirror = followed.open(f"oci://127.0.0.1:{registry.port}/mirrored:stable")
     old, new = (make_bundle(followed.folder / f"source{seed}", seed=seed, size=1000) for seed in (1, 2))
     for number, bundle in enumerate((old, new, old), 1):

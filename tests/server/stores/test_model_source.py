@@ -142,7 +142,7 @@ def test_a_server_follows_a_store(serve: Callable[..., object], s3: S3, tiny_bun
 
 @pytest.mark.e2e
 def test_a_server_takes_from_a_registry_what_is_signed_and_nothing_else(
-    serve: Callable[..., object], registry: Registry, tiny_bundle: Path, key: Path, tmp_path: Path
+    serve: Callable[..., object], registry: type[Registry], tiny_bundle: Path, key: Path, tmp_path: Path
 ) -> None:
     bundle = copy(tiny_bundle, tmp_path / "one", "en-de")
     sign(bundle / "bundle.json", key)

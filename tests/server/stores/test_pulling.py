@@ -47,7 +47,7 @@ class Shop:
 @pytest.fixture(params=["s3", "registry", "web"])
 def shop(request: pytest.FixtureRequest, bundle: Path) -> Iterator[Shop]:
     if request.param == "registry":
-        registry: Registry = request.getfixturevalue("registry")
+        registry: type[Registry] = request.getfixturevalue("registry")
         pushed = registry.push(bundle, "shop:1")
         with proxy_to(registry.port) as proxy:
             named = f"oci://127.0.0.1:{proxy.port}/shop"
