@@ -1,4 +1,4 @@
-"""What batches take, and which are made: the cheapest there are, whatever the costs, and costs that are really the encoder's."""
+"""Costs of batches: the cheapest batches are made, and costs are measured right."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.server.engine.costs import MAX_CELLS, MAX_SECONDS, MIN_PAIR, NUM_REPEATS, PACKED, PADDED, Costs, grouped, measured
-from dragoman.server.engine.messages import Request
 from dragoman.server.engine.sequence import Sequence
+from tests.server.engine.sequences import sequence
 
 COSTS = st.builds(Costs, *(st.sampled_from(values) for values in ([0, 1, 12, 500], [0.5, 1], [0, 1], [0, 0.005, 0.2])))
 
 
 def sequences(lengths: list[int]) -> list[Sequence]:
-    return [Sequence(b"", Request(i, [5] * length, 8, 0.0)) for i, length in enumerate(lengths)]
+    return [sequence(i, num_tokens=length) for i, length in enumerate(lengths)]
 
 
 def lengths_of(groups: list[list[Sequence]]) -> list[list[int]]:
@@ -46,29 +46,27 @@ def test_no_other_batches_take_less(lengths: list[int], costs: Costs) -> None:
     assert taken(found, costs) == pytest.approx(least)
 
 
-def test_batches_begin_with_the_longest_and_equals_stay_together() -> None:
-    costs = Costs(10, 1, 0, 0.5)
-    found = grouped(sequences([3, 40, 3, 38, 4]), costs)
-    assert lengths_of(found) == [[40], [38], [4, 3, 3]]
-    assert lengths_of(grouped(sequences([5] * 100), costs)) == [[5] * 100]
+NO_PADDING_COST = Costs(1.0, 0.01, 0, 0)
+ALIKE = [512] * (2 * MAX_CELLS // 512)
 
 
-def test_without_padding_a_long_source_takes_short_ones_along_and_with_it_does_not() -> None:
-    assert len(grouped(sequences([60, 20, 15, 12]), PACKED)) == 1
-    assert len(grouped(sequences([400, 20, 15, 12]), PADDED)) == 2
-
-
-def test_many_lengths_are_grouped() -> None:
-    assert sum(map(len, grouped(sequences(list(range(1, 301))), PACKED))) == 300
-
-
-def test_what_seems_to_cost_nothing_makes_no_batch_that_memory_is_too_small_for() -> None:
-    """One long source beside a hundred short ones: attention would have read and given a hundred long ones."""
-    lengths = [4096, *[2] * 100]
-    assert lengths_of(grouped(sequences(lengths), Costs(1.0, 0.01, 0, 0))) == [[4096], [2] * 100]
-    assert lengths_of(grouped(sequences([1024, *[2] * 31]), Costs(1.0, 0.01, 0, 0))) == [[1024, *[2] * 31]]
-    equal = [512] * (2 * MAX_CELLS // 512)
-    assert lengths_of(grouped(sequences(equal), PACKED)) == [equal], "which have no padding"
+@pytest.mark.parametrize(
+    ("lengths", "costs", "groups"),
+    [
+        ([3, 40, 3, 38, 4], Costs(10, 1, 0, 0.5), [[40], [38], [4, 3, 3]]),  # the longest first
+        ([5] * 100, Costs(10, 1, 0, 0.5), [[5] * 100]),
+        ([60, 20, 15, 12], PACKED, [[60, 20, 15, 12]]),
+        ([400, 20, 15, 12], PADDED, [[400], [20, 15, 12]]),
+        # One long source beside a hundred short ones: attention would have read and given a hundred long ones.
+        ([4096, *[2] * 100], NO_PADDING_COST, [[4096], [2] * 100]),
+        ([1024, *[2] * 31], NO_PADDING_COST, [[1024, *[2] * 31]]),
+        (ALIKE, PACKED, [ALIKE]),
+    ],
+)
+def test_batches_are_the_cheapest_that_memory_is_large_enough_for(
+    lengths: list[int], costs: Costs, groups: list[list[int]]
+) -> None:
+    assert lengths_of(grouped(sequences(lengths), costs)) == groups
 
 
 def test_padding_is_never_taken_to_be_free() -> None:

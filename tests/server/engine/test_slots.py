@@ -5,9 +5,9 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.server.engine.messages import Request
 from dragoman.server.engine.sequence import Sequence
 from dragoman.server.engine.slots import Inheritance, Slots
+from tests.server.engine.sequences import sequence as new_sequence
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 100)), max_size=60), st.data())
@@ -22,7 +22,7 @@ def test_rows_stay_contiguous_and_content_follows_its_owner(operations: list[tup
             slots.release(gone)
             assert gone.rows == []
         elif not is_full:
-            new = Sequence(b"", Request(number, [1], 1, 0.0))
+            new = new_sequence(number)
             for _ in range(width):
                 content[slots.take(new)] = number
             alive.append(new)
@@ -41,7 +41,7 @@ def test_rows_stay_contiguous_and_content_follows_its_owner(operations: list[tup
 def test_hypotheses_inherit_what_their_parents_left(widths: list[int], steps: list[tuple[int, int]]) -> None:
     """A row's content is a history; each search copies what it is told to, in any order, and must find its parents' in its rows."""
     slots = Slots(sum(widths))
-    sequences = [Sequence(b"", Request(i, [1], 1, 0.0)) for i in range(len(widths))]
+    sequences = [new_sequence(i) for i in range(len(widths))]
     content: dict[int, str] = {slots.take(sequence): f"{i}" for i, sequence in enumerate(sequences)}
     for number, (pick, seed) in enumerate(steps):
         sequence, random = sequences[pick % len(widths)], Random(seed)
@@ -73,7 +73,7 @@ def test_hypotheses_inherit_what_their_parents_left(widths: list[int], steps: li
 
 
 def test_twins_prefer_the_row_of_one_that_died() -> None:
-    slots, sequence = Slots(4), Sequence(b"", Request(0, [1], 1, 0.0))
+    slots, sequence = Slots(4), new_sequence(0)
     for _ in range(3):
         slots.take(sequence)
     assert slots.inherit(sequence, [1, 1, 2, 1]) == [Inheritance(1, 0, 1, 0), Inheritance(1, 3, 1, None)]
