@@ -25,26 +25,18 @@ class ScriptedEngine:
     def __init__(self, answer: list[int]) -> None:
         self.answer = answer
         self.reason: Any = "eos"
-        self.incident = ""
-        self.limit = ""
-        self.retry_after_seconds = 0.0
-        self.needed_seconds = 0.0
-        self.num_running = 0
-        self.max_running = 0
+        self.incident = self.limit = ""
+        self.retry_after_seconds = self.needed_seconds = 0.0
+        self.num_running = self.max_running = self.num_in_last_message = self.num_watches = 0
         self.error: BaseException | None = None
-        self.is_ready = True
+        self.is_ready = self.has_places = True
         self.requests: list[Request] = []
         self.pairs: list[ScoreRequest] = []
         self.cancelled: list[int] = []
-        self.arrived = asyncio.Event()
-        self.left = asyncio.Event()
-        self.gate = asyncio.Event()
-        self.gate.set()
-        self.num_in_last_message = 0
-        self.has_places = True
         self.shares: list[Share] = []
+        self.arrived, self.left, self.gate = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.gate.set()
         self.snapshot: Snapshot | None = Snapshot([EngineSnapshot(0.0)], [])
-        self.num_watches = 0
 
     def next_id(self) -> int:
         return len(self.requests) + 1
@@ -79,16 +71,20 @@ class ScriptedEngine:
         self.num_running += 1
         self.max_running = max(self.max_running, self.num_running)
         try:
-            await self.gate.wait()
-        except asyncio.CancelledError:
-            self.cancelled.append(request.id)
-            self.left.set()
-            raise
+            await self._pass_gate(request.id)
         finally:
             self.num_running -= 1
+        return self._finished(request)
+
+    async def _pass_gate(self, request_id: int) -> None:
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.cancelled.append(request_id)
+            self.left.set()
+            raise
         if self.error is not None:
             raise self.error
-        return self._finished(request)
 
     async def stream(self, request: Request) -> AsyncIterator[Tokens | Finished]:
         self.requests.append(request)
@@ -113,14 +109,7 @@ class ScriptedEngine:
         """Score target token i with -i/2; weights of the alignment count from 0."""
         self.pairs.append(pair)
         self.arrived.set()
-        try:
-            await self.gate.wait()
-        except asyncio.CancelledError:
-            self.cancelled.append(pair.id)
-            self.left.set()
-            raise
-        if self.error is not None:
-            raise self.error
+        await self._pass_gate(pair.id)
         ended, rest = pair.arrival + 1.0, (self.incident, self.retry_after_seconds)
         if self.reason != "eos":
             return Scored(pair.id, self.reason, [], b"", ended, *rest)

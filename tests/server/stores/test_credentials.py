@@ -42,11 +42,7 @@ def test_registry_is_shown_the_password_of_dockers_configuration_and_a_redirecti
     bundle: Path, tmp_path: Path, order: Orders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     denied = lambda: pytest.raises(StoreError, match=r"access denied")  # noqa: E731
-    with (
-        run_registry("secret") as registry,
-        proxy_to(registry.port) as asked,
-        proxy_to(registry.port) as behind,
-    ):
+    with run_registry("secret") as registry, proxy_to(registry.port) as asked, proxy_to(registry.port) as behind:
         registry.push(bundle, "tiny:1")
         address = f"oci://127.0.0.1:{asked.port}/tiny:1"
         with denied():

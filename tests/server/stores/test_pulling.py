@@ -163,20 +163,22 @@ def test_own_certificate_authority_is_trusted_where_it_is_named(
 
 
 @pytest.mark.parametrize(("ending", "mode"), [("tar", "w"), ("tar.gz", "w:gz"), ("tar.xz", "w:xz")])
-def test_archive_is_unpacked_if_its_checksum_is_right(bundle: Path, tmp_path: Path, order: Orders, ending: str, mode: Any) -> None:
+def test_archive_is_unpacked_if_its_checksum_is_right(
+    web: int, web_folder: Path, bundle: Path, tmp_path: Path, order: Orders, ending: str, mode: Any
+) -> None:
     (bundle / BIG_FILE).write_bytes(b"x" * BIG_BYTES)
     manifest = json.loads((bundle / "bundle.json").read_text())
     manifest["files"][BIG_FILE]["sha256"] = hash_file(bundle / BIG_FILE)
     (bundle / "bundle.json").write_text(json.dumps(manifest))
-    path, here = tmp_path / f"models.{ending}", tmp_path / "here"
+    path, here, address = web_folder / f"models.{ending}", tmp_path / "here", f"http://127.0.0.1:{web}/models.{ending}"
     with tarfile.open(path, mode) as archive:
         archive.add(bundle, "en-de")
     right = hash_file(path)
     with pytest.raises(InputError, match=r"--sha256"):
-        bring(str(path), here, order())
+        bring(address, here, order())
     with pytest.raises(BundleError, match=rf"models.{ending}: SHA-256 {right}, but it should be {'0' * 64}"):
-        bring(str(path), here, order(sha256="0" * 64))
-    assert seen(here) == [] and bring(str(path), here, order(sha256=right)) == ["tiny/1"]
+        bring(address, here, order(sha256="0" * 64))
+    assert seen(here) == [] and bring(address, here, order(sha256=right)) == ["tiny/1"]
     assert files(here / "tiny/1") == files(bundle) and seen(here) == ["tiny"]
 
 
