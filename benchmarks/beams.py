@@ -18,10 +18,9 @@ from typing import Any
 import torch
 from grpc import aio
 
+from benchmarks.agreement import TIE, Agreement, Referee, compare
 from benchmarks.harness.report import environment, write
 from benchmarks.harness.served import ServedModel
-from benchmarks.libraries import ctranslate2_model, transformers_model
-from benchmarks.libraries.agreement import TIE, Agreement, Beam, Referee, compare
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.corpus import read_parallel
 from dragoman.model.decode import beam_search
@@ -29,6 +28,8 @@ from dragoman.model.ids import Ids
 from dragoman.model.networks.transformer import transformer_of
 from dragoman.model.quality import Scores, score
 from dragoman.v1 import generation_pb2, generation_pb2_grpc
+from tests.oracles import ctranslate2_model, transformers_model
+from tests.oracles.transformers_model import Beam
 
 ROOT = Path(__file__).parents[1]
 NUM_BEAMS, LENGTH_PENALTY, MAX_NEW_TOKENS = 5, 1.0, 256

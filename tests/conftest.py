@@ -147,6 +147,6 @@ def collector() -> Iterator[Collector]:
 @pytest.fixture(scope="session")
 def as_transformers() -> "Callable[[Transformer], MarianMTModel | PegasusForConditionalGeneration]":
     """Build Transformers' model with our weights, in single precision: Marian, or Pegasus where norms come first."""
-    from benchmarks.libraries.transformers_model import to_transformers
+    from tests.oracles.transformers_model import to_transformers
 
     return lambda ours: to_transformers(ours).float()

@@ -158,8 +158,8 @@ class TransformersEngine:
         # These take seconds, which the other sides' processes need not spend.
         import torch
 
-        from benchmarks.libraries import transformers_model
         from dragoman.model.checkpoint import Checkpoint
+        from tests.oracles import transformers_model
 
         torch.set_num_threads(num_threads)
         self._answers_to = transformers_model.best_answers

@@ -17,9 +17,9 @@ from benchmarks.harness.apart import Apart
 from benchmarks.harness.models import bundle_by, bundle_of
 from benchmarks.harness.sender import DragomanServer
 from benchmarks.harness.setting import Setting
-from benchmarks.libraries import ctranslate2_model
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.networks.transformer import transformer_of
+from tests.oracles import ctranslate2_model
 
 SERVED, BULK, ENGINE, BEFORE = "Dragoman, gRPC", "Dragoman, gRPC in bulk", "Dragoman, engine", "before, gRPC"
 CT2, TRANSFORMERS = "CTranslate2", "Transformers"

@@ -118,7 +118,7 @@ def transformers_seconds(model: Transformer, half: torch.dtype, torch_device: st
     Raises:
         ImportError: If Transformers is not installed.
     """
-    from benchmarks.libraries.transformers_model import to_transformers
+    from tests.oracles.transformers_model import to_transformers
 
     theirs: Any = to_transformers(model).to(half).to(torch_device).eval()
 
@@ -148,7 +148,7 @@ def ctranslate2_seconds(model: Transformer, torch_device: str) -> Measure:
         ImportError: If it is not installed.
         ValueError: If it was built without CUDA.
     """
-    from benchmarks.libraries.ctranslate2_model import write_model
+    from tests.oracles.ctranslate2_model import write_model
 
     ctranslate2: Any = import_module("ctranslate2")
     with tempfile.TemporaryDirectory() as folder:

@@ -12,7 +12,7 @@ from typing import Any
 from sentencepiece import sentencepiece_model_pb2
 from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES
 
-from benchmarks.families.vocabularies import FAIRSEQ, train
+from tests.oracles.vocabularies import FAIRSEQ, train
 
 BEYOND = 1 + len(FAIRSEQ_LANGUAGE_CODES) + 1
 """Tokens after SentencePiece's: padding, which its file lacks, languages and a mask."""

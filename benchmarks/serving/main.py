@@ -18,7 +18,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.harness.models import bundle_of
-from benchmarks.libraries import ctranslate2_model
 from benchmarks.peers.server import KINDS
 from benchmarks.serving.comparison import OBJECTIVE_FACTOR, Comparison, Size
 from benchmarks.serving.contender import DRAGOMAN, NAMES, Contender, Models, missing
@@ -29,6 +28,7 @@ from dragoman.model.corpus import read_parallel
 from dragoman.model.networks.transformer import transformer_of
 from dragoman.model.quality import score
 from dragoman.server.cores import available_cores
+from tests.oracles import ctranslate2_model
 
 PRECISIONS = ("int8", "fp32")
 FULL = Size(seconds=10.0, tuning_seconds=5.0, warm_seconds=2.0, num_rounds=3, num_checked=200)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from benchmarks.libraries.agreement import Difference, Referee, compare
+from benchmarks.agreement import Difference, Referee, compare
 from dragoman.model.config import ModelConfig
 from dragoman.model.decode import beam_search
 from dragoman.model.networks.transformer import Transformer

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from benchmarks.engines.sides import CTranslate2Engine, Workload
-from benchmarks.libraries.ctranslate2_model import write_model
 from dragoman.model.config import ModelConfig
 from dragoman.model.decode import beam_search, greedy_search
 from dragoman.model.networks.transformer import Transformer
+from tests.oracles.ctranslate2_model import write_model
 
 pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed: pip install '.[benchmark]'")
 

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.libraries.transformers_model import generate, to_transformers
 from dragoman.model.config import ModelConfig
 from dragoman.model.decode import beam_search, greedy_search
 from dragoman.model.networks.transformer import Transformer
+from tests.oracles.transformers_model import generate, to_transformers
 
 SMALL: dict[str, Any] = {
     "source_vocab_size": 23,

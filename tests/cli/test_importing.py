@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.families.checkpoints import make_checkpoint
 from dragoman.export.bundle import Bundle
 from dragoman.model.checkpoint import Checkpoint
+from tests.oracles.checkpoints import make_checkpoint
 from tests.shelf import Shelf
 
 Run = Callable[..., tuple[int, str, str]]

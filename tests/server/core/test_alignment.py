@@ -5,12 +5,12 @@ import pytest
 from tokenizers import Tokenizer as Encoder
 from tokenizers import decoders, models, pre_tokenizers
 
-from benchmarks.families.tokeniser_cases import trained
 from dragoman.model.text.byte_level import ByteLevelTokenizer
 from dragoman.model.text.id_tables import same_ids
 from dragoman.model.text.json_file import JsonTokenizer
 from dragoman.model.text.sentencepiece import SentencePieceTokenizer
 from dragoman.server.core.alignment import token_words, word_alignment
+from tests.oracles.vocabularies import trained
 
 
 def test_a_token_belongs_to_the_word_it_spells() -> None:

@@ -1,5 +1,0 @@
-"""`python -m benchmarks.families`."""
-
-from benchmarks.families.main import main
-
-main()

@@ -1,5 +1,0 @@
-"""`python -m benchmarks.trained`."""
-
-from benchmarks.trained.main import main
-
-main()
