@@ -6,9 +6,9 @@ import pytest
 import torch
 from transformers import MarianMTModel
 
-from benchmarks.libraries.transformers_model import generate
 from dragoman.model.decode import beam_search, greedy_search
 from dragoman.model.networks.transformer import Transformer
+from tests.oracles.transformers_model import generate
 
 MAX_NEW_TOKENS = 10
 NUM_SOURCES = 24

@@ -11,9 +11,9 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from benchmarks.families.checkpoints import Layout, make_checkpoint
 from dragoman.model.importers.importing import Order, import_checkpoint
 from dragoman.model.importers.report import Report
+from tests.oracles.checkpoints import Layout, make_checkpoint
 from tests.shelf import Shelf
 
 Folders = Callable[..., Path]

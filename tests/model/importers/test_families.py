@@ -10,9 +10,6 @@ import torch
 import transformers
 from torch import Tensor
 
-from benchmarks.families.checkpoints import load_tokenizer
-from benchmarks.families.texts import lines
-from benchmarks.families.variants import VARIANTS
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.importers.foreign import Foreign, Limits
 from dragoman.model.importers.layout import load
@@ -20,6 +17,9 @@ from dragoman.model.importers.registry import FAMILIES, family_of
 from dragoman.model.importers.report import Report
 from dragoman.model.networks.transformer import Transformer
 from tests.model.importers.conftest import change_json
+from tests.oracles.checkpoints import load_tokenizer
+from tests.oracles.texts import lines
+from tests.oracles.variants import VARIANTS
 
 # T5's activation and norms are ONNX Runtime's and PyTorch's own here, and spelt out there: they differ in the last bits.
 T5_TOLERANCE = 2e-5

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.families.variants import VARIANTS
 from dragoman.model.importers.report import Report
 from tests.model.importers.conftest import change_json
+from tests.oracles.variants import VARIANTS
 
 # Read of config.json, and answered for by the line on the network, the tables or the lengths.
 USED = """

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.families.checkpoints import load_tokenizer
 from dragoman.model.importers.errors import ForeignError
 from dragoman.model.importers.foreign import Foreign, Limits
 from dragoman.model.importers.registry import family_of
@@ -16,6 +15,7 @@ from dragoman.model.importers.report import Report
 from dragoman.model.importers.tokenisers import read_tokenizers
 from dragoman.model.text.tokenizers import Tokenizers
 from tests.model.importers.conftest import change_json, change_weights
+from tests.oracles.checkpoints import load_tokenizer
 
 
 def tokenizers_of(folder: Path) -> tuple[Tokenizers, Report]:

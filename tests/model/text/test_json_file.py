@@ -7,9 +7,9 @@ import pytest
 from tokenizers import Tokenizer as Encoder
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from benchmarks.families.texts import training_lines
 from dragoman.model.text.json_file import JsonTokenizer
 from dragoman.model.text.tokenizer import TokenizerError
+from tests.oracles.texts import training_lines
 
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
 EOS = 2

@@ -4,11 +4,11 @@ import threading
 import pytest
 import sentencepiece
 
-from benchmarks.families.tokeniser_cases import trained
 from dragoman.model.text.id_tables import ids_by_piece, same_ids, shifted_ids
 from dragoman.model.text.piece_model import CONTROL, PieceModel, parsed, with_names_as_text
 from dragoman.model.text.sentencepiece import NO_ID, SentencePieceTokenizer
 from dragoman.model.text.tokenizer import TokenizerError
+from tests.oracles.vocabularies import trained
 
 EOS = 2
 

@@ -18,7 +18,7 @@ TEXTS = ["the work", "</s> é 猫", "", "  two  spaces "]
 @pytest.fixture(scope="module")
 def kinds(unigram: bytes, tokenizer: ByteLevelTokenizer, cases_of) -> dict[str, Tokenizer]:
     size = len(same_ids(unigram))
-    json_file = next(case.ours for case in cases_of("BART") if case.ours.kind == "tokenizers")
+    json_file = next(case.ours for case in cases_of("bart"))
     assert isinstance(json_file, JsonTokenizer)
     return {
         "byte_level": tokenizer,
