@@ -1,102 +1,222 @@
-"""Load on a server, from a process of its own: arrivals that wait for nobody, or callers that each wait for their answer.
+"""Load on a server from a process of its own: arrivals at a rate, or callers that wait for their answers, over any protocol.
 
-`python -m benchmarks.harness.load` reads a `Load` as JSON on standard input and writes a `Record` as JSON on standard output. Calls
-are made with the bare stubs: no retries, no deadlines.
+A `Sender` lives in an `Apart`. Calls are made with bare stubs: no retries, no deadlines.
 """
 
 import asyncio
 import gc
 import itertools
 import random
-import subprocess
-import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import grpc
-import msgspec
+from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector
 from grpc import aio
 
-from dragoman.v1 import generation_pb2, generation_pb2_grpc
+from benchmarks.harness.apart import Apart
+from dragoman.client.sync import Client
+from dragoman.inference.inference_pb2 import ModelInferRequest
+from dragoman.inference.inference_pb2_grpc import GRPCInferenceServiceStub
+from dragoman.v1.generation_pb2 import GenerateBulkRequest, GenerateRequest
+from dragoman.v1.generation_pb2_grpc import GenerationStub
 
-ROOT = Path(__file__).parents[2]
-CONNECT_SECONDS = 30.0
-LEAD_SECONDS = 0.2
-GRACE_SECONDS = 60.0
-UNFINISHED = "UNFINISHED"
+CONNECT_SECONDS, LEAD_SECONDS, GRACE_SECONDS, CLIENT_SECONDS = 30.0, 0.2, 60.0, 600.0
+REJECTED, UNFINISHED = "RESOURCE_EXHAUSTED", "UNFINISHED"
+GRPC, BATCH, BULK, CLIENT = "gRPC", "GenerateBatch", "GenerateBulk", "client"
+OIP_GRPC, HTTP, OIP_REST, PEER_HTTP, TRITON = "OIP gRPC", "HTTP/JSON", "OIP REST", "peer over HTTP", "Triton"
+SHARES = {1: 0.6, 2: 0.25, 3: 0.15}
+"""Numbers of captions that `mixed_texts` joins, and how often."""
+
+Answer = tuple[str, Sequence[int]]
+"""Text and, where the protocol has them, tokens."""
+Ask = Callable[[str], Awaitable[Answer]]
+"""Sends a text and returns the answer.
+
+Raises:
+    CallError: If there is none.
+"""
 
 
-class Load(msgspec.Struct, frozen=True):
-    """What to send.
+class CallError(Exception):
+    """A call without an answer; the message is the name of its status."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Requests to send.
 
     Attributes:
-        address: Of the server.
-        texts: Sources, taken in random order, again and again.
+        texts: Sources.
+        seconds: How long to send texts in random order, again and again; 0 sends each text once.
+        rate: Arrivals a second, as a Poisson process; 0 for callers that wait.
+        concurrency: Callers that wait; of a stream, requests in flight.
+        seed: Of the arrivals and the order of texts.
         num_beams: Of each request.
-        seconds: How long to send.
-        rate: Arrivals a second, as a Poisson process; None for callers that wait.
-        concurrency: Callers, where they wait.
-        seed: Of the arrivals and the order of the texts.
-        batch_size: Requests in a message of a `GenerateBulk` stream, `concurrency` of them under way; 0 for a call each.
+        early_stopping: Of each request with beams.
+        max_new_tokens: Of each request; 0 leaves it to the server.
+        batch_size: Requests in a message of `GenerateBulk`.
+        keeps_answers: Whether outcomes have the answers.
     """
 
-    address: str
-    texts: list[str]
-    num_beams: int
-    seconds: float
-    rate: float | None = None
-    concurrency: int = 0
+    texts: Sequence[str]
+    seconds: float = 0.0
+    rate: float = 0.0
+    concurrency: int = 1
     seed: int = 0
-    batch_size: int = 0
+    num_beams: int = 1
+    early_stopping: bool = False
+    max_new_tokens: int = 0
+    batch_size: int = 16
+    keeps_answers: bool = False
+
+    def queue(self) -> Iterator[str]:
+        """Return the texts to send."""
+        if not self.seconds:
+            return iter(self.texts)
+        texts = list(self.texts)
+        random.Random(self.seed).shuffle(texts)
+        return itertools.cycle(texts)
+
+    def request(self, text: str, model: str) -> GenerateRequest:
+        """Return a request of the native protocol."""
+        request = GenerateRequest(model=model, text=text, num_beams=self.num_beams)
+        if self.early_stopping and self.num_beams > 1:
+            request.early_stopping = True
+        if self.max_new_tokens:
+            request.max_new_tokens = self.max_new_tokens
+        return request
 
 
-class Outcome(msgspec.Struct, frozen=True, array_like=True):
-    """One call; times are seconds since the first could have been sent.
+class Outcome(NamedTuple):
+    """One request; times are seconds since the first could have been sent.
 
     Attributes:
         due: When it was to be sent.
         sent: When it was.
-        ended: When its status came; for one that has none, when that was given up.
-        code: Name of its gRPC status, or `UNFINISHED`.
+        ended: When its status came; without one, when that was given up.
+        code: Name of its status, or `UNFINISHED`.
+        answer: Text and tokens, where they are kept.
     """
 
     due: float
     sent: float
     ended: float
     code: str
+    answer: Answer = ("", ())
 
 
-class Record(msgspec.Struct, frozen=True):
-    """What came of a load.
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Outcomes of a load.
 
     Attributes:
-        outcomes: Of every call, in the order of sending.
-        cpu_seconds: Processor time of the sending process, from the first call to the last answer.
-        wall_seconds: How long that took.
+        outcomes: In the order of sending.
+        cpu_seconds: Processor time of the sender.
+        wall_seconds: From the first request to the last status.
     """
 
     outcomes: list[Outcome]
     cpu_seconds: float
     wall_seconds: float
 
+    @property
+    def rate(self) -> float:
+        """Answers a second."""
+        return self.codes["OK"] / self.wall_seconds
 
-Call = Callable[[str], Awaitable[str]]
-"""Sends a text and returns the name of the status."""
+    @property
+    def codes(self) -> Counter[str]:
+        """How many requests ended with each status."""
+        return Counter(outcome.code for outcome in self.outcomes)
+
+    def latencies(self, code: str = "OK") -> list[float]:
+        """Return rising seconds from when requests with that status were due to when they ended."""
+        return sorted(outcome.ended - outcome.due for outcome in self.outcomes if outcome.code == code)
+
+    def check(self) -> "Record":
+        """Return the record itself.
+
+        Raises:
+            RuntimeError: If a request was not answered, or there was none.
+        """
+        if set(self.codes) != {"OK"}:
+            raise RuntimeError(f"every request should be answered: {dict(self.codes)}")
+        return self
 
 
-async def send_openly(call: Call, load: Load) -> list[Outcome]:
-    """Send when it is due, whatever has been answered; return how every call ended."""
-    assert load.rate is not None
+class Sender:
+    """Sends loads to one server by one protocol."""
+
+    def __init__(self, protocol: str, address: str, model: str = "") -> None:
+        self._protocol, self._address, self._model = protocol, address, model
+
+    def run(self, load: Load) -> Record:
+        """Send a load and return its outcomes.
+
+        Raises:
+            TimeoutError: If there is no server.
+        """
+        gc.disable()  # outcomes are kept until the end: collections of a hundred thousand objects delay sending
+        try:
+            if self._protocol == CLIENT:
+                return self._run_client(load)
+            return asyncio.run(self._run(load))
+        finally:
+            gc.enable()
+
+    async def _run(self, load: Load) -> Record:
+        if self._protocol in (BATCH, BULK):
+            async with grpc_channel(self._address) as channel:
+                stub = GenerationStub(channel)  # type: ignore[no-untyped-call]
+                wall, cpu = time.perf_counter(), time.process_time()
+                outcomes = await stream(stub, self._protocol, load, self._model)
+        else:
+            async with PROTOCOLS[self._protocol](self._address, self._model, load) as ask:
+                await ask(load.texts[0])  # so that the connection is there
+                wall, cpu = time.perf_counter(), time.process_time()
+                outcomes = await (at_rate if load.rate else in_turns)(ask, load)
+        return Record(outcomes, time.process_time() - cpu, time.perf_counter() - wall)
+
+    def _run_client(self, load: Load) -> Record:
+        """Give all texts to the client's `generate_many` at once."""
+        options: dict[str, Any] = {"early_stopping": True} if load.early_stopping and load.num_beams > 1 else {}
+        with Client(self._address, timeout_seconds=CLIENT_SECONDS) as client:
+            client.generate(load.texts[0], max_new_tokens=1)
+            wall, cpu = time.perf_counter(), time.process_time()
+            found = client.generate_many(
+                load.texts,
+                concurrency=load.concurrency,
+                num_beams=load.num_beams,
+                max_new_tokens=load.max_new_tokens or None,
+                **options,
+            )
+            answers = [(result.text, list(result.tokens)) for result in found]
+            seconds = time.perf_counter() - wall
+        return Record([Outcome(0, 0, seconds, "OK", each) for each in answers], time.process_time() - cpu, seconds)
+
+
+def send(protocol: str, address: str, load: Load, model: str = "") -> Record:
+    """Send one load from a new process."""
+    with Apart(Sender, protocol, address, model) as sender:
+        record: Record = sender.call("run", load)
+        return record
+
+
+async def at_rate(ask: Ask, load: Load) -> list[Outcome]:
+    """Send requests when they are due, regardless of answers."""
     loop = asyncio.get_running_loop()
     start = loop.time() + LEAD_SECONDS
-    texts = _shuffled(load)
-    calls: list[tuple[float, float, asyncio.Task[tuple[str, float]]]] = []
+    texts = load.queue()
+    calls: list[tuple[float, float, asyncio.Task[tuple[float, str, Answer]]]] = []
 
-    async def timed(text: str) -> tuple[str, float]:
-        code = await call(text)
-        return code, loop.time() - start
+    async def timed(text: str) -> tuple[float, str, Answer]:
+        code, answer = await _named(ask, text, load)
+        return loop.time() - start, code, answer
 
     for due in arrivals(load.rate, load.seconds, load.seed):
         await asyncio.sleep(max(0.0, start + due - loop.time()))
@@ -106,64 +226,60 @@ async def send_openly(call: Call, load: Load) -> list[Outcome]:
     given_up = loop.time() - start
     outcomes = []
     for due, sent, task in calls:
-        code, ended = task.result() if task.done() else (UNFINISHED, given_up)
+        outcomes.append(Outcome(due, sent, *task.result()) if task.done() else Outcome(due, sent, given_up, UNFINISHED))
         task.cancel()
-        outcomes.append(Outcome(due, sent, ended, code))
     return outcomes
 
 
-async def send_in_turns(call: Call, load: Load) -> list[Outcome]:
-    """Keep `concurrency` calls under way; return how every call ended."""
+async def in_turns(ask: Ask, load: Load) -> list[Outcome]:
+    """Keep `concurrency` calls in flight."""
     loop = asyncio.get_running_loop()
     start = loop.time()
-    texts = _shuffled(load)
-    outcomes: list[Outcome] = []
+    texts = enumerate(load.queue())
+    outcomes: dict[int, Outcome] = {}
 
-    async def work() -> None:
-        while (sent := loop.time() - start) < load.seconds:
-            code = await call(next(texts))
-            outcomes.append(Outcome(sent, sent, loop.time() - start, code))
+    async def call() -> None:
+        for i, text in texts:
+            sent = loop.time() - start
+            if load.seconds and sent >= load.seconds:
+                return
+            code, answer = await _named(ask, text, load)
+            outcomes[i] = Outcome(sent, sent, loop.time() - start, code, answer)
 
-    await asyncio.gather(*(work() for _ in range(load.concurrency)))
-    return sorted(outcomes, key=lambda outcome: outcome.sent)
+    await asyncio.gather(*(call() for _ in range(load.concurrency)))
+    return [outcomes[i] for i in sorted(outcomes)]
 
 
-async def send_in_bulk(stub: Any, load: Load) -> list[Outcome]:
-    """Keep `concurrency` requests under way on one stream, `batch_size` in a message; return how each ended."""
+async def stream(stub: Any, method: str, load: Load, model: str) -> list[Outcome]:
+    """Keep `concurrency` requests in flight on one stream of `GenerateBatch` or `GenerateBulk`."""
     loop = asyncio.get_running_loop()
     start = loop.time()
-    texts = _shuffled(load)
+    texts, size = load.queue(), load.batch_size if method == BULK else 1
     sent: list[float] = []
     ended: dict[int, tuple[float, str]] = {}
-    stream = stub.GenerateBulk()
+    call = getattr(stub, method)()
 
     async def fill() -> None:
-        """Send whole messages as long as there is room for one, and time."""
-        while len(sent) - len(ended) + load.batch_size <= load.concurrency and loop.time() - start < load.seconds:
-            numbers = range(len(sent), len(sent) + load.batch_size)
-            requests = [
-                generation_pb2.GenerateRequest(text=next(texts), num_beams=load.num_beams, request_id=str(i)) for i in numbers
-            ]
-            sent.extend([loop.time() - start] * load.batch_size)
-            await stream.write(generation_pb2.GenerateBulkRequest(requests=requests))
+        while len(sent) - len(ended) + size <= load.concurrency and loop.time() - start < load.seconds:
+            requests = [load.request(next(texts), model) for _ in range(size)]
+            for i, request in enumerate(requests, len(sent)):
+                request.request_id = f"r{i}"
+            sent.extend([loop.time() - start] * size)
+            await call.write(GenerateBulkRequest(requests=requests) if method == BULK else requests[0])
 
     await fill()
     while len(ended) < len(sent):
-        response = await stream.read()
+        response = await call.read()
         if response is aio.EOF:
             break
-        now = loop.time() - start
-        for answer in response.answers:
-            ended[answer.index] = now, _status_name(answer.error.code) if answer.HasField("error") else "OK"
+        for answer in response.answers if method == BULK else [response]:
+            code = _status_name(answer.error.code) if answer.HasField("error") else "OK"
+            ended[answer.index] = loop.time() - start, code
         await fill()
-    await stream.done_writing()
-    code = await stream.code()
-    given_up = loop.time() - start, UNFINISHED if code is grpc.StatusCode.OK else code.name
+    await call.done_writing()
+    status = await call.code()
+    given_up = loop.time() - start, UNFINISHED if status is grpc.StatusCode.OK else status.name
     return [Outcome(at, at, *ended.get(i, given_up)) for i, at in enumerate(sent)]
-
-
-def _status_name(number: int) -> str:
-    return next(code.name for code in grpc.StatusCode if code.value[0] == number)
 
 
 def arrivals(rate: float, seconds: float, seed: int) -> Iterator[float]:
@@ -175,54 +291,131 @@ def arrivals(rate: float, seconds: float, seed: int) -> Iterator[float]:
         due += generator.expovariate(rate)
 
 
-def run(load: Load) -> Record:
-    """Put a load on a server from a new process, and return what came of it.
-
-    Raises:
-        subprocess.CalledProcessError: If that process fails; it has said why on standard error.
-    """
-    command = [sys.executable, "-m", "benchmarks.harness.load"]
-    done = subprocess.run(command, input=msgspec.json.encode(load), stdout=subprocess.PIPE, cwd=ROOT, check=True)
-    return msgspec.json.decode(done.stdout, type=Record)
+def percentile(rising: Sequence[float], percent: int) -> float:
+    """Return the smallest of rising values that so many percent of them do not exceed."""
+    return rising[max(0, -(-len(rising) * percent // 100) - 1)]
 
 
-def _shuffled(load: Load) -> Iterator[str]:
-    texts = list(load.texts)
-    random.Random(load.seed).shuffle(texts)
-    return itertools.cycle(texts)
+def mixed_texts(captions: Sequence[str], count: int, seed: int) -> list[str]:
+    """Return texts of one to three captions (`SHARES`), drawn at random; the same seed gives the same texts."""
+    generator = random.Random(seed)
+    sizes = generator.choices(list(SHARES), list(SHARES.values()), k=count)
+    return [" ".join(generator.choices(captions, k=size)) for size in sizes]
 
 
-async def send(load: Load) -> Record:
-    """Put a load on its server from this process.
+async def _named(ask: Ask, text: str, load: Load) -> tuple[str, Answer]:
+    try:
+        answer = await ask(text)
+    except CallError as error:
+        return str(error), ("", ())
+    return "OK", (answer[0], list(answer[1])) if load.keeps_answers else ("", ())
 
-    Raises:
-        TimeoutError: If there is no server.
-    """
-    async with aio.insecure_channel(load.address) as channel:
+
+def _status_name(number: int) -> str:
+    return next(code.name for code in grpc.StatusCode if code.value[0] == number)
+
+
+@asynccontextmanager
+async def grpc_channel(address: str) -> AsyncIterator[aio.Channel]:
+    """Open a connection."""
+    async with aio.insecure_channel(address) as channel:
         await asyncio.wait_for(channel.channel_ready(), CONNECT_SECONDS)
-        stub: Any = generation_pb2_grpc.GenerationStub(channel)  # type: ignore[no-untyped-call]
-
-        async def call(text: str) -> str:
-            try:
-                await stub.Generate(generation_pb2.GenerateRequest(text=text, num_beams=load.num_beams))
-            except aio.AioRpcError as error:
-                return error.code().name
-            return "OK"
-
-        wall, cpu = time.perf_counter(), time.process_time()
-        if load.batch_size:
-            outcomes = await send_in_bulk(stub, load)
-        else:
-            outcomes = await (send_in_turns if load.rate is None else send_openly)(call, load)
-        return Record(outcomes, time.process_time() - cpu, time.perf_counter() - wall)
+        yield channel
 
 
-def main() -> None:
-    """Do what standard input says."""
-    gc.disable()  # calls are kept until the end: looking through a hundred thousand of them again and again holds sending up
-    load = msgspec.json.decode(sys.stdin.buffer.read(), type=Load)
-    sys.stdout.buffer.write(msgspec.json.encode(asyncio.run(send(load))))
+async def _reply(call: Awaitable[Any]) -> Any:
+    try:
+        return await call
+    except aio.AioRpcError as error:
+        raise CallError(error.code().name) from error
 
 
-if __name__ == "__main__":
-    main()
+@asynccontextmanager
+async def by_grpc(address: str, model: str, load: Load) -> AsyncIterator[Ask]:
+    """Ask by `Generate`."""
+    async with grpc_channel(address) as channel:
+        stub: Any = GenerationStub(channel)  # type: ignore[no-untyped-call]
+
+        async def ask(text: str) -> Answer:
+            response = await _reply(stub.Generate(load.request(text, model)))
+            return response.text, response.tokens
+
+        yield ask
+
+
+@asynccontextmanager
+async def by_oip_grpc(address: str, model: str, load: Load) -> AsyncIterator[Ask]:
+    """Ask by the Open Inference Protocol's `ModelInfer`, as Triton's client does, with raw tensors."""
+    async with grpc_channel(address) as channel:
+        stub: Any = GRPCInferenceServiceStub(channel)  # type: ignore[no-untyped-call]
+
+        async def ask(text: str) -> Answer:
+            request = ModelInferRequest(model_name=model, raw_input_contents=[_packed(text)])
+            request.inputs.add(name="text_input", datatype="BYTES", shape=[1])
+            request.parameters["num_beams"].int64_param = load.num_beams
+            response = await _reply(stub.ModelInfer(request))
+            names = [tensor.name for tensor in response.outputs]
+            return response.raw_output_contents[names.index("text_output")][4:].decode(), ()
+
+        yield ask
+
+
+@asynccontextmanager
+async def by_triton(address: str, model: str, load: Load) -> AsyncIterator[Ask]:
+    """Ask the peer's model of Triton, which takes and gives one string."""
+    async with grpc_channel(address) as channel:
+        stub: Any = GRPCInferenceServiceStub(channel)  # type: ignore[no-untyped-call]
+
+        async def ask(text: str) -> Answer:
+            request = ModelInferRequest(model_name="translate", raw_input_contents=[_packed(text)])
+            request.inputs.add(name="text", datatype="BYTES", shape=[1, 1])
+            response = await _reply(stub.ModelInfer(request))
+            return response.raw_output_contents[0][4:].decode(), ()
+
+        yield ask
+
+
+def _packed(text: str) -> bytes:
+    content = text.encode()
+    return len(content).to_bytes(4, "little") + content
+
+
+def _by_http(path: str, body: Callable[[str, Load], Any], read: Callable[[Any], str]) -> Any:
+    """Return a way to ask a server over HTTP; connections are kept and used again."""
+
+    @asynccontextmanager
+    async def connect(address: str, model: str, load: Load) -> AsyncIterator[Ask]:
+        url = address + path.format(model=model)
+        async with ClientSession(connector=TCPConnector(limit=0), timeout=ClientTimeout(total=None)) as session:
+
+            async def ask(text: str) -> Answer:
+                try:
+                    async with session.post(url, json=body(text, load)) as response:
+                        if response.status != 200:
+                            raise CallError(f"HTTP {response.status}")
+                        return read(await response.json()), ()
+                except ClientError as error:
+                    raise CallError(type(error).__name__) from error
+
+            yield ask
+
+    return connect
+
+
+def _oip_body(text: str, load: Load) -> Any:
+    tensor = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": [text]}
+    return {"inputs": [tensor], "parameters": {"num_beams": load.num_beams}}
+
+
+def _oip_text(answer: Any) -> str:
+    return str(next(tensor["data"][0] for tensor in answer["outputs"] if tensor["name"] == "text_output"))
+
+
+PROTOCOLS: dict[str, Callable[[str, str, Load], AbstractAsyncContextManager[Ask]]] = {
+    GRPC: by_grpc,
+    OIP_GRPC: by_oip_grpc,
+    HTTP: _by_http("/v1/generate", lambda text, load: {"text": text, "numBeams": load.num_beams}, lambda answer: answer["text"]),
+    OIP_REST: _by_http("/v2/models/{model}/infer", _oip_body, _oip_text),
+    PEER_HTTP: _by_http("", lambda text, load: {"text": text}, lambda answer: answer["text"]),
+    TRITON: by_triton,
+}

@@ -1,10 +1,12 @@
-"""Models that benchmarks make for themselves, and their bundles, which are made once and kept in a cache folder outside the tree.
+"""Models of benchmarks, and their bundles, which are made once and kept in a cache folder.
 
-Most of these models never end a sequence: how long answers are is the benchmark's choice.
+Random models, and those called endless, never end a sequence: the benchmark chooses how long answers are.
 """
 
+import argparse
 import hashlib
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -23,6 +25,7 @@ from dragoman.model.decode import StepDecoder
 from dragoman.model.networks.architectures import network
 from dragoman.model.networks.network import Network
 from dragoman.model.networks.transformer import DecoderLayer, Transformer
+from dragoman.model.text.byte_level import ByteLevelTokenizer
 from dragoman.model.text.tokenizers import Tokenizers
 
 ROOT = Path(__file__).parents[2]
@@ -34,6 +37,39 @@ SEED = 0
 VOCAB_SIZE = 32_000
 LIKELIEST_PROBABILITY = 0.6
 """Mean probability of the likeliest token, about that of a trained translation model: freshly initialised ones know nothing."""
+
+
+MODELS = ("en-de", "en-de-base")
+PRECISIONS = ("fp32", "int8")
+
+
+def add_model_options(parser: argparse.ArgumentParser, model: str = "en-de", precision: str = "fp32") -> None:
+    """Add the options that `chosen_bundle` reads."""
+    parser.add_argument("--model", choices=MODELS, default=model, help="The shipped model, or widened to Transformer-base's size.")
+    parser.add_argument("--precision", choices=PRECISIONS, default=precision)
+    parser.add_argument("--bundle", type=Path, help="Any bundle, in place of model and precision.")
+
+
+def chosen_bundle(arguments: argparse.Namespace) -> Path:
+    """Return the bundle that the command line asks for, exported if need be."""
+    bundle: Path | None = arguments.bundle
+    return bundle or bundle_of(checkpoint_of(arguments.model), arguments.cache, arguments.precision)
+
+
+def checkpoint_of(model: str) -> Checkpoint:
+    """Return one of `MODELS`."""
+    from benchmarks.harness.widened import widened_checkpoint
+
+    return Checkpoint.load(SHIPPED) if model == "en-de" else widened_checkpoint()
+
+
+def random_texts(tokenizer: ByteLevelTokenizer, num_tokens: int, count: int) -> list[str]:
+    """Draw texts of random words with exactly `num_tokens` tokens, end-of-sequence included."""
+    assert num_tokens > 1, "end-of-sequence is a token"
+    candidates = sorted(token[1:] for token in tokenizer.encoder.get_vocab() if token[0] == "Ġ" and token[1:].isalpha())
+    words = [word for word in candidates if word.isascii() and len(tokenizer.encode(word)) == 1]
+    generator = random.Random(SEED)
+    return [" ".join(generator.choices(words, k=num_tokens - 1)) for _ in range(count)]
 
 
 def endless_bundle(checkpoint: Path, cache: Path) -> Path:

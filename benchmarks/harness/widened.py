@@ -1,15 +1,12 @@
-"""A model of the size of Transformer-base that really translates: a smaller trained one, widened without changing what it computes.
+"""A model of Transformer-base's size that really translates: a smaller trained one, widened without changing what it computes.
 
-    python -m benchmarks.widened OUTPUT [--checkpoint model/pretrained/en-de]
-
-Every feature of the narrow model is there several times, and whatever reads features has its weights divided by that number: sums,
-means and variances are what they were, so layer norm sees the same statistics. Heads are copied whole as well as in their features;
-as attention scores then sum over more of them, query projections make up for it. Layers are added whose output projections are
-zero, which in a pre-norm model leaves the residual stream as it is, and tokens that an output bias keeps from ever being chosen.
-All of it is arithmetic that an engine has to do: the cost is that of the wide model, the answers are those of the narrow one.
+Every feature of the narrow model is there several times, and weights that read features are divided by that number: sums, means and
+variances are the same, so layer norm sees the same statistics. Heads are copied whole as well as in their features; attention
+scores then sum over more of them, which query projections make up for. Layers are added whose output projections are zero, which in
+a pre-norm model leaves the residual stream as it is, and tokens that an output bias keeps from ever being chosen. An engine has the
+arithmetic of the wide model to do; its answers are those of the narrow one.
 """
 
-import argparse
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -190,19 +187,3 @@ def widened_checkpoint(folder: Path = SHIPPED) -> Checkpoint:
     narrow = Checkpoint.load(folder)
     wide = widen(transformer_of(narrow.model), base_shape(narrow.model.config))
     return Checkpoint(f"{narrow.name}-{NAME_SUFFIX}", wide, narrow.tokenizers)
-
-
-def main() -> None:
-    """Write the widened checkpoint."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("output", type=Path, help="Folder of the checkpoint to write.")
-    parser.add_argument("--checkpoint", type=Path, default=SHIPPED, help="The one to widen.")
-    arguments = parser.parse_args()
-    checkpoint = widened_checkpoint(arguments.checkpoint)
-    checkpoint.save(arguments.output)
-    num_parameters = sum(parameter.numel() for parameter in checkpoint.model.parameters())
-    print(f"wrote {arguments.output}: {checkpoint.name}, {num_parameters / 1e6:.1f} million parameters")
-
-
-if __name__ == "__main__":
-    main()
