@@ -59,16 +59,11 @@ def test_answers_end_with_the_end_of_sequence_or_at_their_limit(rows: Rows) -> N
     for token in (9, 10):
         assert take(rows, 4, 6, token) == []
     rows.start(0, 1, is_plain=True)
-    assert take(rows, EOS, 6, 11) == [0, 2]
+    assert take(rows, EOS, 6, 11) == [0, 2], "a search's row has no limit"
     assert (rows.answer(0).token_ids, rows.answer(0).reason) == ([], "eos"), "also at the limit"
     answer = rows.answer(2)
     assert not rows.is_eos(2) and (answer.token_ids, answer.reason) == ([7, 8, 9, 10, 11], "length")
     assert len(answer.log_probs) == 5
-    rows.start(0, 5, is_plain=True)
-    for _ in range(4):
-        rows.feed(0, 5, 0)
-        rows.feed(2, 5, 0)
-        assert take(rows, 5, EOS, 5) == []
 
 
 def test_an_answer_goes_on_after_a_move(rows: Rows) -> None:

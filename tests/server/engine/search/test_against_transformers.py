@@ -23,7 +23,7 @@ from dragoman.server.offline import OfflineTranslator
 
 CHECKPOINT = Path(__file__).resolve().parents[4] / "model" / "pretrained" / "en-de"
 MAX_NEW_TOKENS = 24
-NUM_COMPARED = 12
+NUM_COMPARED = 8
 """Sentences a test compares, from the list below in turn; all of them and 100 of the corpus with `TEST_ALL_SENTENCES`."""
 
 CLOSE = 1e-5
@@ -73,6 +73,10 @@ class Pair:
         finished = self.translator.run(sources, max_new_tokens, options, start)
         return [[Found(answer.token_ids, answer.score) for answer in end.answers] for end in finished]
 
+    def plain(self, ids: list[int]) -> list[int]:
+        """Return a row of Transformers' without the start token, padding and end-of-sequence."""
+        return [i for i in ids[1:] if i not in (self.config.pad_token_id, self.config.eos_token_id)]
+
     @torch.inference_mode()
     def generate(self, sources: list[list[int]], options: SearchOptions, max_new_tokens: int, start: int | None = None) -> Any:
         """Run Transformers' `generate` with what the options mean there: a forced token that counts is its first new one."""
@@ -113,8 +117,7 @@ class Pair:
     ) -> list[list[Found]]:
         """Return each source's answers as Transformers finds them, best first."""
         found = self.generate(sources, options, max_new_tokens, start)
-        special = (self.config.pad_token_id, self.config.eos_token_id)
-        rows = [[i for i in row[1:] if i not in special] for row in found.sequences.tolist()]
+        rows = map(self.plain, found.sequences.tolist())
         answers = [Found(*fields) for fields in zip(rows, found.sequences_scores.tolist(), strict=True)]
         groups = [answers[i : i + options.num_answers] for i in range(0, len(answers), options.num_answers)]
         return [[answer for answer in group if answer.score > NOTHING] for group in groups]
@@ -150,25 +153,6 @@ def check_same(ours: list[list[Found]], theirs: list[list[Found]]) -> None:
                 assert answer.score == pytest.approx(rival.score, rel=CLOSE), f"{answer.ids} is not {other.ids}"
 
 
-BEAMS = list(product([2, 3, 4, 5], [0.0, 0.6, 1.0, 2.0], [False, True]))
-
-
-@pytest.mark.parametrize(("num_beams", "length_penalty", "is_stopped_early"), BEAMS)
-def test_beam_search(pair, chosen, num_beams, length_penalty, is_stopped_early) -> None:
-    options = SearchOptions(num_beams, num_beams, length_penalty, is_stopped_early)
-    sources = chosen(BEAMS.index((num_beams, length_penalty, is_stopped_early)))
-    check_same(pair.ours(sources, options), pair.beams(sources, options))
-
-
-@pytest.mark.parametrize("length_penalty", [0.6, 2.0])
-@pytest.mark.parametrize("is_stopped_early", [False, True])
-@pytest.mark.parametrize("max_new_tokens", [1, 2, 6, 10])
-def test_beam_search_cut_by_the_limit(pair, chosen, max_new_tokens, is_stopped_early, length_penalty) -> None:
-    options = SearchOptions(4, 4, length_penalty, is_stopped_early)
-    sources = chosen(max_new_tokens)
-    check_same(pair.ours(sources, options, max_new_tokens), pair.beams(sources, options, max_new_tokens))
-
-
 RULES: list[dict[str, Any]] = [
     {"repetition_penalty": 1.3},
     {"repetition_penalty": 3.0},
@@ -187,79 +171,66 @@ RULES: list[dict[str, Any]] = [
 ]
 """Rules of both searches; tokens are those of a full stop, a comma and frequent words."""
 
-
-def named(rules: dict[str, Any]) -> str:
-    return "-".join(f"{name}={value if isinstance(value, float | int) else len(value)}" for name, value in rules.items())
-
-
-@pytest.mark.parametrize("rules", RULES, ids=named)
-@pytest.mark.parametrize("num_beams", [2, 5])
-def test_beam_search_with_rules(pair, chosen, num_beams, rules) -> None:
-    options = SearchOptions(num_beams, num_beams, **rules)
-    sources = chosen(RULES.index(rules))
-    check_same(pair.ours(sources, options), pair.beams(sources, options))
-
-
-FORCED: list[tuple[dict[str, Any], int | None, int]] = [
-    ({"forced_prefix": [348], "num_forced": 1}, None, MAX_NEW_TOKENS),
-    ({"forced_prefix": [348], "num_forced": 1, "length_penalty": 2.0, "is_stopped_early": True}, None, MAX_NEW_TOKENS),
-    ({"forced_prefix": [2164], "num_forced": 1, "min_new_tokens": 9, "no_repeat_ngram_size": 3}, 948, MAX_NEW_TOKENS),
-    ({"is_end_forced": True}, None, 1),
-    ({"is_end_forced": True}, None, 5),
-    ({"is_end_forced": True, "length_penalty": 2.0, "is_stopped_early": True}, None, 8),
-    ({"is_end_forced": True, "min_new_tokens": 9, "length_penalty": 0.0}, None, 10),
-    ({"is_end_forced": True, "forced_prefix": [348], "num_forced": 1, "repetition_penalty": 1.3}, 348, 7),
-    ({}, 2164, MAX_NEW_TOKENS),
+FORCED: list[tuple[dict[str, Any], int, int | None]] = [
+    ({"forced_prefix": [348], "num_forced": 1}, MAX_NEW_TOKENS, None),
+    ({"forced_prefix": [348], "num_forced": 1, "length_penalty": 2.0, "is_stopped_early": True}, MAX_NEW_TOKENS, None),
+    ({"forced_prefix": [2164], "num_forced": 1, "min_new_tokens": 9, "no_repeat_ngram_size": 3}, MAX_NEW_TOKENS, 948),
+    ({"is_end_forced": True}, 1, None),
+    ({"is_end_forced": True}, 5, None),
+    ({"is_end_forced": True, "length_penalty": 2.0, "is_stopped_early": True}, 8, None),
+    ({"is_end_forced": True, "min_new_tokens": 9, "length_penalty": 0.0}, 10, None),
+    ({"is_end_forced": True, "forced_prefix": [348], "num_forced": 1, "repetition_penalty": 1.3}, 7, 348),
+    ({}, MAX_NEW_TOKENS, 2164),
 ]
-"""Forced tokens and ends, the start token, and how many tokens may come."""
+"""Forced tokens and ends, how many tokens may come, and the start token."""
+
+STOPS = [{"length_penalty": by, "is_stopped_early": early} for by in (0.0, 0.6, 1.0, 2.0) for early in (False, True)]
+BEAMS: list[tuple[dict[str, Any], int, int | None]] = [
+    *(({"num_beams": 2 + i % 4, "num_answers": 2 + i % 4} | stop, MAX_NEW_TOKENS, None) for i, stop in enumerate(STOPS)),
+    *(({"num_beams": 5, "num_answers": 5} | stop, MAX_NEW_TOKENS, None) for stop in STOPS),
+    *((stop, max_new_tokens, None) for max_new_tokens in (1, 2, 6, 10) for stop in STOPS[2::5]),
+    ({"num_answers": 2}, MAX_NEW_TOKENS, None),
+    *(({"num_beams": width, "num_answers": width} | rules, MAX_NEW_TOKENS, None) for width in (2, 5) for rules in RULES),
+    *FORCED,
+]
 
 
-@pytest.mark.parametrize("case", range(len(FORCED)))
-def test_beam_search_with_what_is_forced(pair, chosen, case) -> None:
-    rules, start, max_new_tokens = FORCED[case]
-    options = SearchOptions(4, 4, **rules)
-    sources = chosen(case)
+@pytest.mark.parametrize("case", range(len(BEAMS)))
+def test_beam_search(pair: Pair, chosen: Callable[[int], list[list[int]]], case: int) -> None:
+    rules, max_new_tokens, start = BEAMS[case]
+    options, sources = SearchOptions(**{"num_beams": 4, "num_answers": 4} | rules), chosen(case)
     check_same(pair.ours(sources, options, max_new_tokens, start), pair.beams(sources, options, max_new_tokens, start))
 
 
-@pytest.mark.parametrize("case", [i for i, (rules, _, _) in enumerate(FORCED) if "repetition_penalty" not in rules])
-def test_greedy_search_with_what_is_forced(pair, chosen, case) -> None:
-    rules, start, max_new_tokens = FORCED[case]
-    options = SearchOptions(**{name: value for name, value in rules.items() if name not in ("length_penalty", "is_stopped_early")})
-    sources = chosen(case)
-    found = pair.generate(sources, options, max_new_tokens, start)
-    special = (pair.config.pad_token_id, pair.config.eos_token_id)
-    ended = pair.translator.run(sources, max_new_tokens, options, start)
-    assert [end.answers[0].token_ids for end in ended] == [
-        [token for token in row[1:] if token not in special] for row in found.sequences.tolist()
-    ]
+GREEDY = [({}, MAX_NEW_TOKENS, None), *((rules, MAX_NEW_TOKENS, None) for rules in RULES), *FORCED]
+GREEDY = [
+    ({name: value for name, value in rules.items() if name not in ("length_penalty", "is_stopped_early")}, *rest)
+    for rules, *rest in GREEDY
+    if "repetition_penalty" not in rules
+]
 
 
-def test_fewer_answers_than_beams_are_the_first_of_all(pair, chosen) -> None:
-    sources = chosen(3)
-    check_same(pair.ours(sources, SearchOptions(4, 2)), pair.beams(sources, SearchOptions(4, 2)))
-
-
-@pytest.mark.parametrize("rules", [{}, *(rules for rules in RULES if "repetition_penalty" not in rules)], ids=named)
-def test_greedy_search_with_rules(pair, chosen, rules) -> None:
+@pytest.mark.parametrize("case", range(len(GREEDY)))
+def test_greedy_search(pair: Pair, chosen: Callable[[int], list[list[int]]], case: int) -> None:
     """Transformers has no score for it: its own logits give the log-probabilities."""
-    options = SearchOptions(**rules)
-    sources = chosen(len(str(rules)))
-    found = pair.generate(sources, options, MAX_NEW_TOKENS)
+    rules, max_new_tokens, start = GREEDY[case]
+    options, sources = SearchOptions(**rules), chosen(case)
+    found = pair.generate(sources, options, max_new_tokens, start)
     log_probs = torch.stack(found.logits, 1).log_softmax(-1)
-    special = (pair.config.pad_token_id, pair.config.eos_token_id)
-    for i, end in enumerate(pair.translator.run(sources, MAX_NEW_TOKENS, options)):
+    num_given = len(options.forced_prefix) - options.num_forced  # else a forced token has logits, too
+    for i, end in enumerate(pair.translator.run(sources, max_new_tokens, options, start)):
         (answer,) = end.answers
-        assert answer.token_ids == [token for token in found.sequences[i, 1:].tolist() if token not in special]
-        generated = found.sequences[i, 1 + len(options.forced_prefix) :][: len(answer.log_probs)]
-        expected = log_probs[i, : len(generated)].gather(-1, generated[:, None])[:, 0].tolist()
+        assert answer.token_ids == pair.plain(found.sequences[i].tolist())
+        generated = found.sequences[i, 1 + num_given :][: options.num_forced + len(answer.log_probs)]
+        expected = log_probs[i, : len(generated)].gather(-1, generated[:, None])[options.num_forced :, 0].tolist()
         assert answer.log_probs == pytest.approx(expected, abs=1e-4)
-        assert answer.score == pytest.approx(sum(expected) / len(expected), abs=1e-4)
+        counted = expected[:-1] if options.is_end_forced and len(expected) == max_new_tokens else expected
+        assert answer.score == pytest.approx(sum(counted) / (len(expected) + options.num_forced), abs=1e-4)
 
 
 @pytest.mark.parametrize("penalty", [0.7, 1.3, 2.0])
 @torch.inference_mode()
-def test_greedy_search_with_a_repetition_penalty(pair, chosen, penalty) -> None:
+def test_greedy_search_with_a_repetition_penalty(pair: Pair, chosen: Callable[[int], list[list[int]]], penalty: float) -> None:
     """Transformers, when it is greedy, applies it to logits; ours is always of log-probabilities, as in its beam search."""
     sources = chosen(7)
     for source, end in zip(sources, pair.translator.run(sources, 12, SearchOptions(repetition_penalty=penalty)), strict=True):
@@ -271,31 +242,30 @@ def test_greedy_search_with_a_repetition_penalty(pair, chosen, penalty) -> None:
             tokens.append(int(values.argmax()))
             total, count = total + float(values[tokens[-1]]), count + 1
         (answer,) = end.answers
-        assert answer.token_ids == [token for token in tokens[1:] if token != pair.config.eos_token_id]
+        assert answer.token_ids == pair.plain(tokens)
         assert answer.score == pytest.approx(total / count, abs=1e-4)
 
 
 @torch.inference_mode()
-def test_alternatives_are_the_likeliest_tokens_each_continued_greedily(pair, chosen) -> None:
-    prefix = [348]
-    sources = chosen(5)
+def test_alternatives_are_the_likeliest_tokens_each_continued_greedily(
+    pair: Pair, chosen: Callable[[int], list[list[int]]]
+) -> None:
+    prefix, sources = [348], chosen(5)
     options = SearchOptions(num_answers=4, has_alternatives=True, forced_prefix=prefix)
-    special = (pair.config.pad_token_id, pair.config.eos_token_id)
     for source, end in zip(sources, pair.translator.run(sources, MAX_NEW_TOKENS, options), strict=True):
         decoder_input = torch.tensor([[pair.config.decoder_start_token_id, *prefix]])
         logits = pair.theirs(input_ids=torch.tensor([source]), decoder_input_ids=decoder_input).logits[0, -1]
-        likeliest = logits.topk(4).indices.tolist()
         expected = []
-        for token in likeliest:
+        for token in logits.topk(4).indices.tolist():
             if token == pair.config.eos_token_id:
                 expected.append(prefix)
                 continue
             found = pair.generate([source], SearchOptions(forced_prefix=[*prefix, token]), MAX_NEW_TOKENS - 1)
-            expected.append([i for i in found.sequences[0, 1:].tolist() if i not in special])
+            expected.append(pair.plain(found.sequences[0].tolist()))
         assert [answer.token_ids for answer in end.answers] == expected
 
 
-def test_the_comparison_covers_every_way_to_end(pair, chosen) -> None:
+def test_the_comparison_covers_every_way_to_end(pair: Pair) -> None:
     """It would show little if answers all ended alike, or if every answer to a source were as long as the others."""
     finished = pair.translator.run(pair.sources, MAX_NEW_TOKENS, SearchOptions(5, 5, 2.0))
     answers = [answer for end in finished for answer in end.answers]

@@ -1,6 +1,5 @@
-"""What a search does with the candidates it asks for is what it does with the whole vocabulary, whatever its options."""
+"""Every search, with any options, finds what the reference does, with the candidates it asks for as with the whole vocabulary."""
 
-from collections.abc import Callable
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
@@ -12,9 +11,7 @@ from dragoman.server.engine.search.search import Search
 from dragoman.server.engine.search.separate import SeparateSearch
 from dragoman.server.engine.search.target import TargetSide
 from tests.examples import num_examples
-
-SOME = settings(max_examples=num_examples(60, of=150), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-MANY = settings(SOME, max_examples=num_examples(200, of=500))
+from tests.server.engine.search.tables import make_table
 
 
 @st.composite
@@ -83,68 +80,27 @@ def search_of(request: Request, target: TargetSide) -> Search:
     return search_for(request, target) or SeparateSearch(request, target)
 
 
-@MANY
+@settings(
+    max_examples=num_examples(250, of=800), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
 @given(st.data())
-def test_candidates_asked_for_are_as_good_as_all_of_them(table_model: Callable[..., Any], data: st.DataObject) -> None:
+def test_candidates_asked_for_are_as_good_as_all_of_them_and_answers_are_the_references(data: st.DataObject) -> None:
     arguments = data.draw(models())
     request = data.draw(requests(arguments["vocab_size"]))
-    model = table_model(**arguments)
+    model = make_table(**arguments)
     found, expected = model.drive(search_of, request), model.drive(search_of, request, sees_all=True)
-    assert found.answers == expected.answers
+    assert found.answers == expected.answers == model.reference(request)
     assert found.certain == expected.certain
+    for earlier, later in zip(found.certain, found.certain[1:], strict=False):
+        assert later[: len(earlier)] == earlier, "certain tokens are never taken back"
+    assert found.certain[-1] == found.answers[0].token_ids
+    assert found.max_live <= request.search.num_slots
 
 
-@SOME
-@given(st.data())
-def test_certain_tokens_are_never_taken_back(table_model: Callable[..., Any], data: st.DataObject) -> None:
-    arguments = data.draw(models())
-    request = data.draw(requests(arguments["vocab_size"]))
-    driven = table_model(**arguments).drive(search_of, request)
-    for earlier, later in zip(driven.certain, driven.certain[1:], strict=False):
-        assert later[: len(earlier)] == earlier
-    assert driven.certain[-1] == driven.answers[0].token_ids
-
-
-@SOME
-@given(st.data())
-def test_answers_keep_to_the_rules(table_model: Callable[..., Any], data: st.DataObject) -> None:
-    arguments = data.draw(models())
-    request = data.draw(requests(arguments["vocab_size"]))
-    options, model = request.search, table_model(**arguments)
-    driven = model.drive(search_of, request)
-    assert 1 <= len(driven.answers) <= options.num_answers
-    assert driven.max_live <= options.num_slots
-    for answer in driven.answers:
-        prefix, generated = answer.token_ids[: len(options.forced_prefix)], answer.token_ids[len(options.forced_prefix) :]
-        is_eos = answer.reason == "eos"
-        assert prefix == options.forced_prefix
-        assert len(answer.log_probs) == len(generated) + is_eos <= request.max_new_tokens
-        never = {1, *options.suppressed_tokens, *([] if arguments["is_padding_predicted"] else [0])}
-        assert not set(generated) & never and set(generated) <= set(model.choices.tolist())
-        is_forced = options.is_end_forced and len(answer.log_probs) == request.max_new_tokens
-        assert is_eos or not is_forced
-        assert not is_eos or is_forced or len(generated) >= options.min_new_tokens
-        size = options.no_repeat_ngram_size
-        ngrams = [tuple(answer.token_ids[i : i + size]) for i in range(len(answer.token_ids) - size + 1)]
-        first_new = max(len(prefix) - size + 1, 0)  # the prefix itself may repeat what it likes
-        assert not size or all(ngram not in ngrams[:i] for i, ngram in enumerate(ngrams) if i >= first_new)
-        assert (
-            [len(top) for top in answer.top_ids] == [min(options.num_top_log_probs, len(model.choices))] * len(answer.log_probs)
-            if options.num_top_log_probs
-            else answer.top_ids == []
-        )
-
-
-def test_the_property_is_tried_with_less_than_everything(table_model: Callable[..., Any]) -> None:
+def test_the_property_is_tried_with_less_than_everything() -> None:
     """Otherwise the comparison would compare the whole vocabulary with itself."""
-    model = table_model(1, 200, 1.0)
-    for options in (
-        GREEDY,
-        SearchOptions(num_beams=8),
-        SearchOptions(sampling=Sampling(1)),
-        SearchOptions(repetition_penalty=2.0),
-        SearchOptions(repetition_penalty=0.9),
-    ):
+    model, one = make_table(1, 200, 1.0), SearchOptions(sampling=Sampling(1))
+    for options in (GREEDY, SearchOptions(num_beams=8), one, *(SearchOptions(repetition_penalty=by) for by in (0.9, 2.0))):
         assert max(model.drive(search_of, Request(0, [1], 5, 0.0, search=options)).widths) < 100
-    flat = table_model(1, 200, 0.0).drive(search_of, Request(0, [1], 10, 0.0, search=SearchOptions(sampling=Sampling(1))))
+    flat = make_table(1, 200, 0.0).drive(search_of, Request(0, [1], 10, 0.0, search=one))
     assert flat.num_again, "a flat distribution must need the whole vocabulary at times"

@@ -1,9 +1,9 @@
 """Searches that go on together do what each would have done by itself, to the last bit."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 
 from dragoman.server.engine.messages import Request, Sampling, SearchOptions
 from dragoman.server.engine.search.beam import BeamSearch
@@ -12,8 +12,10 @@ from dragoman.server.engine.search.choice import search_for
 from dragoman.server.engine.search.search import Search
 from dragoman.server.engine.search.target import TargetSide
 from dragoman.server.engine.search.together import advances
+from tests.server.engine.bench import EOS, START
+from tests.server.engine.search.tables import TableModel, make_table
 
-EOS, START, VOCAB_SIZE = 1, 2, 12
+VOCAB_SIZE = 12
 TARGET = TargetSide(VOCAB_SIZE, EOS, START, 16)
 
 MIXED = [
@@ -40,12 +42,7 @@ def state(search: Search) -> Any:
     return search.live, search.num_candidates, search.wanted, search.num_generated, search.max_rows
 
 
-def step(log_probs: Any) -> Candidates:
-    ids = np.argsort(-log_probs, axis=1, kind="stable")
-    return Candidates(ids, np.take_along_axis(log_probs, ids, 1))
-
-
-def go_on(model: Any, random: Any) -> None:
+def go_on(model: TableModel, random: np.random.Generator) -> None:
     """Give all searches the same steps, once together and once apart, in rows that are in no order, and compare after each."""
     together, apart = searches(), searches()
     while together:
@@ -55,7 +52,7 @@ def go_on(model: Any, random: Any) -> None:
         log_probs = np.zeros((sum(counts) + 3, VOCAB_SIZE), np.float32)
         for search, own in zip(together, rows, strict=True):
             log_probs[own] = [model.row(hypothesis.token_ids) for hypothesis in search.live]
-        candidates = step(log_probs)
+        candidates = model.candidates(log_probs, VOCAB_SIZE)
         parents = [advance() for advance in advances(together, rows, candidates)]
         assert parents == [one.advance(candidates.of(own, one.num_candidates)) for one, own in zip(apart, rows, strict=True)]
         for one, other in zip(together, apart, strict=True):
@@ -66,19 +63,15 @@ def go_on(model: Any, random: Any) -> None:
         together, apart = [together[i] for i in running], [apart[i] for i in running]
 
 
-def test_searches_that_go_on_together_do_what_each_does_alone(table_model: Callable[..., Any]) -> None:
-    for seed in range(10):
-        go_on(table_model(seed, VOCAB_SIZE, 2.0, None, 1.0), np.random.default_rng(seed))
+IMPOSSIBLE = np.full((VOCAB_SIZE, VOCAB_SIZE), -np.inf, np.float32)
+IMPOSSIBLE[:, :6] = np.log(np.random.default_rng(3).dirichlet(np.ones(6), VOCAB_SIZE))
+MODELS = [make_table(seed, VOCAB_SIZE, 2.0, None, 1.0) for seed in range(6)]
+EQUAL = TableModel(np.full((VOCAB_SIZE, VOCAB_SIZE), -2.5, np.float32))
 
 
-def test_of_equals_the_better_hypothesis_and_the_lower_id_come_first(table_of: Callable[..., Any]) -> None:
-    go_on(table_of(np.full((VOCAB_SIZE, VOCAB_SIZE), -2.5, np.float32)), np.random.default_rng(0))
-
-
-def test_tokens_without_probability_are_no_options(table_of: Callable[..., Any]) -> None:
-    log_probs = np.full((VOCAB_SIZE, VOCAB_SIZE), -np.inf, np.float32)
-    log_probs[:, :6] = np.log(np.random.default_rng(3).dirichlet(np.ones(6), VOCAB_SIZE))
-    go_on(table_of(log_probs), np.random.default_rng(0))
+@pytest.mark.parametrize("model", [*MODELS, EQUAL, TableModel(IMPOSSIBLE)])
+def test_searches_that_go_on_together_do_what_each_does_alone(model: TableModel) -> None:
+    go_on(model, np.random.default_rng(0))
 
 
 def test_beams_without_rules_are_ranked_together_and_others_see_their_own_candidates() -> None:

@@ -4,24 +4,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import pytest
 from numpy.typing import NDArray
 
 from dragoman.server.engine.messages import Answer, Request
 from dragoman.server.engine.search.candidates import Candidates
 from dragoman.server.engine.search.search import Search
 from dragoman.server.engine.search.target import TargetSide
+from tests.server.engine.bench import EOS, PAD, START, reference_answers
 
-PAD, EOS, START = 0, 1, 2
 MAX_TOKENS = 16
 
 Table = NDArray[np.float32]
-
-
-def top_candidates(log_probs: Table, num_candidates: int) -> Candidates:
-    """Return the likeliest of each row `[N, V]`, the lower id first in a tie, as the decode graph does."""
-    ids = np.argsort(-log_probs, axis=1, kind="stable")[:, :num_candidates]
-    return Candidates(ids, np.take_along_axis(log_probs, ids, 1))
 
 
 @dataclass
@@ -29,6 +22,7 @@ class Driven:
     """A search that is over, and what happened on the way.
 
     Attributes:
+        search: The search.
         certain: Its certain tokens after each step.
         widths: K of each step.
         num_again: How often more of a step had to be seen.
@@ -60,14 +54,19 @@ class TableModel:
         self.target = TargetSide(len(log_probs), EOS, START, MAX_TOKENS, len(self.choices))
 
     def candidates(self, rows: Table, num_candidates: int) -> Candidates:
-        """Return what a step tells of some rows `[N, V]`."""
-        chosen = top_candidates(rows[:, self.choices], num_candidates)
-        return Candidates(self.choices[chosen.ids], chosen.log_probs)
+        """Return the likeliest of each row `[N, V]`, the lower id first in a tie, as the decode graph does."""
+        chosen = rows[:, self.choices]
+        places = np.argsort(-chosen, axis=1, kind="stable")[:, :num_candidates]
+        return Candidates(self.choices[places], np.take_along_axis(chosen, places, 1))
 
     def row(self, tokens: Sequence[int]) -> Table:
         """Return the log-probabilities of what follows some tokens, `[V]`."""
         row: Table = self.log_probs[tokens[-1] if tokens else START]
         return row
+
+    def reference(self, request: Request) -> list[Answer]:
+        """Return what the reference answers with this model."""
+        return reference_answers(request, lambda _, history: self.log_probs[history[-1]], self.choices)
 
     def drive(self, search_class: Callable[[Request, TargetSide], Search], request: Request, *, sees_all: bool = False) -> Driven:
         """Run a search to its end."""
@@ -87,7 +86,6 @@ class TableModel:
                 for row, wider in list(search.wanted.items()):
                     search.look(row, self.candidates(rows[row : row + 1], wider))
                 parents = search.resume()
-            assert parents is not None
             driven.certain.append(search.certain_tokens)
             driven.max_live = max(driven.max_live, len(search.live))
             if not parents:
@@ -135,21 +133,3 @@ def make_table(
     top = logits.max(1, keepdims=True)
     log_probs = logits - top - np.log(np.exp(logits - top).sum(1, keepdims=True))
     return TableModel(log_probs.astype(np.float32), choices)
-
-
-@pytest.fixture(scope="session")
-def table_model() -> Callable[..., TableModel]:
-    """See `make_table`."""
-    return make_table
-
-
-@pytest.fixture(scope="session")
-def table_of() -> type[TableModel]:
-    """The class, for tables of a test's own."""
-    return TableModel
-
-
-@pytest.fixture(scope="session")
-def candidates_of() -> Callable[[Table, int], Candidates]:
-    """See `top_candidates`."""
-    return top_candidates
