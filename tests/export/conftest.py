@@ -1,4 +1,4 @@
-"""Small random checkpoints, and one bundle exported from one of them."""
+"""Small random checkpoints, and bundles exported from them."""
 
 import shutil
 from collections.abc import Callable
@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from dragoman.export import storage
+from dragoman.export.arguments import Shortlist
+from dragoman.export.bundle import Bundle
 from dragoman.export.cpu import keep_sums_apart
 from dragoman.export.exporter import export_checkpoint
 from dragoman.export.graphs.transformer_encoder import EncoderGraph
@@ -21,9 +23,12 @@ from dragoman.model.networks.architectures import network
 from dragoman.model.networks.transformer import Transformer
 from dragoman.model.text.byte_level import ByteLevelTokenizer
 from dragoman.model.text.tokenizers import Tokenizers
+from tests.shelf import Shelf
 
 TEXTS = ["two dogs run over the grass", "a dog and a cat run", "the cat sat on the grass", "zwei Hunde laufen"] * 3
-SMALL = {
+SHORTLIST_TEXT = ["the dog and the cat", "the dog"]
+CALIBRATION = ["a dog and a cat run", "the cat sat"]
+SMALL: dict[str, Any] = {
     "source_vocab_size": 300,
     "target_vocab_size": 300,
     "d_model": 32,
@@ -35,34 +40,72 @@ SMALL = {
     "max_source_positions": 24,
     "max_target_positions": 20,
 }
-
+UNUSED = ("num_heads", "encoder_ffn_dim", "decoder_ffn_dim")
+RNN = {name: value for name, value in SMALL.items() if name not in UNUSED}
+DECODER = {name: value for name, value in SMALL.items() if not name.startswith(("num_encoder", "encoder"))}
 SMALL_OF: dict[str, dict[str, Any]] = {
     "transformer": SMALL,
-    "rnn": {
-        "architecture": "rnn",
-        "source_vocab_size": 300,
-        "target_vocab_size": 300,
-        "d_model": 32,
-        "num_encoder_layers": 2,
-        "num_decoder_layers": 2,
-        "max_source_positions": 24,
-        "max_target_positions": 20,
-    },
-    "decoder": {
-        "architecture": "decoder",
-        "source_vocab_size": 300,
-        "target_vocab_size": 300,
-        "d_model": 32,
-        "num_heads": 4,
-        "num_decoder_layers": 2,
-        "decoder_ffn_dim": 40,
-        "max_source_positions": 30,
+    "rnn": RNN,
+    "decoder": DECODER | {"max_source_positions": 30, "max_target_positions": 40},
+}
+"""Sizes of a small model of each architecture."""
+
+LLAMA: dict[str, Any] = {
+    "positions": "rotary",
+    "norm": "pre",
+    "norm_kind": "rms",
+    "has_biases": False,
+    "activation": "silu",
+    "is_ffn_gated": True,
+    "is_projection_tied": False,
+    "is_embedding_scaled": False,
+    "padding": "predicted",
+}
+GPT: dict[str, Any] = {
+    "positions": "learned",
+    "norm": "pre",
+    "activation": "gelu_tanh",
+    "is_embedding_scaled": False,
+    "padding": "predicted",
+}
+KINDS: dict[str, dict[str, Any]] = {
+    "tiny": {},
+    "long": {"max_source_positions": 150, "max_target_positions": 150},  # a row has positions that are not driven one by one
+    "pre-norm": {  # and GELU, learned positions with offset, an embedding norm, an output bias, a deeper encoder
+        "norm": "pre",
+        "activation": "gelu",
+        "positions": "learned",
+        "position_offset": 2,
+        "has_embedding_norm": True,
+        "has_output_bias": True,
+        "is_embedding_scaled": False,
+        "num_encoder_layers": 3,
+        "num_decoder_layers": 1,
+        "max_source_positions": 100,
         "max_target_positions": 40,
     },
+    "separate": {  # vocabularies and projection, SiLU, a deeper decoder, a start at padding
+        "activation": "silu",
+        "is_embedding_shared": False,
+        "is_projection_tied": False,
+        "target_vocab_size": 290,
+        "num_encoder_layers": 1,
+        "num_decoder_layers": 3,
+        "pad_id": 289,
+        "decoder_start_id": 289,
+        "max_source_positions": 6,
+        "max_target_positions": 3,
+    },
+    "one token": {"max_source_positions": 1, "max_target_positions": 1, "num_heads": 1},
+    "additive": {"architecture": "rnn", "attention": "additive", "num_encoder_layers": 1},
+    "no attention": {"architecture": "rnn", "attention": "none"},
+    "llama": LLAMA | {"architecture": "decoder", "d_model": 64},
+    "gpt": GPT | {"architecture": "decoder", "d_model": 64},
 }
-"""What a small model of each architecture is, but for the switches that a test is about."""
+"""Models that are exported, by name; what differs from the small one of their architecture."""
 
 MakeCheckpoint = Callable[..., Checkpoint]
+Export = Callable[..., Bundle]
 WriteGraphs = Callable[[Transformer, Path], Path]
 
 
@@ -107,19 +150,34 @@ def decoder_checkpoint(make_checkpoint: MakeCheckpoint) -> Checkpoint:
 
 
 @pytest.fixture(scope="session")
-def checkpoint_dir(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("checkpoint") / "tiny"
-    checkpoint.save(directory)
-    (directory / "README.md").write_text("# tiny\n\nDomain: **dogs** on the grass\n")
-    return directory
+def export(make_checkpoint: MakeCheckpoint, shelf: Shelf) -> Export:
+    """Export a checkpoint of a kind; each bundle is made once for the whole run, and no test may change it."""
+
+    def get(kind: str = "tiny", precision: str = "fp32", *, is_short: bool = False, **options: Any) -> Bundle:
+        def make(folder: Path) -> None:
+            make_checkpoint(**KINDS[kind]).save(folder / "checkpoint")
+            (folder / "checkpoint/README.md").write_text("# tiny\n\nDomain: **dogs** on the grass\n")
+            shortlist = Shortlist(SHORTLIST_TEXT) if is_short else None
+            calibration = CALIBRATION if (kind, precision) == ("tiny", "int8") else None
+            both = {"shortlist": shortlist, "calibration": calibration}
+            export_checkpoint(folder / "checkpoint", folder / "bundle", precision, **both, **options)
+
+        name = "-".join(["export", kind, precision, *["short"] * is_short, *map(str, options.values())])
+        return Bundle.open(shelf.get(name, make) / "bundle", is_checked=False)
+
+    return get
 
 
 @pytest.fixture(scope="session")
-def exported(checkpoint_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def exported(export: Export) -> Path:
     """Return a bundle that no test may change."""
-    output = tmp_path_factory.mktemp("bundle") / "tiny"
-    export_checkpoint(checkpoint_dir, output)
-    return output
+    return export().directory
+
+
+@pytest.fixture(scope="session")
+def checkpoint_dir(exported: Path) -> Path:
+    """Return the checkpoint of that bundle."""
+    return exported.with_name("checkpoint")
 
 
 @pytest.fixture
