@@ -1,34 +1,45 @@
-"""The engines that are compared: the same work for each, in a process that shares nothing with the others'.
+"""Engines that are compared: the same model and requests for each, each in processes of its own.
 
-A side is made once, in an `Apart`, and told to `run` a `Workload` again and again. Sources are given as ids: what a text costs is
-part of a server's work, which `sender.py` measures, and not of an engine's.
+CTranslate2 and Transformers get ids and are called in process; our engines alone, too; our server gets texts over gRPC.
 """
 
 import os
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from dragoman.model.ids import Ids
+from benchmarks.harness.apart import Apart
+from benchmarks.harness.load import CLIENT, GRPC, Load
+from benchmarks.harness.models import bundle_by, bundle_of
+from benchmarks.harness.processes import Dragoman, Setting, dragoman
+from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.networks.transformer import transformer_of
 from dragoman.server.allocator import keep_blocks
 from dragoman.server.engine.messages import GREEDY, Request, SearchOptions
 from dragoman.server.offline import OfflineTranslator
 
+ENGINE, SERVED, BULK, BEFORE, CT2, TRANSFORMERS = "engine", "gRPC", "gRPC in bulk", "before, gRPC", "CTranslate2", "Transformers"
+COMPUTE_TYPES = {"fp32": "float32", "int8": "int8"}
+BULK_REQUESTS_A_SLOT = 2
+"""Requests in flight in bulk for each slot, so that there is always one to go on with."""
+
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What every side is given.
+    """Requests for every side.
 
     Attributes:
         texts: Sources, for a side that reads text.
         sources: The same as ids, without special tokens.
-        num_beams: 1 for greedy search; more for beam search with one answer, which ends as soon as so many are finished: that is
-            the only way CTranslate2 has.
-        max_new_tokens: Tokens of an answer at the most.
+        num_beams: Of beam search with one answer, which ends once as many hypotheses are finished: CTranslate2 has no other way.
+        max_new_tokens: Of each answer at the most.
     """
 
     texts: list[str]
@@ -37,36 +48,26 @@ class Workload:
     max_new_tokens: int
 
     def first(self, count: int) -> "Workload":
-        """Return the first so many requests, from the start again where there are not enough."""
+        """Return the first requests, from the start again where there are not enough."""
         places = [i % len(self.sources) for i in range(count)]
-        return Workload([self.texts[i] for i in places], [self.sources[i] for i in places], self.num_beams, self.max_new_tokens)
+        return replace(self, texts=[self.texts[i] for i in places], sources=[self.sources[i] for i in places])
 
     def dealt(self, count: int) -> "list[Workload]":
-        """Return so many pieces of it, dealt out like cards, to be worked on at the same time."""
-        return [Workload(self.texts[i::count], self.sources[i::count], self.num_beams, self.max_new_tokens) for i in range(count)]
+        """Return so many pieces, dealt out like cards."""
+        return [replace(self, texts=self.texts[i::count], sources=self.sources[i::count]) for i in range(count)]
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What came of a workload.
+    """One run of a workload.
 
     Attributes:
         seconds: From the first request to the last answer.
         answers: The best answer to each source, without end-of-sequence.
-        cores: Processor time over wall time by process, where there is more than one.
     """
 
     seconds: float
     answers: list[list[int]]
-    cores: dict[str, float]
-
-    @classmethod
-    def together(cls, runs: "Sequence[Run]", seconds: float) -> "Run":
-        """Return what several did at the same time with the pieces that `Workload.dealt` made."""
-        answers: list[list[int]] = [[] for _ in range(sum(len(run.answers) for run in runs))]
-        for i, run in enumerate(runs):
-            answers[i :: len(runs)] = run.answers
-        return cls(seconds, answers, {})
 
     @property
     def tokens_per_second(self) -> float:
@@ -79,16 +80,21 @@ class Run:
         return len(self.answers) / self.seconds
 
 
-class DragomanEngine:
-    """Our engine driven directly, without processes, sockets or text."""
+Work = Callable[[Workload], Run]
 
-    def __init__(self, bundle: Path, num_threads: int, max_slots: int, weights_cache: str = "") -> None:
-        """Load the bundle and warm it up, as a server's engine does; for the folder see `DeviceSettings`."""
+
+class DragomanEngine:
+    """Our engine driven directly, on the cores of these numbers alone, if there are any."""
+
+    def __init__(self, bundle: Path, num_threads: int, max_slots: int, cores: Sequence[int], weights_cache: str) -> None:
+        if cores:
+            os.sched_setaffinity(0, cores)
+        keep_blocks()
         translator = OfflineTranslator(bundle, max_slots, num_threads, weights_cache=weights_cache, is_warmed_up=True)
-        self._engine, self._eos_id = translator.engine, translator.bundle.manifest.eos_id
+        self._engine, self._eos_id = translator.engine, translator.manifest.eos_id
 
     def run(self, workload: Workload, concurrency: int) -> Run:
-        """Keep `concurrency` requests in the engine: each that ends makes way for the next."""
+        """Keep `concurrency` requests in the engine; 0 submits all at once."""
         search = GREEDY if workload.num_beams == 1 else SearchOptions(num_beams=workload.num_beams, is_stopped_early=True)
         answers: list[list[int]] = [[] for _ in workload.sources]
         waiting = iter(enumerate(workload.sources))
@@ -99,45 +105,27 @@ class DragomanEngine:
                 request = Request(i, [*source, self._eos_id], workload.max_new_tokens, time.monotonic(), search=search)
                 self._engine.submit(b"bench", request)
 
-        submit(concurrency)
+        submit(concurrency or len(answers))
         while self._engine.has_work:
             self._engine.step()
             finished = [end for report in self._engine.take_reports().values() for end in report.finished]
             for end in finished:
-                if end.reason not in ("eos", "length"):
-                    raise RuntimeError(f"request {end.id} ended as {end.reason}")
+                assert end.reason in ("eos", "length"), f"request {end.id} ended as {end.reason}"
                 answers[end.id] = end.answers[0].token_ids
             submit(len(finished))
-        return Run(time.perf_counter() - started, answers, {})
-
-
-def engine_process(bundle: Path, num_threads: int, max_slots: int, cores: Sequence[int], weights_cache: str) -> DragomanEngine:
-    """Make of this process what a server's engine is: on Linux's cores of these numbers alone, if there are any."""
-    if cores:
-        os.sched_setaffinity(0, cores)
-    keep_blocks()
-    return DragomanEngine(bundle, num_threads, max_slots, weights_cache)
+        return Run(time.perf_counter() - started, answers)
 
 
 class CTranslate2Engine:
     """CTranslate2's translator on a model that `ctranslate2_model.write_model` wrote."""
 
     def __init__(self, folder: Path, compute_type: str, inter_threads: int, intra_threads: int) -> None:
-        """Load the model.
-
-        Args:
-            folder: The model.
-            compute_type: CTranslate2's name of the number format, `float32` or `int8`.
-            inter_threads: Batches decoded at the same time.
-            intra_threads: Threads that each of them has.
-        """
         ctranslate2: Any = import_module("ctranslate2")
-        self._translator = ctranslate2.Translator(
-            str(folder), compute_type=compute_type, inter_threads=inter_threads, intra_threads=intra_threads
-        )
+        threads = {"inter_threads": inter_threads, "intra_threads": intra_threads}
+        self._translator = ctranslate2.Translator(str(folder), compute_type=compute_type, **threads)
 
     def run(self, workload: Workload, max_batch_size: int, batch_type: str = "examples") -> Run:
-        """Translate everything at once, which CTranslate2 sorts by length and cuts into batches of that size for its workers."""
+        """Translate everything at once; CTranslate2 sorts it by length and cuts it into batches of that size."""
         started = time.perf_counter()
         results = self._translator.translate_batch(
             [[str(i) for i in ids] for ids in workload.sources],
@@ -148,33 +136,188 @@ class CTranslate2Engine:
             max_decoding_length=workload.max_new_tokens,
         )
         answers = [[int(token) for token in result.hypotheses[0]] for result in results]
-        return Run(time.perf_counter() - started, answers, {})
+        return Run(time.perf_counter() - started, answers)
 
 
 class TransformersEngine:
     """Transformers' `generate` on Marian or Pegasus with our weights, in single precision."""
 
     def __init__(self, checkpoint: Path, num_threads: int) -> None:
-        # These take seconds, which the other sides' processes need not spend.
+        # These imports take seconds, which processes of other sides need not spend.
         import torch
 
-        from dragoman.model.checkpoint import Checkpoint
         from tests.oracles import transformers_model
 
         torch.set_num_threads(num_threads)
-        self._answers_to = transformers_model.best_answers
+        self._best_answers = transformers_model.best_answers
         self._model = transformers_model.to_transformers(transformer_of(Checkpoint.load(checkpoint).model)).float()
 
     def run(self, workload: Workload, batch_size: int) -> Run:
         """Translate batch by batch."""
         started = time.perf_counter()
         answers: list[list[int]] = []
-        for sources in batches(workload.sources, batch_size):
-            answers += self._answers_to(self._model, sources, workload.num_beams, workload.max_new_tokens)
-        return Run(time.perf_counter() - started, answers, {})
+        for start in range(0, len(workload.sources), batch_size):
+            batch = workload.sources[start : start + batch_size]
+            answers += self._best_answers(self._model, batch, workload.num_beams, workload.max_new_tokens)
+        return Run(time.perf_counter() - started, answers)
 
 
-def batches(sources: Sequence[Ids], size: int) -> Iterator[Sequence[Ids]]:
-    """Yield pieces of that size, and what is left."""
-    for start in range(0, len(sources), size):
-        yield sources[start : start + size]
+class Stage:
+    """All sides on one model in one precision; started when they are first asked for, stopped with the stack.
+
+    Args:
+        stack: Ends everything.
+        checkpoint: The model.
+        precision: Of all sides.
+        cache: Folder that keeps what is converted.
+        num_threads: That each side computes with.
+        flags: More flags of our servers.
+        source: An older checkout, whose server is one more side.
+    """
+
+    def __init__(
+        self,
+        stack: ExitStack,
+        checkpoint: Checkpoint,
+        precision: str,
+        cache: Path,
+        num_threads: int,
+        flags: Sequence[str] = (),
+        source: Path | None = None,
+    ) -> None:
+        self.checkpoint, self.precision, self.num_threads = checkpoint, precision, num_threads
+        self._stack, self._cache, self._flags, self.source = stack, cache, flags, source
+        self._bundle = bundle_of(checkpoint, cache, precision)
+        self._servers: dict[Setting, Dragoman] = {}
+        self._engines: dict[Setting, list[Apart]] = {}
+        self._others: dict[object, Apart] = {}
+        self.workers = sorted({1, num_threads}) if find_spec("ctranslate2") else []
+        self.has_transformers = precision == "fp32" and find_spec("transformers") is not None
+
+    def serve(self, setting: Setting, workload: Workload, concurrency: int, protocol: str = GRPC) -> Run:
+        """Run on our server."""
+        if setting not in self._servers:
+            self._servers[setting] = self._stack.enter_context(dragoman(self._bundle, *setting.flags(), *self._flags))
+        return _sent(self._servers[setting], workload, concurrency, protocol)
+
+    def serve_before(self, setting: Setting, workload: Workload, concurrency: int) -> Run:
+        """Run on the server of the older checkout."""
+        assert self.source is not None
+        key = replace(setting, replicas=-setting.replicas)
+        if key not in self._servers:
+            bundle = bundle_by(self.source, self.checkpoint, self._cache, self.precision)
+            self._servers[key] = self._stack.enter_context(dragoman(bundle, *setting.flags(), source=self.source))
+        return _sent(self._servers[key], workload, concurrency, GRPC)
+
+    def decode(self, setting: Setting, workload: Workload, concurrency: int = 0) -> Run:
+        """Run on our engines alone, so many requests at a time in all; without a number everything at once."""
+        if setting not in self._engines:
+            weights = str(self._cache / "weights") if setting.replicas > 1 else ""  # as a server does by itself
+            makers = [
+                Apart(DragomanEngine, self._bundle, setting.threads, setting.slots, cores, weights) for cores in pinned(setting)
+            ]
+            self._engines[setting] = [self._stack.enter_context(maker) for maker in makers]
+        engines = self._engines[setting]
+        pieces = workload.dealt(len(engines))
+        started = time.perf_counter()
+        with ThreadPoolExecutor(len(engines)) as pool:
+            each = concurrency // len(engines)
+            runs = list(pool.map(lambda engine, piece: engine.call("run", piece, each), engines, pieces))
+        seconds = time.perf_counter() - started
+        answers: list[list[int]] = [[] for _ in workload.sources]
+        for i, run in enumerate(runs):
+            answers[i :: len(runs)] = run.answers
+        return Run(seconds, answers)
+
+    def ctranslate2(self, num_workers: int, batch_size: int, batch_type: str, workload: Workload) -> Run:
+        """Run on CTranslate2, `num_workers` batches at once."""
+        if num_workers not in self._others:
+            from tests.oracles.ctranslate2_model import write_model
+
+            folder, kind = self._cache / f"{self.checkpoint.name}-{self.precision}-ctranslate2", COMPUTE_TYPES[self.precision]
+            if not self._others:
+                write_model(transformer_of(self.checkpoint.model), folder, kind)
+            made = Apart(CTranslate2Engine, folder, kind, num_workers, self.num_threads // num_workers)
+            self._others[num_workers] = self._stack.enter_context(made)
+        run: Run = self._others[num_workers].call("run", workload, batch_size, batch_type)
+        return run
+
+    def transformers(self, batch_size: int, workload: Workload) -> Run:
+        """Run on Transformers."""
+        if TRANSFORMERS not in self._others:
+            folder = self._cache / f"{self.checkpoint.name}-checkpoint"
+            self.checkpoint.save(folder)
+            self._others[TRANSFORMERS] = self._stack.enter_context(Apart(TransformersEngine, folder, self.num_threads))
+        run: Run = self._others[TRANSFORMERS].call("run", workload, batch_size)
+        return run
+
+    def ctranslate2_ways(self, batches: Sequence[tuple[int, str]]) -> dict[str, Work]:
+        """Return settings of CTranslate2: workers, each with batches of any of these sizes, in examples or tokens."""
+        return {
+            f"{workers} × {self.num_threads // workers}, {size:,} {kind}": partial(self.ctranslate2, workers, size, kind)
+            for workers in self.workers
+            for size, kind in batches
+        }
+
+    def dragoman_ways(
+        self, engines: Sequence[Setting], servers: Sequence[Setting], in_flight: Sequence[int], num_beams: int, has_bulk: bool
+    ) -> dict[str, dict[str, Work]]:
+        """Return settings of our sides.
+
+        Args:
+            engines: Settings of engines alone.
+            servers: Settings of servers.
+            in_flight: Requests at once of unary calls; engines alone get the first number, or everything if there are more.
+            num_beams: Slots of a request.
+            has_bulk: Whether the client's `generate_many` takes part.
+        """
+        ways: dict[str, dict[str, Work]] = {ENGINE: {}, SERVED: {}, BULK: {}}
+        limit = in_flight[0] if len(in_flight) == 1 else 0
+        for setting in engines:
+            ways[ENGINE][str(setting)] = partial(self.decode, setting, concurrency=limit)
+        for setting in servers:
+            for count in in_flight:
+                ways[SERVED][f"{setting}, {count} at a time"] = partial(self.serve, setting, concurrency=count)
+            if has_bulk:
+                most = BULK_REQUESTS_A_SLOT * setting.total_slots // num_beams
+                ways[BULK][f"{setting}, {most} at a time"] = partial(self.serve, setting, concurrency=most, protocol=CLIENT)
+        if self.source:
+            before = Setting(1, self.num_threads, max(setting.total_slots for setting in servers))
+            for count in in_flight:
+                ways.setdefault(BEFORE, {})[f"{before}, {count} at a time"] = partial(self.serve_before, before, concurrency=count)
+        return {side: own for side, own in ways.items() if own}
+
+
+def _sent(server: Dragoman, workload: Workload, concurrency: int, protocol: str) -> Run:
+    load = Load(
+        workload.texts,
+        concurrency=concurrency,
+        num_beams=workload.num_beams,
+        early_stopping=True,
+        max_new_tokens=workload.max_new_tokens,
+        keeps_answers=True,
+    )
+    record = server.run(load, protocol)[0].check()
+    return Run(record.wall_seconds, [list(outcome.answer[1]) for outcome in record.outcomes])
+
+
+def pinned(setting: Setting) -> list[tuple[int, ...]]:
+    """Return the cores of each engine: its own where there are several and enough; a single one may choose."""
+    cores = sorted(os.sched_getaffinity(0))
+    if setting.replicas == 1 or setting.replicas * setting.threads > len(cores):
+        return [()] * setting.replicas
+    return [tuple(cores[i * setting.threads : (i + 1) * setting.threads]) for i in range(setting.replicas)]
+
+
+def best(ways: Mapping[str, Work], part: Workload, warm_up: int, num_tries: int = 2) -> tuple[str, Run]:
+    """Try every setting on a part of the work, all of them once, then all of them again; return the fastest and its run."""
+    runs: dict[str, Run] = {}
+    for number in range(num_tries):
+        for label, work in ways.items():
+            if not number:
+                work(part.first(warm_up))
+            run = work(part)
+            if label not in runs or run.tokens_per_second > runs[label].tokens_per_second:
+                runs[label] = run
+    label = max(runs, key=lambda label: runs[label].tokens_per_second)
+    return label, runs[label]

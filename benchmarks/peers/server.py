@@ -1,19 +1,18 @@
-"""A real server built around CTranslate2, on a free port of this machine, with settings that are searched for the best."""
+"""A real server built around CTranslate2, on a free port of this machine, with settings that a search varies."""
 
-import asyncio
 import os
 import signal
 import socket
 import subprocess
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from benchmarks.peers.faces import AskError
-from benchmarks.peers.sender import translate
+from benchmarks.harness.load import PEER_HTTP, TRITON, CallError, Load, send
 
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 120.0
@@ -23,17 +22,17 @@ POLL_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """How one peer is reached.
+    """A peer and the way to reach it.
 
     Attributes:
         name: Of its environment and, with `_server`, of its module.
-        face: Key of `FACES`.
+        protocol: See `load`.
         path: Of its HTTP address.
         packages: Distributions whose versions matter.
     """
 
     name: str
-    face: str
+    protocol: str
     path: str
     packages: tuple[str, ...]
 
@@ -50,15 +49,15 @@ class Kind:
 
 
 KINDS = (
-    Kind("triton", "triton", "", ("nvidia-pytriton", "ctranslate2")),
-    Kind("mosec", "http", "/inference", ("mosec", "ctranslate2")),
-    Kind("litserve", "http", "/predict", ("litserve", "ctranslate2")),
+    Kind("triton", TRITON, "", ("nvidia-pytriton", "ctranslate2")),
+    Kind("mosec", PEER_HTTP, "/inference", ("mosec", "ctranslate2")),
+    Kind("litserve", PEER_HTTP, "/predict", ("litserve", "ctranslate2")),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a peer is tuned by.
+    """Settings of a peer that are tuned.
 
     Attributes:
         num_instances: Batches that the server has computed at the same time.
@@ -97,8 +96,7 @@ class PeerServer:
     """The server's processes, started on entering and stopped on leaving.
 
     Attributes:
-        address: For its face.
-        pid: Of the process that was started.
+        address: Of its port.
     """
 
     def __init__(self, kind: Kind, environments: Path, model: Path, precision: str, settings: Settings, sample: str) -> None:
@@ -116,8 +114,7 @@ class PeerServer:
         port = _free_port()
         self._command = [str(kind.python(environments)), "-m", f"benchmarks.peers.{kind.name}_server"]
         self._command += [f"--model={model.resolve()}", f"--precision={precision}", f"--port={port}", *settings.flags]
-        self.address = f"http://127.0.0.1:{port}{kind.path}" if kind.face == "http" else f"127.0.0.1:{port}"
-        self.pid = 0
+        self.address = f"http://127.0.0.1:{port}{kind.path}" if kind.protocol == PEER_HTTP else f"127.0.0.1:{port}"
 
     def __enter__(self) -> Self:
         self._log = tempfile.TemporaryFile()
@@ -132,7 +129,6 @@ class PeerServer:
             env=environment,
             start_new_session=True,
         )
-        self.pid = self._process.pid
         try:
             self._wait()
         except BaseException:
@@ -155,13 +151,10 @@ class PeerServer:
         """
         until = time.monotonic() + START_SECONDS
         while time.monotonic() < until and self._process.poll() is None:
-            try:
-                answer = asyncio.run(asyncio.wait_for(translate(self._kind.face, self.address, [self._sample], 1), START_SECONDS))
-            except (AskError, TimeoutError):
-                time.sleep(POLL_SECONDS)
-            else:
-                assert answer[0]
+            with suppress(CallError, TimeoutError):
+                send(self._kind.protocol, self.address, Load([self._sample])).check()
                 return
+            time.sleep(POLL_SECONDS)
         raise RuntimeError(f"{self._kind.name} did not start:\n{self._said()}")
 
     def _said(self) -> str:

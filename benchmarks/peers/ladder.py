@@ -1,34 +1,33 @@
-"""How much a server answers in time: one measurement at one rate, and the search for the highest rate that it keeps up with.
+"""Goodput of a server: one measurement at one rate, the search for the highest rate that meets the objective, and a peer's tuning.
 
 Rates are rungs of one ladder, so that every server meets the same arrivals.
 """
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from statistics import median
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
-from benchmarks.harness.load import Record
+from benchmarks.harness.load import Record, percentile
+from benchmarks.peers.server import Settings
 
 STEP = 1.08
 """A rung's rate over that of the rung below."""
-
 GOAL_PERCENT = 95
+BATCH_SIZES, DELAYS_MS = (16, 64), (0, 20)
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What came of one rate.
+    """One rate and its outcomes.
 
     Attributes:
         rung: Of the ladder.
-        goodput: Requests a second of those that were answered within the objective.
+        goodput: Requests a second that were answered within the objective.
         goal_seconds: Latency at `GOAL_PERCENT` of all requests; infinite where too many were not answered.
         median_seconds: Latency in the middle.
         late_seconds: How late requests were sent, at 99 %.
         failures: How many ended with which status other than an answer.
-        num_sent: Requests.
         sender_cores: Processor time of the sender over wall time.
     """
 
@@ -38,7 +37,6 @@ class Point:
     median_seconds: float
     late_seconds: float
     failures: Counter[str]
-    num_sent: int
     sender_cores: float
 
     @property
@@ -57,19 +55,8 @@ def rung_below(rate: float) -> int:
     return math.floor(math.log(rate) / math.log(STEP) + 1e-9)
 
 
-def percentile(values: Sequence[float], percent: int) -> float:
-    """Return the smallest of rising values that so many percent of them do not exceed."""
-    return values[max(0, -(-len(values) * percent // 100) - 1)]
-
-
 def summarise(rung: int, seconds: float, objective: float, record: Record) -> Point:
-    """Say what came of a rate; a request that failed is one that was never answered.
-
-    Args:
-        rung: Of the rate.
-        seconds: How long requests were due.
-        objective: Latency, in seconds, that an answer is in time with.
-        record: Of the sender.
+    """Return the point of a record; a request that failed counts as one that was never answered.
 
     Raises:
         ValueError: If nothing was sent.
@@ -85,30 +72,24 @@ def summarise(rung: int, seconds: float, objective: float, record: Record) -> Po
         median_seconds=percentile(latencies, 50),
         late_seconds=percentile(sorted(outcome.sent - outcome.due for outcome in outcomes), 99),
         failures=Counter(outcome.code for outcome in outcomes if outcome.code != "OK"),
-        num_sent=len(outcomes),
         sender_cores=record.cpu_seconds / record.wall_seconds,
     )
 
 
 class Ladder:
-    """The rates that one started server has been given, and the search for the knee among them.
+    """Rates that one started server has been given, and the search for its knee among them.
 
     Attributes:
         points: Of every rate so far, in the order of measuring.
     """
 
     def __init__(self, measure: Callable[[int], Point], objective: float) -> None:
-        """Begin with nothing measured.
-
-        Args:
-            measure: Puts a rung's rate on the server.
-            objective: Latency, in seconds, that `GOAL_PERCENT` of requests must not exceed.
-        """
+        """Begin with nothing measured; `measure` puts a rung's rate on the server, the objective is in seconds."""
         self._measure, self._objective = measure, objective
         self.points: dict[int, Point] = {}
 
     def keeps(self, rung: int) -> bool:
-        """Whether a rate meets the objective; it is measured once."""
+        """Return whether a rate meets the objective; it is measured once."""
         if rung not in self.points:
             self.points[rung] = self._measure(rung)
         return self.points[rung].goal_seconds <= self._objective
@@ -119,7 +100,7 @@ class Ladder:
         Args:
             start: Rung to begin at; from one that is too much already, the search goes down.
             lowest: Rung that it gives up below.
-            stride: Rungs that are taken at once, until the knee lies between two; what is between is then halved.
+            stride: Rungs that are taken at once, until the knee lies between two; the interval is then halved.
 
         Returns:
             Its point, or None if even the lowest rate is too much.
@@ -139,14 +120,50 @@ class Ladder:
         return self.points[low]
 
 
-def middle(points: Iterable[Point], figure: Callable[[Point], float]) -> float:
-    """Return the median of one figure."""
-    return median(map(figure, points))
+Trial = Callable[[Settings, int, int, int], tuple[Point | None, dict[int, Point]]]
+"""Starts a peer with settings and looks for its knee, with `Ladder.find_knee`'s arguments; returns it, and all points."""
 
 
-def by_rung(points: Iterable[Point]) -> dict[int, list[Point]]:
-    """Gather measurements by their rate, rising."""
-    gathered: dict[int, list[Point]] = {}
-    for point in sorted(points, key=lambda point: point.rung):
-        gathered.setdefault(point.rung, []).append(point)
-    return gathered
+def first_settings(num_cores: int) -> Settings:
+    """Return the settings that the search starts from: a batch for each core."""
+    return Settings(num_instances=num_cores, num_parts=1, num_threads=1, max_batch_size=32, delay_ms=5)
+
+
+def latency_settings(num_cores: int) -> Settings:
+    """Return the settings that answer a single request soonest: all cores for it, and no delay."""
+    return Settings(num_instances=1, num_parts=1, num_threads=num_cores, max_batch_size=32, delay_ms=0)
+
+
+def challengers(best: Settings, stage: int, num_cores: int) -> list[Settings]:
+    """Return what a stage of the search tries: other divisions of the cores, other batch sizes, other delays."""
+    if stage == 0:
+        ways = dict.fromkeys([(1, 1, num_cores), (1, num_cores, 1)])
+        found = [replace(best, num_instances=count, num_parts=parts, num_threads=threads) for count, parts, threads in ways]
+        return [settings for settings in found if settings != best]
+    if stage == 1:
+        return [replace(best, max_batch_size=size) for size in BATCH_SIZES]
+    return [replace(best, delay_ms=delay) for delay in DELAYS_MS]
+
+
+def tune(trial: Trial, num_cores: int, start: int, lowest: int, stride: int) -> tuple[Settings, int]:
+    """Return a peer's best settings, and the rung that they kept up with.
+
+    A challenger is measured at the rate that was too much for the best so far. It wins by keeping up with it, or by answering more
+    requests in time although it does not.
+
+    Raises:
+        RuntimeError: If the first settings keep up with no rate.
+    """
+    settings = first_settings(num_cores)
+    knee, points = trial(settings, start, lowest, stride)
+    if not knee:
+        raise RuntimeError(f"no rate is slow enough for {settings}")
+    beyond = points[knee.rung + 1]
+    for stage in range(3):
+        for challenger in challengers(settings, stage, num_cores):
+            found, points = trial(challenger, beyond.rung, beyond.rung, 1)
+            if found:
+                settings, knee, beyond = challenger, found, points[found.rung + 1]
+            elif points[beyond.rung].goodput > beyond.goodput:
+                settings, beyond = challenger, points[beyond.rung]
+    return settings, knee.rung

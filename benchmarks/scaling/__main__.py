@@ -1,5 +1,0 @@
-"""`python -m benchmarks.scaling`."""
-
-from benchmarks.scaling.main import main
-
-main()

@@ -1,0 +1,397 @@
+"""Dragoman beside servers built around CTranslate2: requests a second that each answers in time.
+
+    python -m benchmarks.serving [--precision int8] [--servers dragoman triton mosec litserve] [--objective-factor 4] [--quick]
+
+`benchmarks/peers/setup.sh .cache/peers` makes the environments of the peers. Captions, and several joined, arrive as a Poisson
+process, regardless of answers; all servers have the same weights, cores, arrivals and latency objective. Each peer's settings are
+searched for first; then, in rounds, the highest rate at which a server meets the objective. docs/benchmarks.md has the rules.
+"""
+
+import argparse
+import math
+import random
+import shlex
+import signal
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.harness.load import GRPC, SHARES, Load, Record, mixed_texts, send
+from benchmarks.harness.models import bundle_of
+from benchmarks.harness.page import Page, output, parser
+from benchmarks.harness.processes import dragoman
+from benchmarks.harness.widened import widened_checkpoint
+from benchmarks.peers.ladder import (
+    GOAL_PERCENT,
+    STEP,
+    Ladder,
+    Point,
+    first_settings,
+    latency_settings,
+    rate_of,
+    rung_below,
+    summarise,
+    tune,
+)
+from benchmarks.peers.server import KINDS, Kind, PeerServer, Settings
+from dragoman.model.checkpoint import Checkpoint
+from dragoman.model.corpus import read_parallel
+from dragoman.model.networks.transformer import transformer_of
+from dragoman.model.quality import score
+from dragoman.server.cores import available_cores
+
+DRAGOMAN = "dragoman"
+NAMES = (DRAGOMAN, *(kind.name for kind in KINDS))
+NUM_TEXTS, SEED, STRIDE = 2000, 1, 4
+OBJECTIVE_FACTOR, MIN_RATIO = 4.0, 2.0
+MIN_REQUESTS = 20
+"""Of a measurement; a server that cannot keep up with so few meets the objective at no rate."""
+CHECK_CONCURRENCY, WARM_CONCURRENCY = 16, 8
+CURVE = (-16, -8, 6)
+"""Rungs from the knee that are measured once for the picture."""
+MIN_SAME = 0.95
+"""Of the answers in fp32, which only ties of two tokens may change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much is measured.
+
+    Attributes:
+        seconds: Of a rate, in a round.
+        tuning_seconds: Of a rate, while settings are searched for; 0 for no search.
+        warm_seconds: Of the load before a measurement.
+        num_rounds: How often each server is started for its final figures.
+        num_checked: Captions whose translations are compared.
+    """
+
+    seconds: float
+    tuning_seconds: float
+    warm_seconds: float
+    num_rounds: int
+    num_checked: int
+
+
+FULL, QUICK = Size(10.0, 5.0, 2.0, 3, 200), Size(2.0, 0.0, 0.5, 1, 20)
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """The same weights for every server.
+
+    Attributes:
+        name: Of the model.
+        bundle: Dragoman's.
+        ctranslate2: Folder with the peers' model and the tokeniser.
+        precision: `fp32` or `int8`.
+    """
+
+    name: str
+    bundle: Path
+    ctranslate2: Path
+    precision: str
+
+
+@dataclass(slots=True)
+class Contender:
+    """A server and its figures so far.
+
+    Attributes:
+        kind: Of peer; None for Dragoman.
+        models: See there.
+        environments: Folder of the peers' environments.
+        flags: Of `dragoman serve`.
+        settings: Of a peer.
+        unloaded_seconds: Median latency without other requests.
+        answers: To the captions that are compared.
+        start: Rung at which its knee is looked for.
+        stride: Of that search.
+        knees: Of every round; None where no rate met the objective.
+        points: Of every rate of every round.
+    """
+
+    kind: Kind | None
+    models: Models
+    environments: Path
+    flags: Sequence[str] = ()
+    settings: Settings | None = None
+    unloaded_seconds: float = 0.0
+    answers: list[str] = field(default_factory=list)
+    start: int = 0
+    stride: int = STRIDE
+    knees: list[Point | None] = field(default_factory=list)
+    points: list[Point] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """Its name, one of `NAMES`."""
+        return self.kind.name if self.kind else DRAGOMAN
+
+    @property
+    def goodput(self) -> float:
+        """Median of the rounds' goodput at the knee; 0 for a round without one."""
+        return median(knee.goodput if knee else 0.0 for knee in self.knees)
+
+    @contextmanager
+    def started(self, settings: Settings | None, sample: str) -> Iterator[str]:
+        """Run the server and return its address; a peer needs settings, and has to translate the sample."""
+        if self.kind:
+            assert settings is not None
+            models = self.models
+            with PeerServer(self.kind, self.environments, models.ctranslate2, models.precision, settings, sample) as peer:
+                yield peer.address
+        else:
+            with dragoman(self.models.bundle, *self.flags) as server:
+                yield server.address()
+
+    def send(self, address: str, load: Load) -> Record:
+        """Send a load to the started server."""
+        return send(self.kind.protocol if self.kind else GRPC, address, load)
+
+    def describe(self, settings: Settings | None) -> str:
+        """Return the settings as text."""
+        return str(settings) if settings else " ".join(self.flags) or "defaults"
+
+
+class Comparison:
+    """The servers one after the other, each with the machine to itself."""
+
+    def __init__(self, contenders: Sequence[Contender], captions: Sequence[str], size: Size) -> None:
+        self.contenders, self.objective = contenders, 0.0
+        self._captions, self._size, self._num_cores = captions, size, available_cores()
+        self._texts = mixed_texts(captions, NUM_TEXTS, SEED)
+
+    def look(self, objective_factor: float) -> None:
+        """Take everyone's answers and unloaded latency, and set the objective.
+
+        Raises:
+            RuntimeError: If a server's answers in fp32 are not the first's.
+        """
+        for contender in self.contenders:
+            ways = (latency_settings(self._num_cores), first_settings(self._num_cores)) if contender.kind else (None,)
+            contender.unloaded_seconds = min(self._unloaded(contender, settings) for settings in ways)
+            contender.start, contender.settings = rung_below(0.5 / contender.unloaded_seconds), ways[-1]
+            same = self.share_of_same(contender)
+            if contender.models.precision == "fp32" and same < MIN_SAME:
+                raise RuntimeError(f"{contender.name} gives {same:.0%} of {self.contenders[0].name}'s answers")
+            print(f"{contender.name}: unloaded {contender.unloaded_seconds * 1000:.0f} ms, {same:.0%} the same answers", flush=True)
+        peers = [contender for contender in self.contenders if contender.kind] or self.contenders
+        self.objective = objective_factor * min(contender.unloaded_seconds for contender in peers)
+
+    def share_of_same(self, contender: Contender) -> float:
+        """Return how many of a server's answers are the first server's."""
+        return sum(map(str.__eq__, contender.answers, self.contenders[0].answers)) / len(contender.answers)
+
+    def _unloaded(self, contender: Contender, settings: Settings | None) -> float:
+        checked = Load(self._captions[: self._size.num_checked], concurrency=CHECK_CONCURRENCY, keeps_answers=True)
+        with contender.started(settings, self._texts[0]) as address:
+            contender.answers = [outcome.answer[0] for outcome in contender.send(address, checked).check().outcomes]
+            return median(contender.send(address, Load(self._texts, 2 * self._size.warm_seconds)).check().latencies())
+
+    def tune(self) -> None:
+        """Find every peer's best settings, and about where everyone's knee is."""
+        seconds = self._size.tuning_seconds
+        lowest = rung_below(MIN_REQUESTS / seconds)
+        for contender in self.contenders:
+
+            def trial(
+                settings: Settings | None, start: int, lowest: int, stride: int, contender: Contender = contender
+            ) -> tuple[Point | None, dict[int, Point]]:
+                found, points = self._measure(contender, settings, seconds, 0, (start, lowest, stride))
+                rate = f"keeps up with {found.offered:.1f}/s" if found else "not better"
+                print(f"{contender.name}, {contender.describe(settings)}: {rate}", flush=True)
+                return found, points
+
+            if contender.kind:
+                contender.settings, contender.start = tune(trial, self._num_cores, contender.start, lowest, STRIDE)
+            elif found := trial(None, contender.start, lowest, STRIDE)[0]:
+                contender.start = found.rung
+            contender.stride = 1
+
+    def run_round(self, number: int) -> None:
+        """Find everyone's knee, in an order of its own; the first round after tuning measures rates away from it, too."""
+        lowest = rung_below(MIN_REQUESTS / self._size.seconds)
+        for contender in random.Random(number).sample(self.contenders, len(self.contenders)):
+            search = contender.start, lowest, contender.stride
+            has_curve = number == 1 and self._size.tuning_seconds > 0
+            others = [rung for offset in CURVE if (rung := contender.start + offset) >= lowest] if has_curve else []
+            found, points = self._measure(contender, contender.settings, self._size.seconds, number, search, others)
+            contender.knees.append(found)
+            contender.points += points.values()
+            figure = f"{found.goodput:.1f} answers/s in time at {found.offered:.1f}/s" if found else "no rate meets the objective"
+            print(f"round {number}, {contender.name}: {figure}", flush=True)
+
+    def _measure(
+        self,
+        contender: Contender,
+        settings: Settings | None,
+        seconds: float,
+        number: int,
+        search: tuple[int, int, int],
+        others: Sequence[int] = (),
+    ) -> tuple[Point | None, dict[int, Point]]:
+        """Start a server, look for its knee, and measure other rungs too; arrivals depend on rate and round only."""
+        with contender.started(settings, self._texts[0]) as address:
+            contender.send(address, Load(self._texts, self._size.warm_seconds, concurrency=WARM_CONCURRENCY))
+
+            def point(rung: int) -> Point:
+                load = Load(self._texts, seconds, rate_of(rung), seed=1000 * number + rung)
+                return summarise(rung, seconds, self.objective, contender.send(address, load))
+
+            ladder = Ladder(point, self.objective)
+            found = ladder.find_knee(*search)
+            for rung in others:
+                ladder.keeps(rung)
+            return found, ladder.points
+
+
+def row(contender: Contender, bleu: float, same: float, reference: float) -> dict[str, Any]:
+    """Return a server's figures; `reference` is Dragoman's goodput."""
+    knees = [knee for knee in contender.knees if knee]
+    values = sorted(knee.goodput if knee else 0.0 for knee in contender.knees)
+    failures = sum((point.failures for point in knees), Counter[str]())
+
+    def middle(figure: str, scale: float, digits: int) -> str:
+        return f"{median(getattr(knee, figure) * scale for knee in knees):.{digits}f}" if knees else "—"
+
+    return {
+        "server": contender.name,
+        "goodput/s": f"{contender.goodput:.1f}",
+        "rounds": f"{values[0]:.1f} to {values[-1]:.1f}",
+        f"of {DRAGOMAN}'s": f"{contender.goodput / reference:.2f}" if reference else "—",
+        "offered/s": middle("offered", 1, 1),
+        "p50 ms": middle("median_seconds", 1000, 0),
+        f"p{GOAL_PERCENT} ms": middle("goal_seconds", 1000, 0),
+        "not answered": ", ".join(f"{code} {count}" for code, count in sorted(failures.items())) or "none",
+        "unloaded p50 ms": f"{contender.unloaded_seconds * 1000:.0f}",
+        "sent late p99 ms": middle("late_seconds", 1000, 1),
+        "sender's cores": middle("sender_cores", 1, 2),
+        "BLEU": f"{bleu:.1f}",
+        "same answers": f"{same:.1%}",
+        "settings": contender.describe(contender.settings),
+    }
+
+
+def verdict(contenders: Sequence[Contender]) -> str:
+    """Tell how far Dragoman is ahead of the best peer."""
+    ours = [contender for contender in contenders if not contender.kind]
+    best = max((contender for contender in contenders if contender.kind), key=lambda peer: peer.goodput, default=None)
+    if not ours or not best or not best.goodput:
+        return "No peer to compare with met the objective."
+    ratio = ours[0].goodput / best.goodput
+    return f"- {'kept' if ratio >= MIN_RATIO else 'MISSED'}: {ratio:.2f} times {best.name}'s goodput (at least {MIN_RATIO:g})"
+
+
+def draw(path: Path, contenders: Sequence[Contender], objective: float) -> None:
+    """Draw latency over rate, a line for each server, and the objective."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for contender, marker in zip(contenders, "os^d", strict=False):
+        rungs = sorted({point.rung for point in contender.points})
+        goals = [median(point.goal_seconds for point in contender.points if point.rung == rung) for rung in rungs]
+        drawn = {rate_of(rung): 1000 * goal for rung, goal in zip(rungs, goals, strict=True) if math.isfinite(goal)}
+        axes.plot(list(drawn), list(drawn.values()), marker=marker, markersize=4, label=contender.name)
+    axes.axhline(objective * 1000, color="black", linestyle="--", linewidth=1, label=f"objective, {objective * 1000:.0f} ms")
+    axes.set(yscale="log", xlabel="requests a second, offered", ylabel=f"latency at {GOAL_PERCENT} %, ms")
+    axes.set_xlim(left=0)
+    axes.grid(visible=True, which="both", alpha=0.25)
+    axes.legend(frameon=False)
+    figure.savefig(path, dpi=150)
+
+
+def notes(comparison: Comparison, size: Size, factor: float, skipped: Mapping[str, str], versions: str) -> list[str]:
+    """Return how to read the table."""
+    first = comparison.contenders[0]
+    shares = ", ".join(f"{share:.0%} of {count}" for count, share in SHARES.items())
+    tuned = "was searched for" if size.tuning_seconds else "was NOT searched for (quick run)"
+    return [
+        f"`{first.models.name}`, {first.models.precision}, greedy, sender and server on the same cores. Texts are captions of "
+        f"test_2016, single and joined ({shares}), that arrive as a Poisson process. The objective is the same for all: "
+        f"{GOAL_PERCENT} % of requests answered within {comparison.objective * 1000:.0f} ms of when they were due, {factor:g} "
+        "times the lowest unloaded median of a server around CTranslate2. Goodput counts what was answered in time at the highest "
+        f"rate that met the objective, one of a ladder with steps of {STEP - 1:.0%}; medians of {size.num_rounds} rounds of "
+        f"{size.seconds:g} s for each rate. A request that was refused, failed or got lost counts as never answered.",
+        f"Each peer's best setting {tuned}; Dragoman runs with the settings named. BLEU, 13a, and sameness are of single captions. "
+        f"Versions: {versions or 'no peers'}.",
+        *(f"- {name} was not installed; `{command}` does that." for name, command in skipped.items()),
+        verdict(comparison.contenders),
+    ]
+
+
+def missing(name: str, environments: Path) -> str:
+    """Return the command that installs what a server lacks here; empty if it can take part."""
+    kind = next((kind for kind in KINDS if kind.name == name), None)
+    if kind and not kind.python(environments).exists():
+        return f"benchmarks/peers/setup.sh {environments} {name}"
+    return "pip install '.[cpu,dev,benchmark]'" if kind and not find_spec("ctranslate2") else ""
+
+
+def prepare(arguments: argparse.Namespace, *, has_peers: bool) -> Models:
+    """Convert the checkpoint for all servers, or for Dragoman only."""
+    checkpoint = Checkpoint.load(arguments.checkpoint) if arguments.checkpoint else widened_checkpoint()
+    folder = arguments.cache / f"{checkpoint.name}-ctranslate2-{arguments.precision}"
+    if has_peers:
+        from tests.oracles.ctranslate2_model import write_model
+
+        write_model(transformer_of(checkpoint.model), folder, {"fp32": "float32"}.get(arguments.precision, arguments.precision))
+        checkpoint.tokenizers.save(folder)
+    return Models(checkpoint.name, bundle_of(checkpoint, arguments.cache, arguments.precision), folder, arguments.precision)
+
+
+def main() -> None:
+    """Compare and write the part of this precision, objective and setting."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that servers are stopped
+    found = parser(__doc__)
+    found.add_argument("--checkpoint", type=Path, help="Model to serve; by default en-de, widened to Transformer-base's size.")
+    found.add_argument("--precision", choices=("int8", "fp32"), default="int8")
+    found.add_argument("--servers", nargs="+", choices=NAMES, default=list(NAMES))
+    found.add_argument("--environments", type=Path, default=Path(".cache/peers"), help="Folder that setup.sh was given.")
+    found.add_argument("--dragoman-flags", default="", help="Of `dragoman serve`, as one argument; its defaults otherwise.")
+    found.add_argument("--objective-factor", type=float, default=OBJECTIVE_FACTOR, help="Of the lowest unloaded latency.")
+    arguments = found.parse_args()
+    skipped = {name: command for name in arguments.servers if (command := missing(name, arguments.environments))}
+    names = [name for name in NAMES if name in arguments.servers and name not in skipped]
+    if not names:
+        found.error("no server is left to measure")
+    sources, references = read_parallel(*(arguments.data / f"test_2016_flickr.{language}.gz" for language in ("en", "de")))
+    models, flags = prepare(arguments, has_peers=names != [DRAGOMAN]), shlex.split(arguments.dragoman_flags)
+    kinds = {kind.name: kind for kind in KINDS}
+    contenders = [Contender(kinds.get(name), models, arguments.environments, () if name in kinds else flags) for name in names]
+    size = QUICK if arguments.quick else FULL
+    comparison = Comparison(contenders, sources, size)
+    comparison.look(arguments.objective_factor)
+    if size.tuning_seconds:
+        comparison.tune()
+    for number in range(1, size.num_rounds + 1):
+        comparison.run_round(number)
+    reference = next((contender.goodput for contender in contenders if not contender.kind), 0.0)
+    rows, versions = [], dict[str, str]()
+    for contender in contenders:
+        bleu = score(contender.answers, references[: len(contender.answers)]).bleu
+        rows.append(row(contender, bleu, comparison.share_of_same(contender), reference))
+        versions |= contender.kind.versions(arguments.environments) if contender.kind else {}
+    told = ", ".join(f"{package} {number}" for package, number in versions.items())
+    page = Page("serving", "Goodput beside servers built around CTranslate2", output(arguments), ("onnxruntime", "grpcio"))
+    part = (
+        f"{models.precision}, {arguments.objective_factor:g} times the unloaded latency{f', {shlex.join(flags)}' if flags else ''}"
+    )
+    lines = notes(comparison, size, arguments.objective_factor, skipped, told)
+    is_usual = (arguments.precision, arguments.objective_factor, flags) == ("int8", OBJECTIVE_FACTOR, [])
+    if is_usual and (picture := page.picture()):
+        draw(picture, contenders, comparison.objective)
+        lines.append(f"![Latency over rate]({picture.name})")
+    page.write(part, rows, lines)
+
+
+if __name__ == "__main__":
+    main()

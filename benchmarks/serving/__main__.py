@@ -1,5 +1,0 @@
-"""`python -m benchmarks.serving`."""
-
-from benchmarks.serving.main import main
-
-main()
