@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,9 @@ from msgspec.structs import replace
 
 from dragoman.export.bundle import MANIFEST_FILE, Bundle, content_version
 from dragoman.model.generation import Defaults
+from dragoman.server.config import ConfigError
 from dragoman.server.main import Service
+from dragoman.server.repository.checks import check_slots
 from dragoman.server.repository.models import Repository
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -116,24 +119,32 @@ def test_engine_that_changes_before_its_model_is_published_is_told_to_nobody() -
     assert num_told == [True]
 
 
+BEAMS, DRAWS = Defaults(num_beams=5), Defaults(do_sample=True, num_return_sequences=3)
+
+
 @pytest.mark.parametrize(
-    ("defaults", "flags", "reason"),
+    ("defaults", "max_slots", "per_request", "reason"),
     [
-        ({"num_beams": 5}, "--max-slots 4", "max_slots: requests may take 4 slots, but num_beams of model tiny is 5"),
-        ({"num_beams": 17}, "", "max_slots_per_request: requests may take 16 slots, but num_beams of model tiny is 17"),
-        (
-            {"do_sample": True, "num_return_sequences": 3},
-            "--max-slots-per-request 2",
-            "max_slots_per_request: requests may take 2 slots, but num_return_sequences of model tiny is 3",
-        ),
+        (BEAMS, 4, 0, "max_slots: requests may take 4 slots, but num_beams of model tiny is 5 by default"),
+        (BEAMS, 64, 4, "max_slots_per_request: requests may take 4 slots, but num_beams of model tiny is 5 by default"),
+        (DRAWS, 64, 2, "max_slots_per_request: requests may take 2 slots, but num_return_sequences of model tiny is 3 by default"),
+        (BEAMS, 5, 5, ""),
+        (DRAWS, 64, 3, ""),
     ],
 )
-def test_model_whose_defaults_need_more_slots_than_a_request_may_take_stops_the_start(
-    bundle_copy: Path, defaults: dict[str, Any], flags: str, reason: str
+def test_defaults_of_a_model_need_no_more_slots_than_a_request_may_take(
+    defaults: Defaults, max_slots: int, per_request: int, reason: str
 ) -> None:
-    manifest = replace(Bundle.open(bundle_copy).manifest, defaults=Defaults(**defaults))
+    bundle: Any = SimpleNamespace(manifest=SimpleNamespace(name="tiny", defaults=defaults))
+    with pytest.raises(ConfigError, match=f"^{reason}$") if reason else nullcontext():
+        check_slots(bundle, max_slots, per_request)
+
+
+def test_model_whose_defaults_need_too_many_slots_stops_the_start(bundle_copy: Path) -> None:
+    manifest = replace(Bundle.open(bundle_copy).manifest, defaults=Defaults(num_beams=17))
     manifest = replace(manifest, version=content_version(manifest))
     (bundle_copy / MANIFEST_FILE).write_bytes(msgspec.json.encode(manifest))
-    command = [sys.executable, "-m", "dragoman", "serve", "--models", str(bundle_copy), *flags.split()]
-    result = subprocess.run([*command, "--port", "0", "--metrics-port", "0"], cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert (result.returncode, result.stderr) == (2, f"dragoman: {reason} by default\n")
+    command = [sys.executable, "-m", "dragoman", "serve", "--models", str(bundle_copy), "--port", "0", "--metrics-port", "0"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    reason = "max_slots_per_request: requests may take 16 slots, but num_beams of model tiny is 17 by default"
+    assert (result.returncode, result.stderr) == (2, f"dragoman: {reason}\n")
