@@ -1,36 +1,32 @@
-"""CUDA's runtime as `cuda.bindings.runtime` shows it, called in whatever libcudart the dynamic linker finds.
+"""The part of `cuda.bindings.runtime` that the server uses, called in whatever libcudart the dynamic linker finds.
 
-The package of that name calls the driver by ways that only NVIDIA's own answers, so that a stub cannot stand below it. Functions
-give a status and then what C puts behind pointers, as theirs do. Only what is used of it is here.
+The package of that name calls the driver in ways that only NVIDIA's own answers. Functions return a status and the values that C
+writes behind pointers, as theirs do.
 """
 
 import ctypes
 from collections.abc import Callable
-from ctypes import POINTER, byref, c_char, c_char_p, c_int, c_size_t, c_uint, c_void_p
+from ctypes import POINTER, byref, c_char, c_int, c_size_t, c_uint, c_void_p
 from enum import IntEnum
 from typing import Any
 
 _library = ctypes.CDLL("libcudart.so.13")
 
-cudaStreamNonBlocking, cudaEventDisableTiming, cudaEventBlockingSync = 1, 2, 1
+cudaStreamNonBlocking, cudaEventDisableTiming = 1, 2
 
 
 class cudaError_t(IntEnum):
-    """Statuses, those that the stubs give."""
+    """Statuses of the stubs."""
 
     cudaSuccess = 0
     cudaErrorInvalidValue = 1
     cudaErrorMemoryAllocation = 2
     cudaErrorInvalidConfiguration = 9
     cudaErrorInsufficientDriver = 35
-    cudaErrorInvalidDeviceFunction = 98
     cudaErrorNoDevice = 100
-    cudaErrorInvalidDevice = 101
     cudaErrorInvalidResourceHandle = 400
-    cudaErrorLaunchFailure = 719
     cudaErrorStreamCaptureUnsupported = 900
     cudaErrorStreamCaptureInvalidated = 901
-    cudaErrorStreamCaptureUnmatched = 903
     cudaErrorUnknown = 999
 
     @classmethod
@@ -41,41 +37,17 @@ class cudaError_t(IntEnum):
 class cudaMemcpyKind(IntEnum):
     """Directions of a copy."""
 
-    cudaMemcpyHostToHost = 0
     cudaMemcpyHostToDevice = 1
     cudaMemcpyDeviceToHost = 2
     cudaMemcpyDeviceToDevice = 3
-    cudaMemcpyDefault = 4
-
-
-class cudaDeviceAttr(IntEnum):
-    """What may be asked of a device."""
-
-    cudaDevAttrMultiProcessorCount = 16
-    cudaDevAttrComputeCapabilityMajor = 75
-    cudaDevAttrComputeCapabilityMinor = 76
 
 
 class cudaDeviceProp(ctypes.Structure):
     """The beginning of CUDA 13's structure, and room for the rest."""
 
     _fields_ = (
-        ("name", c_char * 256),
-        ("_identity", c_char * 32),
-        ("totalGlobalMem", c_size_t),
-        ("sharedMemPerBlock", c_size_t),
-        ("regsPerBlock", c_int),
-        ("warpSize", c_int),
-        ("memPitch", c_size_t),
-        ("maxThreadsPerBlock", c_int),
-        ("maxThreadsDim", c_int * 3),
-        ("maxGridSize", c_int * 3),
-        ("totalConstMem", c_size_t),
-        ("major", c_int),
-        ("minor", c_int),
-        ("_texture", c_char * 16),
-        ("multiProcessorCount", c_int),
-        ("_rest", c_char * 620),
+        *(("name", c_char * 256), ("_identity", c_char * 32), ("totalGlobalMem", c_size_t), ("_limits", c_char * 64)),
+        *(("major", c_int), ("minor", c_int), ("_texture", c_char * 16), ("multiProcessorCount", c_int), ("_rest", c_char * 620)),
     )
 
 
@@ -87,58 +59,33 @@ def _function(name: str, inputs: tuple[Any, ...], outputs: tuple[Any, ...] = ())
 
     def call(*arguments: Any) -> tuple[Any, ...]:
         places = [kind() for kind in outputs]
-        status = cudaError_t(function(*(byref(place) for place in places), *(_plain(value) for value in arguments)))
+        plain = (int(value) if isinstance(value, IntEnum) else value for value in arguments)
+        status = cudaError_t(function(*(byref(place) for place in places), *plain))
         return status, *(place if isinstance(place, ctypes.Structure) else place.value or 0 for place in places)
 
     return call
 
 
-def _plain(value: Any) -> Any:
-    return int(value) if isinstance(value, IntEnum) else value
-
-
 _SIGNATURES: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
     "cudaGetDeviceCount": ((), (c_int,)),
     "cudaSetDevice": ((c_int,), ()),
-    "cudaGetDevice": ((), (c_int,)),
     "cudaGetDeviceProperties": ((c_int,), (cudaDeviceProp,)),
-    "cudaDeviceGetAttribute": ((c_int, c_int), (c_int,)),
     "cudaDriverGetVersion": ((), (c_int,)),
     "cudaRuntimeGetVersion": ((), (c_int,)),
-    "cudaDeviceSynchronize": ((), ()),
     "cudaGetLastError": ((), ()),
-    "cudaPeekAtLastError": ((), ()),
     "cudaMemGetInfo": ((), (c_size_t, c_size_t)),
     "cudaMalloc": ((c_size_t,), (c_void_p,)),
     "cudaFree": ((c_void_p,), ()),
     "cudaHostAlloc": ((c_size_t, c_uint), (c_void_p,)),
-    "cudaMallocHost": ((c_size_t,), (c_void_p,)),
-    "cudaFreeHost": ((c_void_p,), ()),
-    "cudaMemset": ((c_void_p, c_int, c_size_t), ()),
     "cudaMemsetAsync": ((c_void_p, c_int, c_size_t, c_void_p), ()),
-    "cudaMemcpy": ((c_void_p, c_void_p, c_size_t, c_int), ()),
     "cudaMemcpyAsync": ((c_void_p, c_void_p, c_size_t, c_int, c_void_p), ()),
     "cudaMemcpy2DAsync": ((c_void_p, c_size_t, c_void_p, c_size_t, c_size_t, c_size_t, c_int, c_void_p), ()),
-    "cudaStreamCreate": ((), (c_void_p,)),
     "cudaStreamCreateWithFlags": ((c_uint,), (c_void_p,)),
-    "cudaStreamDestroy": ((c_void_p,), ()),
     "cudaStreamSynchronize": ((c_void_p,), ()),
-    "cudaStreamQuery": ((c_void_p,), ()),
-    "cudaStreamWaitEvent": ((c_void_p, c_void_p, c_uint), ()),
-    "cudaEventCreate": ((), (c_void_p,)),
     "cudaEventCreateWithFlags": ((c_uint,), (c_void_p,)),
-    "cudaEventDestroy": ((c_void_p,), ()),
     "cudaEventRecord": ((c_void_p, c_void_p), ()),
-    "cudaEventQuery": ((c_void_p,), ()),
     "cudaEventSynchronize": ((c_void_p,), ()),
 }
-
-
-def cudaGetErrorString(status: int) -> tuple[cudaError_t, bytes]:
-    """Return what a status means."""
-    function = _library.cudaGetErrorString
-    function.restype = c_char_p
-    return cudaError_t.cudaSuccess, function(int(status))
 
 
 def cudaStreamIsCapturing(stream: int) -> tuple[cudaError_t, int]:

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from benchmarks.gpu_stub.symbols import Library
+from tests.system.cuda_stub.symbols import Library
 
 NATIVE = Path(__file__).parent / "native"
 CORE = "libgpu_stub.so"
