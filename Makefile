@@ -62,10 +62,10 @@ test: $(READY) ## Run the tests (WORKERS: how many at once, by default as many a
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 cuda-stub: $(READY) ## Unpack onnxruntime-gpu (256 MB) beside stub libraries for CUDA, in build/gpu_stub
-	$(BIN)/python -m benchmarks.gpu_stub fetch
+	$(BIN)/python -m tests.system.cuda_stub.bed
 
 test-cuda-stub: cuda-stub ## Run every graph on the real CUDA provider and a GPU that is none
-	$(BIN)/python -m pytest tests/gpu_stub -rs
+	$(BIN)/python -m pytest tests/system/test_cuda_stub.py -rs
 
 check: $(READY) ## Lint, type-check, and see that the generated stubs are up to date
 	$(BIN)/ruff check
