@@ -1,4 +1,4 @@
-"""What the GPU benchmark runs: models, their graphs in half precision, and decoders of them on a device.
+"""Models of the GPU benchmark, their graphs in half precision, and decoders of them on a device.
 
 It needs PyTorch, ONNX and onnxscript to make graphs, and nothing of the server's libraries: a machine with a GPU has seldom more.
 """
@@ -17,7 +17,6 @@ from dragoman.export.caches import attention_caches
 from dragoman.export.cuda_contract import check_for_cuda
 from dragoman.export.fields import BundleError
 from dragoman.export.half import DTYPES, halved
-from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.config import ModelConfig
 from dragoman.model.networks.transformer import Transformer
 from dragoman.server.runtime.device.buckets import Buckets
@@ -45,13 +44,8 @@ def random_model(size: str) -> Transformer:
     return Transformer(ModelConfig(**(sizes | positions))).eval()  # type: ignore[arg-type]
 
 
-def shipped_checkpoint() -> Checkpoint:
-    """Load the trained en-de model."""
-    return Checkpoint.load(SHIPPED)
-
-
 def make_graphs(model: Transformer, precision: str, folder: Path) -> DeviceModel:
-    """Write a model's encoder and decode step in half precision, and what they are; see `read_graphs`."""
+    """Write a model's encoder and decode step in half precision, and their description; see `read_graphs`."""
     from dragoman.export.graphs.transformer_encoder import EncoderGraph
     from dragoman.export.graphs.transformer_step import StepGraph
     from dragoman.export.half import store_halved
@@ -68,7 +62,7 @@ def make_graphs(model: Transformer, precision: str, folder: Path) -> DeviceModel
 
 
 def read_graphs(folder: Path) -> DeviceModel:
-    """Describe what `make_graphs` wrote."""
+    """Return the description that `make_graphs` wrote."""
     described = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
     layers, num_heads = described["num_decoder_layers"], described["num_heads"]
     described |= {
@@ -81,7 +75,7 @@ def read_graphs(folder: Path) -> DeviceModel:
 
 
 def graphs_of(name: str, model: Transformer, precision: str, folder: Path) -> DeviceModel:
-    """Return a model's graphs from a folder, made there if they are not, or are what CUDA does not compute."""
+    """Return a model's graphs from a folder, made there if they are missing, or CUDA does not compute them."""
     place = folder / f"{name}-{precision}"
     try:
         for graph in ("encoder.onnx", "decoder.onnx"):
@@ -112,7 +106,7 @@ def open_device(name: str) -> Device:
 def open_decoder(
     device: Device, model: DeviceModel, max_rows: int, *, max_candidates: int | None = None, **settings: Any
 ) -> DeviceDecoder:
-    """Load graphs on a device and capture what is captured; without `max_candidates` for any number of candidates."""
+    """Load graphs on a device and capture its steps; without `max_candidates` for any number of candidates."""
     buckets = Buckets.of(max_rows, max_candidates or model.target_vocab_size, model.max_target_tokens, model.max_source_tokens)
     decoder = DeviceDecoder(device, model, buckets, prefill_tokens=8192, **settings)
     decoder.warm_up()

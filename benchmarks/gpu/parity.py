@@ -1,4 +1,4 @@
-"""Is it right? The device's answers against eager PyTorch, and captured steps against those that are not."""
+"""Checks: the device's answers against eager PyTorch, and captured steps against uncaptured ones."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -78,7 +78,7 @@ def replay_against_plain(device: Device, graphs: DeviceModel, max_rows: int) -> 
             if one.ids.tobytes() != other.ids.tobytes() or one.log_probs.tobytes() != other.log_probs.tobytes():
                 different.append(f"{num_rows} rows, {num_candidates} candidates, step {step}")
             tokens, positions = one.ids[:, 0].copy(), positions + 1
-    return {"steps": num_steps, "different": different[:10], "num_different": len(different)}
+    return {"steps": num_steps, "different": len(different), "first of them": "; ".join(different[:10])}
 
 
 def ahead_against_asked(device: Device, graphs: DeviceModel, num_rows: int) -> dict[str, Any]:
@@ -98,17 +98,6 @@ def ahead_against_asked(device: Device, graphs: DeviceModel, num_rows: int) -> d
         results.append(bits)
         decoders.append(decoder)
     return {"same": results[0] == results[1], "begun ahead": decoders[0].num_ahead, "taken": decoders[0].num_taken}
-
-
-def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> float:
-    """Return lower-cased BLEU.
-
-    Raises:
-        ImportError: If sacreBLEU is not installed.
-    """
-    from dragoman.model.quality import score
-
-    return score(list(hypotheses), list(references), is_lowercase=True).bleu
 
 
 def mixed_searches(device: Device, graphs: DeviceModel, num_requests: int) -> dict[str, Any]:

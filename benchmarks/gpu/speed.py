@@ -1,4 +1,4 @@
-"""Is it fast? Time of a step by rows, with and without graphs and steps ahead, beside the least that memory allows, and peers."""
+"""Speed: time of a step by rows, with and without graphs and steps ahead, beside the least that memory allows, and peers."""
 
 import statistics
 import tempfile
@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.gpu.greedy import with_argmax
 from benchmarks.gpu.models import open_decoder, random_sources
 from dragoman.model.networks.transformer import Transformer
 from dragoman.server.runtime.device.decoder import DeviceDecoder
@@ -65,20 +64,8 @@ def steps_by_rows(device: Device, name: str, model: DeviceModel, rows: Sequence[
     return found
 
 
-def greedy_ways(device: Device, name: str, model: DeviceModel, rows: Sequence[int], num_steps: int) -> list[dict[str, Any]]:
-    """Measure captured greedy steps whose token is found by TopK, and by ArgMax; the two take turns."""
-    models = {"TopK": model, "ArgMax": with_argmax(model)}
-    decoders = {way: open_decoder(device, graphs, max(rows), max_candidates=1) for way, graphs in models.items()}
-    found = []
-    for num_rows in rows:
-        seconds = {way: step_seconds(decoder, models[way], num_rows, num_steps) for way, decoder in decoders.items()}
-        times = {f"{way}_ms": round(1000 * taken, 4) for way, taken in seconds.items()}
-        found.append({"model": name, "rows": num_rows, "vocabulary": model.num_choices, **times})
-    return found
-
-
 def step_bytes(model: DeviceModel, num_rows: int) -> int:
-    """Return what a step must read at the least: the decoder's weights, the widened projection, and what is valid in the caches."""
+    """Return the least bytes that a step reads: the decoder's weights, the widened projection, the valid part of the caches."""
     weights = model.decoder_path.with_suffix(".weights").stat().st_size + 4 * model.target_vocab_size * model.d_model
     pairs = (model.cross_kv, SOURCE_TOKENS), (model.self_kv, WARM_STEPS + NUM_STEPS // 2)
     return weights + num_rows * sum(kind.num_tensors * kind.token_bytes * positions for kind, positions in pairs)
@@ -113,7 +100,7 @@ def our_seconds(decoder: DeviceDecoder, model: DeviceModel, sources: Sequence[li
 
 
 def transformers_seconds(model: Transformer, half: torch.dtype, torch_device: str) -> Measure:
-    """Return what measures Transformers' `generate` with the same weights in half precision.
+    """Return a measure of Transformers' `generate` with the same weights in half precision.
 
     Raises:
         ImportError: If Transformers is not installed.
@@ -142,7 +129,7 @@ def transformers_seconds(model: Transformer, half: torch.dtype, torch_device: st
 
 
 def ctranslate2_seconds(model: Transformer, torch_device: str) -> Measure:
-    """Return what measures CTranslate2 with the same weights in fp16.
+    """Return a measure of CTranslate2 with the same weights in fp16.
 
     Raises:
         ImportError: If it is not installed.
@@ -169,8 +156,8 @@ def ctranslate2_seconds(model: Transformer, torch_device: str) -> Measure:
 
 def against_peers(
     device: Device, name: str, model: Transformer, graphs: DeviceModel, batches: Sequence[int], num_tokens: int, torch_device: str
-) -> tuple[list[dict[str, Any]], list[str]]:
-    """Translate equal batches with ourselves and with peers; return tokens a second, and why a peer is missing."""
+) -> list[dict[str, Any]]:
+    """Translate equal batches with ourselves and with peers; return tokens a second, or why a peer is missing."""
     half = {"fp16": torch.float16, "bf16": torch.bfloat16}[graphs.precision]
     decoder = open_decoder(device, graphs, max(batches))
     measures: dict[str, Measure] = {"dragoman": lambda sources, count: our_seconds(decoder, graphs, sources, count)}
@@ -178,12 +165,12 @@ def against_peers(
         "transformers": lambda: transformers_seconds(model, half, torch_device),
         "ctranslate2": lambda: ctranslate2_seconds(model, torch_device),
     }
-    missing = []
+    missing = dict[str, str]()
     for peer, make in makers.items():
         try:
             measures[peer] = make()
-        except Exception as error:  # a peer that does not start is left out, and said to be
-            missing.append(f"{peer}: {type(error).__name__}: {error}")
+        except Exception as error:  # a peer that does not start is left out, and named
+            missing[peer] = f"{type(error).__name__}: {error}"
     found = []
     for batch in batches:
         sources = random_sources(graphs, batch, SOURCE_TOKENS, SOURCE_TOKENS)
@@ -197,5 +184,5 @@ def against_peers(
         row |= {peer: round(batch * num_tokens / statistics.median(values)) for peer, values in times.items()}
         if "transformers" in measures:
             row["times transformers"] = round(row["dragoman"] / row["transformers"], 1)
-        found.append(row)
-    return found, missing
+        found.append(row | missing)
+    return found

@@ -1,5 +1,0 @@
-"""`python -m benchmarks.architectures`."""
-
-from benchmarks.architectures.main import main
-
-main()
