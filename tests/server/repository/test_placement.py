@@ -7,14 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from dragoman.server.repository.memory import Room
-from dragoman.server.repository.placement import (
-    LEAVE_SECONDS,
-    MIN_BUSY_STAY_SECONDS,
-    MIN_STAY_SECONDS,
-    NotWanted,
-    Placement,
-    Stay,
-)
+from dragoman.server.repository.placement import LEAVE_SECONDS, MIN_BUSY_STAY_SECONDS, MIN_STAY_SECONDS, NotWanted, Placement, Stay
 from dragoman.server.repository.versions import Cause, Refused
 
 MIB = 2**20
