@@ -192,8 +192,8 @@ def main() -> None:
     page = Page("frontend", "Cost of the frontend", output(arguments), ("onnxruntime", "grpcio", "aiohttp", "pyzmq"))
     note = (
         f"`{bundle.name}`, {setting}, greedy, captions of test_2016; medians of {arguments.rounds} rounds of "
-        f"{arguments.seconds:g} s a side, in turns, sender and servers on the same cores. µs are processor time a request, of all threads of a process. "
-        f"Messages of `GenerateBulk` have {BATCH_SIZE} requests."
+        f"{arguments.seconds:g} s a side, in turns, sender and servers on the same cores. µs are processor time a request, of all "
+        f"threads of a process. Messages of `GenerateBulk` have {BATCH_SIZE} requests."
     )
     for part in arguments.parts:
         if part == "latency":
