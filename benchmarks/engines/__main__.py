@@ -153,7 +153,7 @@ def requests_ways(
 
 def throughput_ways(stage: Stage, arguments: argparse.Namespace, work: Workload) -> tuple[dict[str, Mapping[str, Work]], int]:
     """Return the settings of all sides with everything at once, and how many requests settings are tried on."""
-    engines, servers = settings(arguments, ENGINE_SLOTS), settings(arguments, SLOTS)
+    engines, servers = settings(arguments, arguments.engine_slots), settings(arguments, arguments.slots)
     ways: dict[str, Mapping[str, Work]] = dict(stage.dragoman_ways(engines, servers, IN_FLIGHT, work.num_beams, has_bulk=True))
     if stage.workers:
         ways[CT2] = stage.ctranslate2_ways([(rows // work.num_beams, "examples") for rows in arguments.batch_rows])
@@ -222,9 +222,11 @@ def parse() -> argparse.Namespace:
     arguments = found.parse_args()
     arguments.replicas = arguments.replicas or sorted({1, arguments.threads})
     arguments.batch_rows, arguments.caption_seconds = BATCH_ROWS, 8.0
+    arguments.slots, arguments.engine_slots = SLOTS, ENGINE_SLOTS
     if arguments.quick:
         arguments.rounds, arguments.seconds, arguments.caption_seconds, arguments.captions = 1, 0.1, 0.1, 64
         arguments.concurrency, arguments.source_tokens, arguments.batch_rows = [1, 16], [16], (64,)
+        arguments.slots = arguments.engine_slots = (64,)
     return arguments
 
 
