@@ -1,4 +1,4 @@
-"""An object in a process of its own, so that it shares no threads, no interpreter and no allocator with others."""
+"""An object in a process of its own, which shares no threads, interpreter or allocator with others."""
 
 import multiprocessing
 from collections.abc import Callable
@@ -10,9 +10,9 @@ STOP_SECONDS = 10.0
 
 
 class Apart:
-    """Made on entering, with everything that its making raises; ended on leaving. Calls block, one at a time.
+    """Context manager: creates the object in a new process, whose errors it raises, and ends that process.
 
-    Arguments, results and exceptions cross the border by pickle.
+    Calls block, one at a time. Arguments, results and exceptions are pickled.
     """
 
     def __init__(self, make: Callable[..., Any], *arguments: Any) -> None:
@@ -36,7 +36,7 @@ class Apart:
         self._stop()
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Call a method there and return, or raise, what it does.
+        """Call a method there and return its result, or raise its exception.
 
         Raises:
             RuntimeError: If the process has ended.
@@ -70,7 +70,7 @@ class Apart:
 
 
 def _live(connection: Connection, make: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    """Make the object and do what it is told to, until nobody is there to tell."""
+    """Create the object and serve calls until the other end is closed."""
     try:
         it = make(*arguments)
     except Exception as error:

@@ -36,7 +36,7 @@ NEVER = -60.0
 SEED = 0
 VOCAB_SIZE = 32_000
 LIKELIEST_PROBABILITY = 0.6
-"""Mean probability of the likeliest token, about that of a trained translation model: freshly initialised ones know nothing."""
+"""Mean probability of the likeliest token, about that of a trained translation model."""
 
 
 MODELS = ("en-de", "en-de-base")
@@ -86,7 +86,7 @@ def base_bundle(cache: Path) -> Path:
 def base_checkpoint() -> Checkpoint:
     """Make a random model of the size of Transformer-base (Vaswani et al., 2017): 6+6 layers, d_model 512; it never ends.
 
-    It has the tokeniser of the shipped en-de model, so that it reads text; what it answers with lies mostly outside that.
+    It has the tokeniser of the shipped en-de model for reading text; most of its answers are ids beyond that vocabulary.
     """
     config = ModelConfig(source_vocab_size=VOCAB_SIZE, target_vocab_size=VOCAB_SIZE, has_output_bias=True)
     torch.manual_seed(SEED)
@@ -115,20 +115,20 @@ def sharpen(model: Transformer, probability: float = LIKELIEST_PROBABILITY) -> N
 
 
 def without_end(model: Network) -> Network:
-    """Return the same model with an output bias that end-of-sequence does not survive."""
+    """Return the same model with an output bias that rules end-of-sequence out."""
     config = replace(model.config, has_output_bias=True)
     endless = network(config).eval()
-    endless.load_state_dict(model.state_dict(), strict=False)  # what may be missing is the bias, which starts at zero
+    endless.load_state_dict(model.state_dict(), strict=False)  # only the bias may be missing, which starts at zero
     assert endless.decoder.output_bias is not None
     endless.decoder.output_bias.data[config.eos_id] = NEVER
     return endless
 
 
 def bundle_by(source: Path, checkpoint: Checkpoint, cache: Path, precision: str = "fp32") -> Path:
-    """As `bundle_of`, by the exporter of another checkout, in the format that its server reads.
+    """Export like `bundle_of`, by the exporter of another checkout, in the format that its server reads.
 
     Raises:
-        subprocess.CalledProcessError: If that exporter fails; it has said why on standard error.
+        subprocess.CalledProcessError: If that exporter fails; standard error has the cause.
     """
     digest = _exporter_digest(source)
     folder = cache.resolve() / f"{checkpoint.name}-{precision}-{digest[:12]}"
@@ -171,8 +171,8 @@ def bundle_of(checkpoint: Checkpoint, cache: Path, precision: str = "fp32") -> P
 
 @remembered
 def _exporter_digest(source: Path = ROOT) -> str:
-    """Return what tells one state of the code that makes bundles from another."""
+    """Return a digest of the code that makes bundles."""
     digest = hashlib.sha256()
-    for path in sorted(path for folder in ("export", "model") for path in (source / folder).glob("*.py")):
+    for path in sorted(path for folder in ("export", "model") for path in (source / folder).rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()

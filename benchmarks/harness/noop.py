@@ -1,4 +1,4 @@
-"""The least a gRPC server in Python can do: grpc.aio, our protocol, no interceptor, and one answer made beforehand.
+"""A minimal gRPC server in Python: grpc.aio, our protocol, no interceptor, and one answer made beforehand.
 
 `python -m benchmarks.harness.noop` reads that answer, a serialised `GenerateResponse`, from standard input, writes its port to
 standard output, and answers every `Generate`, and every request of a `GenerateBulk`, with it until SIGTERM.
@@ -22,10 +22,10 @@ STOP_SECONDS = 10.0
 
 
 class NoopServicer(generation_pb2_grpc.GenerationServicer):
-    """Answers without looking; a message of its own for each call, as any server has to make."""
+    """Answers every request with a new copy of one message."""
 
     def __init__(self, answer: bytes) -> None:
-        """Always give this answer."""
+        """Take the serialised answer."""
         self._answer = generation_pb2.GenerateResponse.FromString(answer)
 
     async def Generate(self, request: generation_pb2.GenerateRequest, context: Any) -> generation_pb2.GenerateResponse:
@@ -37,7 +37,7 @@ class NoopServicer(generation_pb2_grpc.GenerationServicer):
     async def GenerateBulk(
         self, requests: AsyncIterator[generation_pb2.GenerateBulkRequest], context: Any
     ) -> AsyncIterator[generation_pb2.GenerateBulkResponse]:
-        """Answer every message with as many answers, in one message."""
+        """Answer every message with one message of as many answers."""
         index = 0
         async for message in requests:
             response = generation_pb2.GenerateBulkResponse()
@@ -49,7 +49,7 @@ class NoopServicer(generation_pb2_grpc.GenerationServicer):
 
 
 class NoopServer:
-    """A process of its own that serves it; a context manager.
+    """The server in its own process, as a context manager.
 
     Attributes:
         address: Of its port.
@@ -57,7 +57,7 @@ class NoopServer:
     """
 
     def __init__(self, answer: generation_pb2.GenerateResponse) -> None:
-        """Describe a server that gives this answer."""
+        """Take the answer to give."""
         self._answer = answer.SerializeToString()
         self.address = ""
         self.pid = 0
@@ -72,7 +72,7 @@ class NoopServer:
             self._process.stdin.close()
             port = self._process.stdout.readline()
             if not port.strip().isdigit():
-                raise RuntimeError("the no-op server did not start; it has said why on standard error")
+                raise RuntimeError("the no-op server did not start; standard error has the cause")
         except BaseException:
             self._end()
             raise

@@ -1,4 +1,4 @@
-"""What every peer serves: CTranslate2 with our weights and tokeniser. Runs in the peers' own environments: no torch, no grpc."""
+"""Model of every peer: CTranslate2 with our weights and tokeniser. Runs in the peers' environments, without torch and grpc."""
 
 import argparse
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ COMPUTE_TYPES = {"fp32": "float32", "int8": "int8"}
 class Translator:
     """Greedy search for batches of texts.
 
-    CTranslate2 sorts what it is given by length, computes without padding, and takes a sentence out of the batch as soon as it is
+    CTranslate2 sorts its input by length, computes without padding, and removes a sentence from the batch as soon as it is
     finished, but starts no other in its place.
     """
 
@@ -48,7 +48,7 @@ class Translator:
 
 
 def parse_arguments(description: str) -> argparse.Namespace:
-    """Read the flags that every peer takes; what it does not know is left to the peer's own parser."""
+    """Read the flags that every peer takes; unknown ones are left to the peer's own parser."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--precision", choices=COMPUTE_TYPES, required=True)
