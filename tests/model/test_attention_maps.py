@@ -1,20 +1,18 @@
-import math
+"""Attention maps of every architecture, against PyTorch's own module and against arithmetic by hand."""
+
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from dragoman.model.attention_maps import answer, attention_maps, fed, target
+from dragoman.model.attention_maps import Fed, answer, attention_maps, fed, target
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.config import ModelConfig
 from dragoman.model.decode import greedy_search
 from dragoman.model.errors import InputError
 from dragoman.model.generation import Language, Languages, Template
 from dragoman.model.networks.architectures import network
-from dragoman.model.networks.language_model import LanguageModel
-from dragoman.model.networks.rnn import Rnn
-from dragoman.model.networks.transformer import Transformer
 from dragoman.model.text.byte_level import ByteLevelTokenizer
 from dragoman.model.text.tokenizers import Tokenizers
 
@@ -23,6 +21,12 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "transformer": {"num_encoder_layers": 3, "num_decoder_layers": 2, "encoder_ffn_dim": 24},
     "rnn": {"architecture": "rnn", "num_encoder_layers": 1, "num_decoder_layers": 2},
     "decoder": {"architecture": "decoder", "num_decoder_layers": 2, "decoder_ffn_dim": 24},
+}
+# Layers and heads of each kind of map.
+SHAPES = {
+    "transformer": {"encoder": (3, 4), "decoder": (2, 4), "cross": (2, 4)},
+    "rnn": {"cross": (1, 1)},
+    "decoder": {"decoder": (2, 4)},
 }
 
 
@@ -36,7 +40,7 @@ def make(tokenizer: ByteLevelTokenizer, kind: str, **switches: Any) -> Checkpoin
     model = network(ModelConfig(**fields)).eval()
     for parameter in model.parameters():
         parameter.data.add_(torch.randn(parameter.shape) * 0.3)
-    return Checkpoint("small", model, Tokenizers.shared(tokenizer), switches.get("template", Template()))
+    return Checkpoint("small", model, Tokenizers.shared(tokenizer))
 
 
 @pytest.fixture(params=NETWORKS)
@@ -44,7 +48,7 @@ def checkpoint(request: pytest.FixtureRequest, tokenizer: ByteLevelTokenizer) ->
     return make(tokenizer, request.param)
 
 
-def heads_of(module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None = None) -> Tensor:
+def heads_of(module: Any, query: Tensor, key: Tensor, mask: Tensor | None = None) -> Tensor:
     """Work out attention with PyTorch's own module and our weights: `[1, T, d]` and `[1, S, d]` → `[H, T, S]`."""
     theirs = nn.MultiheadAttention(query.shape[-1], module.num_heads, batch_first=True).eval()
     weights = {"in_proj_weight": module.input.weight, "in_proj_bias": module.input.bias}
@@ -52,103 +56,66 @@ def heads_of(module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None 
     return theirs(query, key, key, attn_mask=mask, average_attn_weights=False)[1][0]
 
 
-def before(size: int) -> Tensor:
-    """True where one position must not look: what comes after it."""
+def later(size: int) -> Tensor:
+    """True where one position must not look: at those behind it."""
     return torch.ones(size, size, dtype=torch.bool).triu(1)
 
 
-def test_rows_sum_to_one_and_nothing_looks_ahead(checkpoint: Checkpoint) -> None:
+def test_every_layer_and_head_has_a_map_whose_rows_sum_to_one(checkpoint: Checkpoint) -> None:
     of = fed(checkpoint, TEXT)
     seen = attention_maps(checkpoint.model, of, target(checkpoint, of, "a dog"))
+    assert {name: tuple(maps.shape[:2]) for name, maps in seen.maps.items()} == SHAPES[checkpoint.model.config.architecture]
     axes = {"encoder": (seen.source, seen.source), "decoder": (seen.read, seen.read), "cross": (seen.said, seen.source)}
     for kind, maps in seen.maps.items():
         assert maps.shape[2:] == tuple(map(len, axes[kind])), kind
         torch.testing.assert_close(maps.sum(-1), torch.ones(maps.shape[:3]))
         assert maps.shape[-1] >= 3 and maps.min() >= 0
     if "decoder" in seen.maps:
-        decoder = seen.maps["decoder"]
-        assert (decoder[..., before(decoder.shape[-1])] == 0).all()
-
-
-@pytest.mark.parametrize(
-    ("kind", "shapes"),
-    [
-        ("transformer", {"encoder": (3, 4), "decoder": (2, 4), "cross": (2, 4)}),
-        ("rnn", {"cross": (1, 1)}),
-        ("decoder", {"decoder": (2, 4)}),
-    ],
-)
-def test_every_layer_and_head_has_a_map(tokenizer: ByteLevelTokenizer, kind: str, shapes: dict[str, tuple[int, int]]) -> None:
-    checkpoint = make(tokenizer, kind)
-    of = fed(checkpoint, TEXT)
-    seen = attention_maps(checkpoint.model, of, target(checkpoint, of, "a dog"))
-    assert {name: tuple(maps.shape[:2]) for name, maps in seen.maps.items()} == shapes
+        assert (seen.maps["decoder"][..., later(len(seen.read))] == 0).all()
 
 
 @torch.inference_mode()
 def test_a_transformers_heads_are_those_of_pytorchs_module(tokenizer: ByteLevelTokenizer) -> None:
     checkpoint = make(tokenizer, "transformer")
-    model = checkpoint.model
-    assert isinstance(model, Transformer)
+    model: Any = checkpoint.model
     of = fed(checkpoint, TEXT)
     said = target(checkpoint, of, "a dog")
-    inputs: dict[str, Tensor] = {}
+    inputs: dict[Any, Tensor] = {}
     for name, layers in (("encoder", model.encoder.layers), ("decoder", model.decoder.layers)):
         for index, layer in enumerate(layers):
             layer.register_forward_pre_hook(lambda _, given, key=(name, index): inputs.update({key: given[0]}))
         layers[-1].self_residual.register_forward_hook(lambda _, __, out, key=(name, "between"): inputs.update({key: out}))
-    seen = attention_maps(model, of, said)
+    maps = attention_maps(model, of, said).maps
     memory, _ = model.encode(torch.tensor([of.source]), torch.tensor([len(of.source)]))
-    for index, layer in enumerate(model.encoder.layers):
-        x = inputs["encoder", index]
-        torch.testing.assert_close(seen.maps["encoder"][index], heads_of(layer.self_attention, x, x))
-    for index, layer in enumerate(model.decoder.layers):
-        x = inputs["decoder", index]
-        torch.testing.assert_close(seen.maps["decoder"][index], heads_of(layer.self_attention, x, x, before(len(said))))
-    last = model.decoder.layers[-1].cross_attention
-    torch.testing.assert_close(seen.maps["cross"][-1], heads_of(last, inputs["decoder", "between"], memory))
-
-
-@torch.inference_mode()
-def test_one_head_is_the_softmax_of_queries_and_keys(tokenizer: ByteLevelTokenizer) -> None:
-    """By hand, of the first layer, which reads embeddings."""
-    checkpoint = make(tokenizer, "transformer")
-    model = checkpoint.model
-    assert isinstance(model, Transformer)
-    of = fed(checkpoint, TEXT)
-    seen = attention_maps(model, of, target(checkpoint, of, "a dog"))
-    table = model.encoder.embedding
-    x = table.tokens.weight[of.source] * 4.0 + table.positions[: len(of.source)]
-    weight, bias = model.encoder.layers[0].self_attention.input.weight, model.encoder.layers[0].self_attention.input.bias
-    head = slice(8, 12)  # the third of four
-    query = x @ weight[:16][head].T + bias[:16][head]
-    key = x @ weight[16:32][head].T + bias[16:32][head]
-    scores = [[float(q @ k) / 2.0 for k in key] for q in query]
-    expected = [[math.exp(score) / sum(map(math.exp, row)) for score in row] for row in scores]
-    torch.testing.assert_close(seen.maps["encoder"][0, 2], torch.tensor(expected), rtol=1e-4, atol=1e-6)
+    for name, layers, mask in (("encoder", model.encoder.layers, None), ("decoder", model.decoder.layers, later(len(said)))):
+        for index, layer in enumerate(layers):
+            x = inputs[name, index]
+            torch.testing.assert_close(maps[name][index], heads_of(layer.self_attention, x, x, mask))
+    expected = heads_of(model.decoder.layers[-1].cross_attention, inputs["decoder", "between"], memory)
+    torch.testing.assert_close(maps["cross"][-1], expected)
+    table = model.encoder.embedding  # the first layer reads embeddings
+    x = (table.tokens.weight[of.source] * 4.0 + table.positions[: len(of.source)])[None]
+    torch.testing.assert_close(maps["encoder"][0], heads_of(model.encoder.layers[0].self_attention, x, x))
 
 
 @torch.inference_mode()
 def test_a_language_model_looks_at_prompt_and_continuation(tokenizer: ByteLevelTokenizer) -> None:
     checkpoint = make(tokenizer, "decoder")
-    model = checkpoint.model
-    assert isinstance(model, LanguageModel)
+    model: Any = checkpoint.model
     of = fed(checkpoint, TEXT)
     ids = [model.config.decoder_start_id, *tokenizer.encode(TEXT)]
-    assert [*of.source, of.first] == ids
     said = target(checkpoint, of, " a dog")
     seen = attention_maps(model, of, said)
-    assert seen.read == [*ids, *said[:-1]]
+    assert [*of.source, of.first] == ids and seen.read == [*ids, *said[:-1]]
     x = model.decoder.embedding(torch.tensor([seen.read]), torch.arange(len(seen.read)))
-    expected = heads_of(model.decoder.layers[0].self_attention, x, x, before(len(seen.read)))
+    expected = heads_of(model.decoder.layers[0].self_attention, x, x, later(len(seen.read)))
     torch.testing.assert_close(seen.maps["decoder"][0], expected)
 
 
 @torch.inference_mode()
 def test_a_recurrent_decoder_looks_with_the_state_before_the_step(tokenizer: ByteLevelTokenizer) -> None:
     checkpoint = make(tokenizer, "rnn")
-    model = checkpoint.model
-    assert isinstance(model, Rnn)
+    model: Any = checkpoint.model
     of = fed(checkpoint, TEXT)
     seen = attention_maps(model, of, target(checkpoint, of, "a dog"))
     values, _, last = model.encode(torch.tensor([of.source]), torch.tensor([len(of.source)]))
@@ -158,69 +125,56 @@ def test_a_recurrent_decoder_looks_with_the_state_before_the_step(tokenizer: Byt
     torch.testing.assert_close(seen.maps["cross"][0, 0, 0], (hidden @ scorer.energy.weight[0]).softmax(-1))
 
 
-def test_an_answer_is_that_of_greedy_search(checkpoint: Checkpoint) -> None:
+def test_an_answer_is_that_of_greedy_search_and_ends_where_the_models_positions_do(checkpoint: Checkpoint) -> None:
+    model: Any = checkpoint.model
     of = fed(checkpoint, TEXT)
-    (expected,) = greedy_search(checkpoint.model, [checkpoint.tokenizers.source.encode(TEXT)], 7)
+    (expected,) = greedy_search(model, [checkpoint.tokenizers.source.encode(TEXT)], 7)
     said = answer(checkpoint, of, 7)
     assert said[: len(expected.ids)] == expected.ids and len(said) == len(expected.log_probs)
-
-
-def test_an_answer_ends_where_the_models_positions_do(checkpoint: Checkpoint) -> None:
-    checkpoint.model.decoder.output_bias = nn.Parameter(torch.zeros(checkpoint.model.config.target_vocab_size))
-    checkpoint.model.decoder.output_bias.data[checkpoint.model.config.eos_id] = -1e4
-    of = fed(checkpoint, TEXT)
+    model.decoder.output_bias = nn.Parameter(torch.zeros(model.config.target_vocab_size))
+    model.decoder.output_bias.data[model.config.eos_id] = -1e4
     said = answer(checkpoint, of, 1000)
-    assert len(said) == checkpoint.model.config.room_after(len(of.source))
-    assert attention_maps(checkpoint.model, of, said).said == said
+    assert len(said) == model.config.room_after(len(of.source)) and attention_maps(model, of, said).said == said
 
 
-def test_what_is_too_long_is_named(checkpoint: Checkpoint) -> None:
+def test_texts_that_do_not_fit_are_refused(checkpoint: Checkpoint, tokenizer: ByteLevelTokenizer) -> None:
+    """Only a prompt may be empty; an empty target is its end; a model without attention has nothing to show."""
     with pytest.raises(InputError, match=r"source: 41 tokens, (end-of-sequence|start token) included, where the model takes 40"):
         fed(checkpoint, " ".join(["dog"] * 40))
     of = fed(checkpoint, TEXT)
     left = checkpoint.model.config.room_after(len(of.source))
-    assert len(target(checkpoint, of, " ".join(["dog"] * (left - 1)))) == left
+    assert len(target(checkpoint, of, " ".join(["dog"] * (left - 1)))) == left and len(target(checkpoint, of, "")) == 1
     with pytest.raises(InputError, match=f"target: {left + 1} tokens, end-of-sequence included, where the model takes {left}"):
         target(checkpoint, of, " ".join(["dog"] * left))
-
-
-def test_only_a_prompt_may_be_empty(checkpoint: Checkpoint) -> None:
-    if isinstance(checkpoint.model, LanguageModel):
+    if checkpoint.model.config.architecture == "decoder":
         of = fed(checkpoint, "")
         seen = attention_maps(checkpoint.model, of, target(checkpoint, of, "a dog"))
         assert (of.source, of.first) == ([], 2) and seen.maps["decoder"].shape[-1] == len(seen.read) == len(seen.said)
-    else:
-        with pytest.raises(InputError, match="source: is empty"):
-            fed(checkpoint, "")
-
-
-def test_an_empty_target_is_its_end(tokenizer: ByteLevelTokenizer) -> None:
-    checkpoint = make(tokenizer, "transformer")
-    of = fed(checkpoint, TEXT)
-    assert attention_maps(checkpoint.model, of, target(checkpoint, of, "")).maps["cross"].shape[2] == 1
-
-
-def test_a_model_without_attention_is_refused(tokenizer: ByteLevelTokenizer) -> None:
-    checkpoint = make(tokenizer, "rnn", attention="none")
-    of = fed(checkpoint, TEXT)
+        return
+    with pytest.raises(InputError, match="source: is empty"):
+        fed(checkpoint, "")
+    blind = make(tokenizer, "rnn", attention="none")
     with pytest.raises(InputError, match="the model has no attention to look at"):
-        attention_maps(checkpoint.model, of, target(checkpoint, of, "a dog"))
+        attention_maps(blind.model, of, target(blind, of, "a dog"))
 
 
-def test_languages_are_said_to_the_model(tokenizer: ByteLevelTokenizer) -> None:
+def test_languages_go_to_the_model(tokenizer: ByteLevelTokenizer) -> None:
     plain = make(tokenizer, "transformer")
-    spoken = Languages(
+    german = Language(code="de", target_prefix=[12])
+    languages = Languages(
         source=[Language(code="en", source_suffix=[11])],
-        target=[Language(code="de", target_prefix=[12]), Language(code="fr", target_prefix=[13], decoder_start_id=14)],
+        target=[german, Language(code="fr", target_prefix=[13], decoder_start_id=14)],
         default_target="de",
     )
-    checkpoint = Checkpoint("many", plain.model, plain.tokenizers, Template(task="to {target}: "), spoken)
+    checkpoint = Checkpoint("many", plain.model, plain.tokenizers, Template(task="to {target}: "), languages)
+
+    def parts(of: Fed) -> tuple[int, list[int]]:
+        return of.first, list(of.forced)
+
     of = fed(checkpoint, TEXT)
-    assert of.source == [*tokenizer.encode(f"to de: {TEXT}"), 1, 11]
-    assert (of.first, of.forced) == (2, [12])
+    assert of.source == [*tokenizer.encode(f"to de: {TEXT}"), 1, 11] and parts(of) == (2, [12])
     assert answer(checkpoint, of, 5)[0] == 12 and target(checkpoint, of, "a")[0] == 12
-    french = fed(checkpoint, TEXT, "en", "fr")
-    assert (french.first, french.forced) == (14, [13])
+    assert parts(fed(checkpoint, TEXT, "en", "fr")) == (14, [13])
     with pytest.raises(InputError, match=r"--to: 'fi' is no language of the model's; it has de, fr"):
         fed(checkpoint, TEXT, "", "fi")
     with pytest.raises(InputError, match=r"--from: 'en' is no language of the model's; it has none"):

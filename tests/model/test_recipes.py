@@ -1,4 +1,4 @@
-"""The scripts that train the shipped models, run with a stand-in for `dragoman` that notes calls and marks what it translates."""
+"""The scripts that train the shipped models, run with a stand-in for `dragoman` that notes calls and marks its translations."""
 
 import gzip
 import os
@@ -38,220 +38,105 @@ esac
 
 
 @pytest.fixture
-def data(tmp_path: Path) -> Path:
-    folder = tmp_path / "data"
-    folder.mkdir()
-    for language, words in (("en", "one two"), ("de", "eins zwei"), ("fr", "un deux")):
-        for part in ("train", "val"):
-            (folder / f"{part}.{language}.gz").write_bytes(gzip.compress("".join(f"{word}\n" for word in words.split()).encode()))
-    return folder
-
-
-@pytest.fixture
-def run(tmp_path: Path, data: Path):
-    """Run a script in an empty folder and return its result and what it asked of the stand-in."""
+def run(tmp_path: Path):
+    """Run a script in an empty folder; return its result and its calls of the stand-in."""
     if shutil.which("bash") is None:
         pytest.skip("needs bash")
-    (tmp_path / "dragoman").write_text(STAND_IN)
-    (tmp_path / "dragoman").chmod(0o755)
-    (tmp_path / "aligner").symlink_to(tmp_path / "dragoman")
-    asked = tmp_path / "asked"
-
-    def run(script: str, *arguments: object, **environment: str) -> tuple[subprocess.CompletedProcess[str], list[str]]:
-        asked.write_text("")
-        result = subprocess.run(
-            ["bash", RECIPES / script, *map(str, arguments)],
-            cwd=tmp_path,
-            env=os.environ
-            | {"DRAGOMAN": str(tmp_path / "dragoman"), "ASKED": str(asked), "ALIGNER": str(tmp_path / "aligner")}
-            | environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        return result, asked.read_text().splitlines()
-
-    return run
-
-
-@pytest.fixture
-def diversify(run, data: Path, tmp_path: Path):
-    """Run diversify.sh for English and German."""
+    (tmp_path / "data").mkdir()
+    for language, words in (("en", b"one\ntwo"), ("de", b"eins\nzwei"), ("fr", b"un\ndeux")):
+        (tmp_path / "data" / f"train.{language}.gz").write_bytes(gzip.compress(words))  # whose last line does not end
+        (tmp_path / "data" / f"val.{language}.gz").write_bytes(gzip.compress(words + b"\n"))
     for name in ("forward", "backward"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "model.safetensors").write_text(name)
-    return lambda out, **environment: run("diversify.sh", "forward", "backward", "en", "de", data, out, **environment)
+    program, asked = tmp_path / "dragoman", tmp_path / "asked"
+    program.write_text(STAND_IN)
+    program.chmod(0o755)
+    (tmp_path / "aligner").symlink_to(program)
+    variables = {"DRAGOMAN": str(program), "ASKED": str(asked), "ALIGNER": str(tmp_path / "aligner")}
+
+    def run(script: str, *arguments: object, **more: str) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+        asked.write_text("")
+        command = ["bash", RECIPES / script, *map(str, arguments)]
+        environment = os.environ | variables | more
+        result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False)
+        return result, asked.read_text().splitlines()
+
+    return run
 
 
 def lines(path: Path) -> list[str]:
     return gzip.decompress(path.read_bytes()).decode().splitlines()
 
 
-@pytest.mark.parametrize("is_ended", [True, False])
-def test_diversified_text_is_parallel(diversify, data: Path, tmp_path: Path, is_ended: bool) -> None:
-    """Also where a file's last line does not end."""
-    out = tmp_path / "out"
-    if not is_ended:
-        for language, text in (("en", b"one\ntwo"), ("de", b"eins\nzwei")):
-            (data / f"train.{language}.gz").write_bytes(gzip.compress(text))
-    result, asked = diversify(out)
+def test_diversified_text_is_parallel_and_kept_while_models_and_text_stay(run, tmp_path: Path) -> None:
+    data, out = tmp_path / "data", tmp_path / "out"
+    order = ("diversify.sh", "forward", "backward", "en", "de", data, out)
+    result, asked = run(*order)
     assert result.returncode == 0, result.stderr
-    assert list(zip(lines(out / "train.en.gz"), lines(out / "train.de.gz"), strict=True)) == [
-        ("one", "eins"),
-        ("two", "zwei"),
-        ("one", "near eins"),
-        ("two", "near zwei"),
-        ("de-en-beam: eins", "eins"),
-        ("de-en-beam: zwei", "zwei"),
-        ("de-en-sampled: eins", "eins"),
-        ("de-en-sampled: zwei", "zwei"),
-    ]
-    for language in ("en", "de"):
-        assert lines(out / f"val.{language}.gz") == lines(data / f"val.{language}.gz")
+    backward = [f"de-en-{kind}: {word}" for kind in ("beam", "sampled") for word in ("eins", "zwei")]
+    assert lines(out / "train.en.gz") == [*["one", "two"] * 2, *backward]
+    assert lines(out / "train.de.gz") == ["eins", "zwei", "near eins", "near zwei", *["eins", "zwei"] * 2]
+    assert all(lines(out / f"val.{language}.gz") == lines(data / f"val.{language}.gz") for language in ("en", "de"))
     assert asked[-1] == "drained"
     assert f"nearest {out}/beams.de {out}/drawn.de --reference {out}/original.de --output {out}/forward.de" in asked
-    for name, model in (("beams", "en-de-beam"), ("drawn", "en-de-sampled")):
-        assert (out / f"{name}.de").read_text().splitlines() == [f"{model}: one"] * 8 + [f"{model}: two"] * 8
-
-
-def test_what_was_translated_before_a_break_is_kept(diversify, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    diversify(out)
+    assert (out / "beams.de").read_text().splitlines() == ["en-de-beam: one"] * 8 + ["en-de-beam: two"] * 8
+    # After a break, translations are kept.
     (out / "forward.de").write_text("kept\nkept too\n")
     (out / "backward.en").unlink()
-    result, asked = diversify(out)
-    assert result.returncode == 0, result.stderr
-    assert lines(out / "train.de.gz")[2:4] == ["kept", "kept too"]
+    result, asked = run(*order)
+    assert result.returncode == 0 and lines(out / "train.de.gz")[2:4] == ["kept", "kept too"]
     assert [line.split("--out ")[1].split()[0] for line in asked if "--out " in line] == [f"{out}/backward.en"]
-    assert not any(line.startswith("export") for line in asked)
-
-
-@pytest.mark.parametrize("changed", ["forward/model.safetensors", "backward/model.safetensors", "data/train.de.gz"])
-def test_what_was_translated_with_another_model_or_of_another_text_is_not(diversify, tmp_path: Path, changed: str) -> None:
-    out = tmp_path / "out"
-    diversify(out)
-    (out / "forward.de").write_text("old\nold too\n")
-    (tmp_path / changed).write_bytes(gzip.compress(b"drei\nvier\n"))
-    result, asked = diversify(out)
-    assert result.returncode == 0, result.stderr
-    references = ("drei", "vier") if changed.endswith(".gz") else ("eins", "zwei")
-    assert lines(out / "train.de.gz")[2:4] == [f"near {reference}" for reference in references]
-    made = {line.split("--out ")[1].split()[0] for line in asked if "--out " in line}
-    assert made == {f"{out}/{name}" for name in ("beams.de", "drawn.de", "backward.en", "sampled.en")}
+    # With another model, they are made again.
+    (tmp_path / "forward/model.safetensors").write_text("another")
+    result, asked = run(*order)
+    assert result.returncode == 0 and lines(out / "train.de.gz")[2:4] == ["near eins", "near zwei"]
     assert sum(line.startswith("export") for line in asked) == 2
 
 
-def test_a_server_that_does_not_start_ends_it(diversify, tmp_path: Path) -> None:
-    result, _ = diversify(tmp_path / "out", BROKEN="1")
-    assert result.returncode != 0
-    assert "no models" in result.stderr
-    assert not (tmp_path / "out" / "train.en.gz").exists()
-
-
-def test_stages_follow_each_other(run, data: Path) -> None:
+def test_stages_follow_each_other(run, tmp_path: Path) -> None:
+    data = tmp_path / "data"
     result, asked = run("train.sh", data, BEST="mean")
     assert result.returncode == 0, result.stderr
     made = (line.replace(f"{RECIPES}/", "") for line in asked if line.startswith(("train ", "average ", "add-tokens ")))
     stages = [line for line in made if re.search(r"(^|[ /])(en-fr|fr-en)", line)]
-    assert stages[:3] == [
+    expected = [
         f"train en-fr.toml --data {data} --output runs/en-fr",
         f"train en-fr-r-drop.toml --data {data} --output runs/en-fr-r-drop --initial-checkpoint runs/en-fr",
         "average runs/en-fr runs/en-fr-r-drop --output runs/en-fr-0 --force",
     ]
-    for begin, end, stage in (0, 1, stages[3:7]), (1, 2, stages[7:11]), (2, 3, stages[11:16]):
+    for begin, end in ((0, 1), (1, 2), (2, 3)):
         text = f"--data runs/text-{end}-fr/joined"
         recipe, beginning = "en-fr-diversified", f"runs/en-fr-{begin}"
-        grown = []
+        expected.append(f"train fr-en.toml --data {data} --output runs/fr-en-{end} --initial-checkpoint runs/en-fr-{begin}")
         if end == 3:
             recipe, beginning = "en-fr-grown-r-drop", "runs/en-fr-grown-3"
-            grown = [f"train en-fr-grown.toml {text} --output runs/en-fr-grown-3 --initial-checkpoint runs/en-fr-2"]
-        assert stage == [
-            f"train fr-en.toml --data {data} --output runs/fr-en-{end} --initial-checkpoint runs/en-fr-{begin}",
-            *grown,
+            expected.append(f"train en-fr-grown.toml {text} --output runs/en-fr-grown-3 --initial-checkpoint runs/en-fr-2")
+        expected += [
             f"train {recipe}.toml {text} --output runs/{recipe}-{end} --initial-checkpoint {beginning}",
             f"average {beginning} runs/{recipe}-{end} --output runs/en-fr-mean-{end} --force",
             f"average runs/en-fr-mean-{end} --output runs/en-fr-{end} --force",
         ]
-        assert f"export runs/en-fr-{begin} runs/text-{end}-fr/bundles/forward" in asked
-        assert f"export runs/fr-en-{end} runs/text-{end}-fr/bundles/backward" in asked
-    assert stages[16:] == [
+    assert stages == [
+        *expected,
         f"add-tokens runs/en-fr-3 {data}/train.en.gz {data}/train.fr.gz --vocab-size 10000 --output runs/en-fr-3-tokens --force",
         "train en-fr-rare.toml --data runs/text-4-fr --output runs/en-fr-rare --initial-checkpoint runs/en-fr-3-tokens",
-        "average runs/en-fr-3 --output runs/en-fr-4 --force",  # what translates no better than the third round counts for nothing
+        "average runs/en-fr-3 --output runs/en-fr-4 --force",  # a round that translates no better counts for nothing
         "average runs/en-fr-4 --output runs/en-fr-shipped --half --force",
     ]
+    joined, rare = tmp_path / "runs/text-3-de/joined", tmp_path / "runs/text-4-de"
+    for language, word in (("en", "source"), ("de", "target")):  # the last text is the one before and that of rare words
+        assert lines(rare / f"train.{language}.gz") == [*lines(joined / f"train.{language}.gz"), f"rare {word}"]
 
 
-def test_each_round_goes_on_with_what_translates_the_validation_text_best(run, data: Path) -> None:
-    result, asked = run("train.sh", data, BEST="runs/en-de-diversified")
-    assert result.returncode == 0, result.stderr
-    for end in (1, 2):
-        assert f"average runs/en-de-diversified-{end} --output runs/en-de-{end} --force" in asked
-    measured = f"--source {data}/val.en.gz --reference {data}/val.de.gz --num-beams 5 --lowercase"
-    assert f"evaluate --checkpoint runs/en-de-mean-1 {measured}" in asked
-
-
-@pytest.mark.parametrize("begin", [0, 1, 2, 3])
-def test_a_round_that_makes_it_worse_counts_for_nothing(run, data: Path, begin: int) -> None:
-    """Neither do those in which the model grows and in which it sees rare words."""
-    result, asked = run("train.sh", data, BEST=f"runs/en-de-{begin} ")
-    assert result.returncode == 0, result.stderr
-    assert f"average runs/en-de-{begin} --output runs/en-de-{begin + 1} --force" in asked
-
-
-def test_an_evaluation_without_figures_ends_it(run, data: Path) -> None:
+def test_failures_end_a_run_and_wrong_calls_print_the_usage(run, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    result, _ = run("diversify.sh", "forward", "backward", "en", "de", data, tmp_path / "out", BROKEN="1")
+    assert result.returncode != 0 and "no models" in result.stderr and not (tmp_path / "out" / "train.en.gz").exists()
     result, asked = run("train.sh", data, BEST="mean", SILENT="1")
-    assert result.returncode != 0 and "no BLEU" in result.stderr
-    assert not any("runs/en-de-1 " in line for line in asked)
-
-
-def test_a_missing_aligner_is_noticed_before_anything_is_trained(run, data: Path) -> None:
+    assert result.returncode != 0 and "no BLEU" in result.stderr and not any("runs/en-de-1 " in line for line in asked)
     result, asked = run("train.sh", data, BEST="mean", ALIGNER="no-such-aligner")
-    assert (result.returncode, asked) == (2, [])
-    assert "no-such-aligner: no such program" in result.stderr
-
-
-def test_the_other_language_gives_more_english(run, data: Path, tmp_path: Path) -> None:
-    result, _ = run("train.sh", data, BEST="mean")
-    assert result.returncode == 0, result.stderr
-    text = tmp_path / "runs" / "text-1-de" / "joined"
-    pairs = list(zip(lines(text / "train.en.gz"), lines(text / "train.de.gz"), strict=True))
-    assert pairs[:2] == [("one", "eins"), ("two", "zwei")]
-    assert pairs[8:] == [
-        ("fr-en-beam: un", "eins"),
-        ("fr-en-beam: deux", "zwei"),
-        ("fr-en-sampled: un", "eins"),
-        ("fr-en-sampled: deux", "zwei"),
-    ]
-    for language in ("en", "de"):
-        assert lines(text / f"val.{language}.gz") == lines(data / f"val.{language}.gz")
-
-
-def test_the_last_text_is_the_one_before_and_that_of_rare_words(run, data: Path, tmp_path: Path) -> None:
-    """The text of rare words is made once, with the aligner that is named."""
-    result, asked = run("train.sh", data, BEST="mean")
-    assert result.returncode == 0, result.stderr
-    runs = tmp_path / "runs"
-    before = [lines(runs / "text-3-de" / "joined" / f"train.{language}.gz") for language in ("en", "de")]
-    assert [lines(runs / "text-4-de" / f"train.{language}.gz") for language in ("en", "de")] == [
-        [*before[0], "rare source"],
-        [*before[1], "rare target"],
-    ]
-    for language in ("en", "de"):
-        assert lines(runs / "text-4-de" / f"val.{language}.gz") == lines(data / f"val.{language}.gz")
-    augmented = [line for line in asked if line.startswith("augment") and "train.de.gz" in line]
-    assert augmented == [
-        f"augment --source {data}/train.en.gz --target {data}/train.de.gz --source-language en --target-language de "
-        f"--output-source runs/text-4-de/rare.en.gz --output-target runs/text-4-de/rare.de.gz --aligner {tmp_path}/aligner"
-    ]
-    _, asked = run("train.sh", data, BEST="-rare ")
-    assert not any(line.startswith("augment") for line in asked)
-    assert "average runs/en-de-rare --output runs/en-de-4 --force" in asked
-
-
-@pytest.mark.parametrize("script", ["train.sh", "diversify.sh"])
-def test_a_wrong_call_tells_the_right_one(run, script: str) -> None:
-    result, asked = run(script)
-    assert (result.returncode, asked) == (2, [])
-    assert result.stderr.startswith("usage:")
+    assert (result.returncode, asked) == (2, []) and "no-such-aligner: no such program" in result.stderr
+    for script in ("train.sh", "diversify.sh"):
+        result, asked = run(script)
+        assert (result.returncode, asked) == (2, []) and result.stderr.startswith("usage:")
