@@ -28,7 +28,7 @@ from benchmarks.harness.models import SHIPPED, bundle_of
 from benchmarks.harness.report import environment, write
 from benchmarks.harness.served import ServedModel
 from benchmarks.harness.setting import Setting, has_setting
-from benchmarks.widened import widened_checkpoint
+from benchmarks.harness.widened import widened_checkpoint
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.corpus import read_lines
 from dragoman.v1 import generation_pb2, generation_pb2_grpc

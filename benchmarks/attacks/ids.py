@@ -10,7 +10,7 @@ import grpc
 
 from benchmarks.attacks.attack import Attack, Figure, Scene
 from benchmarks.attacks.others import OPTIONS
-from benchmarks.memory import resident_mib
+from benchmarks.harness.processes import memory_mib
 from dragoman.v1 import generation_pb2, generation_pb2_grpc
 
 ID_CHARACTERS = 4_000_000
@@ -25,7 +25,7 @@ def run(scene: Scene) -> Iterator[Figure]:
     """Send ids and read nothing; then one such id among three good requests."""
     for num_streams in STREAMS:
         with scene.serve() as server, ExitStack() as stack:
-            before = resident_mib(server.front_pid)
+            before = memory_mib(server.front_pid)["rss"]
             is_over = threading.Event()
             stack.callback(is_over.set)
             channels = [
@@ -36,7 +36,7 @@ def run(scene: Scene) -> Iterator[Figure]:
                 threading.Thread(target=_send, args=(channel, is_over), daemon=True).start()
             began, peak = time.monotonic(), before
             while time.monotonic() < began + SECONDS and peak < LIMIT_MIB:
-                peak = max(peak, resident_mib(server.front_pid))
+                peak = max(peak, memory_mib(server.front_pid)["rss"])
                 time.sleep(0.02)
             took = time.monotonic() - began
             grew = f"{peak - before:.0f} in {took:.0f} s"

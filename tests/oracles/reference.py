@@ -190,7 +190,7 @@ class Reference:
             settings: Arguments of `generate`.
 
         Returns:
-            Indices of questions whose answers differ only by a tie (with rounding errors in its log-probabilities, Transformers gives
+            Indices of questions whose answers differ only by a tie (with rounding errors in log-probabilities, Transformers gives
             ours, too), and of those that differ otherwise.
         """
         ties: list[int] = []

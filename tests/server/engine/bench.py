@@ -169,7 +169,10 @@ def separate_reference(first: Path) -> list[Path]:
     return answers
 
 
-def reference_answers(request: Request, model: Predict = predict, choices: NDArray[np.int64] = np.arange(VOCAB)) -> list[Answer]:
+ALL_TOKENS = np.arange(VOCAB)
+
+
+def reference_answers(request: Request, model: Predict = predict, choices: NDArray[np.int64] = ALL_TOKENS) -> list[Answer]:
     """Return what a request must be answered with, whatever else happens.
 
     Args:

@@ -1,7 +1,7 @@
 """The engine's loop on its socket, without a model: how it starts, what it reports and when, how it ends."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,9 @@ class FakeScorer:
     def interrupt(self) -> None:
         self.was_interrupted.set()
 
-    def score(self, source_ids: Sequence[int], target_ids: Sequence[int], *_: Any) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    def score(
+        self, source_ids: Sequence[int], target_ids: Sequence[int], *_: Any
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         self.has_begun.set()
         assert self.gate.wait(10)
         if source_ids[0] == 666:

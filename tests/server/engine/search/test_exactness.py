@@ -80,9 +80,7 @@ def search_of(request: Request, target: TargetSide) -> Search:
     return search_for(request, target) or SeparateSearch(request, target)
 
 
-@settings(
-    max_examples=num_examples(250, of=800), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
-)
+@settings(max_examples=num_examples(250, of=800), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_candidates_asked_for_are_as_good_as_all_of_them_and_answers_are_the_references(data: st.DataObject) -> None:
     arguments = data.draw(models())

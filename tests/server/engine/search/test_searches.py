@@ -1,4 +1,4 @@
-"""Searches on small tables, where what must come out can be worked out by hand or by trying everything; and who gets which search."""
+"""Searches on small tables, compared with results worked out by hand or by exhaustive search; and the choice of a search."""
 
 import math
 from itertools import product
@@ -90,7 +90,9 @@ def test_early_stopping_ends_when_enough_are_finished() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"num_beams": 2, "num_answers": 2}, {}, {"sampling": Sampling(1), "num_answers": 3}], ids=["beams", "one", "samples"]
+    "options",
+    [{"num_beams": 2, "num_answers": 2}, {}, {"sampling": Sampling(1), "num_answers": 3}],
+    ids=["beams", "one", "samples"],
 )
 def test_rules_that_leave_nothing_end_the_search_with_what_there_is(options: dict[str, Any]) -> None:
     model, search = make_table(5, 6, 1.0), BeamSearch if "num_beams" in options else SeparateSearch

@@ -7,7 +7,6 @@ import pytest
 
 from dragoman.server.engine.messages import Request, Sampling, SearchOptions
 from dragoman.server.engine.search.beam import BeamSearch
-from dragoman.server.engine.search.candidates import Candidates
 from dragoman.server.engine.search.choice import search_for
 from dragoman.server.engine.search.search import Search
 from dragoman.server.engine.search.target import TargetSide
