@@ -14,7 +14,7 @@ HTTP_PORT ?= 8080
 METRICS_PORT ?= 8501
 WORKERS ?= auto
 
-.PHONY: help setup serve demo export test cuda-stub test-cuda-stub check format chart locks digests protos train clean
+.PHONY: help setup serve demo export test test-long cuda-stub test-cuda-stub check format chart locks digests protos train clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -63,6 +63,9 @@ test: $(READY) ## Run the tests (WORKERS: how many at once, by default as many a
 
 cuda-stub: $(READY) ## Unpack onnxruntime-gpu (256 MB) beside stub libraries for CUDA, in build/gpu_stub
 	$(BIN)/python -m tests.system.cuda_stub.bed
+
+test-long: export TEST_LONG = 1
+test-long: test ## Run the tests in their long forms
 
 test-cuda-stub: cuda-stub ## Run every graph on the real CUDA provider and a GPU that is none
 	$(BIN)/python -m pytest tests/system/test_cuda_stub.py -rs

@@ -4,5 +4,5 @@ import os
 
 
 def num_examples(default: int, *, of: int) -> int:
-    """Return the smaller number, or the whole one with `TEST_ALL_EXAMPLES`."""
-    return of if os.environ.get("TEST_ALL_EXAMPLES") else default
+    """Return the smaller number, or the whole one with `TEST_LONG`."""
+    return of if os.environ.get("TEST_LONG") else default

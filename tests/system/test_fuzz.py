@@ -1,6 +1,6 @@
-"""Ten thousand messages, mostly wrong, to each method of a running server; it answers each as documented and stays as it was.
+"""Messages, mostly wrong, to each method of a running server, which answers each as documented and stays as it was.
 
-`TEST_FUZZ_SEED` chooses the messages and `TEST_FUZZ_MESSAGES` their number; a failure prints both, and the messages themselves.
+1,500 messages by default, 10,000 with `TEST_LONG=1`. `TEST_FUZZ_SEED` chooses them, `TEST_FUZZ_MESSAGES` their number; a failure prints both, and the messages themselves.
 `TEST_FUZZ_CASE` sends one case alone.
 """
 
@@ -35,7 +35,7 @@ from tests.system.fuzz.oracle import Ending, complaints
 pytestmark = pytest.mark.e2e
 
 SEED = int(os.environ.get("TEST_FUZZ_SEED", "16"))
-NUM_MESSAGES = int(os.environ.get("TEST_FUZZ_MESSAGES", "10000"))
+NUM_MESSAGES = int(os.environ.get("TEST_FUZZ_MESSAGES", "10000" if os.environ.get("TEST_LONG") else "1500"))
 # Sent before anything is measured: pools of threads, arenas and caches grow to what they need once.
 NUM_WARMUP_MESSAGES = 1_000
 MAX_GROWTH_BYTES = 64 * 2**20

@@ -1,6 +1,6 @@
 """Messages over HTTP, mostly wrong, made of the served OpenAPI document: each is answered as documented, and nothing leaks.
 
-By default some hundred; 10,000 with `TEST_ALL_EXAMPLES=1`. `TEST_FUZZ_SEED` chooses them. What is no HTTP at all is in
+By default some hundred; 10,000 with `TEST_LONG=1`. `TEST_FUZZ_SEED` chooses them. What is no HTTP at all is in
 `tests/server/faces/http/test_raw.py`, and messages over gRPC are in `test_fuzz.py`.
 """
 
@@ -24,7 +24,7 @@ schemathesis = pytest.importorskip("schemathesis", reason="needs schemathesis, w
 
 ROOT = Path(__file__).resolve().parents[2]
 SEED = int(os.environ.get("TEST_FUZZ_SEED", "16"))
-NUM_MESSAGES = 10_000 if os.environ.get("TEST_ALL_EXAMPLES") else 300
+NUM_MESSAGES = 10_000 if os.environ.get("TEST_LONG") else 300
 NUM_WARMUP_MESSAGES = NUM_MESSAGES // 10
 TIMEOUT_SECONDS = 60
 # What an answer may have as its status, also where the document does not say so; whoever is known and has time gets no other.

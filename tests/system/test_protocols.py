@@ -1,7 +1,7 @@
 """Every face of the real server: the same answers, the status of its protocol for each kind of error, slots that are free at once.
 
 By default 500 sentences go through every way of every face as they are, and some of them with each of the options. With
-`TEST_ALL_SENTENCES=1` all of them do with all options.
+`TEST_LONG=1` all of them do with all options.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from tests.system.harness.protocols import PROTOCOLS
 
 ROOT = Path(__file__).resolve().parents[2]
 NUM_SENTENCES = 500
-NUM_WITH_OPTIONS = NUM_SENTENCES if os.environ.get("TEST_ALL_SENTENCES") else 10
+NUM_WITH_OPTIONS = NUM_SENTENCES if os.environ.get("TEST_LONG") else 10
 AT_ONCE = 48
 OPTIONS: dict[str, dict[str, Any]] = {
     "beams": {"num_beams": 4},

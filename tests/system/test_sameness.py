@@ -22,7 +22,7 @@ from dragoman.server.engine.scheduler import Limits
 NUM_REQUESTS = 300
 NUM_ORDERS = 20
 ORDERS_BY_DEFAULT = 3
-"""Orders tried unless `TEST_ALL_ORDERS` is set: each size once, on one thread and on two; all of them take minutes."""
+"""Orders tried unless `TEST_LONG` is set: each size once, on one thread and on two; all of them take minutes."""
 
 MAX_SOURCE_TOKENS = 100
 SIZES = (64, 8, 24)  # slots; the widest request needs 6
@@ -197,8 +197,8 @@ def test_the_requests_are_of_all_kinds(requests: list[Request], alone: Answers) 
 def test_answers_are_the_same_bits_in_any_order_of_arrival(
     bundle: Bundle, requests: list[Request], alone: Answers, order: int
 ) -> None:
-    if order >= ORDERS_BY_DEFAULT and not os.environ.get("TEST_ALL_ORDERS"):
-        pytest.skip("one of the orders that are tried with TEST_ALL_ORDERS=1")
+    if order >= ORDERS_BY_DEFAULT and not os.environ.get("TEST_LONG"):
+        pytest.skip("one of the orders that are tried with TEST_LONG=1")
     engine = _engine(bundle, SIZES[order % len(SIZES)], num_threads=1 + order % 2, max_ahead=AHEAD[order % len(AHEAD)])
     _check(_answer_in_random_order(engine, requests, random.Random(order)), alone, requests)
 

@@ -24,7 +24,7 @@ from dragoman.server.offline import OfflineTranslator
 CHECKPOINT = Path(__file__).resolve().parents[4] / "model" / "pretrained" / "en-de"
 MAX_NEW_TOKENS = 24
 NUM_COMPARED = 8
-"""Sentences a test compares, from the list below in turn; all of them and 100 of the corpus with `TEST_ALL_SENTENCES`."""
+"""Sentences a test compares, from the list below in turn; all of them and 100 of the corpus with `TEST_LONG`."""
 
 CLOSE = 1e-5
 """Two scores whose relative difference is smaller are a tie: which of the two wins depends on rounding."""
@@ -135,7 +135,7 @@ def pair(shipped_bundle: Callable[[str], Path], as_transformers: Callable[[Trans
 @pytest.fixture(scope="module")
 def chosen(pair: Pair, request: pytest.FixtureRequest) -> Callable[[int], list[list[int]]]:
     """Return sources for the nth of some tests."""
-    if not os.environ.get("TEST_ALL_SENTENCES"):
+    if not os.environ.get("TEST_LONG"):
         return lambda n: [pair.sources[(n * NUM_COMPARED + i) % len(pair.sources)] for i in range(NUM_COMPARED)]
     with gzip.open(request.getfixturevalue("multi30k") / "test_2016_flickr.en.gz", "rt", encoding="utf-8") as file:
         texts = file.read().splitlines()[:100]
