@@ -1,6 +1,7 @@
 """Messages, mostly wrong, to each method of a running server, which answers each as documented and stays as it was.
 
-1,500 messages by default, 10,000 with `TEST_LONG=1`. `TEST_FUZZ_SEED` chooses them, `TEST_FUZZ_MESSAGES` their number; a failure prints both, and the messages themselves.
+1,500 messages by default, 10,000 with `TEST_LONG=1`. `TEST_FUZZ_SEED` chooses them, `TEST_FUZZ_MESSAGES` their number; a failure
+prints both, and the messages themselves.
 `TEST_FUZZ_CASE` sends one case alone.
 """
 
