@@ -1,3 +1,6 @@
+"""Checkpoints: what is saved is loaded to the bit, damage is named with its file, and averages are means."""
+
+import itertools
 import json
 import re
 from dataclasses import replace
@@ -7,22 +10,25 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
+from dragoman.model.average import average_checkpoints
 from dragoman.model.checkpoint import Checkpoint, CheckpointError, average_weights, save_tensors
 from dragoman.model.checkpoint_folder import CheckpointFolder
 from dragoman.model.generation import Defaults, Language, Languages, Template
 from dragoman.model.text.byte_level import ByteLevelTokenizer
 from dragoman.model.text.tokenizers import Tokenizers
 
+CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
+
 
 @pytest.fixture(params=[True, False], ids=["tied", "untied"])
 def checkpoint(request, make_model, tokenizer: ByteLevelTokenizer) -> Checkpoint:
-    size = tokenizer.vocab_size
-    model = make_model(
-        source_vocab_size=size, target_vocab_size=size, is_projection_tied=request.param, is_embedding_shared=request.param
+    size, is_tied = tokenizer.vocab_size, request.param
+    sizes = {"source_vocab_size": size, "target_vocab_size": size}
+    return Checkpoint(
+        "toy", make_model(**sizes, is_projection_tied=is_tied, is_embedding_shared=is_tied), Tokenizers.shared(tokenizer)
     )
-    return Checkpoint("toy", model, Tokenizers.shared(tokenizer))
 
 
 @pytest.fixture
@@ -31,61 +37,48 @@ def folder(checkpoint: Checkpoint, tmp_path: Path) -> Path:
     return tmp_path / "toy"
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
 def test_round_trip_is_exact(checkpoint: Checkpoint, folder: Path) -> None:
+    """Loading draws no random numbers, maps the weights instead of copying them, and saving again writes the same files."""
+    before, state = contents(folder), torch.get_rng_state()
     loaded = Checkpoint.load(folder)
-    assert loaded.name == "toy"
-    assert loaded.model.config == checkpoint.model.config
-    assert not loaded.model.training
+    assert torch.equal(torch.get_rng_state(), state)
+    assert (loaded.name, loaded.model.config, loaded.model.training) == ("toy", checkpoint.model.config, False)
     weights, expected = loaded.model.state_dict(), checkpoint.model.state_dict()
-    assert weights.keys() == expected.keys()
-    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+    assert weights.keys() == expected.keys() and all(torch.equal(weights[name], expected[name]) for name in expected)
     assert loaded.tokenizers.source.encode("the dog 雪") == checkpoint.tokenizers.source.encode("the dog 雪")
     shared = loaded.model.encoder.embedding.tokens is loaded.model.decoder.embedding.tokens
     assert shared == checkpoint.model.config.is_embedding_shared
-
-
-def test_loading_draws_no_random_numbers(folder: Path) -> None:
-    before = torch.get_rng_state()
-    Checkpoint.load(folder)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_weight_that_the_file_lacks_is_refused(folder: Path) -> None:
-    """Nothing is drawn in its place."""
-    path = folder / "model.safetensors"
-    with safe_open(path, "pt") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    del tensors["decoder.layers.0.feed_forward.inner.weight"]
-    save_file(tensors, path)
-    with pytest.raises(CheckpointError, match=r"decoder\.layers\.0\.feed_forward\.inner\.weight"):
-        Checkpoint.load(folder)
-
-
-def test_saving_twice_writes_the_same_files(checkpoint: Checkpoint, folder: Path) -> None:
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    assert set(before) == {"config.json", "model.safetensors", "tokenizer.json"}
+    maps = [
+        line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines() if str(folder / WEIGHTS) in line
+    ]
+    spans = [(int(start, 16), int(end, 16)) for start, end in maps]
+    assert all(any(start <= weight.data_ptr() < end for start, end in spans) for weight in loaded.model.parameters())
+    with torch.no_grad():
+        for weight in loaded.model.parameters():
+            weight.zero_()
+    assert set(before) == {CONFIG, WEIGHTS, TOKENIZER} and contents(folder) == before
     Checkpoint.load(folder).save(folder)
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert contents(folder) == before
+    assert (folder / WEIGHTS).stat().st_mode == (folder / CONFIG).stat().st_mode
 
 
 def test_half_precision_rounds_weights_and_is_read_as_single(checkpoint: Checkpoint, folder: Path, tmp_path: Path) -> None:
     before = {name: tensor.clone() for name, tensor in checkpoint.model.state_dict().items()}
     checkpoint.save(tmp_path / "half", is_half=True)
-    sizes = [(directory / "model.safetensors").stat().st_size for directory in (tmp_path / "half", folder)]
-    assert 0.5 < sizes[0] / sizes[1] < 0.6
+    assert 0.5 < (tmp_path / "half" / WEIGHTS).stat().st_size / (folder / WEIGHTS).stat().st_size < 0.6
     read = Checkpoint.load(tmp_path / "half").model.state_dict()
     for name, tensor in checkpoint.model.state_dict().items():
         assert torch.equal(tensor, before[name])  # the checkpoint itself stays as it is
-        assert read[name].dtype == torch.float32
-        assert torch.equal(read[name], tensor.half().float())
-
-
-def test_a_weight_that_half_precision_cannot_hold_is_named(checkpoint: Checkpoint, tmp_path: Path) -> None:
+        assert read[name].dtype == torch.float32 and torch.equal(read[name], tensor.half().float())
     with torch.no_grad():
         checkpoint.model.encoder.layers[0].feed_forward.inner.bias[0] = 1e5
     with pytest.raises(CheckpointError, match=r"toy: encoder\.layers\.0\.feed_forward\.inner\.bias does not fit half precision"):
-        checkpoint.save(tmp_path / "half", is_half=True)
-    assert not (tmp_path / "half" / "model.safetensors").exists()
+        checkpoint.save(tmp_path / "other", is_half=True)
+    assert not (tmp_path / "other" / WEIGHTS).exists()
 
 
 def refuses(path: Path, message: str) -> pytest.RaisesExc[CheckpointError]:
@@ -94,134 +87,93 @@ def refuses(path: Path, message: str) -> pytest.RaisesExc[CheckpointError]:
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"),
-    [("config.json", ": No such file or directory"), ("tokenizer.json", ": no such file"), ("model.safetensors", ": no such file")],
+    ("name", "content", "message"),
+    [
+        (CONFIG, None, ": No such file or directory"),
+        (TOKENIZER, None, ": no such file"),
+        (WEIGHTS, None, ": no such file"),
+        *((WEIGHTS, size, ": ") for size in (0, 4, 200, -1)),
+        *((name, content, ": not ") for name in (CONFIG, TOKENIZER) for content in (b"", b"{", b"\xff\xfe", b"[" * 100_000)),
+        (CONFIG, b"[1]", ": not a checkpoint of format version 1 or 2"),
+    ],
 )
-def test_missing_file_is_named(folder: Path, name, reason) -> None:
-    (folder / name).unlink()
-    with refuses(folder / name, reason):
+def test_a_missing_or_damaged_file_is_named(folder: Path, name: str, content: bytes | int | None, message: str) -> None:
+    path = folder / name
+    if content is None:
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:content] if isinstance(content, int) else content)
+    with refuses(path, message):
         Checkpoint.load(folder)
 
 
-@pytest.mark.parametrize("size", [0, 4, 200, -1])
-def test_truncated_weights_are_named(folder: Path, size) -> None:
-    path = folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:size])
-    with refuses(path, ": "):
-        Checkpoint.load(folder)
-
-
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 100_000])
-def test_damaged_description_is_named(folder: Path, name, content) -> None:
-    (folder / name).write_bytes(content)
-    with refuses(folder / name, ": not "):
+def test_a_weight_that_the_file_lacks_is_refused(folder: Path) -> None:
+    """No random weight takes its place."""
+    tensors = load_file(folder / WEIGHTS)
+    del tensors["decoder.layers.0.feed_forward.inner.weight"]
+    save_file(tensors, folder / WEIGHTS)
+    with pytest.raises(CheckpointError, match=r"decoder\.layers\.0\.feed_forward\.inner\.weight"):
         Checkpoint.load(folder)
 
 
 def change(folder: Path, **fields: Any) -> Path:
     """Change the description's top-level fields; None takes one away."""
-    path = folder / "config.json"
+    path = folder / CONFIG
     description = json.loads(path.read_text(encoding="utf-8")) | fields
     path.write_text(json.dumps({name: value for name, value in description.items() if value is not None}), encoding="utf-8")
     return path
 
 
-@pytest.mark.parametrize("version", [0, 3, "1", None])
-def test_other_format_version_is_refused(folder: Path, version) -> None:
-    path = change(folder, format_version=version)
-    with refuses(path, ": not a checkpoint of format version 1 or 2"):
-        Checkpoint.load(folder)
-
-
-def test_the_first_format_is_still_read(folder: Path) -> None:
-    change(folder, format_version=1)
-    loaded = Checkpoint.load(folder)
-    assert (loaded.template, loaded.languages, loaded.defaults) == (Template(), None, Defaults())
-
-
-def test_what_is_said_of_generation_is_kept(checkpoint: Checkpoint, folder: Path) -> None:
-    template = Template(source_suffix=[4], task="put into {target}: ")
-    languages = Languages(target=[Language(code="deu_Latn", names=["de"], target_prefix=[7])], default_target="deu_Latn")
-    defaults = Defaults(num_beams=4, suppressed_tokens=[3], is_end_forced=True)
-    replace(checkpoint, template=template, languages=languages, defaults=defaults).save(folder)
-    for loaded in (Checkpoint.load(folder), CheckpointFolder.load(folder)):
-        assert (loaded.template, loaded.languages, loaded.defaults) == (template, languages, defaults)
+VERSION = ": not a checkpoint of format version 1 or 2"
 
 
 @pytest.mark.parametrize(
-    ("said", "reason"),
+    ("fields", "message", "reason"),
     [
-        ({"template": {"source_prefix": [-1]}}, "source_prefix"),
-        ({"languages": {"target": [{"code": ""}]}}, "target"),
-        ({"languages": {"default_target": "de"}}, "no target language"),
-        ({"defaults": {"num_beams": "4"}}, "num_beams"),
-        ({"defaults": {"colour": 1}}, "colour"),
-        ({"defaults": []}, "defaults"),
+        *(({"format_version": version}, VERSION, "") for version in (0, 3, "1", None)),
+        *(({"name": value}, ": name is missing or is not a str", "") for value in (None, 7)),
+        *(({"model": value}, ": model is missing or is not a dict", "") for value in (None, 7)),
+        ({"template": {"source_prefix": [-1]}}, ": ", "source_prefix"),
+        ({"languages": {"target": [{"code": ""}]}}, ": ", "target"),
+        ({"languages": {"default_target": "de"}}, ": ", "no target language"),
+        ({"defaults": {"num_beams": "4"}}, ": ", "num_beams"),
+        ({"defaults": {"colour": 1}}, ": ", "colour"),
+        ({"defaults": []}, ": ", "defaults"),
     ],
 )
-def test_wrong_words_of_generation_are_named(folder: Path, said, reason) -> None:
-    path = change(folder, **said)
-    with refuses(path, ": ") as caught:
+def test_a_wrong_description_is_named(folder: Path, fields: dict[str, Any], message: str, reason: str) -> None:
+    path = change(folder, **fields)
+    with refuses(path, message) as caught:
         Checkpoint.load(folder)
     assert reason in str(caught.value)
 
 
-def test_weights_are_mapped_not_copied(folder: Path) -> None:
-    """A large model takes its memory once, and what is written to it does not reach the file."""
-    before = (folder / "model.safetensors").read_bytes()
-    model = Checkpoint.load(folder).model
-    mapped = [
-        line.split("-") for line in Path("/proc/self/maps").read_text().splitlines() if str(folder / "model.safetensors") in line
-    ]
-    spans = [(int(start, 16), int(end.split()[0], 16)) for start, end, *_ in mapped]
-    assert all(any(start <= weight.data_ptr() < end for start, end in spans) for weight in model.parameters())
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.zero_()
-    assert (folder / "model.safetensors").read_bytes() == before
+def test_a_model_that_does_not_fit_its_files_is_named(folder: Path, checkpoint: Checkpoint) -> None:
+    model, size = checkpoint.model.config.to_dict(), checkpoint.tokenizers.target.vocab_size
+    for fields, path, message in (
+        ({"colour": "red"}, folder / CONFIG, ": unknown model setting: colour"),
+        ({"eos_id": 5}, folder, f": eos_id is {checkpoint.tokenizers.target.eos_id} in the tokeniser and 5 in the model"),
+        ({"source_vocab_size": size - 1, "target_vocab_size": size - 1}, folder, f": the tokeniser has {size} tokens, the model"),
+        ({"d_model": 32}, folder / WEIGHTS, ": "),
+        ({"num_decoder_layers": 3}, folder / WEIGHTS, ": "),
+        ({"num_encoder_layers": 1}, folder / WEIGHTS, ": "),
+        ({"has_output_bias": True}, folder / WEIGHTS, ": "),
+    ):
+        change(folder, model=model | fields)
+        with refuses(path, message):
+            Checkpoint.load(folder)
 
 
-def test_description_that_is_no_object_is_refused(folder: Path) -> None:
-    (folder / "config.json").write_text("[1]", encoding="utf-8")
-    with refuses(folder / "config.json", ": not a checkpoint of format version 1 or 2"):
-        Checkpoint.load(folder)
-
-
-@pytest.mark.parametrize(("name", "kind"), [("name", "str"), ("model", "dict")])
-@pytest.mark.parametrize("value", [None, 7])
-def test_missing_or_wrong_description_is_named(folder: Path, name, kind, value) -> None:
-    path = change(folder, **{name: value})
-    with refuses(path, f": {name} is missing or is not a {kind}"):
-        Checkpoint.load(folder)
-
-
-def test_unknown_model_setting_is_named(folder: Path, checkpoint: Checkpoint) -> None:
-    path = change(folder, model=checkpoint.model.config.to_dict() | {"colour": "red"})
-    with refuses(path, ": unknown model setting: colour"):
-        Checkpoint.load(folder)
-
-
-def test_vocabulary_larger_than_the_model_is_refused(folder: Path, checkpoint: Checkpoint) -> None:
-    size = checkpoint.tokenizers.target.vocab_size
-    change(folder, model=checkpoint.model.config.to_dict() | {"source_vocab_size": size - 1, "target_vocab_size": size - 1})
-    with refuses(folder, f": the tokeniser has {size} tokens, the model room for {size - 1}"):
-        Checkpoint.load(folder)
-
-
-def test_ends_of_sequence_that_disagree_are_refused(folder: Path, checkpoint: Checkpoint) -> None:
-    change(folder, model=checkpoint.model.config.to_dict() | {"eos_id": 5})
-    with refuses(folder, f": eos_id is {checkpoint.tokenizers.target.eos_id} in the tokeniser and 5 in the model"):
-        Checkpoint.load(folder)
-
-
-@pytest.mark.parametrize(
-    "change_of", [{"d_model": 32}, {"num_decoder_layers": 3}, {"num_encoder_layers": 1}, {"has_output_bias": True}]
-)
-def test_weights_of_another_model_are_named(folder: Path, checkpoint: Checkpoint, change_of) -> None:
-    change(folder, model=checkpoint.model.config.to_dict() | change_of)
-    with refuses(folder / "model.safetensors", ": "):
-        Checkpoint.load(folder)
+def test_generation_is_kept_and_the_first_format_is_still_read(checkpoint: Checkpoint, folder: Path) -> None:
+    template = Template(source_suffix=[4], task="put into {target}: ")
+    languages = Languages(target=[Language(code="deu_Latn", names=["de"], target_prefix=[7])], default_target="deu_Latn")
+    defaults = Defaults(num_beams=4, suppressed_tokens=[3], is_end_forced=True)
+    change(folder, format_version=1)
+    loaded: Any = Checkpoint.load(folder)
+    assert (loaded.template, loaded.languages, loaded.defaults) == (Template(), None, Defaults())
+    replace(checkpoint, template=template, languages=languages, defaults=defaults).save(folder)
+    for loaded in (Checkpoint.load(folder), CheckpointFolder.load(folder)):
+        assert (loaded.template, loaded.languages, loaded.defaults) == (template, languages, defaults)
 
 
 def test_failed_write_leaves_the_old_checkpoint(checkpoint: Checkpoint, folder: Path, monkeypatch) -> None:
@@ -232,8 +184,7 @@ def test_failed_write_leaves_the_old_checkpoint(checkpoint: Checkpoint, folder: 
     monkeypatch.setattr("dragoman.model.checkpoint.save_model", fail)
     with pytest.raises(OSError, match="disk full"):
         checkpoint.save(folder)
-    loaded = Checkpoint.load(folder)
-    assert torch.equal(loaded.model.decoder.output_weight, checkpoint.model.decoder.output_weight)
+    assert torch.equal(Checkpoint.load(folder).model.decoder.output_weight, checkpoint.model.decoder.output_weight)
 
 
 def test_tensors_and_metadata_are_kept(tmp_path: Path) -> None:
@@ -245,25 +196,47 @@ def test_tensors_and_metadata_are_kept(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["state.safetensors"]
 
 
-def test_average_is_the_mean(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    tensors = [torch.randn(5, 4) for _ in range(3)]
-    paths = [tmp_path / f"{i}.safetensors" for i in range(3)]
-    for path, tensor in zip(paths, tensors, strict=True):
-        save_file({"w": tensor, "b": tensor[0].clone()}, path)
-    average = average_weights(paths)
-    expected = torch.stack(tensors).double().mean(0).float()
-    assert average["w"].dtype == torch.float32
-    torch.testing.assert_close(average["w"], expected, rtol=1e-7, atol=1e-7)
-    torch.testing.assert_close(average["b"], expected[0], rtol=1e-7, atol=1e-7)
-    assert torch.equal(average_weights(paths[:1])["w"], tensors[0])
+@pytest.fixture
+def save(make_model, tokenizer: ByteLevelTokenizer, tmp_path: Path):
+    """Write a checkpoint whose weights a seed decides; return its folder."""
+
+    def save(name: str, vocabulary: ByteLevelTokenizer = tokenizer, seed: int = 0, **settings: object) -> Path:
+        size = vocabulary.vocab_size
+        model = make_model(source_vocab_size=size, target_vocab_size=size, **settings)
+        torch.manual_seed(seed)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter))
+        Checkpoint(name, model, Tokenizers.shared(vocabulary)).save(tmp_path / name)
+        return tmp_path / name
+
+    return save
 
 
-def test_weights_can_be_read_by_whom_other_new_files_can(folder: Path) -> None:
-    assert (folder / "model.safetensors").stat().st_mode == (folder / "config.json").stat().st_mode
+@pytest.mark.parametrize("is_shared", [True, False], ids=["shared", "separate"])
+def test_every_weight_of_an_average_is_the_mean(save, is_shared: bool, tmp_path: Path) -> None:
+    shared = {"is_embedding_shared": is_shared, "is_projection_tied": is_shared}
+    folders = [save(f"m{seed}", seed=seed, dropout=seed / 10, **shared) for seed in range(3)]
+    average_checkpoints([*folders, folders[2]]).save(tmp_path / "mean")
+    *states, mean = (Checkpoint.load(folder).model.state_dict() for folder in [*folders, tmp_path / "mean"])
+    assert mean.keys() == states[0].keys()
+    for name, value in mean.items():
+        assert value.dtype == torch.float32 and not torch.equal(states[0][name], states[1][name])
+        torch.testing.assert_close(value, (states[0][name] + states[1][name] + 2 * states[2][name]) / 4, rtol=1e-5, atol=1e-6)
+    alone, only = average_checkpoints(folders[:1]), Checkpoint.load(folders[0])
+    assert (alone.name, alone.model.config) == ("m0", only.model.config)
+    weights = alone.model.state_dict()
+    assert all(torch.equal(weights[name], value) for name, value in only.model.state_dict().items())
 
 
-def test_files_of_different_tensors_are_not_averaged(tmp_path: Path) -> None:
+def test_checkpoints_that_differ_are_not_averaged(save, tokenizer: ByteLevelTokenizer, tmp_path: Path) -> None:
+    words = (f"{first}{second}{third}" for first, second, third in itertools.product("abcdefgh", repeat=3))
+    vocabulary = ByteLevelTokenizer.train([" ".join(words)], tokenizer.vocab_size)
+    first, other, second = save("first"), save("other", norm_epsilon=1e-3), save("second", vocabulary)
+    with pytest.raises(CheckpointError, match=re.escape(f"{other}: its norm_epsilon differ from those of {first}")):
+        average_checkpoints([first, other])
+    with pytest.raises(CheckpointError, match=re.escape(f"{second}: its vocabulary differs from that of {first}")):
+        average_checkpoints([first, second])
     save_tensors(tmp_path / "a", {"w": torch.ones(2)})
     save_tensors(tmp_path / "b", {"v": torch.ones(2)})
     with pytest.raises(ValueError, match="differ in v, w"):
