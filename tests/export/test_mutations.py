@@ -1,11 +1,13 @@
-"""Graphs that are broken on purpose, each in another way: the gate finds out every one.
+"""Graphs that are broken on purpose, each in another way: the gate finds every one.
 
 Without these a gate that compares less could still pass all sound graphs.
 """
 
 import copy
 from collections.abc import Callable
+from itertools import permutations
 from pathlib import Path
+from typing import Any, get_args
 
 import numpy as np
 import onnx
@@ -20,28 +22,50 @@ from dragoman.export.quality import verify_quantized
 from dragoman.export.quantize import ScaleCounts
 from dragoman.export.verify import verify
 from dragoman.model.checkpoint import Checkpoint
+from dragoman.model.config import Padding
+from tests.export.conftest import KINDS, Export, MakeCheckpoint, WriteGraphs
 
-MakeCheckpoint = Callable[..., Checkpoint]
 Change = Callable[[ModelProto], None]
+T5 = {
+    "norm": "pre",
+    "norm_kind": "rms",
+    "norm_epsilon": 0.05,
+    "has_biases": False,
+    "activation": "gelu_tanh",
+    "is_ffn_gated": True,
+    "attention_dim": 64,
+    "is_attention_scaled": False,
+    "positions": "relative",
+    "relative_buckets": 8,
+    "relative_max_distance": 12,
+    "has_relative_bias_per_layer": True,
+    "is_embedding_scaled": False,
+    "is_output_scaled": True,
+    "padding": "masked",
+    "max_source_positions": 100,
+    "max_target_positions": 100,
+}
+Made = tuple[Checkpoint, Path]
 
 
 @pytest.fixture(scope="module")
-def long(make_checkpoint: MakeCheckpoint) -> Checkpoint:
-    """Return a model with more positions than a row is driven through whole."""
-    return make_checkpoint(max_source_positions=150, max_target_positions=150)
+def long(export: Export, make_checkpoint: MakeCheckpoint) -> Made:
+    """Return a model with more positions than a row is driven through whole, and its graphs."""
+    return make_checkpoint(**KINDS["long"]), export("long").directory
 
 
 @pytest.fixture(scope="module")
-def bundles(long: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("mutations")
-    long.save(folder / "checkpoint")
-    for precision in ("fp32", "int8"):
-        export_checkpoint(folder / "checkpoint", folder / precision, precision)
-    return {precision: folder / precision for precision in ("fp32", "int8")}
+def relative(make_checkpoint: MakeCheckpoint, write_graphs: WriteGraphs, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """Return a model with all that T5's relatives have, whose scores are too small to be magnified, and its graphs."""
+    checkpoint = make_checkpoint(**T5)
+    for parameter in checkpoint.model.parameters():
+        if parameter.dim() == 2 and len(parameter) != T5["relative_buckets"]:
+            parameter.data *= 0.4
+    return checkpoint, write_graphs(checkpoint.model, tmp_path_factory.mktemp("mutations") / "graphs")
 
 
 def mutated(bundle: Path, folder: Path, graph: str, change: Change) -> Path:
-    """Copy a bundle, with the weights inside the graph that is changed."""
+    """Copy a bundle's graphs, with the weights inside the graph that is changed."""
     for path in bundle.iterdir():
         if path.is_file():
             (folder / path.name).write_bytes(path.read_bytes())
@@ -53,6 +77,11 @@ def mutated(bundle: Path, folder: Path, graph: str, change: Change) -> Path:
 
 def nodes(model: ModelProto, kind: str) -> list[NodeProto]:
     return [node for node in model.graph.node if node.op_type == kind]
+
+
+def constant(model: ModelProto, name: str, value: float, dtype: Any = np.float32) -> str:
+    model.graph.initializer.append(numpy_helper.from_array(np.array(value, dtype), name))
+    return name
 
 
 def rewrite(model: ModelProto, name: str, change: Callable[[np.ndarray], np.ndarray]) -> None:  # type: ignore[type-arg]
@@ -78,20 +107,15 @@ def swap_two_layers_weights(model: ModelProto) -> None:
 
 
 def read_the_next_position(model: ModelProto) -> None:
-    one = numpy_helper.from_array(np.array(1, np.int64), "off_by_one")
-    model.graph.initializer.append(one)
+    one = constant(model, "off_by_one", 1, np.int64)
     gather = next(node for node in nodes(model, "Gather") if "positions" in node.input[0])
-    insert_before(model, gather, 1, [helper.make_node("Add", [gather.input[1], one.name], ["later"])])
+    insert_before(model, gather, 1, [helper.make_node("Add", [gather.input[1], one], ["later"])])
 
 
 def attend_one_key_too_few(model: ModelProto) -> None:
     attention = nodes(model, "GroupQueryAttention")[1]  # the first layer's encoder-decoder attention
-    model.graph.initializer.append(numpy_helper.from_array(np.array(1, np.int32), "one_less"))
-    model.graph.initializer.append(numpy_helper.from_array(np.array(0, np.int32), "at_least"))
-    new = [
-        helper.make_node("Sub", [attention.input[5], "one_less"], ["fewer"]),
-        helper.make_node("Max", ["fewer", "at_least"], ["kept"]),
-    ]
+    less, least = (constant(model, f"number_{number}", number, np.int32) for number in (1, 0))
+    new = [helper.make_node("Sub", [attention.input[5], less], ["fewer"]), helper.make_node("Max", ["fewer", least], ["kept"])]
     insert_before(model, attention, 5, new)
 
 
@@ -105,44 +129,34 @@ def ignore_source_lengths(model: ModelProto) -> None:
     for attention in nodes(model, "GroupQueryAttention"):
         if len(attention.output) == 1:
             name = f"{attention.name}_longest"
-            insert_before(
-                model,
-                attention,
-                5,
-                [
-                    helper.make_node("ReduceMax", [attention.input[5]], [f"{name}_max"], keepdims=1),
-                    helper.make_node("Shape", [attention.input[5]], [f"{name}_shape"]),
-                    helper.make_node("Expand", [f"{name}_max", f"{name}_shape"], [name]),
-                ],
-            )
+            new = [
+                helper.make_node("ReduceMax", [attention.input[5]], [f"{name}_max"], keepdims=1),
+                helper.make_node("Shape", [attention.input[5]], [f"{name}_shape"]),
+                helper.make_node("Expand", [f"{name}_max", f"{name}_shape"], [name]),
+            ]
+            insert_before(model, attention, 5, new)
+
+
+def leak(model: ModelProto, value: str, of: str) -> list[NodeProto]:
+    model.graph.initializer.append(numpy_helper.from_array(np.array([0], np.int64), "rows"))
+    return [
+        helper.make_node("ReduceMean", [of, "rows"], ["mean_of_rows"], keepdims=1),
+        helper.make_node("Mul", ["mean_of_rows", constant(model, "a_trace", 1e-6)], ["leak"]),
+        helper.make_node("Add", [value, "leak"], ["leaky"]),
+    ]
 
 
 def leak_into_the_neighbour(model: ModelProto) -> None:
     """Add a trace of all rows' mean to every row: far below the tolerance, but not the same bits."""
     softmax = nodes(model, "LogSoftmax")[0]
-    model.graph.initializer.append(numpy_helper.from_array(np.array(1e-6, np.float32), "a_trace"))
-    model.graph.initializer.append(numpy_helper.from_array(np.array([0], np.int64), "rows"))
-    model.graph.initializer.append(numpy_helper.from_array(np.array(-100, np.float32), "lowest"))
-    new = [
-        helper.make_node("Max", [softmax.input[0], "lowest"], ["finite"]),
-        helper.make_node("ReduceMean", ["finite", "rows"], ["mean_of_rows"], keepdims=1),
-        helper.make_node("Mul", ["mean_of_rows", "a_trace"], ["leak"]),
-        helper.make_node("Add", [softmax.input[0], "leak"], ["leaky"]),
-    ]
-    insert_before(model, softmax, 0, new)
+    finite = helper.make_node("Max", [softmax.input[0], constant(model, "lowest", -100)], ["finite"])
+    insert_before(model, softmax, 0, [finite, *leak(model, softmax.input[0], "finite")])
 
 
 def leak_into_the_next_source(model: ModelProto) -> None:
     """Add a trace of the mean over all tokens of a batch to what is projected: far below the tolerance, but not the same bits."""
     product = nodes(model, "Gemm")[-1]
-    model.graph.initializer.append(numpy_helper.from_array(np.array(1e-6, np.float32), "a_trace"))
-    model.graph.initializer.append(numpy_helper.from_array(np.array([0], np.int64), "rows"))
-    new = [
-        helper.make_node("ReduceMean", [product.input[0], "rows"], ["mean_of_rows"], keepdims=1),
-        helper.make_node("Mul", ["mean_of_rows", "a_trace"], ["leak"]),
-        helper.make_node("Add", [product.input[0], "leak"], ["leaky"]),
-    ]
-    insert_before(model, product, 0, new)
+    insert_before(model, product, 0, leak(model, product.input[0], product.input[0]))
 
 
 def take_the_next_token_s_place(model: ModelProto) -> None:
@@ -160,36 +174,109 @@ def spoil_the_last_position(model: ModelProto) -> None:
     rewrite(model, "decoder.embedding.positions", lambda table: table + (np.arange(len(table)) == 149)[:, None] * np.float32(0.5))
 
 
+def of_distance(model: ModelProto) -> list[int]:
+    """Return where the graph works out distances: the differences whose limits are put on them."""
+    clipped = {node.input[0] for node in nodes(model, "Clip")}
+    return [i for i, node in enumerate(model.graph.node) if node.output[0] in clipped]
+
+
+def look_the_other_way(model: ModelProto) -> None:
+    """Take keys after the query for keys before it."""
+    for i in of_distance(model):
+        node = model.graph.node[i]
+        node.input[0], node.input[1] = node.input[1], node.input[0]
+
+
+def be_one_further(model: ModelProto) -> None:
+    clip, one = nodes(model, "Clip")[0], constant(model, "one_further", 1, np.int64)
+    insert_before(model, clip, 0, [helper.make_node("Add", [clip.input[0], one], ["further"])])
+
+
+def forget_the_bias(model: ModelProto) -> None:
+    """Let the decoder's self-attention add nothing to its scores."""
+    for attention in nodes(model, "GroupQueryAttention"):
+        if len(attention.input) > 10 and helper.get_node_attr_value(attention, "causal"):
+            del attention.input[7:]
+
+
+def exchange_the_layers_tables(model: ModelProto) -> None:
+    tables = [node for node in nodes(model, "GroupQueryAttention") if len(node.input) > 10]
+    tables[0].input[10], tables[1].input[10] = tables[1].input[10], tables[0].input[10]
+
+
+def exchange_gate_and_inner(model: ModelProto) -> None:
+    first = {
+        part: next(x for x in nodes(model, "Gemm") if f"layers.0.feed_forward.{part}" in x.input[1]) for part in ("gate", "inner")
+    }
+    first["gate"].input[1], first["inner"].input[1] = first["inner"].input[1], first["gate"].input[1]
+
+
+def forget_the_epsilon(model: ModelProto) -> None:
+    for node in nodes(model, "SimplifiedLayerNormalization"):
+        for attribute in node.attribute:
+            if attribute.name == "epsilon":
+                attribute.f = 1e-6
+
+
+def forget_the_output_scale(model: ModelProto) -> None:
+    norm = nodes(model, "SimplifiedLayerNormalization")[-1]
+    scale = next(node for node in nodes(model, "Mul") if node.input[0] == norm.output[0])
+    rewrite(model, scale.input[1], np.ones_like)
+
+
+def scale_the_scores(model: ModelProto) -> None:
+    for attention in nodes(model, "GroupQueryAttention"):
+        scale = next(i for i, attribute in enumerate(attention.attribute) if attribute.name == "scale")
+        del attention.attribute[scale]
+
+
+OFF, SCORER, SOURCE = "log-probabilities are off", "the scorer's log-probabilities are off", "not encoded to the same bits"
 MUTATIONS: dict[str, tuple[str, Change, str]] = {
-    "a wrong weight in one layer": ("decoder", change_one_weight, "log-probabilities are off"),
-    "two layers' weights exchanged": ("decoder", swap_two_layers_weights, "log-probabilities are off"),
-    "positions off by one": ("decoder", read_the_next_position, "log-probabilities are off"),
+    "a wrong weight in one layer": ("decoder", change_one_weight, OFF),
+    "two layers' weights exchanged": ("decoder", swap_two_layers_weights, OFF),
+    "positions off by one": ("decoder", read_the_next_position, OFF),
     "the last position alone": ("decoder", spoil_the_last_position, "log-probabilities are off .* at position 149"),
-    "a key too few": ("decoder", attend_one_key_too_few, "log-probabilities are off"),
-    "keys for values": ("decoder", swap_keys_and_values, "log-probabilities are off"),
-    "a step that ignores src_lens": ("decoder", ignore_source_lengths, "log-probabilities are off"),
-    "an encoder that ignores src_lens": ("encoder", ignore_source_lengths, "not encoded to the same bits"),
-    "a source that leaks into the next": ("encoder", leak_into_the_next_source, "not encoded to the same bits"),
-    "tokens in each other's places": ("encoder", take_the_next_token_s_place, "not encoded to the same bits"),
+    "a key too few": ("decoder", attend_one_key_too_few, OFF),
+    "keys for values": ("decoder", swap_keys_and_values, OFF),
+    "a step that ignores src_lens": ("decoder", ignore_source_lengths, OFF),
+    "an encoder that ignores src_lens": ("encoder", ignore_source_lengths, SOURCE),
+    "a source that leaks into the next": ("encoder", leak_into_the_next_source, SOURCE),
+    "tokens in each other's places": ("encoder", take_the_next_token_s_place, SOURCE),
     "a row that leaks into its neighbours": ("decoder", leak_into_the_neighbour, "same bits alone"),
-    "a position that only the scorer reaches": ("scorer", spoil_late_positions, "the scorer's log-probabilities are off"),
+    "a position that only the scorer reaches": ("scorer", spoil_late_positions, SCORER),
     "a scorer that ignores src_lens": ("scorer", ignore_source_lengths, "the scorer"),
+}
+RELATIVE_MUTATIONS: dict[str, tuple[str, Change, str]] = {
+    "an encoder that takes after for before": ("encoder", look_the_other_way, OFF),
+    "a step that takes after for before": ("decoder", look_the_other_way, OFF),
+    "a scorer that takes after for before": ("scorer", look_the_other_way, SCORER),
+    "distances off by one": ("decoder", be_one_further, OFF),
+    "a step without its bias": ("decoder", forget_the_bias, OFF),
+    "a scorer without its bias": ("scorer", forget_the_bias, SCORER),
+    "two layers' tables exchanged": ("decoder", exchange_the_layers_tables, OFF),
+    "gate and inner exchanged": ("decoder", exchange_gate_and_inner, OFF),
+    "an encoder's norms with another epsilon": ("encoder", forget_the_epsilon, OFF),
+    "a step's norms with another epsilon": ("decoder", forget_the_epsilon, OFF),
+    "the output scale forgotten": ("decoder", forget_the_output_scale, OFF),
+    "scores scaled after all": ("decoder", scale_the_scores, OFF),
 }
 
 
-@pytest.mark.parametrize(("graph", "change", "message"), MUTATIONS.values(), ids=MUTATIONS.keys())
-def test_broken_graph_is_refused(
-    bundles: dict[str, Path], long: Checkpoint, tmp_path: Path, graph: str, change: Change, message: str
-) -> None:
+@pytest.mark.parametrize("name", [*MUTATIONS, *RELATIVE_MUTATIONS])
+def test_broken_graph_is_refused(long: Made, relative: Made, tmp_path: Path, name: str) -> None:
+    checkpoint, directory = long if name in MUTATIONS else relative
+    graph, change, message = (MUTATIONS | RELATIVE_MUTATIONS)[name]
     with pytest.raises(ParityError, match=message):
-        verify(long, mutated(bundles["fp32"], tmp_path, graph, change))
+        verify(checkpoint, mutated(directory, tmp_path, graph, change))
 
 
-def test_sound_graph_with_its_weights_inside_passes(bundles: dict[str, Path], long: Checkpoint, tmp_path: Path) -> None:
-    """What the others are refused for is the change."""
-    report = verify(long, mutated(bundles["fp32"], tmp_path, "decoder", lambda model: None))
+def test_sound_graphs_with_weights_inside_pass(long: Made, relative: Made, tmp_path: Path) -> None:
+    """The others are refused for the change alone; nothing here needs double precision."""
+    report = verify(long[0], mutated(long[1], tmp_path, "decoder", lambda model: None))
     assert report.max_position == 149 and report.num_rows == 24
     assert report.num_positions < 24 * 32 + 64, "the long row was not driven from its beginning to its end"
+    report = verify(relative[0], mutated(relative[1], tmp_path, "decoder", lambda model: None))
+    assert (report.tolerance, report.max_position) == (1e-4, 99)
 
 
 def exchange_scales(model: ModelProto) -> None:
@@ -200,12 +287,11 @@ def exchange_scales(model: ModelProto) -> None:
 
 def share_one_scale(model: ModelProto) -> None:
     """Let the loudest row of a batch scale all others: ONNX Runtime's own dynamic quantisation, of one product."""
-    product = nodes(model, "QuantizeLinear")[0]
-    model.graph.initializer.append(numpy_helper.from_array(np.array(1 / 120, np.float32), "level"))
+    product, level = nodes(model, "QuantizeLinear")[0], constant(model, "level", 1 / 120)
     new = [
         helper.make_node("Abs", [product.input[0]], ["magnitudes"]),
         helper.make_node("ReduceMax", ["magnitudes"], ["loudest"], keepdims=0),
-        helper.make_node("Mul", ["loudest", "level"], ["shared_scale"]),
+        helper.make_node("Mul", ["loudest", level], ["shared_scale"]),
     ]
     insert_before(model, product, 1, new)
 
@@ -220,16 +306,61 @@ def share_one_scale(model: ModelProto) -> None:
     ids=["a scale error in one product", "a scale that rows share", "a scale that sources share"],
 )
 def test_broken_quantised_graph_is_refused(
-    bundles: dict[str, Path], long: Checkpoint, tmp_path: Path, graph: str, change: Change, message: str
+    export: Export, long: Made, tmp_path: Path, graph: str, change: Change, message: str
 ) -> None:
     with pytest.raises((ParityError, BundleError), match=message):
-        verify_quantized(long, mutated(bundles["int8"], tmp_path, graph, change), ScaleCounts(1, 0))
+        verify_quantized(long[0], mutated(export("long", "int8").directory, tmp_path, graph, change), ScaleCounts(1, 0))
 
 
-def test_weights_that_tracing_gets_wrong_are_found(bundles: dict[str, Path], long: Checkpoint) -> None:
-    """The gate compares with the checkpoint, not with what was traced."""
-    other = copy.deepcopy(long)
+@pytest.mark.parametrize("kind", ["tiny", "llama"])
+def test_weights_that_tracing_gets_wrong_are_found(
+    export: Export, make_checkpoint: MakeCheckpoint, kind: str, tmp_path: Path
+) -> None:
+    """The gate compares with the checkpoint, not with the traced graph: of a prompt's reader, the key of a later layer's."""
+    checkpoint = make_checkpoint(**KINDS[kind])
+    other = copy.deepcopy(checkpoint)
+    layer: Any = other.model.decoder.layers[0]  # type: ignore[union-attr,index]
     with torch.no_grad():
-        other.model.decoder.layers[0].cross_attention.input.weight[0] += 0.5
+        (layer.cross_attention if kind == "tiny" else layer.self_attention).input.weight[70 % 96, 3] += 0.5
     with pytest.raises(ParityError, match="log-probabilities are off"):
-        verify(other, bundles["fp32"])
+        verify(other, export(kind).directory)
+    if kind == "llama":  # the reader alone is another model's
+        other.save(tmp_path / "checkpoint")
+        changed = export_checkpoint(tmp_path / "checkpoint", tmp_path / "bundle").directory
+        for name in ("decoder.onnx", "decoder.weights", "scorer.onnx"):
+            (changed / name).write_bytes((export(kind).directory / name).read_bytes())
+        with pytest.raises(ParityError):
+            verify(checkpoint, changed)
+
+
+@pytest.fixture(scope="module")
+def by_padding(
+    make_checkpoint: MakeCheckpoint, write_graphs: WriteGraphs, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Made]:
+    """Return checkpoints that differ in the treatment of padding, and their graphs."""
+    folder = tmp_path_factory.mktemp("padding")
+    checkpoints = {kind: make_checkpoint(padding=kind, max_target_positions=6) for kind in get_args(Padding)}
+    return {kind: (checkpoint, write_graphs(checkpoint.model, folder / kind)) for kind, checkpoint in checkpoints.items()}
+
+
+def test_padding_of_another_kind_is_refused(by_padding: dict[str, Made]) -> None:
+    for meant, done in permutations(get_args(Padding), 2):
+        with pytest.raises(ParityError, match="log-probabilit"):
+            verify(by_padding[meant][0], by_padding[done][1])
+    for made in by_padding.values():
+        assert verify(*made).num_token_mismatches == 0
+
+
+def test_where_single_precision_is_off_the_graphs_may_be_as_far_off(
+    make_checkpoint: MakeCheckpoint, write_graphs: WriteGraphs, tmp_path: Path
+) -> None:
+    """Unscaled scores of large weights saturate the softmax, which magnifies what rounding leaves."""
+    checkpoint = make_checkpoint(**T5 | {"attention_dim": 128, "max_target_positions": 12})
+    for parameter in checkpoint.model.parameters():
+        parameter.data *= 1.3
+    directory = write_graphs(checkpoint.model, tmp_path / "graphs")
+    report = verify(checkpoint, directory)
+    assert report.tolerance > 1e-4 and report.max_log_prob_difference > 1e-4
+    (tmp_path / "broken").mkdir()
+    with pytest.raises(ParityError, match="log-probabilities are off"):
+        verify(checkpoint, mutated(directory, tmp_path / "broken", "decoder", be_one_further))

@@ -1,13 +1,27 @@
-"""The pieces of the gate, on results made by hand."""
+"""Parts of the gate on results made by hand: rows in slots, passes of the eager model, comparisons of steps and of the scorer."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from dragoman.export.parity import Comparison, EagerReference, Floats, Given, Ints, ParityError, drive
+from dragoman.export.eager_pass import EagerPass
+from dragoman.export.parity import Comparison, EagerReference, Floats, Given, Ints, ParityError, drive, stretches
 from dragoman.export.row import Row
+from dragoman.export.running import OnnxRunner
+from dragoman.export.scorer_parity import Pair, ScorerComparison, check_scorer, padded
 from dragoman.model.checkpoint import Checkpoint
+from tests.export.conftest import MakeCheckpoint
+
+SOURCE, TARGET = [7, 8, 9, 1], [20, 21, 22, 23, 24, 1]
+PAIRS = [
+    Pair([7, 8, 9, 10, 11, 12, 1], [20, 21, 1]),
+    Pair([1], [30, 31, 32, 33, 34, 35, 1]),
+    Pair([5] * 23 + [1], [6] * 19 + [1]),
+    Pair([40, 41, 1], [1]),
+]
 
 
 class CountingSlots:
@@ -56,25 +70,14 @@ def test_ended_rows_make_room_for_waiting_ones() -> None:
     assert drive(runner, rows, 2, 1, is_tight=False) == len(runner.last.steps) == 6
     assert all(row.is_done and row.position == row.num_steps for row in rows)
     assert runner.made == [(2, 7, 8)]
-    drive(CountingRunner(), [Row([1], [2], 1)], 1, 1, is_tight=True)
+    drive(tight := CountingRunner(), [Row([9, 9], [2, 3, 4], 3)], 1, 1, is_tight=True)
+    assert tight.made == [(1, 3, 2)]
 
 
-def test_tight_caches_have_no_room_to_spare() -> None:
-    runner = CountingRunner()
-    drive(runner, [Row([9, 9], [2, 3, 4], 3)], 1, 1, is_tight=True)
-    assert runner.made == [(1, 3, 2)]
-
-
-def test_greedy_row_feeds_what_it_drew_and_ends_at_end_of_sequence() -> None:
-    rows = [Row([9], [5], 50, eos_id=8), Row([9], [5], 2, eos_id=8), Row([9], [8], 50, eos_id=11)]
-    drive(CountingRunner(), rows, 3, 1, is_tight=False)
-    assert [row.inputs for row in rows] == [[5, 6, 7, 8], [5, 6, 7], [8, 9, 10, 11]]
-
-
-def test_start_token_that_is_also_the_end_does_not_end_a_row() -> None:
-    row = Row([9], [8], 3, eos_id=8)
-    drive(CountingRunner(), [row], 1, 1, is_tight=False)
-    assert row.inputs == [8, 9, 10, 11]
+def test_greedy_row_feeds_its_own_tokens_and_ends_at_end_of_sequence() -> None:
+    rows = [Row([9], [5], 50, eos_id=8), Row([9], [5], 2, eos_id=8), Row([9], [8], 50, eos_id=11), Row([9], [8], 3, eos_id=8)]
+    drive(CountingRunner(), rows, 4, 1, is_tight=False)
+    assert [row.inputs for row in rows] == [[5, 6, 7, 8], [5, 6, 7], [8, 9, 10, 11], [8, 9, 10, 11]], "a start is not an end"
 
 
 def test_digest_tells_every_bit_and_their_order() -> None:
@@ -90,89 +93,173 @@ def test_digest_tells_every_bit_and_their_order() -> None:
     assert len({digest(first, second), digest(second, first), digest(nudged, second), digest(first)}) == 4
 
 
-def perfect_step(checkpoint: Checkpoint, rows: list[Row]) -> tuple[Ints, Floats]:
+def best(checkpoint: Checkpoint, rows: list[Row], num_candidates: int = 300) -> tuple[Ints, Floats]:
+    """Return the eager model's next candidates."""
     log_probs = EagerReference(checkpoint.model).log_probs(rows)
     ids = np.argsort(-log_probs, axis=1, kind="stable")
-    return ids, np.take_along_axis(log_probs, ids, 1)
+    return ids[:, :num_candidates], np.take_along_axis(log_probs, ids, 1)[:, :num_candidates]
 
 
 def rows_of_two() -> list[Row]:
     return [Row([7, 8, 1], [2, 9], 2), Row([1], [2, 11], 2)]
 
 
-def test_eager_step_compares_equal(checkpoint: Checkpoint) -> None:
+def test_eager_steps_compare_equal(checkpoint: Checkpoint) -> None:
     comparison, rows = Comparison(EagerReference(checkpoint.model), 1e-4), rows_of_two()
     for _ in range(2):
-        ids, log_probs = perfect_step(checkpoint, rows)
+        ids, log_probs = best(checkpoint, rows)
         comparison.observe(rows, ids, log_probs)
         for row, row_ids, row_log_probs in zip(rows, ids, log_probs, strict=True):
             row.take(row_ids, row_log_probs)
     assert (comparison.max_position, comparison.num_positions, comparison.max_batch_rows) == (1, 4, 2)
     assert comparison.max_difference < 1e-5, "products of one and of two positions may round differently"
     assert comparison.reference.blocks == {}, "finished rows are let go"
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1e-3])
-def test_one_wrong_log_prob_in_the_vocabulary_is_found(checkpoint: Checkpoint, value: float) -> None:
-    rows = rows_of_two()
-    ids, log_probs = perfect_step(checkpoint, rows)
-    log_probs[1, 200] += value
-    with pytest.raises(ParityError, match=r"off by .* at position 0 of a row with 1 source token"):
-        Comparison(EagerReference(checkpoint.model), 1e-4).observe(rows, ids, log_probs)
-
-
-def test_missing_candidate_is_found(checkpoint: Checkpoint) -> None:
-    rows = rows_of_two()
-    ids, log_probs = perfect_step(checkpoint, rows)
-    ids[0, 5] = ids[0, 4]
-    with pytest.raises(ParityError, match="off by nan"):
-        Comparison(EagerReference(checkpoint.model), 1e-4).observe(rows, ids, log_probs)
-
-
-def test_padding_as_a_candidate_is_found(checkpoint: Checkpoint) -> None:
-    rows = rows_of_two()
-    ids, log_probs = perfect_step(checkpoint, rows)
-    log_probs[0, ids[0] == 0] = -5.0
-    with pytest.raises(ParityError, match="padding"):
-        Comparison(EagerReference(checkpoint.model), 1e-4).observe(rows, ids, log_probs)
-
-
-def test_wrong_order_is_found(checkpoint: Checkpoint) -> None:
-    rows = rows_of_two()
-    ids, log_probs = perfect_step(checkpoint, rows)
-    for array in (ids, log_probs):
-        array[:, [0, 1]] = array[:, [1, 0]]
-    with pytest.raises(ParityError, match="order"):
-        Comparison(EagerReference(checkpoint.model), 1e-4).observe(rows, ids, log_probs)
-
-
-def test_best_candidates_alone_compare_equal(checkpoint: Checkpoint) -> None:
     comparison, rows = Comparison(EagerReference(checkpoint.model), 1e-4), rows_of_two()
-    ids, log_probs = perfect_step(checkpoint, rows)
-    comparison.observe(rows, ids[:, :20], log_probs[:, :20])
+    comparison.observe(rows, *best(checkpoint, rows, 20))
     assert comparison.num_positions == 2 and comparison.max_difference < 1e-5
 
 
-def test_a_token_left_out_that_is_likelier_than_a_candidate_is_found(checkpoint: Checkpoint) -> None:
-    rows = rows_of_two()
-    ids, log_probs = perfect_step(checkpoint, rows)
-    for place in (0, 7):
-        kept = [i for i in range(21) if i != place]
-        with pytest.raises(ParityError, match="log-probabilities are off"):
-            Comparison(EagerReference(checkpoint.model), 1e-6).observe(rows, ids[:, kept], log_probs[:, kept])
+def put(array: np.ndarray, place: tuple[int, int], value: float) -> np.ndarray:
+    array[place] = value
+    return array
 
 
-def test_candidate_that_is_there_twice_is_found(checkpoint: Checkpoint) -> None:
-    rows = rows_of_two()
-    ids, log_probs = perfect_step(checkpoint, rows)
-    ids[0, 19], log_probs[0, 19] = ids[0, 18], log_probs[0, 18]
-    with pytest.raises(ParityError, match="off by nan"):
-        Comparison(EagerReference(checkpoint.model), 10.0).observe(rows, ids[:, :20], log_probs[:, :20])
+Fault = Callable[[Ints, Floats], tuple[Ints, Floats]]
+FAULTS: dict[str, tuple[int, Fault, str]] = {
+    **{
+        str(value): (
+            300,
+            lambda ids, p, value=value: (ids, put(p, (1, 200), p[1, 200] + value)),
+            "off by .* at position 0 of a row with 1 source",
+        )
+        for value in (float("nan"), float("inf"), -1e-3)
+    },
+    "a missing candidate": (300, lambda ids, p: (put(ids, (0, 5), ids[0, 4]), p), "off by nan"),
+    "padding": (300, lambda ids, p: (ids, np.where(ids == 0, np.float32(-5), p)), "padding"),
+    "order": (300, lambda ids, p: (np.roll(ids[:, :2], 1, 1), np.roll(p[:, :2], 1, 1)), "order"),
+    "the likeliest left out": (21, lambda ids, p: (np.delete(ids, 0, 1), np.delete(p, 0, 1)), "log-probabilities are off"),
+    "a likely one left out": (21, lambda ids, p: (np.delete(ids, 7, 1), np.delete(p, 7, 1)), "log-probabilities are off"),
+    "a candidate twice": (20, lambda ids, p: (put(ids, (0, 19), ids[0, 18]), put(p, (0, 19), p[0, 18])), "off by nan"),
+    "one of the best": (20, lambda ids, p: (ids, put(p, (1, 19), p[1, 19] - 1e-3)), "off by 0.001 at position 0"),
+}
 
 
-def test_one_wrong_best_candidate_is_found(checkpoint: Checkpoint) -> None:
-    rows = rows_of_two()
-    ids, log_probs = perfect_step(checkpoint, rows)
-    log_probs[1, 19] -= 1e-3
-    with pytest.raises(ParityError, match=r"off by 0.001 at position 0"):
-        Comparison(EagerReference(checkpoint.model), 1e-4).observe(rows, ids[:, :20], log_probs[:, :20])
+@pytest.mark.parametrize("name", FAULTS)
+def test_wrong_candidates_are_found(checkpoint: Checkpoint, name: str) -> None:
+    rows, (num_candidates, change, message) = rows_of_two(), FAULTS[name]
+    with pytest.raises(ParityError, match=message):
+        Comparison(EagerReference(checkpoint.model), 1e-5).observe(rows, *change(*best(checkpoint, rows, num_candidates)))
+
+
+@torch.no_grad()
+def plain(checkpoint: Checkpoint, source: list[int], inputs: list[int]) -> torch.Tensor:
+    """Return the log-probabilities of one plain forward pass, `[T, V]`."""
+    logits = checkpoint.model(torch.tensor([source]), torch.tensor([len(source)]), torch.tensor([inputs]))[0]
+    logits[:, checkpoint.model.config.pad_id] = -torch.inf
+    return logits.log_softmax(-1)
+
+
+@pytest.mark.parametrize("seen", [[], [(0, 6)], [(0, 2), (4, 6)], [(2, 4)]], ids=["nothing", "all", "its ends", "its middle"])
+def test_target_log_probs_are_the_same_in_whatever_order_positions_are_asked_for(
+    checkpoint: Checkpoint, seen: list[tuple[int, int]]
+) -> None:
+    whole, expected = EagerPass(checkpoint.model, SOURCE, TARGET), plain(checkpoint, SOURCE, [2, *TARGET[:-1]])
+    for start, stop in seen:
+        np.testing.assert_allclose(whole.log_probs(start, stop), expected[start:stop], atol=1e-5)
+    np.testing.assert_allclose(whole.target_log_probs(), expected[range(len(TARGET)), TARGET], atol=1e-5)
+
+
+def test_pass_begins_with_its_rows_first_input_and_is_shared(checkpoint: Checkpoint) -> None:
+    model, inputs = checkpoint.model, [5, 6]
+    reference, row = EagerReference(model), Row(SOURCE, inputs, 2)
+    expected = plain(checkpoint, SOURCE, inputs).numpy()
+    np.testing.assert_allclose(reference.log_probs([row])[0], expected[0], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(reference.of_row(row).log_probs(1, 2)[0], expected[1], rtol=0, atol=1e-5)
+    assert reference.whole(SOURCE, [6, 1], 5) is reference.of_row(row) is reference.of_row(Row(SOURCE, inputs, 2))
+    other = reference.of_row(Row(SOURCE, [model.config.decoder_start_id, 6], 2))
+    assert other is reference.whole(SOURCE, [6, 1])
+    assert other is not reference.of_row(row) and np.abs(other.log_probs(0, 1)[0, 1:] - expected[0, 1:]).max() > 1e-2
+    double = reference.double.of(reference.of_row(row))
+    np.testing.assert_allclose(double.log_probs(0, 1)[0], expected[0], rtol=0, atol=1e-5)
+
+
+def test_keys_before_a_position_are_those_of_the_row_cut_there(make_checkpoint: MakeCheckpoint) -> None:
+    model = make_checkpoint(max_target_positions=150).model
+    inputs = [model.config.decoder_start_id, *range(20, 119)]
+    parts = stretches(EagerReference(model), Row(SOURCE, inputs, 100))
+    assert [part.position for part in parts] == [0, 62, 84] and parts[-1].num_steps == 100
+    for part in parts[1:]:
+        assert part.stretch is not None
+        cut = EagerPass(model, SOURCE, [*inputs[1 : part.position], 1], keeps_caches=True)
+        for found, expected in zip(part.stretch.whole.kept(part.position), cut.kept(part.position), strict=True):
+            assert found.shape[1] == part.position
+            np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_scores_are_those_of_a_plain_pass_alone_in_a_batch_and_twice(exported: Path, checkpoint: Checkpoint) -> None:
+    runner = OnnxRunner(exported, checkpoint.model.config)
+    together = runner.score(PAIRS)
+    bits = {}
+    for row, pair in enumerate(PAIRS):
+        num_source, num_target = len(pair.source), len(pair.target)
+        whole = EagerPass(checkpoint.model, pair.source, pair.target)
+        expected = plain(checkpoint, pair.source, [2, *pair.target[:-1]])[range(num_target), pair.target]
+        np.testing.assert_allclose(whole.target_log_probs(), expected, atol=1e-5)
+        assert whole.attention.shape == (2, num_target, num_source)
+        np.testing.assert_allclose(whole.attention.sum(-1), 1, atol=1e-5)
+        bits[row] = alone = runner.score([pair])
+        for log_probs, attention in ((alone[0][0], alone[1][0]), (together[0][row], together[1][row])):
+            np.testing.assert_allclose(log_probs[:num_target], expected, atol=1e-5)
+            np.testing.assert_allclose(attention[:, :num_target, :num_source], whole.attention, atol=1e-6)
+            assert not attention[:, :num_target, num_source:].any(), "padding gets exactly no attention"
+    for row in (3, 1, 0, 2):
+        assert all(a.tobytes() == b.tobytes() for a, b in zip(bits[row], runner.score([PAIRS[row]]), strict=True))
+
+
+class Scripted:
+    """A scorer that gives eager results, changed as the test says."""
+
+    def __init__(self, checkpoint: Checkpoint, drift: float = 0, attention_to_padding: float = 0) -> None:
+        self.model = checkpoint.model
+        self.sizes: list[int] = []
+        self.drift, self.attention_to_padding = drift, attention_to_padding
+
+    def score(self, pairs: Sequence[Pair]) -> tuple[Floats, Floats]:
+        self.sizes.append(len(pairs))
+        longest = max(len(pair.target) for pair in pairs), max(len(pair.source) for pair in pairs)
+        log_probs = np.zeros((len(pairs), longest[0]), np.float32)
+        attention = np.full((len(pairs), 2, *longest), self.attention_to_padding, np.float32)
+        for row, pair in enumerate(pairs):
+            whole, num_target = EagerPass(self.model, pair.source, pair.target), len(pair.target)
+            log_probs[row, :num_target] = whole.target_log_probs()
+            attention[row, :, :num_target, : len(pair.source)] = whole.attention
+        return log_probs - np.float32(self.drift * len(self.sizes)), attention
+
+
+def test_every_pair_is_compared_in_a_batch_and_some_alone_and_twice(checkpoint: Checkpoint) -> None:
+    scorer, comparison = Scripted(checkpoint), ScorerComparison(EagerReference(checkpoint.model), 1e-4)
+    check_scorer(scorer, PAIRS, comparison, 3, 2)
+    assert scorer.sizes == [3, 1, 1, 1, 1, 1]
+    assert (comparison.max_log_prob_difference, comparison.max_attention_difference) == (0, 0)
+    for faulty, num_alone, message in (
+        (Scripted(checkpoint, drift=1e-6), 1, "the same bits twice"),
+        (Scripted(checkpoint, attention_to_padding=1e-9), 0, "attends to padding"),
+    ):
+        with pytest.raises(ParityError, match=message):
+            check_scorer(faulty, PAIRS, ScorerComparison(EagerReference(checkpoint.model), 1e-4), 4, num_alone)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 2e-4])
+@pytest.mark.parametrize(("place", "name"), [(0, "log-probabilities"), (1, "attention weights")])
+def test_one_wrong_number_of_a_scorer_is_found(checkpoint: Checkpoint, value: float, place: int, name: str) -> None:
+    whole = EagerPass(checkpoint.model, PAIRS[0].source, PAIRS[0].target)
+    results = [whole.target_log_probs().copy(), whole.attention.copy()]
+    results[place].reshape(-1)[-1] += value
+    with pytest.raises(ParityError, match=rf"the scorer's {name} are off by .* 7 source and 3 target tokens"):
+        ScorerComparison(EagerReference(checkpoint.model), 1e-4).compare(PAIRS[0], *results)
+
+
+def test_rows_are_padded_on_the_right() -> None:
+    table, lengths = padded([[5], [6, 7, 8], [9, 10]], 0)
+    assert table.tolist() == [[5, 0, 0], [6, 7, 8], [9, 10, 0]]
+    assert lengths.tolist() == [1, 3, 2]

@@ -8,11 +8,10 @@ import onnx_ir
 import pytest
 from onnx_ir import ExternalTensor
 
-from dragoman.export.arguments import Shortlist
 from dragoman.export.bundle import DECODER_FILE, ENCODER_FILE, SCORER_FILE, SCORER_WEIGHTS_FILE
-from dragoman.export.exporter import export_checkpoint
 from dragoman.export.storage import ALIGNMENT, write_graphs
 from dragoman.export.tracing import MAX_INLINE_BYTES
+from tests.export.conftest import Export
 
 GRAPHS = (ENCODER_FILE, DECODER_FILE, SCORER_FILE)
 
@@ -34,7 +33,7 @@ def table(seed: int, rows: int = 300, dtype: type = np.float32) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(rows, 32)).astype(dtype)
 
 
-def test_what_two_graphs_have_lies_in_the_file_of_the_first(tmp_path: Path) -> None:
+def test_weights_of_two_graphs_lie_in_the_file_of_the_first(tmp_path: Path) -> None:
     shared, own = table(0), table(1)
     graphs = [graph_of(a=shared, b=own), graph_of(c=shared.copy(), d=table(2)), graph_of(e=own.copy(), f=shared.copy())]
     write_graphs(graphs, tmp_path)
@@ -48,7 +47,7 @@ def test_what_two_graphs_have_lies_in_the_file_of_the_first(tmp_path: Path) -> N
             np.testing.assert_array_equal(tensor.numpy(), {"a": shared, "c": shared, "f": shared, "d": table(2)}.get(name, own))
 
 
-def test_what_differs_in_its_type_shape_or_last_number_is_stored_apart(tmp_path: Path) -> None:
+def test_weights_of_other_type_shape_or_last_number_are_stored_apart(tmp_path: Path) -> None:
     first = table(0)
     last = first.copy()
     last[-1, -1] += 1
@@ -69,7 +68,7 @@ def test_small_tensors_stay_in_the_graph_and_large_ones_begin_a_page(tmp_path: P
     assert [found[name].offset % ALIGNMENT for name in "ab"] == [0, 0]
 
 
-def test_graphs_are_left_with_what_is_mapped_and_can_be_written_again(tmp_path: Path) -> None:
+def test_graphs_keep_mapped_weights_and_can_be_written_again(tmp_path: Path) -> None:
     shared = table(0)
     graphs = [graph_of(a=shared), graph_of(b=shared), graph_of(c=table(1))]
     for folder in (tmp_path / "first", tmp_path / "second"):
@@ -90,8 +89,8 @@ def test_token_table_of_a_bundle_is_stored_once(exported: Path) -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
-def test_scorer_has_a_file_of_its_own_for_what_a_shortlist_leaves_out(checkpoint_dir: Path, tmp_path: Path, precision: str) -> None:
-    bundle = export_checkpoint(checkpoint_dir, tmp_path / "bundle", precision, shortlist=Shortlist(["the dog and the cat"]))
+def test_scorer_has_a_file_of_its_own_for_weights_that_a_shortlist_leaves_out(export: Export, precision: str) -> None:
+    bundle = export("tiny", precision, is_short=True)
     num_bytes = bundle.manifest.files[SCORER_WEIGHTS_FILE].size
     # In single precision the projection is the table of tokens, and its bias alone is missing.
     assert num_bytes == 4 * 300 if precision == "fp32" else 300 * 32 < num_bytes < 2 * 300 * 32

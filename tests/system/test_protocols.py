@@ -245,7 +245,7 @@ def test_each_kind_of_error_has_its_protocols_status(narrow: Any, face: type[Pro
             check_refusal(caller, "not offered", caught.value)
         async with face.connect(narrow, HURRIED) as hurried:
             for way in hurried.methods:
-                await refusal(hurried, way, "deadline")
+                await refusal(hurried, way, "deadline", texts=["a dog"])
         for token in ("", "wrong"):
             async with face.connect(narrow, token) as nobody:
                 for way in nobody.methods:

@@ -108,7 +108,7 @@ def test_outputs_are_scaled_as_transformers_does(
     assert model.config.is_output_scaled == is_scaled
     kind = {"mt5": "MT5", "umt5": "UMT5"}.get(variant, "T5") + "ForConditionalGeneration"
     ours, theirs = logits(model, folder, kind)
-    torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=0)
+    torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-5)
     if variant == "umt5":
         assert any("Transformers 4 did not" in line for line in imported(folder)[1].translated)
 

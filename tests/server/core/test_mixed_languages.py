@@ -1,4 +1,4 @@
-"""Requests of different languages in one running batch, on a real bundle: each has the bits it has alone, and those of PyTorch."""
+"""Requests of different languages in one running batch of a real bundle: the bits of each alone, and PyTorch's answers."""
 
 import asyncio
 import itertools
@@ -134,7 +134,9 @@ def likeliest(model: Any, source: list[int], start: int, forced: list[int], max_
 
 @pytest.mark.parametrize(("source", "target"), PAIRS)
 @torch.inference_mode()
-def test_an_answer_is_pytorchs_with_what_the_languages_say(bench: Bench, checkpoint: Checkpoint, source: str, target: str) -> None:
+def test_answers_are_pytorchs_with_the_tokens_of_the_languages(
+    bench: Bench, checkpoint: Checkpoint, source: str, target: str
+) -> None:
     around: dict[str, tuple[list[int], list[int]]] = {"en": ([272], []), "fr": ([], [273])}
     before = {"de": [], "nl": [275], "da": []}[target]
     forced, start = {"de": ([274], 2), "nl": ([276, 277], 2), "da": ([], 278)}[target]
@@ -150,7 +152,7 @@ def test_an_answer_is_pytorchs_with_what_the_languages_say(bench: Bench, checkpo
         assert answer.score == pytest.approx(sum(log_probs[:-1]) / (len(log_probs) + len(forced)) ** 0.7, abs=1e-4)
 
 
-def test_a_score_is_what_generate_tells_of_the_same_tokens(bench: Bench, bundle: Path) -> None:
+def test_a_score_is_the_log_probability_of_the_generated_token(bench: Bench, bundle: Path) -> None:
     scorer = OnnxScorer(Bundle.open(bundle), 1)
     scorer.check()
     scorer.open()
@@ -179,8 +181,5 @@ def test_texts_without_a_server_are_translated_as_requests_are(bench: Bench) -> 
     found = bench.run(*greedy)
     wanted = GenerateRequest(target_language="nl", num_beams=1)
     assert translator.translate(TEXTS, 5, wanted=wanted) == [decode(found[request.id][0].token_ids) for request in greedy]
-
-
-def test_languages_that_there_are_not_are_no_language_of_a_text_either(bench: Bench) -> None:
     with pytest.raises(InputError, match="target_language: 'xx' is no language that model tongues writes, which are de, nl, da"):
-        bench.translator.translate(TEXTS, wanted=GenerateRequest(target_language="xx"))
+        translator.translate(TEXTS, wanted=GenerateRequest(target_language="xx"))

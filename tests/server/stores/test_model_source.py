@@ -16,7 +16,7 @@ from tests.certificates import openssl
 from tests.server.repository.copies import copy
 from tests.server.stores.conftest import S3, Registry
 from tests.system.conftest import serve as serve
-from tests.system.test_front_ends import wait_until
+from tests.system.harness.server import wait_until
 
 Make = Callable[..., Path]
 ADDRESS = "s3://models/all"

@@ -1,5 +1,8 @@
-"""GPU figures from a made-up NVML."""
+"""GPU figures and figures of processes, from a made-up NVML and a made-up /proc."""
 
+import os
+import resource
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,6 +11,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from dragoman.server.telemetry import metrics
 from dragoman.server.telemetry.gpu import NOTHING, GpuReading, GpuSource, open_gpu_source
+from dragoman.server.telemetry.processes import PAGE_BYTES, TICKS_PER_SECOND, read_process
 
 
 class FakeNvml:
@@ -16,9 +20,7 @@ class FakeNvml:
 
     def __init__(self, has_driver: bool = True) -> None:
         self.has_driver = self.answers = has_driver
-        self.num_questions = 0
-        self.has_utilization = True
-        self.used = 10
+        self.has_utilization, self.num_questions, self.used = True, 0, 10
 
     def nvmlInit(self) -> None:
         if not self.has_driver:
@@ -42,30 +44,17 @@ class FakeNvml:
         return SimpleNamespace(gpu=37)
 
 
-def test_a_reading_is_kept_for_a_second() -> None:
+def test_a_reading_is_kept_for_a_second_and_while_the_driver_does_not_answer() -> None:
     nvml, now = FakeNvml(), [5.0]
     source = GpuSource(nvml, "handle", lambda: now[0])
-    assert source.read() == source.read() == GpuReading(10, 100, 0.37)
-    assert nvml.num_questions == 1
+    assert source.read() == source.read() == GpuReading(10, 100, 0.37) and nvml.num_questions == 1
     now[0], nvml.used = 6.5, 20
-    assert source.read().memory_used_bytes == 20
-
-
-def test_a_driver_that_stops_answering_leaves_the_last_reading() -> None:
-    nvml, now = FakeNvml(), [5.0]
-    source = GpuSource(nvml, "handle", lambda: now[0])
-    nvml.answers = False
-    assert source.read() == NOTHING
-    nvml.answers, now[0] = True, 7.0
     reading = source.read()
+    assert reading.memory_used_bytes == 20
     nvml.answers, now[0] = False, 9.0
-    assert source.read() == reading
-
-
-def test_a_part_of_a_device_shows_its_memory_though_it_has_no_utilisation() -> None:
-    nvml = FakeNvml()
-    nvml.has_utilization = False
-    assert GpuSource(nvml, "handle").read() == GpuReading(10, 100, 0.0)
+    assert source.read() == reading and GpuSource(nvml, "handle").read() == NOTHING
+    nvml.answers, nvml.has_utilization = True, False
+    assert GpuSource(nvml, "handle").read() == GpuReading(20, 100, 0.0), "a part of a device has no utilisation"
 
 
 @pytest.mark.parametrize(
@@ -74,19 +63,17 @@ def test_a_part_of_a_device_shows_its_memory_though_it_has_no_utilisation() -> N
         ("cuda:1 (NVIDIA H200)", "", ("index", 1)),
         ("cuda:1 (NVIDIA H200)", "4,6", ("index", 6)),
         ("cuda:0 (NVIDIA H200)", "GPU-5d, GPU-7e", ("uuid", "GPU-5d")),
+        ("cpu", "", None),
+        ("", "", None),
     ],
 )
 def test_the_device_is_found_among_the_visible_ones(device: str, visible: str, handle: object) -> None:
     source = open_gpu_source(device, visible, lambda name: FakeNvml())
-    assert source is not None and source._handle == handle
+    assert (None if source is None else source._handle) == handle
 
-
-def test_there_is_no_source_without_a_gpu_or_nvml() -> None:
     def missing(name: str) -> Any:
         raise ImportError(name)
 
-    assert open_gpu_source("cpu", "", lambda name: FakeNvml()) is None
-    assert open_gpu_source("", "", lambda name: FakeNvml()) is None
     assert open_gpu_source("cuda:0 (x)", "", missing) is None
     assert open_gpu_source("cuda:0 (x)", "", lambda name: FakeNvml(has_driver=False)) is None
 
@@ -98,9 +85,21 @@ def test_a_device_is_shown_once_however_many_models_run_on_it(monkeypatch: pytes
     shown = metrics.Metrics(registry, (1.0,))
     for name in ("en-de", "en-fr"):
         shown.add_model(name, "1", "fp16", "cuda:0 (NVIDIA H200)", 64)
-    text = generate_latest(registry).decode()
-    assert 'dragoman_gpu_memory_used_bytes{device="cuda:0 (NVIDIA H200)"} 10.0' in text
-    assert 'dragoman_gpu_utilization_ratio{device="cuda:0 (NVIDIA H200)"} 0.37' in text
-    assert text.count("dragoman_gpu_memory_total_bytes{") == 1
     shown.remove_model("en-de")
-    assert "dragoman_gpu_memory_used_bytes{" in generate_latest(registry).decode()
+    text = generate_latest(registry).decode()
+    for name, value in (("memory_used_bytes", 10.0), ("utilization_ratio", 0.37), ("memory_total_bytes", 100.0)):
+        assert text.count(f'dragoman_gpu_{name}{{device="cuda:0 (NVIDIA H200)"}} {value}\n') == 1
+
+
+def test_a_process_is_read_as_the_kernel_has_it(tmp_path: Path) -> None:
+    (tmp_path / "7/fd").mkdir(parents=True)
+    (tmp_path / "7/fd/0").touch()
+    fields = ["S", *("0" for _ in range(10)), "300", "200", *("0" for _ in range(8)), "5", "0"]
+    (tmp_path / "7/stat").write_text(f"7 (a) b (c)) {' '.join(fields)}\n")
+    reading = read_process(7, tmp_path)
+    assert reading is not None and reading.cpu_seconds == 500 / TICKS_PER_SECOND
+    assert (reading.resident_memory_bytes, reading.num_open_fds) == (5 * PAGE_BYTES, 1)
+    assert read_process(1, tmp_path) is None
+    usage, own = resource.getrusage(resource.RUSAGE_SELF), read_process(os.getpid())
+    assert own is not None and own.cpu_seconds == pytest.approx(usage.ru_utime + usage.ru_stime, abs=1.0)
+    assert own.resident_memory_bytes > 2**20 and own.num_open_fds >= 3

@@ -1,4 +1,4 @@
-"""What is put around a text: in which order, by which languages, and what is refused, with words that can be shown."""
+"""Prompt templates: the tokens around a text by its languages, and refusals of languages that can be shown to callers."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 
 from dragoman.export.bundle import BundleError
 from dragoman.model.generation import Defaults, Language, Languages, Template
-from dragoman.server.core.frames import MAX_KEPT, MAX_LANGUAGE_CHARACTERS, Frame, Frames
+from dragoman.server.core.frames import MAX_KEPT, MAX_LANGUAGE_CHARACTERS, Frames
 from dragoman.server.engine.messages import GREEDY, Request, SearchOptions
 from dragoman.server.errors import InvalidRequest
 
@@ -20,7 +20,7 @@ ENGLISH = Language(code="eng_Latn", names=["en"], label="English", source_prefix
 TEMPLATE = Template(source_prefix=[41], source_suffix=[42], target_prefix=[43], decoder_start_id=44)
 
 
-def frames(template: Template = TEMPLATE, defaults: Defaults | None = None, has_prompts: bool = False, **languages: Any) -> Frames:
+def frames(template: Template = TEMPLATE, has_prompts: bool = False, **languages: Any) -> Frames:
     given: dict[str, Any] = {"source": [ENGLISH, GERMAN], "target": [GERMAN, FRENCH]} | languages
     manifest: Any = SimpleNamespace(
         name="many",
@@ -29,7 +29,7 @@ def frames(template: Template = TEMPLATE, defaults: Defaults | None = None, has_
         has_prompts=has_prompts,
         template=template,
         languages=Languages(**given),
-        defaults=defaults or Defaults(),
+        defaults=Defaults(),
     )
     return Frames(manifest)
 
@@ -40,26 +40,14 @@ def refusal(frames: Frames, source: str = "", target: str = "") -> str:
     return caught.value.message
 
 
-def test_a_source_has_all_around_it_in_the_order_of_the_contract() -> None:
+def test_the_order_around_a_source_is_that_of_the_contract() -> None:
     """Target language's prefix, source language's, template's, text, end-of-sequence, template's suffix, source language's."""
     assert frames().find("en", "fr").framed([7, 8])[0] == [21, 22, 31, 41, 7, 8, EOS, 42, 32, 33]
     assert frames().find("de", "de").framed([])[0] == [11, 11, 41, EOS, 42, 12]
-
-
-def test_answers_begin_with_the_templates_tokens_and_then_the_languages() -> None:
-    assert frames().find("en", "fr").target_prefix == [43, 23, 24]
-    assert frames().find("en", "de").target_prefix == [43, 13]
-
-
-def test_the_start_token_is_the_languages_or_the_templates_or_the_models() -> None:
-    assert frames().find("en", "fr").decoder_start_id == 25
-    assert frames().find("en", "de").decoder_start_id == 44
+    found = [(frame.target_prefix, frame.decoder_start_id) for frame in map(frames().find, ("en", "en"), ("fr", "de"))]
+    assert found == [([43, 23, 24], 25), ([43, 13], 44)]
     assert frames(Template()).find("en", "de").decoder_start_id is None
-
-
-def test_a_task_names_both_languages_by_their_labels() -> None:
-    told = frames(Template(task="from {source} to {target}: "))
-    assert told.find("de", "fr").task == "from German to fra_Latn: "
+    assert frames(Template(task="from {source} to {target}: ")).find("de", "fr").task == "from German to fra_Latn: "
 
 
 @pytest.mark.parametrize("spelling", ["deu_Latn", "DEU-latn", "de", "De", "german", " de ", "de-AT", "de_DE"])
@@ -68,25 +56,40 @@ def test_every_spelling_of_a_language_finds_the_same(spelling: str) -> None:
     assert (found.source_language, found.target_language) == ("deu_Latn", "deu_Latn")
 
 
-def test_what_is_not_said_is_the_default() -> None:
+def test_languages_of_the_request_come_before_the_models_defaults() -> None:
+    def found(frames: Frames, *asked: str) -> tuple[str, str]:
+        frame = frames.find(*asked)
+        return frame.source_language, frame.target_language
+
     both = frames(default_source="eng_Latn", default_target="fra_Latn")
-    assert (both.find().source_language, both.find().target_language) == ("eng_Latn", "fra_Latn")
-    assert (both.find("de").source_language, both.find("de").target_language) == ("deu_Latn", "fra_Latn")
-    assert (both.find("", "de").source_language, both.find("", "de").target_language) == ("eng_Latn", "deu_Latn")
-    assert (both.default_source_language, both.default_target_language) == ("eng_Latn", "fra_Latn")
+    assert (both.default_source_language, both.default_target_language) == found(both) == ("eng_Latn", "fra_Latn")
+    assert (found(both, "de"), found(both, "", "de")) == (("deu_Latn", "fra_Latn"), ("eng_Latn", "deu_Latn"))
     only = frames(source=[GERMAN], target=[])
-    assert (only.find().source_language, only.find().target_language) == ("deu_Latn", "")
-    assert (only.default_source_language, only.default_target_language) == ("deu_Latn", "")
-
-
-def test_a_language_that_has_to_be_said_is_asked_for() -> None:
-    assert refusal(frames()) == "source_language: is missing; model many reads eng_Latn, deu_Latn"
-    assert refusal(frames(default_source="eng_Latn")) == "target_language: is missing; model many writes deu_Latn, fra_Latn"
-    assert refusal(frames(), target="de").startswith("source_language: is missing")
+    assert (only.default_source_language, only.default_target_language) == found(only) == ("deu_Latn", "")
     assert (frames().default_source_language, frames().default_target_language) == ("", "")
+    assert [language.code for language in frames().source_languages] == ["deu_Latn", "eng_Latn"]
+    assert [language.code for language in frames().target_languages] == ["deu_Latn", "fra_Latn"]
 
 
-def test_a_source_of_which_the_model_is_told_nothing_need_not_be_named() -> None:
+def test_missing_and_unknown_languages_are_refused_with_the_list() -> None:
+    assert refusal(frames()) == "source_language: is missing; model many reads eng_Latn, deu_Latn"
+    assert refusal(frames(), target="de").startswith("source_language: is missing")
+    assert refusal(frames(default_source="eng_Latn")) == "target_language: is missing; model many writes deu_Latn, fra_Latn"
+    for asked, side, verb, codes in (
+        ("fr", "source", "reads", "eng_Latn, deu_Latn"),
+        ("en", "target", "writes", "deu_Latn, fra_Latn"),
+    ):
+        message = refusal(frames(), asked if side == "source" else "en", asked if side == "target" else "de")
+        assert message == f"{side}_language: '{asked}' is no language that model many {verb}, which are {codes}"
+    plain = frames(Template(), source=[], target=[])
+    assert refusal(plain, "en") == "source_language: model many says no languages that it reads, so a request cannot choose one"
+    assert refusal(plain, target="de").startswith("target_language: model many says no languages that it writes")
+    reads_none = frames(source=[])
+    assert reads_none.find(target_language="de").framed([7])[0] == [11, 41, 7, EOS, 42]
+    assert refusal(reads_none, "en", "de").startswith("source_language: model many says no languages")
+
+
+def test_a_source_language_without_tokens_need_not_be_named() -> None:
     """MADLAD reads many languages, and is told only which to write; a task may still have a place for the name."""
     silent = {"source": [Language(code="de"), Language(code="fr")]}
     told = frames(**silent)
@@ -99,77 +102,55 @@ def test_a_source_of_which_the_model_is_told_nothing_need_not_be_named() -> None
         assert refusal(several, target="fr").startswith("source_language: is missing")
 
 
-def test_a_language_that_the_model_has_not_is_refused_with_those_it_has() -> None:
-    assert refusal(frames(), "fr", "de") == (
-        "source_language: 'fr' is no language that model many reads, which are eng_Latn, deu_Latn"
-    )
-    assert refusal(frames(), "en", "en") == (
-        "target_language: 'en' is no language that model many writes, which are deu_Latn, fra_Latn"
-    )
-
-
-def test_a_model_without_languages_takes_none() -> None:
-    plain = frames(Template(), source=[], target=[])
-    assert refusal(plain, "en") == "source_language: model many says no languages that it reads, so a request cannot choose one"
-    assert refusal(plain, target="de").startswith("target_language: model many says no languages that it writes")
-    reads_none = frames(source=[])
-    assert reads_none.find(target_language="de").framed([7])[0] == [11, 41, 7, EOS, 42]
-    assert refusal(reads_none, "en", "de").startswith("source_language: model many says no languages")
-
-
-def test_a_plain_model_puts_end_of_sequence_after_a_text_and_shares_the_greedy_options() -> None:
+def test_without_languages_the_template_alone_is_around_every_text() -> None:
     plain = frames(Template(), source=[], target=[])
     frame = plain.find()
     assert frame.framed([7, 8])[0] == [7, 8, EOS] and (frame.num_around, frame.target_prefix, frame.task) == (1, [], "")
     assert frame.search is GREEDY and plain.find() is frame
-
-
-def test_a_template_alone_is_put_around_every_text() -> None:
-    frame = frames(source=[], target=[]).find()
-    assert frame.framed([7])[0] == [41, 7, EOS, 42]
-    assert frame.search == SearchOptions(forced_prefix=[43], num_forced=1)
+    templated = frames(source=[], target=[]).find()
+    assert templated.framed([7])[0] == [41, 7, EOS, 42]
+    assert templated.search == SearchOptions(forced_prefix=[43], num_forced=1)
 
 
 @pytest.mark.parametrize(
     "asked",
     ["x" * 33, "\0", "a\nb", "\x1b[2J", "\u202eed", "\ud83d", "é" * 128, "_", "-", "  ", "[]", "de,fr", "../../de", "%s%n{0}"],
 )
-def test_what_callers_send_is_shown_as_plain_text_and_not_at_length(asked: str) -> None:
+def test_names_that_callers_send_are_shown_as_plain_text_and_not_at_length(asked: str) -> None:
     message = refusal(frames(), asked, "de")
     assert message.isascii() and message.isprintable() and len(message) < 400
     assert message.startswith("source_language: '")
 
 
 @pytest.mark.parametrize("count", [129, 1_000_000])
-def test_what_is_longer_than_any_name_is_not_looked_at(count: int) -> None:
+def test_names_longer_than_any_are_not_looked_at(count: int) -> None:
+    expected = f"{count} characters; at most {MAX_LANGUAGE_CHARACTERS} are allowed"
     for told in (frames(), frames(Template(), source=[], target=[])):
-        asked = Unread("x" * count)
-        expected = f"{count} characters; at most {MAX_LANGUAGE_CHARACTERS} are allowed"
-        assert refusal(told, source=asked) == f"source_language: {expected}"
+        assert refusal(told, source=Unread("x" * count)) == f"source_language: {expected}"
     assert refusal(frames(), "de", Unread("x" * count)) == f"target_language: {expected}"
 
 
 class Unread(str):
-    """A text of which nothing but its length may be asked."""
+    """A text of which nothing but its length may be used."""
 
     __slots__ = ()
+    __hash__ = None  # type: ignore[assignment]
 
     def casefold(self) -> Any:
         raise AssertionError("looked at")
 
-    __hash__ = None  # type: ignore[assignment]
 
-
-def test_a_long_list_is_cut_and_says_how_much_is_missing() -> None:
+def test_a_long_list_of_languages_is_cut_with_the_number_left_out() -> None:
     codes = [f"l{i:03d}_Latn" for i in range(202)]
     many = frames(source=[Language(code=code, source_prefix=[9]) for code in codes])
     for message in (refusal(many), refusal(many, "xx")):
-        assert len(message) < 600
         last, more = message.split(", ")[-1].split(" and ")
-        assert last in codes and more == f"{202 - codes.index(last) - 1} more"
+        assert len(message) < 600 and last in codes and more == f"{202 - codes.index(last) - 1} more"
 
 
-def test_more_pairs_than_are_remembered_are_still_found() -> None:
+def test_pairs_are_put_together_once_and_more_than_are_kept_are_still_found() -> None:
+    told = frames()
+    assert told.find("ENG-Latn", "fr_FR") is told.find("en", "fr")
     codes = [f"l{i:02d}" for i in range(40)]
     sides = [Language(code=code, source_prefix=[100 + i], target_prefix=[200 + i]) for i, code in enumerate(codes)]
     many = frames(Template(), source=sides, target=sides)
@@ -182,27 +163,15 @@ def test_more_pairs_than_are_remembered_are_still_found() -> None:
     assert len(many._frames) <= MAX_KEPT
 
 
-def test_a_pair_is_put_together_once() -> None:
-    told = frames()
-    first: Frame = told.find("en", "fr")
-    assert told.find("ENG-Latn", "fr_FR") is first
-
-
 @pytest.mark.parametrize("side", ["source", "target"])
-def test_a_task_that_names_a_side_without_languages_is_refused_when_loaded(side: str) -> None:
+def test_a_task_that_names_a_side_without_languages_is_refused_at_the_start(side: str) -> None:
     with pytest.raises(BundleError, match=f"model many: the task of its template needs a {side} language"):
         frames(Template(task=f"to {{{side}}}: "), **{side: []})
 
 
-def test_languages_are_told_in_the_order_of_their_codes() -> None:
-    assert [language.code for language in frames().source_languages] == ["deu_Latn", "eng_Latn"]
-    assert [language.code for language in frames().target_languages] == ["deu_Latn", "fra_Latn"]
-
-
 def test_a_prompt_begins_with_the_start_token_and_its_last_token_is_fed_to_the_decoder() -> None:
-    """Nothing ends it: the answer goes on with it."""
-    of_prompts = frames(has_prompts=True)
-    frame = of_prompts.find("en", "fr")
+    """Nothing ends it: the answer continues it."""
+    frame = frames(has_prompts=True).find("en", "fr")
     assert frame.framed([7, 8]) == ([25, 21, 22, 31, 41, 7, 8, 42, 32], 33)
     assert (frame.num_around, frame.decoder_start_id) == (8, None)
     plain = frames(Template(), has_prompts=True, source=[], target=[]).find()
