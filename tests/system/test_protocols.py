@@ -326,6 +326,15 @@ def test_who_leaves_frees_the_slot_within_two_steps(roomy: Any, face: type[Proto
     """
     engine, num_tokens, most = engine_of(roomy), 100, 2 + 1
 
+    async def settled() -> Done:
+        """Return what the stopped engine has done, once the front end has read all its reports."""
+        found = Done.by(roomy)
+        while True:
+            await asyncio.sleep(0.2)
+            before, found = found, Done.by(roomy)
+            if before == found:
+                return found
+
     async def rows_for_somebody_gone(caller: ProtocolClient, neighbour: Any, way: Any) -> int:
         began = Done.by(roomy)
         staying = asyncio.create_task(neighbour.ask(asked(neighbour, options={"max_new_tokens": num_tokens})))
@@ -335,7 +344,7 @@ def test_who_leaves_frees_the_slot_within_two_steps(roomy: Any, face: type[Proto
         os.kill(engine, signal.SIGSTOP)
         try:
             await eventually(lambda: is_stopped(engine))
-            left = Done.by(roomy)
+            left = await settled()
             leaving.cancel()
             await asyncio.to_thread(roomy.wait_for, "call", code="CANCELLED")
         finally:
