@@ -1,16 +1,20 @@
+"""Words, links and phrases of parallel sentences, and text that is augmented with them."""
+
 import importlib.util
 import random
 import re
+from collections import Counter
 from itertools import combinations_with_replacement
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dragoman.model.augment import Augmenter, determiners_of, replaced
 from dragoman.model.corpus import DataError
 from dragoman.model.errors import InputError
-from dragoman.model.phrases import MAX_SOURCE_WORDS, MAX_TARGET_WORDS, AlignedPair, Words, align
+from dragoman.model.phrases import MAX_SOURCE_WORDS, MAX_TARGET_WORDS, AlignedPair, Links, Words, align
 from tests.model.conftest import Aligner
 
 
@@ -35,18 +39,14 @@ def test_words_are_where_their_spans_say(text: str) -> None:
     assert not "".join(text[end:start] for (_, end), (start, _) in zip(words.spans, words.spans[1:], strict=False)).strip()
 
 
-def pair(num_sources: int, num_targets: int, sure: set[tuple[int, int]], possible: set[tuple[int, int]]) -> AlignedPair:
-    sentences = (Words.of(" ".join("abcdefghij"[:count])) for count in (num_sources, num_targets))
-    return AlignedPair(*sentences, sure, sure | possible)
-
-
 LINKS = st.sets(st.tuples(st.integers(0, 7), st.integers(0, 8)), max_size=14)
 
 
+@settings(max_examples=60)
 @given(LINKS, LINKS)
 def test_phrases_are_the_consistent_ones(sure: set[tuple[int, int]], possible: set[tuple[int, int]]) -> None:
     """Against the definition: of all rectangles, those that no link leaves, whose sides are as small as their links allow."""
-    aligned = pair(8, 9, sure, possible)
+    aligned = AlignedPair(Words.of(" ".join("abcdefgh")), Words.of(" ".join("abcdefghi")), sure, sure | possible)
     expected = set()
     for start, last in combinations_with_replacement(range(8), 2):
         for first, end in combinations_with_replacement(range(9), 2):
@@ -58,26 +58,17 @@ def test_phrases_are_the_consistent_ones(sure: set[tuple[int, int]], possible: s
             if is_tight and not crossing and is_sure and len(rows) <= MAX_SOURCE_WORDS and len(columns) <= MAX_TARGET_WORDS:
                 expected.add((rows, columns))
     found = [(phrase.source, phrase.target) for phrase in aligned.phrases()]
-    assert set(found) == expected
-    assert len(found) == len(expected)
+    assert set(found) == expected and len(found) == len(expected)
 
 
-def test_links_are_those_of_the_aligner(aligner: Aligner) -> None:
+def test_links_are_those_of_the_aligner_which_reads_words_in_lower_case(aligner: Aligner, tmp_path: Path) -> None:
     path = aligner(forward="0-0 1-1\n\n", reverse="0-0 1-0\n0-0\n")
     first, second = align(["A dog", "Cats"], ["Un chien", "Des chats"], path)
     assert (first.sure, first.possible) == ({(0, 0)}, {(0, 0), (1, 1), (1, 0)})
     assert (second.sure, second.possible) == (set(), {(0, 0)})
     assert [side.text for side in (first.source, second.target)] == ["A dog", "Des chats"]
-
-
-def test_the_aligner_reads_words_in_lower_case(aligner: Aligner, tmp_path: Path) -> None:
     align(["A dog's T-shirt."], ["L'habit d'un chien."], aligner(forward="0-0\n", reverse="0-0\n"))
     assert (tmp_path / "seen").read_text() == "a dog's t-shirt .\nl' habit d' un chien .\n"
-
-
-def test_an_aligner_that_is_absent_is_named() -> None:
-    with pytest.raises(InputError, match=r"no-such-aligner: no such program; `pip install eflomal`"):
-        align(["A dog"], ["Un chien"], "no-such-aligner")
 
 
 @pytest.mark.parametrize(
@@ -93,25 +84,23 @@ def test_links_that_do_not_fit_the_text_are_refused(aligner: Aligner, links: tup
         align(["A dog"], ["Un chien"], aligner(*links))
 
 
-def program(path: Path, script: str) -> str:
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(0o755)
-    return str(path)
-
-
 @pytest.mark.parametrize(
     ("script", "complaint"),
     [
-        ("echo Traceback >&2; echo 'out of memory' >&2; exit 3", "failed with 3: out of memory"),
-        ("exit 1", "failed with 1: it does not say why"),
-        ("printf 'caf\\351\\n' >&2; exit 1", "failed with 1: caf\ufffd"),
-        ("exit 0", "wrote no links"),
+        (None, ": no such program; `pip install eflomal`"),
+        ("echo Traceback >&2; echo 'out of memory' >&2; exit 3", " failed with 3: out of memory$"),
+        ("exit 1", " failed with 1: it does not say why$"),
+        ("printf 'caf\\351\\n' >&2; exit 1", " failed with 1: caf\ufffd$"),
+        ("exit 0", " wrote no links$"),
     ],
 )
-def test_an_aligner_that_fails_is_quoted_in_one_line(tmp_path: Path, script: str, complaint: str) -> None:
-    aligner = program(tmp_path / "aligner", script)
-    with pytest.raises(InputError, match=f"^{re.escape(aligner)} {complaint}$"):
-        align(["A dog"], ["Un chien"], aligner)
+def test_an_aligner_that_fails_is_quoted_in_one_line(tmp_path: Path, script: str | None, complaint: str) -> None:
+    path = tmp_path / "aligner"
+    if script is not None:
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+    with pytest.raises(InputError, match=f"^{re.escape(str(path))}{complaint}"):
+        align(["A dog"], ["Un chien"], str(path))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("eflomal") is None, reason="eflomal is not installed")
@@ -124,3 +113,111 @@ def test_eflomal_links_words_that_go_together() -> None:
     expected = {(i, 4 - i) for i in range(5)}
     linked = [len(aligned.sure & expected) - len(aligned.sure - expected) for aligned in align(sources, targets, "eflomal-align")]
     assert sum(linked) > 0.8 * 5 * len(linked)
+
+
+ENGLISH = re.compile(r"(A|a) (noun\d+) sleeps in (a) (noun\d+)\.")
+FRENCH = re.compile(r"(Une?) (nom\d+) dort dans (une?) (nom\d+)\.")
+DETERMINERS = determiners_of("en"), determiners_of("fr")
+ALL_LINKS = {(i, i) for i in range(7)}
+
+
+def article(noun: int) -> str:
+    return ("un", "une")[noun % 2]
+
+
+def pair(first: int, second: int, links: Links = ALL_LINKS) -> AlignedPair:
+    """A noun1 sleeps in a noun2. / Une nom1 dort dans un nom2."""
+    target = f"{article(first).capitalize()} nom{first} dort dans {article(second)} nom{second}."
+    return AlignedPair(Words.of(f"A noun{first} sleeps in a noun{second}."), Words.of(target), links, links)
+
+
+def linked(source: str, target: str, links: str) -> AlignedPair:
+    """A pair with the links that are given as aligners write them."""
+    ends = {(int(i), int(j)) for i, j in (link.split("-") for link in links.split())}
+    return AlignedPair(Words.of(source), Words.of(target), ends, ends)
+
+
+def corpus() -> list[AlignedPair]:
+    """A hundred and thirty nouns: of the first 120 each is twelve times in the text, of the last ten each once."""
+    rng = random.Random(0)
+    nouns = [*range(120)] * 12
+    rng.shuffle(nouns)
+    return [pair(*nouns[i : i + 2]) for i in range(0, len(nouns), 2)] + [pair(noun, noun - 120) for noun in range(120, 130)]
+
+
+def test_a_sentence_with_other_phrases_is_still_a_translation() -> None:
+    sentences = Augmenter(corpus(), DETERMINERS, seed=1).substituted(2)
+    assert len(sentences) == 2 * len(corpus())
+    changes = Counter[int]()
+    for (source, target), original in zip(sentences, corpus() * 2, strict=True):
+        english, french = ENGLISH.fullmatch(source), FRENCH.fullmatch(target)
+        assert english and french, (source, target)
+        nouns = [int(english[i][4:]) for i in (2, 4)]
+        assert [int(french[i][3:]) for i in (2, 4)] == nouns
+        assert [french[1].lower(), french[3]] == [article(noun) for noun in nouns]  # gender agrees
+        assert (english[1], french[1][0]) == ("A", "U")
+        changes[sum(f"noun{noun}" not in original.source.lower for noun in nouns)] += 1
+    assert changes[1] > changes[2] > changes[0]
+    one, other = (Augmenter(corpus(), DETERMINERS, seed).substituted(1) for seed in (1, 2))
+    assert sentences[: len(one)] == one != other
+
+
+def test_rare_words_are_drawn_as_often_as_each_other_and_others_hardly() -> None:
+    """Sixty phrases hold `well`, one holds `once`; `often` is in so many sentences that it is not rare."""
+    well = [linked(f"A well noun{i} sleeps.", f"Un puits nom{i} dort.", "0-0 1-1 2-2 3-3 4-4") for i in range(60)]
+    once = linked("A once sleeps.", "Un seul dort.", "0-0 1-1 2-2 3-3")
+    often = [linked("A often sleeps.", "Un souvent dort.", "0-0 1-1 2-2 3-3")] * 101
+    augmenter, rng = Augmenter([*corpus() * 9, *well, once, *often], DETERMINERS, seed=1), random.Random(2)
+    fillers = augmenter.fillers["un"]
+    drawn = Counter(word for _ in range(10_000) for word in fillers.draw(rng)[0].split())
+    assert 0.8 < drawn["well"] / drawn["once"] < 1.25 and drawn["once"] > 20 * drawn["noun50"]
+    assert ("a often", "un souvent") in fillers.texts and drawn["often"] < 20
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "links", "found"),
+    [
+        ("A bell sleeps.", "Une cloche dort.", "0-0 1-1 2-2 3-3", {("a bell", "une cloche")}),
+        ("A bell rings.", "Une cloche dort.", "0-0 1-1 3-3", set()),  # what follows is not frequent: the phrase may go on
+        ("A bell sleeps.", "Une cloche sonne.", "0-0 1-1 2-2 3-3", set()),
+        ("Bell sleeps.", "Une cloche dort.", "0-1 1-2 2-3", set()),  # no determiner
+        ("A bell the bell sleeps.", "Une cloche la cloche dort.", "0-0 1-1 2-2 3-3 4-4 5-5", {("the bell", "la cloche")}),
+        ("A bell, a bell sleeps.", "Une cloche la cloche dort.", "0-0 1-1 3-2 4-3 5-4 6-5", {("a bell", "la cloche")}),
+        # An article that the aligner left alone is part of the phrase; a phrase with an unlinked word is none.
+        ("A bell sleeps.", "Une cloche dort.", "0-1 1-1 2-2 3-3", {("a bell", "une cloche")}),
+        ("A bell sleeps.", "Une cloche dort.", "0-0 2-2 3-3", set()),
+    ],
+)
+def test_a_noun_phrase_is_whole(source: str, target: str, links: str, found: set[tuple[str, str]]) -> None:
+    text = corpus()[:400]
+    before, after = (
+        {phrase for fillers in Augmenter(pairs, DETERMINERS, seed=1).fillers.values() for phrase in fillers.texts}
+        for pairs in (text, [*text, linked(source, target, links)])
+    )
+    assert after - before == found
+
+
+def test_short_phrases_hold_very_rare_words_and_begin_with_a_sure_link() -> None:
+    augmenter = Augmenter([*corpus(), *[pair(1, 3)] * 10], DETERMINERS, seed=1)
+    short = augmenter.short(3)
+    assert short == sorted(short, key=lambda phrase: len(phrase[0].split())) and augmenter.short(0) == []
+    seen = Counter(word for source, _ in short for word in re.findall(r"noun\d+", source))
+    assert seen.keys() == {f"noun{noun}" for noun in range(130)} - {"noun1", "noun3"}  # these two come more than twenty times
+    assert set(seen.values()) <= {3, 4, 5}
+    for source, target in short:
+        assert re.findall(r"\d+", source) == re.findall(r"\d+", target)
+        assert "." not in source + target and len(source.split()) <= 3
+    bell = linked("Old bell sleeps.", "Vieille cloche dort.", "0-0 1-1 2-2 3-3")
+    doubtful = AlignedPair(bell.source, bell.target, bell.sure - {(0, 0)}, bell.possible)
+    texts = [Augmenter([*corpus(), each], DETERMINERS, seed=1).short(12) for each in (bell, doubtful)]
+    assert [("Old bell", "Vieille cloche") in text for text in texts] == [True, False]
+    assert all(("bell", "cloche") in text for text in texts)
+
+
+def test_a_phrase_is_replaced_and_the_rest_stays() -> None:
+    text = Words.of("The dog runs after the ball.")
+    assert replaced(text, [(range(0, 2), "an old cat")]) == "An old cat runs after the ball."
+    assert replaced(text, [(range(4, 6), "the children")]) == "The dog runs after the children."
+    assert replaced(text, [(range(4, 6), "a cat"), (range(0, 2), "two men")]) == "Two men runs after a cat."
+    with pytest.raises(InputError, match="no determiners are known of 'fi', only of de, en, fr"):
+        determiners_of("fi")

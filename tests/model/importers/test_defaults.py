@@ -18,18 +18,10 @@ from dragoman.model.importers.generation_fields import generation_fields
 TARGET = Target(pad_id=0, eos_id=1, decoder_start_id=0, vocab_size=60, max_target_tokens=100)
 FORCED = Target(pad_id=0, eos_id=1, decoder_start_id=1, vocab_size=60, max_target_tokens=100, num_forced=1)
 BEAMS = {"num_beams": 4, "max_length": 50}
-OPUS_MT = {
-    "bad_words_ids": [[0]],
-    "bos_token_id": 1,
-    "decoder_start_token_id": 0,
-    "eos_token_id": 1,
-    "forced_eos_token_id": 1,
-    "max_length": 51,
-    "num_beams": 4,
-    "pad_token_id": 0,
-    "renormalize_logits": True,
-    "transformers_version": "4.32.0",
-}
+OPUS_MT: dict[str, Any] = {"bad_words_ids": [[0]], "bos_token_id": 1, "decoder_start_token_id": 0, "eos_token_id": 1}
+OPUS_MT |= {"forced_eos_token_id": 1, "max_length": 51, "num_beams": 4, "pad_token_id": 0, "renormalize_logits": True}
+OPUS_MT |= {"transformers_version": "4.32.0"}
+SUMMARY: dict[str, Any] = {"early_stopping": True, "length_penalty": 2.0, "no_repeat_ngram_size": 3, "num_beams": 4}
 
 
 def note(converted: Converted, name: str) -> str:
@@ -41,33 +33,14 @@ def made(fields: dict[str, Any], target: Target = TARGET) -> Defaults:
     return convert({"max_length": 50, **fields}, target).defaults
 
 
-def test_an_opus_mt_is_converted_exactly() -> None:
+def test_an_opus_mt_and_a_summariser_of_barts_are_converted_exactly() -> None:
     converted = convert(OPUS_MT, TARGET)
     assert converted.defaults == Defaults(num_beams=4, max_new_tokens=50, is_end_forced=True)
     assert converted.padding == "excluded"
     assert not [line for line in converted.notes if "left out;" in line or "differ" in line]
-
-
-def test_a_summariser_of_barts_is_converted_exactly() -> None:
-    fields = {
-        "early_stopping": True,
-        "length_penalty": 2.0,
-        "max_length": 42,
-        "min_length": 16,
-        "no_repeat_ngram_size": 3,
-        "num_beams": 4,
-        "forced_bos_token_id": 5,
-        "forced_eos_token_id": 1,
-    }
-    assert convert(fields, FORCED).defaults == Defaults(
-        early_stopping=True,
-        length_penalty=2.0,
-        max_new_tokens=40,
-        min_new_tokens=14,
-        no_repeat_ngram_size=3,
-        num_beams=4,
-        is_end_forced=True,
-    )
+    fields = SUMMARY | {"max_length": 42, "min_length": 16, "forced_bos_token_id": 5, "forced_eos_token_id": 1}
+    expected = Defaults(max_new_tokens=40, min_new_tokens=14, is_end_forced=True, **SUMMARY)
+    assert convert(fields, FORCED).defaults == expected
 
 
 @pytest.mark.parametrize(
@@ -122,65 +95,57 @@ def test_words_that_are_ruled_out(fields: dict[str, Any], padding: str, suppress
     assert (converted.padding, converted.defaults.suppressed_tokens) == (padding, suppressed)
 
 
-def test_what_cannot_be_said_is_named_with_the_reason() -> None:
-    fields: dict[str, Any] = {
-        **BEAMS,
-        "bad_words_ids": [[8, 9]],
-        "begin_suppress_tokens": [1, 7],
-        "early_stopping": "never",
-        "forced_eos_token_id": 7,
-        "min_length": 5,
-        "renormalize_logits": True,
-        "suppress_tokens": [61],
-        "diversity_penalty": 0.5,
-        "max_time": 3.0,
-        "min_p": 0.1,
-        "typical_p": 1.0,
-        "use_cache": True,
-        "frobnicate": {"x": 1},
-        "eos_token_id": [1, 7],
-    }
+REASONS: dict[str, tuple[Any, str]] = {
+    "bad_words_ids": ([[8, 9]], "several tokens cannot be ruled out"),
+    "begin_suppress_tokens": ([1, 7], "not offered"),
+    "early_stopping": ("never", "not offered"),
+    "forced_eos_token_id": (7, "not the model's end-of-sequence"),
+    "renormalize_logits": (True, "min_length"),
+    "suppress_tokens": ([61], "no tokens of the model"),
+    "diversity_penalty": (0.5, "not offered"),
+    "max_time": (3.0, "not offered"),
+    "min_p": (0.1, "no effect without do_sample"),
+    "typical_p": (1.0, "no effect"),
+    "use_cache": (True, "no effect"),
+    "frobnicate": ({"x": 1}, "not known"),
+    "eos_token_id": ([1, 7], "end with 1 only"),
+}
+
+
+def test_a_setting_that_is_not_offered_is_named_with_the_reason() -> None:
+    fields = BEAMS | {"min_length": 5} | {name: value for name, (value, _) in REASONS.items()}
     converted = convert(fields, TARGET)
-    for name, reason in {
-        "bad_words_ids": "several tokens cannot be ruled out",
-        "begin_suppress_tokens": "not offered",
-        "early_stopping": "not offered",
-        "forced_eos_token_id": "not the model's end-of-sequence",
-        "renormalize_logits": "min_length",
-        "suppress_tokens": "no tokens of the model",
-        "diversity_penalty": "not offered",
-        "max_time": "not offered",
-        "min_p": "no effect without do_sample",
-        "typical_p": "no effect",
-        "use_cache": "no effect",
-        "frobnicate": "not known",
-        "eos_token_id": "end with 1 only",
-    }.items():
-        assert reason in note(converted, name)
+    assert [name for name, (_, reason) in REASONS.items() if reason not in note(converted, name)] == []
     assert converted.defaults == Defaults(num_beams=4, max_new_tokens=49, min_new_tokens=4)
+    large = Target(pad_id=0, eos_id=1, decoder_start_id=0, vocab_size=600, max_target_tokens=100)
+    converted = convert({"max_length": 50, "suppress_tokens": list(range(2, 300))}, large)
+    assert converted.defaults == Defaults(max_new_tokens=49) and any("at most 256" in line for line in converted.notes)
+    with pytest.raises(ForeignError, match=r"generation_config\.json: eos_token_id is 7"):
+        convert({"eos_token_id": 7}, TARGET)
 
 
-def test_repetition_is_penalised_where_both_mean_the_same() -> None:
+@pytest.mark.parametrize(
+    ("fields", "target", "name", "said"),
+    [
+        ({"repetition_penalty": 1.2}, TARGET, "repetition_penalty", "padding is penalised"),
+        ({"repetition_penalty": 1.2}, FORCED, "repetition_penalty", "end-of-sequence is penalised"),
+        ({"repetition_penalty": 1.2, "bad_words_ids": [[0]]}, TARGET, "repetition_penalty", "repetition_penalty: 1.2"),
+        ({"no_repeat_ngram_size": 3}, TARGET, "no_repeat_ngram_size", "begin with the decoder's start token"),
+        ({"no_repeat_ngram_size": 3}, FORCED, "no_repeat_ngram_size", "no_repeat_ngram_size: 3"),
+        ({"no_repeat_ngram_size": 3, "bad_words_ids": [[0]]}, TARGET, "no_repeat_ngram_size", "no_repeat_ngram_size: 3"),
+        ({"no_repeat_ngram_size": 1}, FORCED, "no_repeat_ngram_size", "never be generated"),
+    ],
+)
+def test_differences_of_repetition_and_ngrams_are_named(fields: dict[str, Any], target: Target, name: str, said: str) -> None:
+    converted = convert(BEAMS | fields, target)
+    assert getattr(converted.defaults, name) == fields[name]
+    assert note(converted, name) == said if said.startswith(name) else said in note(converted, name)
+
+
+def test_repetition_is_penalised_and_ngrams_are_ruled_out_where_both_mean_the_same() -> None:
     assert made({"repetition_penalty": 1.2}).repetition_penalty is None
     assert made({"repetition_penalty": 1.2, "do_sample": True}).repetition_penalty is None
-    fields = {**BEAMS, "repetition_penalty": 1.2}
-    assert convert(fields, TARGET).defaults.repetition_penalty == 1.2
-    assert "padding is penalised" in note(convert(fields, TARGET), "repetition_penalty")
-    assert "end-of-sequence is penalised" in note(convert(fields, FORCED), "repetition_penalty")
-    assert note(convert({**fields, "bad_words_ids": [[0]]}, TARGET), "repetition_penalty") == "repetition_penalty: 1.2"
-
-
-def test_ngrams_of_the_start_token_are_named_where_it_can_be_generated() -> None:
-    fields = {**BEAMS, "no_repeat_ngram_size": 3}
-    assert "begin with the decoder's start token" in note(convert(fields, TARGET), "no_repeat_ngram_size")
-    assert note(convert(fields, FORCED), "no_repeat_ngram_size") == "no_repeat_ngram_size: 3"
-    assert note(convert({**fields, "bad_words_ids": [[0]]}, TARGET), "no_repeat_ngram_size") == "no_repeat_ngram_size: 3"
-    assert "never be generated" in note(convert({**fields, "no_repeat_ngram_size": 1}, FORCED), "no_repeat_ngram_size")
-
-
-def test_ngrams_longer_than_answers_are_none() -> None:
-    assert made({"no_repeat_ngram_size": 100}).no_repeat_ngram_size == 100
-    assert made({"no_repeat_ngram_size": 101}).no_repeat_ngram_size is None
+    assert [made({"no_repeat_ngram_size": size}).no_repeat_ngram_size for size in (100, 101)] == [100, None]
 
 
 def test_draws_are_made_as_transformers_makes_them() -> None:
@@ -204,21 +169,11 @@ def test_values_that_mean_nothing_are_left_out(name: str, value: Any) -> None:
     assert "left out" in note(converted, name)
 
 
-def test_too_many_suppressed_tokens_are_named() -> None:
-    target = Target(pad_id=0, eos_id=1, decoder_start_id=0, vocab_size=600, max_target_tokens=100)
-    converted = convert({"max_length": 50, "suppress_tokens": list(range(2, 300))}, target)
-    assert converted.defaults == Defaults(max_new_tokens=49)
-    assert any("at most 256" in line for line in converted.notes)
-
-
-def test_another_end_of_sequence_is_refused() -> None:
-    with pytest.raises(ForeignError, match=r"generation_config\.json: eos_token_id is 7"):
-        convert({"eos_token_id": 7}, TARGET)
-
-
 def test_fields_of_config_json_count_where_there_is_no_other_file() -> None:
-    config = {"model_type": "bart", "num_beams": 4, "max_length": 30, "force_bos_token_to_be_generated": True, "bos_token_id": 3}
-    config["task_specific_params"] = {"summarization": {"num_beams": 6, "min_length": 9}}  # type: ignore[assignment]
+    """Of a task, too; those of tasks that differ are not mixed."""
+    config: dict[str, Any] = {"model_type": "bart", "num_beams": 4, "max_length": 30, "bos_token_id": 3}
+    config |= {"force_bos_token_to_be_generated": True}
+    config["task_specific_params"] = {"summarization": {"num_beams": 6, "min_length": 9}}
     plain = generation_fields("x", config, None)
     assert plain.fields == {"num_beams": 4, "max_length": 30, "forced_bos_token_id": 3, "bos_token_id": 3}
     assert any("not chosen" in line for line in plain.notes)
@@ -226,17 +181,13 @@ def test_fields_of_config_json_count_where_there_is_no_other_file() -> None:
     assert (task.fields["num_beams"], task.fields["min_length"], task.fields["max_length"]) == (6, 9, 30)
     beside = generation_fields("x", config, {"num_beams": 2, "max_length": None})
     assert beside.fields == {"num_beams": 2}
-    assert [line for line in beside.notes if line.startswith("num_beams: config.json says 4")]
-    assert [line for line in beside.notes if line.startswith("max_length: config.json says 30")]
+    for start in ("num_beams: config.json says 4", "max_length: config.json says 30"):
+        assert [line for line in beside.notes if line.startswith(start)]
     with pytest.raises(ForeignError, match="no task 'poetry'; it has summarization"):
         generation_fields("x", config, None, "poetry")
-
-
-def test_tasks_that_differ_are_not_mixed() -> None:
-    tasks = {"translation_en_to_de": {"num_beams": 4, "max_length": 9}, "translation_en_to_fr": {"num_beams": 5, "max_length": 9}}
+    tasks = {f"translation_en_to_{code}": {"num_beams": num, "max_length": 9} for code, num in (("de", 4), ("fr", 5))}
     taken = generation_fields("x", {"task_specific_params": tasks}, {}, "translation")
-    assert taken.fields == {"max_length": 9}
-    assert any(line.startswith("num_beams: differs") for line in taken.notes)
+    assert taken.fields == {"max_length": 9} and any(line.startswith("num_beams: differs") for line in taken.notes)
 
 
 # Every field that Transformers knows, but for what is set at run time.
@@ -264,16 +215,12 @@ def test_no_field_is_dropped_without_a_word(fields: dict[str, Any], target: Targ
     assert all("\n" not in line and len(line) < 600 for line in converted.notes)
 
 
-@pytest.mark.parametrize("name", FIELDS)
-def test_every_field_of_transformers_is_known(name: str) -> None:
-    value = {"bad_words_ids": [[7]], "suppress_tokens": [7], "begin_suppress_tokens": [1], "eos_token_id": 1}.get(name, 2)
-    lines = [line for line in convert({name: value}, TARGET).notes if name in line.split(": ")[0].split(", ")]
-    assert lines and not any("not known here" in line for line in lines)
-
-
-@pytest.mark.parametrize("name", ["repetition_penalty", "length_penalty", "early_stopping", "num_beams", "temperature"])
-def test_half_a_character_is_no_setting(name: str) -> None:
-    """JSON can say one; it becomes a note."""
-    converted = convert({"num_beams": 2, "max_length": 50, name: "\ud800"}, TARGET)
-    assert "cannot be said here" in note(converted, name)
-    note(converted, name).encode()
+def test_every_field_of_transformers_is_known_and_half_a_character_is_no_setting() -> None:
+    values = {"bad_words_ids": [[7]], "suppress_tokens": [7], "begin_suppress_tokens": [1], "eos_token_id": 1}
+    for name in FIELDS:
+        lines = [line for line in convert({name: values.get(name, 2)}, TARGET).notes if name in line.split(": ")[0].split(", ")]
+        assert lines and not any("not known here" in line for line in lines), name
+    for name in ("repetition_penalty", "length_penalty", "early_stopping", "num_beams", "temperature"):
+        converted = convert({"num_beams": 2, "max_length": 50, name: "\ud800"}, TARGET)
+        assert "cannot be said here" in note(converted, name)
+        note(converted, name).encode()

@@ -14,11 +14,10 @@ from dragoman.model.importers.generation import ForeignGeneration, read_generati
 from dragoman.model.importers.speech import Wishes
 
 MARIAN = {"</s>": 0, "<unk>": 1, ">>fra<<": 2, ">>deu<<": 3, "▁a": 4, "<pad>": 5}
-T5_TASKS = {
-    "summarization": {"prefix": "summarize: ", "num_beams": 4, "max_length": 200, "min_length": 30, "early_stopping": True},
-    "translation_en_to_de": {"prefix": "translate English to German: ", "num_beams": 4, "max_length": 300},
-    "translation_en_to_fr": {"prefix": "translate English to French: ", "num_beams": 4, "max_length": 300},
-    "translation_en_to_ro": {"prefix": "translate English to Romanian: ", "num_beams": 4, "max_length": 300},
+SUMMARY = {"prefix": "summarize: ", "num_beams": 4, "max_length": 200, "min_length": 30, "early_stopping": True}
+T5_TASKS = {"summarization": SUMMARY} | {
+    f"translation_en_to_{code}": {"prefix": f"translate English to {name}: ", "num_beams": 4, "max_length": 300}
+    for code, name in (("de", "German"), ("fr", "French"), ("ro", "Romanian"))
 }
 
 
@@ -56,33 +55,25 @@ def test_another_start_is_the_templates(tmp_path: Path) -> None:
             read(tmp_path, {"model_type": "t5"}, {"decoder_start_token_id": start})
 
 
-def test_translations_of_t5_are_target_languages(tmp_path: Path) -> None:
-    found = read(tmp_path, {"model_type": "t5", "task_specific_params": T5_TASKS}, task="translation", target_language="fr")
-    assert found.template == Template(task="translate {source} to {target}: ")
-    assert found.languages is not None
+def test_tasks_of_t5_are_chosen(tmp_path: Path) -> None:
+    """All translations, whose targets are languages; one, which needs no language; summaries; or none, and tasks are named."""
+    config = {"model_type": "t5", "task_specific_params": T5_TASKS}
+    found = read(tmp_path, config, task="translation", target_language="fr")
+    assert found.template == Template(task="translate {source} to {target}: ") and found.languages is not None
     assert [language.code for language in found.languages.target] == ["de", "fr", "ro"]
     assert found.languages.default_target == "fr"
     for source, target in zip(found.languages.source * 3, found.languages.target, strict=True):
         task = T5_TASKS[f"translation_{source.code}_to_{target.code}"]
         assert found.template.task_text(source, target) == task["prefix"]
     assert found.defaults == Defaults(num_beams=4, max_new_tokens=64)
-
-
-def test_one_translation_of_t5_needs_no_language_of_a_request(tmp_path: Path) -> None:
-    found = read(tmp_path, {"model_type": "t5", "task_specific_params": T5_TASKS}, task="translation_en_to_ro")
+    found = read(tmp_path, config, task="translation_en_to_ro")
     assert found.languages is not None
-    assert [len(found.languages.source), len(found.languages.target)] == [1, 1]
-    assert found.template.task_text(found.languages.source[0], found.languages.target[0]) == "translate English to Romanian: "
-
-
-def test_summaries_of_t5(tmp_path: Path) -> None:
-    found = read(tmp_path, {"model_type": "t5", "task_specific_params": T5_TASKS}, {"num_beams": 2}, task="summarization")
+    ([source], [target]) = found.languages.source, found.languages.target
+    assert found.template.task_text(source, target) == "translate English to Romanian: "
+    found = read(tmp_path, config, {"num_beams": 2}, task="summarization")
     assert (found.template, found.languages) == (Template(task="summarize: "), None)
     assert found.defaults == Defaults(num_beams=4, max_new_tokens=64, min_new_tokens=29, early_stopping=True)
-
-
-def test_without_a_task_texts_go_as_they_are_and_tasks_are_named(tmp_path: Path) -> None:
-    found = read(tmp_path, {"model_type": "t5", "task_specific_params": T5_TASKS}, {})
+    found = read(tmp_path, config, {})
     assert (found.template, found.languages) == (Template(), None)
     assert any("summarization, translation_en_to_de" in line for line in found.fields)
 

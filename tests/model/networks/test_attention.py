@@ -1,3 +1,5 @@
+"""Attention and dropout against their formulas and PyTorch's modules."""
+
 import math
 
 import pytest
@@ -15,6 +17,7 @@ from dragoman.model.networks.attention import (
     scaled_dot_product_attention,
     split_heads,
 )
+from dragoman.model.networks.dropout import Dropout
 
 B, T, S, H, D = 3, 5, 7, 4, 8
 
@@ -50,18 +53,14 @@ def test_attention_follows_its_formula(attention, scale, is_masked) -> None:
     torch.testing.assert_close(attention(query, key, value, mask if is_masked else None).double(), expected, atol=1e-5, rtol=0)
 
 
-def test_autocast_leaves_attention_in_single_precision_on_a_cpu() -> None:
+def test_causal_flag_equals_causal_mask_and_autocast_leaves_single_precision() -> None:
     query, key, value = torch.randn(3, B, H, T, D)
+    by_flag = scaled_dot_product_attention(query, key, value, is_causal=True)
+    torch.testing.assert_close(by_flag, scaled_dot_product_attention(query, key, value, causal_mask(T)), atol=1e-6, rtol=0)
     with torch.autocast("cpu", torch.bfloat16):
         found = scaled_dot_product_attention(query, key, value)
         assert (query @ key.mT).dtype == torch.bfloat16
     assert torch.equal(found, scaled_dot_product_attention(query, key, value))
-
-
-def test_causal_flag_equals_causal_mask() -> None:
-    query, key, value = torch.randn(3, B, H, T, D)
-    by_flag = scaled_dot_product_attention(query, key, value, is_causal=True)
-    torch.testing.assert_close(by_flag, scaled_dot_product_attention(query, key, value, causal_mask(T)), atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("is_masked", [False, True])
@@ -78,7 +77,7 @@ def test_additive_attention_equals_an_explicit_loop(is_masked) -> None:
     torch.testing.assert_close(attention(query, key, value, mask if is_masked else None), expected, atol=1e-5, rtol=0)
 
 
-def test_row_that_may_attend_to_nothing_gives_zeros() -> None:
+def test_row_that_may_attend_to_nothing_gives_zeros_and_not_a_number_is_not_hidden() -> None:
     scores, value = torch.randn(T, S, requires_grad=True), torch.randn(S, D)
     mask = some_mask()
     mask[2] = False
@@ -87,94 +86,77 @@ def test_row_that_may_attend_to_nothing_gives_zeros() -> None:
     allowed = torch.arange(T) != 2
     torch.testing.assert_close(out[allowed], attend(scores[allowed], value, mask[allowed]))
     out.sum().backward()
-    assert torch.isfinite(scores.grad).all()
-    assert not scores.grad[2].any()
-
-
-def test_not_a_number_in_scores_is_not_hidden() -> None:
+    assert torch.isfinite(scores.grad).all() and not scores.grad[2].any()
     scores = torch.zeros(2, S)
     scores[0, 1] = math.nan
     out = attend(scores, torch.ones(S, 1), torch.ones(2, S, dtype=torch.bool))
-    assert out[0].isnan().all()
-    torch.testing.assert_close(out[1], torch.ones(1))
+    assert out[0].isnan().all() and torch.allclose(out[1], torch.ones(1))
 
 
-def test_masked_positions_cannot_be_seen() -> None:
-    query, key, value = torch.randn(B, T, D), torch.randn(B, S, D), torch.randn(B, S, D)
-    mask = padding_mask(torch.tensor([4, 4, 4]), S)[:, None, :]
-    others = key.clone(), value.clone()
-    for changed in others:
-        changed[:, 4:] = 1e3
-    additive = AdditiveAttention(D, D, 4)
-    for attention in (dot_product_attention, scaled_dot_product_attention, additive):
-        torch.testing.assert_close(attention(query, *others, mask), attention(query, key, value, mask), atol=1e-6, rtol=0)
-
-
-def test_padding_mask_allows_the_real_tokens() -> None:
-    mask = padding_mask(torch.tensor([1, 3, 4]), 4)
-    assert mask.tolist() == [[True, False, False, False], [True, True, True, False], [True] * 4]
-
-
-def test_causal_mask_allows_self_and_past() -> None:
+def test_masks_and_heads() -> None:
+    masks = [[True, False, False, False], [True, True, True, False], [True] * 4]
+    assert padding_mask(torch.tensor([1, 3, 4]), 4).tolist() == masks
     assert causal_mask(3).tolist() == [[True, False, False], [True, True, False], [True, True, True]]
-
-
-def test_merge_heads_undoes_split_heads() -> None:
     x = torch.randn(B, T, H * D)
     heads = split_heads(x, H)
-    assert heads.shape == (B, H, T, D)
-    assert torch.equal(heads[:, 1], x[..., D : 2 * D])
-    assert torch.equal(merge_heads(heads), x)
+    assert heads.shape == (B, H, T, D) and torch.equal(heads[:, 1], x[..., D : 2 * D]) and torch.equal(merge_heads(heads), x)
 
 
-@pytest.fixture
-def both() -> tuple[MultiHeadAttention, nn.MultiheadAttention]:
-    """Our multi-head attention and PyTorch's, with the same weights."""
+@pytest.mark.parametrize("kind", ["none", "padding", "causal", "padding and causal", "cross"])
+def test_multi_head_attention_equals_pytorch(kind) -> None:
+    """Gradients, too; the projections start Xavier uniform, each by itself, and biases at zero."""
     ours, theirs = MultiHeadAttention(H * D, H), nn.MultiheadAttention(H * D, H, batch_first=True)
+    bound = math.sqrt(6 / (2 * H * D))
+    for block in (*ours.input.weight.chunk(3), ours.output.weight):
+        assert 0.95 * bound < float(block.detach().abs().max()) <= bound
+    assert not ours.input.bias.any() and not ours.output.bias.any()
     nn.init.normal_(ours.input.bias)
     nn.init.normal_(ours.output.bias)
-    names = {
-        "in_proj_weight": ours.input.weight,
-        "in_proj_bias": ours.input.bias,
-        "out_proj.weight": ours.output.weight,
-        "out_proj.bias": ours.output.bias,
-    }
-    theirs.load_state_dict(names)
-    return ours, theirs
-
-
-@pytest.mark.parametrize("kind", ["none", "padding", "causal", "padding and causal"])
-def test_multi_head_self_attention_equals_pytorch(both, kind) -> None:
-    ours, theirs = both
+    weights = {"in_proj_weight": ours.input.weight, "in_proj_bias": ours.input.bias}
+    theirs.load_state_dict(weights | {"out_proj.weight": ours.output.weight, "out_proj.bias": ours.output.bias})
     x = torch.randn(B, T, H * D)
-    padding = padding_mask(torch.tensor([2, 5, 3]), T) if "padding" in kind else torch.ones(B, T, dtype=torch.bool)
-    causal = causal_mask(T) if "causal" in kind else torch.ones(T, T, dtype=torch.bool)
-    expected, _ = theirs(x, x, x, key_padding_mask=~padding, attn_mask=~causal, need_weights=False)
-    mask = None if kind == "none" else padding[:, None, None, :] & causal
-    torch.testing.assert_close(ours(x, x, mask), expected, atol=1e-5, rtol=0)
-
-
-def test_multi_head_cross_attention_equals_pytorch(both) -> None:
-    ours, theirs = both
-    x, memory = torch.randn(B, T, H * D), torch.randn(B, S, H * D)
-    padding = padding_mask(torch.tensor([7, 1, 4]), S)
-    expected, _ = theirs(x, memory, memory, key_padding_mask=~padding, need_weights=False)
-    torch.testing.assert_close(ours(x, memory, padding[:, None, None, :]), expected, atol=1e-5, rtol=0)
-
-
-def test_multi_head_gradients_equal_pytorch(both) -> None:
-    ours, theirs = both
-    x = torch.randn(B, T, H * D)
-    ours(x, x, causal_mask(T)).square().sum().backward()
-    theirs(x, x, x, attn_mask=~causal_mask(T), need_weights=False)[0].square().sum().backward()
+    memory = torch.randn(B, S, H * D) if kind == "cross" else x
+    lengths = torch.tensor([2, 5, 3]) if "padding" in kind or kind == "cross" else torch.tensor([memory.shape[1]] * B)
+    padding = padding_mask(lengths, memory.shape[1])
+    causal = causal_mask(T) if "causal" in kind else torch.ones(T, memory.shape[1], dtype=torch.bool)
+    expected, _ = theirs(x, memory, memory, key_padding_mask=~padding, attn_mask=~causal, need_weights=False)
+    found = ours(x, memory, None if kind == "none" else padding[:, None, None, :] & causal)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    found.square().sum().backward()
+    expected.square().sum().backward()
     torch.testing.assert_close(ours.input.weight.grad, theirs.in_proj_weight.grad, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(ours.output.bias.grad, theirs.out_proj.bias.grad, atol=1e-4, rtol=1e-4)
 
 
-def test_projections_start_xavier_uniform_each_by_itself() -> None:
-    attention = MultiHeadAttention(64, 4)
-    bound = math.sqrt(6 / 128)
-    for block in (*attention.input.weight.chunk(3), attention.output.weight):
-        assert 0.95 * bound < float(block.detach().abs().max()) <= bound
-    assert not attention.input.bias.any()
-    assert not attention.output.bias.any()
+def dropout(p: float) -> Dropout:
+    torch.manual_seed(0)
+    return Dropout(p).train()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+def test_elements_are_dropped_with_their_probability_and_the_others_scaled(p, dtype) -> None:
+    out = dropout(p)(torch.ones(500, 500, dtype=dtype))
+    dropped = out == 0
+    assert dropped.double().mean().item() == pytest.approx(p, abs=5 * (p * (1 - p) / 250_000) ** 0.5)
+    assert out[~dropped].unique().tolist() == pytest.approx([1 / (1 - p)], rel=4e-3 if dtype == torch.bfloat16 else 1e-4)
+
+
+def test_every_place_of_a_word_and_of_a_row_is_dropped_alike() -> None:
+    dropped = dropout(0.25)(torch.ones(200_000, 8)) == 0
+    assert dropped.double().mean(0).tolist() == pytest.approx([0.25] * 8, abs=0.006)
+    together = (dropped[:, :, None] & dropped[:, None, :]).double().mean(0)
+    assert together[~torch.eye(8, dtype=torch.bool)].tolist() == pytest.approx([0.0625] * 56, abs=0.004)
+
+
+def test_dropout_is_repeated_by_a_seed_passes_gradients_and_takes_any_shape() -> None:
+    x, layer = torch.randn(3, 5, 7, requires_grad=True), dropout(0.5)
+    first, second = layer(x), layer(x)
+    assert not torch.equal(first, second) and torch.equal(dropout(0.5)(x), first)
+    first.sum().backward()
+    torch.testing.assert_close(x.grad * x, first)
+    assert 0 < (x.grad == 0).sum() < x.numel()
+    for shape in ((0,), (1,), (3,), (2, 3, 5), ()):
+        assert dropout(0.5)(torch.ones(shape)).shape == shape
+    assert dropout(0.0)(x) is x and dropout(0.5).eval()(x) is x
+    assert dropout(0.9999999)(torch.ones(100_000)).isfinite().all() and str(Dropout(0.1)) == "Dropout(p=0.1)"

@@ -27,7 +27,6 @@ SWITCHES: list[dict[str, Any]] = [
     {"attention": "none", "is_embedding_shared": False, "source_vocab_size": 31, "padding": "predicted"},
 ]
 KINDS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-ATTENTIONS = ("additive", "dot", "scaled_dot", "none")
 
 
 def make(seed: int = 0, **switches: Any) -> Rnn:
@@ -126,13 +125,22 @@ class Oracle:
         return np.array(logits), np.array(attention), all_states
 
 
-def test_whole_model_is_what_loops_in_numpy_say(any_rnn: Rnn) -> None:
+def test_whole_model_and_steps_are_what_loops_in_numpy_say(any_rnn: Rnn) -> None:
     source, target = pairs(any_rnn)
     logits = any_rnn(source, LENGTHS, target)
     oracle = Oracle(any_rnn)
     for row, length in enumerate(LENGTHS.tolist()):
         expected, _, _ = oracle.decode(source[row, :length].tolist(), target[row].tolist())
         np.testing.assert_allclose(logits[row].detach().numpy(), expected, atol=2e-5)
+    with torch.inference_mode():
+        whole = any_rnn.decoder.log_probs(any_rnn.decode(target, *any_rnn.encode(source, LENGTHS)))
+        steps, rows = any_rnn.stepper(source, LENGTHS), torch.arange(3)
+        for position in range(T):
+            torch.testing.assert_close(steps.step(target[rows, position]), whole[rows, position], atol=1e-5, rtol=0)
+            if position == 2:
+                chosen = torch.tensor([2, 0, 2, 1])
+                steps.select(chosen)
+                rows = rows[chosen]
 
 
 def test_observation_is_what_loops_in_numpy_say(any_rnn: Rnn) -> None:
@@ -170,21 +178,6 @@ def test_decoding_goes_on_from_observed_states(any_rnn: Rnn) -> None:
                 torch.testing.assert_close(steps.step(torch.tensor([target[position]]))[0], expected, atol=1e-5, rtol=0)
 
 
-def test_steps_give_what_whole_targets_give(any_rnn: Rnn) -> None:
-    source, target = pairs(any_rnn)
-    with torch.inference_mode():
-        whole = any_rnn.decoder.log_probs(any_rnn.decode(target, *any_rnn.encode(source, LENGTHS)))
-        steps = any_rnn.stepper(source, LENGTHS)
-        rows = torch.arange(3)
-        for position in range(T):
-            found = steps.step(target[rows, position])
-            torch.testing.assert_close(found, whole[rows, position], atol=1e-5, rtol=0)
-            if position == 2:
-                chosen = torch.tensor([2, 0, 2, 1])
-                steps.select(chosen)
-                rows = rows[chosen]
-
-
 def test_gated_unit_is_pytorch_s() -> None:
     torch.manual_seed(0)
     cell, x, state = nn.GRUCell(12, 9), torch.randn(5, 12), torch.randn(5, 9)
@@ -213,7 +206,7 @@ def test_encoder_is_pytorch_s_of_several_layers(layers: int) -> None:
     torch.testing.assert_close(found_last, torch.cat((last[-2], last[-1]), -1), atol=1e-6, rtol=0)
 
 
-def test_source_padding_is_never_seen(any_rnn: Rnn) -> None:
+def test_padding_is_never_seen_targets_see_only_the_past_and_every_parameter_learns(any_rnn: Rnn) -> None:
     source, target = pairs(any_rnn)
     beyond = torch.arange(S) >= LENGTHS[:, None]
     other = torch.where(beyond, source.flip(1) - 1, source)
@@ -223,42 +216,24 @@ def test_source_padding_is_never_seen(any_rnn: Rnn) -> None:
     for row, length in enumerate(LENGTHS.tolist()):
         alone = any_rnn(source[row : row + 1, :length], LENGTHS[row : row + 1], target[row : row + 1])
         torch.testing.assert_close(alone[0], expected[row], atol=1e-5, rtol=0)
-
-
-def test_target_tokens_see_only_the_past(any_rnn: Rnn) -> None:
-    source, target = pairs(any_rnn)
     changed = target.clone()
     changed[:, 3] -= 1
-    first, other = any_rnn(source, LENGTHS, target), any_rnn(source, LENGTHS, changed)
-    assert torch.equal(first[:, :3], other[:, :3])
-    assert ((first - other)[:, 3:].abs().amax((0, 2)) > 1e-4).all()
-
-
-def test_every_parameter_learns(any_rnn: Rnn) -> None:
-    source, target = pairs(any_rnn)
-    any_rnn(source, LENGTHS, target).square().mean().backward()
+    later = any_rnn(source, LENGTHS, changed)
+    assert torch.equal(later[:, :3], expected[:, :3]) and ((later - expected)[:, 3:].abs().amax((0, 2)) > 1e-4).all()
+    expected.square().mean().backward()
     assert [name for name, parameter in any_rnn.named_parameters() if parameter.grad is None or not parameter.grad.any()] == []
 
 
-@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.parametrize("attention", ["additive", "dot", "scaled_dot", "none"])
 def test_source_reaches_the_target_through_attention_or_the_first_state_alone(attention: str) -> None:
-    model = make(attention=attention)
+    model = make(attention=attention, dropout=0.5)
     source, target = pairs(model)
     values, mask, last = model.encode(source, LENGTHS)
     first = model.decode(target, values, mask, last)
     assert torch.equal(model.decode(target, values * 2, mask, last), first) is (attention == "none")
     assert not torch.allclose(model.decode(target, values, mask, last * 0.5), first, atol=1e-3)
-
-
-def test_dropout_acts_in_training_only() -> None:
-    model = make(dropout=0.5)
-    source, target = pairs(model)
     assert torch.equal(model(source, LENGTHS, target), model(source, LENGTHS, target))
     model.train()
     assert not torch.equal(model(source, LENGTHS, target), model(source, LENGTHS, target))
-
-
-def test_shared_tokens_are_one_table() -> None:
-    shared, separate = make(), make(is_embedding_shared=False, source_vocab_size=31)
-    assert shared.encoder.tokens is shared.decoder.tokens
-    assert separate.encoder.tokens.weight.shape == (31, 16) and separate.decoder.tokens.weight.shape == (V, 16)
+    separate = make(is_embedding_shared=False, source_vocab_size=31)
+    assert model.encoder.tokens is model.decoder.tokens and separate.encoder.tokens.weight.shape == (31, 16)

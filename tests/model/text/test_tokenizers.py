@@ -28,10 +28,6 @@ def kinds(unigram: bytes, tokenizer: ByteLevelTokenizer, cases_of) -> dict[str, 
     }
 
 
-def files(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()}
-
-
 def agrees(one: Tokenizer, other: Tokenizer) -> bool:
     ids = [one.encode(text) for text in TEXTS]
     return (
@@ -53,15 +49,12 @@ def test_what_is_saved_is_loaded(kinds: dict[str, Tokenizer], source: str, targe
     assert not loaded.is_same(Tokenizers(ByteTokenizer(num_extra=7), ByteTokenizer()))
 
 
-def test_our_own_kind_is_kept_as_it_always_was(kinds: dict[str, Tokenizer], tmp_path: Path) -> None:
-    Tokenizers.shared(kinds["byte_level"]).save(tmp_path)
-    assert files(tmp_path) == {"tokenizer.json"}
-
-
 def test_a_folder_that_had_another_kind_is_that_of_the_last(kinds: dict[str, Tokenizer], tmp_path: Path) -> None:
     for name in ("byte_level", "sentencepiece", "bytes", "tokenizers", "byte_level"):
         Tokenizers.shared(kinds[name]).save(tmp_path)
         assert agrees(Tokenizers.load(tmp_path).source, kinds[name])
+    assert "tokenizer.json" in {path.name for path in tmp_path.iterdir()}, "our own kind is kept as it always was"
+    assert not (tmp_path / "text.json").exists()
 
 
 def test_only_our_own_kind_can_be_trained_further(kinds: dict[str, Tokenizer]) -> None:
@@ -116,19 +109,18 @@ def test_what_is_wrong_is_said_with_the_file(described: dict[str, Any], complain
     assert str(tmp_path) in str(caught.value)
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff", b"[" * 100_000, b"nul", b'{"format_version": 1e999}'])
-def test_a_damaged_description_is_refused(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / "text.json").write_bytes(content)
-    with pytest.raises(TokenizerError, match=r"text\.json: "):
-        Tokenizers.load(tmp_path)
-
-
-def test_a_description_that_is_no_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "text.json").symlink_to(tmp_path / "nowhere")
+def test_a_description_that_is_damaged_or_no_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "text.json"
+    for content in (b"", b"\xff", b"[" * 100_000, b"nul", b'{"format_version": 1e999}'):
+        path.write_bytes(content)
+        with pytest.raises(TokenizerError, match=r"text\.json: "):
+            Tokenizers.load(tmp_path)
+    path.unlink()
+    path.symlink_to(tmp_path / "nowhere")
     with pytest.raises(TokenizerError, match=r"text\.json: no such file"):
         Tokenizers.load(tmp_path)
-    (tmp_path / "text.json").unlink()
-    (tmp_path / "text.json").mkdir()
+    path.unlink()
+    path.mkdir()
     with pytest.raises(TokenizerError, match=r"text\.json: not a regular file"):
         Tokenizers.load(tmp_path)
 

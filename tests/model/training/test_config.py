@@ -1,137 +1,108 @@
+"""Configurations: defaults, faults named with their line, schedules; and the commented example."""
+
+import re
 import tomllib
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dragoman.model.config import ModelConfig
 from dragoman.model.text.byte_level import ByteLevelTokenizer
-from dragoman.model.training.config import ScheduleConfig, TrainingConfig, TrainingConfigError, model_config
+from dragoman.model.training.config import (
+    DataConfig,
+    ScheduleConfig,
+    TokenizerConfig,
+    TrainingConfig,
+    TrainingConfigError,
+    model_config,
+)
+from dragoman.model.training.example import EXAMPLE
+from dragoman.model.training.file import TrainingFile, to_toml
+from dragoman.model.training.preparation import DECIDED
+from dragoman.model.training.rules import RULES, VOCAB_SIZE, VOCAB_SIZE_TEXT
 
 RECIPES = sorted((Path(__file__).parents[3] / "model" / "recipes").glob("*.toml"))
-GOOD = """
-name = "toy"
+DATA = """
 [data]
 source = "a"
 target = "b"
 validation_source = "c"
 validation_target = "d"
-[tokenizer]
-vocab_size = 500
-[training]
-max_steps = 10
 """
+GOOD = f'name = "toy"{DATA}[tokenizer]\nvocab_size = 500\n[training]\nmax_steps = 10\n'
 
 
 def parse(changes: dict[str, Any], without: str = "") -> TrainingConfig:
     """Parse the good settings with some changed and one taken away, both by dotted path."""
-    fields = tomllib.loads(GOOD)
+    settings = tomllib.loads(GOOD)
     for path, value in changes.items():
         *tables, name = path.split(".")
-        table = fields
+        table = settings
         for key in tables:
             table = table.setdefault(key, {})
         table[name] = value
     if without:
         *tables, name = without.split(".")
-        del (fields[tables[0]] if tables else fields)[name]
-    return TrainingConfig.parse(fields, "here.toml")
+        del (settings[tables[0]] if tables else settings)[name]
+    return TrainingConfig.parse(settings, "here.toml")
+
+
+def load(folder: Path, text: str | bytes, name: str = "toy.toml") -> TrainingFile:
+    (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+    return TrainingFile.load(folder / name)
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_shipped_recipe_parses(path: Path, tokenizer: ByteLevelTokenizer) -> None:
+    assert {"en-de", "en-fr"} <= {path.stem for path in RECIPES}
     config = TrainingConfig.load(path)
     assert path.stem.startswith(config.name)
     model = model_config(config, tokenizer)
     assert model.d_model == config.model["d_model"]
-    source, target = config.name.split("-")[:2]
-    of_language = {"source": source, "target": target} if model.has_source else {"source": "", "target": source}
-    assert {side: getattr(config.data, side) for side in of_language} == {
-        side: language and f"train.{language}.gz" for side, language in of_language.items()
-    }
-
-
-def test_there_are_recipes() -> None:
-    assert {"en-de", "en-fr"} <= {path.stem for path in RECIPES}
-
-
-def test_defaults_fill_what_is_left_out(tmp_path: Path) -> None:
-    path = tmp_path / "good.toml"
-    path.write_text(GOOD, encoding="utf-8")
-    config = TrainingConfig.load(path)
-    assert (config.name, config.training.max_steps, config.training.adam_beta2) == ("toy", 10, 0.98)
-    assert (config.tokenizer.bpe_dropout, config.model) == (0.0, {})
+    source, target = config.name.split("-")[:2] if model.has_source else ("", config.name.split("-")[0])
+    expected = (source and f"train.{source}.gz", f"train.{target}.gz")
+    assert (config.data.source, config.data.target) == expected
 
 
 @pytest.mark.parametrize(
-    "path", ["extra", "data.extra", "tokenizer.extra", "training.max_step", "training.model.d_model"], ids=lambda path: path
-)
-def test_unknown_setting_is_named(path: str) -> None:
-    shown = "training.model" if path == "training.model.d_model" else path
-    with pytest.raises(TrainingConfigError, match=rf"^here\.toml: {shown}: unknown setting$"):
-        parse({path: 1})
-
-
-@pytest.mark.parametrize(
-    "path", ["name", "data", "tokenizer", "training", "data.target", "tokenizer.vocab_size", "training.max_steps"]
-)
-def test_missing_setting_is_named(path: str) -> None:
-    with pytest.raises(TrainingConfigError, match=rf"^here\.toml: {path}: missing$"):
-        parse({}, without=path)
-
-
-@pytest.mark.parametrize(
-    ("path", "value"),
+    ("changes", "without", "fault"),
     [
-        ("name", "No Spaces"),
-        ("name", ""),
-        ("name", "../up"),
-        ("data.source", 3),
-        ("tokenizer.vocab_size", 299),
-        ("tokenizer.bpe_dropout", 1.0),
-        ("training.max_steps", 0),
-        ("training.max_steps", "many"),
-        ("training.max_steps", 1.5),
-        ("training.max_tokens", -4),
-        ("training.learning_rate", 0),
-        ("training.learning_rate", float("nan")),
-        ("training.warmup_steps", 0),
-        ("training.cooldown_steps", -1),
-        ("training.label_smoothing", 1),
-        ("training.weight_decay", -0.1),
-        ("training.adam_beta1", 1.0),
-        ("training.max_grad_norm", 0),
-        ("training.average_last", 0),
-        ("training.patience", -1),
-        ("training.seed", -1),
-        ("training.is_bf16", "perhaps"),
-        ("model", 3),
+        *(({path: 1}, "", f"{path}: unknown setting$") for path in ("extra", "data.extra", "tokenizer.extra", "training.max_step")),
+        ({"training.model.d_model": 1}, "", "training.model: unknown setting$"),
+        *(({}, path, f"{path}: missing$") for path in ("name", "data", "tokenizer", "training", "data.target")),
+        *(({}, path, f"{path}: missing$") for path in ("tokenizer.vocab_size", "training.max_steps")),
+        *(({"name": value}, "", "name: ") for value in ("No Spaces", "", "../up")),
+        ({"data.source": 3}, "", "data.source: "),
+        ({"tokenizer.vocab_size": 299}, "", "tokenizer.vocab_size: "),
+        ({"tokenizer.bpe_dropout": 1.0}, "", "tokenizer.bpe_dropout: "),
+        *(({"training.max_steps": value}, "", "training.max_steps: ") for value in (0, "many", 1.5)),
+        ({"training.max_tokens": -4}, "", "training.max_tokens: "),
+        *(({"training.learning_rate": value}, "", "training.learning_rate: ") for value in (0, float("nan"))),
+        ({"training.warmup_steps": 0}, "", "training.warmup_steps: "),
+        ({"training.cooldown_steps": -1}, "", "training.cooldown_steps: "),
+        ({"training.label_smoothing": 1}, "", "training.label_smoothing: "),
+        ({"training.weight_decay": -0.1}, "", "training.weight_decay: "),
+        ({"training.adam_beta1": 1.0}, "", "training.adam_beta1: "),
+        ({"training.max_grad_norm": 0}, "", "training.max_grad_norm: "),
+        ({"training.average_last": 0}, "", "training.average_last: "),
+        ({"training.patience": -1}, "", "training.patience: "),
+        ({"training.seed": -1}, "", "training.seed: "),
+        ({"training.is_bf16": "perhaps"}, "", "training.is_bf16: "),
+        ({"model": 3}, "", "model: "),
     ],
 )
-def test_invalid_setting_is_named(path: str, value: Any) -> None:
-    with pytest.raises(TrainingConfigError, match=rf"^here\.toml: {path}: "):
-        parse({path: value})
+def test_a_wrong_setting_is_named(changes: dict[str, Any], without: str, fault: str) -> None:
+    with pytest.raises(TrainingConfigError, match=rf"^here\.toml: {fault}"):
+        parse(changes, without)
 
 
 def test_all_faults_are_listed_at_once() -> None:
     with pytest.raises(TrainingConfigError) as caught:
         parse({"training.seed": -1, "data.extra": 1}, without="name")
-    assert {fault.split(":")[0] for fault in str(caught.value).removeprefix("here.toml: ").split("; ")} == {
-        "name",
-        "training.seed",
-        "data.extra",
-    }
-
-
-def test_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(TrainingConfigError, match=r"none\.toml: No such file or directory"):
-        TrainingConfig.load(tmp_path / "none.toml")
-
-
-@pytest.mark.parametrize("content", [b"name = ", b"\xff\xff"])
-def test_file_that_is_no_toml_is_named(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "bad.toml").write_bytes(content)
-    with pytest.raises(TrainingConfigError, match=r"bad\.toml: not TOML: "):
-        TrainingConfig.load(tmp_path / "bad.toml")
+    faults = str(caught.value).removeprefix("here.toml: ").split("; ")
+    assert {fault.split(":")[0] for fault in faults} == {"name", "training.seed", "data.extra"}
 
 
 def test_model_takes_its_vocabulary_from_the_tokenizer(tokenizer: ByteLevelTokenizer) -> None:
@@ -139,30 +110,115 @@ def test_model_takes_its_vocabulary_from_the_tokenizer(tokenizer: ByteLevelToken
     assert (config.d_model, config.num_heads, config.norm) == (64, 2, "pre")
     assert config.source_vocab_size == config.target_vocab_size == tokenizer.vocab_size
     assert (config.pad_id, config.eos_id, config.decoder_start_id) == (tokenizer.pad_id, tokenizer.eos_id, tokenizer.start_id)
+    for name in ("source_vocab_size", "target_vocab_size", "pad_id", "eos_id", "decoder_start_id"):
+        with pytest.raises(TrainingConfigError, match=rf"^model\.{name}: set by the tokeniser$"):
+            model_config(parse({f"model.{name}": 7}), tokenizer)
+    for name, value in (("width", 3), ("d_model", 0), ("d_model", "wide"), ("norm", "none")):
+        with pytest.raises(TrainingConfigError, match=rf"^model: .*{name}"):
+            model_config(parse({f"model.{name}": value}), tokenizer)
 
 
-@pytest.mark.parametrize("name", ["source_vocab_size", "target_vocab_size", "pad_id", "eos_id", "decoder_start_id"])
-def test_what_the_tokenizer_decides_cannot_be_set(tokenizer: ByteLevelTokenizer, name: str) -> None:
-    with pytest.raises(TrainingConfigError, match=rf"^model\.{name}: set by the tokeniser$"):
-        model_config(parse({f"model.{name}": 7}), tokenizer)
+def test_learning_rate_warms_up_falls_and_cools_down_to_nothing() -> None:
+    plain = ScheduleConfig(max_steps=1000, learning_rate=0.01, warmup_steps=100)
+    for step, rate in {1: 0.0001, 50: 0.005, 100: 0.01, 400: 0.005, 900: 0.01 / 3, 1000: 0.01 / 10**0.5}.items():
+        assert plain.learning_rate_at(step) == pytest.approx(rate, rel=1e-12)
+    cooled = ScheduleConfig(max_steps=400, learning_rate=0.01, warmup_steps=100, cooldown_steps=99)
+    for step, factor in {300: 1.0, 301: 1.0, 302: 0.99, 351: 0.5, 400: 0.01, 401: 0.0, 500: 0.0}.items():
+        assert cooled.learning_rate_at(step) == pytest.approx(factor * plain.learning_rate_at(step), rel=1e-12)
 
 
-@pytest.mark.parametrize(("name", "value"), [("width", 3), ("d_model", 0), ("d_model", "wide"), ("norm", "none")])
-def test_invalid_model_setting_is_named(tokenizer: ByteLevelTokenizer, name: str, value: Any) -> None:
-    with pytest.raises(TrainingConfigError, match=rf"^model: .*{name}"):
-        model_config(parse({f"model.{name}": value}), tokenizer)
+def test_stated_settings_win_over_chosen_ones_and_these_over_defaults(tmp_path: Path) -> None:
+    chosen = {"tokenizer.vocab_size": 400, "training.max_steps": 7, "model.d_model": 64, "model.norm": "pre"}
+    config = load(tmp_path, b"\xef\xbb\xbf" + DATA.encode()).complete(chosen)  # a byte order mark is no mistake
+    assert (config.name, config.tokenizer.vocab_size, config.training.max_steps) == ("toy", 400, 7)
+    assert (config.model, config.training.adam_beta2, config.tokenizer.bpe_dropout) == ({"d_model": 64, "norm": "pre"}, 0.98, 0.0)
+    file = load(tmp_path, f'name = "other"\n{DATA}[training]\nmax_steps = 3\n[model]\nd_model = 8')
+    config = file.complete(chosen)
+    assert (config.name, config.training.max_steps, config.model) == ("other", 3, {"d_model": 8, "norm": "pre"})
+    assert {"training.max_steps", "model.d_model", "data.source"} <= file.stated.keys()
+    with pytest.raises(TrainingConfigError, match=r"My Model\.toml: name: missing$"):
+        load(tmp_path, DATA, "My Model.toml")
 
 
-def test_learning_rate_warms_up_and_falls() -> None:
-    schedule = ScheduleConfig(max_steps=1000, learning_rate=0.01, warmup_steps=100)
-    expected = {1: 0.0001, 50: 0.005, 100: 0.01, 400: 0.005, 900: 0.01 / 3, 1000: 0.01 / 10**0.5}
-    for step, rate in expected.items():
-        assert schedule.learning_rate_at(step) == pytest.approx(rate, rel=1e-12)
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (f"{DATA}extra = 1", ", line 7: data.extra: unknown setting"),
+        (f"{DATA}\n[training]\nseed = -1", ", line 9: training.seed: Input should be greater than or equal to 0"),
+        (f"{DATA}[training]\nmax_steps = 0", ", line 8: training.max_steps: Input should be greater than or equal to 1"),
+        (f"training = 3\n{DATA}", ", line 1: training: "),
+        (f"model = 3\n{DATA}", ", line 1: model: "),
+        ("[data]\nsource = 'a'\ntarget = 'b'\nvalidation_source = 'c'", ", line 1: data.validation_target: missing"),
+        ("", ": data: missing"),
+        (
+            f"{DATA}[training]\nseed = -1\n[tokenizer]\nsize = 3",
+            ", line 10: tokenizer.size: unknown setting; line 8: training.seed: ",
+        ),
+        (f'{DATA}"a\\nb" = 1', ", line 2: data.a\\nb: unknown setting"),
+        (f'"a\\nb" = 1{DATA}', ": a\\nb: unknown setting"),
+        ("[[data]]\nsource = 'a'", ", line 1: data: must be a table"),
+        ("data = 3", ", line 1: data: must be a table"),
+        (f"{DATA}[training]\nlearning_rate = inf", ", line 8: training.learning_rate: Input should be a finite number"),
+        ("name = ", ": not TOML: Invalid value (at end of document)"),
+        (f"{DATA}source = 'again'", ": not TOML: Cannot overwrite a value (at "),
+        ("a = " + "[" * 5000, ": not TOML: "),
+        (b"# fine\n\nname = '\xff'\n", ": not TOML: not UTF-8 (at line 3)"),
+    ],
+)
+def test_faults_of_a_file_are_named_in_a_line_with_their_line(tmp_path: Path, text: str | bytes, said: str) -> None:
+    with pytest.raises(TrainingConfigError) as caught:
+        load(tmp_path, text)
+    assert str(caught.value).startswith(f"{tmp_path / 'toy.toml'}{said}") and "\n" not in str(caught.value)
 
 
-def test_learning_rate_cools_down_to_nothing() -> None:
-    schedule = ScheduleConfig(max_steps=400, learning_rate=0.01, warmup_steps=100, cooldown_steps=99)
-    plain = ScheduleConfig(max_steps=400, learning_rate=0.01, warmup_steps=100)
-    expected = {300: 1.0, 301: 1.0, 302: 0.99, 351: 0.5, 400: 0.01, 401: 0.0, 500: 0.0}
-    for step, factor in expected.items():
-        assert schedule.learning_rate_at(step) == pytest.approx(factor * plain.learning_rate_at(step), rel=1e-12)
+def test_unreadable_files_are_named(tmp_path: Path) -> None:
+    (tmp_path / "bad.toml").write_bytes(b"\xff\xff")
+    for read in (TrainingConfig.load, TrainingFile.load):
+        with pytest.raises(TrainingConfigError, match=r"none\.toml: No such file or directory"):
+            read(tmp_path / "none.toml")
+        with pytest.raises(TrainingConfigError, match=r": Is a directory$"):
+            read(tmp_path)
+        with pytest.raises(TrainingConfigError, match=r"bad\.toml: not TOML: "):
+            read(tmp_path / "bad.toml")
+
+
+def test_a_complete_configuration_written_as_toml_says_the_same(tmp_path: Path) -> None:
+    odd = f'initial_checkpoint = "a\\"b\\\\c\\tä\\u007f"\n{DATA}[model]\nnorm = "pre"\nis_embedding_shared = false\ndropout = 0.0'
+    config = load(tmp_path, odd).complete({"tokenizer.vocab_size": 400, "training.max_steps": 7, "training.learning_rate": 1e-9})
+    text = to_toml(asdict(config), {"training.max_steps": "chosen by rule"})
+    assert tomllib.loads(text) == asdict(config) and "max_steps = 7  # chosen by rule\n" in text
+    assert load(tmp_path, text, "again.toml").complete({}) == config
+
+
+ALL_STATED = re.sub(r"^#(?=\w+ = )", "", EXAMPLE, flags=re.MULTILINE)
+TABLES: dict[str, Any] = {"data": DataConfig, "tokenizer": TokenizerConfig, "model": ModelConfig, "training": ScheduleConfig}
+RULE_TEXTS = {VOCAB_SIZE: VOCAB_SIZE_TEXT} | {rule.setting: rule.text for rule in RULES}
+
+
+def test_the_example_has_every_setting_with_its_default(tmp_path: Path) -> None:
+    """Only data is stated in it."""
+    stated = tomllib.loads(EXAMPLE)
+    assert {name: table for name, table in stated.items() if table} == {"data": stated["data"]}
+    every = tomllib.loads(ALL_STATED)
+    assert every.keys() == {field.name for field in fields(TrainingConfig)}
+    for table, schema in TABLES.items():
+        assert every[table].keys() == {field.name for field in fields(schema)} - set(DECIDED), table
+        for field in fields(schema):
+            if field.name in every[table] and table != "data" and f"{table}.{field.name}" not in RULE_TEXTS:
+                default = getattr(field.default, "default", field.default)
+                assert default in (every[table][field.name], None), field.name
+    assert load(tmp_path, ALL_STATED).complete({}).training.max_steps == 10_500
+
+
+def test_the_example_has_every_rule_as_the_last_comment_before_its_setting() -> None:
+    table, comment, seen = "", "", set()
+    for line in EXAMPLE.splitlines():
+        if header := re.match(r"\[(\w+)\]", line):
+            table = header[1]
+        elif setting := re.match(r"#?(\w+) = ", line):
+            name = f"{table}.{setting[1]}"
+            seen.add(name)
+            assert comment == f"# rule: {RULE_TEXTS[name]}" if name in RULE_TEXTS else not comment.startswith("# rule:"), name
+        else:
+            comment = line
+    assert RULE_TEXTS.keys() <= seen

@@ -1,4 +1,4 @@
-"""What is known of a run before it begins: settings by rule, a run taken up, a checkpoint gone on from."""
+"""A run before it begins: settings by rule, a run taken up, a checkpoint gone on from."""
 
 import json
 import random
@@ -22,11 +22,12 @@ from dragoman.model.training.config import TrainingConfigError
 from dragoman.model.training.file import TrainingFile
 from dragoman.model.training.preparation import Preparation, prepare
 from dragoman.model.training.trainer import Trainer
+from tests.model.training.conftest import SETTINGS, WORDS, are_equal, stop_after
 
-DATA = {"source": "train.s", "target": "train.t", "validation_source": "val.s", "validation_target": "val.t"}
+DATA = SETTINGS["data"]
+TARGETS = {"target": "train.t", "validation_target": "val.t"}
 TINY: dict[str, Any] = {"d_model": 16, "num_encoder_layers": 1, "num_decoder_layers": 1}
 TINY |= {"encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
-WORDS = ["red", "green", "blue", "cat", "dog", "hat", "sun", "moon"]
 
 
 @pytest.fixture
@@ -46,10 +47,8 @@ def file(**tables: Any) -> TrainingFile:
 
 def begin(prepared: Preparation, num_steps: int = 0) -> Trainer:
     trainer = Trainer(prepared, torch.device("cpu"))
-    for _, batch in zip(range(num_steps), trainer._remaining_batches(), strict=False):
-        trainer._step(batch)
     if num_steps:
-        trainer.save_state()
+        return stop_after(trainer, num_steps)
     trainer.close()
     return trainer
 
@@ -58,22 +57,18 @@ def test_a_configuration_of_paths_alone_is_completed(data: Path, tmp_path: Path)
     prepared = prepare(TrainingFile({"name": "toy", "data": DATA}, "toy.toml"), data, tmp_path / "out")
     training = prepared.config.training
     assert (training.max_steps, training.warmup_steps, training.cooldown_steps, training.max_tokens) == (1000, 100, 333, 128)
-    assert prepared.model_config.d_model == 128 and prepared.model_config.norm == "pre"
+    assert (prepared.model_config.d_model, prepared.model_config.norm, prepared.warnings) == (128, "pre", [])
     assert prepared.record.text["num_pairs"] == 120
-    assert prepared.warnings == []
     assert not (tmp_path / "out").exists(), "nothing is written before the run begins"
     summary, rules = prepared.summary()
     assert "120 pairs" in summary and f"{prepared.record.text['target_tokens']} target tokens" in summary
     assert "training.max_steps 1000" in rules and "tokenizer.vocab_size 4" in rules
+    stated = prepare(file(training={"max_steps": 2}), data, tmp_path / "out")  # of which alone warnings are
+    assert "training.validate_every" in stated.record.chosen
+    assert [line.split(":")[0] for line in stated.warnings] == ["training.max_steps"]
 
 
-def test_only_what_is_stated_is_warned_of(data: Path, tmp_path: Path) -> None:
-    prepared = prepare(file(training={"max_steps": 2}), data, tmp_path / "out")
-    assert "training.validate_every" in prepared.record.chosen
-    assert [line.split(":")[0] for line in prepared.warnings] == ["training.max_steps"]
-
-
-def test_what_was_chosen_is_written_and_repeats_the_run(data: Path, tmp_path: Path) -> None:
+def test_chosen_settings_are_written_and_repeat_the_run(data: Path, tmp_path: Path) -> None:
     prepared = prepare(file(training={"seed": 3}), data, tmp_path / "out")
     begin(prepared)
     folder = tmp_path / "out" / "training"
@@ -83,32 +78,23 @@ def test_what_was_chosen_is_written_and_repeats_the_run(data: Path, tmp_path: Pa
     text = (folder / "config.toml").read_text(encoding="utf-8")
     assert "warmup_steps = 100  # chosen by rule" in text and "seed = 3\n" in text
     again = prepare(TrainingFile(tomllib.loads(text), "again"), data, tmp_path / "again")
-    assert again.config == prepared.config
-    assert again.record.chosen == {}
+    assert again.config == prepared.config and again.record.chosen == {}
 
 
-def test_a_resumed_run_takes_what_was_chosen_though_the_text_has_grown(data: Path, tmp_path: Path) -> None:
-    first = prepare(file(training={"max_steps": 50}), data, tmp_path / "out")
-    begin(first, num_steps=3)
+def test_a_resumed_run_keeps_its_settings_though_the_text_has_grown(data: Path, tmp_path: Path) -> None:
+    told = file(training={"max_steps": 12})
+    whole = begin(prepare(told, data, tmp_path / "whole"), num_steps=12)
+    first = prepare(told, data, tmp_path / "out")
+    begin(first, num_steps=5)
+    resumed = begin(prepare(told, data, tmp_path / "out"), num_steps=7)
+    assert resumed.progression.step == 12 and are_equal(resumed.checkpoint.model, whole.checkpoint.model)
     for suffix in ("s", "t"):
         path = data / f"train.{suffix}"
         path.write_text(path.read_text(encoding="utf-8") * 40, encoding="utf-8")
-    second = prepare(file(training={"max_steps": 50}), data, tmp_path / "out")
-    assert second.config == first.config
-    assert second.config != prepare(file(training={"max_steps": 50}), data, tmp_path / "new").config
-    assert begin(second).progression.step == 3
+    second = prepare(told, data, tmp_path / "out")
+    assert second.config == first.config != prepare(told, data, tmp_path / "new").config
     (warning,) = [line for line in second.warnings if line.startswith("data: ")]
     assert "120 num_pairs" in warning and "4,800 num_pairs" in warning
-
-
-def test_a_run_by_rule_resumes_to_the_same_weights(data: Path, tmp_path: Path) -> None:
-    told = file(training={"max_steps": 12})
-    whole = begin(prepare(told, data, tmp_path / "whole"), num_steps=12)
-    begin(prepare(told, data, tmp_path / "stopped"), num_steps=5)
-    resumed = begin(prepare(told, data, tmp_path / "stopped"), num_steps=7)
-    assert resumed.progression.step == 12
-    for ours, theirs in zip(resumed.checkpoint.model.parameters(), whole.checkpoint.model.parameters(), strict=True):
-        assert torch.equal(ours, theirs)
 
 
 def test_a_run_of_a_version_without_rules_goes_on_with_the_defaults_of_that_time(data: Path, tmp_path: Path) -> None:
@@ -119,12 +105,8 @@ def test_a_run_of_a_version_without_rules_goes_on_with_the_defaults_of_that_time
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(asdict(config), indent=2) + "\n", encoding="utf-8")
     resumed = prepare(told, data, tmp_path / "out")
-    assert resumed.config == config
-    assert [line.split(":")[0] for line in resumed.warnings] == [
-        "training.warmup_steps",
-        "training.max_tokens",
-        "tokenizer.vocab_size",
-    ]
+    warned = ["training.warmup_steps", "training.max_tokens", "tokenizer.vocab_size"]
+    assert resumed.config == config and [line.split(":")[0] for line in resumed.warnings] == warned
     begin(resumed)
     assert prepare(told, data, tmp_path / "out").config == config, "also after it was taken up"
 
@@ -165,30 +147,45 @@ def test_going_on_takes_model_and_vocabulary_of_the_checkpoint(data: Path, tmp_p
     begin(prepared, num_steps=1)
     assert not any("d_model" in line for line in prepared.summary())
     begin(prepare(told, data, tmp_path / "out"))
-
-
-def test_a_model_that_a_checkpoint_cannot_grow_into_is_refused_before_the_text_is_read(
-    tmp_path: Path, initial: Path, data: Path
-) -> None:
-    told = file(model={"d_model": 32}).going_on_from(initial)
+    # A model that it cannot grow into is refused before the text is read.
     with pytest.raises(TrainingConfigError, match="initial_checkpoint: its d_model is 16, the configuration's 32"):
-        prepare(told, tmp_path / "nowhere", tmp_path / "out")
+        prepare(file(model={"d_model": 32}).going_on_from(initial), tmp_path / "nowhere", tmp_path / "other")
 
 
-def test_what_is_wrong_with_the_model_is_named_with_its_line(data: Path, tmp_path: Path) -> None:
-    path = tmp_path / "toy.toml"
-    tables = "[data]\n" + "".join(f'{name} = "{value}"\n' for name, value in DATA.items()) + "[model]\n"
-    for settings, said in (
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
         ("d_model = 0", "d_model must be at least 1"),
         ('d_model = "wide"', "d_model must be int"),
         ("width = 3", "unknown model setting: width"),
         ("pad_id = 3", "set by the tokeniser"),
         ("num_heads = 48", "not a multiple of num_heads 48"),
-    ):
-        path.write_text(f"{tables}{settings}\n", encoding="utf-8")
-        with pytest.raises(TrainingConfigError) as caught:
-            prepare(TrainingFile.load(path), data, tmp_path / "out")
-        assert str(caught.value).startswith(f"{path}, line 7: model") and said in str(caught.value)
+    ],
+)
+def test_a_wrong_setting_of_the_model_is_named_with_its_line(data: Path, tmp_path: Path, setting: str, said: str) -> None:
+    path = tmp_path / "toy.toml"
+    path.write_text("[data]\n" + "".join(f'{name} = "{value}"\n' for name, value in DATA.items()) + f"[model]\n{setting}\n")
+    with pytest.raises(TrainingConfigError) as caught:
+        prepare(TrainingFile.load(path), data, tmp_path / "out")
+    assert str(caught.value).startswith(f"{path}, line 7: model") and said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "absent"),
+    [("rnn", ("num_heads", "norm", "encoder_ffn_dim")), ("decoder", ("num_encoder_layers", "encoder_ffn_dim"))],
+)
+def test_rules_choose_nothing_that_means_nothing(data: Path, tmp_path: Path, architecture: str, absent: tuple[str, ...]) -> None:
+    tables = {"data": DATA if architecture == "rnn" else TARGETS, "model": {"architecture": architecture}}
+    prepared = prepare(file(**tables), data, tmp_path / "out")
+    assert not {f"model.{field}" for field in absent} & prepared.record.chosen.keys()
+    assert prepared.model_config.architecture == architecture
+
+
+@pytest.mark.parametrize(("width", "num_heads"), [(32, 2), (48, 3), (128, 4), (80, 1), (16, 1)])
+def test_a_rule_chooses_heads_that_rotary_positions_go_with(data: Path, tmp_path: Path, width: int, num_heads: int) -> None:
+    model = {"architecture": "decoder", "positions": "rotary", "d_model": width}
+    config = prepare(file(data=TARGETS, model=model), data, tmp_path / "out").model_config
+    assert (config.num_heads, config.head_dim % 16) == (num_heads, 0)
 
 
 @pytest.mark.parametrize("content", ["a line", "the same words\n" * 300, "x\n" * 2])
@@ -212,7 +209,7 @@ def test_odd_texts_give_a_run(tmp_path: Path, content: str) -> None:
         ("val.s", b"one\ntwo\n" + b"word " * 600 + b"\n", "val.s, line 3: "),
     ],
 )
-def test_text_that_cannot_be_used_is_named(data: Path, tmp_path: Path, name: str, content: bytes, said: str) -> None:
+def test_unusable_text_is_named(data: Path, tmp_path: Path, name: str, content: bytes, said: str) -> None:
     (data / name).write_bytes(content)
     with pytest.raises(DataError) as caught:
         prepare(file(), data, tmp_path / "out")
@@ -231,26 +228,22 @@ def test_an_output_that_holds_something_else_is_refused(data: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["config.json", "chosen.json", "state.safetensors"])
-@pytest.mark.parametrize("content", [b"", b"half", b"[1]", b"\xff"])
-def test_a_run_whose_files_are_damaged_is_named(data: Path, tmp_path: Path, name: str, content: bytes) -> None:
+def test_a_run_whose_files_are_damaged_is_named(data: Path, tmp_path: Path, name: str) -> None:
     begin(prepare(file(training={"max_steps": 5}), data, tmp_path / "out"), num_steps=1)
     path = tmp_path / "out" / "training" / name
-    path.write_bytes(content)
-    with pytest.raises((TrainingConfigError, CheckpointError, InputError)) as caught:
-        prepare(file(training={"max_steps": 5}), data, tmp_path / "out")
-    assert str(caught.value).startswith(f"{path}: ") and "\n" not in str(caught.value)
+    for content in (b"", b"half", b"[1]", b"\xff"):
+        path.write_bytes(content)
+        with pytest.raises((TrainingConfigError, CheckpointError, InputError)) as caught:
+            prepare(file(training={"max_steps": 5}), data, tmp_path / "out")
+        assert str(caught.value).startswith(f"{path}: ") and "\n" not in str(caught.value)
 
 
 def test_two_hundred_lines_are_learnt_by_rule(tmp_path: Path) -> None:
     """Numbers in words, of which English says the tens first and German the ones; nothing but paths and fewer steps are stated."""
     ones = {"one": "ein", "two": "zwei", "three": "drei", "four": "vier", "five": "fünf", "six": "sechs", "seven": "sieben"}
     tens = {"twenty": "zwanzig", "thirty": "dreißig", "forty": "vierzig", "fifty": "fünfzig", "sixty": "sechzig"}
-    pairs = [
-        (f"{hundred} hundred {ten} {one}", f"{ones[hundred]} hundert {ones[one]} und {tens[ten]}")
-        for hundred in ones
-        for ten in tens
-        for one in ones
-    ]
+    numbers = [(hundred, ten, one) for hundred in ones for ten in tens for one in ones]
+    pairs = [(f"{h} hundred {t} {o}", f"{ones[h]} hundert {ones[o]} und {tens[t]}") for h, t, o in numbers]
     random.Random(0).shuffle(pairs)
     for part, some in (("train", pairs[:200]), ("val", pairs[200:])):
         for suffix, lines in zip(("s", "t"), zip(*some, strict=True), strict=True):
@@ -259,5 +252,4 @@ def test_two_hundred_lines_are_learnt_by_rule(tmp_path: Path) -> None:
     prepared = prepare(told, tmp_path, tmp_path / "out")
     assert prepared.warnings == []
     Trainer(prepared, torch.device("cpu")).run()
-    summary = json.loads((tmp_path / "out/training/summary.json").read_text(encoding="utf-8"))
-    assert summary["best_bleu"] > 90
+    assert json.loads((tmp_path / "out/training/summary.json").read_text(encoding="utf-8"))["best_bleu"] > 90

@@ -1,8 +1,23 @@
+"""Progress of a run on a terminal and in a log, and the tables of its steps on disk."""
+
 import io
+import math
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from dragoman.model.likelihood import Likelihood
+from dragoman.model.training.log import (
+    CURVES_FILE,
+    STEP_FIELDS,
+    STEPS_FILE,
+    VALIDATION_FIELDS,
+    VALIDATION_FILE,
+    CsvLog,
+    plot_curves,
+    read_rows,
+)
 from dragoman.model.training.measured import Measured
 from dragoman.model.training.progress import ProgressBar, ProgressLines, progress_on
 
@@ -41,49 +56,34 @@ def test_a_line_comes_at_the_first_step_and_then_every_half_minute(progress, clo
     progress.begin("toy", 1000, 0)
     for step in range(1, 72):
         clock.now += 1.0
-        progress.stepped(step, 4.5 - step / 100, 200, 0.5)
+        progress.stepped(step, 4.5 - step / 100, 200 if step < 40 else 400, 0.5)
     assert lines == [
         "toy: step 1 of 1,000, loss 4.490, 400 tokens/s, 0:16:39 left",
         "toy: step 31 of 1,000, loss 4.190, 400 tokens/s, 0:16:09 left",
-        "toy: step 61 of 1,000, loss 3.890, 400 tokens/s, 0:15:39 left",
+        "toy: step 61 of 1,000, loss 3.890, 693 tokens/s, 0:15:39 left",  # since the last line
     ]
 
 
-def test_speed_is_that_since_the_last_line(progress, clock: Clock, lines: list[str]) -> None:
-    progress.begin("toy", 100, 0)
-    for step, num_tokens in ((1, 100), (2, 200), (3, 400)):
-        clock.now += 20.0
-        progress.stepped(step, 1.0, num_tokens, 10.0)
-    assert [line.split(", ")[2] for line in lines] == ["10 tokens/s", "30 tokens/s"]
-
-
-def test_each_validation_is_a_line_with_the_best_score(progress, clock: Clock, lines: list[str]) -> None:
+def test_validations_and_a_resumed_run_are_lines(progress, clock: Clock, lines: list[str]) -> None:
     progress.begin("toy", 400, 0)
-    clock.now += 60.0
-    progress.validated(100, Measured(2.5, 12.0, 1.0), 12.0)
-    clock.now += 60.0
-    progress.validated(200, Measured(2.25, 11.0, 1.0), 12.0)
+    for step, loss, bleu in ((100, 2.5, 12.0), (200, 2.25, 11.0)):
+        clock.now += 60.0
+        progress.validated(step, Measured(loss, bleu, 1.0), 12.0)
     progress.end()
     assert lines == [
         "toy: validation at step 100 of 400: loss 2.500, BLEU 12.00, the best so far, 0:03:00 left",
         "toy: validation at step 200 of 400: loss 2.250, BLEU 11.00 (best BLEU 12.00), 0:02:00 left",
     ]
-
-
-def test_time_left_of_a_resumed_run_follows_its_own_steps(progress, clock: Clock, lines: list[str]) -> None:
     progress.begin("toy", 5000, 4000)
     clock.now += 2.0
     progress.stepped(4001, 1.0, 100, 2.0)
-    assert lines == ["toy: resumed at step 4,000 of 5,000", "toy: step 4,001 of 5,000, loss 1.000, 50 tokens/s, 0:33:18 left"]
-
-
-def test_a_run_that_had_ended_only_validates(progress, lines: list[str]) -> None:
-    progress.begin("toy", 10, 10)
+    assert lines[2:] == ["toy: resumed at step 4,000 of 5,000", "toy: step 4,001 of 5,000, loss 1.000, 50 tokens/s, 0:33:18 left"]
+    progress.begin("toy", 10, 10)  # a run that had ended only validates
     progress.validated(10, Measured(1.0, 5.0, 1.0), 5.0)
     assert lines[-1] == "toy: validation at step 10 of 10: loss 1.000, BLEU 5.00, the best so far, 0:00:00 left"
 
 
-def test_without_a_terminal_lines_are_plain() -> None:
+def test_on_a_terminal_there_is_a_bar_and_elsewhere_there_are_plain_lines() -> None:
     stream = io.StringIO()
     progress = progress_on(stream)
     progress.begin("toy", 10, 0)
@@ -93,9 +93,6 @@ def test_without_a_terminal_lines_are_plain() -> None:
     text = stream.getvalue()
     assert text.count("\n") == 2 and text.replace("\n", "").isprintable()
     assert all(line.startswith("dragoman: toy: ") for line in text.splitlines())
-
-
-def test_on_a_terminal_there_is_a_bar() -> None:
     assert isinstance(progress_on(Terminal()), ProgressBar)
     stream = io.StringIO()
     bar = ProgressBar(Console(file=stream, force_terminal=True, width=120))
@@ -104,3 +101,50 @@ def test_on_a_terminal_there_is_a_bar() -> None:
     bar.stepped(2, 1.25, 10, 1.0)
     bar.end()
     assert "2/10" in stream.getvalue() and "loss 1.250" in stream.getvalue() and "BLEU 7.50" in stream.getvalue()
+
+
+def test_figures_are_named_and_never_more_than_numbers_hold() -> None:
+    assert str(Measured(2.0, 0.0, 0.0)) == "loss 2.000, BLEU 0.00"
+    assert str(Measured(0.0)) == "loss 0.000, perplexity 1.00", "of a text that is certain"
+    assert str(Measured(math.log(8))) == "loss 2.079, perplexity 8.00"
+    assert str(Measured(1e4)) == "loss 10000.000, perplexity inf" and Likelihood.of([[-1e4]]).perplexity == math.inf
+
+
+def test_rows_are_on_disk_as_soon_as_written(tmp_path: Path) -> None:
+    log = CsvLog(tmp_path / "log.csv", ("step", "loss"), 0)
+    log.write(1, 0.5)
+    assert (tmp_path / "log.csv").read_bytes() == b"step,loss\n1,0.5\n"
+    log.close()
+
+
+@pytest.mark.parametrize(
+    ("before", "step", "after"),
+    [
+        ("step,loss\n1,0.5\n2,0.25\n3,0.125\n", 2, "step,loss\n1,0.5\n2,0.25\n"),  # rows beyond the saved state
+        *((f"step,loss\n1,0.5\n11,0.25\n{torn}", 11, "step,loss\n1,0.5\n11,0.25\n") for torn in ("", "1", "12", "12,", "12,0.0")),
+        *((torn, 0, "step,loss\n") for torn in ("", "ste", "step,lo", "step,loss")),
+    ],
+)
+def test_resuming_drops_torn_rows_and_those_beyond_the_saved_state(tmp_path: Path, before: str, step: int, after: str) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text(before, encoding="utf-8")
+    log = CsvLog(path, ("step", "loss"), step)
+    log.write(step + 1, 0.1)
+    log.close()
+    assert path.read_text(encoding="utf-8") == f"{after}{step + 1},0.1\n"
+    path.write_text("step,loss\n1,0.5\n2", encoding="utf-8")
+    assert read_rows(path) == [{"step": "1", "loss": "0.5"}]
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 450])
+def test_curves_are_drawn(tmp_path: Path, num_steps: int) -> None:
+    """Of a run that went astray, too, and of one without BLEU."""
+    steps, validations = CsvLog(tmp_path / STEPS_FILE, STEP_FIELDS, 0), CsvLog(tmp_path / VALIDATION_FILE, VALIDATION_FIELDS, 0)
+    for step in range(1, num_steps + 1):
+        steps.write(step, 0, 9000 / step, 0.1, 1.0, 100, 0.5)
+    for loss in (9000, 2.5):
+        validations.write(num_steps, 1, loss, *((12.0, 30.0) if num_steps > 1 else ("", "")))
+    plot_curves(tmp_path)
+    steps.close()
+    validations.close()
+    assert (tmp_path / CURVES_FILE).read_bytes().startswith(b"\x89PNG")

@@ -1,147 +1,110 @@
-"""Whole trainings of a very small model on a made-up language whose translation is the sentence backwards."""
+"""Whole trainings of very small models of every architecture."""
 
-import csv
 import json
 import math
 import os
-import random
 import re
 import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.nn import functional as F
 
 from dragoman.model.checkpoint import Checkpoint, CheckpointError
 from dragoman.model.corpus import DataError
-from dragoman.model.evaluate import evaluate
-from dragoman.model.training.config import TrainingConfig, TrainingConfigError
-from dragoman.model.training.file import TrainingFile
+from dragoman.model.evaluate import evaluate, target_log_probs
+from dragoman.model.likelihood import Likelihood
+from dragoman.model.training.config import ScheduleConfig, TrainingConfigError
 from dragoman.model.training.measured import Measured
-from dragoman.model.training.preparation import prepare
-from dragoman.model.training.trainer import Trainer
+from dragoman.model.training.trainer import _progression
 from dragoman.model.training.validation import Validation
+from tests.model.training.conftest import SETTINGS, SOURCES, Begin, are_equal, file, rows, stop_after
 
-WORDS = ["red", "green", "blue", "cat", "dog", "hat", "sun", "moon"]
-CPU = torch.device("cpu")
-SETTINGS: dict[str, dict[str, Any]] = {
-    "data": {"source": "train.s", "target": "train.t", "validation_source": "val.s", "validation_target": "val.t"},
-    "tokenizer": {"vocab_size": 300, "bpe_dropout": 0.2},
-    "model": {
-        "d_model": 16,
-        "num_heads": 2,
-        "num_encoder_layers": 1,
-        "num_decoder_layers": 1,
-        "encoder_ffn_dim": 32,
-        "decoder_ffn_dim": 32,
-        "dropout": 0.2,
-        "attention_dropout": 0.1,
-        "max_target_positions": 40,
-    },
-    "training": {"max_steps": 28, "max_tokens": 200, "warmup_steps": 10, "max_length": 40, "average_last": 2},
+NO_SOURCES = dict.fromkeys(SOURCES, "")
+MODELS: dict[str, dict[str, Any]] = {
+    "additive": {"architecture": "rnn", "attention": "additive"},
+    "dot": {"architecture": "rnn", "attention": "dot"},
+    "none": {"architecture": "rnn", "attention": "none", "num_encoder_layers": 2, "num_decoder_layers": 2},
+    "decoder": {"architecture": "decoder", "positions": "rotary", "num_heads": 1, "norm": "pre", "norm_kind": "rms"},
 }
 
 
-@pytest.fixture(scope="module")
-def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("data")
-    rng = random.Random(0)
-    for name, size in (("train", 100), ("val", 8)):
-        sentences = [rng.choices(WORDS, k=rng.randint(2, 6)) for _ in range(size)]
-        for suffix, lines in (("s", sentences), ("t", [words[::-1] for words in sentences])):
-            (folder / f"{name}.{suffix}").write_text("".join(" ".join(words) + "\n" for words in lines), encoding="utf-8")
-    return folder
+def of_model(name: str, **training: Any) -> dict[str, Any]:
+    """Return the changes that make a run one of another architecture."""
+    if name == "transformer":
+        return {"model": {"dropout": 0.0}, "training": {"learning_rate": 0.01} | training}
+    data = NO_SOURCES if name == "decoder" else {}
+    model = MODELS[name] | {"d_model": 32, "dropout": 0.1}
+    return {"model": model, "data": data, "training": {"learning_rate": 0.02, "warmup_steps": 5} | training}
 
 
-def configure(**changes: dict[str, Any]) -> TrainingConfig:
-    """Change some of `SETTINGS`, table by table."""
-    return TrainingConfig.parse({"name": "toy"} | {table: SETTINGS[table] | changes.get(table, {}) for table in SETTINGS}, "test")
-
-
-def begin(config: TrainingConfig, data_dir: Path, output: Path) -> Trainer:
-    """Begin or resume a run whose configuration leaves nothing to the rules."""
-    return Trainer(prepare(TrainingFile(asdict(config), "test"), data_dir, output), CPU)
-
-
-def train(config: TrainingConfig, data_dir: Path, output: Path) -> Trainer:
-    trainer = begin(config, data_dir, output)
-    trainer.run()
-    return trainer
-
-
-def rows(path: Path) -> list[dict[str, str]]:
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
+def summary_of(output: Path) -> dict[str, Any]:
+    summary: dict[str, Any] = json.loads((output / "training" / "summary.json").read_text(encoding="utf-8"))
+    return summary
 
 
 def outcome(output: Path) -> dict[str, Any]:
     """Everything a run leaves behind that must not depend on time."""
-    folder = output / "training"
-    steps = [{name: value for name, value in row.items() if name != "seconds"} for row in rows(folder / "steps.csv")]
-    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    del summary["seconds"]
-    files = [*output.glob("*.*"), *folder.glob("step-*")]
-    return {
-        "steps": steps,
-        "validations": (folder / "validation.csv").read_text(encoding="utf-8"),
-        "summary": summary,
-        "files": {path.name: path.read_bytes() for path in files},
-    }
+    steps = [{name: value for name, value in row.items() if name != "seconds"} for row in rows(output, "steps")]
+    summary = {name: value for name, value in summary_of(output).items() if name != "seconds"}
+    files = {path.name: path.read_bytes() for path in [*output.glob("*.*"), *output.glob("training/step-*")]}
+    return {"steps": steps, "validations": rows(output, "validation"), "summary": summary, "files": files}
 
 
 @pytest.fixture(scope="module")
 def whole(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Give the output of a training that nothing interrupted."""
+    from dragoman.model.training.preparation import prepare
+    from dragoman.model.training.trainer import Trainer
+
     output = tmp_path_factory.mktemp("whole") / "toy"
-    train(configure(), data_dir, output)
+    Trainer(prepare(file(), data_dir, output), torch.device("cpu")).run()
     return output
 
 
-def test_loss_falls(data_dir: Path, tmp_path: Path) -> None:
-    train(configure(model={"dropout": 0.0}, training={"max_steps": 60, "learning_rate": 0.01}), data_dir, tmp_path)
-    losses = [float(row["loss"]) for row in rows(tmp_path / "training" / "steps.csv")]
-    assert len(losses) == 60
-    assert sum(losses[-5:]) < 0.6 * sum(losses[:5])
-    validated = [float(row["loss"]) for row in rows(tmp_path / "training" / "validation.csv")]
-    assert validated[-1] < 0.8 * validated[0]
+@pytest.mark.parametrize("name", ["transformer", *MODELS])
+def test_every_architecture_learns(begin: Begin, tmp_path: Path, name: str) -> None:
+    begin(tmp_path, **of_model(name, max_steps=40)).run()
+    losses = [float(row["loss"]) for row in rows(tmp_path, "steps")]
+    assert len(losses) == 40 and sum(losses[-5:]) < 0.8 * sum(losses[:5])
+    assert Checkpoint.load(tmp_path).model.config.architecture == MODELS.get(name, {}).get("architecture", "transformer")
 
 
-def test_run_writes_a_checkpoint_logs_summary_and_picture(whole: Path) -> None:
-    assert Checkpoint.load(whole).name == "toy"
-    folder = whole / "training"
-    assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
-    steps, validations = rows(folder / "steps.csv"), rows(folder / "validation.csv")
+def test_run_writes_a_checkpoint_logs_summary_and_picture(whole: Path, data_dir: Path) -> None:
+    checkpoint, folder, summary = Checkpoint.load(whole), whole / "training", summary_of(whole)
+    assert checkpoint.name == "toy" and (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
+    steps, validations = rows(whole, "steps"), rows(whole, "validation")
+    schedule = ScheduleConfig(**SETTINGS["training"])
     assert [int(row["step"]) for row in steps] == list(range(1, 29))
-    rates = [configure().training.learning_rate_at(step) for step in range(1, 29)]
-    assert [float(row["learning_rate"]) for row in steps] == rates
-    assert int(validations[-1]["step"]) == 28
-    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    assert [float(row["learning_rate"]) for row in steps] == [schedule.learning_rate_at(step) for step in range(1, 29)]
+    assert [int(row["step"]) for row in validations] == [8, 16, 24, 28]
     assert (summary["step"], summary["num_pairs"], summary["num_pairs_left_out"]) == (28, 100, 0)
-    assert summary["num_parameters"] == sum(parameter.numel() for parameter in Checkpoint.load(whole).model.parameters())
+    assert summary["num_parameters"] == sum(parameter.numel() for parameter in checkpoint.model.parameters())
     assert summary["best_bleu"] == max(float(row["bleu"]) for row in validations)
     assert not list(whole.rglob("*.tmp"))
+    # Of validated weights the newest are kept, whose mean may be published: whichever scores higher.
+    kept = sorted(whole.glob("training/step-*"))
+    assert [path.name for path in kept] == ["step-0000024.safetensors", "step-0000028.safetensors"]
+    tensors = [load_file(path) for path in kept]
+    mean = {name: torch.stack([weights[name].double() for weights in tensors]).mean(0).float() for name in tensors[0]}
+    is_average = all(torch.equal(parameter, mean[name]) for name, parameter in checkpoint.model.named_parameters())
+    assert is_average == (summary["published"] == "averaged") and summary["averaged_checkpoints"] == 2
+    texts = [(data_dir / name).read_text(encoding="utf-8").splitlines() for name in ("val.s", "val.t")]
+    bleu = evaluate(checkpoint.model, checkpoint.tokenizers, *texts).bleu
+    assert bleu == max(summary["averaged_bleu"], summary["best_bleu"])
 
 
-def test_only_the_newest_validated_weights_are_kept(whole: Path) -> None:
-    steps = [int(row["step"]) for row in rows(whole / "training" / "validation.csv")]
-    assert len(steps) > 2
-    assert sorted(path.name for path in whole.glob("training/step-*")) == [f"step-{step:07d}.safetensors" for step in steps[-2:]]
-
-
-def test_same_seed_gives_the_same_run(whole: Path, data_dir: Path, tmp_path: Path) -> None:
-    train(configure(), data_dir, tmp_path)
-    assert outcome(tmp_path) == outcome(whole)
-
-
-def test_other_seed_gives_another_run(whole: Path, data_dir: Path, tmp_path: Path) -> None:
-    train(configure(training={"seed": 2}), data_dir, tmp_path)
-    assert outcome(tmp_path)["steps"] != outcome(whole)["steps"]
+def test_the_seed_decides_the_run(whole: Path, begin: Begin, tmp_path: Path) -> None:
+    begin(tmp_path / "same").run()
+    begin(tmp_path / "other", training={"seed": 2, "max_steps": 3}).run()
+    assert outcome(tmp_path / "same") == outcome(whole)
+    assert [row["loss"] for row in rows(tmp_path / "other", "steps")] != [row["loss"] for row in rows(whole, "steps")[:3]]
 
 
 KILLED = """
@@ -194,205 +157,193 @@ trainer.run()
 @pytest.mark.parametrize(
     ("save_seconds", "where", "at"),
     [
-        pytest.param(0.0, "logging", 13, id="in the middle of an epoch"),
         pytest.param(1e9, "logging", 13, id="some steps after the last saved state"),
         pytest.param(1e9, "logging", 3, id="before any state was saved"),
-        pytest.param(0.0, "validating", 8, id="between validation and saved state"),
         pytest.param(0.0, "validating", 28, id="between the last validation and saved state"),
         pytest.param(0.0, "saving", 12, id="while the state is written"),
         pytest.param(0.0, "ending", 0, id="after the last step"),
     ],
 )
-def test_killed_training_resumes_to_the_same_end(whole: Path, data_dir: Path, tmp_path: Path, save_seconds, where, at) -> None:
+def test_killed_training_resumes_to_the_same_end(
+    whole: Path, begin: Begin, data_dir: Path, tmp_path: Path, save_seconds: float, where: str, at: int
+) -> None:
     output = tmp_path / "toy"
-    arguments = json.dumps([asdict(configure()), str(data_dir), str(output), save_seconds, where, at])
+    arguments = json.dumps([file().fields, str(data_dir), str(output), save_seconds, where, at])
     killed = subprocess.run([sys.executable, "-c", KILLED, arguments], env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False)
-    assert killed.returncode == -signal.SIGKILL
-    assert not (output / "training" / "summary.json").exists()
-    trainer = begin(configure(), data_dir, output)
-    resumed_at = trainer.progression.step
-    assert (resumed_at > 0) == ((output / "training" / "state.safetensors").exists())
+    assert killed.returncode == -signal.SIGKILL and not (output / "training" / "summary.json").exists()
+    trainer = begin(output)
+    assert (trainer.progression.step > 0) == (output / "training" / "state.safetensors").exists()
     trainer.run()
     assert outcome(output) == outcome(whole)
 
 
-def test_epochs_end_where_the_kills_expect_them(whole: Path) -> None:
-    assert [int(row["step"]) for row in rows(whole / "training" / "validation.csv")] == [8, 16, 24, 28]
+@pytest.mark.parametrize("name", ["additive", "decoder"])
+def test_a_stopped_run_of_another_architecture_resumes_to_the_same_weights(begin: Begin, tmp_path: Path, name: str) -> None:
+    changes = of_model(name, max_steps=9)
+    whole = stop_after(begin(tmp_path / "whole", **changes), 9)
+    stop_after(begin(tmp_path / "parts", **changes), 5)
+    resumed = stop_after(begin(tmp_path / "parts", **changes), 4)
+    assert resumed.progression.step == 9 and are_equal(resumed.checkpoint.model, whole.checkpoint.model)
 
 
-def test_finished_run_started_again_changes_nothing(whole: Path, data_dir: Path, tmp_path: Path) -> None:
+def test_finished_run_started_again_changes_nothing(whole: Path, begin: Begin, tmp_path: Path) -> None:
     output = tmp_path / "toy"
     shutil.copytree(whole, output)
-    train(configure(), data_dir, output)
+    begin(output).run()
     assert outcome(output) == outcome(whole)
 
 
-@pytest.mark.parametrize(
-    "changes", [{"training": {"max_steps": 29}}, {"model": {"dropout": 0.0}}, {"tokenizer": {"vocab_size": 301}}]
-)
-def test_another_configuration_is_refused(whole: Path, data_dir: Path, changes) -> None:
-    before = outcome(whole)
-    with pytest.raises(TrainingConfigError, match=re.escape(f"{whole} holds a run of another configuration")):
-        begin(configure(**changes), data_dir, whole)
-    assert outcome(whole) == before
-
-
-def test_failed_start_does_not_claim_the_folder(data_dir: Path, tmp_path: Path) -> None:
+def test_failed_start_does_not_claim_the_folder(begin: Begin, tmp_path: Path) -> None:
     """A typing mistake corrected is not another configuration."""
     with pytest.raises(DataError, match="none"):
-        begin(configure(data={"source": "none"}), data_dir, tmp_path)
-    begin(configure(), data_dir, tmp_path).close()
-
-
-def test_average_is_the_mean_of_the_kept_weights(whole: Path) -> None:
-    kept = [load_file(path) for path in sorted(whole.glob("training/step-*"))]
-    mean = {name: torch.stack([weights[name].double() for weights in kept]).mean(0).float() for name in kept[0]}
-    summary = json.loads((whole / "training" / "summary.json").read_text(encoding="utf-8"))
-    published = Checkpoint.load(whole).model
-    is_average = all(torch.equal(parameter, mean[name]) for name, parameter in published.named_parameters())
-    assert is_average == (summary["published"] == "averaged")
-    assert summary["averaged_checkpoints"] == 2
+        begin(tmp_path, data={"source": "none"})
+    begin(tmp_path).close()
 
 
 @pytest.mark.parametrize("better", ["averaged", "best"])
-def test_better_model_is_published(data_dir: Path, tmp_path: Path, monkeypatch, better: str) -> None:
+def test_better_model_is_published(begin: Begin, tmp_path: Path, monkeypatch, better: str) -> None:
     """Scores are made up, so that each case is sure to happen; the weights published must be the ones that scored higher."""
     scored: list[dict[str, torch.Tensor]] = []
-
     trained: list[torch.nn.Module] = []
+    of_average = 50.0 if better == "averaged" else 5.0
 
     def made_up(self: Validation, model: torch.nn.Module, device: torch.device) -> Measured:
         scored.append({name: parameter.detach().clone() for name, parameter in model.named_parameters()})
         trained.append(model)
-        is_average = model is not trained[0]
-        bleu = (50.0 if better == "averaged" else 5.0) if is_average else 10.0 + 20.0 * (len(scored) == 2)
-        return Measured(1.0, bleu, 1.0)
+        return Measured(1.0, 10.0 + 20.0 * (len(scored) == 2) if model is trained[0] else of_average, 1.0)
 
     monkeypatch.setattr(Validation, "measure", made_up)
-    train(configure(), data_dir, tmp_path)
-    summary = json.loads((tmp_path / "training" / "summary.json").read_text(encoding="utf-8"))
-    assert summary["published"] == better
-    assert (summary["best_bleu"], summary["averaged_bleu"]) == (30.0, 50.0 if better == "averaged" else 5.0)
+    begin(tmp_path).run()
+    summary = summary_of(tmp_path)
+    assert (summary["published"], summary["best_bleu"], summary["averaged_bleu"]) == (better, 30.0, of_average)
     expected = scored[-1] if better == "averaged" else scored[1]
     published = dict(Checkpoint.load(tmp_path).model.named_parameters())
     assert all(torch.equal(published[name], tensor) for name, tensor in expected.items())
 
 
-def test_published_model_scores_what_the_summary_says(whole: Path, data_dir: Path) -> None:
-    summary = json.loads((whole / "training" / "summary.json").read_text(encoding="utf-8"))
-    checkpoint = Checkpoint.load(whole)
-    texts = [(data_dir / name).read_text(encoding="utf-8").splitlines() for name in ("val.s", "val.t")]
-    bleu = evaluate(checkpoint.model, checkpoint.tokenizers, *texts).bleu
-    assert bleu == max(summary["averaged_bleu"], summary["best_bleu"])
-
-
-def test_patience_stops_early(data_dir: Path, tmp_path: Path, monkeypatch) -> None:
+def test_patience_stops_early(begin: Begin, tmp_path: Path, monkeypatch) -> None:
     bleus = iter([1.0, 3.0, 2.0, 3.0, 0.5])
     monkeypatch.setattr(Validation, "measure", lambda self, model, device: Measured(1.0, next(bleus), 1.0))
-    train(configure(training={"max_steps": 1000, "patience": 2}), data_dir, tmp_path)
-    validations = rows(tmp_path / "training" / "validation.csv")
+    begin(tmp_path, training={"max_steps": 1000, "patience": 2}).run()
+    validations = rows(tmp_path, "validation")
     assert [float(row["bleu"]) for row in validations] == [1.0, 3.0, 2.0, 3.0]
-    assert len(rows(tmp_path / "training" / "steps.csv")) == int(validations[-1]["step"])
+    assert len(rows(tmp_path, "steps")) == int(validations[-1]["step"])
 
 
-def test_two_passes_differ_by_their_dropout_alone(data_dir: Path, tmp_path: Path) -> None:
-    """Without dropout the passes are the same, and the run is that of a single pass."""
-    still: dict[str, Any] = {"dropout": 0.0, "attention_dropout": 0.0}
-    losses: dict[tuple[float, float], list[float]] = {}
-    for r_drop, dropouts in ((0.0, still), (5.0, still), (5.0, {}), (0.001, {})):
-        folder = tmp_path / f"{r_drop}-{len(dropouts)}"
-        train(configure(training={"max_steps": 6, "r_drop": r_drop}, model=dropouts), data_dir, folder)
-        losses[r_drop, len(dropouts)] = [float(row["loss"]) for row in rows(folder / "training" / "steps.csv")]
-    assert losses[5.0, 2] == pytest.approx(losses[0.0, 2], rel=1e-4)
-    assert losses[5.0, 0][0] > losses[0.001, 0][0], "the same masks, another weight of what they make different"
-
-
-def test_a_run_goes_on_from_a_checkpoint(whole: Path, data_dir: Path, tmp_path: Path) -> None:
-    config = replace(configure(model={"dropout": 0.1}), initial_checkpoint=str(whole))
-    trainer = begin(config, data_dir, tmp_path)
-    before = Checkpoint.load(whole)
-    assert trainer.checkpoint.tokenizers.source.encode("red cat") == before.tokenizers.source.encode("red cat")
-    assert all(
-        torch.equal(ours, theirs)
-        for ours, theirs in zip(trainer.checkpoint.model.parameters(), before.model.parameters(), strict=True)
-    )
-    assert trainer.progression.step == 0
-    trainer.run()
-    first, fresh = (float(rows(folder / "training" / "steps.csv")[0]["loss"]) for folder in (tmp_path, whole))
-    assert first < fresh
-    resumed = begin(config, data_dir, tmp_path)
-    resumed.close()
-    assert resumed.progression.step == 28, "what it has learnt since is not given up for the initial weights"
-    assert not torch.equal(next(resumed.checkpoint.model.parameters()), next(before.model.parameters()))
-
-
-def test_a_checkpoint_of_another_model_is_not_gone_on_from(whole: Path, data_dir: Path, tmp_path: Path) -> None:
-    config = replace(configure(model={"num_heads": 4}), initial_checkpoint=str(whole))
-    with pytest.raises(TrainingConfigError, match="initial_checkpoint: its num_heads is 2, the configuration's 4"):
-        begin(config, data_dir, tmp_path)
-
-
-def test_a_run_goes_on_with_a_larger_model(data_dir: Path, tmp_path: Path) -> None:
-    """It begins with what the smaller one says, and a stop in between changes nothing."""
-    train(configure(model={"norm": "pre"}), data_dir, tmp_path / "small")
-    small = Checkpoint.load(tmp_path / "small")
-    larger = {"norm": "pre", "num_encoder_layers": 3, "num_decoder_layers": 2, "encoder_ffn_dim": 64, "decoder_ffn_dim": 35}
-    config = replace(configure(model=larger), initial_checkpoint=str(tmp_path / "small"))
-    trainer = begin(config, data_dir, tmp_path / "whole")
-    pair = torch.tensor([small.tokenizers.source.encode("red cat hat")]), torch.tensor([3]), torch.tensor([[2, 9, 8, 7]])
-    with torch.no_grad():
-        torch.testing.assert_close(trainer.checkpoint.model.eval()(*pair), small.model(*pair), rtol=1e-5, atol=1e-5)
-    trainer.run()
-    begun = begin(config, data_dir, tmp_path / "stopped")
-    for _, batch in zip(range(13), begun._remaining_batches(), strict=False):
-        begun._step(batch)
-    begun.save_state()
-    begun.close()
-    resumed = begin(config, data_dir, tmp_path / "stopped")
-    assert resumed.progression.step == 13
-    resumed.run()
-    whole, stopped = (Checkpoint.load(tmp_path / name).model for name in ("whole", "stopped"))
-    assert whole.config.num_encoder_layers == 3
-    for (name, ours), theirs in zip(whole.named_parameters(), stopped.parameters(), strict=True):
-        assert torch.equal(ours, theirs), name
-
-
-def test_an_initial_checkpoint_that_is_not_there_is_named(data_dir: Path, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=re.escape(str(tmp_path / "none"))):
-        begin(replace(configure(), initial_checkpoint=str(tmp_path / "none")), data_dir, tmp_path)
-
-
-def test_validation_waits_for_its_epochs(whole: Path, data_dir: Path, tmp_path: Path) -> None:
-    train(configure(training={"validate_every": 2}), data_dir, tmp_path)
-    epochs = [int(row["epoch"]) for row in rows(tmp_path / "training" / "validation.csv")]
-    assert [epoch for epoch in epochs[:-1] if epoch % 2] == []
+def test_validation_waits_for_its_epochs(whole: Path, begin: Begin, tmp_path: Path) -> None:
+    begin(tmp_path, training={"validate_every": 2}).run()
+    assert [int(row["step"]) for row in rows(tmp_path, "validation")] == [16, 28]
     assert outcome(tmp_path)["steps"] == outcome(whole)["steps"]
 
 
-def test_long_pairs_are_left_out_and_counted(data_dir: Path, tmp_path: Path) -> None:
-    trainer = begin(configure(training={"max_length": 6}), data_dir, tmp_path)
+def test_two_passes_differ_by_their_dropout_alone(begin: Begin, tmp_path: Path) -> None:
+    """Without dropout the passes are the same, and the run is that of a single pass."""
+    still: dict[str, Any] = {"dropout": 0.0, "attention_dropout": 0.0}
+    losses: dict[tuple[float, bool], list[float]] = {}
+    for r_drop, is_still in ((0.0, True), (5.0, True), (5.0, False), (0.001, False)):
+        folder = tmp_path / f"{r_drop}-{is_still}"
+        begin(folder, training={"max_steps": 4, "r_drop": r_drop}, model=still if is_still else {}).run()
+        losses[r_drop, is_still] = [float(row["loss"]) for row in rows(folder, "steps")]
+    assert losses[5.0, True] == pytest.approx(losses[0.0, True], rel=1e-4)
+    assert losses[5.0, False][0] > losses[0.001, False][0], "the same masks, another weight of what they make different"
+
+
+def test_a_run_goes_on_from_a_checkpoint(whole: Path, begin: Begin, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"initial_checkpoint": whole, "model": {"dropout": 0.1}, "training": {"max_steps": 5}}
+    trainer, before = begin(tmp_path, **changes), Checkpoint.load(whole)
+    assert trainer.checkpoint.tokenizers.source.encode("red cat") == before.tokenizers.source.encode("red cat")
+    assert are_equal(trainer.checkpoint.model, before.model) and trainer.progression.step == 0
+    trainer.run()
+    assert float(rows(tmp_path, "steps")[0]["loss"]) < float(rows(whole, "steps")[0]["loss"])
+    resumed = begin(tmp_path, **changes)
+    resumed.close()
+    assert resumed.progression.step == 5 and not are_equal(resumed.checkpoint.model, before.model)
+
+
+def test_a_run_goes_on_with_a_larger_model(begin: Begin, tmp_path: Path) -> None:
+    """It begins with the smaller one's answers, and a stop in between changes nothing."""
+    begin(tmp_path / "small", model={"norm": "pre"}, training={"max_steps": 8}).run()
+    small = Checkpoint.load(tmp_path / "small")
+    larger = {"norm": "pre", "num_encoder_layers": 3, "num_decoder_layers": 2, "encoder_ffn_dim": 64, "decoder_ffn_dim": 35}
+    changes: dict[str, Any] = {"model": larger, "initial_checkpoint": tmp_path / "small"}
+    trainer = begin(tmp_path / "whole", **changes)
+    pair = torch.tensor([small.tokenizers.source.encode("red cat hat")]), torch.tensor([3]), torch.tensor([[2, 9, 8, 7]])
+    with torch.no_grad():
+        torch.testing.assert_close(trainer.checkpoint.model.eval()(*pair), small.model(*pair), rtol=1e-5, atol=1e-5)
+    trainer.checkpoint.model.train()
+    stop_after(trainer, 12)
+    stop_after(begin(tmp_path / "parts", **changes), 7)
+    resumed = stop_after(begin(tmp_path / "parts", **changes), 5)
+    assert resumed.progression.step == 12 and resumed.checkpoint.model.config.num_encoder_layers == 3
+    assert are_equal(resumed.checkpoint.model, trainer.checkpoint.model)
+
+
+def test_a_language_model_is_published_where_its_loss_is_least(begin: Begin, data_dir: Path, tmp_path: Path) -> None:
+    """The published weights have the loss of the summary, and no other validated weights have less."""
+    begin(tmp_path, **of_model("decoder")).run()
+    validations, summary = rows(tmp_path, "validation"), summary_of(tmp_path)
+    assert all(row["bleu"] == "" and row["chrf"] == "" for row in validations)
+    assert summary["best_loss"] == min(float(row["loss"]) for row in validations)
+    published = summary["averaged_loss"] if summary["published"] == "averaged" else summary["best_loss"]
+    assert published == min(summary["averaged_loss"], summary["best_loss"])
+    checkpoint = Checkpoint.load(tmp_path)
+    texts = (data_dir / "val.t").read_text(encoding="utf-8").splitlines()
+    model, total, number = checkpoint.model, 0.0, 0
+    for ids in checkpoint.tokenizers.target.encode_batch(texts):
+        labels = torch.tensor([*ids, model.config.eos_id])
+        inputs = torch.tensor([[model.config.decoder_start_id, *ids]])
+        with torch.inference_mode():
+            logits = model(torch.zeros(1, 0, dtype=torch.int64), torch.zeros(1, dtype=torch.int64), inputs)[0]
+        total, number = total + float(F.cross_entropy(logits, labels, reduction="sum")), number + len(labels)
+    assert total / number == pytest.approx(published, abs=1e-5)
+    # Predicted answers are never padding, so what training spent on it is free.
+    found = Likelihood.of(target_log_probs(model, checkpoint.tokenizers, [""] * len(texts), texts))
+    assert published - 0.05 < found.loss < published and found.perplexity == pytest.approx(math.exp(found.loss))
+    assert _progression({"step": 3, "best_bleu": 12.5}).best_rank == 12.5, "of a state from before there were language models"
+
+
+def test_long_pairs_are_left_out_and_counted(begin: Begin, data_dir: Path, tmp_path: Path) -> None:
+    trainer = begin(tmp_path, training={"max_length": 6})
     trainer.close()
-    lengths = [
-        len(trainer.checkpoint.tokenizers.source.encode(line)) + 1 for line in (data_dir / "train.s").read_text().splitlines()
-    ]
+    encode = trainer.checkpoint.tokenizers.source.encode
+    lengths = [len(encode(line)) + 1 for line in (data_dir / "train.s").read_text().splitlines()]
     assert 0 < trainer.sampler.num_left_out == sum(length > 6 for length in lengths)
 
 
-def test_length_that_leaves_nothing_is_named(data_dir: Path, tmp_path: Path) -> None:
-    with pytest.raises(TrainingConfigError, match=r"training\.max_length: no training pair is short enough"):
-        begin(configure(training={"max_length": 1}), data_dir, tmp_path)
+@pytest.mark.parametrize(
+    ("changes", "kind", "message"),
+    [
+        ({"training": {"max_length": 1}}, TrainingConfigError, r"training\.max_length: no training pair is short enough"),
+        ({"model": {"max_source_positions": 3}}, DataError, r"val\.s, line \d+: \d+ tokens where the model has 3 positions"),
+        ({"model": {"max_target_positions": 3}}, DataError, r"val\.t, line \d+: \d+ tokens where the model has 3 positions"),
+        ({"initial_checkpoint": Path("/none")}, CheckpointError, "/none"),
+        (of_model("decoder") | {"data": {}}, TrainingConfigError, "data.source: a language model has no source: leave it out"),
+        (of_model("additive") | {"data": {"source": ""}}, TrainingConfigError, "data.source: missing"),
+        (of_model("dot") | {"data": {"validation_source": ""}}, TrainingConfigError, "data.validation_source: missing"),
+        (
+            {"model": {"architecture": "rnn", "num_heads": 4}},
+            TrainingConfigError,
+            "num_heads means nothing to the architecture rnn",
+        ),
+    ],
+)
+def test_a_run_that_cannot_work_is_refused(
+    begin: Begin, tmp_path: Path, changes: dict[str, Any], kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        begin(tmp_path, **changes)
 
 
-@pytest.mark.parametrize(("side", "file"), [("source", "val.s"), ("target", "val.t")])
-def test_validation_line_too_long_for_the_model_is_numbered(data_dir: Path, tmp_path: Path, side: str, file: str) -> None:
-    with pytest.raises(
-        DataError, match=re.escape(f"{data_dir / file}, line ") + r"\d+: \d+ tokens where the model has 3 positions"
-    ):
-        begin(configure(model={f"max_{side}_positions": 3}), data_dir, tmp_path)
+@pytest.mark.parametrize(("name", "other"), [("decoder", "rnn"), ("dot", "transformer")])
+def test_another_architecture_is_no_initial_model(begin: Begin, tmp_path: Path, name: str, other: str) -> None:
+    begin(tmp_path / "first", **of_model(name, max_steps=1)).run()
+    expected = re.escape("initial_checkpoint: its architecture is ") + f".*, the configuration's {other}$"
+    with pytest.raises(TrainingConfigError, match=expected):
+        begin(tmp_path / "second", initial_checkpoint=tmp_path / "first", model={"architecture": other})
 
 
-def test_gradient_that_is_not_finite_stops_the_run(data_dir: Path, tmp_path: Path) -> None:
-    trainer = begin(configure(), data_dir, tmp_path)
+def test_gradient_that_is_not_finite_stops_the_run(begin: Begin, tmp_path: Path) -> None:
+    trainer = begin(tmp_path)
     trainer.checkpoint.model.decoder.layers[0].feed_forward.inner.weight.data[0, 0] = math.nan
     with pytest.raises(FloatingPointError, match="toy: the gradient is not finite at step 1; lower learning_rate"):
         trainer.run()
