@@ -160,7 +160,7 @@ OPERATIONS = st.one_of(
 
 
 class Book:
-    """What must be true of a scheduler: everything that was submitted is in one place, or has ended once."""
+    """Invariants of a scheduler: every submitted request is in one place, or has ended once."""
 
     def __init__(self, slots: int, budget: int) -> None:
         self.limits = Limits(slots, 12, 150, budget)
@@ -228,7 +228,8 @@ class Book:
     def admit(self) -> None:
         before = {name: self.line(name) for name in NAMES}
         admitted = self.policy.admit()
-        assert len(admitted) <= 1 or sum(one.num_source_tokens for one in admitted) <= self.limits.prefill_tokens_per_step
+        first, *others = [one.num_source_tokens for one in admitted] or [0]
+        assert first + sum(others) <= self.limits.prefill_tokens_per_step or not any(others), "a larger source is encoded alone"
         for one in admitted:
             assert before[caller_of(one)].pop(0) is one, "a caller's own order"
             held, limit = self.held(caller_of(one)), self.shares[caller_of(one)].max_slots
