@@ -61,7 +61,7 @@ MIN_SAME = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is measured.
+    """The amount that is measured.
 
     Attributes:
         seconds: Of a rate, in a round.

@@ -131,7 +131,7 @@ class Record:
 
     @property
     def codes(self) -> Counter[str]:
-        """How many requests ended with each status."""
+        """Number of requests by status."""
         return Counter(outcome.code for outcome in self.outcomes)
 
     def latencies(self, code: str = "OK") -> list[float]:

@@ -21,7 +21,7 @@ FRONTEND, ENGINE = "frontend", "engine"
 
 @dataclass(frozen=True, slots=True, order=True)
 class Setting:
-    """How a server uses a machine's cores.
+    """A server's use of a machine's cores.
 
     Attributes:
         replicas: Engines of the model.

@@ -21,6 +21,7 @@ from dragoman.export.tracing import trace
 from dragoman.model.config import ModelConfig
 from dragoman.model.networks.architectures import network
 from dragoman.model.networks.language_model import LanguageModel
+from tests.export.conftest import GPT, LLAMA
 
 SMALL: dict[str, Any] = {
     "architecture": "decoder",
@@ -32,24 +33,6 @@ SMALL: dict[str, Any] = {
     "decoder_ffn_dim": 80,
     "max_source_positions": 40,
     "max_target_positions": 64,
-}
-LLAMA: dict[str, Any] = {
-    "positions": "rotary",
-    "norm": "pre",
-    "norm_kind": "rms",
-    "has_biases": False,
-    "activation": "silu",
-    "is_ffn_gated": True,
-    "is_projection_tied": False,
-    "is_embedding_scaled": False,
-    "padding": "predicted",
-}
-GPT: dict[str, Any] = {
-    "positions": "learned",
-    "norm": "pre",
-    "activation": "gelu_tanh",
-    "is_embedding_scaled": False,
-    "padding": "predicted",
 }
 KINDS: dict[str, dict[str, Any]] = {
     "llama": LLAMA,

@@ -145,7 +145,7 @@ def test_unreadable_files_are_refused_and_all_mistakes_are_named(tmp_path: Path,
     assert kind != "two mistakes" or ("callers.web.max_slots: " in message and "callers.web.weight: " in message)
 
 
-# Who calls
+# Callers of one process
 
 
 class World:

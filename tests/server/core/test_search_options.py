@@ -202,7 +202,7 @@ DRAWS = {"do_sample": True, "temperature": 0.5, "top_k": 7, "top_p": 0.9, "num_r
         (DRAWS, {"seed": 3, "top_k": 0}, {"num_answers": 2, "sampling": Sampling(3, 0.5, 0, 0.9)}),
         (DRAWS, {"seed": 3, "temperature": 1.0, "top_p": 1.0}, {"num_answers": 2, "sampling": Sampling(3, 1.0, 7, 1.0)}),
         (DRAWS, {"do_sample": False}, {}),
-        # What does not go with the request is dropped.
+        # Options that the request excludes are dropped.
         ({"num_beams": 4, "early_stopping": True}, DRAWN, {"sampling": Sampling(1)}),
         (BEAMS, {"num_beams": 1}, {}),
         ({"num_beams": 4, "num_return_sequences": 4}, {"num_beams": 3}, {"num_beams": 3}),

@@ -146,5 +146,5 @@ class FakeFrontEnd:
 
     @property
     def reasons(self) -> dict[int, str]:
-        """How requests and pairs have ended, by id."""
+        """Reasons of finished requests and pairs, by id."""
         return {number: end.reason for number, end in (*self.ends.items(), *self.scored.items())}

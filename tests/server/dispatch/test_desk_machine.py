@@ -16,8 +16,7 @@ from dragoman.server.engine.messages import (
     Shrunk,
     Tokens,
 )
-from dragoman.server.engine.scheduler import Limits
-from tests.server.dispatch.conftest import Clock, HandDesk, HandFrontEnd, HandReplica
+from tests.server.dispatch.fakes import FakeDesk, FakeFrontEnd, FakeReplica
 
 ORIGINS = (b"ours", b"theirs")
 INDEXES = (0, 1, 2)
@@ -29,15 +28,15 @@ class DeskMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.clock = Clock()
         self.next_id = 1
 
     @initialize(slots=st.integers(1, 5), requests=st.sampled_from([0, 1, 3, 30]), tokens=st.sampled_from([6, 500]))
     def start(self, slots: int, requests: int, tokens: int) -> None:
         self.slots, self.max_waiting = slots, requests
-        self.desk = HandDesk(Limits(slots, requests, tokens, 16), self.clock)
-        self.replicas: dict[int, HandReplica] = {}
-        self.fronts: dict[bytes, HandFrontEnd] = {}
+        self.desk = FakeDesk(slots, requests, tokens, 16)
+        self.clock = self.desk.clock
+        self.replicas: dict[int, FakeReplica] = {}
+        self.fronts: dict[bytes, FakeFrontEnd] = {}
         self.asked: dict[bytes, dict[int, Request | ScoreRequest]] = {}
         self.before: dict[bytes, dict[int, Request | ScoreRequest]] = {origin: {} for origin in ORIGINS}
         for origin in ORIGINS:
@@ -45,12 +44,12 @@ class DeskMachine(RuleBasedStateMachine):
         self.open(0)
 
     def attach(self, origin: bytes) -> None:
-        self.fronts[origin] = HandFrontEnd(self.desk, origin)
+        self.fronts[origin] = FakeFrontEnd(self.desk, origin)
         self.before[origin] |= self.asked.get(origin, {})
         self.asked[origin] = {}
 
     def open(self, index: int) -> None:
-        self.replicas[index] = HandReplica(self.desk, index, self.slots)
+        self.replicas[index] = FakeReplica(self.desk, index, self.slots)
 
     def ended(self, origin: bytes) -> set[int]:
         front = self.fronts[origin]
@@ -122,7 +121,7 @@ class DeskMachine(RuleBasedStateMachine):
         replica = data.draw(st.sampled_from([one for one in self.replicas.values() if one.requests]))
         number = data.draw(st.sampled_from(sorted(replica.requests)))
         before = {origin: len(front.reports) for origin, front in self.fronts.items()}
-        replica.say(tokens=[Tokens(number, [number])])
+        replica.report(tokens=[Tokens(number, [number])])
         for origin, front in self.fronts.items():
             for report in front.reports[before[origin] :]:
                 for tokens in report.tokens:
@@ -132,13 +131,13 @@ class DeskMachine(RuleBasedStateMachine):
         now = self.slots_of(replica, number)
         fewer = data.draw(st.integers(1, now))
         self.shrunk[replica.index, number] = fewer
-        replica.say(shrunk=[Shrunk(number, fewer)])
+        replica.report(shrunk=[Shrunk(number, fewer)])
 
     @property
     def shrunk(self) -> dict[tuple[int, int], int]:
         return self.__dict__.setdefault("_shrunk", {})  # type: ignore[no-any-return]
 
-    def slots_of(self, replica: HandReplica, number: int) -> int:
+    def slots_of(self, replica: FakeReplica, number: int) -> int:
         return self.shrunk.get((replica.index, number), replica.requests[number].search.num_slots)
 
     @precondition(lambda self: any(replica.pairs for replica in self.replicas.values()))
@@ -149,7 +148,7 @@ class DeskMachine(RuleBasedStateMachine):
         reason = data.draw(st.sampled_from(["eos", "step_failed", "deadline"]))
         for number in numbers:
             del replica.pairs[number]
-        replica.say(scored=[Scored(number, reason, [-1.0], b"", 2.0) for number in numbers])
+        replica.report(scored=[Scored(number, reason, [-1.0], b"", 2.0) for number in numbers])
 
     @precondition(lambda self: self.replicas)
     @rule(data=st.data())
@@ -170,8 +169,7 @@ class DeskMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.floats(0.01, 4))
     def let_time_pass(self, seconds: float) -> None:
-        self.clock.now += seconds
-        self.desk.let_time_pass()
+        self.desk.wait(seconds)
 
     @invariant()
     def nothing_is_given_twice_or_too_much(self) -> None:

@@ -16,7 +16,7 @@ from dragoman.server.engine.link import ZmqLink
 from dragoman.server.engine.messages import Request
 from dragoman.server.engine.scheduler import Limits
 from dragoman.server.errors import NotReady, Unavailable
-from tests.server.dispatch.conftest import HandReplica
+from tests.server.dispatch.fakes import FakeReplica
 
 Play = Callable[[Callable[["World"], Awaitable[None]]], None]
 
@@ -78,7 +78,7 @@ def test_front_ends_hear_when_the_model_is_ready_and_get_their_own_answers(play:
         early = world.front_end("early")
         await world.until(lambda: world.server.num_attached == 1)
         assert not early.is_ready
-        replica = HandReplica(world.desk, 0, 2)
+        replica = FakeReplica(world.desk, 0, 2)
         late = world.front_end("late")
         await world.until(lambda: early.is_ready and late.is_ready)
         answers = [asyncio.create_task(engine.generate(request(1))) for engine in (early, late)]
@@ -91,7 +91,7 @@ def test_front_ends_hear_when_the_model_is_ready_and_get_their_own_answers(play:
 
 def test_what_a_front_end_had_that_is_gone_is_ended_and_nothing_else(play: Play) -> None:
     async def scenario(world: World) -> None:
-        replica = HandReplica(world.desk, 0, 2)
+        replica = FakeReplica(world.desk, 0, 2)
         gone, there = world.front_end("front-1-0"), world.front_end("front-1-00")
         await world.until(lambda: gone.is_ready and there.is_ready)
         lost, kept = asyncio.create_task(gone.generate(request(1))), asyncio.create_task(there.generate(request(2)))
@@ -110,7 +110,7 @@ def test_what_a_front_end_had_that_is_gone_is_ended_and_nothing_else(play: Play)
 
 def test_a_front_end_attaches_anew_when_the_model_was_down(play: Play) -> None:
     async def scenario(world: World) -> None:
-        replica = HandReplica(world.desk, 0, 2)
+        replica = FakeReplica(world.desk, 0, 2)
         engine = world.front_end("front")
         await world.until(lambda: engine.is_ready)
         asked = asyncio.create_task(engine.generate(request(1)))
@@ -133,7 +133,7 @@ def test_a_front_end_attaches_anew_when_the_model_was_down(play: Play) -> None:
 
 def test_what_cannot_be_read_hurts_nobody(play: Play) -> None:
     async def scenario(world: World) -> None:
-        HandReplica(world.desk, 0, 2)
+        FakeReplica(world.desk, 0, 2)
         context = zmq.asyncio.Context()
         stranger = context.socket(zmq.DEALER)
         stranger.setsockopt(zmq.LINGER, 0)
@@ -151,7 +151,7 @@ def test_what_a_front_end_had_that_attaches_anew_is_ended(play: Play) -> None:
     """Also when it never heard `Down`, such as after a message that it could not read."""
 
     async def scenario(world: World) -> None:
-        replica = HandReplica(world.desk, 0, 2)
+        replica = FakeReplica(world.desk, 0, 2)
         engine = world.front_end("front")
         await world.until(lambda: engine.is_ready)
         asked = asyncio.create_task(engine.generate(request(1)))
@@ -166,7 +166,7 @@ def test_what_a_front_end_had_that_attaches_anew_is_ended(play: Play) -> None:
 
 def test_a_front_end_that_cannot_attach_tries_again(play: Play) -> None:
     async def scenario(world: World) -> None:
-        HandReplica(world.desk, 0, 2)
+        FakeReplica(world.desk, 0, 2)
         failures = [OSError("too many open files")] * 2
 
         def connect() -> ZmqLink:

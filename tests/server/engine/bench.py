@@ -382,7 +382,7 @@ class Bench:
 
     @property
     def reasons(self) -> dict[int, str]:
-        """How requests have ended, by id."""
+        """Reasons of finished requests, by id."""
         return {number: end.reason for number, end in self.finished.items()}
 
     def wait(self, seconds: float) -> None:

@@ -129,7 +129,7 @@ def test_memory_is_bounded() -> None:
     while bench.engine.has_work:
         bench.step()
         assert len(encoded(bench)) <= 5
-    # What a token takes is known after the first batch, of which not all can be kept.
+    # The memory of a token is known after the first batch, of which not all can be kept.
     assert bench.runner.encode_batches[0] == 30
     assert sum(bench.runner.encode_batches[1:]) + sum(bench.runner.prefill_batches) == 30 - 1 - 5
     assert len(bench.finished) == 30

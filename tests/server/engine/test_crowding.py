@@ -24,7 +24,7 @@ def submitted(policy: Scheduler, number: int, share: Share, num_tokens: int = 5,
         return None
 
 
-# What waits: caller and tokens of request 0, 1, …; then who comes: number, caller, tokens, and what it pushes out.
+# The queue: caller and tokens of request 0, 1, …; then the arrival: number, caller, tokens, and the requests that it evicts.
 PUSHED_OUT: dict[str, tuple[list[tuple[Share, int]], list[tuple[int, Share, int, list[int] | None]]]] = {
     "one caller alone pushes nothing out": ([(A, 5)] * 6, [(6, A, 5, None)]),
     "fewer take the places of the last of most": (

@@ -1,4 +1,4 @@
-"""How long a request needs, how long the queue is, and when it has a place again."""
+"""Forecasts: the time that a request needs, the length of the queue, and when the queue has room again."""
 
 import pytest
 

@@ -233,7 +233,7 @@ def test_simultaneous_pulls_read_each_file_once_and_do_not_disturb_each_other(
         assert found == [["m0/1", "m1/1"]] * 6
 
 
-# What is refused.
+# Refused configurations.
 
 
 def test_missing_or_changed_files_are_named(s3: S3, bundle: Path, tmp_path: Path, order: Orders) -> None:

@@ -1,4 +1,4 @@
-"""How spans leave the process, or do not, whatever the collector does."""
+"""Export of spans: every state of the collector, and no effect on the process."""
 
 import socket
 import threading

@@ -84,7 +84,7 @@ FIELDS = st.fixed_dictionaries(
 
 
 class EngineMachine(RuleBasedStateMachine):
-    """What may happen to an engine; the witness checks what comes of it."""
+    """Events of an engine; the witness checks their results."""
 
     def __init__(self, seen: Counter[str]) -> None:
         super().__init__()
