@@ -1,5 +1,6 @@
 """Fixtures of system scenarios: a real server process on free ports, shipped models, and small models that never end a sequence."""
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,21 @@ import pytest
 from dragoman.v1.generation_pb2 import FinishReason, GenerateRequest
 from dragoman.v1.generation_pb2_grpc import GenerationStub
 from tests.shelf import Shelf
-from tests.system.harness.models import ModelFolder, export_endless, make_endless
+from tests.system.harness.models import ModelFolder, export_endless, make_endless, make_short
 from tests.system.harness.server import Server, serving
+from tests.system.harness.translators import make_quick, make_slow
 
 MODELS = ("en-de", "en-fr")
+ONLY_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux divides a port's connections")
+ONE_ENGINE = pytest.param(("--replicas", "1"), id="one engine")
+TWO_ENGINES = pytest.param(("--replicas", "2"), id="two engines")
+TWO_OF_EACH = pytest.param(("--front-ends", "2", "--replicas", "2"), id="two of each", marks=ONLY_LINUX)
+
+
+@pytest.fixture(scope="session", params=[ONE_ENGINE, TWO_ENGINES, TWO_OF_EACH])
+def topology(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    """Flags of a server by its processes: what is promised, is promised for each."""
+    return tuple(request.param)
 
 
 @pytest.fixture(scope="session")
@@ -32,6 +44,24 @@ def bundles(shipped_bundle: Callable[[str], Path], shelf: Shelf) -> Path:
 def endless(shelf: Shelf) -> Path:
     """Bundles of two random models, `alpha` and `beta`, that never end a sequence: how long an answer is, is the test's choice."""
     return shelf.get("endless", make_endless) / "bundles"
+
+
+@pytest.fixture(scope="session")
+def short(shelf: Shelf) -> Path:
+    """Bundle of a random model, `alpha`, that never ends an answer, none of which is longer than 64 tokens."""
+    return shelf.get("short", make_short) / "bundles" / "alpha"
+
+
+@pytest.fixture(scope="session")
+def translators(shelf: Shelf) -> Path:
+    """Bundles of two random models with languages, `alpha` (en to de) and `beta` (en to fr), of six tokens by default."""
+    return shelf.get("translators", make_quick) / "bundles"
+
+
+@pytest.fixture(scope="session")
+def slow(shelf: Shelf) -> Path:
+    """A bundle of a random model with languages, `alpha` (en to de), whose answers have 900 tokens and take their time."""
+    return shelf.get("slow", make_slow) / "bundles"
 
 
 @pytest.fixture(scope="session")

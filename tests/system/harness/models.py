@@ -14,12 +14,29 @@ from dragoman.export.bundle import Bundle, content_version
 from dragoman.export.exporter import export_checkpoint
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.config import ModelConfig
+from dragoman.model.generation import Defaults, Language, Languages, Template
+from dragoman.model.networks.architectures import network
 from dragoman.model.networks.transformer import Transformer
 from dragoman.model.text.byte_level import ByteLevelTokenizer
 from dragoman.model.text.tokenizers import Tokenizers
 
 # What tests of versions have in common: looks follow each other quickly, and the calls of tests are short.
 FLAGS = ("--models-poll-seconds", "0.1", "--num-threads", "1", "--restart-backoff-initial-seconds", "0.1")
+TRAINING_TEXTS = ["a dog runs over the grass", "the grass is green", "two dogs, and a cat", "Zwei Hunde laufen über das Gras."]
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "transformer": {"num_encoder_layers": 2, "encoder_ffn_dim": 48, "decoder_ffn_dim": 40, "num_heads": 4},
+    "attentive": {"architecture": "rnn", "num_encoder_layers": 2},
+    "forgetful": {"architecture": "rnn", "num_encoder_layers": 1, "attention": "none"},
+    "language": {
+        "architecture": "decoder",
+        "num_heads": 2,
+        "decoder_ffn_dim": 40,
+        "positions": "rotary",
+        "norm": "pre",
+        "max_source_positions": 200,
+        "max_target_positions": 240,
+    },
+}
 
 
 def seal(folder: Path, **fields: Any) -> None:
@@ -43,14 +60,20 @@ class ModelFolder:
         path.mkdir(exist_ok=True)
 
     def put(self, model: str, version: str, bundle: str, change: Callable[[Path], object] = lambda _: None) -> str:
-        """Put down a version, whole at once; return what its content gives."""
+        """Put down a version, whole at once, under that model's name; return what its content gives."""
         scratch = self.path / f".{model}-{version}"
-        shutil.copytree(self.bundle(bundle), scratch)
+        self.copy(bundle, scratch, model)
         change(scratch)
         (self.path / model).mkdir(exist_ok=True)
         self._note(model)
         scratch.rename(self.path / model / version)
         return self.content(bundle)
+
+    def copy(self, bundle: str, to: Path, model: str) -> None:
+        """Copy a bundle under a model's name, of which its version does not depend."""
+        shutil.copytree(self.bundle(bundle), to)
+        manifest = to / "bundle.json"
+        manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"name": model}))
 
     def remove(self, model: str, version: str) -> None:
         """Take a version away, at once as one that watches sees it."""
@@ -105,3 +128,54 @@ def export_endless(folder: Path, directory: str, name: str, seed: int, d_model: 
     model.decoder.output_bias.data[config.eos_id] = -60
     Checkpoint(name, model, Tokenizers.shared(tokenizer)).save(folder / "checkpoints" / directory)
     export_checkpoint(folder / "checkpoints" / directory, folder / "bundles" / directory)
+
+
+def make_short(folder: Path) -> None:
+    """Export a random model that never ends an answer but has none longer than 64 tokens, so that nobody waits for them.
+
+    It is told languages and has defaults, which requests may say nothing of.
+    """
+    torch.manual_seed(0)
+    config = ModelConfig(
+        source_vocab_size=280,
+        target_vocab_size=280,
+        d_model=64,
+        num_heads=4,
+        num_encoder_layers=2,
+        num_decoder_layers=2,
+        encoder_ffn_dim=128,
+        decoder_ffn_dim=128,
+        max_source_positions=64,
+        max_target_positions=64,
+        has_output_bias=True,
+    )
+    model = Transformer(config).eval()
+    assert model.decoder.output_bias is not None
+    model.decoder.output_bias.data[config.eos_id] = -60
+    tokenizer = ByteLevelTokenizer.train(["a dog runs over the grass"], 280)
+    german = Language(code="deu_Latn", names=["de"], source_prefix=[270], source_suffix=[271], target_prefix=[272])
+    french = Language(code="fra_Latn", names=["fr"], target_prefix=[273, 274], decoder_start_id=275)
+    languages = Languages(source=[german, french], target=[german, french], default_source="fra_Latn", default_target="deu_Latn")
+    template = Template(source_prefix=[276], task="{source} to {target}: ")
+    defaults = Defaults(num_beams=2, length_penalty=0.5, no_repeat_ngram_size=3, min_new_tokens=2, is_end_forced=True)
+    checkpoint = Checkpoint("alpha", model, Tokenizers.shared(tokenizer), template, languages, defaults)
+    checkpoint.save(folder / "checkpoints" / "alpha")
+    export_checkpoint(folder / "checkpoints" / "alpha", folder / "bundles" / "alpha")
+
+
+def make_architectures(folder: Path) -> None:
+    """Export a random model of each architecture; no parameter is 0 or 1."""
+    tokenizers = Tokenizers.shared(ByteLevelTokenizer.train(TRAINING_TEXTS, 300))
+    for seed, (name, fields) in enumerate(ARCHITECTURES.items()):
+        size = tokenizers.source.vocab_size
+        sizes = {"source_vocab_size": size, "target_vocab_size": size, "d_model": 32, "num_decoder_layers": 2}
+        positions = {"max_source_positions": 64, "max_target_positions": 48}
+        config = ModelConfig(**(sizes | positions | fields))
+        torch.manual_seed(seed)
+        model = network(config).eval()
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for key, parameter in sorted(model.named_parameters()):
+                parameter.normal_(float(key.endswith("norm.weight")), 0.25, generator=generator)
+        Checkpoint(name, model, tokenizers).save(folder / "checkpoints" / name)
+        export_checkpoint(folder / "checkpoints" / name, folder / "bundles" / name)

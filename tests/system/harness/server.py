@@ -13,13 +13,34 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
+LONG = bool(os.environ.get("TEST_LONG"))
+"""Whether scenarios run in their long form."""
 START_SECONDS, STOP_SECONDS = 120.0, 90.0
+# Processes that are killed again and again come back at once; the server's own pauses grow to half a minute.
+QUICK_RESTARTS = ("--restart-backoff-initial-seconds", "0.1", "--restart-backoff-max-seconds", "0.2")
+
+
+class Event:
+    """Names of log events that scenarios wait for. They are no documented contract, and are said here alone."""
+
+    SERVING, DRAINING, DRAIN_TIME_OVER, STOPPED = "serving", "draining", "drain time is over", "stopped"
+    CANNOT_SERVE = "cannot serve"
+    CALL, ITEM, CALLS_NOT_LOGGED = "call", "item", "lines of failed calls not written"
+    ENGINE_READY, ENGINE_RESTARTS = "engine ready", "engine ended, restarting"
+    FRONTEND_READY, FRONTEND_RESTARTS = "front end listens", "front end ended, restarting"
+    RELOADED, NOT_RELOADED = "reloaded", "cannot be used, what was read before stays in use"
+    VERSION_LOADING, VERSION_PROVED = "loading a version", "a version is loaded and proved"
+    VERSION_REFUSED, VERSION_ENDED = "a version is refused", "a version has ended"
+    VERSIONS_SERVE, NOT_SATISFIED = "versions that serve", "what is wanted of a model cannot be had"
+    OPERATOR_CHANGE = "a change is made"
+    MODEL_LOADED, MODEL_UNLOADED = "a model is awake", "a model has fallen asleep"
+    MODEL_NOT_LOADED = "a model cannot be woken"
 
 
 def wait_until(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
@@ -43,6 +64,8 @@ class Server:
         http_address: URL of the HTTP port.
         metrics_address: URL of the metrics port.
         events: The log so far: JSON lines as they are, other lines as `{"event": line}`.
+        num_engines: Of each model, by the flags.
+        num_frontends: By the flags.
     """
 
     def __init__(
@@ -71,12 +94,14 @@ class Server:
             env=kept | ports | dict(environment or {}),
             text=True,
         )
+        self.num_engines = int(_flag(flags, "--replicas"))
+        self.num_frontends = int(_flag(flags, "--front-ends"))
         self.events: list[dict[str, Any]] = []
         self._arrivals: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         try:
-            serving = self.wait_for("serving", START_SECONDS)
+            serving = self.wait_for(Event.SERVING, START_SECONDS)
         except BaseException:  # the caller has no handle on the process
             self.process.kill()
             self.wait()
@@ -95,8 +120,12 @@ class Server:
 
     def wait_for(self, name: str, timeout_seconds: float = 60, **fields: object) -> dict[str, Any]:
         """Return the next log event of that name, and with those fields; what was returned or skipped before is not seen again."""
+        end = time.monotonic() + timeout_seconds
         while True:
-            event = self._arrivals.get(timeout=timeout_seconds)
+            try:
+                event = self._arrivals.get(timeout=max(0.0, end - time.monotonic()))
+            except queue.Empty:
+                raise AssertionError(f"never logged: {name!r} with {fields}") from None
             assert event is not None, f"the server ended before it logged {name!r}: {self.events[-5:]}"
             if event["event"] == name and fields.items() <= event.items():
                 return event
@@ -112,7 +141,36 @@ class Server:
 
     def engine_pids(self) -> list[int]:
         """Return the process ids of all engines that have been ready, in that order."""
-        return [event["engine_pid"] for event in self.logged("engine ready")]
+        return [event["engine_pid"] for event in self.logged(Event.ENGINE_READY)]
+
+    def engines(self, model: str = "") -> list[int]:
+        """Return the running engines of a model, or of all models, in the order in which they were ready."""
+        ready = (event for event in self.logged(Event.ENGINE_READY) if model in ("", event["model"]))
+        return [event["engine_pid"] for event in ready if is_running(event["engine_pid"])]
+
+    def engine(self, replica: int) -> int:
+        """Return the process id of the engine with that number that was ready last."""
+        ready = [event for event in self.logged(Event.ENGINE_READY) if event.get("replica", 0) == replica]
+        return int(ready[-1]["engine_pid"])
+
+    def frontends(self) -> dict[int, int]:
+        """Return the process ids of the frontends by number, the last of each; none where the server itself is the frontend."""
+        return {event["front_end"]: event["pid"] for event in self.logged(Event.FRONTEND_READY)}
+
+    def wait_until_whole(self, num_models: int = 1) -> None:
+        """Return once all engines and frontends are up."""
+        wait_until(lambda: self.metric("dragoman_engine_up") == num_models * self.num_engines, "all engines are up", 120)
+        if self.num_frontends > 1:
+            self.wait_for_metric(self.num_frontends, "dragoman_front_end_up")
+
+    def wait_until_idle(self) -> None:
+        """Return once nothing runs, waits or holds a slot."""
+        gauges = ("slots_in_use", "num_requests_running", "num_requests_waiting", "num_tokens_waiting")
+        wait_until(lambda: not any(self.metric(f"dragoman_{name}") for name in gauges), "nothing runs or waits")
+
+    def problems(self) -> list[dict[str, Any]]:
+        """Return the log's errors."""
+        return [event for event in list(self.events) if event.get("level") in ("error", "critical") or "Traceback" in str(event)]
 
     def metrics_text(self) -> str:
         """Return the text of the metrics port."""
@@ -145,6 +203,11 @@ class Server:
         return code
 
 
+def _flag(flags: Sequence[str], name: str) -> str:
+    """Return the value of a flag that stands before it as a word of its own; 1 without."""
+    return flags[flags.index(name) + 1] if name in flags else "1"
+
+
 @contextmanager
 def serving(models: Path, *flags: str, **keywords: Any) -> Iterator[Server]:
     """Start a server; it is killed, if it still runs, when the `with` ends."""
@@ -155,6 +218,38 @@ def serving(models: Path, *flags: str, **keywords: Any) -> Iterator[Server]:
         if server.process.poll() is None:
             server.process.kill()
             server.wait()
+
+
+def dragoman(*arguments: object, folder: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of the command line to its end, in a folder."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("DRAGOMAN_")}
+    command = [sys.executable, "-m", "dragoman", *map(str, arguments)]
+    variables = kept | {"PYTHONPATH": str(ROOT)} | environment
+    return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False, timeout=120)
+
+
+def start_in_vain(models: Path | str, *flags: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Start a server that cannot serve; return how it ended and what it said."""
+    ports = {"DRAGOMAN_PORT": "0", "DRAGOMAN_HTTP_PORT": "0", "DRAGOMAN_METRICS_PORT": "0"}
+    return dragoman("serve", "--models", models, "--host", "127.0.0.1", *flags, folder=ROOT, **(ports | environment))
+
+
+def kill(*pids: int) -> None:
+    """Send SIGKILL."""
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+
+
+@contextmanager
+def stopped(*pids: int) -> Iterator[None]:
+    """Stop processes for a while: what is in engines does not go on, and what comes is not answered."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in filter(is_running, pids):
+            os.kill(pid, signal.SIGCONT)
 
 
 def descendants(root: int) -> list[int]:
@@ -199,6 +294,30 @@ def next_engine(server: Server, before: set[int]) -> int:
                 return pid
         time.sleep(0.002)
     raise AssertionError("no engine was started")
+
+
+def footprint(pids: Iterable[int]) -> dict[int, dict[str, int]]:
+    """Return what each process holds: open descriptors, threads, resident bytes."""
+    return {
+        pid: {
+            "descriptors": len(os.listdir(f"/proc/{pid}/fd")),
+            "threads": len(os.listdir(f"/proc/{pid}/task")),
+            "bytes": resident_bytes(pid),
+        }
+        for pid in pids
+    }
+
+
+def growth(before: Mapping[int, Mapping[str, int]], max_bytes: int = 64 * 2**20) -> list[str]:
+    """Return which processes hold more than they did: gRPC keeps some idle threads, and allocators some memory."""
+    room = {"descriptors": 0, "threads": 4, "bytes": max_bytes}
+    now = footprint(before)
+    return [
+        f"{what} of process {pid}: {before[pid][what]}, now {now[pid][what]}"
+        for pid in before
+        for what in room
+        if now[pid][what] > before[pid][what] + room[what]
+    ]
 
 
 def cpu_seconds(*pids: int) -> float:

@@ -1,0 +1,319 @@
+"""Background callers of every kind, each answer kept with its version, its times and its content.
+
+They run on a thread with an event loop of their own, each on connections of its own, and each asks again as soon as it is answered.
+None tries again, but for the kind `retrying`, which is the Python client.
+"""
+
+import asyncio
+import itertools
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+from grpc import aio
+
+from dragoman.client.aio import AsyncClient
+from dragoman.client.retry import RetryPolicy
+from dragoman.v1.generation_pb2 import GenerateBulkRequest, GenerateRequest, ListModelsRequest, ScoreRequest
+from dragoman.v1.generation_pb2_grpc import GenerationStub
+from tests.system.harness.protocol import Query, Refused
+from tests.system.harness.protocols import PROTOCOLS
+from tests.system.harness.server import Event, Server, wait_until
+
+CALL_SECONDS = 60.0
+PATIENT = RetryPolicy(max_attempts=1000, max_backoff_seconds=1.0)
+NO_RETRY = RetryPolicy(max_attempts=1)
+# Channels with the same options share a connection; a local pool gives each its own.
+OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0), ("grpc.enable_http_proxy", 0)]
+NUM_TOGETHER = 4
+_NUMBERS = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The outcome of a request.
+
+    Attributes:
+        kind: Of call.
+        model: That was asked.
+        began: When the caller sent it, seconds since 1970.
+        ended: When the whole answer was there, or the error.
+        text: That was asked about.
+        version: That answered, by its content; empty for an error, and where the protocol does not tell it.
+        content: The whole answer without its times: the same for the same question to the same version.
+        error: Status and message; empty for an answer.
+    """
+
+    kind: str
+    model: str
+    began: float
+    ended: float
+    text: str
+    version: str = ""
+    content: object = None
+    error: str = ""
+
+    @property
+    def status(self) -> str:
+        """Name of the error's status; empty for an answer."""
+        return self.error.partition(":")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The connections of one caller, and the options of all its calls."""
+
+    address: str
+    options: Mapping[str, Any]
+    channel: aio.Channel
+    streams: grpc.Channel
+    client: AsyncClient
+    protocols: Mapping[str, Any]
+
+    @property
+    def stub(self) -> Any:
+        return GenerationStub(self.channel)
+
+
+# A version and what it answered. A kind whose call is refused as it has to be returns none.
+Outcome = tuple[str, object]
+Kind = Callable[[Caller, str, str], Awaitable[list[Outcome]]]
+
+
+def outcome(message: Any) -> Outcome:
+    """Return the version and the content of a native answer, of a copy without its times and its id."""
+    kept = type(message)()
+    kept.CopyFrom(message)
+    for field in ("timings", "request_id"):
+        if field in message.DESCRIPTOR.fields_by_name:
+            kept.ClearField(field)
+    return message.model_version, kept.SerializeToString(deterministic=True)
+
+
+def unary(**options: Any) -> Kind:
+    async def ask(caller: Caller, model: str, text: str) -> list[Outcome]:
+        request = GenerateRequest(model=model, text=text, **{**caller.options, **options})
+        return [outcome(await caller.stub.Generate(request, timeout=CALL_SECONDS))]
+
+    return ask
+
+
+async def stream(caller: Caller, model: str, text: str) -> list[Outcome]:
+    request = GenerateRequest(model=model, text=text, **caller.options)
+    pieces = [piece async for piece in caller.stub.GenerateStream(request, timeout=CALL_SECONDS)]
+    assert "".join(piece.text for piece in pieces) == pieces[-1].result.text, "pieces of a stream are not the answer"
+    return [outcome(pieces[-1].result)]
+
+
+async def score(caller: Caller, model: str, text: str) -> list[Outcome]:
+    return [outcome(await caller.stub.Score(ScoreRequest(model=model, text=text, target="a dog"), timeout=CALL_SECONDS))]
+
+
+def several(*, is_bulk: bool) -> Kind:
+    """Ask on one stream, on a thread: grpc.aio forgets the status of a call that ends while it writes."""
+
+    def read(streams: grpc.Channel, requests: list[GenerateRequest]) -> list[Any]:
+        stub = GenerationStub(streams)
+        if not is_bulk:
+            return list(stub.GenerateBatch(iter(requests), timeout=CALL_SECONDS))
+        messages = stub.GenerateBulk(iter([GenerateBulkRequest(requests=requests)]), timeout=CALL_SECONDS)
+        return [answer for message in messages for answer in message.answers]
+
+    async def ask(caller: Caller, model: str, text: str) -> list[Outcome]:
+        options = {"model": model, "text": text, **caller.options}
+        requests = [GenerateRequest(request_id=str(number), **options) for number in range(NUM_TOGETHER)]
+        answers = sorted(await asyncio.to_thread(read, caller.streams, requests), key=lambda answer: answer.index)
+        assert [answer.index for answer in answers] == list(range(NUM_TOGETHER)), "each request of a stream has one answer"
+        for answer in answers:
+            if answer.HasField("error"):
+                raise Refused({code.value[0]: code.name for code in grpc.StatusCode}[answer.error.code], answer.error.message)
+        return [outcome(answer.response) for answer in answers]
+
+    return ask
+
+
+async def retrying(caller: Caller, model: str, text: str) -> list[Outcome]:
+    result = await caller.client.generate(text, model=model, timeout_seconds=CALL_SECONDS, **caller.options)
+    return [(result.model_version, (result.answers, result.usage.generated_tokens))]
+
+
+def over(protocol: str) -> Kind:
+    """Ask by any method of a protocol; their answers are alike in their texts."""
+
+    async def ask(caller: Caller, model: str, text: str) -> list[Outcome]:
+        client = caller.protocols[protocol]
+        name, (call, num_texts) = random.choice(list(client.methods.items()))
+        options = caller.options if client.supports(name, caller.options) else {}
+        return [("", answer.texts) for answer in await call(Query([text] * num_texts, options, model))]
+
+    return ask
+
+
+NATIVE: dict[str, Kind] = {
+    "unary": unary(),
+    "beams": unary(num_beams=4, num_return_sequences=2),
+    "samples": unary(do_sample=True, seed=7, num_return_sequences=2),
+    "stream": stream,
+    "batch": several(is_bulk=False),
+    "bulk": several(is_bulk=True),
+    "score": score,
+}
+RETRYING: dict[str, Kind] = {"retrying": retrying}
+OTHER_PROTOCOLS: dict[str, Kind] = {each.name: over(each.name) for each in PROTOCOLS if each.name != "gRPC"}
+
+
+class Callers:
+    """Callers that ask while the `with` lasts; on leaving, those under way are awaited.
+
+    Attributes:
+        answers: Outcomes so far, of each request.
+    """
+
+    def __init__(
+        self,
+        server: Server | str,
+        models: Sequence[str] = ("alpha",),
+        *,
+        kinds: Mapping[str, Kind] = NATIVE,
+        texts: Sequence[str] = ("a dog runs", "over the grass"),
+        num: int = 6,
+        pause_seconds: float = 0.0,
+        weights: Sequence[float] | None = None,
+        seed: int = 0,
+        **options: Any,
+    ) -> None:
+        """Describe them.
+
+        Args:
+            server: Whom to ask, or a target of gRPC; other protocols need a server.
+            models: To choose from.
+            kinds: Of calls, to choose from.
+            texts: To choose from.
+            num: Callers.
+            pause_seconds: Mean pause of a caller between two calls.
+            weights: How often each model is asked; evenly without.
+            seed: Of all choices.
+            options: Fields of `dragoman.v1.GenerateRequest`, for all calls.
+        """
+        self._server, self._address = server, server if isinstance(server, str) else server.address
+        self._models, self._weights, self._kinds, self._texts = models, weights, kinds, texts
+        self._num, self._pause, self._seed, self._options = num, pause_seconds, seed, options
+        self.answers: list[Answer] = []
+        self._stopping = threading.Event()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="callers")
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Begin no more calls, and wait for those that are under way."""
+        self._stopping.set()
+        self._thread.join()
+        if self._failure is not None:
+            raise RuntimeError("the callers gave up before their time") from self._failure
+
+    @property
+    def failures(self) -> list[Answer]:
+        """Requests that were not answered."""
+        return [answer for answer in self.answers if answer.error]
+
+    @property
+    def statuses(self) -> Counter[str]:
+        """Failures by status."""
+        return Counter(answer.status for answer in self.failures)
+
+    def wait_for_more(self, count: int = 20) -> None:
+        """Return once so many more requests have been answered."""
+        before = len(self.answers) - len(self.failures)
+        wait_until(lambda: len(self.answers) - len(self.failures) >= before + count, f"{count} more are answered")
+
+    def answered_differently(self) -> list[tuple[str, ...]]:
+        """Return the questions to which one version has given answers that differ."""
+        found: dict[tuple[str, ...], set[str]] = {}
+        for each in self.answers:
+            if each.content is not None:
+                found.setdefault((each.kind, each.model, each.text, each.version), set()).add(repr(each.content))
+        return [question for question, contents in found.items() if len(contents) > 1]
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._call_all())
+        except BaseException as error:
+            self._failure = error
+
+    async def _call_all(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for number in range(self._num):
+                group.create_task(self._call(random.Random(f"{self._seed}/{number}")))
+
+    async def _call(self, draws: random.Random) -> None:
+        async with AsyncExitStack() as stack:
+            channel = await stack.enter_async_context(aio.insecure_channel(self._address, OPTIONS))
+            streams = stack.enter_context(grpc.insecure_channel(self._address, OPTIONS))
+            client = await stack.enter_async_context(AsyncClient(self._address, retry=PATIENT))
+            wanted = [each for each in PROTOCOLS if each.name in self._kinds]
+            protocols = {each.name: await stack.enter_async_context(each.connect(self._server)) for each in wanted}
+            caller = Caller(self._address, self._options, channel, streams, client, protocols)
+            while not self._stopping.is_set():
+                [model] = draws.choices(self._models, self._weights)
+                is_answered = await self._ask(caller, draws.choice(list(self._kinds)), model, draws.choice(self._texts))
+                pause = draws.expovariate(1 / self._pause) if self._pause else 0.0
+                await asyncio.sleep(pause if is_answered else max(pause, 0.02))
+
+    async def _ask(self, caller: Caller, kind: str, model: str, text: str) -> bool:
+        """Ask, and keep what comes; return whether it was answered."""
+        began = time.time()
+        try:
+            outcomes = await asyncio.wait_for(self._kinds[kind](caller, model, text), 2 * CALL_SECONDS)
+        except Exception as error:
+            self.answers.append(Answer(kind, model, began, time.time(), text, error=told(error)))
+            return False
+        ended = time.time()
+        self.answers += [Answer(kind, model, began, ended, text, *each) for each in outcomes or [("", None)]]
+        return True
+
+
+def told(error: Exception) -> str:
+    """Return status and message of an error."""
+    if isinstance(error, grpc.RpcError):
+        return f"{error.code().name}: {error.details()}"
+    if isinstance(error, Refused):
+        return f"{error.status}: {error.message}"
+    return f"{getattr(error, 'code', type(error).__name__)}: {error}"
+
+
+@contextmanager
+def connection(server: Server, frontend: int | None = None, token: str = "") -> Iterator[grpc.Channel]:
+    """Open a connection of its own; if a number is given, one that this frontend has, which the log of calls tells."""
+    while True:
+        with grpc.insecure_channel(server.address, OPTIONS) as channel:
+            if frontend is not None and server.num_frontends > 1:
+                name = f"which-{next(_NUMBERS)}"
+                GenerationStub(channel).ListModels(ListModelsRequest(), metadata=[("x-request-id", name), *bearer(token)])
+                if server.wait_for(Event.CALL, request_id=name)["front_end"] != frontend:
+                    continue
+            yield channel
+            return
+
+
+def bearer(token: str) -> list[tuple[str, str]]:
+    """Return the metadata that shows a token."""
+    return [("authorization", f"Bearer {token}")] if token else []
+
+
+def generate(channel: grpc.Channel, num_tokens: int = 2, token: str = "", **fields: Any) -> Any:
+    """Begin a call of Generate."""
+    request = GenerateRequest(**{"text": "a dog runs", "model": "alpha", "max_new_tokens": num_tokens} | fields)
+    return GenerationStub(channel).Generate.future(request, timeout=CALL_SECONDS, metadata=bearer(token))
