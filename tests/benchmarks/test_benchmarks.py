@@ -10,14 +10,9 @@ import pytest
 from benchmarks.harness.page import Page, merge, table
 
 ROOT = Path(__file__).resolve().parents[2]
-# Programs that check promises rather than measure speed: they write no page.
-CHECKS = {"attacks", "neighbours", "rolling_restart", "sameness", "soak", "swaps", "zipf"}
 PROGRAMS = sorted(
-    (
-        {path.stem for path in (ROOT / "benchmarks").glob("*.py") if path.stem != "__init__"}
-        | {path.parent.name for path in (ROOT / "benchmarks").glob("*/__main__.py")}
-    )
-    - CHECKS
+    {path.stem for path in (ROOT / "benchmarks").glob("*.py") if path.stem != "__init__"}
+    | {path.parent.name for path in (ROOT / "benchmarks").glob("*/__main__.py")}
 )
 RESULTS = sorted((ROOT / "benchmarks/results").glob("*.md"))
 

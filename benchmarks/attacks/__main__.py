@@ -1,5 +1,0 @@
-"""`python -m benchmarks.attacks`."""
-
-from benchmarks.attacks.main import main
-
-main()

@@ -1,5 +1,0 @@
-"""`python -m benchmarks.soak`."""
-
-from benchmarks.soak.main import main
-
-main()

@@ -1,5 +1,0 @@
-"""`python -m benchmarks.swaps`."""
-
-from benchmarks.swaps.main import main
-
-main()

@@ -1,5 +1,0 @@
-"""`python -m benchmarks.zipf`."""
-
-from benchmarks.zipf.main import main
-
-main()
