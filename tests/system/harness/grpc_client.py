@@ -1,7 +1,7 @@
-"""The native API over gRPC, in each of its RPCs."""
+"""The native API over gRPC, in each of its methods."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -18,18 +18,23 @@ from dragoman.v1.generation_pb2 import (
     TokenLogProb,
 )
 from dragoman.v1.generation_pb2_grpc import GenerationStub
-from tests.system.harness.protocol import Answer, LogProb, Method, Opened, Query, Refused
+from tests.system.harness.protocol import Answer, Connection, LogProb, Method, Query, Refused
 
 OPTIONS = [("grpc.enable_http_proxy", 0), ("grpc.max_send_message_length", -1)]
-TOGETHER = 10
+NUM_TEXTS = 10
+CODES = {code.value[0]: code.name for code in grpc.StatusCode}
 
 
-def request_of(asked: Query, number: int, **more: Any) -> GenerateRequest:
-    return GenerateRequest(model=asked.model, text=asked.texts[number], **asked.options, **more)
+def request_of(query: Query, number: int, **more: Any) -> GenerateRequest:
+    return GenerateRequest(model=query.model, text=query.texts[number], **{"request_id": query.request_id, **query.options, **more})
 
 
-def log_prob(told: TokenLogProb) -> LogProb:
-    return told.token, told.piece, told.log_prob, tuple(map(log_prob, told.top))
+def requests_of(query: Query) -> list[GenerateRequest]:
+    return [request_of(query, number, request_id=f"{query.request_id}{number}") for number in range(len(query.texts))]
+
+
+def log_prob(token: TokenLogProb) -> LogProb:
+    return token.token, token.piece, token.log_prob, tuple(map(log_prob, token.top))
 
 
 def answer_of(response: GenerateResponse) -> Answer:
@@ -45,17 +50,6 @@ def answer_of(response: GenerateResponse) -> Answer:
     )
 
 
-async def collected(call: Any) -> list[Any]:
-    """Return what comes on a stream of requests, on a thread: grpc.aio forgets the status of a call that ends while it writes."""
-    try:
-        return await asyncio.to_thread(list, call)
-    except asyncio.CancelledError:
-        call.cancel()
-        raise
-    except grpc.RpcError as error:
-        raise refused(error) from None
-
-
 def refused(error: Any) -> Refused:
     retry, seconds = RetryInfo(), None
     status = rpc_status.from_call(error)
@@ -65,65 +59,94 @@ def refused(error: Any) -> Refused:
     return Refused(error.code().name, error.details() or "", seconds)
 
 
-class NativeGrpc:
-    """A caller of it."""
+class GrpcClient:
+    """A connection over gRPC: one channel for unary calls and one for streams of requests.
 
-    name = "gRPC"
+    Such streams are read on a thread: grpc.aio forgets the status of a call that ends while it writes.
+    """
 
-    def __init__(self, channel: grpc.aio.Channel, of_streams: grpc.Channel, token: str) -> None:
-        self._channel, self._stub, self._streams = channel, GenerationStub(channel), GenerationStub(of_streams)
-        self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
-        self.methods: Mapping[str, Method] = {
-            "Generate": Method(self._generate),
-            "GenerateStream": Method(self._stream),
-            "GenerateBatch": Method(self._batch, TOGETHER),
-            "GenerateBulk": Method(self._bulk, TOGETHER),
-        }
+    name: str
+    methods: Mapping[str, Method]
+    stub_type: Callable[[Any], Any]
+
+    def __init__(self, channel: grpc.aio.Channel, streams: grpc.Channel, token: str) -> None:
+        self._channel, self._stub, self._streams = channel, self.stub_type(channel), self.stub_type(streams)
+        self._token = {"authorization": f"Bearer {token}"} if token else {}
 
     @classmethod
     @asynccontextmanager
-    async def connect(cls, server: Any, token: str = "") -> Opened:
-        with grpc.insecure_channel(server.address, options=OPTIONS) as of_streams:
+    async def connect(cls, server: Any, token: str = "") -> Connection:
+        with grpc.insecure_channel(server.address, options=OPTIONS) as streams:
             async with grpc.aio.insecure_channel(server.address, options=OPTIONS) as channel:
-                yield cls(channel, of_streams, token)
+                yield cls(channel, streams, token)
 
-    def supports(self, way: str, options: Mapping[str, Any]) -> bool:
+    def supports(self, method: str, options: Mapping[str, Any]) -> bool:
         return True
+
+    def beside(self, query: Query | None) -> dict[str, Any]:
+        """Return metadata and deadline of a call."""
+        headers = self._token | (dict(query.headers) if query else {})
+        metadata = tuple((name.lower(), value) for name, value in headers.items())
+        return {"metadata": metadata, "timeout": query.timeout_seconds if query else None}
+
+    async def unary(self, method: Any, request: Any, query: Query | None = None) -> Any:
+        try:
+            return await method(request, **self.beside(query))
+        except grpc.aio.AioRpcError as error:
+            raise refused(error) from None
+
+    async def pieces(self, method: Any, request: Any, query: Query) -> list[Any]:
+        try:
+            return [piece async for piece in method(request, **self.beside(query))]
+        except grpc.aio.AioRpcError as error:
+            raise refused(error) from None
+
+    async def stream(self, method: Any, requests: list[Any], query: Query) -> list[Any]:
+        call = method(iter(requests), **self.beside(query))
+        try:
+            return await asyncio.to_thread(list, call)
+        except asyncio.CancelledError:
+            call.cancel()
+            raise
+        except grpc.RpcError as error:
+            raise refused(error) from None
+
+
+class NativeGrpc(GrpcClient):
+    """A client of it."""
+
+    name = "gRPC"
+    stub_type = GenerationStub
+
+    def __init__(self, channel: grpc.aio.Channel, streams: grpc.Channel, token: str) -> None:
+        super().__init__(channel, streams, token)
+        self.methods = {
+            "Generate": Method(self._generate),
+            "GenerateStream": Method(self._stream),
+            "GenerateBatch": Method(self._batch, NUM_TEXTS),
+            "GenerateBulk": Method(self._bulk, NUM_TEXTS),
+        }
 
     def project(self, answer: Answer) -> Answer:
         return answer
 
     async def call_unimplemented(self) -> None:
-        call = self._channel.unary_unary("/dragoman.v1.Generation/Nothing", lambda _: b"", lambda data: data)
-        try:
-            await call(None, metadata=self._metadata)
-        except grpc.aio.AioRpcError as error:
-            raise refused(error) from None
+        await self.unary(self._channel.unary_unary("/dragoman.v1.Generation/Nothing"), b"")
 
-    async def _generate(self, asked: Query) -> list[Answer]:
-        try:
-            return [answer_of(await self._stub.Generate(request_of(asked, 0), metadata=self._metadata))]
-        except grpc.aio.AioRpcError as error:
-            raise refused(error) from None
+    async def _generate(self, query: Query) -> list[Answer]:
+        return [answer_of(await self.unary(self._stub.Generate, request_of(query, 0), query))]
 
-    async def _stream(self, asked: Query) -> list[Answer]:
-        call = self._stub.GenerateStream(request_of(asked, 0), metadata=self._metadata)
-        try:
-            pieces = [piece async for piece in call]
-        except grpc.aio.AioRpcError as error:
-            raise refused(error) from None
+    async def _stream(self, query: Query) -> list[Answer]:
+        pieces = await self.pieces(self._stub.GenerateStream, request_of(query, 0), query)
         assert "".join(piece.text for piece in pieces) == pieces[-1].result.text
         return [answer_of(pieces[-1].result)]
 
-    async def _batch(self, asked: Query) -> list[Answer]:
-        requests = [request_of(asked, number, request_id=str(number)) for number in range(len(asked.texts))]
-        return in_order(await collected(self._streams.GenerateBatch(iter(requests), metadata=self._metadata)))
+    async def _batch(self, query: Query) -> list[Answer]:
+        return in_order(await self.stream(self._streams.GenerateBatch, requests_of(query), query))
 
-    async def _bulk(self, asked: Query) -> list[Answer]:
-        requests = [request_of(asked, number, request_id=str(number)) for number in range(len(asked.texts))]
-        messages = iter([GenerateBulkRequest(requests=requests)])
-        found = await collected(self._streams.GenerateBulk(messages, metadata=self._metadata))
-        return in_order([answer for message in found for answer in message.answers])
+    async def _bulk(self, query: Query) -> list[Answer]:
+        messages = await self.stream(self._streams.GenerateBulk, [GenerateBulkRequest(requests=requests_of(query))], query)
+        return in_order([answer for message in messages for answer in message.answers])
 
 
 def in_order(answers: list[GenerateBatchResponse]) -> list[Answer]:
@@ -131,5 +154,5 @@ def in_order(answers: list[GenerateBatchResponse]) -> list[Answer]:
         if answer.HasField("error"):
             error = answer.error
             seconds = error.retry_after_seconds if error.HasField("retry_after_seconds") else None
-            raise Refused({code.value[0]: code.name for code in grpc.StatusCode}[error.code], error.message, seconds)
+            raise Refused(CODES[error.code], error.message, seconds)
     return [answer_of(answer.response) for answer in sorted(answers, key=lambda answer: answer.index)]

@@ -1,88 +1,57 @@
 """The Open Inference Protocol over gRPC: texts one by one, together, and on a stream."""
 
-import json
-from collections.abc import Mapping
-from contextlib import asynccontextmanager
-from dataclasses import replace
-from typing import Any
-
 import grpc
 
 from dragoman.inference.inference_pb2 import ModelInferRequest, ModelInferResponse, RepositoryModelLoadRequest
 from dragoman.inference.inference_pb2_grpc import GRPCInferenceServiceStub
 from tests.system.harness import openinference as oip
-from tests.system.harness.grpc_client import OPTIONS, TOGETHER, collected, refused
-from tests.system.harness.openinference_messages import asking, outputs, with_parameters, with_tensor
-from tests.system.harness.protocol import Answer, Method, Opened, Query, Refused
+from tests.system.harness.grpc_client import NUM_TEXTS, GrpcClient
+from tests.system.harness.protocol import Answer, Method, Query, Refused
 
 
-def request_of(asked: Query) -> ModelInferRequest:
+def request_of(query: Query) -> ModelInferRequest:
     """Return a message of all texts: options as parameters, but for a list, which only a tensor has."""
-    plain = {name: value for name, value in asked.options.items() if not isinstance(value, list)}
-    request = with_parameters(asking(*asked.texts, model=asked.model), **plain)
-    for name in asked.options.keys() - plain.keys():
-        with_tensor(request, name, asked.options[name])
+    plain = {name: value for name, value in query.options.items() if not isinstance(value, list)}
+    request = oip.with_parameters(oip.infer_request(*query.texts, model=query.model, id=query.request_id), **plain)
+    for name in query.options.keys() - plain.keys():
+        oip.with_tensor(request, name, query.options[name])
     return request
 
 
-def answer_of(response: ModelInferResponse, num_texts: int) -> list[Answer]:
-    return oip.rows_of({name: elements for name, (_, elements) in outputs(response).items()}, num_texts)
+def elements(response: ModelInferResponse) -> dict[str, list[object]]:
+    return {name: elements for name, (_, elements) in oip.grpc_outputs(response).items()}
 
 
-class OipGrpc:
-    """A caller of it."""
+class OpenInferenceGrpc(GrpcClient):
+    """A client of it."""
 
     name = "OIP gRPC"
+    stub_type = GRPCInferenceServiceStub
 
-    def __init__(self, channel: grpc.aio.Channel, of_streams: grpc.Channel, token: str) -> None:
-        self._stub, self._streams = GRPCInferenceServiceStub(channel), GRPCInferenceServiceStub(of_streams)
-        self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
-        self.methods: Mapping[str, Method] = {
+    def __init__(self, channel: grpc.aio.Channel, streams: grpc.Channel, token: str) -> None:
+        super().__init__(channel, streams, token)
+        self.methods = {
             "ModelInfer": Method(self._infer),
-            "ModelInfer of several": Method(self._infer, TOGETHER),
+            "ModelInfer of several": Method(self._infer, NUM_TEXTS),
             "ModelStreamInfer": Method(self._stream),
         }
-
-    @classmethod
-    @asynccontextmanager
-    async def connect(cls, server: Any, token: str = "") -> Opened:
-        with grpc.insecure_channel(server.address, options=OPTIONS) as of_streams:
-            async with grpc.aio.insecure_channel(server.address, options=OPTIONS) as channel:
-                yield cls(channel, of_streams, token)
-
-    def supports(self, way: str, options: Mapping[str, Any]) -> bool:
-        return True
 
     def project(self, answer: Answer) -> Answer:
         return oip.project(answer)
 
     async def call_unimplemented(self) -> None:
-        try:
-            await self._stub.RepositoryModelLoad(RepositoryModelLoadRequest(), metadata=self._metadata)
-        except grpc.aio.AioRpcError as error:
-            raise refused(error) from None
+        await self.unary(self._stub.RepositoryModelLoad, RepositoryModelLoadRequest())
 
-    async def _infer(self, asked: Query) -> list[Answer]:
-        try:
-            return answer_of(await self._stub.ModelInfer(request_of(asked), metadata=self._metadata), len(asked.texts))
-        except grpc.aio.AioRpcError as error:
-            raise refused(error) from None
+    async def _infer(self, query: Query) -> list[Answer]:
+        response = await self.unary(self._stub.ModelInfer, request_of(query), query)
+        return oip.answers_of(elements(response), len(query.texts))
 
-    async def _stream(self, asked: Query) -> list[Answer]:
-        texts, tokens = [], []
-        last: ModelInferResponse | None = None
-        for message in await collected(self._streams.ModelStreamInfer(iter([request_of(asked)]), metadata=self._metadata)):
-            last = message.infer_response
-            if message.error_message:
-                status, _, reason = message.error_message.partition(": ")
-                seconds = last.parameters["retry_after_seconds"].double_param if "retry_after_seconds" in last.parameters else None
-                raise Refused(status, reason, seconds)
-            found = outputs(last)
-            texts.append(found["text_output"][1])
-            tokens.append(found["tokens"][1])
-        assert last is not None and last.parameters["triton_final_response"].bool_param
-        [answer] = answer_of(last, 1)
-        if len(texts) > 1:  # each says what is new
-            whole = [token for [new] in tokens for token in json.loads(new)]
-            answer = replace(answer, texts=["".join(text for [text] in texts)], tokens=[whole])
-        return [answer]
+    async def _stream(self, query: Query) -> list[Answer]:
+        messages = await self.stream(self._streams.ModelStreamInfer, [request_of(query)], query)
+        last = messages[-1].infer_response
+        if messages[-1].error_message:
+            status, _, reason = messages[-1].error_message.partition(": ")
+            seconds = last.parameters["retry_after_seconds"].double_param if "retry_after_seconds" in last.parameters else None
+            raise Refused(status, reason, seconds)
+        assert last.parameters["triton_final_response"].bool_param
+        return [oip.joined([elements(message.infer_response) for message in messages])]

@@ -1,11 +1,11 @@
-"""What tests ask of every face of a server and what they are told, in words of no protocol."""
+"""One client interface for every protocol of the server: the same queries, answers and refusals, in words of no protocol."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-# Token, its text, its log-probability, and the likeliest at its place, each so.
+# Token, its text, its log-probability, and the most likely tokens at its place, each so.
 LogProb: TypeAlias = tuple[int, bytes | str, float, tuple[Any, ...]]
 
 
@@ -14,21 +14,27 @@ class Query:
     """Texts, each to be answered by itself.
 
     Attributes:
-        texts: As many as the way has them in one message.
+        texts: As many as the method has in one message.
         options: Fields of `dragoman.v1.GenerateRequest`, the same for all texts.
         model: Its name.
-        languages: Of source and target, for a face that finds the model by them.
+        languages: Of source and target, for a protocol that chooses the model by them.
+        request_id: Of the message; empty for none.
+        headers: HTTP headers or gRPC metadata beside it.
+        timeout_seconds: The client's deadline; None for none.
     """
 
     texts: Sequence[str]
     options: Mapping[str, Any] = field(default_factory=dict)
     model: str = "en-de"
     languages: tuple[str, str] = ("en", "de")
+    request_id: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    timeout_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What is answered to one text; None where the face does not say it.
+    """The answer to one text; None where the protocol does not carry a field.
 
     Attributes:
         texts: The answers, the best first.
@@ -52,12 +58,12 @@ class Answer:
 
 
 class Refused(Exception):
-    """A face has said no.
+    """The server has refused or failed a query.
 
     Attributes:
-        status: As its protocol has it.
-        message: Why.
-        retry_after_seconds: When to come back; None where that is not said.
+        status: As the protocol has it.
+        message: The reason.
+        retry_after_seconds: When to try again; None without a hint.
     """
 
     def __init__(self, status: str, message: str, retry_after_seconds: float | None = None) -> None:
@@ -66,23 +72,23 @@ class Refused(Exception):
 
 
 class Method(NamedTuple):
-    """One of the ways to ask a face.
+    """A method of a protocol.
 
     Attributes:
-        ask: Asks, and returns what is told of each text.
-        num_texts: That go together.
+        call: Send a query and return the answer to each text.
+        num_texts: Texts in one message.
     """
 
-    ask: Callable[[Query], Awaitable[list[Answer]]]
+    call: Callable[[Query], Awaitable[list[Answer]]]
     num_texts: int = 1
 
 
 class ProtocolClient(Protocol):
-    """A caller of one face.
+    """A client of one protocol.
 
     Attributes:
-        name: As the table of statuses in docs/http.md has it.
-        methods: To ask it.
+        name: As in the table of statuses in docs/http.md.
+        methods: By name.
     """
 
     name: str
@@ -90,20 +96,20 @@ class ProtocolClient(Protocol):
 
     @classmethod
     def connect(cls, server: Any, token: str = "") -> AbstractAsyncContextManager["ProtocolClient"]:
-        """Connect to a server, as somebody."""
+        """Connect to a server with a token."""
         ...
 
-    def supports(self, way: str, options: Mapping[str, Any]) -> bool:
-        """Whether these options can be said to it in that way."""
+    def supports(self, method: str, options: Mapping[str, Any]) -> bool:
+        """Return whether a method can carry these options."""
         ...
 
     def project(self, answer: Answer) -> Answer:
-        """Return what of a whole answer it carries."""
+        """Return the part of a complete answer that the protocol carries."""
         ...
 
     async def call_unimplemented(self) -> None:
-        """Ask for something that the protocol has, or could have, and the server has not."""
+        """Call a method that the server does not offer."""
         ...
 
 
-Opened: TypeAlias = AsyncIterator[Any]
+Connection: TypeAlias = AsyncIterator[Any]
