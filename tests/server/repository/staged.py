@@ -7,20 +7,30 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from dragoman.export.bundle import BundleError
 from dragoman.server.config import ConfigError
 from dragoman.server.repository.found import FoundModel, FoundVersion
 from dragoman.server.repository.loaded import LoadedModel
 from dragoman.server.repository.memory import Room
 from dragoman.server.repository.model_file import ModelFile
 from dragoman.server.repository.model_keeper import ModelKeeper
-from dragoman.server.repository.models import Route
+from dragoman.server.repository.models import CannotServe, Route
 from dragoman.server.repository.placement import Placement
 from dragoman.server.repository.sleeping_engine import SleepingEngine
 from dragoman.server.repository.use import Holding, Outcomes
-from dragoman.server.repository.versions import Opened, State, Version
+from dragoman.server.repository.versions import Cause, Opened, Refused, State, Version
+from dragoman.server.supervisor import EngineCannotStart
 
 MODEL = "en-de"
 PATIENCE_SECONDS = 10.0
+DAMAGED, WRONG = Refused(Cause.BUNDLE, "damaged"), Refused(Cause.PROOF, "another answer")
+FAULTS: dict[str, Exception] = {
+    "open": DAMAGED,
+    "start": EngineCannotStart("no memory"),
+    "prove": WRONG,
+    "adopt": BundleError("its files are gone"),
+    "publish": CannotServe("front end 0 does not answer"),
+}
 
 
 class StagedEngine:
@@ -50,12 +60,8 @@ class Stage:
     """A model's folder, its `Workshop` and its `Front`.
 
     Attributes:
-        told: Steps with the version's label, in order.
-        faults: Raised at a step of a version.
-        gates: Awaited at a step of a version.
-        routes: Published routes, in order.
-        swaps, sleeps, wakes: Counted outcomes.
-        freed: Replica numbers that were freed.
+        told: Steps with the version's label, in order; `faults` are raised at steps, `gates` awaited.
+        routes: Published routes, in order; `swaps`, `sleeps` and `wakes` are counted outcomes, `freed` replica numbers.
         outcomes_of: Outcomes of a version's requests, by label.
         free_bytes: Free memory; a version takes `size` unless `sizes` has another for its name.
         is_asked_for: Whether requests wait for the model; `refusals` is what they were told.
@@ -74,6 +80,7 @@ class Stage:
         self.freed: list[range] = []
         self.outcomes_of: dict[str, Outcomes] = {}
         self.engines: list[StagedEngine] = []
+        self.held: dict[str, Any] = {}
         self.turn = asyncio.Lock()
         self.load_seconds = PATIENCE_SECONDS
         self.file = file or ModelFile()
@@ -132,8 +139,8 @@ class Stage:
             while not is_so():
                 await asyncio.sleep(0.001)
 
-    def fail(self, step: str, label: str, error: Exception) -> None:
-        self.faults[step, label] = error
+    def fail(self, step: str, label: str, error: Exception | None = None) -> None:
+        self.faults[step, label] = error or FAULTS[step]
 
     def hold(self, step: str, label: str) -> asyncio.Event:
         """Have a step of a version wait for the returned event."""
@@ -160,7 +167,7 @@ class Stage:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await self.keeper.stop()
-        assert not self.running(), "an engine is left"
+        assert not self.running() and not self.turn.locked(), "an engine is left"
 
     async def ask_for(self) -> None:
         """Have a request wait until the model serves or the request is refused."""
@@ -204,6 +211,11 @@ class Stage:
     def running(self) -> list[str]:
         """Return the versions whose engines run."""
         return sorted(one.label for one in self.engines if one.is_ready)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a step waits for its gate."""
+        return any(not gate.is_set() for gate in self.gates.values())
 
     def steps(self, label: str) -> list[str]:
         return [step for step, one in self.told if one == label]

@@ -1,8 +1,8 @@
-"""Rollouts of one model: the version that serves, the state of each, and what is told, whatever fails in between."""
+"""Rollouts and idle unloading of one model: the version that serves, and the state of each, whatever fails in between."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import time
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -14,239 +14,171 @@ from hypothesis import strategies as st
 from dragoman.export.bundle import BundleError
 from dragoman.server.config import ConfigError
 from dragoman.server.errors import NotReady, UnknownVersion
-from dragoman.server.repository import switch, trial
+from dragoman.server.repository import placement, sleep, switch, trial
 from dragoman.server.repository.model_file import ModelFile, ModelSettings, Swap, Versions
 from dragoman.server.repository.models import CannotServe
 from dragoman.server.repository.policy import Overrides
+from dragoman.server.repository.status import status_of
 from dragoman.server.repository.use import Outcomes
-from dragoman.server.repository.versions import Cause, Refused, State
+from dragoman.server.repository.versions import Cause, Refused
 from dragoman.server.supervisor import EngineCannotStart
-from tests.server.repository.staged import MODEL, Stage
-
-RESTART = ModelFile(swap=Swap(mode="restart"))
-AT_ONCE = ModelFile(swap=Swap(probation_seconds=0))
-QUICK = ModelFile(swap=Swap(probation_seconds=0.02))
-TWO = ModelFile(versions=Versions(latest=2))
-DAMAGED, WRONG = Refused(Cause.BUNDLE, "damaged"), Refused(Cause.PROOF, "another answer")
-SILENT = CannotServe("front end 0 does not answer")
+from tests.server.repository.staged import MODEL, WRONG, Stage
 
 
-@asynccontextmanager
-async def on_probation(stage: Stage) -> AsyncIterator[Stage]:
-    async with stage.led():
-        await stage.deploy("2")
-        assert (stage.serving, stage.running(), stage.swaps) == ("2", ["1", "2"], [])
-        assert stage.shown == {"1": "standby", "2": "trial"}
-        yield stage
+def kept(time: str, **fields: Any) -> ModelFile:
+    return ModelFile(settings=ModelSettings(keep_loaded=time, **fields))  # type: ignore[arg-type]
 
 
-async def until_back(stage: Stage, cause: Cause) -> str:
-    """Wait until version 1 serves alone, and return the reason why version 2 was refused."""
-    await stage.until(lambda: stage.serving == "1" and stage.running() == ["1"])
-    stage.keeper.wake()
-    await stage.settle()
-    assert (stage.serving, stage.swaps) == ("1", ["rolled_back"])
-    assert stage.shown == {"1": "serving", "2": f"refused {cause.value}"}
-    return stage.version("2").reason
+AT_ONCE, RESTART, SLEEPY = ModelFile(swap=Swap(probation_seconds=0)), ModelFile(swap=Swap(mode="restart")), kept("1h")
+FILES = {
+    "plain": ModelFile(),
+    "at-once": AT_ONCE,
+    "quick": ModelFile(swap=Swap(probation_seconds=0.02)),
+    "restart": RESTART,
+    "two": ModelFile(versions=Versions(latest=2)),
+    "slots": ModelFile(settings=ModelSettings(max_slots=8)),
+    "labelled": ModelFile(labels={"stable": "1"}, swap=Swap(probation_seconds=0)),
+    "sleepy": SLEEPY,
+    "always": kept("always"),
+}
+# Of a file and versions ("1" unless others are named): events and the states after them, which versions were the default by turns,
+# which engines were started, and what was counted of rollouts.
+STORIES: list[tuple[str, str, dict[str, str]]] = [
+    ("plain 1 2", "= 2 serving", {"served": "2 2", "started": "2"}),
+    ("plain 1 2", "fail open 2 = 1 serving, 2 refused bundle", {"started": "1"}),
+    ("plain 1 2", "fail start 2 = 1 serving, 2 refused start", {"started": "2 1"}),
+    ("plain 1 2", "fail prove 2 = 1 serving, 2 refused proof", {"started": "2 1"}),
+    ("plain", "deploy 2 = 1 standby, 2 trial; deploy 3 = 1 standby, 3 trial", {"started": "1 2 3"}),
+    ("plain", "deploy 2, deploy 3, remove 2, die 3 = 1 serving, 3 refused death", {"swaps": "rolled_back"}),
+    ("plain", "deploy 2, remove 2 = 1 serving; die 1 = 1 serving", {}),
+    ("plain", "deploy 2, die 1 = 1 standby, 2 trial", {}),
+    ("plain", "deploy 2, fail publish 3, deploy 3 = 1 standby, 2 trial, 3 refused front_end", {"swaps": "refused"}),
+    ("plain", "deploy 2, fail publish 3, deploy 3, die 2 = 1 serving, 2 refused death, 3 refused front_end", {}),
+    ("two", "forget 1, deploy 2 3 = 1 standby, 2 trial, 3 trial; die 2 = 1 standby, 2 refused death, 3 trial", {}),
+    ("two", "begin prove 2 = 1 serving, 2 proving; die 2, let = 1 serving, 2 refused death", {"served": "1 1", "swaps": "refused"}),
+    ("quick", "begin prove 2 = 1 serving, 2 proving; let = 2 serving", {"served": "1 1 2", "swaps": "done"}),
+    ("quick", "deploy 2, die 1, remove 2 = 1 serving", {}),
+    ("quick", "deploy 2, take 2, die 2 = 1 serving, 2 refused death; leave 2 = 1 serving, 2 refused death", {}),
+    ("at-once", "take 1, deploy 2 = 1 retiring, 2 serving; leave 1 = 2 serving", {"swaps": "done", "started": "1 2"}),
+    ("at-once", "deploy 2 = 2 serving; pin 1 = 1 serving; deploy 3 = 1 serving; pin = 3 serving", {}),
+    ("at-once", "unload =; pin = 1 serving", {"started": "1 1"}),
+    ("at-once", "begin start 2, put 3 = 1 serving, 2 starting; let = 3 serving", {"served": "1 1 3"}),
+    ("at-once", "begin start 2, remove 2 = 1 serving, 2 starting; let = 1 serving", {"served": "1 1"}),
+    ("plain", "deploy 2, begin prove 3, die 2 = 1 serving, 2 refused death, 3 proving", {}),
+    ("plain", "begin publish 2, die 2, let = 1 serving, 2 refused death", {"swaps": "rolled_back"}),
+    # Refused versions are retried when their files change, and when settings do that may be to blame.
+    ("plain", "fail prove 2, deploy 2 = 1 serving, 2 refused proof; mend, deploy 2 = 1 standby, 2 trial", {"started": "1 2 2"}),
+    ("plain", "large 2, deploy 2 = 1 serving, 2 refused memory; mend, forgive = 1 standby, 2 trial", {"started": "1 2"}),
+    ("plain", "large 2, deploy 2, mend, file restart = 2 serving", {}),
+    ("plain", "large 2, deploy 2, mend, file slots = 1 standby, 2 trial", {}),
+    ("plain", "fail prove 2, deploy 2, mend, file restart = 1 serving, 2 refused proof", {}),
+    ("plain", "large 2, deploy 2, mend, file labelled = 1 serving, 2 refused memory", {}),
+    # With `restart` the old version is loaded again where the new one is bad; one that cannot be opened interrupts nothing.
+    ("restart", "take 1, put 2 = 1 retiring, 2 opening; leave 1 = 2 serving", {"started": "1 2"}),
+    ("restart", "begin start 2 = 2 starting; let = 2 serving", {"started": "1 2"}),
+    ("restart", "fail open 2, deploy 2 = 1 serving, 2 refused bundle", {"served": "1 1", "started": "1"}),
+    ("restart", "fail adopt 2, deploy 2 = 1 serving, 2 refused bundle", {"served": "1 1", "started": "1"}),
+    ("restart", "large 2, deploy 2 = 1 serving, 2 refused memory", {"started": "1 1"}),
+    ("restart", "fail start 2, deploy 2 = 1 serving, 2 refused start", {"started": "1 2 1"}),
+    ("restart", "fail prove 2, deploy 2 = 1 serving, 2 refused proof", {"started": "1 2 1"}),
+    # A model ends with its folder, once no request holds it, and comes back with it.
+    ("plain", "lose =", {"served": "1 1 None", "started": "1"}),
+    ("plain", "take 1, lose = 1 retiring; look = 1 serving; leave 1 = 1 serving", {"started": "1 1"}),
+    ("plain", "begin start 2, remove 1 2, lose = 1 serving, 2 starting; let =", {}),
+    # The server may stop in the middle of a rollout.
+    *(("plain", f"deploy 2, take 1, begin {step} 3 = {states}", {}) for step, states in {
+        "start": "1 standby, 2 trial, 3 starting",
+        "prove": "1 standby, 2 trial, 3 proving",
+        "adopt": "1 standby, 2 trial, 3 proving",
+        "publish": "1 standby, 2 trial, 3 standby",
+    }.items()),
+    # Idle unloading.
+    ("sleepy 1 2", "= 2 asleep; ask = 2 serving", {"wakes": "loaded", "started": "2", "swaps": ""}),
+    ("sleepy", "ask = 1 serving; evict = 1 asleep; ask = 1 serving", {"wakes": "loaded loaded", "sleeps": "memory"}),
+    ("sleepy", "ask, take 1, evict = 1 asleep; leave 1 = 1 asleep", {"sleeps": "memory", "swaps": ""}),
+    ("sleepy 1 2", "fail prove 2, ask = 1 serving, 2 refused proof", {"wakes": "refused loaded", "started": "2 1"}),
+    ("sleepy", "ask, evict, fail start 1, ask = 1 asleep", {"wakes": "loaded failed"}),
+    ("sleepy", "deploy 2 = 2 asleep; fail adopt 3, deploy 3 = 2 asleep, 3 refused bundle; ask = 2 serving, 3 refused bundle", {}),
+    ("sleepy", "ask, deploy 2 = 1 standby, 2 trial", {"wakes": "loaded", "started": "1 2"}),
+    ("sleepy", "file always = 1 serving; evict = 1 serving", {"sleeps": ""}),
+    ("sleepy", "lose =", {"wakes": ""}),
+]  # fmt: skip
 
 
-# The start.
+FAULTS = ("fail", "large", "mend", "forget")
 
 
-async def test_newest_version_serves_and_requests_are_refused_until_it_does() -> None:
-    async with Stage("1", "2").led() as stage:
-        first, last = stage.routes
-        assert first is not None and first.default.label == "2" and not first.default.engine.is_ready
-        assert last is not None and last.default.engine is stage.engine("2")
-        assert stage.shown == {"2": "serving"} and stage.running() == ["2"] and stage.swaps == [] and stage.steps("1") == []
-        assert stage.steps("2")[-1] == "stop", "the stand-in has ended"
-
-
-@pytest.mark.parametrize(("step", "error"), [("open", DAMAGED), ("start", EngineCannotStart("no memory")), ("prove", WRONG)])
-async def test_next_version_serves_where_the_newest_cannot_be_started(step: str, error: Exception) -> None:
-    stage = Stage("1", "2")
-    stage.fail(step, "2", error)
-    async with stage.led():
-        assert (stage.serving, stage.running(), stage.state("2")) == ("1", ["1"], State.REFUSED)
-
-
-@pytest.mark.parametrize(
-    ("step", "error", "kind"),
-    [
-        ("open", Refused(Cause.BUNDLE, "the newest"), BundleError),
-        ("open", Refused(Cause.SETTINGS, "the newest"), ConfigError),
-        ("start", EngineCannotStart("model 'en-de': the newest"), EngineCannotStart),
-    ],
-)
-async def test_start_fails_with_the_reason_of_the_newest_where_no_version_can_be_served(
-    step: str, error: Exception, kind: type[Exception]
-) -> None:
-    stage = Stage("1", "2")
-    stage.fail(step, "2", error)
-    stage.fail(step, "1", DAMAGED if step == "open" else EngineCannotStart("the other"))
-    with pytest.raises(kind, match=r"^(model 'en-de': )?the newest$"):
-        async with stage.led():
-            pass
-    await stage.keeper.stop()
-    assert not stage.running()
-
-
-@pytest.mark.parametrize("ending", ["it is ready", "another serves", "its folder is gone"])
-async def test_start_is_retried_until(ending: str) -> None:
-    stage = Stage("1")
-    stage.fail("start", "1", EngineCannotStart("not now"))
-    async with stage.led(is_persistent=True):
-        await stage.until(lambda: "start" in stage.steps("1"))
-        stage.look()
-        await asyncio.sleep(0.01)
-        assert len(stage.routes) == 1, "an engine that has not been proved serves nobody"
-        if ending == "it is ready":
-            stage.engine("1").is_ready = True
-            await stage.until(lambda: stage.serving == "1")
-            assert "prove" in stage.steps("1")
-        elif ending == "another serves":
-            stage.put("2")
+async def play(stage: Stage, events: str) -> None:
+    """Make changes; each is complete before the next unless a step is held."""
+    for event, *names in map(str.split, events.split(", ") if events else ()):
+        match event:
+            case "deploy" | "put":
+                stage.put(*names)
+            case "remove" | "forget":
+                stage.remove(*names)
+            case "fail":
+                stage.fail(*names)
+            case "large":
+                stage.sizes |= dict.fromkeys(names, 101)
+            case "mend":
+                stage.faults, stage.sizes = {}, {}
+            case "begin":
+                await stage.deploy_until(*names)
+            case "let":
+                for gate in stage.gates.values():
+                    gate.set()
+                stage.gates.clear()
+            case "take":
+                stage.held[names[0]] = stage.version(*names).loaded
+                stage.held[names[0]].use.take()
+            case "leave":
+                stage.held.pop(*names).use.leave(1.0, None)
+            case "die":
+                stage.engine(*names).die()
+            case "pin" | "unload":
+                stage.keeper.ask(Overrides(pinned=names[0] if names else None, is_unloaded=event == "unload"))
+            case "forgive":
+                stage.keeper.forgive()
+            case "file":
+                stage.file = FILES[names[0]]
+            case "lose":
+                stage.keeper.lose()
+            case "ask":
+                await stage.ask_for()
+            case "evict":
+                stage.keeper.give_way()
+                await stage.until(lambda: stage.sleeps or stage.file != SLEEPY)
+        if event in FAULTS:
+            continue
+        if event not in ("lose", "begin", "let"):
             stage.look()
-            await stage.until(lambda: stage.serving == "2" and stage.state("1") is State.REFUSED)
-            assert stage.steps("1")[-1] == "stop"
-        else:
-            stage.keeper.lose()
-            await stage.until(lambda: stage.keeper.is_gone)
-            assert stage.routes[-1] is None
+        if not stage.is_held and event != "put":
+            async with asyncio.timeout(10):
+                await stage.keeper.settled()
 
 
-# A rollout.
-
-
-async def test_new_version_is_proved_before_it_serves_and_the_old_one_ends_after_probation() -> None:
-    async with Stage("1", file=ModelFile(swap=Swap(probation_seconds=0.01))).led() as stage:
-        uses = lambda name: stage.keeper.uses(Path("models") / MODEL / name)  # noqa: E731
-        assert uses("1") and not uses("2")
-        gate = await stage.deploy_until("prove", "2")
-        assert stage.serving == "1" and uses("1") and uses("2")
-        gate.set()
-        await stage.until(lambda: stage.swaps == ["done"] and stage.state("1") is None)
-        assert (stage.serving, stage.running(), stage.state("2")) == ("2", ["2"], State.SERVING)
-        assert stage.freed[-1] == range(0, 1) and stage.version("2").replicas == range(1, 2)
-        assert not uses("1") and uses("2") and ("measure", "1") in stage.told
-        stage.fail("prove", "3", WRONG)
-        await stage.deploy("3")
-        assert uses("2") and not uses("3")
-
-
-async def test_without_probation_the_old_version_ends_once_its_last_request_has() -> None:
-    async with Stage("1", file=AT_ONCE).led() as stage:
-        one = stage.version("1")
-        one.loaded.use.take()
-        await stage.deploy("2")
-        assert (stage.serving, stage.swaps, stage.state("1"), stage.running()) == ("2", ["done"], State.RETIRING, ["1", "2"])
-        one.loaded.use.leave(1.0, None)
-        await stage.until(lambda: stage.running() == ["2"])
-        assert stage.state("1") is None
-        await stage.until(lambda: (one.opened, one.loaded) == (None, None))
-        stage.fail("prove", "3", WRONG)
-        await stage.deploy("3")
-        three = stage.version("3")
-        assert (three.opened, three.loaded) == (None, None) and three.content, "of what is refused no tokeniser is kept"
-
-
-BAD = [
-    ("open", Refused(Cause.BUNDLE, "decoder.weights: another checksum"), Cause.BUNDLE),
-    ("open", Refused(Cause.SETTINGS, "max_slots"), Cause.SETTINGS),
-    ("start", EngineCannotStart("model 'en-de': the engine cannot start: no graph"), Cause.START),
-    ("start", OSError("no room for a process"), Cause.START),
-    ("prove", Refused(Cause.PROOF, "sample 1: another answer"), Cause.PROOF),
-    ("adopt", OSError("no room for a socket"), Cause.START),
-    ("publish", CannotServe("front end 1: its bundle is another"), Cause.FRONT_END),
-    ("memory", Exception('it may take 0 MiB, and 0 MiB is free; swap.mode = "restart" ends what serves first'), Cause.MEMORY),
-]
-
-
-@pytest.mark.parametrize(("step", "error", "cause"), BAD, ids=[f"{step}-{cause}" for step, _, cause in BAD])
-@pytest.mark.parametrize("file", [ModelFile(), AT_ONCE], ids=["probation", "none"])
-async def test_bad_version_is_refused_and_the_old_one_serves(
-    step: str, error: Exception, cause: Cause, file: ModelFile, logged: Any
-) -> None:
-    stage = Stage("1", file=file)
-    stage.fail(step, "2", error)
-    stage.sizes["2"] = 101 if step == "memory" else 100
+@pytest.mark.parametrize(("given", "story", "outcomes"), STORIES, ids=[" ".join(row[:2]) for row in STORIES])
+async def test_states_after(monkeypatch: pytest.MonkeyPatch, given: str, story: str, outcomes: dict[str, str]) -> None:
+    monkeypatch.setattr(placement, "MIN_STAY_SECONDS", 0.0)
+    file, *versions = given.split()
+    stage = Stage(*versions or ["1"], file=FILES[file])
+    await play(stage, ", ".join(takewhile(lambda event: event.startswith(FAULTS), story.split(" =")[0].split(", "))))
     async with stage.led():
-        old = stage.engine("1")
-        await stage.deploy("2")
-        assert stage.serving == "1" and stage.route.default.engine is old
-        reason = stage.version("2").reason
-        assert str(error).removeprefix("model 'en-de': ") in reason and not reason.startswith("model")
-        assert stage.keeper.troubles() == [f"version 2 is refused ({cause.value}): {reason}"]
-        await stage.until(lambda: stage.running() == ["1"])
-        assert stage.shown == {"1": "serving", "2": f"refused {cause.value}"} and stage.swaps == ["refused"]
-        num_opened = stage.steps("2").count("open")
-        stage.keeper.wake()
-        await stage.settle()
-        assert stage.steps("2").count("open") == num_opened, "it is not retried while it is as it was"
-    (line,) = [line for line in logged() if line["event"] == "a version is refused"]
-    told = {key: line[key] for key in ("level", "model", "version", "cause", "reason")}
-    assert told == {"level": "error", "model": MODEL, "version": "2", "cause": cause.value, "reason": reason}
-
-
-async def test_engine_that_hangs_is_given_up_in_time() -> None:
-    stage = Stage("1")
-    stage.load_seconds = 0.02
-    stage.hold("start", "2")
-    async with stage.led():
-        await stage.deploy("2")
-        assert stage.shown["2"] == "refused start" and stage.serving == "1" and stage.steps("2")[-1] == "stop"
-        assert stage.version("2").reason == "it is not ready after 0.02 s (load_timeout_seconds)"
-
-
-@pytest.mark.parametrize(
-    ("step", "change", "is_tried"),
-    [
-        ("prove", "files", True),
-        ("memory", "forgive", True),
-        ("memory", RESTART, True),
-        ("memory", ModelFile(settings=ModelSettings(max_slots=8)), True),
-        ("prove", RESTART, False),
-        ("memory", ModelFile(labels={"stable": "1"}), False),
-    ],
-)
-async def test_refused_version_is_retried_after(step: str, change: Any, is_tried: bool) -> None:
-    """After a change of settings, only where the settings may be to blame."""
-    async with Stage("1").led() as stage:
-        stage.fail(step, "2", WRONG)
-        stage.sizes["2"] = 101 if step == "memory" else 0
-        await stage.deploy("2")
-        assert stage.state("2") is State.REFUSED
-        stage.faults.clear()
-        stage.sizes.clear()
-        if change == "files":
-            stage.put("2")
-        elif change == "forgive":
-            stage.keeper.forgive()
-        else:
-            stage.file = change
-        await stage.settle()
-        assert stage.serving == ("2" if is_tried else "1")
-        assert any("refused" in state for state in stage.shown.values()) is not is_tried
-
-
-async def test_version_that_arrives_or_goes_while_another_loads_takes_effect_after_it() -> None:
-    async with Stage("1", file=AT_ONCE).led() as stage:
-        gate = await stage.deploy_until("start", "2")
-        stage.put("3")
-        stage.look()
-        await asyncio.sleep(0.01)
-        assert stage.steps("3") == [] and stage.serving == "1"
-        gate.set()
-        await stage.settle()
-        await stage.until(lambda: stage.running() == ["3"])
-        assert [route.default.label for route in stage.routes[1:] if route is not None] == ["1", "3"]
-        gate = await stage.deploy_until("start", "4")
-        stage.remove("4")
-        stage.look()
-        gate.set()
-        await stage.settle()
-        await stage.until(lambda: stage.running() == ["3"])
-        assert stage.serving == "3" and stage.state("4") is None
+        for events, expected in (part.split("=") for part in story.split(";")):
+            await play(stage, events.strip())
+            states = dict(state.split(maxsplit=1) for state in expected.strip().split(", ") if state)
+            await stage.until(lambda states=states: stage.shown == states)
+            assert (stage.serving is None) == (not {"serving", "trial"} & {*states.values()})
+        if not stage.is_held:
+            loaded = [label for label, state in states.items() if state.split()[0] not in ("refused", "asleep")]
+            await stage.until(lambda: stage.running() == loaded)
+            assert stage.keeper.is_gone == ("lose" in story and not states)
+        found = {
+            "served": [None if route is None else route.default.label for route in stage.routes],
+            "started": [one.label for one in stage.engines if one.is_started],
+            **{"swaps": stage.swaps, "wakes": stage.wakes, "sleeps": stage.sleeps},
+        }
+        assert {name: " ".join(map(str, found[name])) for name in outcomes} == outcomes
 
 
 EVENTS = st.tuples(st.sampled_from(["put", "remove", "break", "mend", "pin"]), st.sampled_from("123"))
@@ -284,45 +216,191 @@ def test_best_version_that_can_be_served_serves_whatever_comes_and_goes(events: 
     asyncio.run(run())
 
 
-# Probation.
+# The start.
+
+
+@pytest.mark.parametrize(
+    ("step", "error", "kind"),
+    [
+        ("open", Refused(Cause.BUNDLE, "the newest"), BundleError),
+        ("open", Refused(Cause.SETTINGS, "the newest"), ConfigError),
+        ("start", EngineCannotStart("model 'en-de': the newest"), EngineCannotStart),
+    ],
+)
+async def test_start_fails_with_the_reason_of_the_newest_where_no_version_can_be_served(
+    step: str, error: Exception, kind: type[Exception]
+) -> None:
+    stage = Stage("1", "2")
+    stage.fail(step, "2", error)
+    stage.fail(step, "1")
+    with pytest.raises(kind, match=r"^(model 'en-de': )?the newest$"):
+        async with stage.led():
+            pass
+    await stage.keeper.stop()
+    assert not stage.running()
+
+
+@pytest.mark.parametrize("ending", ["it is ready", "another serves", "its folder is gone"])
+async def test_start_is_retried_until(ending: str) -> None:
+    stage = Stage("1")
+    stage.fail("start", "1")
+    async with stage.led(is_persistent=True):
+        await stage.until(lambda: "start" in stage.steps("1"))
+        stage.look()
+        await asyncio.sleep(0.01)
+        assert len(stage.routes) == 1 and stage.serving is None, "an engine that has not been proved is not served"
+        if ending == "it is ready":
+            stage.engine("1").is_ready = True
+            await stage.until(lambda: stage.serving == "1" and "prove" in stage.steps("1"))
+        elif ending == "another serves":
+            stage.put("2")
+            stage.look()
+            await stage.until(lambda: stage.shown == {"1": "refused start", "2": "serving"})
+            assert stage.steps("1")[-1] == "stop"
+        else:
+            stage.keeper.lose()
+            await stage.until(lambda: stage.keeper.is_gone and stage.routes[-1] is None)
+
+
+# Rollouts.
+
+
+async def test_versions_are_loaded_one_after_the_other_and_observed_once_they_are_proved() -> None:
+    """Requests of a proof are not counted, and memory can be reckoned of one at a time."""
+    async with Stage("0", file=FILES["two"]).led() as stage:
+        proving = stage.hold("prove", "2")
+        stage.put("1", "2")
+        stage.look()
+        await stage.until(lambda: "prove" in stage.steps("2"))
+        assert not stage.engine("2").is_observed() and stage.steps("1") == []
+        proving.set()
+        await stage.settle()
+        assert stage.engine("2").is_observed() and stage.told.index(("adopt", "2")) < stage.told.index(("open", "1"))
+
+
+async def test_version_that_has_ended_frees_its_folder_replicas_and_tokenisers() -> None:
+    async with Stage("1", file=AT_ONCE).led() as stage:
+        uses = lambda name: stage.keeper.uses(Path("models") / MODEL / name)  # noqa: E731
+        one = stage.version("1")
+        gate = await stage.deploy_until("prove", "2")
+        assert uses("1") and uses("2") and not uses("3")
+        gate.set()
+        await stage.until(lambda: stage.running() == ["2"] and (one.opened, one.loaded) == (None, None))
+        assert stage.freed[-1] == range(0, 1) and stage.version("2").replicas == range(1, 2)
+        assert not uses("1") and uses("2") and ("measure", "1") in stage.told
+        await play(stage, "fail prove 3, deploy 3")
+        three = stage.version("3")
+        assert (three.opened, three.loaded) == (None, None) and three.content and not uses("3")
+
+
+BAD = [
+    ("open", Refused(Cause.BUNDLE, "decoder.weights: another checksum"), Cause.BUNDLE),
+    ("open", Refused(Cause.SETTINGS, "max_slots"), Cause.SETTINGS),
+    ("start", EngineCannotStart("model 'en-de': the engine cannot start: no graph"), Cause.START),
+    ("start", OSError("no room for a process"), Cause.START),
+    ("prove", Refused(Cause.PROOF, "sample 1: another answer"), Cause.PROOF),
+    ("adopt", OSError("no room for a socket"), Cause.START),
+    ("publish", CannotServe("front end 1: its bundle is another"), Cause.FRONT_END),
+    ("memory", Exception('it may take 0 MiB, and 0 MiB is free; swap.mode = "restart" ends what serves first'), Cause.MEMORY),
+    ("hang", Exception("it is not ready after 0.02 s (load_timeout_seconds)"), Cause.START),
+]
+
+
+@pytest.mark.parametrize(("step", "error", "cause"), BAD, ids=[f"{step}-{cause}" for step, _, cause in BAD])
+@pytest.mark.parametrize("file", ["plain", "at-once"])
+async def test_bad_version_is_refused_and_the_old_one_serves(
+    step: str, error: Exception, cause: Cause, file: str, logged: Any
+) -> None:
+    stage = Stage("1", file=FILES[file])
+    stage.fail(step, "2", error)
+    stage.sizes["2"] = 101 if step == "memory" else 100
+    async with stage.led():
+        old = stage.engine("1")
+        if step == "hang":
+            stage.load_seconds = 0.02
+            stage.hold("start", "2")
+        await stage.deploy("2")
+        assert stage.serving == "1" and stage.route.default.engine is old
+        reason = stage.version("2").reason
+        assert str(error).removeprefix("model 'en-de': ") in reason and not reason.startswith("model")
+        assert stage.keeper.troubles() == [f"version 2 is refused ({cause.value}): {reason}"]
+        await stage.until(lambda: stage.running() == ["1"])
+        assert stage.shown == {"1": "serving", "2": f"refused {cause.value}"} and stage.swaps == ["refused"]
+        num_opened = stage.steps("2").count("open")
+        stage.keeper.wake()
+        await stage.settle()
+        assert stage.steps("2").count("open") == num_opened, "it is not retried while it is as it was"
+    (line,) = [line for line in logged() if line["event"] == "a version is refused"]
+    told = {key: line[key] for key in ("level", "model", "version", "cause", "reason")}
+    assert told == {"level": "error", "model": MODEL, "version": "2", "cause": cause.value, "reason": reason}
+
+
+async def test_label_that_cannot_be_published_is_retried_when_asked_and_not_in_a_loop() -> None:
+    async with Stage("1", file=AT_ONCE).led() as stage:
+        stage.fail("publish", "1")
+        stage.file = FILES["labelled"]
+        stage.look()
+        await stage.until(lambda: stage.swaps)
+        num_told = stage.steps("1").count("publish")
+        await asyncio.sleep(0.05)
+        assert stage.steps("1").count("publish") == num_told and stage.shown == {"1": "serving"}
+        stage.faults.clear()
+        stage.keeper.wake()
+        await stage.settle()
+        assert stage.route.labels == {"stable": "1"}
+
+
+async def test_unforeseen_error_is_logged_and_retried_after_a_pause(monkeypatch: pytest.MonkeyPatch, logged: Any) -> None:
+    monkeypatch.setattr(switch, "RETRY_SECONDS", 0.05)
+    async with Stage("1", file=AT_ONCE).led() as stage:
+        stage.fail("publish", "2", KeyError("unforeseen"))
+        stage.put("2")
+        stage.look()
+        await stage.until(lambda: stage.steps("2").count("publish") > 1)
+        assert stage.serving == "1" and stage.running() == ["1", "2"]
+        stage.faults.clear()
+        await stage.until(lambda: stage.shown == {"2": "serving"} and stage.running() == ["2"])
+    assert any(line["event"] == "the versions of a model cannot be led to where they are to be" for line in logged())
+
+
+async def test_policy_that_cannot_be_met_is_logged_once(logged: Any) -> None:
+    async with Stage("1", file=ModelFile(labels={"canary": "9"})).led() as stage:
+        for _ in range(2):
+            stage.keeper.wake()
+            await stage.settle()
+        assert stage.keeper.problems == ("labels.canary: there is no version '9'",)
+    assert sum(line["event"] == "what is wanted of a model cannot be had" for line in logged()) == 1
 
 
 @pytest.mark.parametrize(
     ("outcomes", "cause", "reason"),
     [
-        (None, Cause.DEATH, "its engine ended within 0."),
-        (Outcomes(0, trial.MIN_REQUESTS, 0.0), Cause.ERRORS, "20 of 20 requests failed, 100.0%; max_error_rate is 0.05"),
-        (Outcomes(27, 3, 1.0), Cause.ERRORS, "3 of 30 requests failed, 10.0%; max_error_rate is 0.05"),
-        (
-            Outcomes(100, 0, 31.0),
-            Cause.LATENCY,
-            "its answers take 310 ms in the mean, those of the version before 100 ms; max_latency_factor is 3",
-        ),
+        (None, "death", "its engine ended within 0."),
+        (Outcomes(27, 3, 1.0), "errors", "3 of 30 requests failed, 10.0%; max_error_rate is 0.05"),
+        (Outcomes(100, 0, 31.0), "latency", "its answers take 310 ms in the mean, those of the version before 100 ms; max_"),
     ],
 )
 async def test_failed_probation_brings_the_old_version_back_and_running_requests_finish(
-    monkeypatch: pytest.MonkeyPatch, outcomes: Outcomes | None, cause: Cause, reason: str
+    monkeypatch: pytest.MonkeyPatch, outcomes: Outcomes | None, cause: str, reason: str
 ) -> None:
     monkeypatch.setattr(trial, "SETTLING_SECONDS", 0.0)
     monkeypatch.setattr(trial, "JUDGED_SECONDS", 0.0)
     stage = Stage("1")
     stage.outcomes_of["1"] = Outcomes(1000, 0, 100.0)
     with structlog.testing.capture_logs() as lines:
-        async with on_probation(stage):
-            stage.outcomes_of["2"] = Outcomes(0, trial.MIN_REQUESTS - 1, 0.0)
-            stage.keeper.wake()
-            await stage.settle()
-            assert stage.state("2") is State.TRIAL
-            held = stage.version("2").loaded
-            held.use.take()
+        async with stage.led():
+            await play(stage, "deploy 2, take 2")
+            assert (stage.shown, stage.swaps) == ({"1": "standby", "2": "trial"}, [])
             if outcomes is None:
                 stage.engine("2").die()
             else:
                 stage.outcomes_of["2"] = outcomes
             await stage.until(lambda: stage.serving == "1")
             assert "stop" not in stage.steps("2")
-            held.use.leave(1.0, None)
-            assert (await until_back(stage, cause)).startswith(reason)
+            await play(stage, "leave 2")
+            await stage.until(lambda: stage.running() == ["1"])
+            assert stage.swaps == ["rolled_back"] and stage.version("2").reason.startswith(reason)
+            assert stage.shown == {"1": "serving", "2": f"refused {cause}"}
     served = [(line["default"], line["on_trial"]) for line in lines if line["event"] == "versions that serve"]
     assert served[-2:] == [("2", True), ("1", False)]
 
@@ -338,40 +416,30 @@ async def test_old_version_of_a_flat_folder_comes_back_although_its_files_are_go
         assert stage.serving == one
         await stage.deploy("")
         assert stage.serving == three
-        stage.fail("open", "", DAMAGED)
+        stage.fail("open", "")
         await stage.deploy("")
         assert stage.shown.get("") == "refused bundle" and stage.serving == three
 
 
-async def test_probation_is_watched_while_another_version_loads() -> None:
-    async with on_probation(Stage("1")) as stage:
-        gate = await stage.deploy_until("start", "3")
-        stage.engine("2").die()
-        await stage.until(lambda: stage.serving == "1")
-        gate.set()
-        await stage.until(lambda: stage.serving == "3")
-        assert stage.shown["2"] == "refused death"
-
-
 async def test_labels_and_shares_change_on_probation_and_it_goes_on() -> None:
-    async with on_probation(Stage("1")) as stage:
+    async with Stage("1").led() as stage:
+        await stage.deploy("2")
         stage.file = ModelFile(labels={"stable": "1", "canary": "2"}, weights={"canary": 0.25})
         await stage.settle()
         assert (stage.route.shares, stage.route.labels) == ({"2": 0.25, "1": 0.75}, {"stable": "1", "canary": "2"})
         assert stage.shown == {"1": "serving", "2": "trial"}
-        stage.engine("2").die()
-        await stage.until(lambda: stage.state("2") is State.REFUSED)
-        await stage.settle()
+        await play(stage, "die 2")
+        await stage.until(lambda: stage.shown == {"1": "serving", "2": "refused death"})
         assert stage.serving == "1" and stage.route.shares == {"1": 1.0}
 
 
 async def test_engine_that_dies_before_it_serves_is_never_served() -> None:
-    async with Stage("1", file=TWO).led() as stage:
+    async with Stage("1", file=FILES["two"]).led() as stage:
         stage.remove("1")
         gate = stage.hold("start", "2")
         stage.put("2", "3")
         stage.look()
-        await stage.until(lambda: stage.state("3") is State.STANDBY and "start" in stage.steps("2"))
+        await stage.until(lambda: stage.shown.get("3") == "standby" and "start" in stage.steps("2"))
         stage.engine("3").die()
         gate.set()
         await stage.settle()
@@ -379,60 +447,21 @@ async def test_engine_that_dies_before_it_serves_is_never_served() -> None:
         assert stage.version("3").reason == "its engine ended before it began to serve"
 
 
-async def test_engine_that_dies_while_it_is_published_is_rolled_back() -> None:
+@pytest.mark.parametrize("error", [None, RuntimeError("unforeseen")])
+async def test_rollback_that_cannot_be_published_is_published_again(error: Exception | None) -> None:
     async with Stage("1").led() as stage:
-        gate = await stage.deploy_until("publish", "2")
-        stage.engine("2").die()
-        gate.set()
-        await until_back(stage, Cause.DEATH)
-
-
-async def test_label_that_cannot_be_published_is_retried_when_asked_and_not_in_a_loop() -> None:
-    async with Stage("1", file=AT_ONCE).led() as stage:
-        stage.fail("publish", "1", SILENT)
-        stage.file = ModelFile(labels={"stable": "1"}, swap=Swap(probation_seconds=0))
-        stage.look()
-        await stage.until(lambda: stage.swaps)
-        num_told = stage.steps("1").count("publish")
-        await asyncio.sleep(0.05)
-        assert stage.steps("1").count("publish") == num_told and stage.state("1") is State.SERVING
-        stage.faults.clear()
-        stage.keeper.wake()
-        await stage.settle()
-        assert stage.route.labels == {"stable": "1"}
-
-
-@pytest.mark.parametrize("error", [SILENT, RuntimeError("unforeseen")])
-async def test_rollback_that_cannot_be_published_is_published_again(error: Exception) -> None:
-    async with on_probation(Stage("1")) as stage:
+        await stage.deploy("2")
         stage.fail("publish", "1", error)
         stage.engine("2").die()
         await stage.until(lambda: stage.steps("1").count("publish") > 2)
-        assert stage.serving == "2" and stage.state("2") is State.REFUSED
+        assert stage.serving == "2" and stage.shown["2"] == "refused death"
         stage.faults.clear()
         stage.keeper.wake()
         await stage.until(lambda: stage.serving == "1" and stage.running() == ["1"])
 
 
-async def test_unforeseen_error_is_logged_and_retried_after_a_pause(monkeypatch: pytest.MonkeyPatch, logged: Any) -> None:
-    monkeypatch.setattr(switch, "RETRY_SECONDS", 0.05)
-    async with Stage("1", file=AT_ONCE).led() as stage:
-        stage.fail("publish", "2", KeyError("unforeseen"))
-        stage.put("2")
-        stage.look()
-        await stage.until(lambda: stage.steps("2").count("publish") > 1)
-        assert stage.serving == "1" and stage.running() == ["1", "2"]
-        stage.faults.clear()
-        await stage.until(lambda: stage.serving == "2" and stage.running() == ["2"])
-        assert stage.state("2") is State.SERVING
-    assert any(line["event"] == "the versions of a model cannot be led to where they are to be" for line in logged())
-
-
-# swap.mode = "restart"
-
-
-async def test_restart_ends_the_old_version_before_the_new_one_starts_and_requests_are_told_to_retry() -> None:
-    async def assert_not_ready(stage: Stage, *names: str) -> None:
+async def test_requests_are_told_to_retry_while_a_model_restarts_and_other_models_are_not_held_up() -> None:
+    def assert_not_ready(*names: str) -> None:
         assert stage.keeper.route is not None and not stage.keeper.route.find("").engine.is_ready
         for name in names:
             with pytest.raises(NotReady, match="'en-de' is not ready"):
@@ -441,141 +470,173 @@ async def test_restart_ends_the_old_version_before_the_new_one_starts_and_reques
     stage = Stage("1", file=RESTART)
     stage.keeper.open_first()
     stage.keeper.hold_first()
-    await assert_not_ready(stage, "stable")
-    async with Stage("1", file=RESTART).led() as stage:
-        held = stage.version("1").loaded
-        held.use.take()
-        stage.put("2")
-        stage.look()
+    assert_not_ready("stable")
+    stage = Stage("1", file=RESTART)
+    async with stage.led():
+        await play(stage, "take 1, put 2")
         await stage.until(lambda: stage.serving is None)
-        assert stage.running() == ["1"] and "start" not in stage.steps("2"), "a request still runs"
         gate = stage.hold("start", "2")
-        async with asyncio.timeout(1), stage.turn:  # other models are not held up
-            held.use.leave(1.0, None)
+        async with asyncio.timeout(1), stage.turn:
+            stage.held["1"].use.leave(1.0, None)
         await stage.until(lambda: "start" in stage.steps("2"))
         assert stage.running() == [] and ("measure", "1") in stage.told
-        await assert_not_ready(stage, "1", "stable")
+        assert_not_ready("1", "stable")
         gate.set()
         await stage.settle()
-        assert stage.serving == "2"
         with pytest.raises(UnknownVersion):
             stage.route.find("stable")
 
 
-@pytest.mark.parametrize("step", ["memory", "start", "prove"])
-async def test_restart_loads_the_old_version_again_where_the_new_one_is_bad(step: str) -> None:
-    stage = Stage("1", file=RESTART)
-    stage.fail(step, "2", WRONG)
-    stage.sizes["2"] = 101 if step == "memory" else 0
-    async with stage.led():
-        await stage.deploy("2")
-        assert (stage.serving, stage.running(), stage.state("2")) == ("1", ["1"], State.REFUSED)
-
-
-@pytest.mark.parametrize(
-    ("step", "error"), [("open", DAMAGED), ("adopt", BundleError("its files are gone"))], ids=["open", "adopt"]
-)
-async def test_version_that_cannot_be_opened_interrupts_nothing(step: str, error: Exception) -> None:
-    stage = Stage("1", file=RESTART)
-    stage.fail(step, "2", error)
-    async with stage.led():
-        engine = stage.engine("1")
-        await stage.deploy("2")
-        assert [one.label for one in stage.keeper.versions if one.loaded is not None] == ["1"]
-        assert stage.serving == "1" and stage.engine("1") is engine and engine.is_ready
-        assert all(route is None or route.default.label == "1" for route in stage.routes)
-
-
-TRANSITIONS = [
-    (ModelFile(), "deploy 2, deploy 3", "1 standby, 3 trial"),
-    (ModelFile(), "deploy 2, deploy 3, remove 2, die 3", "1 serving, 3 refused death"),
-    (ModelFile(), "deploy 2, remove 2", "1 serving"),
-    (ModelFile(), "deploy 2, remove 2, die 1", "1 serving"),
-    (ModelFile(), "deploy 2, die 1", "1 standby, 2 trial"),
-    (ModelFile(), "deploy 2, fail 3, deploy 3", "1 standby, 2 trial, 3 refused front_end"),
-    (ModelFile(), "deploy 2, fail 3, deploy 3, die 2", "1 serving, 2 refused death, 3 refused front_end"),
-    (TWO, "forget 1, deploy 2 3", "1 standby, 2 trial, 3 trial"),
-    (TWO, "forget 1, deploy 2 3, die 2", "1 standby, 2 refused death, 3 trial"),
-    (QUICK, "deploy 2", "2 serving"),
-    (QUICK, "deploy 2, die 1, remove 2", "1 serving"),
-    (AT_ONCE, "deploy 2, pin 1", "1 serving"),
-    (AT_ONCE, "deploy 2, pin 1, deploy 3", "1 serving"),
-    (AT_ONCE, "deploy 2, pin 1, deploy 3, pin -", "3 serving"),
-    (AT_ONCE, "pin unload", ""),
-    (AT_ONCE, "pin unload, pin -", "1 serving"),
-]
-
-
-@pytest.mark.parametrize(("file", "events", "expected"), TRANSITIONS, ids=[events for _, events, _ in TRANSITIONS])
-async def test_states_after(file: ModelFile, events: str, expected: str) -> None:
-    async with Stage("1", file=file).led() as stage:
-        for event, *names in map(str.split, events.split(", ")):
-            if event == "deploy":
-                stage.put(*names)
-            elif event in ("remove", "forget"):
-                stage.remove(*names)
-            elif event == "die":
-                stage.engine(*names).die()
-            elif event == "fail":
-                stage.fail("publish", *names, SILENT)
-            else:
-                stage.keeper.ask(Overrides(pinned={"-": None}.get(*names, *names), is_unloaded=names == ["unload"]))
-            if event != "forget":
-                await stage.settle()
-        states = dict(state.split(maxsplit=1) for state in expected.split(", ") if state)
-        await stage.until(lambda: stage.shown == states)
-        await stage.until(lambda: stage.running() == [label for label, state in states.items() if "refused" not in state])
-        assert not stage.keeper.is_gone
-
-
-# The end.
-
-
-async def test_model_without_a_folder_ends_once_no_request_holds_it_and_comes_back_with_it() -> None:
+async def test_folder_that_is_back_at_once_changes_nothing_and_one_that_stays_away_ends_all_waiting() -> None:
     async with Stage("1").led() as stage:
         num_told = len(stage.told)
         stage.keeper.lose()
         await stage.settle()
-        assert stage.serving == "1" and len(stage.told) == num_told, "it was back before anything was done"
-        held = stage.version("1").loaded
-        held.use.take()
+        assert stage.serving == "1" and len(stage.told) == num_told
         stage.keeper.lose()
-        await stage.keeper.settled()
-        assert stage.routes[-1] is None and stage.running() == ["1"] and not stage.keeper.is_gone
-        await stage.settle()
-        assert stage.serving == "1" and stage.version("1").loaded is not held and stage.running() == ["1", "1"]
-        stage.keeper.lose()
-        held.use.leave(1.0, None)
         await stage.until(lambda: stage.keeper.is_gone and stage.told[-1] == ("gone", ""))
-        assert stage.running() == []
         await asyncio.sleep(0)
         stage.keeper.forgive()
         async with asyncio.timeout(1):
             await stage.keeper.settled()
 
 
-async def test_folder_that_goes_while_a_version_loads_ends_that_too() -> None:
-    async with Stage("1").led() as stage:
-        gate = await stage.deploy_until("start", "2")
-        stage.remove("1", "2")
-        stage.keeper.lose()
-        await asyncio.sleep(0.005)
-        assert not stage.keeper.is_gone
-        gate.set()
-        await stage.until(lambda: stage.keeper.is_gone and not stage.running())
+# Idle unloading.
 
 
-@pytest.mark.parametrize("step", ["start", "prove", "adopt", "publish"])
-async def test_stop_in_the_middle_of_a_rollout_leaves_no_engine(step: str) -> None:
-    async with on_probation(Stage("1")) as stage:
-        stage.version("1").loaded.use.take()
-        await stage.deploy_until(step, "3")
+def sleepy(*names: str, file: ModelFile = SLEEPY) -> Stage:
+    return Stage(*names, file=file, size=60)
 
 
-async def test_policy_that_cannot_be_met_is_logged_once(logged: Any) -> None:
-    async with Stage("1", file=ModelFile(labels={"canary": "9"})).led() as stage:
-        for _ in range(2):
+async def test_memory_of_an_unloaded_model_is_free_once_its_last_request_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placement, "MIN_STAY_SECONDS", 0.0)
+    async with sleepy("1", "2").led() as stage:
+        assert stage.route.default.is_asleep and stage.route.default.engine.is_ready and stage.route.default.label == "2"
+        assert stage.steps("2") == ["open"] and stage.keeper.stay() is None
+        await play(stage, "ask, take 2, evict")
+        assert stage.running() == ["2"] and stage.keeper.is_leaving and stage.keeper.memory_bytes() == 60
+        await play(stage, "leave 2")
+        await stage.until(lambda: not stage.running() and not stage.keeper.is_leaving)
+        assert stage.keeper.memory_bytes() == 0
+        await play(stage, "ask, file always")
+        assert stage.steps("2").count("prove") == 2 and stage.steps("2").count("open") == 1
+        assert stage.keeper.stay() is None, "it is not unloaded any more"
+
+
+async def test_model_that_is_loaded_and_not_yet_published_or_on_probation_counts_as_busy() -> None:
+    """Its memory will be free again: a model that needs it has to wait, and must not be refused."""
+    async with Stage("1", file=SLEEPY, size=40).led() as stage:
+        gate = stage.hold("adopt", "1")
+        asking = asyncio.create_task(stage.ask_for())
+        await stage.until(lambda: stage.running() == ["1"] and stage.turn.locked())
+        asyncio.get_running_loop().call_soon(gate.set)
+        async with stage.turn:
+            stays = [stage.keeper.stay()]
+        await asking
+        await stage.settle()
+        stays.append(stage.keeper.stay())
+        await stage.deploy("2")
+        stays.append(stage.keeper.stay())
+        assert [stay and stay.is_busy for stay in stays] == [True, False, True]
+
+
+async def test_idle_time_counts_from_the_end_of_the_last_request() -> None:
+    async with sleepy("1", file=kept("40ms")).led() as stage:
+        await stage.ask_for()
+        stage.route.default.use.take()
+        await asyncio.sleep(0.1)
+        assert stage.sleeps == []
+        stage.route.default.use.leave(0.1, None)
+        left = time.monotonic()
+        await stage.until(lambda: stage.sleeps == ["idle"] and not stage.running())
+        assert time.monotonic() - left >= 0.04 and stage.shown["1"] == "asleep"
+
+
+async def test_model_is_not_loaded_where_the_request_has_gone_before_its_turn() -> None:
+    async with sleepy("1").led() as stage:
+        async with stage.turn:
+            stage.is_asked_for = True
             stage.keeper.wake()
+            await asyncio.sleep(0.01)
+            stage.is_asked_for = False
+        await stage.settle()
+        assert stage.shown == {"1": "asleep"} and stage.steps("1") == ["open"] and stage.wakes == []
+
+
+async def test_reason_why_a_model_cannot_be_loaded_is_told_to_requests_and_it_is_retried_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sleep, "MIN_RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(placement, "MIN_STAY_SECONDS", 0.0)
+    async with sleepy("1").led() as stage:
+        for fault, reason, told in (
+            ("memory", "there is no memory for it now", "it may take 0 MiB, and 0 MiB is free"),
+            ("start", "its engine cannot be started now", "no memory"),
+        ):
+            if fault == "memory":
+                stage.free_bytes = 59
+            else:
+                stage.fail(fault, "1")
+            for _ in range(2):  # the second is told at once, and not tried
+                await stage.ask_for()
+                assert stage.refusals[-1][0] == reason and 0 < stage.refusals[-1][1] <= 0.05
+            assert stage.wakes[-1] == "failed" and stage.wakes.count("failed") == 1 + (fault == "start")
+            assert status_of(stage.keeper).problems == (f"the model cannot be woken: {told}",), "the numbers are for operators"
+            assert stage.shown == {"1": "asleep"}
+            stage.free_bytes = 60
+            stage.faults.clear()
+            await asyncio.sleep(0.05)
+            await play(stage, "ask")
+            assert stage.serving == "1" and status_of(stage.keeper).problems == ()
+            await play(stage, "evict")
+            await stage.until(lambda: not stage.running())
+
+
+async def test_model_without_a_version_that_can_be_loaded_is_not_ready() -> None:
+    stage = sleepy("1")
+    stage.fail("prove", "1")
+    async with stage.led():
+        stage.is_asked_for = True
+        stage.keeper.wake()
+        await stage.until(lambda: not stage.route.default.is_asleep)
+        assert not stage.route.default.engine.is_ready and stage.wakes == ["refused"]
+        assert stage.version("1").reason == "another answer"
+
+
+async def test_versions_are_loaded_and_unloaded_together_with_their_labels_and_shares() -> None:
+    fields: dict[str, Any] = {"versions": Versions(latest=2), "labels": {"old": "1"}, "weights": {"1": 0.25}}
+    async with Stage("1", "2", file=ModelFile(settings=SLEEPY.settings, **fields), size=50).led() as stage:
+        asleep = stage.route
+        await stage.ask_for()
+        assert stage.running() == ["1", "2"] == sorted(stage.route.versions)
+        for route in (asleep, stage.route):
+            assert (route.shares, route.labels) == ({"1": 0.25, "2": 0.75}, {"old": "1"})
+
+
+async def test_model_that_could_not_be_loaded_again_with_its_file_stays_loaded() -> None:
+    async with sleepy("1").led() as stage:
+        await stage.ask_for()
+        stage.file = stage.misfit = kept("20ms", max_slots=1)
+        await stage.settle()
+        await asyncio.sleep(0.06)
+        assert (stage.shown, stage.serving, stage.sleeps) == ({"1": "serving"}, "1", [])
+        stage.file = kept("20ms")
+        stage.look()
+        await stage.until(lambda: stage.sleeps == ["idle"] and not stage.running())
+
+
+@pytest.mark.parametrize("is_loading", [True, False])
+async def test_nothing_is_polled_while_a_version_loads_or_a_loaded_model_is_asked_for(is_loading: bool) -> None:
+    async with Stage("1", file=kept("20ms"), size=50).led() as stage:
+        await stage.ask_for()
+        if is_loading:
+            gate = await stage.deploy_until("start", "2")
+        else:
+            stage.is_asked_for = True
+        await asyncio.sleep(0.04)
+        num_looks = stage.num_looks
+        await asyncio.sleep(0.06)
+        assert stage.num_looks <= num_looks + 1 and stage.serving == "1"
+        if is_loading:
+            gate.set()
             await stage.settle()
-        assert stage.keeper.problems == ("labels.canary: there is no version '9'",)
-    assert sum(line["event"] == "what is wanted of a model cannot be had" for line in logged()) == 1
