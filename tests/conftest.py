@@ -57,6 +57,26 @@ def _is_of_pytest(handler: logging.Handler) -> bool:
     return type(handler).__module__.startswith("_pytest")
 
 
+@pytest.fixture
+def run_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run a command of `dragoman` in this process and return its exit code, standard output and standard error."""
+    from dragoman.cli import main as dragoman
+
+    for name in [name for name in os.environ if name.startswith("DRAGOMAN_")]:
+        monkeypatch.delenv(name)
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["dragoman", *map(str, arguments)])
+        monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # Typer sets its own
+        monkeypatch.setenv("GRPC_VERBOSITY", "NONE")
+        with pytest.raises(SystemExit) as ended:
+            dragoman.main()
+        out, err = capsys.readouterr()
+        return ended.value.code or 0, out, err
+
+    return run
+
+
 @pytest.fixture(scope="session")
 def multi30k() -> Path:
     """Folder of the Multi30k text: `DRAGOMAN_DATA`, else a `shared` folder beside the repository."""

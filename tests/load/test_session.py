@@ -1,232 +1,411 @@
-"""The command, with its sender processes, against a server on this machine."""
+"""`dragoman load` from its options to its exit code, with real sender processes and a server of scripted answers."""
 
-import json
-import os
+import asyncio
+import html
 import re
+import shlex
 import signal
 import subprocess
 import sys
-import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+import grpc
 import msgspec
 import pytest
 
-from dragoman.load.result import read_result
+from dragoman.client.errors import CallError
+from dragoman.load import worker
+from dragoman.load.crew import Crew
+from dragoman.load.items import Items
+from dragoman.load.plan import Injections, Plan
+from dragoman.load.probe import probe, probe_items
+from dragoman.load.result import read_result, write_result
+from dragoman.load.sender import Progress
+from dragoman.model.errors import InputError
+from tests.load.harness import PATIENCE_SECONDS, ROOT, Scripted, make_plan, make_result, serving, started, wait_until
 
-ROOT = Path(__file__).resolve().parents[2]
-PATIENCE_SECONDS = 60
+Run = Callable[..., tuple[int, str, str]]
+NOBODY = "127.0.0.1:1"
+NOT_LOADED = (grpc.StatusCode.NOT_FOUND, "model: 'en-xx' is not loaded; loaded: en-de")
 
 
-def run(*arguments: object, code: int = 0) -> tuple[str, str]:
-    """Run `dragoman load` and return standard output and standard error."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("DRAGOMAN_")}
-    command = [sys.executable, "-m", "dragoman", "load", *map(str, arguments)]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
-    assert done.returncode == code, done.stderr
-    return done.stdout, done.stderr
-
-
-@pytest.mark.parametrize("num_processes", [1, 2])
-def test_a_run_sends_what_was_asked_and_loses_nothing(fake_server, tmp_path: Path, num_processes: int) -> None:
-    output = tmp_path / "result.json"
-    mix = "unary=0.5,stream=0.3,batch=0.2"
-    out, err = run(
-        *("--server", fake_server.address, "--arrivals", "constant", "--rate", 200, "--requests", 100, "--mix", mix),
-        *("--batch-size", 2, "--duration", 20, "--processes", num_processes, "--output", output, "--token", "secret"),
+def test_a_run_sends_what_was_asked_and_loses_nothing(run_command: Run, server: Scripted, tmp_path: Path) -> None:
+    output, mix = tmp_path / "result.json", "unary=0.5,stream=0.3,batch=0.2"
+    code, out, err = run_command(
+        *("load", "--server", server.address, "--arrivals", "constant", "--rate", 200, "--requests", 100, "--mix", mix),
+        *("--batch-size", 2, "--duration", 20, "--processes", 2, "--output", output, "--token", "secret"),
+        *("--from", "en", "--to", "de", "--no-sample", "--length-penalty", 0),
     )
+    assert (code, err) == (0, "")  # no terminal, no progress
+    assert "end to end" in out and "errors: none" in out
     result = read_result(output)
     total = result.total.counts
-    assert result.sender.num_sent == 100 and result.sender.num_processes == num_processes
-    assert total.num == total.num_ok == len(fake_server.service.requests) > 100
-    assert len({request.request_id for request in fake_server.service.requests}) == total.num
-    assert total.generated_tokens == 4 * total.num
+    assert (result.sender.num_sent, result.sender.num_processes) == (100, 2)
+    assert total.num == total.num_ok == len(server.requests) > 100 and total.generated_tokens == 4 * total.num
+    assert len({request.request_id for request in server.requests}) == total.num
     assert set(result.groups) == {"unary", "stream", "batch"}
     assert sum(piece.num_done for piece in result.timeline.slices) == total.num
-    assert result.models[0]["name"] == "en-de"
-    assert result.settings["--mix"] == mix and "secret" not in output.read_text()
-    assert "end to end" in out and "errors: none" in out
-    assert err == ""  # no terminal, no progress
-
-
-def test_options_reach_the_server_and_are_told_by_their_names(fake_server, tmp_path: Path) -> None:
-    output = tmp_path / "result.json"
-    asked = ("--from", "en", "--to", "de", "--no-sample", "--length-penalty", 0)
-    run("--server", fake_server.address, "--rate", 100, "--requests", 2, *asked, "--output", output)
-    for request in fake_server.service.requests:
+    assert result.models[0]["name"] == "en-de" and "secret" not in output.read_text()
+    assert {metadata["authorization"] for metadata in server.metadata} == {"Bearer secret"}
+    for request in server.requests:
         assert (request.source_language, request.target_language, request.length_penalty) == ("en", "de", 0)
         assert request.HasField("do_sample") and request.HasField("length_penalty")
         assert not (request.do_sample or request.HasField("early_stopping") or request.HasField("top_k"))
-    settings = read_result(output).settings
-    assert (settings["--from"], settings["--to"], settings["--sample"]) == ("en", "de", "False")
+    asked = {"--mix": mix, "--from": "en", "--to": "de", "--sample": "False", "--processes": "2"}
+    assert asked.items() <= result.settings.items() and "--token" not in result.settings
 
 
-def test_a_server_that_stalls_is_charged_for_everything_that_was_due(fake_server, tmp_path: Path) -> None:
-    """No coordinated omission: calls keep coming while the server answers nobody, and all of them have waited."""
-    stall = fake_server.service.is_stalled
-
-    def stall_for_a_while() -> None:
-        until = time.monotonic() + PATIENCE_SECONDS
-        while not fake_server.service.requests and time.monotonic() < until:
-            time.sleep(0.01)
-        stall.set()
-        time.sleep(1.0)
-        stall.clear()
-
-    thread = threading.Thread(target=stall_for_a_while)
-    thread.start()
+def test_a_server_that_stalls_is_charged_for_everything_that_was_due(run_command: Run, server: Scripted, tmp_path: Path) -> None:
+    """No coordinated omission: calls keep coming while the server answers none, and all of them have waited."""
+    server.stall.set()
     output = tmp_path / "result.json"
-    run("--server", fake_server.address, "--arrivals", "constant", "--rate", 50, "--duration", 2, "--warmup", 0, "--output", output)
-    thread.join()
-    e2e = read_result(output).total.counts.times["e2e"]
-    assert e2e.num == 100
-    within = e2e.share_within(0.25)
-    assert within is not None and within <= 0.8  # a stall of 1 s has 50 calls in it, of which about 37 wait longer than 0.25 s
-    assert e2e.largest >= 0.9
+    arguments = ("--arrivals", "constant", "--rate", 50, "--duration", 1, "--warmup", 0, "--slo", "e2e=250ms", "--output", output)
+    with started("--server", server.address, *arguments) as process:
+        wait_until(lambda: server.requests)
+        time.sleep(0.7)  # the length of the stall
+        server.stall.clear()
+        assert process.wait(PATIENCE_SECONDS) == 0
+    result = read_result(output)
+    e2e = result.total.counts.times["e2e"]
+    assert e2e.num == 50 and e2e.largest >= 0.6
+    assert (e2e.share_within(0.25) or 0) <= 0.7  # of 35 calls in the stall, about 22 wait longer than 0.25 s
+    assert result.total.counts.num_good == round(50 * (e2e.share_within(0.25) or 0))
 
 
-def test_conditions_make_the_run_fail(fake_server, tmp_path: Path) -> None:
-    page = tmp_path / "report.html"
-    arguments = ("--server", fake_server.address, "--concurrency", 2, "--requests", 20, "--report", page, "--fail-on")
-    out, _ = run(*arguments, "errors>0,requests<21", code=3)
-    assert "passed: errors>0" in out and "FAILED: requests<21" in out
-    assert "requests&lt;21" in page.read_text()
-    run(*arguments, "errors>0", code=0)
+RUNS = {
+    "conditions that hold": ("--requests 20 --fail-on errors>0", [], 0, ["passed: errors>0", "errors: none"]),
+    "one that fails": (
+        "--requests 20 --fail-on errors>0,requests<21",
+        [],
+        3,
+        ["passed: errors>0", "FAILED: requests<21"],
+    ),
+    "nothing succeeds": ("--requests 30", ["INTERNAL"] * 30, 1, ["30 × INTERNAL: no", "warning: nothing succeeded"]),
+    "some fail": ("--requests 30", ["INTERNAL"] * 2 + ["DATA_LOSS"], 0, ["2 × INTERNAL: no", "1 × DATA_LOSS: no"]),
+    "provoked": ("--requests 10 --malformed-share 1", ["INVALID_ARGUMENT"] * 10, 0, ["provoked: INVALID_ARGUMENT 10"]),
+    "malformed and answered": (
+        "--requests 10 --malformed-share 1",
+        [],
+        1,
+        ["10 × MALFORMED_ACCEPTED: a malformed request was answered", "warning: nothing succeeded"],
+    ),
+    "metrics that are not HTTP": (
+        "--requests 3 --metrics {0}",
+        [],
+        0,
+        ["--metrics: http://{0}/metrics could not be read: "],
+    ),
+}
 
 
-def test_ctrl_c_ends_the_run_with_a_report_of_what_there_is(fake_server, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("arguments", "failures", "code", "said"), RUNS.values(), ids=RUNS)
+def test_what_a_run_comes_to_is_told_and_is_its_exit_code(
+    run_command: Run, server: Scripted, tmp_path: Path, arguments: str, failures: list[str], code: int, said: list[str]
+) -> None:
+    server.failures = [grpc.StatusCode[name] for name in failures]
+    output, report = tmp_path / "result.json", tmp_path / "page.html"
+    files = ("--output", output, "--report", report)
+    ended, out, err = run_command(
+        "load", "--server", server.address, "--concurrency", 2, *arguments.format(server.address).split(), *files
+    )
+    assert (ended, err) == (code, "")
+    page, result = html.unescape(report.read_text()), read_result(output)
+    for text in said:
+        assert text.format(server.address) in out.replace("\n", " "), out
+    assert ("nothing succeeded" in out) == (code == 1) == ("nothing succeeded" in page)
+    assert [(check.condition, check.is_failed) for check in result.checks] == [
+        (text.split(": ")[1].split(" ")[0], text.startswith("FAILED")) for text in said if text.startswith(("passed", "FAILED"))
+    ]
+    assert all(check.condition in page for check in result.checks)
+    for failure in result.errors:
+        assert f"{failure.code}: {failure.message}</th><td>{failure.num}</td>" in page
+    assert {failure.code for failure in result.errors} == {text.split()[2][:-1] for text in said if " × " in text}
+
+
+@pytest.mark.parametrize("num_signals", [1, 2])
+def test_ctrl_c_ends_the_run_with_a_result_and_twice_gives_up_calls(server: Scripted, tmp_path: Path, num_signals: int) -> None:
     output = tmp_path / "result.json"
-    command = [sys.executable, "-m", "dragoman", "load", "--server", fake_server.address, "--rate", "100", "--duration", "1000"]
-    process = subprocess.Popen([*command, "--output", str(output)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    try:
-        until = time.monotonic() + PATIENCE_SECONDS
-        while len(fake_server.service.requests) < 20 and time.monotonic() < until:
-            time.sleep(0.02)
-        process.send_signal(signal.SIGINT)
-        out, _ = process.communicate(timeout=PATIENCE_SECONDS)
-    finally:
-        process.kill()
-        process.communicate()
-    assert process.returncode == 130
+    if num_signals == 2:
+        server.stall.set()
+    arguments = ("--duration", 1000, "--warmup", 0, "--timeout", 1000, "--output", output)
+    with started("--server", server.address, "--concurrency", 3, *arguments) as process:
+        wait_until(lambda: len(server.requests) >= 3)
+        for _ in range(num_signals):
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.2)  # two at once may be delivered as one
+        out, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert (process.returncode, err) == (130, "") and "ended before its time" in out
     result = read_result(output)
     assert result.is_interrupted and result.seconds < 100
-    assert sum(piece.num_done for piece in result.timeline.slices) == len(fake_server.service.requests) >= 20
-    assert "ended before its time" in out
+    if num_signals == 1:
+        assert sum(piece.num_done for piece in result.timeline.slices) == len(server.requests) >= 3
+    else:
+        assert result.total.counts.failures == {"UNFINISHED": 3}
 
 
-def test_ctrl_c_twice_gives_up_what_is_under_way(fake_server, tmp_path: Path) -> None:
-    output = tmp_path / "result.json"
-    fake_server.service.is_stalled.set()
-    command = [
-        sys.executable,
-        "-m",
-        "dragoman",
-        "load",
-        "--server",
-        fake_server.address,
-        "--concurrency",
-        "3",
-        "--duration",
-        "1000",
-    ]
-    arguments = ["--warmup", "0", "--timeout", "1000", "--output", str(output)]
-    process = subprocess.Popen([*command, *arguments], cwd=ROOT, stdout=subprocess.DEVNULL)
-    try:
-        until = time.monotonic() + PATIENCE_SECONDS
-        while len(fake_server.service.requests) < 3 and time.monotonic() < until:
-            time.sleep(0.02)
-        process.send_signal(signal.SIGINT)
-        time.sleep(0.2)  # two at once may be delivered as one
-        process.send_signal(signal.SIGINT)
-        assert process.wait(PATIENCE_SECONDS) == 130
-    finally:
-        process.kill()
-        process.wait()
-    assert read_result(output).total.counts.failures == {"UNFINISHED": 3}
-
-
-def test_a_sweep_tries_rates_and_names_the_knee(fake_server, tmp_path: Path) -> None:
+def test_a_sweep_tries_rates_and_names_the_knee(run_command: Run, server: Scripted, tmp_path: Path) -> None:
     output, page = tmp_path / "result.json", tmp_path / "report.html"
-    fake_server.service.is_stalled.set()  # nothing is answered in time: no rate holds, and rates fall
-    arguments = ["--sweep", "--rate", "8", "--duration", "0.5", "--timeout", "0.05", "--slo", "e2e=40ms", "--arrivals", "constant"]
-    out, _ = run("--server", fake_server.address, *arguments, "--output", output, "--report", page, "--fail-on", "knee<1", code=1)
+    server.stall.set()  # nothing is answered in time: no rate holds, and rates fall
+    arguments = "load --sweep --rate 8 --duration 0.3 --timeout 0.05 --slo e2e=40ms --arrivals constant --fail-on knee<1"
+    code, out, _ = run_command(*arguments.split(), "--server", server.address, "--output", output, "--report", page)
     sweep = read_result(output).sweep
-    assert sweep is not None and sweep.knee is None
-    assert [step.rate for step in sweep.steps[:3]] == [8, 2, 0.5]
-    assert (
-        "no rate held" in out
-        and "FAILED: knee<1 (nothing was measured)" in out
-        and "nothing succeeded" in out
-        and "Sweep" in page.read_text()
-    )
+    assert code == 1 and sweep is not None and sweep.knee is None
+    assert [step.rate for step in sweep.steps] == [8, 2, 0.5, 0.125, 0.03125]
+    for said in ("no rate held", "FAILED: knee<1 (nothing was measured)", "nothing succeeded"):
+        assert said in out
+    assert "Sweep" in page.read_text()
+
+
+WRONG = {
+    "": "one of --rate, --trace and --concurrency",
+    "--rate 1 --concurrency 1": "one of --rate, --trace and --concurrency",
+    "--rate 1 --warmup 30": "--warmup",
+    "--rate 1 --warmup -1": "--warmup",
+    "--rate -1": "--rate",
+    "--rate 1 --duration inf": "--duration",
+    "--rate 1 --duration 0": "--duration",
+    "--concurrency 1 --processes 2": "--concurrency",
+    "--concurrency 1000000000": "--concurrency",
+    "--rate 1 --mix unary=1,batched=1": "--mix: batched",
+    "--rate 1 --num-beams x": "--num-beams: x",
+    "--rate 1 --num-beams 0": "--num-beams: 0",
+    "--rate 1 --num-beams 4294967296": "--num-beams: 4294967296",
+    "--rate 1 --num-beams 1=1e999": "--num-beams: 1e999",
+    "--rate 1 --cancel-share 0.6 --slow-share 0.6": "more than 1 together",
+    "--rate 1 --malformed-share 2": "--malformed-share",
+    "--rate 1 --malformed-share -0.1": "--malformed-share",
+    "--rate 1 --slow-seconds 0": "--slow-seconds",
+    "--rate 1 --sweep": "--slo",
+    "--rate 1 --slo-share 0": "--slo-share",
+    "--rate 1 --slo-share 101%": "--slo-share",
+    "--concurrency 1 --sweep --slo e2e=1s": "--sweep goes with --rate",
+    "--rate 1 --ramp-to 2 --sweep --slo e2e=1s": "--sweep goes with --rate",
+    "--concurrency 1 --ramp-to 2": "--ramp-to go with --rate",
+    "--rate 1 --in nowhere": "nowhere",
+    "--rate 1 --in /tmp": "/tmp: Is a directory",
+    "--trace nowhere": "nowhere",
+    "--rate 1 --trace /tmp": "/tmp: Is a directory",
+    "--rate 1 --output /nowhere/result.json": "/nowhere/result.json",
+    "--rate 1 --output /tmp": "/tmp",
+    "--rate 1 --timeout nan": "--timeout",
+    "--rate 1 --timeout inf": "--timeout",
+    "--rate 1 --timeout 1e10": "--timeout",
+    "--rate 1 --token ä": "--token: must be",
+    "--rate 1 --slo e2e=500": "write 500ms or 500s",
+    "--rate 1 --fail-on p95>1": "write 1ms or 1s",
+    "--rate 1 --batch-size 1000000000": "--batch-size",
+    "--rate 1 --key client.key": "--certificate",
+    "--rate 1 --server-name a.example": "--ca",
+    "--rate 1 --ca /nowhere/ca.pem": "/nowhere/ca.pem",
+    "--rate 1 --bogus": "--bogus",
+    "--rate 1 stray": "stray",
+}
+
+
+@pytest.mark.parametrize(("arguments", "named"), WRONG.items())
+def test_a_wrong_option_is_named_before_anything_is_sent(run_command: Run, arguments: str, named: str) -> None:
+    code, out, err = run_command("load", "--server", NOBODY, *arguments.split())
+    assert (code, out) == (2, "") and named in err
+
+
+@pytest.mark.parametrize("flags", [(), ("--no-probe",)])
+def test_a_request_that_cannot_be_encoded_is_named(run_command: Run, server: Scripted, tmp_path: Path, flags: tuple) -> None:
+    """By the probe, or by the sender process."""
+    (tmp_path / "trace").write_text('0\n{"at": 0.01, "num_beams": 99999999999}\n')
+    code, _, err = run_command("load", "--server", server.address, "--trace", tmp_path / "trace", *flags)
+    assert code == 2 and "num_beams" in err.replace("-", "_") and "99999999999 is out of range" in err
+
+
+def test_every_documented_command_is_understood(run_command: Run, server: Scripted, tmp_path: Path, monkeypatch) -> None:
+    """One after another; the server refuses the probe, so that nothing else is sent."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("before.json", "after.json"):
+        write_result(Path(name), make_result([[0.1] * 5] * 20))
+    blocks = re.findall(r"```console\n(.*?)```", (ROOT / "docs/load-testing.md").read_text(encoding="utf-8"), re.DOTALL)
+    commands = [line.removeprefix("$ ") for block in blocks for line in block.splitlines() if line.startswith("$ ")]
+    assert commands[0].startswith("dragoman load ") and sum(line.startswith("dragoman load ") for line in commands) >= 6
+    for command in commands:
+        name, *words = shlex.split(command, comments=True)
+        if name != "dragoman":
+            subprocess.run(["bash", "-c", command], check=True)
+        elif words[0] == "load":
+            server.refusals = [NOT_LOADED]
+            code, _, err = run_command(*words, "--server", server.address)
+            assert (code, err) == (2, f"dragoman: {server.address}: --model: {NOT_LOADED[1].removeprefix('model: ')} (NOT_FOUND)\n")
+            assert server.probes.pop().model  # `make serve` has several models
+        else:
+            assert run_command(*words)[0] == 0, command
+    assert server.requests == [] and (tmp_path / "difference.html").exists()
+
+
+def test_the_probe_asks_as_the_run_will_and_counts_nowhere(server: Scripted) -> None:
+    work = {"mix": {"unary": 0.8, "stream": 0.1, "batch": 0.1}, "batch_size": 3, "beams": {1: 0.5, 4: 0.5}, "model": "en-de"}
+    findings = asyncio.run(probe(make_plan(server.address, "secret", work, concurrency=1)))
+    assert [model["name"] for model in findings.models] == ["en-de"] and findings.warnings == []
+    assert [request.num_beams for request in server.probes] == [1, 4] * 2 + [1] * 3 + [4] * 3
+    assert {request.model for request in server.probes} == {"en-de"} and server.requests == []
+    assert {metadata["authorization"] for metadata in server.metadata} == {"Bearer secret"}
+    server.probes.clear()
+    for name in ("cancel", "deadline", "slow", "malformed"):
+        asyncio.run(probe(make_plan(server.address, concurrency=1, injections=Injections(**{f"{name}_share": 1.0}))))
+    assert [request.text.count(" ") for request in server.probes] == [2] * 4  # none misbehaves
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("status", "words", "kind", "message"),
     [
-        ((), "one of --rate, --trace and --concurrency"),
-        (("--rate", 1, "--concurrency", 1), "one of --rate, --trace and --concurrency"),
-        (("--rate", 1, "--warmup", 30), "--warmup"),
-        (("--rate", -1), "--rate"),
-        (("--rate", 1, "--duration", "inf"), "--duration"),
-        (("--concurrency", 1, "--processes", 2), "--concurrency"),
-        (("--rate", 1, "--mix", "unary=1,batched=1"), "--mix: batched"),
-        (("--rate", 1, "--num-beams", "x"), "--num-beams: x"),
-        (("--rate", 1, "--cancel-share", 0.6, "--slow-share", 0.6), "more than 1 together"),
-        (("--rate", 1, "--malformed-share", 2), "--malformed-share"),
-        (("--rate", 1, "--sweep"), "--slo"),
-        (("--concurrency", 1, "--sweep", "--slo", "e2e=1s"), "--sweep goes with --rate"),
-        (("--concurrency", 1, "--ramp-to", 2), "--ramp-to go with --rate"),
-        (("--rate", 1, "--in", "nowhere"), "nowhere"),
-        (("--rate", 1, "--trace", "nowhere"), "nowhere"),
-        (("--rate", 1, "--output", "/nowhere/result.json"), "/nowhere/result.json"),
-        (("--rate", 1, "--output", "/tmp"), "/tmp"),
-        (("--rate", 1, "--in", "/tmp"), "/tmp: Is a directory"),
-        (("--rate", 1, "--trace", "/tmp"), "/tmp: Is a directory"),
-        (("--rate", 1, "--duration", 0), "--duration"),
-        (("--rate", 1, "--timeout", "nan"), "--timeout"),
-        (("--rate", 1, "--timeout", "inf"), "--timeout"),
-        (("--rate", 1, "--timeout", "1e10"), "--timeout"),
-        (("--rate", 1, "--token", "a b"), "--token: must be"),
-        (("--rate", 1, "--slo", "e2e=500"), "write 500ms or 500s"),
-        (("--rate", 1, "--fail-on", "p95>1"), "write 1ms or 1s"),
-        (("--rate", 1, "--num-beams", "1=1e999"), "--num-beams: 1e999"),
-        (("--rate", 1, "--batch-size", 10**9), "--batch-size"),
-        (("--concurrency", 10**9), "--concurrency"),
-        (("--rate", 1, "--key", "client.key"), "--certificate"),
-        (("--rate", 1, "--server-name", "a.example"), "--ca"),
-        (("--rate", 1, "--ca", "/nowhere/ca.pem"), "/nowhere/ca.pem"),
-        (("--rate", 1, "--bogus"), "--bogus"),
-        (("--rate", 1, "stray"), "stray"),
+        ("NOT_FOUND", "model: 'x' is not loaded", InputError, "--model: 'x' is not loaded (NOT_FOUND)"),
+        ("INVALID_ARGUMENT", "do_sample: no", InputError, "--sample: no (INVALID_ARGUMENT)"),
+        ("INVALID_ARGUMENT", "target_language: no", InputError, "--to: no (INVALID_ARGUMENT)"),
+        ("INVALID_ARGUMENT", "text: too long", InputError, "text: too long (INVALID_ARGUMENT)"),
+        ("UNAUTHENTICATED", "who are you?", InputError, "who are you? (UNAUTHENTICATED)"),
+        ("INTERNAL", "broken: 0123", CallError, "broken: 0123"),
     ],
 )
-def test_what_cannot_be_done_is_said_before_anything_is_sent(arguments, message, monkeypatch, capsys) -> None:
-    from dragoman.cli import main as dragoman
-
-    monkeypatch.setattr(sys, "argv", ["dragoman", "load", "--server", "127.0.0.1:1", *map(str, arguments)])
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    with pytest.raises(SystemExit) as ended:
-        dragoman.main()
-    assert ended.value.code == 2
-    assert message in capsys.readouterr().err
+def test_a_refused_probe_names_the_flag(server: Scripted, status: str, words: str, kind: type, message: str) -> None:
+    server.refusals = [(grpc.StatusCode[status], words)]
+    with pytest.raises((InputError, CallError)) as failed:
+        asyncio.run(probe(make_plan(server.address, concurrency=1)))
+    assert isinstance(failed.value, kind) and str(failed.value) == f"{server.address}: {message}"
 
 
-def test_nobody_there_is_a_failed_call() -> None:
-    _, err = run("--server", "127.0.0.1:1", "--rate", 1, code=1)
-    assert "UNAVAILABLE" in err
+def test_the_probe_waits_for_a_starting_server_warns_of_a_busy_one_and_asks_each(server: Scripted) -> None:
+    plan = make_plan(server.address, concurrency=1)
+    server.refusals = [(grpc.StatusCode.UNAVAILABLE, "the engine is starting")] * 2
+    assert asyncio.run(probe(plan)).warnings == [] and len(server.probes) == 3
+    server.refusals = [(grpc.StatusCode.RESOURCE_EXHAUSTED, "the queue is full")] * 5
+    findings = asyncio.run(probe(plan))
+    assert findings.warnings == [f"{server.address} refused calls already before the run: the queue is full"]
+    server.probes.clear()
+    with pytest.raises(CallError, match=rf"^{NOBODY}: ") as failed:
+        asyncio.run(probe(make_plan(f"ipv4:{server.address},{NOBODY}", concurrency=1)))
+    assert failed.value.code == "UNAVAILABLE" and len(server.probes) == 1
 
 
-def test_help_lists_the_options_and_costs_other_commands_nothing() -> None:
-    out, _ = run("--help")
-    assert "--burstiness" in re.sub(r"\x1b\[[0-9;]*m", "", out)
-    check = "import sys, dragoman; sys.exit(any(name.startswith('client') for name in sys.modules))"
-    assert subprocess.run([sys.executable, "-c", check], cwd=ROOT).returncode == 0
+def test_the_probe_sends_a_short_source(tmp_path: Path) -> None:
+    """One source that is too long is a failure of the run, not the end of it."""
+    (tmp_path / "texts").write_text("a dog\n" + "a very long one " * 50 + "\n")
+    plan = make_plan(concurrency=1, work={"texts": str(tmp_path / "texts")})
+    assert {len(Items(plan).make(number).requests[0].text) for number in range(16)} != {5}
+    assert [item.requests[0].text for item in probe_items(plan)] == ["a dog"]
+    (tmp_path / "trace").write_text('{"at": 1, "text": "a longer text"}\n{"at": 2, "text": "a dog", "num_beams": 7}\n')
+    (item,) = probe_items(make_plan(trace=str(tmp_path / "trace")))
+    assert (item.requests[0].text, item.requests[0].num_beams) == ("a dog", 7)
 
 
-def test_the_file_is_json_that_says_what_it_is(fake_server, tmp_path: Path) -> None:
-    output = tmp_path / "result.json"
-    run("--server", fake_server.address, "--concurrency", 1, "--requests", 5, "--output", output)
-    content = json.loads(output.read_text())
-    assert (content["format"], content["version"]) == ("dragoman-load", 1)
-    assert msgspec.to_builtins(read_result(output), str_keys=True) == content
+def test_a_failed_probe_leaves_files_as_they_were(run_command: Run, server: Scripted, tmp_path: Path) -> None:
+    arguments = ("load", "--server", server.address, "--rate", 5, "--duration", 1000, "--output", tmp_path / "result.json")
+    server.refusals = [NOT_LOADED]
+    assert run_command(*arguments)[:2] == (2, "") and list(tmp_path.iterdir()) == []
+    (tmp_path / "result.json").write_text("precious")
+    server.refusals = [(grpc.StatusCode.INTERNAL, "broken")]
+    code, _, err = run_command(*arguments)
+    assert code == 1 and "broken (INTERNAL)" in err and (tmp_path / "result.json").read_text() == "precious"
+    assert server.requests == []
+
+
+def test_ctrl_c_ends_the_probe(server: Scripted) -> None:
+    server.stall_probes.set()
+    with started("--server", server.address, "--rate", 5, "--timeout", 1000) as process:
+        wait_until(lambda: server.probes)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert (process.returncode, err) == (130, "") and "before the first call" in out and server.requests == []
+
+
+def test_without_a_probe_nothing_is_asked_but_what_the_run_asks(run_command: Run, server: Scripted) -> None:
+    assert run_command("load", "--server", server.address, "--concurrency", 1, "--requests", 3, "--no-probe")[0] == 0
+    assert server.probes == [] and len(server.requests) == 3
+
+
+def test_figures_are_shown_before_a_file_cannot_be_written(run_command: Run, server: Scripted) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("this system has no device that is always full")
+    arguments = ("--concurrency", 1, "--requests", 5, "--output", "/dev/full")
+    code, out, err = run_command("load", "--server", server.address, *arguments)
+    assert code == 2 and "end to end" in out and err == "dragoman: /dev/full: No space left on device\n"
+
+
+def test_tls_with_certificates_is_spoken_by_the_probe_and_by_the_senders(run_command: Run, certificates: Path) -> None:
+    pair = ((certificates / "server.key").read_bytes(), (certificates / "server.pem").read_bytes())
+    credentials = grpc.ssl_server_credentials([pair], (certificates / "ca.pem").read_bytes(), require_client_auth=True)
+    options = {
+        "name": ("--server-name", "server.example"),
+        "certificate": ("--certificate", certificates / "client.pem", "--key", certificates / "client.key"),
+        "authority": ("--ca", certificates / "ca.pem"),
+    }
+    everything = [word for words in options.values() for word in words]
+    with serving(credentials) as server:
+        for missing in (["certificate"], ["name"], list(options)):
+            given = [word for name, words in options.items() if name not in missing for word in words]
+            code, _, err = run_command("load", "--server", server.address, *given, "--rate", 5, "--duration", 1000)
+            assert code == 1 and server.address in err and "UNAVAILABLE" in err and len(err.splitlines()) == 1
+        assert not server.requests + server.probes
+        for address in (server.address, f"{server.address},{server.address}"):
+            code, out, _ = run_command("load", "--server", address, *everything, "--concurrency", 2, "--requests", 10)
+            assert code == 0 and "errors: none" in out
+        assert (len(server.requests), len(server.probes)) == (20, 2)
+
+
+def crew(plan: Plan, num_stops: int = 0) -> Progress:
+    """Run sender processes that are told to stop before their clock is started; return the last that they told."""
+    told: list[Progress] = []
+
+    async def main() -> None:
+        async with Crew(plan, lambda number, progress: told.append(progress)) as processes:
+            for _ in range(num_stops):
+                processes.stop()
+            await asyncio.wait_for(processes.run(), PATIENCE_SECONDS)
+
+    asyncio.run(main())
+    return told[-1]
+
+
+@pytest.mark.parametrize("num_stops", [1, 2])
+def test_a_stop_that_comes_before_the_start_is_not_lost(server: Scripted, num_stops: int) -> None:
+    last = crew(make_plan(server.address, concurrency=1, seconds=1000.0), num_stops)
+    assert last.is_last and last.end < 100
+
+
+def test_senders_import_from_where_this_process_does(server: Scripted, monkeypatch, tmp_path: Path) -> None:
+    """A folder whose name has a colon, and the working directory, for which an empty entry stands."""
+    for name in ("first:folder", "second"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "first:folder" / "msgspec.py").write_text("raise RuntimeError('from the folder with a colon')\n")
+    monkeypatch.chdir(tmp_path / "second")
+    monkeypatch.setattr(sys, "path", ["", *sys.path, str(tmp_path / "first:folder")])
+    assert crew(make_plan(server.address, concurrency=1, max_calls=3)).num_sent == 3
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "first:folder"), *sys.path])
+    with pytest.raises(CallError, match="exit code 1"):
+        crew(make_plan(server.address, concurrency=1, max_calls=3))
+
+
+@pytest.mark.parametrize(
+    ("script", "kind", "code"),
+    [
+        ("""echo '{"error": "away", "code": "UNAVAILABLE"}'""", CallError, "UNAVAILABLE"),
+        ("""echo '{"error": "wrong"}'""", InputError, None),
+        ("exit 3", CallError, "ABORTED"),
+    ],
+)
+def test_what_ends_a_sender_process_ends_the_run(monkeypatch, tmp_path: Path, script: str, kind: type, code: str | None) -> None:
+    (tmp_path / "python").write_text(f"#!/bin/sh\n{script}\n")
+    (tmp_path / "python").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    with pytest.raises((CallError, InputError)) as failed:
+        crew(make_plan(concurrency=1))
+    assert isinstance(failed.value, kind) and getattr(failed.value, "code", None) == code
+
+
+def test_a_sender_tells_of_a_server_that_is_not_there(monkeypatch, capfdbinary) -> None:
+    monkeypatch.setattr(worker, "CONNECT_SECONDS", 0.05)
+
+    class Orders:
+        async def line(self) -> bytes:
+            return msgspec.json.encode(make_plan(NOBODY, concurrency=1))
+
+    asyncio.run(worker.work(Orders()))
+    message = msgspec.json.decode(capfdbinary.readouterr().out)
+    assert message["code"] == "UNAVAILABLE" and message["error"].startswith(f"{NOBODY}: ")

@@ -1,0 +1,349 @@
+"""Figures of a run: histograms, tallies, the timeline, conditions, the search for the knee, scraped metrics, the result file."""
+
+import itertools
+import math
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dragoman.load.conditions import parse_conditions, share_good
+from dragoman.load.failures import MAX_CHARACTERS, MAX_MESSAGES, OTHERS, Failure, Failures
+from dragoman.load.histogram import PERCENTS, Histogram, of
+from dragoman.load.lateness import late_seconds, slow_sender
+from dragoman.load.result import Check, Result, Step, Sweep, read_result, write_result
+from dragoman.load.scrape import MAX_POINTS, Point, Scraper, ServerSeries, parse
+from dragoman.load.show import duration, milliseconds, number, one_line, share, signed_share
+from dragoman.load.sweep import KneeSearch
+from dragoman.load.tally import UNSENT, Group, Outcome, Tally
+from dragoman.load.timeline import Timeline
+from dragoman.model.errors import InputError
+from tests.load.harness import ROOT, make_result
+
+
+@settings(max_examples=50)
+@given(st.lists(st.floats(1e-5, 1e4), min_size=1, max_size=300), st.integers(0, 300))
+def test_percentiles_are_those_of_all_samples_however_they_are_merged(samples: list[float], cut: int) -> None:
+    histogram = of(samples[:cut])
+    histogram.merge(of(samples[cut:]))
+    histogram.merge(Histogram())
+    expected = np.percentile(samples, PERCENTS, method="inverted_cdf")
+    assert histogram.percentiles(PERCENTS) == pytest.approx(expected, rel=0.0026)
+    assert (histogram.num, histogram.smallest, histogram.largest) == (len(samples), min(samples), max(samples))
+    assert histogram.bins == of(samples).bins and histogram.mean == pytest.approx(np.mean(samples))
+
+
+def test_histograms_of_few_samples_and_of_many() -> None:
+    assert of([0.5, 0.1]).percentiles((50, 51, 99.9)) == [pytest.approx(0.1, rel=0.003), 0.5, 0.5]
+    empty = Histogram()
+    assert (empty.percentiles((50, 99)), empty.mean, empty.share_within(1.0)) == ([None, None], None, None)
+    backwards = of([-0.5, 0.0])  # clocks of two processes
+    assert (backwards.num, backwards.total, backwards.percentile(99)) == (2, 0.0, 0.0)
+    assert of([0.1, 0.2, 0.3, 0.4]).share_within(0.25) == 0.5 and of([0.1, 0.2]).share_within(0.1) == 0.5
+    assert len(of(np.random.default_rng(3).lognormal(-3, 2, 50_000).tolist()).bins) < 4000
+
+
+def outcome(due: float, seconds: float, **fields: object) -> Outcome:
+    return Outcome(**{"group": "unary", "is_injected": False, "due": due, "ended": due + seconds} | fields)
+
+
+def tally_of(outcomes: list[Outcome], slos: dict[str, float] | None = None, start: float = 0.0, end: float = 100.0) -> Tally:
+    tally = Tally()
+    for one in outcomes:
+        tally.record(one, slos or {}, start, end)
+    return tally
+
+
+def test_latency_counts_by_the_time_due_and_throughput_by_the_end() -> None:
+    """In the time from 1 to 4 seconds."""
+    before, within, after = outcome(0.5, 2.0, generated_tokens=7), outcome(1.0, 0.5), outcome(3.5, 2.0, generated_tokens=2)
+    tally = tally_of([before, within, after, outcome(4.0, 1.0), outcome(0.2, 0.8)], start=1.0, end=4.0)
+    group = tally.groups["unary"]
+    assert (group.num, group.num_ok, group.num_done, group.num_done_tokens, group.times["e2e"].num) == (2, 2, 3, 7, 2)
+    assert {second: (piece.num_due, piece.num_done) for second, piece in tally.slices.items()} == {
+        **{0: (2, 0), 1: (1, 2), 2: (0, 1)},
+        **{3: (1, 0), 4: (1, 0), 5: (0, 2)},
+    }
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_good"),
+    [
+        ({}, True),
+        ({"seconds": 0.5}, True),
+        ({"seconds": 0.625}, False),
+        ({"first_token": 10.25}, False),
+        ({"first_token": 10.125}, True),
+        ({"first_token": 10.05, "gaps": [0.03, 0.01]}, True),
+        ({"first_token": 10.05, "gaps": [0.03, 0.03]}, False),
+        ({"code": "INTERNAL"}, False),
+        ({"is_injected": True}, False),
+    ],
+)
+def test_an_answer_is_good_within_every_limit(fields: dict, is_good: bool) -> None:
+    tally = tally_of([outcome(10.0, **({"seconds": 0.4} | fields))], {"e2e": 0.5, "ttft": 0.125, "itl": 0.02})
+    group, due = tally.groups["unary"], tally.slices[10]
+    assert group.num_good == group.num_done_good == due.num_good == is_good
+
+
+def test_intended_failures_and_injected_times_are_counted_apart() -> None:
+    cancel = {"group": "cancel", "is_injected": True}
+    tally = tally_of(
+        [
+            outcome(0.0, 0.1, **cancel, code="CANCELLED", is_intended=True),
+            outcome(0.0, 0.1, **cancel, code="UNAVAILABLE", message="gone"),
+            outcome(0.5, 9.0, group="slow", is_injected=True),
+            outcome(0.5, 0.1, code=UNSENT),
+            outcome(200.0, 0.1, code="LATE"),
+        ]
+    )
+    group = tally.groups["cancel"]
+    assert (group.intended, group.failures, tally.slices[0].num_failed) == ({"CANCELLED": 1}, {"UNAVAILABLE": 1}, 2)
+    assert tally.slices[0].e2e.num == 0 and tally.groups["slow"].times["e2e"].num == 1
+    told = [(failure.code, failure.message) for failure in tally.failures.most_frequent()]
+    assert told == [("UNAVAILABLE", "gone"), (UNSENT, "not sent: --max-in-flight calls were under way")]
+
+
+def test_groups_add_up_and_survive_the_wire() -> None:
+    whole = Group()
+    for number_ in range(2):
+        outcomes = [outcome(i / 10, 0.01 * (i + 1), first_token=i / 10 + 0.005, gaps=[0.001], num_retries=1) for i in range(5)]
+        outcomes += [outcome(0.5, 0.1, code=f"CODE{number_}"), outcome(0.5, 0.1, queue_seconds=0.1, server_seconds=0.2)]
+        tally = tally_of(outcomes)
+        received = msgspec.json.decode(msgspec.json.encode(tally), type=Tally)
+        assert received == tally
+        whole.merge(received.groups["unary"])
+    assert (whole.num, whole.num_ok, whole.num_retries, whole.failures) == (14, 12, 10, {"CODE0": 1, "CODE1": 1})
+    assert {name: times.num for name, times in whole.times.items()} == {"e2e": 12, "ttft": 10, "itl": 10, "queue": 2, "server": 2}
+
+
+def test_a_timeline_stays_bounded_and_loses_nothing() -> None:
+    timeline = Timeline(max_slices=10)
+    for second in range(95):
+        tally = tally_of([outcome(float(second), 0.001 * (second + 1))], end=math.inf)
+        tally.slice_at(float(second)).in_flight = second % 7
+        timeline.add(0, tally.slices)
+    slices = timeline.list()
+    assert (timeline.width, len(slices), {piece.in_flight for piece in slices}) == (16, 6, {6})
+    assert [(piece.num_due, piece.num_done, piece.e2e.num) for piece in slices] == [(16, 16, 16)] * 5 + [(15, 15, 15)]
+
+
+def test_calls_under_way_in_several_processes_add_up() -> None:
+    timeline = Timeline()
+    for process, in_flight in ((0, 3), (1, 4), (0, 5), (1, 2)):
+        tally = Tally()
+        tally.slice_at(0.5).in_flight = in_flight
+        timeline.add(process, tally.slices)
+    assert timeline.list()[0].in_flight == 9
+
+
+def test_failures_are_bounded_in_number_and_length_and_the_most_frequent_come_first() -> None:
+    failures, other = Failures(), Failures()
+    for code, message in (("INTERNAL", "a"), ("UNAVAILABLE", "b"), ("UNAVAILABLE", "b"), ("UNAVAILABLE", "c")):
+        failures.add(code, message)
+    other.add("INTERNAL", "a", 5)
+    failures.merge(other)
+    expected = [("INTERNAL", "a", 6), ("UNAVAILABLE", "b", 2), ("UNAVAILABLE", "c", 1)]
+    assert failures.most_frequent() == [Failure(*fields) for fields in expected]
+    many = Failures()
+    for number_ in range(1000):
+        many.add("INVALID_ARGUMENT", f"text: {number_} tokens")
+    found = many.most_frequent()
+    assert len(found) == MAX_MESSAGES + 1 and found[0] == Failure("INVALID_ARGUMENT", OTHERS, 1000 - MAX_MESSAGES)
+    long = Failures()
+    long.add("INTERNAL", "one\ntwo \x1b[31m" * 10_000)
+    (message,) = long.counts["INTERNAL"]
+    assert len(message) == MAX_CHARACTERS + 1 and message.isprintable() and message.startswith("one two �[31mone two ")
+
+
+def test_numbers_have_about_three_digits() -> None:
+    assert [number(value) for value in (None, 0, 7, 1.234, 9.5, 10.04, 99.96, 123.4, 12345)] == [
+        *("–", "0", "7", "1.23", "9.50", "10.0", "100.0", "123", "12,345"),
+    ]
+    assert [duration(value) for value in (None, 0.0015, 9.9, 10.0)] == ["–", "1.50 ms", "9,900 ms", "10 s"]
+    assert [share(value) for value in (None, 0.5, 0.999, 0.99999, 1.0)] == ["–", "50.0 %", "99.9 %", "99.999 %", "100.0 %"]
+    assert (milliseconds(0.25), signed_share(-0.034), one_line("a\n b", 3), one_line("abcd", 3)) == ("250", "-3.4 %", "a b", "abc…")
+
+
+@pytest.mark.parametrize(
+    ("text", "is_failed", "unit"),
+    [
+        ("errors>0", False, ""),
+        ("requests<40", False, ""),
+        ("requests<=40", True, ""),
+        ("retries!=0", False, ""),
+        ("p50>150ms", True, "s"),
+        ("p50>250ms", False, "s"),
+        ("e2e_max>=0.2s", True, "s"),
+        ("mean>190ms", True, "s"),
+        ("error_rate>1%", False, "share"),
+        ("goodput_share<99%", False, "share"),
+        ("throughput<11", True, "/s"),
+        ("tokens_per_second>100", False, "/s"),
+        ("UNAVAILABLE>0", False, ""),
+        ("UNAVAILABLE==0", True, ""),
+        ("ttft_p95>1s", True, "s"),  # nothing was measured
+        ("knee<1", True, "/s"),  # there was no sweep
+    ],
+)
+def test_conditions_are_checked(text: str, is_failed: bool, unit: str) -> None:
+    (condition,) = parse_conditions(text)
+    check = condition.check(make_result([[0.2] * 10] * 4))
+    assert (check.is_failed, check.unit) == (is_failed, unit)
+
+
+def test_the_share_of_good_answers_needs_requests() -> None:
+    assert share_good(make_result([[], []])) is None
+    assert share_good(make_result([[0.1, 0.1, 0.1, 0.9]], slos={"e2e": 0.5})) == 0.75
+
+
+def search(first: float, knee: float, **arguments: int) -> tuple[KneeSearch, list[float]]:
+    found, tried = KneeSearch(first, **arguments), []
+    while (rate := found.next_rate()) is not None:
+        tried.append(rate)
+        found.record(rate, rate <= knee)
+    return found, tried
+
+
+@pytest.mark.parametrize("knee", [11.0, 137.0, 900.0])
+@pytest.mark.parametrize("first", [10.0, 300.0, 2000.0])
+def test_the_knee_is_found_from_below_and_from_above(first: float, knee: float) -> None:
+    found, tried = search(first, knee)
+    assert found.knee is not None and knee / 1.05 <= found.knee <= knee
+    assert len(tried) <= 20 and found.is_bracketed
+
+
+def test_rates_grow_until_one_fails_and_then_halve_the_gap() -> None:
+    assert search(100.0, 200.0, max_steps=4)[1] == pytest.approx([100, 160, 256, 208])
+    found, tried = search(10.0, 0.0)
+    assert found.knee is None and tried == [10, 2.5, 0.625, 0.15625, 0.0390625]
+    found, tried = search(10.0, 1e99, max_steps=4)
+    assert not found.is_bracketed and found.knee == max(tried)
+
+
+NONE = Histogram()
+LATE_CASES = {
+    # At 50 calls a second 200 ms of other work make ten calls late, of the 1,500 of half a minute.
+    "a hiccup": ((of([0.0002] * 1490 + [0.02 * place for place in range(10)]), NONE, 0.02, 0.05), ""),
+    # Measured beside a server on the same two cores: late at p99, and on time all the same.
+    "a busy machine": ((of([0.0002] * 900 + [0.006] * 80 + [0.017] * 20), NONE, 0.01, 0.16), ""),
+    "a busy machine, closed loop": ((NONE, of([0.0003] * 550 + [0.012] * 50), 0.0, 0.03), ""),
+    "too few calls": ((of([0.5] * 99), NONE, 0.1, 0.0), ""),
+    "enough calls": ((of([0.5] * 100), NONE, 0.05, 0.0), "100.0 % of its calls left more than 10 ms late (p99 500 ms)"),
+    "a late event loop": ((NONE, of([0.5] * 100), 0.0, 0.0), "its event loop was more than 10 ms late"),
+    "no core left": ((NONE, of([0.001] * 200), 0.0, 0.97), "0.97 cores"),
+    "only starting": ((NONE, of([0.001] * 10), 0.0, 0.97), ""),
+}
+
+
+@pytest.mark.parametrize(("arguments", "said"), LATE_CASES.values(), ids=LATE_CASES)
+def test_a_slow_sender_is_told_from_a_busy_machine(arguments: tuple, said: str) -> None:
+    text = slow_sender(*arguments)
+    assert (text is None) == (not said) and said in (text or "")
+
+
+@pytest.mark.parametrize(("gap", "limit"), [(0.001, 0.01), (0.1, 0.01), (0.5, 0.05), (60.0, 0.1)])
+def test_the_limit_of_lateness_depends_on_how_often_calls_are_due(gap: float, limit: float) -> None:
+    assert late_seconds(gap) == pytest.approx(limit)
+    assert slow_sender(of([limit * 0.9] * 200), NONE, gap, 0.0) is None
+    assert slow_sender(of([limit * 1.1] * 200), NONE, gap, 0.0) is not None
+
+
+METRICS = """\
+# TYPE dragoman_slots_in_use gauge
+dragoman_slots_in_use{model="en-de"} 3.0
+dragoman_slots_in_use{model="a } b"} 4.0 1700000000
+process_cpu_seconds_total 10.5
+dragoman_step_duration_seconds_bucket{le="+Inf",model="en-de"} 5.0
+dragoman_step_duration_seconds_sum{model="en-de"} 1.0
+dragoman_step_duration_seconds_count{model="en-de"} 100.0
+other NaN
+"""
+
+
+def changed(seconds: float, total: float, count: float) -> str:
+    text = METRICS.replace("total 10.5", f"total {seconds}").replace("} 1.0\n", f"}} {total}\n")
+    return text.replace("} 100.0", f"}} {count}")
+
+
+def scraped(*texts: str | Exception) -> ServerSeries:
+    """Scrape once a second an address that has these texts."""
+    answers, now = iter(texts), iter(range(100_000))
+
+    def read(url: str) -> str:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    scraper = Scraper("http://somewhere/metrics", lambda: float(next(now)), read)
+    for _ in texts:
+        scraper.scrape()
+    return scraper.series
+
+
+def test_metrics_are_sums_over_labels_rates_and_means_since_the_last_reading() -> None:
+    totals = parse(METRICS)
+    assert totals["dragoman_slots_in_use"] == 7.0
+    assert "dragoman_step_duration_seconds_bucket" not in totals and "other" not in totals
+    later, restarted = changed(11.25, 1.5, 150), changed(0.5, 0.2, 10)
+    found = [point.values for point in scraped(METRICS, later, later, restarted).points]
+    assert found == [
+        {"slots_in_use": 7.0},
+        pytest.approx({"slots_in_use": 7.0, "cpu_cores": 0.75, "step_seconds": 0.01}),
+        {"slots_in_use": 7.0, "cpu_cores": 0.0},  # no step, no mean
+        pytest.approx({"slots_in_use": 7.0, "cpu_cores": 0.5, "step_seconds": 0.02}),  # counters that fell began anew
+    ]
+
+
+@pytest.mark.parametrize("failure", [ConnectionRefusedError(), "<html>not metrics", "name{label"])
+def test_a_reading_that_fails_is_counted(failure: str | Exception) -> None:
+    series = scraped(METRICS, failure, METRICS)
+    assert series.num_failures == 1 and len(series.points) == 2 and "cpu_cores" not in series.points[1].values
+
+
+def test_points_stay_bounded_and_cover_the_whole_run() -> None:
+    points = scraped(*[METRICS] * 3000).points
+    assert MAX_POINTS / 2 <= len(points) <= MAX_POINTS
+    assert points[0].at == 0 and points[-1].at >= 2980
+    assert all(a.at < b.at for a, b in itertools.pairwise(points))
+
+
+def test_a_result_is_read_as_it_was_written_and_its_figures_are_of_the_counted_time(tmp_path: Path) -> None:
+    result = make_result(
+        [[0.1] * 6, [], [0.3] * 3],
+        slos={"e2e": 0.2},
+        server=[ServerSeries("http://somewhere", [Point(1.0, {"waiting": 3.0})], 2)],
+        sweep=Sweep([Step(10.0, True, 1.0, 9.5, 9.5, {"INTERNAL": 1}, {})], 10.0, 0.99),
+        checks=[Check("errors>0", 0.0, False)],
+        warnings=["careful"],
+    )
+    write_result(tmp_path / "result.json", result)
+    assert read_result(tmp_path / "result.json") == result
+    content = msgspec.json.decode((tmp_path / "result.json").read_bytes())
+    assert (content["format"], content["version"]) == ("dragoman-load", 1)
+    assert (result.total.requests_per_second, result.total.goodput, result.total.tokens_per_second) == (3.0, 2.0, 30.0)
+    assert result.total.times["e2e"].percentiles["p50"] == pytest.approx(0.1, rel=0.003)
+    documentation = (ROOT / "docs/load-testing.md").read_text(encoding="utf-8")
+    assert all(f"| `{name}` |" in documentation for name in Result.__struct_fields__)
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        ("", ""),
+        ("[]", ""),
+        ('{"format": "other"}', "not a result"),
+        ('{"format": "dragoman-load", "version": 99}', "version 99"),
+        ('{"format": "dragoman-load", "version": 1}', "created"),
+        (None, "No such file"),
+    ],
+)
+def test_a_file_that_is_no_result_is_named(tmp_path: Path, content: str | None, named: str) -> None:
+    if content is not None:
+        (tmp_path / "file").write_text(content)
+    with pytest.raises(InputError, match=f"file: .*{named}"):
+        read_result(tmp_path / "file")

@@ -1,0 +1,200 @@
+"""Results shown to people: the HTML report, the live view in a terminal, and comparisons of two runs."""
+
+import io
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from dragoman.load.arrivals import Arrivals
+from dragoman.load.compare import NUM_DRAWS, Comparison, Difference, compare
+from dragoman.load.live import picture, watching
+from dragoman.load.page import report_page
+from dragoman.load.result import Check, Result, Step, Sweep, summarise, write_result
+from dragoman.load.run import Run
+from dragoman.load.scrape import Point, ServerSeries
+from dragoman.load.sender import Progress
+from dragoman.load.tally import Outcome, Tally
+from dragoman.model.errors import InputError
+from tests.load.harness import make_plan, make_result, run_of
+
+
+def parse(page: str) -> ElementTree.Element:
+    """Parse a page as XML: it is written so that it is both."""
+    head, _, rest = page.partition("\n")
+    assert head == "<!DOCTYPE html>"
+    return ElementTree.fromstring(rest)
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    generator = np.random.default_rng(0)
+    latencies = [generator.lognormal(-3, 0.7, 40).tolist() for _ in range(30)]
+    total = make_result(latencies, slos={"e2e": 0.1}).total
+    slow = total.times | {"e2e": summarise(total.counts.times["e2e"])}
+    steps = [Step(rate, rate < 30, 1.0, rate, rate, {}, total.times if rate < 30 else slow) for rate in (10.0, 20.0, 40.0)]
+    points = [Point(float(at), {"waiting": 1.0 * at, "rss_bytes": 1e8, "step_seconds": 0.004}) for at in range(30)]
+    return report_page(
+        make_result(
+            latencies,
+            slos={"e2e": 0.1},
+            warmup_seconds=3.0,
+            server=[ServerSeries("http://10.0.0.1/metrics", points, 1)],
+            sweep=Sweep(steps, 20.0, 0.99),
+            checks=[Check("p95>500ms", 0.2, False, "s"), Check("ttft_p95>1s", None, True)],
+            warnings=["<script>alert(1)</script> & more"],
+            settings={"--server": "<b>", "--in": 'a"b'},
+        )
+    )
+
+
+def test_the_report_is_well_formed_needs_nothing_else_and_escapes_text(page: str) -> None:
+    root = parse(page)
+    assert not {element.tag for element in root.iter()} & {"script", "link", "img", "iframe", "object"}
+    assert not [element for element in root.iter() if {"src", "href"} & set(element.attrib)]
+    assert "url(" not in page and "@import" not in page
+    assert "<script" not in page and "&lt;script&gt;alert(1)&lt;/script&gt; &amp; more" in page
+    assert root.findtext("head/title") == "Load on <b>"
+    style = root.findtext("head/style") or ""
+    light, _, dark = style.partition("@media (prefers-color-scheme:dark)")
+    assert set(re.findall(r"(--\w+):", light)) == set(re.findall(r"(--\w+):", dark)) >= set(re.findall(r"var\((--\w+)\)", style))
+
+
+def test_every_plot_has_a_name_and_stays_within_its_picture(page: str) -> None:
+    root = parse(page)
+    captions = " ".join(element.text or "" for element in root.iter("figcaption"))
+    named = ("Latency by percentile", "End-to-end latency over time", "Requests a second", "Calls under way", "Tokens a second")
+    for name in (*named, "Throughput by offered rate", "Latency by offered rate", "Memory", "Step and queue"):
+        assert name in captions
+    for svg in root.iter("svg"):
+        assert svg.get("role") == "img" and svg.get("aria-label")
+        _, _, width, height = map(float, svg.attrib["viewBox"].split())
+        for path in svg.iter("path"):
+            numbers = [float(number) for number in re.findall(r"-?[\d.]+", path.attrib["d"])]
+            assert all(0 <= x <= width for x in numbers[::2]) and all(0 <= y <= height for y in numbers[1::2])
+        for rect in svg.iter("rect"):
+            x, y, w, h = (float(rect.attrib[name]) for name in ("x", "y", "width", "height"))
+            assert w > 0 and h > 0 and x >= 0 and y >= 0 and x + w <= width + 0.5 and y + h <= height + 0.5
+
+
+def test_tables_have_headings_and_the_checks(page: str) -> None:
+    rows = {}
+    for table in parse(page).iter("table"):
+        assert len({len(list(row)) for row in table.iter("tr")}) == 1
+        assert table.find("caption") is not None and all(cell.get("scope") for cell in table.iter("th"))
+        rows |= {cells[0]: cells[1:] for row in table.iter("tr") if (cells := [cell.text for cell in row])}
+    assert rows["p95>500ms"] == ["passed", "it is 200 ms"] and rows["ttft_p95>1s"] == ["failed", "nothing was measured"]
+    assert rows["unary"][:5] == ["1,200", "1,200", rows["unary"][2], "0", "0"]
+    assert rows["40"][:2] == ["no", "100.0 %"] and rows["20"][0] == "yes"
+
+
+@pytest.mark.parametrize("latencies", [[], [[]], [[], []], [[0.1]], [[0.0]], [[1e-9, 1e4]]])
+def test_a_run_of_little_or_nothing_has_a_report(latencies: list) -> None:
+    assert parse(report_page(make_result(latencies))).find("body") is not None
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_has_pace_latency_and_errors_and_is_for_terminals_only() -> None:
+    tally = Tally()
+    for due in range(8):
+        for i in range(10):
+            tally.record(Outcome("unary", False, due + i / 20, due + i / 20 + 0.25), {}, 0.0, 30.0)
+    tally.record(Outcome("unary", False, 7.0, 7.1, "UNAVAILABLE"), {}, 0.0, 30.0)
+    run = run_of(make_plan(arrivals=Arrivals(10.0), seconds=30.0), Progress(tally, 81, 3, 0.1, 30.0))
+    for stream, is_shown in ((io.StringIO(), False), (Terminal(), True)):
+        with watching(stream, lambda: "load on somewhere") as refresh:
+            refresh(run)
+        assert ("load on somewhere" in stream.getvalue()) == is_shown
+    shown, empty = io.StringIO(), io.StringIO()
+    Console(file=shown, width=100).print(picture(run, "load on somewhere"))
+    for text in ("UNAVAILABLE 1", "10.0/s", "3 in flight", "p50 250"):
+        assert text in shown.getvalue()
+    Console(file=empty, width=100).print(picture(Run(make_plan(concurrency=1)), "soon"))
+    assert "none" in empty.getvalue()
+
+
+def latencies(seed: int, scale: float = 1.0, num: int = 40, seconds: int = 60) -> list[list[float]]:
+    generator = np.random.default_rng(seed)
+    return [(scale * generator.lognormal(-3, 0.5, generator.poisson(num))).clip(1e-5, 0.7).tolist() for _ in range(seconds)]
+
+
+def named(first: Result, second: Result, **options: int) -> dict[str, Difference]:
+    return {difference.name: difference for difference in compare(first, second, **options).differences}
+
+
+def beyond_noise(first: Result, second: Result) -> dict[str, bool]:
+    """Return whether the second run is better, by each figure that is beyond noise."""
+    return {name: found.is_better for name, found in named(first, second).items() if found.is_beyond_noise}
+
+
+def test_a_comparison_finds_what_changed_and_how_much() -> None:
+    first = make_result(latencies(1))
+    assert beyond_noise(first, first) == {} and all(one.first == one.second for one in named(first, first).values())
+    slower = make_result(latencies(2, scale=1.2))
+    assert beyond_noise(first, slower) == dict.fromkeys(("e2e p50", "e2e p95", "e2e p99"), False)
+    assert compare(first, slower) == compare(first, slower) and NUM_DRAWS >= 1000
+    found = named(first, slower)
+    for name, quantile in (("e2e p50", 0.0), ("e2e p95", 1.645), ("e2e p99", 2.326)):
+        assert found[name].low <= np.exp(-3 + 0.5 * quantile) * 0.2 <= found[name].high
+    assert found["e2e p50"].change == pytest.approx(0.2, abs=0.05)
+    fewer = named(first, make_result(latencies(2, num=30)))
+    assert fewer["throughput"].low <= -10 <= fewer["throughput"].high and not fewer["errors/s"].is_beyond_noise
+    assert beyond_noise(first, make_result(latencies(2, num=30))) == {"throughput": False, "tokens/s": False}
+    slow_start = make_result([[0.5] * 40] * 5 + latencies(1)[5:], warmup_seconds=5.0)
+    assert beyond_noise(make_result(latencies(1), warmup_seconds=5.0), slow_start) == {}
+    with_levels = [make_result(latencies(seed, scale), slos={"e2e": 0.06}) for seed, scale in ((1, 1.0), (2, 1.5))]
+    assert beyond_noise(*with_levels)["goodput"] is False and "goodput" not in found
+
+
+def test_noise_is_called_a_difference_about_as_often_as_promised() -> None:
+    """Of runs that differ by chance alone one in twenty may be told apart; blocks of few seconds are a little too sure."""
+    results = [make_result(latencies(seed, num=20, seconds=40)) for seed in range(60)]
+    pairs = [named(a, b, num_draws=300) for a, b in zip(results[::2], results[1::2], strict=True)]
+    for name in ("throughput", "e2e p50", "e2e p95"):
+        assert sum(pair[name].is_beyond_noise for pair in pairs) <= 6, name
+
+
+def test_neighbours_that_move_together_widen_the_interval() -> None:
+    waves = [[0.05] * int(20 + 15 * np.sin(i / 5)) for i in range(64)]
+    shuffled = [waves[i] for i in np.random.default_rng(5).permutation(64)]
+    wave, mixed = (named(make_result(run), make_result(run))["throughput"] for run in (waves, shuffled))
+    assert wave.high - wave.low > 1.3 * (mixed.high - mixed.low)
+
+
+def test_a_comparison_tells_what_makes_runs_unlike() -> None:
+    first = make_result(latencies(1, seconds=5), settings={"--rate": "10", "--in": "a"}, warnings=["careful"])
+    second = make_result(latencies(1), settings={"--rate": "20", "--in": "a"}, models=[])
+    comparison: Comparison = compare(first, second)
+    assert comparison.unlike == [("--rate", "10", "20")]
+    assert any("first run has 5 slices" in warning for warning in comparison.warnings)
+    assert {"the first run: careful", "the two runs have different models"} <= set(comparison.warnings)
+    with pytest.raises(InputError, match="second run is too short"):
+        compare(make_result(latencies(1)), make_result([]))
+
+
+@pytest.mark.parametrize(
+    ("scale", "flags", "code", "verdict"),
+    [(1.0, ["--fail-if-worse"], 0, None), (1.5, ["--fail-if-worse"], 3, "worse"), (1.5, [], 0, "worse")]
+    + [(0.5, ["--fail-if-worse"], 0, "better")],
+)
+def test_load_compare_tells_it_in_text_files_and_exit_code(
+    run_command: Callable[..., tuple[int, str, str]], tmp_path: Path, scale: float, flags: list[str], code: int, verdict: str | None
+) -> None:
+    files = [tmp_path / "first.json", tmp_path / "second.json"]
+    for path, times in zip(files, (latencies(3), latencies(3, scale)), strict=True):
+        write_result(path, make_result(times))
+    output, page = tmp_path / "difference.json", tmp_path / "page.html"
+    ended, out, err = run_command("load-compare", *files, "--output", output, "--report", page, *flags)
+    assert (ended, err) == (code, "") and "e2e p50 (ms)" in out
+    assert {word for word in ("worse", "better") if word in out} == ({verdict} if verdict else set())
+    assert json.loads(output.read_text())["differences"][0]["name"] == "throughput"
+    assert parse(page.read_text()).findtext("head/title") == "Two runs compared"
