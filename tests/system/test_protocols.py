@@ -41,8 +41,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "truncation and priority": {"truncate": True, "priority": 3},
     "languages": {"source_language": "en", "target_language": "de"},
 }
-TOKEN, OTHER, HURRIED = "web-token", "other-token", "hurried-token"
-# The deadline of the last one passes before there can be an answer.
+TOKEN, OTHER, HURRIED, LATE, LATEST = "web-token", "other-token", "hurried-token", "late-token", "latest-token"
+# Deadlines of the last three pass before there can be an answer.
 CALLERS = f"""
 [callers.web]
 token = "{TOKEN}"
@@ -50,6 +50,12 @@ token = "{TOKEN}"
 token = "{OTHER}"
 [callers.hurried]
 token = "{HURRIED}"
+max_deadline_seconds = 0.1
+[callers.late]
+token = "{LATE}"
+default_deadline_seconds = 0.1
+[callers.latest]
+token = "{LATEST}"
 default_deadline_seconds = 0.0001
 """
 MAX_MESSAGE_BYTES = 64 * 2**10
@@ -143,10 +149,11 @@ def query(method: Method, text: str = "a dog", **more: Any) -> Query:
     return Query(**{"texts": [text] * method.num_texts, "model": "alpha"} | more)
 
 
-async def refuse(client: ProtocolClient, kind: str, call: Any) -> None:
+async def refuse(client: ProtocolClient, kind: str, call: Any, reason: str = "") -> None:
     with pytest.raises(Refused) as caught:
         await call
     check_refusal(client, kind, caught.value)
+    assert reason in caught.value.message
 
 
 @pytest.fixture(scope="module")
@@ -194,9 +201,15 @@ def test_each_kind_of_error_has_its_protocols_status(narrow: Server, protocol: t
                 async with occupied(narrow, 2):
                     await refuse(client, "queue full", method.call(query(method)))
             await refuse(client, "not offered", client.call_unimplemented())
-        async with protocol.connect(narrow, HURRIED) as client:
-            for method in client.methods.values():
-                await refuse(client, "deadline", method.call(query(method)))
+        for token, timeout, reason in (
+            (LATEST, None, "deadline"),
+            (LATE, None, "the server's deadline (default_deadline_seconds of 0.1 seconds)"),
+            (HURRIED, None, "the server's deadline (max_deadline_seconds of 0.1 seconds)"),
+            (HURRIED, 50.0, "the server's deadline (max_deadline_seconds of 0.1 seconds)"),
+        ):
+            async with protocol.connect(narrow, token) as client:
+                for method in client.methods.values():
+                    await refuse(client, "deadline", method.call(query(method, timeout_seconds=timeout)), reason)
         for token in ("", "wrong"):
             async with protocol.connect(narrow, token) as client:
                 for method in client.methods.values():

@@ -1,4 +1,4 @@
-"""A caller that has nothing at all but the server's address: reflection, as grpcurl uses it."""
+"""A client that has nothing but the server's address: reflection, as grpcurl uses it."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -21,25 +21,25 @@ def channel(shared_server: Any) -> Iterator[grpc.Channel]:
         yield channel
 
 
-def ask(channel: grpc.Channel, **question: str) -> list[FileDescriptorProto]:
-    """Ask the server for files."""
+def files_of(channel: grpc.Channel, **question: str) -> list[FileDescriptorProto]:
+    """Return the files that the server sends."""
     request = ServerReflectionRequest(**question)
     [response] = ServerReflectionStub(channel).ServerReflectionInfo(iter([request]), timeout=60)
     return [FileDescriptorProto.FromString(file) for file in response.file_descriptor_response.file_descriptor_proto]
 
 
 def reflected(channel: grpc.Channel, symbol: str) -> dict[str, FileDescriptorProto]:
-    """Return the file of a symbol and all it imports, asked for as long as something is missing."""
-    files = {file.name: file for file in ask(channel, file_containing_symbol=symbol)}
+    """Return the file of a symbol and all that it imports."""
+    files = {file.name: file for file in files_of(channel, file_containing_symbol=symbol)}
     while missing := {name for file in files.values() for name in file.dependency} - files.keys():
         for name in missing:
-            [found] = [file for file in ask(channel, file_by_filename=name) if file.name == name]
+            [found] = [file for file in files_of(channel, file_by_filename=name) if file.name == name]
             files[name] = found
     return files
 
 
 def call(channel: grpc.Channel, pool: DescriptorPool, name: str, request: dict[str, Any]) -> dict[str, Any]:
-    """Call a unary method as its description says, from JSON to JSON."""
+    """Call a unary method by its description, from JSON to JSON."""
     method = pool.FindMethodByName(f"dragoman.v1.Generation.{name}")
     reply = GetMessageClass(method.output_type)
     invoke = channel.unary_unary(
@@ -51,7 +51,7 @@ def call(channel: grpc.Channel, pool: DescriptorPool, name: str, request: dict[s
     return dict(json_format.MessageToDict(answer, preserving_proto_field_name=True))
 
 
-def test_what_reflection_gives_is_complete_and_enough_to_call_by(channel: grpc.Channel) -> None:
+def test_reflection_is_complete_and_enough_to_call_by(channel: grpc.Channel) -> None:
     files = reflected(channel, "dragoman.v1.Generation")
     assert set(files) == {"dragoman/v1/generation.proto", "google/protobuf/any.proto"}
     pool = DescriptorPool()
@@ -60,7 +60,7 @@ def test_what_reflection_gives_is_complete_and_enough_to_call_by(channel: grpc.C
 
     models = call(channel, pool, "ListModels", {})["models"]
     assert [model["name"] for model in models] == ["en-de", "en-fr"]
-    assert all("captions" in model["domain"] for model in models), "a stranger reads what the models know"
+    assert all("captions" in model["domain"] for model in models), "a stranger reads the domain of each model"
     answer = call(channel, pool, "Generate", {"model": "en-de", "text": "A dog runs through the snow.", "num_beams": 2})
     assert answer["text"] and answer["finish_reason"] == "FINISH_REASON_EOS"
     with pytest.raises(grpc.RpcError) as failed:

@@ -1,8 +1,6 @@
-"""Scores of the real server are those of PyTorch and of generation, whatever else is being served."""
+"""Scores of the real server: those of PyTorch and of generation, at any load."""
 
 import shutil
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
@@ -14,15 +12,13 @@ from dragoman.client.scoring import Score
 from dragoman.client.sync import Client
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.decode import greedy_search
-from tests.system.harness.server import wait_until
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.system.harness.server import ROOT, dragoman, wait_until
 
 pytestmark = pytest.mark.e2e
 
 
-def test_score_of_an_answer_is_what_greedy_search_says_of_it(shared_server: Any, captions: list[str]) -> None:
-    """A few answers are tokenised otherwise than they were generated, which is no fault; those are not compared."""
+def test_the_score_of_an_answer_is_that_of_greedy_search(shared_server: Any, captions: list[str]) -> None:
+    """A few answers are tokenised otherwise than they were generated, which is no fault: those are not compared."""
     texts = captions[:60]
     checkpoint = Checkpoint.load(ROOT / "model/pretrained/en-de")
     oracle = greedy_search(checkpoint.model, checkpoint.tokenizers.source.encode_batch(texts), 256)
@@ -31,9 +27,9 @@ def test_score_of_an_answer_is_what_greedy_search_says_of_it(shared_server: Any,
         scores = [client.score(text, answer.text, model="en-de") for text, answer in zip(texts, answers, strict=True)]
     num_compared = 0
     for score, hypothesis in zip(scores, oracle, strict=True):
-        if [told.token for told in score.tokens] == [*hypothesis.ids, checkpoint.model.config.eos_id]:
+        if [token.token for token in score.tokens] == [*hypothesis.ids, checkpoint.model.config.eos_id]:
             num_compared += 1
-            assert [told.log_prob for told in score.tokens] == pytest.approx(hypothesis.log_probs, abs=1e-4)
+            assert [token.log_prob for token in score.tokens] == pytest.approx(hypothesis.log_probs, abs=1e-4)
             assert score.score == pytest.approx(hypothesis.score, abs=1e-4)
     assert num_compared >= 54
 
@@ -60,8 +56,8 @@ def test_scores_are_bit_identical_whatever_the_load(shared_server: Any, captions
         ("en-fr", "A little girl in a pink dress.", "Une petite fille en robe rose.", "1-1 2-2 6-4"),
     ],
 )
-def test_words_that_translate_each_other_are_linked(shared_server: Any, model: str, source: str, target: str, links: str) -> None:
-    """Nouns, verbs and numbers are; articles and prepositions attend where they like. French puts the colour behind the dress."""
+def test_translated_words_are_linked(shared_server: Any, model: str, source: str, target: str, links: str) -> None:
+    """Nouns, verbs and numbers; articles and prepositions attend anywhere. French puts the colour behind the dress."""
     with Client(shared_server.address) as client:
         score = client.score(source, target, model=model, return_word_alignment=True, return_alignment=True)
     assert score.word_alignment is not None and score.alignment is not None
@@ -85,9 +81,8 @@ def test_command_line_scores_two_files(shared_server: Any, tmp_path: Path) -> No
     source, target = tmp_path / "source", tmp_path / "target"
     source.write_text("A dog runs through the snow.\nTwo men play soccer on a field.\n")
     target.write_text("Ein Hund rennt durch den Schnee.\n\n")
-    command = [sys.executable, "-m", "dragoman", "score", "--server", shared_server.address, "--model", "en-de"]
-    files = ["--source", str(source), "--target", str(target), "--alignment"]
-    lines = subprocess.run([*command, *files], cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
+    files = ("--source", source, "--target", target, "--alignment")
+    lines = dragoman("score", "--server", shared_server.address, "--model", "en-de", *files).stdout.splitlines()
     (score, log_prob, links), (empty_score, empty_log_prob, no_links) = (line.split("\t") for line in lines)
     assert float(log_prob) < float(score) < 0 and "0-0" in links.split()
     assert float(empty_score) == float(empty_log_prob) < float(log_prob) and no_links == ""
@@ -102,11 +97,11 @@ def test_scored_pairs_are_counted(shared_server: Any) -> None:
 
 
 def test_a_model_scores_when_its_bundle_has_gone(serve: Any, endless: Path, tmp_path: Path) -> None:
-    """Like it generates: all that it needs is loaded at the start, and the first pair reads nothing."""
+    """As for generation, everything is loaded at the start: the first pair reads nothing."""
     bundle = tmp_path / "alpha"
     shutil.copytree(endless / "alpha", bundle)
     with serve(bundle) as server, Client(server.address) as client:
-        wait_until(lambda: any(event["event"] == "scorer loaded" for event in server.events), "the scorer is loaded")
+        wait_until(lambda: bool(server.logged("scorer loaded")), "the scorer is loaded")
         bundle.rename(tmp_path / "away")
         assert client.score("a dog runs", "over the grass").log_prob < 0
         assert server.terminate() == 0

@@ -1,82 +1,259 @@
-"""Traces of the real process, at a collector on a real port."""
+"""Traces of the real process, at a collector on a real port: spans of calls, phases and items, their attributes, and no texts."""
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
+import requests
+from grpc_health.v1.health_pb2 import HealthCheckRequest
+from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from dragoman.client.request import Request
 from dragoman.client.search import Search
 from dragoman.client.sync import Client
+from dragoman.v1.generation_pb2 import GenerateRequest, ListModelsRequest, ScoreRequest
+from dragoman.v1.generation_pb2_grpc import GenerationStub
+from tests.conftest import Collector
+from tests.system.harness.server import Event, Server, stopped, wait_until
 
 pytestmark = pytest.mark.e2e
 
 trace = pytest.importorskip("opentelemetry.trace", reason="needs the extra `tracing`")
 
-TEXT = "Two men are playing guitar on a busy street."
+TEXT, TARGET = "Two men are playing guitar on a busy street.", "Zwei Männer spielen Gitarre."
+SECRET = "Das bleibt unter uns."
 PHASES = ["queue", "prefill", "decode"]
+TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+SERVICE = "dragoman.v1.Generation"
+BEARER = {"authorization": "Bearer a-long-token"}
 
 
-def caller(number: int) -> Any:
-    """Make a sampled span of another service the active one."""
-    context = trace.SpanContext(number, number, False, trace.TraceFlags(trace.TraceFlags.SAMPLED))
-    return trace.use_span(trace.NonRecordingSpan(context))
+def parent(number: int, is_sampled: bool = True) -> dict[str, str]:
+    """Return headers of a caller's trace, told apart by a number."""
+    return {"traceparent": f"00-{number:032x}-{SPAN}-{is_sampled:02d}", "tracestate": "vendor=7"}
 
 
-def check_phases(collector: Any, span: Any) -> None:
-    """See that phases fill the span from its start, one after the other, and end before it does."""
+@pytest.fixture(scope="module")
+def traces() -> Iterator[Collector]:
+    collector = Collector()
+    yield collector
+    collector.stop()
+
+
+@pytest.fixture(scope="module")
+def server(serve: Callable[..., Any], translators: Path, traces: Collector, tmp_path_factory: Any) -> Iterator[Server]:
+    tokens = tmp_path_factory.mktemp("tokens") / "tokens"
+    tokens.write_text("web:a-long-token\n")
+    flags = (
+        "--tracing-endpoint",
+        traces.endpoint,
+        "--tracing-sample-ratio",
+        "0",
+        "--auth-tokens-file",
+        str(tokens),
+        "--max-slots",
+        "4",
+    )
+    with serve(translators, *flags, environment={"OTEL_BSP_SCHEDULE_DELAY": "20"}) as started:
+        yield started
+        assert started.terminate() == 0
+        assert not [text for text in (SECRET, "Nein.") if text in str(traces.spans) or text in str(started.events)]
+
+
+@pytest.fixture
+def channel(server: Server) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(server.address, options=[("grpc.enable_http_proxy", 0)]) as opened:
+        yield opened
+
+
+def metadata(headers: dict[str, str], token: bool = True) -> tuple[tuple[str, str], ...]:
+    return tuple((headers | (BEARER if token else {})).items())
+
+
+def spans(traces: Collector, number: int, count: int) -> list[Any]:
+    """Return the spans of a caller's trace once there are so many, by their start."""
+
+    def found() -> list[Any]:
+        return [span for span in list(traces.spans) if int(span.trace_id.hex(), 16) == number]
+
+    wait_until(lambda: len(found()) >= count, f"{count} spans of trace {number} have arrived")
+    return sorted(found(), key=lambda span: (span.start_time_unix_nano, -span.end_time_unix_nano))
+
+
+def check_phases(collector: Collector, span: Any) -> None:
+    """Check that phases fill the span from its start, one after the other, and end before it does."""
     phases = collector.children(span)
     assert [phase.name for phase in phases] == PHASES
     starts = [phase.start_time_unix_nano for phase in phases]
     ends = [phase.end_time_unix_nano for phase in phases]
     assert starts == [span.start_time_unix_nano, *ends[:-1]]
-    assert all(start <= end for start, end in zip(starts, ends, strict=True))
-    assert ends[1] > starts[1]
-    assert ends[2] > starts[2]
+    assert all(start <= end for start, end in zip(starts, ends, strict=True)) and ends[1] > starts[1] and ends[2] > starts[2]
     (first_token,) = phases[2].events
     assert starts[2] <= first_token.time_unix_nano <= ends[2] <= span.end_time_unix_nano
 
 
-def test_a_trace_goes_from_the_client_through_the_engine(serve: Any, bundles: Path, collector: Any) -> None:
-    flags = ("--tracing-endpoint", collector.endpoint, "--tracing-sample-ratio", "0")
-    with serve(bundles, *flags) as server:
-        with Client(server.address) as client:
-            client.generate(TEXT, model="en-de", request_id="not-traced")
-            with caller(1):
-                result = client.generate(TEXT, model="en-de", search=Search(num_beams=4), request_id="traced")
-                list(client.stream(TEXT, model="en-fr"))
-                client.score(TEXT, "Zwei Männer spielen Gitarre.", model="en-de")
-            with caller(2):
-                list(client.generate_batch([Request(TEXT, model="en-de") for _ in range(20)]))
-        assert server.terminate() == 0
-    assert {int(span.trace_id.hex(), 16) for span in collector.spans} == {1, 2}
-    (unary,) = collector.named("dragoman.v1.Generation/Generate")
-    (stream,) = collector.named("dragoman.v1.Generation/GenerateStream")
-    (batch,) = collector.named("dragoman.v1.Generation/GenerateBulk")
-    (score,) = collector.named("dragoman.v1.Generation/Score")
-    assert {int(span.parent_span_id.hex(), 16) for span in (unary, stream, score)} == {1}
-    items = collector.children(batch)
+def test_a_call_is_a_span_below_its_callers_with_its_attributes(server: Server, traces: Collector, channel: grpc.Channel) -> None:
+    number, stub = int(TRACE, 16), GenerationStub(channel)
+    request = GenerateRequest(model="alpha", text=SECRET, request_id="mine", num_beams=3, max_new_tokens=9)
+    answer = stub.Generate(request, metadata=metadata(parent(number)))
+    span, *_ = spans(traces, number, 4)
+    assert (span.name, span.parent_span_id.hex(), span.trace_state) == (f"{SERVICE}/Generate", SPAN, "vendor=7")
+    assert (span.kind, span.status.code) == (span.SPAN_KIND_SERVER, 0)
+    check_phases(traces, span)
+    assert traces.attributes(span) == {
+        "rpc.system": "grpc",
+        "rpc.service": SERVICE,
+        "rpc.method": "Generate",
+        "rpc.grpc.status_code": 0,
+        "dragoman.request_id": "mine",
+        "dragoman.model.version": answer.model_version,
+        "dragoman.num_beams": 3,
+        "dragoman.priority": 0,
+        "dragoman.source_language": "en",
+        "dragoman.target_language": "de",
+        "gen_ai.request.model": "alpha",
+        "gen_ai.request.max_tokens": 9,
+        "gen_ai.request.choice.count": 1,
+        "gen_ai.usage.input_tokens": answer.usage.source_tokens,
+        "gen_ai.usage.output_tokens": answer.usage.generated_tokens,
+        "gen_ai.response.finish_reasons": ["length"],
+    }
+    wait_until(lambda: any(line.get("request_id") == "mine" for line in server.logged(Event.CALL)), "the call is logged")
+    [line] = [line for line in server.logged(Event.CALL) if line.get("request_id") == "mine"]
+    assert (line["trace_id"], line["span_id"]) == (TRACE, span.span_id.hex())
+
+
+def test_samples_streams_scores_and_items_have_spans_of_their_own(server: Server, traces: Collector, channel: grpc.Channel) -> None:
+    stub = GenerationStub(channel)
+    sampled = GenerateRequest(
+        model="alpha", text=SECRET, do_sample=True, temperature=0.5, top_k=7, num_return_sequences=3, seed=2**64 - 1
+    )
+    list(stub.GenerateStream(sampled, metadata=metadata(parent(1))))
+    span, *_ = spans(traces, 1, 4)
+    attributes = traces.attributes(span)
+    assert (attributes["gen_ai.request.temperature"], attributes["gen_ai.request.top_k"]) == (0.5, 7)
+    assert (attributes["gen_ai.request.choice.count"], attributes["gen_ai.response.finish_reasons"]) == (3, ["length"] * 3)
+    check_phases(traces, span)
+    stub.Score(ScoreRequest(model="alpha", text=SECRET, target="Nein."), metadata=metadata(parent(2)))
+    span, child = spans(traces, 2, 2)
+    assert (span.name, child.name) == (f"{SERVICE}/Score", "score") and child.end_time_unix_nano <= span.end_time_unix_nano
+    requests_ = [
+        GenerateRequest(model="alpha", text=text, request_id=name) for name, text in (("a", SECRET), ("b", ""), ("c", SECRET))
+    ]
+    list(stub.GenerateBatch(iter(requests_), metadata=metadata(parent(3))))
+    stream = next(span for span in spans(traces, 3, 10) if span.name == f"{SERVICE}/GenerateBatch")
+    items = {traces.attributes(item)["dragoman.request_id"]: item for item in traces.children(stream)}
+    assert traces.attributes(stream)["dragoman.batch.num_requests"] == 3
+    assert {name: (item.name, len(traces.children(item))) for name, item in items.items()} == {
+        "a": ("request", 3),
+        "b": ("request", 0),
+        "c": ("request", 3),
+    }
+    assert traces.attributes(items["b"])["dragoman.rejected_reason"] == "invalid"
+    lines = [line for line in server.logged(Event.ITEM) if line["trace_id"] == f"{3:032x}"]
+    assert {line["request_id"]: line["span_id"] for line in lines} == {name: item.span_id.hex() for name, item in items.items()}
+
+
+def test_failures_are_spans_with_their_status_and_cause(server: Server, traces: Collector, channel: grpc.Channel) -> None:
+    stub = GenerationStub(channel)
+    cases = [
+        (GenerateRequest(model="alpha", text=""), True, None, "INVALID_ARGUMENT", "invalid", "alpha"),
+        (GenerateRequest(model=SECRET, text=SECRET), True, None, "NOT_FOUND", "unknown_model", None),
+        (GenerateRequest(model="alpha", text=SECRET), False, None, "UNAUTHENTICATED", "unauthenticated", None),
+        (GenerateRequest(model="alpha", text=SECRET, request_id=f"{SECRET}\n"), True, None, "INVALID_ARGUMENT", "invalid", None),
+        (GenerateRequest(model="alpha", text=SECRET), True, 0.3, "DEADLINE_EXCEEDED", None, "alpha"),
+    ]
+    with stopped(*server.engines("alpha")):
+        for i, (request, has_token, timeout, code, cause, model) in enumerate(cases):
+            with pytest.raises(grpc.RpcError) as caught:
+                stub.Generate(request, metadata=metadata(parent(100 + i), has_token), timeout=timeout)
+            assert caught.value.code().name == code  # type: ignore[attr-defined]
+            span, *children = spans(traces, 100 + i, 1)
+            attributes = traces.attributes(span)
+            assert (attributes["error.type"], attributes.get("dragoman.rejected_reason")) == (code, cause)
+            assert attributes.get("gen_ai.request.model") == model and not [child for child in children if child.name == "decode"]
+            is_error = code == "DEADLINE_EXCEEDED"
+            assert span.status.code == (span.status.STATUS_CODE_ERROR if is_error else span.status.STATUS_CODE_UNSET)
+        call = stub.Generate.future(GenerateRequest(model="alpha", text=SECRET), metadata=metadata(parent(200)))
+        wait_until(lambda: server.metric("dragoman_caller_requests_running") >= 1, "the call has arrived")
+        call.cancel()
+        span, *_ = spans(traces, 200, 1)
+        attributes = traces.attributes(span)
+        assert (attributes["rpc.grpc.status_code"], attributes["error.type"]) == (1, "CANCELLED")
+        assert span.status.code == span.status.STATUS_CODE_UNSET
+
+
+def test_http_calls_are_named_by_method_and_route(server: Server, traces: Collector) -> None:
+    def post(path: str, message: Any, number: int) -> int:
+        headers = parent(number) | {"Authorization": "Bearer a-long-token"}
+        return requests.post(server.http_address + path, json=message, headers=headers, timeout=60).status_code
+
+    assert post("/v1/generate", {"model": "alpha", "text": SECRET, "requestId": "web", "numBeams": 4}, 300) == 200
+    span, *_ = spans(traces, 300, 4)
+    attributes = traces.attributes(span)
+    assert span.name == "POST /v1/generate" and [phase.name for phase in traces.children(span)] == PHASES
+    assert (attributes["http.request.method"], attributes["http.route"]) == ("POST", "/v1/generate")
+    assert (attributes["dragoman.request_id"], attributes["dragoman.num_beams"]) == ("web", 4)
+    assert not {"rpc.system", "rpc.service", "rpc.method"} & attributes.keys()
+    path = "/v2/models/alpha/generate"
+    assert [post(path, {"text_input": texts}, 301 + i) for i, texts in enumerate(([SECRET, SECRET], ""))] == [200, 400]
+    answered, refused = spans(traces, 301, 9)[0], spans(traces, 302, 1)[0]
+    assert answered.name == refused.name == "POST /v2/models/{model}/generate"
+    assert [child.name for child in traces.children(answered)] == ["request", "request"]
+    assert traces.attributes(refused)["error.type"] == "INVALID_ARGUMENT"
+
+
+def test_callers_decide_on_their_traces_and_the_ratio_on_new_ones(server: Server, traces: Collector, channel: grpc.Channel) -> None:
+    """Here new traces are never sampled. Health is not traced at all."""
+    stub, before = GenerationStub(channel), len(traces.spans)
+    for number, headers in (
+        (400, {}),
+        (401, parent(401, is_sampled=False)),
+        (402, parent(402)),
+        (403, {"traceparent": "nonsense"}),
+    ):
+        stub.ListModels(ListModelsRequest(), metadata=metadata(headers | {"x-request-id": f"sampled-{number}"}))
+    HealthStub(channel).Check(HealthCheckRequest(), metadata=metadata(parent(404)))
+    [span] = spans(traces, 402, 1)
+    wait_until(lambda: any(line.get("request_id") == "sampled-403" for line in server.logged(Event.CALL)), "all are logged")
+    lines = {line["request_id"]: line for line in server.logged(Event.CALL) if line.get("request_id", "").startswith("sampled-")}
+    assert "trace_id" not in lines["sampled-400"] and "span_id" not in lines["sampled-403"]
+    assert (lines["sampled-401"]["trace_id"], lines["sampled-401"]["span_id"]) == (f"{401:032x}", SPAN)
+    assert (lines["sampled-402"]["trace_id"], lines["sampled-402"]["span_id"]) == (f"{402:032x}", span.span_id.hex())
+    assert len(traces.spans) == before + 1
+
+
+def test_the_python_client_continues_its_callers_trace(server: Server, traces: Collector) -> None:
+    def active(number: int) -> Any:
+        context = trace.SpanContext(number, number, False, trace.TraceFlags(trace.TraceFlags.SAMPLED))
+        return trace.use_span(trace.NonRecordingSpan(context))
+
+    with Client(server.address, token="a-long-token") as client:
+        with active(500):
+            client.generate(TEXT, model="alpha", search=Search(num_beams=4))
+            list(client.stream(TEXT, model="beta"))
+            client.score(TEXT, TARGET, model="alpha")
+        with active(501):
+            list(client.generate_batch([Request(TEXT, model="alpha") for _ in range(20)]))
+    calls = [span for span in spans(traces, 500, 10) if int(span.parent_span_id.hex(), 16) == 500]
+    assert [span.name for span in calls] == [f"{SERVICE}/{name}" for name in ("Generate", "GenerateStream", "Score")]
+    batch = next(span for span in spans(traces, 501, 81) if span.name == f"{SERVICE}/GenerateBulk")
+    items = traces.children(batch)
     assert len(items) == 20
-    for span in (unary, stream, *items):
-        check_phases(collector, span)
-    (scoring,) = collector.children(score)
-    assert scoring.end_time_unix_nano <= score.end_time_unix_nano
-    attributes = collector.attributes(unary)
-    assert (attributes["dragoman.num_beams"], attributes["gen_ai.usage.output_tokens"]) == (4, result.usage.generated_tokens)
-    lines = {event["request_id"]: event for event in server.events if event["event"] == "call"}
-    assert lines["traced"]["trace_id"] == f"{1:032x}"
-    assert lines["traced"]["span_id"] == unary.span_id.hex()
-    assert "trace_id" not in lines["not-traced"]
-    assert not [text for text in (TEXT, result.text, "Gitarre") if text in str(collector.spans)]
+    for item in items:
+        check_phases(traces, item)
+    assert TEXT not in str(traces.spans) and TARGET not in str(traces.spans)
 
 
-def test_a_collector_that_hangs_holds_up_neither_answers_nor_the_end(serve: Any, bundles: Path, collector: Any) -> None:
+def test_a_collector_that_hangs_holds_up_neither_answers_nor_the_end(serve: Any, translators: Path, collector: Any) -> None:
     collector.gate.clear()
-    with serve(bundles, "--tracing-endpoint", collector.endpoint, environment={"OTEL_BSP_SCHEDULE_DELAY": "50"}) as server:
+    with serve(translators, "--tracing-endpoint", collector.endpoint, environment={"OTEL_BSP_SCHEDULE_DELAY": "50"}) as server:
         with Client(server.address) as client:
-            first = client.generate(TEXT, model="en-de").text
+            first = client.generate(TEXT, model="alpha").text
             assert collector.arrived.wait(30)
-            assert {client.generate(TEXT, model="en-de").text for _ in range(20)} == {first}
+            assert {client.generate(TEXT, model="alpha").text for _ in range(20)} == {first}
         assert server.terminate() == 0
     assert [event["level"] for event in server.events if event["event"].startswith("the collector takes no spans")] == ["warning"]
-    assert server.events[-1]["event"] == "stopped"
+    assert server.events[-1]["event"] == Event.STOPPED

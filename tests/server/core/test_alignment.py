@@ -13,30 +13,20 @@ from dragoman.server.core.alignment import token_words, word_alignment
 from tests.oracles.vocabularies import trained
 
 
-def test_a_token_belongs_to_the_word_it_spells() -> None:
-    assert token_words([b" A", b" d", b"og", b".", b""]) == [0, 1, 1, 1, None]
-
-
-def test_white_space_alone_belongs_to_no_word() -> None:
-    assert token_words([b" ", b" ", b" a", b"\t", b"b", b"\n", b"  "]) == [None, None, 0, None, 1, None, None]
-
-
-def test_a_character_of_several_tokens_is_one_word() -> None:
-    first, *rest = (bytes([byte]) for byte in " 犬 x".encode())
-    assert token_words([first, *rest]) == [None, 0, 0, 0, None, 1]
-
-
-def test_no_break_and_wide_spaces_separate_too() -> None:
-    """As in `str.split`, and whatever token their bytes are in."""
-    assert token_words([b" a", "\u00a0".encode(), b"b", b"\xe3\x80", b"\x80c"]) == [0, None, 1, None, 2]
-
-
-def test_a_token_across_two_words_belongs_to_the_first() -> None:
-    assert token_words([b"a b", b"c"]) == [0, 1]
-
-
-def test_bytes_that_are_not_text_are_a_word() -> None:
-    assert token_words([b" \xff", b"\xfe", b" a"]) == [0, 0, 1]
+@pytest.mark.parametrize(
+    ("pieces", "words"),
+    [
+        ([b" A", b" d", b"og", b".", b""], [0, 1, 1, 1, None]),
+        ([b" ", b" ", b" a", b"\t", b"b", b"\n", b"  "], [None, None, 0, None, 1, None, None]),
+        ([bytes([byte]) for byte in " 犬 x".encode()], [None, 0, 0, 0, None, 1]),
+        ([b" a", "\u00a0".encode(), b"b", b"\xe3\x80", b"\x80c"], [0, None, 1, None, 2]),
+        ([b"a b", b"c"], [0, 1]),
+        ([b" \xff", b"\xfe", b" a"], [0, 0, 1]),
+    ],
+    ids=["words", "white space", "bytes of a character", "no-break and wide spaces", "two words in a token", "not text"],
+)
+def test_each_token_has_the_number_of_its_first_word(pieces: list[bytes], words: list[int | None]) -> None:
+    assert token_words(pieces) == words
 
 
 @pytest.mark.parametrize("text", ["", " ", "a", "  two  spaces ", "Ein 🐕 läuft.", "a\tb\nc\u3000d", "x\x1cy\u2028z", "</s> <pad>"])
@@ -49,7 +39,7 @@ def test_words_are_those_of_split(tokenizer: ByteLevelTokenizer, text: str) -> N
     assert [words[i].decode().strip() for i in range(len(words))] == text.split()
 
 
-def test_what_is_unknown_is_a_part_of_its_word() -> None:
+def test_an_unknown_token_is_a_part_of_its_word() -> None:
     """Decoded, it has spaces around it or is nothing; either would number the words behind it wrongly."""
     model = trained(model_type="unigram")
     library = JsonTokenizer(unigram_file(), 2)
@@ -70,33 +60,25 @@ SOURCE = [b" a", b" b", b"c", b" d", b""]
 TARGET = [b" X", b"Y", b" Z", b""]
 
 
-def links(*rows: list[float]) -> str:
-    return word_alignment(np.array(rows, np.float32), SOURCE, TARGET)
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([[0.1, 0, 0, 0.9, 0], [0.3, 0, 0, 0.7, 0], [0.8, 0.1, 0, 0.1, 0], [0, 1, 0, 0, 0]], "0-1 2-0"),
+        # No token of word 1 has the largest weight; together they have the most. The rows of XY disagree; their sum decides.
+        ([[0, 0.3, 0.3, 0.4, 0], [0, 0.3, 0.3, 0.4, 0], [0.4, 0, 0, 0.6, 0], [0] * 5], "1-0 2-1"),
+        ([[0.6, 0, 0, 0.4, 0], [0.1, 0, 0, 0.9, 0], [1, 0, 0, 0, 0], [0] * 5], "0-1 2-0"),
+        # End-of-sequence links nothing.
+        ([[0.1, 0, 0, 0, 0.9], [0.1, 0, 0, 0, 0.9], [0, 0, 0.2, 0, 0.8], [0, 0, 0, 1, 0]], "0-0 1-1"),
+        # Of equal weights the first is linked.
+        ([[0.25, 0.125, 0.125, 0.25, 0.25]] * 4, "0-0 0-1"),
+    ],
+)
+def test_each_target_word_is_linked_to_where_most_of_its_attention_lies(rows: list[list[float]], expected: str) -> None:
+    assert word_alignment(np.array(rows, np.float32), SOURCE, TARGET) == expected
 
 
-def test_each_target_word_is_linked_to_where_most_of_its_attention_lies() -> None:
-    assert links([0.1, 0, 0, 0.9, 0], [0.3, 0, 0, 0.7, 0], [0.8, 0.1, 0, 0.1, 0], [0, 1, 0, 0, 0]) == "0-1 2-0"
-
-
-def test_weights_of_a_word_s_tokens_are_summed() -> None:
-    """No token of word 1 has the largest weight; together they have the most. The rows of XY disagree; their sum decides."""
-    assert links([0, 0.3, 0.3, 0.4, 0], [0, 0.3, 0.3, 0.4, 0], [0.4, 0, 0, 0.6, 0], [0] * 5) == "1-0 2-1"
-    assert links([0.6, 0, 0, 0.4, 0], [0.1, 0, 0, 0.9, 0], [1, 0, 0, 0, 0], [0] * 5) == "0-1 2-0"
-
-
-def test_end_of_sequence_links_nothing() -> None:
-    assert links([0.1, 0, 0, 0, 0.9], [0.1, 0, 0, 0, 0.9], [0, 0, 0.2, 0, 0.8], [0, 0, 0, 1, 0]) == "0-0 1-1"
-
-
-def test_of_equals_the_first_is_linked() -> None:
-    assert links(*[[0.25, 0.125, 0.125, 0.25, 0.25]] * 4) == "0-0 0-1"
-
-
-def test_links_are_sorted_by_source_then_target() -> None:
+def test_links_are_sorted_by_source_then_target_and_may_be_none() -> None:
     last, first = [0, 0, 0, 1, 0], [1, 0, 0, 0, 0]
     assert word_alignment(np.array([last, first, last], np.float32), SOURCE, [b" X", b" Y", b" Z"]) == "0-1 2-0 2-2"
-
-
-def test_nothing_to_link_gives_nothing() -> None:
     assert word_alignment(np.ones((1, 5), np.float32), SOURCE, [b""]) == ""
     assert word_alignment(np.ones((2, 1), np.float32), [b""], [b" X", b""]) == ""

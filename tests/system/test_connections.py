@@ -1,0 +1,296 @@
+"""Connections over gRPC, with frames that no gRPC client sends: how many there are, how long they stay, what each may hold."""
+
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse, HealthListRequest
+from grpc_health.v1.health_pb2_grpc import HealthStub
+from grpc_reflection.v1alpha.reflection_pb2 import ExtensionRequest, ServerReflectionRequest
+from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
+
+from dragoman.v1.generation_pb2 import GenerateRequest
+from dragoman.v1.generation_pb2_grpc import GenerationStub
+from tests.system.harness.http2 import DATA, GOAWAY, HEADERS, PING, PREFACE, RST_STREAM, SETTINGS, Http2, frame
+from tests.system.harness.server import Server, stopped, wait_until
+
+pytestmark = pytest.mark.e2e
+
+CHECK, WATCH, GENERATE = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch", "/dragoman.v1.Generation/Generate"
+REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+RESOURCE_EXHAUSTED, REFUSED_STREAM, MAX_CONNECTIONS = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0], 7, 6
+SERVING, UNKNOWN = HealthCheckResponse.SERVING, HealthCheckResponse.SERVICE_UNKNOWN
+REQUEST = GenerateRequest(model="alpha", text="a")
+FLAGS = {
+    "max-connections": MAX_CONNECTIONS,
+    "max-connection-idle-seconds": 0.5,
+    "handshake-seconds": 0.5,
+    "keepalive-timeout-seconds": 0.5,
+    "max-concurrent-streams": 20,
+    "max-watches": 5,
+    "max-watches-per-connection": 3,
+    "max-batch-streams-per-connection": 2,
+}
+
+
+@pytest.fixture(scope="module")
+def server(serve: Callable[..., Any], translators: Path) -> Iterator[Server]:
+    with serve(translators, *(text for name, value in FLAGS.items() for text in (f"--{name}", str(value)))) as started:
+        yield started
+        assert started.terminate() == 0
+        assert not started.problems()
+
+
+@pytest.fixture
+def port(server: Server) -> int:
+    """The port, once no connection of the test before is left."""
+    number = int(server.address.rpartition(":")[2])
+
+    def is_free() -> bool:
+        with ExitStack() as stack, suppress(OSError, EOFError):
+            for _ in range(MAX_CONNECTIONS):
+                connection = stack.enter_context(Http2(number))
+                connection.wait_for_status(connection.call(CHECK))
+            return True
+        return False
+
+    def is_empty() -> bool:
+        with suppress(OSError, EOFError), Http2(number) as connection:
+            return status(connection) == 0
+        return False
+
+    wait_until(is_free, "connections of the test before have ended")
+    wait_until(is_empty, "those of this fixture have ended")
+    return number
+
+
+@pytest.fixture
+def channel(server: Server, port: int) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(server.address, options=[("grpc.enable_http_proxy", 0)]) as opened:
+        yield opened
+
+
+def status(connection: Http2, path: str = CHECK, message: bytes = b"") -> int:
+    return connection.wait_for_status(connection.call(path, message))
+
+
+def failure(call: Callable[[], Any]) -> tuple[str, str]:
+    with pytest.raises(grpc.RpcError) as caught:
+        call()
+    return caught.value.code().name, caught.value.details()  # type: ignore[attr-defined]
+
+
+def ends(connection: socket.socket) -> bool:
+    """Return once the server has closed a connection."""
+    with suppress(ConnectionError):
+        while connection.recv(65_536):
+            pass
+    return True
+
+
+def test_connections_are_bounded_and_one_that_ends_makes_room(port: int) -> None:
+    with ExitStack() as stack:
+        held = [stack.enter_context(Http2(port)) for _ in range(MAX_CONNECTIONS)]
+        for connection in held[:3]:
+            connection.wait_for(HEADERS, connection.call(WATCH))
+        assert [status(connection) for connection in held] == [0] * MAX_CONNECTIONS
+        with pytest.raises((OSError, EOFError)), Http2(port) as refused:
+            status(refused)
+        held[0].socket.close()
+
+        def has_room() -> bool:
+            with suppress(OSError, EOFError), Http2(port) as again:
+                return status(again) == 0
+            return False
+
+        wait_until(has_room, "there is room again")
+        assert status(held[1]) == 0, "the others are served all along"
+
+
+def test_idle_connections_are_closed_and_those_with_calls_are_not(port: int) -> None:
+    with Http2(port) as idle, Http2(port) as busy:
+        busy.wait_for(DATA, busy.call(WATCH))
+        assert status(idle) == 0
+        idle.wait_for_end()
+        assert status(busy) == 0
+
+
+@pytest.mark.parametrize(
+    "greeting", [b"", PREFACE, PREFACE + b"\0\0\0", b"GET / HTTP/1.1\r\n\r\n"], ids=["none", "half", "cut", "http1"]
+)
+def test_connections_without_a_handshake_are_closed(port: int, greeting: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", port), 30) as connection:
+        connection.sendall(greeting)
+        assert ends(connection)
+
+
+def test_a_client_that_has_vanished_is_noticed(port: int) -> None:
+    """It acknowledges nothing; gRPC core would wait a minute for it, whatever its keepalive timeout."""
+    with socket.create_connection(("127.0.0.1", port), 30) as connection:
+        silent = Http2.__new__(Http2)
+        silent.socket, silent._next_stream, silent._received = connection, 1, b""
+        connection.sendall(PREFACE + frame(SETTINGS, 0, 0, b""))
+        silent.call(WATCH)
+        assert ends(connection)
+
+
+def test_calls_of_a_connection_are_bounded_and_taken_back_ones_do_not_pile_up(port: int, server: Server) -> None:
+    """A flood of cancelled calls on one connection used to take gigabytes: each waited to be taken up."""
+    with Http2(port) as connection, stopped(*server.engines("alpha")):
+        streams = [connection.call(GENERATE, REQUEST.SerializeToString()) for _ in range(22)]
+        assert [connection.wait_for(RST_STREAM).stream for _ in range(2)] == streams[20:]
+        with Http2(port) as other:
+            assert status(other) == 0
+    with Http2(port) as connection:
+        assert status(connection) == 0
+        with stopped(server.process.pid):  # none is taken up meanwhile
+            for _ in range(1000):
+                connection.socket.sendall(frame(RST_STREAM, 0, connection.call(GENERATE, None, is_last=False), b"\0\0\0\x08"))
+        assert struct.unpack("!I", connection.wait_for(RST_STREAM).payload)[0] == REFUSED_STREAM
+    with Http2(port) as other:
+        assert status(other) == 0
+    server.wait_until_idle()
+
+
+def test_too_many_pings_and_too_long_headers_are_refused(port: int, channel: grpc.Channel) -> None:
+    with Http2(port) as connection:
+        connection.socket.sendall(frame(PING, 0, 0, b"12345678") * 10)
+        assert b"too_many_pings" in connection.wait_for(GOAWAY).payload
+    send = GenerationStub(channel).Generate
+    for name, value in (("x-long", "x" * 17_000), ("authorization", "x" * 100_000)):
+        assert failure(lambda n=name, v=value: send(GenerateRequest(), metadata=((n, v),)))[0] == "RESOURCE_EXHAUSTED"
+
+
+def test_a_client_comes_back_by_itself_after_idle_time(port: int, channel: grpc.Channel) -> None:
+    stub = GenerationStub(channel)
+    for _ in range(3):
+        assert stub.Generate(REQUEST, wait_for_ready=True).model == "alpha"
+        with Http2(port) as other:  # as long as another connection takes to be closed
+            other.wait_for_end()
+
+
+class OpenStream:
+    """A stream with one request that stays open."""
+
+    def __init__(self, request_id: str) -> None:
+        self.request = GenerateRequest(model="alpha", text="a", request_id=request_id)
+
+    def __iter__(self) -> Iterator[GenerateRequest]:
+        yield self.request
+        with suppress(AssertionError):
+            wait_until(lambda: False, "never", 20)
+
+
+def test_batch_streams_of_a_connection_are_bounded(channel: grpc.Channel) -> None:
+    stub = GenerationStub(channel)
+    held = [stub.GenerateBatch(iter(OpenStream(name))) for name in "12"]
+    assert [next(call).request_id for call in held] == ["1", "2"]
+    code, message = failure(lambda: list(stub.GenerateBatch(iter(OpenStream("3")))))
+    assert code == "RESOURCE_EXHAUSTED" and message.startswith("max_batch_streams_per_connection: 2 on one connection")
+    held[0].cancel()
+
+    def has_room() -> bool:
+        with suppress(grpc.RpcError):
+            return bool(list(stub.GenerateBatch(iter([GenerateRequest(model="alpha", text="a", request_id="4")]))))
+        return False
+
+    wait_until(has_room, "there is room for another stream")
+    held[1].cancel()
+
+
+# Health
+
+
+def test_watches_are_bounded_on_a_connection_and_in_all(port: int, channel: grpc.Channel) -> None:
+    def watch(connection: Http2) -> int | None:
+        """Return None for a watch that has its first message, else its status."""
+        stream = connection.call(WATCH)
+        found = connection.wait_for(HEADERS, stream)
+        if found.status is None:
+            connection.wait_for(DATA, stream)
+        return found.status
+
+    health = HealthStub(channel)
+    with Http2(port) as first, Http2(port) as second:
+        assert [watch(first) for _ in range(4)] == [None] * 3 + [RESOURCE_EXHAUSTED]
+        assert [watch(second) for _ in range(3)] == [None] * 2 + [RESOURCE_EXHAUSTED]
+        code, message = failure(lambda: next(health.Watch(HealthCheckRequest())))
+        assert code == "RESOURCE_EXHAUSTED" and message.startswith("max_watches: all 5 are taken")
+        assert health.Check(HealthCheckRequest()).status == SERVING, "a single check needs no place"
+
+    def is_watched() -> bool:
+        with suppress(grpc.RpcError):
+            return bool(next(health.Watch(HealthCheckRequest())).status == SERVING)
+        return False
+
+    wait_until(is_watched, "there is a place again")
+
+
+def test_health_has_names_of_models_and_services_and_refuses_others(channel: grpc.Channel) -> None:
+    health = HealthStub(channel)
+    for name in ("", "readiness", "liveness", "dragoman.v1.Generation", "inference.GRPCInferenceService", "alpha", "beta"):
+        assert health.Check(HealthCheckRequest(service=name)).status == SERVING, name
+    for name in ("nobody", "x" * 100_000):
+        assert failure(lambda name=name: health.Check(HealthCheckRequest(service=name)))[0] == "NOT_FOUND"
+    watch = health.Watch(HealthCheckRequest(service="nobody"))
+    assert next(watch).status == UNKNOWN
+    watch.cancel()
+    message = "service: 1025 characters; at most 1024 are allowed"
+    assert failure(lambda: next(health.Watch(HealthCheckRequest(service="x" * 1025)))) == ("INVALID_ARGUMENT", message)
+    assert failure(lambda: health.List(HealthListRequest()))[0] == "UNIMPLEMENTED"
+    for path in (CHECK, WATCH):
+        for raw in (b"\x0a\x02\xc3\x28", b"\xff\xff\xff", b"\x0a\x05a"):
+            code, reason = failure(lambda path=path, raw=raw: next(channel.unary_stream(path)(raw)))
+            assert (code, reason) == ("INVALID_ARGUMENT", "request: cannot be parsed; is every string UTF-8?")
+    assert failure(lambda: next(channel.stream_stream(CHECK)(iter(()))))[0] == "INVALID_ARGUMENT"
+
+
+# Reflection
+
+
+def test_reflection_answers_odd_questions_and_refuses_malformed_ones(channel: grpc.Channel) -> None:
+    stub = ServerReflectionStub(channel)
+
+    def error(**question: Any) -> int:
+        [answer] = stub.ServerReflectionInfo(iter([ServerReflectionRequest(**question)]))
+        return int(answer.error_response.error_code)
+
+    [listed] = stub.ServerReflectionInfo(iter([ServerReflectionRequest(list_services="")]))
+    assert {service.name for service in listed.list_services_response.service} == {
+        "dragoman.v1.Generation",
+        "inference.GRPCInferenceService",
+        "grpc.health.v1.Health",
+        "grpc.reflection.v1alpha.ServerReflection",
+    }
+    assert error() == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+    options = "google.protobuf.MessageOptions"
+    questions: list[dict[str, Any]] = [{"file_by_filename": name} for name in ("", "a\0b/../c")]
+    questions += [{"file_containing_symbol": name} for name in ("", "..é.")] + [{"all_extension_numbers_of_type": "no.Such"}]
+    for number in (-(2**31), -1, 0, 7, 2**31 - 1):
+        extension = ExtensionRequest(containing_type=options, extension_number=number)
+        questions.append({"file_containing_extension": extension})
+    for question in questions:
+        assert error(**question) == grpc.StatusCode.NOT_FOUND.value[0], question
+    for raw, reason in (
+        (b"\x22\x02\xc3\x28", "request: cannot be parsed; is every string UTF-8?"),
+        (ServerReflectionRequest(file_containing_symbol="x" * 2000).SerializeToString(), "at most 1024 are allowed"),
+    ):
+        code, message = failure(lambda raw=raw: list(channel.stream_stream(REFLECTION)(iter([raw]))))
+        assert code == "INVALID_ARGUMENT" and reason in message
+
+
+def test_reflection_streams_of_a_connection_are_bounded(port: int) -> None:
+    question = ServerReflectionRequest(list_services="").SerializeToString()
+    with Http2(port) as connection:
+        streams = [connection.call(REFLECTION, question, is_last=False) for _ in range(4)]
+        for stream in streams:
+            connection.wait_for(DATA, stream)
+        assert status(connection, REFLECTION, question) == RESOURCE_EXHAUSTED
+        connection.send(streams[0], question, is_last=True)
+        assert connection.wait_for_status(streams[0]) == 0
+        assert status(connection, REFLECTION, question) == 0
