@@ -16,9 +16,7 @@ MODELS = [(11, 0.5), (12, 0.5), (13, 2.5), (13, 3.5)]  # seed, and the bias towa
 
 @pytest.fixture(scope="module", params=MODELS, ids=lambda model: f"model{model[0]}-{model[1]}")
 def pair(
-    request: pytest.FixtureRequest,
-    make_model: Callable[..., Transformer],
-    as_transformers: Callable[[Transformer], MarianMTModel],
+    request: pytest.FixtureRequest, make_model: Callable[..., Transformer], as_transformers: Callable[[Transformer], MarianMTModel]
 ) -> tuple[Transformer, MarianMTModel]:
     """Give the same random model twice, in double precision, so that no rounding decides a close call."""
     seed, end_bias = request.param

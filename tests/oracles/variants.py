@@ -166,10 +166,7 @@ VARIANTS = {
     "mt5": Variant("MT5ForConditionalGeneration", _size(vocabularies.t5, extra_ids=0), _GATED),
     "byt5": Variant(_T5_MODEL, _size(vocabularies.byt5), _GATED),
     "umt5": Variant(
-        "UMT5ForConditionalGeneration",
-        _size(vocabularies.t5, extra_ids=0),
-        dict(_GATED, tie_word_embeddings=True),
-        has_json=True,
+        "UMT5ForConditionalGeneration", _size(vocabularies.t5, extra_ids=0), dict(_GATED, tie_word_embeddings=True), has_json=True
     ),
     "madlad": Variant(
         _T5_MODEL,

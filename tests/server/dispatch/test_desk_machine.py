@@ -7,15 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from dragoman.server.dispatch.dispatcher import num_ahead
-from dragoman.server.engine.messages import (
-    Request,
-    Scored,
-    ScoreRequest,
-    SearchOptions,
-    Share,
-    Shrunk,
-    Tokens,
-)
+from dragoman.server.engine.messages import Request, Scored, ScoreRequest, SearchOptions, Share, Shrunk, Tokens
 from tests.server.dispatch.fakes import FakeDesk, FakeFrontEnd, FakeReplica
 
 ORIGINS = (b"ours", b"theirs")

@@ -2,7 +2,8 @@
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,6 @@ from dragoman.server.engine.scheduler import Limits
 from dragoman.server.errors import NotReady, Unavailable
 from tests.server.dispatch.fakes import FakeReplica
 
-Play = Callable[[Callable[["World"], Awaitable[None]]], None]
-
 
 class World:
     """A desk, what listens for it, and front ends by name."""
@@ -28,7 +27,6 @@ class World:
         self.desk = Desk(Limits(max_slots=2, max_waiting_requests=8, max_waiting_tokens=100, prefill_tokens_per_step=100))
         self.server = DeskServer(endpoint, self.desk)
         self.engines: list[AttachedEngine] = []
-        self.changes: list[bool] = []
 
     def front_end(self, name: str) -> AttachedEngine:
         numbers = itertools.count(1)
@@ -48,33 +46,24 @@ class World:
             while not condition():
                 await asyncio.sleep(0.001)
 
-    async def close(self) -> None:
-        for engine in self.engines:
+
+@asynccontextmanager
+async def connected(folder: Path) -> AsyncIterator[World]:
+    world = World(f"ipc://{folder}/desk")
+    try:
+        yield world
+    finally:
+        for engine in world.engines:
             await engine.stop()
-        self.server.close()
-
-
-@pytest.fixture
-def play(tmp_path: Path) -> Play:
-    def run(scenario: Callable[[World], Awaitable[None]]) -> None:
-        async def whole() -> None:
-            world = World(f"ipc://{tmp_path}/desk")
-            try:
-                await scenario(world)
-            finally:
-                await world.close()
-
-        asyncio.run(whole())
-
-    return run
+        world.server.close()
 
 
 def request(number: int) -> Request:
     return Request(number, [5, 1], 9, float(number))
 
 
-def test_front_ends_hear_when_the_model_is_ready_and_get_their_own_answers(play: Play) -> None:
-    async def scenario(world: World) -> None:
+async def test_front_ends_hear_when_the_model_is_ready_and_get_their_own_answers(tmp_path: Path) -> None:
+    async with connected(tmp_path) as world:
         early = world.front_end("early")
         await world.until(lambda: world.server.num_attached == 1)
         assert not early.is_ready
@@ -86,11 +75,9 @@ def test_front_ends_hear_when_the_model_is_ready_and_get_their_own_answers(play:
         replica.finish()
         assert [(await answer).id for answer in answers] == [1, 1]
 
-    play(scenario)
 
-
-def test_what_a_front_end_had_that_is_gone_is_ended_and_nothing_else(play: Play) -> None:
-    async def scenario(world: World) -> None:
+async def test_what_a_front_end_had_that_is_gone_is_ended_and_nothing_else(tmp_path: Path) -> None:
+    async with connected(tmp_path) as world:
         replica = FakeReplica(world.desk, 0, 2)
         gone, there = world.front_end("front-1-0"), world.front_end("front-1-00")
         await world.until(lambda: gone.is_ready and there.is_ready)
@@ -105,11 +92,9 @@ def test_what_a_front_end_had_that_is_gone_is_ended_and_nothing_else(play: Play)
         assert not lost.done(), "nobody tells it, for nobody is there"
         lost.cancel()
 
-    play(scenario)
 
-
-def test_a_front_end_attaches_anew_when_the_model_was_down(play: Play) -> None:
-    async def scenario(world: World) -> None:
+async def test_a_front_end_attaches_anew_when_the_model_was_down(tmp_path: Path) -> None:
+    async with connected(tmp_path) as world:
         replica = FakeReplica(world.desk, 0, 2)
         engine = world.front_end("front")
         await world.until(lambda: engine.is_ready)
@@ -128,11 +113,9 @@ def test_a_front_end_attaches_anew_when_the_model_was_down(play: Play) -> None:
         replica.finish()
         assert (await again).reason == "eos"
 
-    play(scenario)
 
-
-def test_what_cannot_be_read_hurts_nobody(play: Play) -> None:
-    async def scenario(world: World) -> None:
+async def test_what_cannot_be_read_hurts_nobody(tmp_path: Path) -> None:
+    async with connected(tmp_path) as world:
         FakeReplica(world.desk, 0, 2)
         context = zmq.asyncio.Context()
         stranger = context.socket(zmq.DEALER)
@@ -144,13 +127,10 @@ def test_what_cannot_be_read_hurts_nobody(play: Play) -> None:
         stranger.close()
         context.term()
 
-    play(scenario)
 
-
-def test_what_a_front_end_had_that_attaches_anew_is_ended(play: Play) -> None:
+async def test_what_a_front_end_had_that_attaches_anew_is_ended(tmp_path: Path) -> None:
     """Also when it never heard `Down`, such as after a message that it could not read."""
-
-    async def scenario(world: World) -> None:
+    async with connected(tmp_path) as world:
         replica = FakeReplica(world.desk, 0, 2)
         engine = world.front_end("front")
         await world.until(lambda: engine.is_ready)
@@ -161,11 +141,9 @@ def test_what_a_front_end_had_that_attaches_anew_is_ended(play: Play) -> None:
         await world.until(lambda: len(replica.cancelled) == 1)
         await world.until(lambda: engine.is_ready and world.server.num_attached == 1)
 
-    play(scenario)
 
-
-def test_a_front_end_that_cannot_attach_tries_again(play: Play) -> None:
-    async def scenario(world: World) -> None:
+async def test_a_front_end_that_cannot_attach_tries_again(tmp_path: Path) -> None:
+    async with connected(tmp_path) as world:
         FakeReplica(world.desk, 0, 2)
         failures = [OSError("too many open files")] * 2
 
@@ -178,5 +156,3 @@ def test_a_front_end_that_cannot_attach_tries_again(play: Play) -> None:
         engine.begin()
         world.engines.append(engine)
         await world.until(lambda: engine.is_ready)
-
-    play(scenario)

@@ -35,31 +35,26 @@ def counts(handed: list[tuple[int, Sequence]]) -> Counter[int]:
     return Counter(index for index, _ in handed)
 
 
-def test_requests_go_to_the_replica_that_has_fewest() -> None:
-    policy = dispatcher(slots=4)
-    for i in range(5):
-        policy.submit(sequence(i, arrival=i))
-    assert ids(policy.hand_over(0.0)) == [(0, 0), (1, 1), (0, 2), (1, 3), (0, 4)]
-    policy.remove((b"front", 0))
-    policy.remove((b"front", 2))
-    policy.submit(sequence(5))
-    assert ids(policy.hand_over(0.0)) == [(0, 5)]
-
-
-def test_a_lone_caller_has_one_replica_to_itself() -> None:
+@pytest.mark.parametrize(
+    ("sizes", "replicas"),
+    [
+        ([(5, 1)] * 5, [0, 1, 0, 1, 0]),  # to the replica that has fewest
+        ([(90, 1), (3, 1), (5, 1)], [0, 1, 1]),  # of equally full ones to that with shorter texts
+        ([(5, 3), (5, 2), (5, 2)], [0, 1, 1]),  # a wide one is in one replica as a whole
+        ([(5, 4), (5, 3), (5, 3), (5, 1)], [0, 1, 1, 0]),  # and waits where least is missing
+    ],
+)
+def test_requests_go_to_the_replica_with_most_room(sizes: list[tuple[int, int]], replicas: list[int]) -> None:
     policy = dispatcher()
-    for i in range(3):
+    for i, (num_tokens, width) in enumerate(sizes):
+        policy.submit(sequence(i, num_tokens, i, width=width))
+    assert sorted(ids(policy.hand_over(0.0)), key=lambda one: one[1]) == [(index, i) for i, index in enumerate(replicas)]
+    for i in range(len(sizes)):
+        policy.remove((b"front", i))
+    for i in range(10, 13):  # one at a time
         policy.submit(sequence(i))
         assert ids(policy.hand_over(0.0)) == [(0, i)]
         policy.remove((b"front", i))
-
-
-def test_of_equally_full_replicas_the_one_with_shorter_texts_is_taken() -> None:
-    policy = dispatcher()
-    policy.submit(sequence(0, num_tokens=90, arrival=0))
-    policy.submit(sequence(1, num_tokens=3, arrival=1))
-    policy.submit(sequence(2, arrival=2))
-    assert ids(policy.hand_over(0.0)) == [(0, 0), (1, 1), (1, 2)]
 
 
 def test_replicas_are_given_a_few_requests_beyond_their_slots_and_no_more() -> None:
@@ -70,21 +65,6 @@ def test_replicas_are_given_a_few_requests_beyond_their_slots_and_no_more() -> N
     assert policy.hand_over(0.0) == []
     policy.remove((b"front", 7))
     assert counts(policy.hand_over(0.0)) == {1: 1}, "one for one, where it has ended"
-
-
-def test_a_wide_request_is_in_one_replica_as_a_whole() -> None:
-    policy = dispatcher(slots=4)
-    policy.submit(sequence(0, width=3, arrival=0))
-    policy.submit(sequence(1, width=2, arrival=1))
-    policy.submit(sequence(2, width=2, arrival=2))
-    assert ids(policy.hand_over(0.0)) == [(0, 0), (1, 1), (1, 2)]
-
-
-def test_a_wide_request_waits_where_least_is_missing_and_others_go_on_elsewhere() -> None:
-    policy = dispatcher(slots=4)
-    for i, width in enumerate((4, 3, 3, 1)):
-        policy.submit(sequence(i, width=width, arrival=i))
-    assert ids(policy.hand_over(0.0)) == [(0, 0), (1, 1), (1, 2), (0, 3)]
 
 
 def test_slots_given_back_are_given_to_others() -> None:

@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from dragoman.server.engine.settings import EngineSettings
 from dragoman.server.errors import Unavailable
 from dragoman.server.supervisor import EngineCannotStart, RestartPolicy
 from tests.server.test_supervisor import folder as folder
-from tests.server.test_supervisor import run
 
 QUICK = RestartPolicy(initial_backoff_seconds=0.05, max_backoff_seconds=0.2)
 LONG = 20
@@ -54,6 +53,11 @@ class Watched:
             on_restart=self.restarts.append,
         )
 
+    async def started(self) -> "Watched":
+        await self.engine.start()
+        await self.until_all_ready()
+        return self
+
     @property
     def process_ids(self) -> list[int | None]:
         return [replica.process_id for replica in self.engine.pool.replicas]
@@ -80,16 +84,11 @@ def answers(outcomes: list[Any]) -> list[Any]:
     return [one.answers if isinstance(one, Finished) else type(one) for one in outcomes]
 
 
-Scenario = Callable[[], Awaitable[None]]
-
-
-def test_replicas_answer_as_one_engine_does_and_stop(tiny_bundle: Path) -> None:
+async def test_replicas_answer_as_one_engine_does_and_stop(tiny_bundle: Path) -> None:
     sources = [(4 + i, 7 + i % 5, 1) for i in range(30)]
 
     async def ask(*bundles: Path) -> list[Any]:
-        watched = Watched(*bundles)
-        await watched.engine.start()
-        await watched.until_all_ready()
+        watched = await Watched(*bundles).started()
         outcomes = await asyncio.gather(*(watched.generate(source) for source in sources))
         scored = await asyncio.gather(
             *(watched.engine.score(ScoreRequest(watched.engine.next_id(), [5, 1], [6 + i, 1], 0.0)) for i in range(5))
@@ -102,124 +101,95 @@ def test_replicas_answer_as_one_engine_does_and_stop(tiny_bundle: Path) -> None:
             await watched.generate()
         return [*answers(outcomes), *(one.log_probs for one in scored)]
 
-    async def scenario() -> None:
-        one, two = await ask(tiny_bundle), await ask(tiny_bundle, tiny_bundle)
-        assert one == two
-
-    run(scenario)
+    one, two = await ask(tiny_bundle), await ask(tiny_bundle, tiny_bundle)
+    assert one == two
 
 
-def test_a_killed_replica_costs_its_own_requests_and_comes_back(tiny_bundle: Path) -> None:
-    async def scenario() -> None:
-        watched = Watched(tiny_bundle, tiny_bundle)
-        await watched.engine.start()
-        await watched.until_all_ready()
-        before = watched.process_ids
-        expected = (await watched.generate()).answers
-        watched.kill(0, signal.SIGSTOP)
-        tasks = [asyncio.create_task(watched.generate()) for _ in range(30)]
-        await watched.until(lambda: sum(task.done() for task in tasks) >= 20)
-        num_answered = sum(task.done() for task in tasks)
-        watched.kill(0)
-        outcomes = answers(await asyncio.gather(*tasks, return_exceptions=True))
-        lost = [one for one in outcomes if one != expected]
-        assert num_answered >= 20 and [one for one in outcomes if one == expected]
-        assert all(one == [] for one in lost) and 0 < len(lost) <= 2 + 2, "what one replica has at the most"
-        assert watched.engine.is_ready and watched.readiness == [True]
-        await watched.until_all_ready()
-        assert watched.restarts == [0] and watched.process_ids[1] == before[1] != watched.process_ids[0] != before[0]
-        assert (await watched.generate()).answers == expected
-        await watched.engine.stop()
-
-    run(scenario)
+async def test_a_killed_replica_costs_its_own_requests_and_comes_back(tiny_bundle: Path) -> None:
+    watched = await Watched(tiny_bundle, tiny_bundle).started()
+    before = watched.process_ids
+    expected = (await watched.generate()).answers
+    watched.kill(0, signal.SIGSTOP)
+    tasks = [asyncio.create_task(watched.generate()) for _ in range(30)]
+    await watched.until(lambda: sum(task.done() for task in tasks) >= 20)
+    num_answered = sum(task.done() for task in tasks)
+    watched.kill(0)
+    outcomes = answers(await asyncio.gather(*tasks, return_exceptions=True))
+    lost = [one for one in outcomes if one != expected]
+    assert num_answered >= 20 and [one for one in outcomes if one == expected]
+    assert all(one == [] for one in lost) and 0 < len(lost) <= 2 + 2, "what one replica has at the most"
+    assert watched.engine.is_ready and watched.readiness == [True]
+    await watched.until_all_ready()
+    assert watched.restarts == [0] and watched.process_ids[1] == before[1] != watched.process_ids[0] != before[0]
+    assert (await watched.generate()).answers == expected
+    await watched.engine.stop()
 
 
-def test_only_without_any_replica_the_model_is_down(tiny_bundle: Path) -> None:
-    async def scenario() -> None:
-        watched = Watched(tiny_bundle, tiny_bundle)
-        await watched.engine.start()
-        await watched.until_all_ready()
-        for index in (0, 1):
-            watched.kill(index, signal.SIGSTOP)
-        tasks = [asyncio.create_task(watched.generate()) for _ in range(30)]
-        await asyncio.sleep(0.05)
-        for index in (0, 1):
-            watched.kill(index)
-        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-        ends = [one.reason if isinstance(one, Finished) else type(one).__name__ for one in outcomes]
-        assert set(ends) <= {"lost", "Unavailable", "NotReady"}
-        await watched.until(lambda: watched.engine.is_ready)
-        assert watched.readiness == [True, False, True]
-        assert (await watched.generate()).num_generated == LONG
-        await watched.until_all_ready()
-        await watched.engine.stop()
-
-    run(scenario)
+async def test_only_without_any_replica_the_model_is_down(tiny_bundle: Path) -> None:
+    watched = await Watched(tiny_bundle, tiny_bundle).started()
+    for index in (0, 1):
+        watched.kill(index, signal.SIGSTOP)
+    tasks = [asyncio.create_task(watched.generate()) for _ in range(30)]
+    await asyncio.sleep(0.05)
+    for index in (0, 1):
+        watched.kill(index)
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    ends = [one.reason if isinstance(one, Finished) else type(one).__name__ for one in outcomes]
+    assert set(ends) <= {"lost", "Unavailable", "NotReady"}
+    await watched.until(lambda: watched.engine.is_ready)
+    assert watched.readiness == [True, False, True]
+    assert (await watched.generate()).num_generated == LONG
+    await watched.until_all_ready()
+    await watched.engine.stop()
 
 
 @pytest.mark.parametrize("damaged", [0, 1])
-def test_a_replica_that_cannot_start_is_tried_again_and_does_not_keep_the_model_down(
+async def test_a_replica_that_cannot_start_is_tried_again_and_does_not_keep_the_model_down(
     tiny_bundle: Path, bundle_copy: Path, damaged: int
 ) -> None:
     manifest = bundle_copy / "bundle.json"
     content = manifest.read_text()
     manifest.write_text("{}")
-
-    async def scenario() -> None:
-        bundles = [tiny_bundle, tiny_bundle]
-        bundles[damaged] = bundle_copy
-        watched = Watched(*bundles)
-        await watched.engine.start()
-        assert watched.engine.is_ready
-        assert (await watched.generate()).num_generated == LONG
-        await watched.until(lambda: len(watched.restarts) >= 2)
-        assert set(watched.restarts) == {damaged}
-        manifest.write_text(content)
-        await watched.until_all_ready()
-        await watched.engine.stop()
-
-    run(scenario)
+    bundles = [tiny_bundle, tiny_bundle]
+    bundles[damaged] = bundle_copy
+    watched = Watched(*bundles)
+    await watched.engine.start()
+    assert watched.engine.is_ready
+    assert (await watched.generate()).num_generated == LONG
+    await watched.until(lambda: len(watched.restarts) >= 2)
+    assert set(watched.restarts) == {damaged}
+    manifest.write_text(content)
+    await watched.until_all_ready()
+    await watched.engine.stop()
 
 
-def test_a_model_of_which_no_replica_can_start_says_why(bundle_copy: Path) -> None:
+async def test_a_model_of_which_no_replica_can_start_says_why(bundle_copy: Path) -> None:
     (bundle_copy / "decoder.onnx").write_bytes(b"")
-
-    async def scenario() -> None:
-        watched = Watched(bundle_copy, bundle_copy)
-        with pytest.raises(EngineCannotStart, match=r"model 'tiny': the engine cannot start: .*decoder\.onnx"):
-            await watched.engine.start()
-        assert not watched.engine.is_ready and watched.process_ids == [None, None]
-
-    run(scenario)
+    watched = Watched(bundle_copy, bundle_copy)
+    with pytest.raises(EngineCannotStart, match=r"model 'tiny': the engine cannot start: .*decoder\.onnx"):
+        await watched.engine.start()
+    assert not watched.engine.is_ready and watched.process_ids == [None, None]
 
 
 @pytest.mark.parametrize("num_turns", [0, 1, 5, 50])
-def test_an_engine_stopped_while_it_starts_leaves_no_process(tiny_bundle: Path, num_turns: int) -> None:
-    async def scenario() -> None:
-        watched = Watched(tiny_bundle, tiny_bundle)
-        starting = asyncio.create_task(watched.engine.start())
-        for _ in range(num_turns):
-            await asyncio.sleep(0)
-        starting.cancel()
-        await asyncio.gather(starting, return_exceptions=True)
-        await watched.engine.stop()
-        assert watched.process_ids == [None, None]
-
-    run(scenario)
+async def test_an_engine_stopped_while_it_starts_leaves_no_process(tiny_bundle: Path, num_turns: int) -> None:
+    watched = Watched(tiny_bundle, tiny_bundle)
+    starting = asyncio.create_task(watched.engine.start())
+    for _ in range(num_turns):
+        await asyncio.sleep(0)
+    starting.cancel()
+    await asyncio.gather(starting, return_exceptions=True)
+    await watched.engine.stop()
+    assert watched.process_ids == [None, None]
 
 
-def test_a_hung_replica_is_replaced_while_the_other_serves(tiny_bundle: Path) -> None:
-    async def scenario() -> None:
-        watched = Watched(tiny_bundle, tiny_bundle, policy=RestartPolicy(0.05, 0.2, watchdog_seconds=2))
-        await watched.engine.start()
-        await watched.until_all_ready()
-        watched.kill(0, signal.SIGSTOP)
-        lost = asyncio.create_task(watched.generate())
-        await asyncio.sleep(0)  # it is the first, and so goes to the first
-        assert (await watched.generate()).num_generated == LONG
-        await watched.until(lambda: watched.restarts == [0])
-        assert (await lost).reason == "lost"
-        await watched.until_all_ready()
-        await watched.engine.stop()
-
-    run(scenario)
+async def test_a_hung_replica_is_replaced_while_the_other_serves(tiny_bundle: Path) -> None:
+    watched = await Watched(tiny_bundle, tiny_bundle, policy=RestartPolicy(0.05, 0.2, watchdog_seconds=2)).started()
+    watched.kill(0, signal.SIGSTOP)
+    lost = asyncio.create_task(watched.generate())
+    await asyncio.sleep(0)  # it is the first, and so goes to the first
+    assert (await watched.generate()).num_generated == LONG
+    await watched.until(lambda: watched.restarts == [0])
+    assert (await lost).reason == "lost"
+    await watched.until_all_ready()
+    await watched.engine.stop()

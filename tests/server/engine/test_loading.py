@@ -53,10 +53,7 @@ SET = {
 
 @pytest.mark.parametrize(
     ("settings", "kernels", "is_quick", "max_bytes", "rows", "targets"),
-    [
-        ({}, "flash,efficient", True, int(0.9 * 8 * GIB), (1, 2, 4), (512,)),
-        (SET, "math", False, 3 * GIB, (3, 4), (64, 128, 512)),
-    ],
+    [({}, "flash,efficient", True, int(0.9 * 8 * GIB), (1, 2, 4), (512,)), (SET, "math", False, 3 * GIB, (3, 4), (64, 128, 512))],
 )
 def test_settings_reach_the_runner(
     load: Callable[..., Any],
