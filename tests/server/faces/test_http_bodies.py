@@ -1,0 +1,373 @@
+"""Bodies over HTTP: the Open Inference Protocol's REST, canonical JSON of the native API, and sentences for LibreTranslate."""
+
+import json
+import os
+import struct
+import time
+from typing import Any
+
+import pytest
+from google.protobuf import json_format
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dragoman.inference.inference_pb2 import ModelInferRequest
+from dragoman.model.generation import Language
+from dragoman.server.errors import InvalidRequest, ServiceError
+from dragoman.server.faces.http.inference.reading import Posted, _read_generate, _read_infer
+from dragoman.server.faces.http.libre.languages import code_of, name_of
+from dragoman.server.faces.http.libre.pieces import pieces_of, put_together
+from dragoman.server.faces.http.native import parse
+from dragoman.server.faces.oip.inference import INPUTS, MAX_TEXTS
+from dragoman.server.faces.oip.outputs import OUTPUTS
+from dragoman.server.faces.oip.reading import infer_reader
+from dragoman.v1.generation_pb2 import GenerateRequest
+from tests.system.harness import openinference as messages
+from tests.system.harness.openinference import binary_body as with_tensors
+from tests.system.harness.openinference import infer_body as asking
+from tests.system.harness.openinference import json_tensor as tensor
+from tests.system.harness.openinference import listed_body as listed
+from tests.system.harness.openinference import raw_bytes as raw
+
+MODEL = ("en-de", "")
+NUM_EXAMPLES = 10_000 if os.environ.get("TEST_LONG") else 400
+quick = settings(max_examples=NUM_EXAMPLES, suppress_health_check=list(HealthCheck), database=None)
+by_grpc = infer_reader(ModelInferRequest.FromString, lambda: 10**6)
+
+
+def read(body: Any, said: str | None = None) -> Posted:
+    return _read_infer(body if isinstance(body, bytes) else json.dumps(body).encode(), said, MODEL, None)
+
+
+def generated(body: Any) -> Posted:
+    return _read_generate(body if isinstance(body, bytes) else json.dumps(body).encode(), MODEL, None)
+
+
+def by_message(value: Any) -> str:
+    return value[:60] if isinstance(value, str) else ""
+
+
+def refusal(read: Any, *arguments: Any) -> str:
+    with pytest.raises(InvalidRequest) as refused:
+        read(*arguments)
+    return refused.value.message
+
+
+TENSORS: list[list[tuple[str, Any, str]]] = [
+    [],
+    [("num_beams", [3], "UINT32"), ("length_penalty", [0.1], "FP32")],
+    [("max_new_tokens", [5, 6], "INT8"), ("temperature", [0.25, 3.4e38], "FP64"), ("do_sample", [True, False], "BOOL")],
+    [("seed", [2**64 - 1], "UINT64"), ("suppressed_tokens", [4, 5, 6], "INT64"), ("forced_prefix", ["Ein ä", "日本"], "BYTES")],
+    [("sampling_parameters", ['{"top_p": 0.3}', '{"top_p": 0.1}'], "BYTES"), ("num_return_sequences", [2], "UINT8")],
+    [("sampling_parameters", ['{"beam_width": 2}'], "BYTES"), ("priority", [-3], "INT16")],
+]
+
+
+@pytest.mark.parametrize("tensors", TENSORS)
+def test_tensors_become_the_requests_of_grpc(tensors: list[tuple[str, Any, str]]) -> None:
+    request = messages.infer_request("äöü 日本 🐕", "b", shape=[2, 1], id="mine")
+    for name, values, datatype in tensors:
+        messages.with_tensor(request, name, values, datatype)
+    expected = by_grpc(request.SerializeToString())
+    body, headers = with_tensors(request)
+    for found in (read(listed(request)), read(body, headers["Inference-Header-Content-Length"])):
+        assert found.inference.requests == expected.requests
+        assert (found.request_id, found.inference.has_rows, len(found)) == ("mine", True, 2)
+
+
+PARAMETERS: dict[str, Any] = {
+    "num_beams": 3,
+    "length_penalty": 0.1,
+    "temperature": "0.5",
+    "suppressed_tokens": [5, 6],
+    "forced_prefix": "Ein",
+    "priority": 4,
+    "early_stopping": True,
+}
+
+
+def test_parameters_mean_what_they_do_over_grpc_and_in_the_shorter_form() -> None:
+    plain = {name: value for name, value in PARAMETERS.items() if name != "suppressed_tokens"}
+    request = messages.with_parameters(messages.infer_request("a"), **plain, suppressed_tokens="[5, 6]", timeout=5_000_000)
+    expected = by_grpc(request.SerializeToString())
+    told = PARAMETERS | {"timeout": 5_000_000}
+    bodies: list[dict[str, Any]] = [
+        {"text_input": "a", "parameters": told},
+        {"text_input": "a", **told},
+        {
+            "text_input": ["a"],
+            "parameters": {"timeout": 5_000_000},
+            "sampling_parameters": json.dumps(PARAMETERS | {"temperature": 0.5}),
+        },
+        {"text_input": "a", "timeout": 5_000_000, "parameters": {"sampling_parameters": PARAMETERS | {"temperature": 0.5}}},
+    ]
+    for found in (read(asking("a", parameters=told)), *map(generated, bodies)):
+        assert found.inference.requests == expected.requests
+        assert found.inference.timeout_seconds == expected.timeout_seconds == 5
+
+
+def test_fractions_have_the_bits_of_single_precision() -> None:
+    for value in (0.1, 1e-45, 3.4028234663852886e38, 1 / 3):
+        [wanted] = read(asking("a", inputs=[tensor("top_p", "FP32", [1], [value])])).inference.requests
+        assert wanted.top_p == struct.unpack("<f", struct.pack("<f", value))[0]
+
+
+def test_tensors_may_be_some_in_the_json_and_some_behind_it() -> None:
+    body = asking("a", "b", inputs=[tensor("num_beams", "UINT32", [1], [2])])
+    body["inputs"][0] = {"name": "text_input", "datatype": "BYTES", "shape": [2], "parameters": {"binary_data_size": 10}}
+    head = json.dumps(body).encode()
+    [first, second] = read(head + raw("a", "b"), str(len(head))).inference.requests
+    assert (first.text, second.text, first.num_beams) == ("a", "b", 2)
+
+
+def test_outputs_are_binary_where_the_request_wants_them_so() -> None:
+    wanted = [{"name": "score", "parameters": {"binary_data": False}}, {"name": "text_output"}]
+    found = read(asking("a", outputs=wanted, parameters={"binary_data_output": True}))
+    assert (found.is_binary("score"), found.is_binary("text_output")) == (False, True)
+    assert found.inference.outputs == ("score", "text_output")
+    assert not read(asking("a")).is_binary("score")
+
+
+def sized(size: Any, rest: bytes, **more: Any) -> tuple[bytes, str]:
+    given = {"name": "text_input", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": size}} | more
+    head = json.dumps({"inputs": [given]}).encode()
+    return head + rest, str(len(head))
+
+
+REFUSED: list[tuple[Any, str]] = [
+    (b"{", "body: cannot be read"),
+    (b"[]", "body: cannot be read: Expected `object`, got `array`"),
+    (b'{"inputs": "\xff"}', "body: cannot be read"),
+    (b'{"inputs": [{"name": "a", "shape": [1], "datatype": "", "data": ' + b"[" * 10**5, "body: cannot be read"),
+    ({}, "body: cannot be read: Object missing required field `inputs`"),
+    (asking("a", beams=1), "body: cannot be read: Object contains unknown field `beams`"),
+    ({"inputs": []}, "text_input: is missing"),
+    (asking("a", model_name="x"), "model_name: 'x' is not that of the path"),
+    (asking("a", id="ä"), "id: "),
+    (asking("a", inputs=[tensor("beams", "INT8", [1], [1])]), "inputs: 'beams' is not known"),
+    (asking("a", inputs=[tensor("text_input", "BYTES", [1], ["a"])]), "text_input: is given twice"),
+    ({"inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [1]}]}, "text_input: has no content"),
+    ({"inputs": [tensor("text_input", "BYTES", [2], ["a"])]}, "text_input: its content has 1 elements"),
+    ({"inputs": [tensor("text_input", "BYTES", [2, 1], [["a", "b"]])]}, "text_input: its content has not the shape [2, 1]"),
+    ({"inputs": [tensor("text_input", "BYTES", [2, 1], [["a"], "b"])]}, "text_input: its content has not the shape"),
+    ({"inputs": [tensor("text_input", "BYTES", [1, 1], [[["a"]]])]}, "text_input[0]: is not a text"),
+    (asking(3), "text_input[0]: is not a text"),
+    (b'{"inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["\\ud800"]}]}', ""),
+    ({"inputs": [tensor("text_input", "BYTES", [-1], [])]}, "text_input: its shape [-1] has a negative"),
+    ({"inputs": [tensor("text_input", "BYTES", [10**6], [])]}, "text_input: its shape [1000000] has"),
+    (b'{"inputs": [{"name": "a", "datatype": "", "shape": [' + b"9" * 5000 + b"]}]}", "body: cannot be read"),
+    ({"inputs": [tensor("a", "", [1], [])] * 10**4}, "inputs: 10000; there are"),
+    (asking("a", outputs=[{"name": "score"}] * 10**4), "outputs: 10000; there are"),
+    (asking("a", parameters={f"p{i}": 1 for i in range(10**4)}), "parameters: 10000; there are"),
+    (asking("a", parameters={"beams": 1}), "parameters: 'beams' is not known"),
+    (asking("a", parameters={"num_beams": None}), "num_beams: is not an integer"),
+    (b'{"inputs": [], "parameters": {"seed": ' + b"9" * 5000 + b"}}", ""),
+    (asking("a", inputs=[tensor("top_p", "FP32", [1], [1e300])]), "top_p: an element is no FP32"),
+    (asking("a", inputs=[tensor("top_p", "FP32", [1], [{}])]), "top_p: an element is no FP32"),
+    (asking("a", inputs=[tensor("top_p", "FP16", [1], [0.5])]), "top_p: FP16 has no typed content; send it raw"),
+    (asking("a", inputs=[tensor("do_sample", "BOOL", [1], ["no"])]), "do_sample: is not true or false"),
+    (asking("a", inputs=[tensor("sampling_parameters", "BYTES", [1], [1])]), "sampling_parameters: is not a JSON object"),
+    (
+        {"inputs": [tensor("text_input", "BYTES", [1], []) | {"parameters": {"shared_memory_region": "x"}}]},
+        "text_input: shared memory is not offered",
+    ),
+    (
+        asking("a", outputs=[{"name": "score", "parameters": {"classification": 3}}]),
+        "score: parameter 'classification' of an output is not known",
+    ),
+    (asking("a", parameters={"binary_data_output": 1}), "binary_data_output: is not true or false"),
+    (sized(5, b""), "inputs[0]: binary_data_size is a number of bytes; 0 are left"),
+    (sized(-1, b"abcde"), "inputs[0]: binary_data_size"),
+    (sized(True, b"abcde"), "inputs[0]: binary_data_size"),
+    (sized(5, raw("a") + b"x"), "body: has 1 bytes behind the JSON that are of no input"),
+    (sized(5, b"\xff\xff\xff\xffa"), "text_input: element 0 ends behind its raw content"),
+    (sized(5, raw("a"), data=["a"]), "inputs[0]: its content is in data and behind the JSON"),
+    ((b"{}", "0"), "Inference-Header-Content-Length: "),
+    ((b"{}", "3"), "Inference-Header-Content-Length: "),
+    ((b"{}", "²"), "Inference-Header-Content-Length: "),
+    ((b"{}", "1" * 5000), "Inference-Header-Content-Length: "),
+]
+
+
+@pytest.mark.parametrize(("given", "message"), REFUSED, ids=by_message)
+def test_invalid_bodies_are_refused_by_field(given: Any, message: str) -> None:
+    found = refusal(read, *(given if isinstance(given, tuple) else (given,)))
+    assert found.startswith(message) and len(found) < 2000
+
+
+REFUSED_SHORT: list[tuple[Any, str]] = [
+    (b"[]", "body: cannot be read"),
+    ({}, "text_input: is missing"),
+    ({"text_input": 3}, "text_input[0]: is not a text"),
+    ({"text_input": [["a"]]}, "text_input[0]: is not a text"),
+    ({"text_input": []}, "text_input: has no text"),
+    ({"text_input": ["a"] * (MAX_TEXTS + 1)}, "text_input: its shape [1025] has 1025 elements"),
+    ({"text_input": "a", "id": 3}, "id: is not a text"),
+    ({"text_input": "a", "parameters": [1]}, "parameters: is no JSON object"),
+    ({"text_input": "a", "num_beams": 2, "parameters": {"num_beams": 2}}, "parameters: 'num_beams' is given twice"),
+    ({"text_input": "a", "best_of": 2}, "parameters: 'best_of' is not known"),
+    ({"text_input": "a", "sampling_parameters": {"best_of": 2}}, "sampling_parameters: 'best_of' is not known"),
+    ({"text_input": "a", **{f"p{i}": 1 for i in range(10**4)}}, "parameters: 10000; there are"),
+]
+
+
+@pytest.mark.parametrize(("body", "message"), REFUSED_SHORT, ids=by_message)
+def test_invalid_short_bodies_are_refused_by_field(body: Any, message: str) -> None:
+    assert refusal(generated, body).startswith(message)
+
+
+json_like = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*INPUTS, "n", "?"]), inner, max_size=3),
+    max_leaves=6,
+)
+tensors = st.fixed_dictionaries(
+    {
+        "name": st.sampled_from(INPUTS) | st.text(max_size=4),
+        "shape": st.lists(st.integers(-1, 3), max_size=3) | json_like,
+        "datatype": st.sampled_from(["BYTES", "INT32", "FP32", "BOOL", "FP16", "?"]),
+    },
+    optional={
+        "data": json_like | st.lists(json_like, max_size=3),
+        "parameters": st.fixed_dictionaries({"binary_data_size": st.integers(-1, 12)}) | json_like,
+    },
+)
+output_names = st.sampled_from([*OUTPUTS, "?"])
+outputs = st.lists(st.fixed_dictionaries({"name": output_names}, optional={"parameters": json_like}), max_size=3)
+parameters = st.dictionaries(st.sampled_from([*INPUTS, "timeout", "binary_data_output"]), json_like, max_size=4) | json_like
+infer_bodies = st.fixed_dictionaries(
+    {"inputs": st.lists(tensors, max_size=4) | json_like},
+    optional={"id": json_like, "parameters": parameters, "outputs": outputs},
+)
+generate_bodies = st.dictionaries(st.sampled_from([*INPUTS, "id", "parameters", "timeout", "?"]), json_like, max_size=5)
+
+
+def check(read: Any, *arguments: Any) -> None:
+    try:
+        assert len(read(*arguments)) >= 1
+    except ServiceError as error:
+        assert error.code == "INVALID_ARGUMENT" and ": " in error.message
+
+
+@quick
+@given(infer_bodies, st.binary(max_size=24), generate_bodies, st.text(max_size=3))
+def test_a_body_is_read_or_refused(body: Any, rest: bytes, short: Any, text: str) -> None:
+    head = json.dumps(body).encode()
+    check(read, head + rest, str(len(head)))
+    check(read, asking("a") | {name: value for name, value in body.items() if name != "inputs"})
+    check(generated, short)
+    check(generated, short | {"text_input": text})
+    check(generated, json.dumps(short).encode()[:-1])
+
+
+# Canonical JSON
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        *[(body, "body") for body in (b"", b"{", b"[]", b"null", b'"text"', b'{"text": "\xff"}', b'{"text": 1}', b'{"text": NaN}')],
+        *[(body, "body") for body in (b'{"nothing": 1}', b'{"text": "a", "text": 7}', b'{"text": "a\\ud800"}')],
+        *[
+            (body, "body")
+            for body in (b'{"maxNewTokens": -1}', b'{"maxNewTokens": 1e400}', b'{"seed": "-1"}', b'{"doSample": "yes"}')
+        ],
+        *[(body, "body") for body in (b'{"seed": ' + b"9" * 10_000 + b"}", b"[" * 100_000, b'{"text": ' + b'{"a":' * 60_000)],
+        (b'{"suppressedTokens": [' + b"1," * 2000 + b"1]}", "suppressedTokens"),
+    ],
+    ids=lambda value: value[:32].decode("latin-1") if isinstance(value, bytes) else None,
+)
+def test_bodies_that_are_no_message_are_refused(body: bytes, field: str) -> None:
+    message = refusal(parse, body, GenerateRequest())
+    assert message.startswith(f"{field}: ") and len(message) < 400 and "\n" not in message
+
+
+NAMES = st.sampled_from([name for field in GenerateRequest.DESCRIPTOR.fields for name in (field.name, field.json_name)])
+
+
+@quick
+@given(st.dictionaries(NAMES | st.text(max_size=8), json_like, max_size=5).map(json.dumps).map(str.encode) | st.binary(max_size=64))
+def test_a_message_in_canonical_json_is_read_or_refused(body: bytes) -> None:
+    message = GenerateRequest()
+    try:
+        parse(body, message)
+    except InvalidRequest as error:
+        assert ": " in error.message
+    else:
+        again = GenerateRequest()
+        parse(json_format.MessageToJson(message).encode(), again)
+        assert again == message
+
+
+# LibreTranslate's texts
+
+
+def sentences(text: str) -> list[str]:
+    return [piece for piece, is_translated in pieces_of(text) if is_translated]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("A dog runs. A cat sleeps! Does it? Yes.", ["A dog runs.", "A cat sleeps!", "Does it?", "Yes."]),
+        ("  A dog.\n\n\tA cat\r\n", ["A dog.", "A cat"]),
+        ("Dr. Smith met J. S. Bach, e.g. Mr. X, in the U.S. Army.", ["Dr. Smith met J. S. Bach, e.g. Mr. X, in the U.S. Army."]),
+        ("Am 3. Mai 1990. Danach z. B. Brot. Usw. Ende.", ["Am 3. Mai 1990.", "Danach z. B. Brot.", "Usw. Ende."]),
+        (
+            '"Go!" He went (home). "Why?" asked she… Then nothing.',
+            ['"Go!"', "He went (home).", '"Why?" asked she…', "Then nothing."],
+        ),
+        ("It costs 3.50 at www.example.org. ¿Qué? «Oui.» Non.", ["It costs 3.50 at www.example.org.", "¿Qué?", "«Oui.»", "Non."]),
+        ("犬です。猫です！「はい。」そう", ["犬です。", "猫です！", "「はい。」", "そう"]),
+        ("... --- 😀\n!!!", []),
+        ("", []),
+    ],
+)
+def test_sentences_are_found(text: str, expected: list[str]) -> None:
+    assert sentences(text) == expected
+
+
+@pytest.mark.parametrize("line", ["-", "_", "\u2013 ", ". ", "\r"])
+def test_lines_without_text_are_one_piece_however_many(line: str) -> None:
+    rest = f"\n{line}" * 100_000
+    pieces = list(pieces_of(f"{rest}\nOne.{rest}\nTwo{rest}"))
+    assert [piece for piece, is_translated in pieces if is_translated] == ["One.", "Two"] and len(pieces) == 5
+
+
+@given(st.text(alphabet=st.sampled_from("aB1.!? \n\r\t\"'()-。😀é\x00"), max_size=60))
+def test_only_sentences_change(text: str) -> None:
+    pieces = list(pieces_of(text))
+    assert "".join(piece for piece, _ in pieces) == text
+    assert all(piece == piece.strip() != "" for piece, is_translated in pieces if is_translated)
+    answers = [[piece] for piece, is_translated in pieces if is_translated]
+    assert put_together(pieces, answers, 0) == text == put_together(pieces, answers, 5)
+
+
+@pytest.mark.parametrize(
+    "text", ["." * 10**6, ". " * 10**5, "a." * 10**5, '."' * 10**5, ("." + " " * 1000) * 300, ("." + "-" * 1000) * 300]
+)
+def test_a_text_is_divided_in_linear_time(text: str) -> None:
+    began = time.process_time()
+    assert "".join(piece for piece, _ in pieces_of(text)) == text
+    assert time.process_time() - began < 20, "the square would be minutes"
+
+
+@pytest.mark.parametrize("text", ["\n" * 10**6, " \r\n" * 10**6, "a" + "\n\t" * 10**6])
+def test_blank_lines_are_few_pieces(text: str) -> None:
+    assert len(list(pieces_of(text))) <= 3
+
+
+@pytest.mark.parametrize(
+    ("code", "names", "expected"),
+    [
+        ("en", ["eng", "english"], ("en", "English")),
+        ("deu_Latn", ["de_latn", "ger_latn", "de", "deu", "german"], ("de", "German")),
+        ("zho_Hant", ["zh_hant", "chi_hant", "chinese_traditional", "zh_tw"], ("zh-Hant", "Chinese Traditional")),
+        ("pt_BR", ["por_br", "portuguese_brazil"], ("pt-BR", "Portuguese Brazil")),
+        ("ast_Latn", ["ast", "asturian"], ("ast", "Asturian")),
+        ("xx-strange", [], ("xx-STRANGE", "xx-STRANGE")),
+    ],
+)
+def test_a_language_has_the_code_and_name_of_libretranslate(code: str, names: list[str], expected: tuple[str, str]) -> None:
+    language = Language(code=code, names=names)
+    assert (code_of(language), name_of(language)) == expected
