@@ -1,7 +1,4 @@
-"""What the tests cost: the CPU seconds of each, set-up and ended children included, told at the end of a run.
-
-It judges nothing. A suite grows slow a second at a time; whoever adds one sees it here, on however busy a machine.
-"""
+"""CPU seconds of each test, its set-up and its ended children included, listed at the end of a run. They judge nothing."""
 
 import os
 from collections import defaultdict
@@ -15,44 +12,29 @@ TOTAL = "cpu_seconds"
 
 
 def cpu_seconds() -> float:
-    """Return what this process and its ended children have used, in user and system mode."""
-    times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
+    """Return the time of this process and its ended children, in user and system mode."""
+    return sum(os.times()[:4])
 
 
 class Cost:
-    """Measures where tests run and adds up where the run is reported; without workers that is one process.
-
-    Attributes:
-        phases: CPU seconds of each test's set-up, call and tear-down, by its node id.
-        workers: CPU seconds of workers that have ended.
-    """
+    """Measures where tests run and adds up where the run is reported; without workers that is one process."""
 
     def __init__(self, config: pytest.Config) -> None:
-        self.config = config
-        self.num_shown = int(config.getoption("--costs"))
-        self.phases: defaultdict[str, dict[str, float]] = defaultdict(dict)
-        self.workers: list[float] = []
+        self._config = config
+        # CPU seconds of each phase of a test, by its node id, and of workers that have ended.
+        self._phases: defaultdict[str, dict[str, float]] = defaultdict(dict)
+        self._workers: list[float] = []
         self._spent = 0.0
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_setup(self) -> Generator[None, None, None]:
-        yield from self._measure()
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_call(self) -> Generator[None, None, None]:
-        yield from self._measure()
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_teardown(self) -> Generator[None, None, None]:
-        yield from self._measure()
-
-    def _measure(self) -> Generator[None, None, None]:
         before = cpu_seconds()
         try:
             yield
         finally:
             self._spent = cpu_seconds() - before
+
+    pytest_runtest_call = pytest_runtest_teardown = pytest_runtest_setup
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self) -> Generator[None, Any, Any]:
@@ -62,24 +44,24 @@ class Cost:
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self.phases[report.nodeid][report.when] = getattr(report, "cpu_seconds", 0.0)
+        self._phases[report.nodeid][report.when] = getattr(report, "cpu_seconds", 0.0)
 
     def pytest_sessionfinish(self) -> None:
-        if hasattr(self.config, "workeroutput"):
-            self.config.workeroutput[TOTAL] = cpu_seconds()
+        if hasattr(self._config, "workeroutput"):
+            self._config.workeroutput[TOTAL] = cpu_seconds()
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        self.workers.append(getattr(node, "workeroutput", {}).get(TOTAL, 0.0))
+        self._workers.append(getattr(node, "workeroutput", {}).get(TOTAL, 0.0))
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        costs = sorted(((sum(phases.values()), name) for name, phases in self.phases.items()), reverse=True)
-        # A worker has told what it used; as an ended child of this process it would count twice.
-        total = sum(self.workers) + sum(os.times()[:2]) if self.workers else cpu_seconds()
+        costs = sorted(((sum(phases.values()), name) for name, phases in self._phases.items()), reverse=True)
+        # A worker has told its own time; as an ended child of this process it would count twice.
+        total = sum(self._workers) + sum(os.times()[:2]) if self._workers else cpu_seconds()
         of_tests = sum(cost for cost, _ in costs)
         terminalreporter.section(f"{total:.0f} CPU seconds, of which {of_tests:.0f} in {len(costs)} tests")
-        for cost, name in costs[: self.num_shown]:
-            phases = ", ".join(f"{when} {spent:.1f}" for when, spent in self.phases[name].items() if spent >= 0.1)
+        for cost, name in costs[: int(self._config.getoption("--costs"))]:
+            phases = ", ".join(f"{when} {spent:.1f}" for when, spent in self._phases[name].items() if spent >= 0.1)
             terminalreporter.line(f"{cost:7.1f}  {name}  {phases}")
 
 

@@ -1,5 +1,6 @@
 """Everything has one name: it is imported as `dragoman.…`, in a checkout and installed."""
 
+import json
 import subprocess
 import sys
 import zipfile
@@ -10,15 +11,20 @@ import pytest
 from tests.wheels import build_wheel, unpack
 
 ROOT = Path(__file__).resolve().parents[1]
-OLD_NAMES = (
-    "client.sync",
-    "export.bundle",
-    "model.checkpoint",
-    "protos.generation_pb2",
-    "protos.dragoman.v1.generation_pb2",
-    "server.config",
-)
-IMPORT_AS = "import importlib, sys; importlib.import_module(sys.argv[1])"
+FOLDERS = ("server", "model", "export")
+PACKAGES = ("attention", "cli", "client", "inference", "load", "v1")
+OLD_NAMES = ("client.sync", "export.bundle", "model.checkpoint", "protos.generation_pb2", "protos.dragoman.v1.generation_pb2")
+OTHERS = ("server.config", "client", "protos", "tests", "benchmarks", "deploy", *FOLDERS)
+IMPORT_EACH = """
+import importlib, json, sys
+failures = {}
+for name in sys.argv[1:]:
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        failures[name] = f"{type(error).__name__}: {error}"
+print(json.dumps(failures))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -31,46 +37,35 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return unpack(wheel, tmp_path_factory.mktemp("installed"))
 
 
-def import_name(name: str, cwd: Path, path: Path | None = None) -> subprocess.CompletedProcess[str]:
-    environment = {"PATH": "/usr/bin:/bin"} | ({} if path is None else {"PYTHONPATH": str(path)})
-    command = [sys.executable, "-c", IMPORT_AS, name]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+def failed_imports(names: tuple[str, ...], cwd: Path, path: Path) -> dict[str, str]:
+    """Import names in a process of their own and return the errors of those that fail."""
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(path)}
+    command = [sys.executable, "-c", IMPORT_EACH, *names]
+    return json.loads(subprocess.run(command, cwd=cwd, env=environment, capture_output=True, check=True).stdout)
 
 
-@pytest.mark.parametrize("name", [*OLD_NAMES, "server", "model", "export"])
-def test_a_checkout_has_no_second_name(name: str) -> None:
-    """The working directory comes first on the path, so the folders can be found; they refuse."""
-    failed = import_name(name, ROOT, ROOT)
-    assert (failed.returncode == 1 and "ImportError" in failed.stderr) or "ModuleNotFoundError" in failed.stderr, failed.stderr
+def test_a_checkout_has_no_second_name() -> None:
+    """The working directory comes first on the path, so the folders can be found; they name the right import."""
+    failures = failed_imports((*OLD_NAMES, *FOLDERS), ROOT, ROOT)
+    assert set(failures) == {*OLD_NAMES, *FOLDERS}
+    assert all(f"import dragoman.{name} instead" in failures[name] for name in FOLDERS)
 
 
-def test_the_refusal_says_what_to_import() -> None:
-    for name in ("server", "model", "export"):
-        assert f"import dragoman.{name} instead" in import_name(name, ROOT, ROOT).stderr
-
-
-@pytest.mark.parametrize("name", [*OLD_NAMES, "client", "server", "model", "export", "protos", "tests", "benchmarks", "deploy"])
-def test_an_installation_has_no_second_name(name: str, installed: Path, tmp_path: Path) -> None:
-    failed = import_name(name, tmp_path, installed)
-    assert failed.returncode == 1 and "ModuleNotFoundError" in failed.stderr, failed.stderr
-
-
-def test_a_wheel_installs_one_name(wheel: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
-        names = archive.namelist()
-    assert {name.split("/")[0].partition("-")[0] for name in names} == {"dragoman"}
-    assert {name.split("/")[0] for name in names if not name.startswith("dragoman-")} == {"dragoman"}
+def test_an_installation_has_no_second_name(installed: Path, tmp_path: Path) -> None:
+    failures = failed_imports((*OLD_NAMES, *OTHERS), tmp_path, installed)
+    assert set(failures) == {*OLD_NAMES, *OTHERS}
+    assert all(error.startswith("ModuleNotFoundError") for error in failures.values())
 
 
 def test_a_wheel_has_every_module_once_and_what_callers_need(wheel: Path, installed: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
-        names = [name for name in archive.namelist() if name.startswith("dragoman/")]
         assert not [info.filename for info in archive.infolist() if info.external_attr >> 28 == 0o12]  # no links
+        names = archive.namelist()
+    assert {name.split("/")[0] for name in names if not name.startswith("dragoman-")} == {"dragoman"}
+    names = [name for name in names if name.startswith("dragoman/")]
     assert len(names) == len(set(names))
-    folders = {"server": "server", "model": "model", "export": "export"}
-    rooms = [(ROOT / folder, f"dragoman/{name}") for name, folder in folders.items()]
-    rooms += [(ROOT / "dragoman" / room, f"dragoman/{room}") for room in ("attention", "cli", "client", "inference", "load", "v1")]
-    expected = {f"{name}/{path.relative_to(folder)}" for folder, name in rooms for path in folder.rglob("*.py")}
+    places = [(ROOT / folder, folder) for folder in FOLDERS] + [(ROOT / "dragoman" / package, package) for package in PACKAGES]
+    expected = {f"dragoman/{name}/{path.relative_to(folder)}" for folder, name in places for path in folder.rglob("*.py")}
     expected |= {f"dragoman/{path.name}" for path in (ROOT / "dragoman").glob("*.py")}
     assert {name for name in names if name.endswith(".py")} == expected
     contracts = ("v1/generation", "v1/repository", "inference/inference")
@@ -84,7 +79,6 @@ def test_a_wheel_has_every_module_once_and_what_callers_need(wheel: Path, instal
 
 
 def test_no_folder_is_linked_but_into_the_package() -> None:
-    """Git, ruff and grep see each file once; Python and mypy follow the links."""
-    links = {path.relative_to(ROOT) for path in (ROOT / "dragoman").iterdir() if path.is_symlink()}
-    assert links == {Path("dragoman/server"), Path("dragoman/model"), Path("dragoman/export")}
-    assert all((ROOT / link).resolve() == ROOT / link.name for link in links)
+    """Git, ruff and grep find each file once; Python and mypy follow the links."""
+    links = {path.name for path in (ROOT / "dragoman").iterdir() if path.is_symlink()}
+    assert links == set(FOLDERS) and all((ROOT / "dragoman" / name).resolve() == ROOT / name for name in links)

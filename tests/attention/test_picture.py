@@ -1,3 +1,5 @@
+"""The picture: a panel for each head, with its weights and tokens, that overlaps no other."""
+
 from pathlib import Path
 
 import pytest
@@ -9,12 +11,12 @@ from PIL import Image
 
 from dragoman.attention.maps import Kind, Look
 from dragoman.attention.picture import draw
-from tests.attention.looks import READ, SAID, SOURCE, look, part
+from tests.attention.examples import READ, SAID, SOURCE, look, part
 
 
 @pytest.fixture
 def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """What is drawn into, as it comes."""
+    """Figures that are drawn, as matplotlib makes them."""
     made: list[Figure] = []
     original = Figure.__init__
 
@@ -26,8 +28,8 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     return made
 
 
-def test_every_head_has_a_panel(figures: list[Figure], tmp_path: Path) -> None:
-    draw(tmp_path / "a.png", look())
+def test_every_head_has_a_panel_with_its_weights_and_tokens(figures: list[Figure], tmp_path: Path) -> None:
+    draw(tmp_path / "a.png.tmp", look())
     (figure,) = figures
     *panels, _scale = figure.axes
     drawn = [drawn for part in look().parts for drawn in part.maps]
@@ -36,21 +38,11 @@ def test_every_head_has_a_panel(figures: list[Figure], tmp_path: Path) -> None:
         assert panel.images[0].get_array().tolist() == [pytest.approx(row) for row in expected.weights]
     headings = [text.get_text() for text in figure.texts]
     assert "Encoder self-attention, layer 2" in headings and headings.count("head 2") == 7
-
-
-def test_tokens_stand_on_the_axes(figures: list[Figure], tmp_path: Path) -> None:
-    draw(tmp_path / "a.png", look())
-    panels = figures[0].axes
     for first, rows, columns in ((0, SOURCE, SOURCE), (9, READ, READ), (15, SAID, SOURCE)):
         assert tuple(label.get_text() for label in panels[first].get_yticklabels()) == rows
         for panel in panels[first : first + 3]:
             assert tuple(label.get_text() for label in panel.get_xticklabels()) == columns
-
-
-def test_the_file_is_a_picture_of_some_size(tmp_path: Path) -> None:
-    draw(tmp_path / "a.png.tmp", look())
     with Image.open(tmp_path / "a.png.tmp") as image:
-        image.load()
         assert image.format == "PNG" and image.width > 300 and image.height > 800
         assert len(image.convert("RGB").getcolors(1 << 24)) > 20
 

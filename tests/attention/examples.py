@@ -1,4 +1,4 @@
-"""Attention that is made up."""
+"""Attention that is made up, of tokens that are hard to draw."""
 
 import random
 
