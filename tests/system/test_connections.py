@@ -1,4 +1,4 @@
-"""Connections over gRPC, with frames that no gRPC client sends: how many there are, how long they stay, what each may hold."""
+"""Connections over gRPC, with frames that no gRPC client sends: their number, idle time, calls and watches; health and reflection."""
 
 import socket
 import struct

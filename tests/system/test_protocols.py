@@ -15,6 +15,7 @@ import pytest
 
 from dragoman.model.corpus import read_lines
 from tests.system.harness.grpc_client import NativeGrpc
+from tests.system.harness.libretranslate_client import LibreTranslate
 from tests.system.harness.protocol import Answer, Method, ProtocolClient, Query, Refused
 from tests.system.harness.protocols import PROTOCOLS
 from tests.system.harness.server import Event, Server, is_stopped, stopped, wait_until
@@ -201,15 +202,18 @@ def test_each_kind_of_error_has_its_protocols_status(narrow: Server, protocol: t
                 async with occupied(narrow, 2):
                     await refuse(client, "queue full", method.call(query(method)))
             await refuse(client, "not offered", client.call_unimplemented())
-        for token, timeout, reason in (
-            (LATEST, None, "deadline"),
-            (LATE, None, "the server's deadline (default_deadline_seconds of 0.1 seconds)"),
-            (HURRIED, None, "the server's deadline (max_deadline_seconds of 0.1 seconds)"),
-            (HURRIED, 50.0, "the server's deadline (max_deadline_seconds of 0.1 seconds)"),
+        async with protocol.connect(narrow, LATEST) as client:
+            for method in client.methods.values():
+                await refuse(client, "deadline", method.call(query(method)))
+        for token, timeout, setting in (
+            (LATE, None, "default_deadline_seconds of 0.1"),
+            (HURRIED, None, "max_deadline_seconds of 0.1"),
+            (HURRIED, 50.0, "max_deadline_seconds of 0.1"),
         ):
             async with protocol.connect(narrow, token) as client:
-                for method in client.methods.values():
-                    await refuse(client, "deadline", method.call(query(method, timeout_seconds=timeout)), reason)
+                first = next(iter(client.methods.values()))
+                reason = "the deadline" if protocol is LibreTranslate else f"the server's deadline ({setting} seconds)"
+                await refuse(client, "deadline", first.call(query(first, timeout_seconds=timeout)), reason)
         for token in ("", "wrong"):
             async with protocol.connect(narrow, token) as client:
                 for method in client.methods.values():

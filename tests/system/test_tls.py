@@ -1,4 +1,4 @@
-"""TLS with certificates of clients on every port: who is let in and known by name, and exchanges of the files by a signal."""
+"""TLS on every port: client certificates, callers by the names in them, and replacement of the files by SIGHUP."""
 
 import shutil
 import signal
