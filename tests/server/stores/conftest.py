@@ -27,24 +27,14 @@ from tests.server.stores.proxy import Proxy, proxy_to
 BIG_FILE = "notes.bin"
 BIG_BYTES = 3_000_000
 BUCKET = "models"
-_VARIABLES = (
-    "AWS_",
-    "GOOGLE_",
-    "STORAGE_EMULATOR",
-    "DOCKER_CONFIG",
-    "REGISTRY_AUTH",
-    "SSL_CERT",
-    "REQUESTS_CA",
-    "NETRC",
-    "DRAGOMAN_STORE",
-)
+_VARIABLES = ("AWS_", "GOOGLE_", "STORAGE_EMULATOR", "DOCKER_CONFIG", "REGISTRY_AUTH", "SSL_CERT", "REQUESTS_CA", "NETRC")
 
 
 @pytest.fixture(autouse=True)
 def _no_credentials(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Nothing of whoever runs the tests is looked at, nor is any machine's metadata asked."""
+    """Hide the credentials of the user that runs the tests."""
     for name in list(os.environ):
-        if name.upper().startswith(_VARIABLES) or name.lower().endswith("_proxy"):
+        if name.upper().startswith((*_VARIABLES, "DRAGOMAN_STORE")) or name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
 

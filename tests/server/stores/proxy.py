@@ -1,4 +1,4 @@
-"""A proxy between a store and who reads it, that cuts, stalls or alters what it passes on: what networks do."""
+"""A proxy in front of a store that cuts, stalls, alters or redirects answers, as networks do."""
 
 import asyncio
 import contextlib
@@ -9,14 +9,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Harm:
-    """What happens to the answers to some requests.
-
-    Attributes:
-        path: The request's path must end so.
-        at: After how many bytes of the body.
-        what: `cut` closes the connection, `stall` sends nothing more, `flip` changes one bit and goes on.
-        times: To how many of them.
-    """
+    """Harm done to the first answers for paths that end so: the body is cut, stalls, or has one bit flipped after some bytes."""
 
     path: str
     at: int
@@ -26,16 +19,9 @@ class Harm:
 
 @dataclass
 class Proxy:
-    """Passes requests on to a port of this machine, one a connection.
+    """Passes requests on to an upstream port, one a connection, and keeps their heads in small letters.
 
-    Attributes:
-        upstream: That port.
-        port: Its own.
-        harms: What is done to answers.
-        requests: The heads of all requests, in small letters.
-        stalled: Set when an answer has stalled.
-        on_harm: Called at each harm, before it is done.
-        redirections: Where requests are sent whose path ends so; the path itself is put behind it.
+    Requests whose path ends with a key of `redirections` are sent there, path included; `on_harm` is called before a harm.
     """
 
     upstream: int

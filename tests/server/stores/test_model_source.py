@@ -1,4 +1,4 @@
-"""Where a server has its models from: a folder, or a store that its folder follows."""
+"""The source of a server's models: a folder, or a store that its folder follows."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,13 +8,12 @@ import pytest
 
 from dragoman.client.sync import Client
 from dragoman.export.bundle import BundleError
-from dragoman.export.signing import Keys, sign
+from dragoman.export.signing import Keys
 from dragoman.model.errors import InputError
 from dragoman.server.config import ServerConfig
 from dragoman.server.model_source import ModelSource, default_folder
-from tests.certificates import openssl
 from tests.server.repository.copies import copy
-from tests.server.stores.conftest import S3, Registry
+from tests.server.stores.conftest import S3
 from tests.system.conftest import serve as serve
 from tests.system.harness.server import wait_until
 
@@ -38,13 +37,6 @@ def put(s3: S3, make_bundle: Make, tmp_path: Path) -> Callable[[str], None]:
         s3.put(make_bundle(tmp_path / f"source-{version}", "en-de", int(version), 1000), f"all/en-de/{version}")
 
     return put_version
-
-
-def test_folder_is_used_as_it_is(tmp_path: Path) -> None:
-    source = ModelSource(ServerConfig(models=tmp_path), None)
-    source.fetch()
-    assert source.folder == tmp_path and not source.is_followed
-    assert ServerConfig(models=str(tmp_path)).models == tmp_path  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -76,18 +68,23 @@ def test_versions_that_the_model_file_asks_for_are_fetched(
 
 
 def test_fetched_versions_suffice_while_the_store_is_away(
-    put: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    put: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, keys: Keys
 ) -> None:
     with pytest.raises(BundleError, match="s3://models/all: holds no bundle"):
         source_of(tmp_path / "here").fetch()
     put("1")
     source_of(tmp_path / "here").fetch()
+    with pytest.raises(BundleError, match="is not signed"):
+        ModelSource(ServerConfig(models=ADDRESS, models_folder=tmp_path / "signed"), keys).fetch()
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     source_of(tmp_path / "here").fetch()
     assert versions(tmp_path / "here") == ["1"]
 
 
-def test_each_address_has_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_folder_is_used_as_it_is_and_each_address_has_one_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    source = ModelSource(ServerConfig(models=str(tmp_path)), None)  # type: ignore[arg-type]
+    source.fetch()
+    assert source.folder == tmp_path and not source.is_followed
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     one, other = default_folder("s3://models/a"), default_folder("s3://models/b")
     assert one != other and one.is_relative_to(tmp_path) and one == default_folder("s3://models/a")
@@ -136,26 +133,3 @@ def test_server_follows_a_store(serve: Callable[..., object], s3: S3, tiny_bundl
         s3.remove("all/fr-de/")
         wait_until(lambda: [model.name for model in client.models()] == ["en-de"], "one that is gone from it is not")
         assert server.terminate() == 0
-
-
-def test_only_signed_bundles_are_fetched_from_a_registry(
-    registry: type[Registry], tiny_bundle: Path, key: Path, keys: Keys, tmp_path: Path
-) -> None:
-    bundle = copy(tiny_bundle, tmp_path / "one", "en-de")
-    registry.push(bundle, "serve/en-de:2")
-    sign(bundle / "bundle.json", key)
-    signed = registry.push(bundle, "serve/en-de:1")
-    openssl(tmp_path, "genpkey", "-algorithm", "ed25519", "-out", "others.pem")
-    openssl(tmp_path, "pkey", "-in", "others.pem", "-pubout", "-out", "public.pem")
-
-    def fetch(reference: str, keys: Keys, folder: str) -> list[str]:
-        address = f"oci://127.0.0.1:{registry.port}/serve/en-de{reference}"
-        source = ModelSource(ServerConfig(models=address, models_folder=tmp_path / folder), keys)
-        source.fetch()
-        return versions(source.folder)
-
-    assert fetch(f"@{signed}", keys, "here") == ["1"]
-    with pytest.raises(BundleError, match="is not signed"):
-        fetch(":2", keys, "unsigned")
-    with pytest.raises(BundleError, match="is not in"):
-        fetch(":1", Keys.load(tmp_path / "public.pem"), "others")
