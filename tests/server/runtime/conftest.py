@@ -24,29 +24,30 @@ from dragoman.server.runtime.device.device import OutOfDeviceMemory
 from dragoman.server.runtime.device.host import HostDevice
 from dragoman.server.runtime.device.model import DeviceModel
 from dragoman.server.runtime.device.runner import DeviceRunner
+from tests.export.conftest import export as export
+from tests.export.conftest import make_checkpoint as make_checkpoint
+from tests.export.conftest import tokenizers as tokenizers
 from tests.shelf import Shelf
 
 MAX_ROWS = 6
 
 
 class FailingDevice(HostDevice):
-    """A device whose next runs fail for want of memory, as often as told to, and whose captures fail if told to.
+    """A device whose next runs lack memory, as often as told, and whose captures fail if told to.
 
     Attributes:
         num_failures: Runs that are still to fail.
-        capture_error: What runs that are to be captured or replayed raise; None for nothing.
-        num_runs: Runs that did not fail.
-        graph_ids: Of the runs, what each said of its graph; None for those that say nothing.
-        arenas: Memory that each session may take, by the name of its graph.
-        num_left: Captures that were left after an error.
         has_one_shortage: Whether memory will be short for the next capture, and for no other.
+        capture_error: Raised by runs that are to be captured or replayed.
+        num_runs: Runs that did not fail.
+        num_left: Captures that were left after an error.
+        graph_ids: The graph that each run names, or None.
+        arenas: Memory that each session may take, by the name of its graph.
     """
 
-    num_failures = 0
+    num_failures = num_runs = num_left = 0
     has_one_shortage = False
     capture_error: Exception | None = None
-    num_runs = 0
-    num_left = 0
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -86,7 +87,7 @@ class Status(IntEnum):
 
 
 class FakeCuda:
-    """CUDA's runtime as cuda-bindings shows it, with host memory for device memory; strict about what it is asked."""
+    """CUDA's runtime as cuda-bindings shows it, with host memory for device memory; strict about addresses and the stream."""
 
     cudaMemcpyKind = SimpleNamespace(cudaMemcpyHostToDevice=1, cudaMemcpyDeviceToHost=2, cudaMemcpyDeviceToDevice=3)
     cudaStreamNonBlocking = 1
@@ -97,24 +98,18 @@ class FakeCuda:
         self.blocks: dict[int, Any] = {}
         self.host: list[Any] = []
         self.num_bytes = num_bytes
-        self.recorded: list[int] = []
         self.is_capturing = False
 
-    def cudaSetDevice(self, ordinal: int) -> tuple[Status]:
-        return (Status.cudaSuccess,)
-
-    def cudaStreamCreateWithFlags(self, flags: int) -> tuple[Status, int]:
-        assert flags == self.cudaStreamNonBlocking
-        return Status.cudaSuccess, self.STREAM
-
-    def cudaEventCreateWithFlags(self, flags: int) -> tuple[Status, int]:
-        return Status.cudaSuccess, 500 + flags
-
-    def cudaGetDeviceProperties(self, ordinal: int) -> tuple[Status, Any]:
-        return Status.cudaSuccess, SimpleNamespace(name=b"Fake GPU\0\0\0", major=9, minor=0)
-
-    def cudaMemGetInfo(self) -> tuple[Status, int, int]:
-        return Status.cudaSuccess, self.num_bytes, 2 * self.num_bytes
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """Return a call without effect in host memory."""
+        results: dict[str, list[Any]] = {
+            "cudaStreamCreateWithFlags": [self.STREAM],
+            "cudaEventCreateWithFlags": [500],
+            "cudaGetDeviceProperties": [SimpleNamespace(name=b"Fake GPU\0\0\0", major=9, minor=0)],
+            "cudaMemGetInfo": [self.num_bytes, 2 * self.num_bytes],
+            "cudaStreamIsCapturing": [int(self.is_capturing)],
+        }
+        return lambda *_: (Status.cudaSuccess, *results.get(name, []))
 
     def cudaMalloc(self, size: int) -> tuple[Status, int]:
         if size > self.num_bytes:
@@ -153,29 +148,10 @@ class FakeCuda:
             ctypes.memmove(target + row * target_pitch, source + row * source_pitch, width)
         return (Status.cudaSuccess,)
 
-    def cudaEventRecord(self, event: int, stream: int) -> tuple[Status]:
-        self.recorded.append(event)
-        return (Status.cudaSuccess,)
-
-    def cudaEventSynchronize(self, event: int) -> tuple[Status]:
-        assert event in self.recorded
-        return (Status.cudaSuccess,)
-
-    def cudaStreamSynchronize(self, stream: int) -> tuple[Status]:
-        assert stream == self.STREAM
-        return (Status.cudaSuccess,)
-
-    def cudaStreamIsCapturing(self, stream: int) -> tuple[Status, int]:
-        assert stream == self.STREAM
-        return Status.cudaSuccess, int(self.is_capturing)
-
     def cudaStreamEndCapture(self, stream: int) -> tuple[Status, int]:
         assert stream == self.STREAM and self.is_capturing
         self.is_capturing = False
         return Status.cudaErrorInvalidValue, 0
-
-    def cudaGetLastError(self) -> tuple[Status]:
-        return (Status.cudaErrorMemoryAllocation,)
 
     def _check(self, stream: int, address: int, size: int) -> None:
         assert stream == self.STREAM, "work on another stream is not in order"

@@ -1,4 +1,4 @@
-"""The runner on a real bundle: it computes what PyTorch does, in place, and rows do not notice each other."""
+"""The runner on a real bundle: it computes what PyTorch does, in place, and rows do not depend on each other."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,262 +8,195 @@ import pytest
 import torch
 
 from dragoman.export.bundle import Bundle
+from dragoman.export.session import open_session
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.decode import StepDecoder
 from dragoman.server.engine.warmup import warm_up
-from dragoman.server.runtime.onnx import MAX_KEPT_CANDIDATES, OnnxRunner
+from dragoman.server.runtime import encoder as encoder_module
+from dragoman.server.runtime.cache import SlotCache
+from dragoman.server.runtime.device.model import DeviceModel
+from dragoman.server.runtime.encoder import PackedEncoder, PaddedEncoder
+from dragoman.server.runtime.onnx import OnnxRunner
+from tests.export.conftest import Export
 
 MAX_ROWS, NUM_CANDIDATES, CAPACITY, START = 5, 7, 20, 2
 SOURCES = [[5, 9, 200, 31], [77], [14, 14, 14, 250, 3, 8, 100, 101, 102], list(range(30, 53)), [42, 6]]
-Answers = list[tuple[np.ndarray, np.ndarray]]
+EVERY = [3, 0, 4, 2, 1]
+# Tokens that a row is fed, whatever the model would choose.
+FED = [[START, *(3 + (source * 50 + position * 17) % 270 for position in range(CAPACITY))] for source in range(len(SOURCES))]
+Steps = list[tuple[list[int], bytes]]
+
+
+@pytest.fixture(scope="module", params=["fp32", "int8 caches"])
+def any_bundle(request: pytest.FixtureRequest, tiny_bundle: Path, export: Export) -> Bundle:
+    if request.param == "fp32":
+        return Bundle.open(tiny_bundle)
+    return export("tiny", "int8", weight_bits=7, cache_precision="int8")
+
+
+@pytest.fixture
+def make_runner(any_bundle: Bundle) -> Callable[..., OnnxRunner]:
+    return lambda max_rows=MAX_ROWS, num_threads=1: OnnxRunner(any_bundle, max_rows, num_threads)
+
+
+@pytest.fixture
+def runner(bundle: Bundle) -> OnnxRunner:
+    return OnnxRunner(bundle, MAX_ROWS, 1)
+
+
+def sources_of(which: list[int]) -> list[list[int]]:
+    return [[*SOURCES[i], 1] for i in which]
+
+
+def step(runner: OnnxRunner, tokens: list[int], positions: list[int]) -> Steps:
+    """Return each row's candidates and the bits of their log-probabilities."""
+    found = runner.step(np.array(tokens), np.array(positions), NUM_CANDIDATES)
+    return [(ids.tolist(), log_probs.tobytes()) for ids, log_probs in zip(found.ids, found.log_probs, strict=True)]
+
+
+def run(runner: OnnxRunner, which: list[int], length: int = CAPACITY) -> list[Steps]:
+    """Feed rows their tokens; return what each was given, step by step."""
+    steps = [step(runner, [FED[i][position] for i in which], [position] * len(which)) for position in range(length)]
+    return [list(row) for row in zip(*steps, strict=True)]
 
 
 @pytest.fixture(scope="module")
-def bundle(tiny_bundle: Path) -> Bundle:
-    return Bundle.open(tiny_bundle)
+def alone(any_bundle: Bundle) -> Callable[[int], Steps]:
+    """Return what a row is given in a runner of its own."""
+    known: dict[int, Steps] = {}
 
+    def answer(source: int) -> Steps:
+        if source not in known:
+            runner = OnnxRunner(any_bundle, 1, 1)
+            runner.prefill(sources_of([source]), [0])
+            (known[source],) = run(runner, [source])
+        return known[source]
 
-@pytest.fixture
-def make_runner(bundle: Bundle) -> Callable[..., OnnxRunner]:
-    return lambda max_rows=MAX_ROWS: OnnxRunner(bundle, max_rows, 1)
-
-
-@pytest.fixture
-def runner(make_runner: Callable[..., OnnxRunner]) -> OnnxRunner:
-    return make_runner()
-
-
-def sources_of(bundle: Bundle, which: list[int]) -> list[list[int]]:
-    return [[*SOURCES[i], bundle.manifest.eos_id] for i in which]
-
-
-def forced(source: int, length: int) -> list[int]:
-    """Tokens that a row is fed, whatever the model would choose."""
-    return [3 + (source * 50 + position * 17) % 270 for position in range(length)]
-
-
-def step(runner: OnnxRunner, tokens: list[int], positions: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    candidates = runner.step(np.array(tokens), np.array(positions), NUM_CANDIDATES)
-    return candidates.ids.copy(), candidates.log_probs.copy()
-
-
-def run(runner: OnnxRunner, which: list[int], length: int) -> list[list[tuple[list[int], bytes]]]:
-    """Feed rows their tokens; return, for each row and step, candidate ids and the bits of their log-probabilities."""
-    fed = [[START, *forced(source, length - 1)] for source in which]
-    answers: list[list[tuple[list[int], bytes]]] = [[] for _ in which]
-    for position in range(length):
-        ids, log_probs = step(runner, [row[position] for row in fed], [position] * len(which))
-        for row in range(len(which)):
-            answers[row].append((ids[row].tolist(), log_probs[row].tobytes()))
-    return answers
+    return answer
 
 
 def test_log_probabilities_are_pytorchs_to_the_last_position(
     runner: OnnxRunner, bundle: Bundle, tiny_checkpoint: Checkpoint
 ) -> None:
-    everything = list(range(len(SOURCES)))
-    assert bundle.manifest.decoder_start_id == START
-    runner.prefill(sources_of(bundle, everything), everything)
+    every = list(range(len(SOURCES)))
+    assert (bundle.manifest.decoder_start_id, bundle.manifest.eos_id) == (START, 1)
+    runner.prefill(sources_of(every), every)
     oracle = StepDecoder(tiny_checkpoint.model, SOURCES)
-    tokens = [START] * len(SOURCES)
     for position in range(CAPACITY):
-        ids, log_probs = step(runner, tokens, [position] * len(SOURCES))
+        tokens = [FED[source][position] for source in every]
+        found = runner.step(np.array(tokens), np.full(len(every), position), NUM_CANDIDATES)
         with torch.no_grad():
             expected = oracle.step(torch.tensor(tokens)).double()
         best = expected.clone()
         best[:, bundle.manifest.pad_id] = -torch.inf
-        assert torch.equal(torch.from_numpy(ids), best.topk(NUM_CANDIDATES).indices)
-        np.testing.assert_allclose(log_probs, np.take_along_axis(expected.numpy(), ids, 1), atol=1e-5)
-        tokens = [forced(source, position + 1)[-1] for source in everything]
+        assert torch.equal(torch.from_numpy(found.ids), best.topk(NUM_CANDIDATES).indices)
+        np.testing.assert_allclose(found.log_probs, np.take_along_axis(expected.numpy(), found.ids, 1), atol=1e-5)
 
 
-def test_a_row_is_the_same_alone_and_in_any_company(make_runner: Callable[..., OnnxRunner], bundle: Bundle) -> None:
-    together = make_runner()
-    everything = [3, 0, 4, 2, 1]
-    together.prefill(sources_of(bundle, everything), [0, 1, 2, 3, 4])
-    answers = run(together, everything, CAPACITY)
-    for row, source in enumerate(everything):
-        alone = make_runner(1)
-        alone.prefill(sources_of(bundle, [source]), [0])
-        assert run(alone, [source], CAPACITY)[0] == answers[row]
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_row_is_the_same_alone_and_in_any_batch(
+    make_runner: Callable[..., OnnxRunner], alone: Callable[[int], Steps], num_threads: int
+) -> None:
+    runner = make_runner(num_threads=num_threads)
+    runner.prefill(sources_of(EVERY), [0, 1, 2, 3, 4])
+    assert run(runner, EVERY) == [alone(source) for source in EVERY]
+    runner.prefill(sources_of([1, 4]), [0, 1])
+    assert run(runner, [1, 4]) == [alone(1), alone(4)], "a reused row has no memory"
 
 
-def test_a_source_that_was_encoded_ahead_gives_the_same_bits(make_runner: Callable[..., OnnxRunner], bundle: Bundle) -> None:
-    """In any company, kept while others are encoded, and placed in any rows."""
-    everything = [3, 0, 4, 2, 1]
-    at_once, ahead = make_runner(), make_runner()
-    at_once.prefill(sources_of(bundle, everything), [0, 1, 2, 3, 4])
-    holder = ahead.holder
+def test_source_that_was_encoded_ahead_gives_the_same_bits(
+    make_runner: Callable[..., OnnxRunner], alone: Callable[[int], Steps]
+) -> None:
+    """In any batch, kept while others are encoded, and placed in any rows."""
+    holder = (runner := make_runner()).holder
     assert holder is not None
-    first, second = (holder.encode(sources_of(bundle, part)) for part in ([2, 4, 0], [1, 3]))
+    first, second = (holder.encode(sources_of(part)) for part in ([2, 4, 0], [1, 3]))
     holder.place([second[1], first[2]], [0, 1])
     holder.place([first[1], first[0], second[0]], [2, 3, 4])
     assert [len(held.tokens) for held in first] == [len(SOURCES[i]) + 1 for i in (2, 4, 0)]
-    assert run(ahead, everything, CAPACITY) == run(at_once, everything, CAPACITY)
+    assert {held.tokens.dtype for held in first} == {np.dtype(runner.cache.token_type)}
+    assert run(runner, EVERY) == [alone(source) for source in EVERY]
 
 
-def test_a_row_goes_on_after_a_move_as_if_nothing_had_happened(make_runner: Callable[..., OnnxRunner], bundle: Bundle) -> None:
-    undisturbed = make_runner(1)
-    undisturbed.prefill(sources_of(bundle, [2]), [0])
-    expected = run(undisturbed, [2], CAPACITY)[0]
-    moved = make_runner()
-    moved.prefill(sources_of(bundle, [3, 0, 4, 1]), [0, 1, 2, 3])
-    moved.prefill(sources_of(bundle, [2]), [4])
-    before = run(moved, [3, 0, 4, 1, 2], 9)
-    assert before[4] == expected[:9]
-    moved.copy_row(4, 0, 9)
-    moved.prefill(sources_of(bundle, [3]), [4])  # what was its row has a new owner
-    fed = [START, *forced(2, CAPACITY)]
+@pytest.mark.parametrize(("source", "target", "used"), [(4, 0, 4), (1, 3, 2)])
+def test_copied_row_goes_on_as_the_one_it_was_copied_from(
+    make_runner: Callable[..., OnnxRunner], alone: Callable[[int], Steps], source: int, target: int, used: int
+) -> None:
+    """Both where a row moves and its place gets a new source, and where a search branches and the old row goes astray."""
+    runner, rows = make_runner(), EVERY[:]
+    rows[source] = 2
+    runner.prefill(sources_of(rows), [0, 1, 2, 3, 4])
+    assert run(runner, rows, 9)[source] == alone(2)[:9]
+    runner.copy_row(source, target, 9)
+    runner.prefill(sources_of([3]), [used])
     for position in range(9, CAPACITY):
-        ids, log_probs = step(moved, [fed[position], 5, 5, 5, 5], [position, 9, 9, 9, 0])
-        assert (ids[0].tolist(), log_probs[0].tobytes()) == expected[position]
+        tokens = [FED[2][position] if row == target else 5 for row in range(5)]
+        positions = [position if row == target else 9 * (row != used) for row in range(5)]
+        assert step(runner, tokens, positions)[target] == alone(2)[position]
 
 
-def test_a_copied_row_goes_on_as_its_twin(make_runner: Callable[..., OnnxRunner], bundle: Bundle) -> None:
-    """A search branches: after the copy both rows are what one row alone would have been, whichever tokens they go on with."""
-    alone = make_runner(1)
-    alone.prefill(sources_of(bundle, [2]), [0])
-    expected = run(alone, [2], CAPACITY)[0]
-    runner, fed = make_runner(), [START, *forced(2, CAPACITY)]
-    runner.prefill(sources_of(bundle, [0, 2, 3]), [0, 1, 2])
-    run(runner, [0, 2, 3], 6)
-    runner.copy_row(1, 3, 6)
-    for position in range(6, CAPACITY):  # the old row goes astray
-        ids, log_probs = step(runner, [5, 6, 7, fed[position]], [position] * 4)
-        assert (ids[3].tolist(), log_probs[3].tobytes()) == expected[position]
-
-
-def test_a_row_that_takes_over_positions_goes_on_as_its_twin(make_runner: Callable[..., OnnxRunner], bundle: Bundle) -> None:
+def test_row_that_takes_over_positions_goes_on_as_the_other(
+    make_runner: Callable[..., OnnxRunner], alone: Callable[[int], Steps]
+) -> None:
     """Beams with a common beginning: only the positions that differ are copied."""
-    alone = make_runner(1)
-    alone.prefill(sources_of(bundle, [2]), [0])
-    expected = run(alone, [2], CAPACITY)[0]
-    runner, fed = make_runner(), [START, *forced(2, CAPACITY)]
-    runner.prefill(sources_of(bundle, [2, 0, 2]), [0, 1, 2])
+    runner = make_runner()
+    runner.prefill(sources_of([2, 0, 2]), [0, 1, 2])
     for position in range(9):
-        other = fed[position] if position < 5 else 77
-        step(runner, [fed[position], 8, other], [position] * 3)
+        step(runner, [FED[2][position], 8, FED[2][position] if position < 5 else 77], [position] * 3)
     runner.copy_positions(0, 2, 5, 9)
     for position in range(9, CAPACITY):
-        ids, log_probs = step(runner, [9, 9, fed[position]], [position] * 3)
-        assert (ids[2].tolist(), log_probs[2].tobytes()) == expected[position]
+        assert step(runner, [9, 9, FED[2][position]], [position] * 3)[2] == alone(2)[position]
 
 
-def test_the_same_step_may_be_done_again_with_any_number_of_candidates(runner: OnnxRunner, bundle: Bundle) -> None:
-    """Fewer are the first of more, bit for bit, and the caches do not mind."""
-    runner.prefill(sources_of(bundle, [3, 0, 4]), [0, 1, 2])
-    vocab_size = bundle.manifest.target_vocab_size
-    for position in range(3):
-        tokens, positions = np.array([[START, 50, 60][position]] * 3), np.array([position] * 3)
-        everything = runner.step(tokens, positions, vocab_size)
-        ids, log_probs = everything.ids.copy(), everything.log_probs.copy()
+def test_steps_and_looks_give_any_number_of_candidates_and_leave_the_caches_alone(
+    make_runner: Callable[..., OnnxRunner], any_bundle: Bundle
+) -> None:
+    """Fewer candidates are the first of more, bit for bit; a look at some rows has memory of its own."""
+    which, vocab_size = [3, 0, 4, 1], any_bundle.manifest.target_vocab_size
+    runner = make_runner()
+    runner.prefill(sources_of(which), [0, 1, 2, 3])
+    for position in range(4):
+        tokens, positions = np.array([FED[i][position] for i in which]), np.full(4, position)
+        whole = runner.step(tokens, positions, vocab_size)
+        ids, log_probs, used = whole.ids.copy(), whole.log_probs.copy(), runner.cache_bytes()
         assert (np.sort(ids) == np.arange(vocab_size)).all(), "each token once"
         assert (np.diff(log_probs) <= 0).all(), "likeliest first"
         np.testing.assert_allclose(np.exp(log_probs.astype(np.float64)).sum(1), 1, atol=1e-5)
-        for count in (1, 2, 64, 256, vocab_size):
+        for count in (1, 2, 64, 256, 257, vocab_size):
             again = runner.step(tokens, positions, count)
             np.testing.assert_array_equal(again.ids, ids[:, :count])
             assert again.log_probs.tobytes() == log_probs[:, :count].tobytes()
-
-
-def test_a_look_at_some_rows_sees_what_the_step_did_and_leaves_the_others_alone(
-    make_runner: Callable[..., OnnxRunner], bundle: Bundle
-) -> None:
-    """The rows go on as if nothing had been looked at, whatever the caches hold beyond them."""
-    which, vocab_size = [3, 0, 4, 1], bundle.manifest.target_vocab_size
-    fed = [[START, *forced(source, 5)] for source in which]
-    plain, looked = make_runner(), make_runner()
-    for runner in (plain, looked):
-        runner.prefill(sources_of(bundle, which), [0, 1, 2, 3])
-    for position in range(6):
-        tokens, positions = np.array([row[position] for row in fed]), np.full(4, position)
-        expected = plain.step(tokens, positions, vocab_size)
-        found = looked.step(tokens, positions, NUM_CANDIDATES)
-        ids, used = found.ids.copy(), looked.cache_bytes()
+        found = runner.step(tokens, positions, NUM_CANDIDATES)
         for first, last in ((1, 3), (3, 4), (0, 4)):
-            seen = looked.look(tokens[first:last], positions[first:last], vocab_size, first)
-            np.testing.assert_array_equal(seen.ids, expected.ids[first:last])
-            assert seen.log_probs.tobytes() == expected.log_probs[first:last].tobytes()
-        assert looked.cache_bytes() == used
-        np.testing.assert_array_equal(found.ids, ids)  # a look has memory of its own
-
-
-def test_wide_bindings_are_not_kept(runner: OnnxRunner, bundle: Bundle) -> None:
-    runner.prefill(sources_of(bundle, [3]), [0])
-    for count in (1, 1, 4, bundle.manifest.target_vocab_size):
-        runner.step(np.array([START]), np.array([0]), count)
-    assert set(runner._bindings) == {(1, 1), (1, 4)} and bundle.manifest.target_vocab_size > MAX_KEPT_CANDIDATES
-
-
-def test_kept_bindings_are_bounded_and_dropped_when_the_caches_move(
-    make_runner: Callable[..., OnnxRunner], bundle: Bundle, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dragoman.server.runtime.cache.MIN_CAPACITY", 2)
-    monkeypatch.setattr("dragoman.server.runtime.onnx.MAX_KEPT_BINDINGS", 2)
-    runner = make_runner()
-    runner.prefill(sources_of(bundle, [1, 1, 1]), [0, 1, 2])
-    for num_rows in (1, 2, 3):
-        step(runner, [START] * num_rows, [0] * num_rows)
-    assert set(runner._bindings) == {(2, NUM_CANDIDATES), (3, NUM_CANDIDATES)}
-    step(runner, [START], [2])
-    assert set(runner._bindings) == {(1, NUM_CANDIDATES)}
+            seen = runner.look(tokens[first:last], positions[first:last], vocab_size, first)
+            np.testing.assert_array_equal(seen.ids, ids[first:last])
+            assert seen.log_probs.tobytes() == log_probs[first:last].tobytes()
+        assert runner.cache_bytes() == used
+        np.testing.assert_array_equal(found.ids, ids[:, :NUM_CANDIDATES])
 
 
 def test_bits_do_not_depend_on_the_room_there_is(
-    make_runner: Callable[..., OnnxRunner], bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+    make_runner: Callable[..., OnnxRunner], alone: Callable[[int], Steps], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Caches grow and shrink under running rows, and nobody notices."""
-    everything = list(range(len(SOURCES)))
-    roomy = make_runner()
-    roomy.prefill(sources_of(bundle, everything), everything)
-    expected = run(roomy, everything, CAPACITY)
+    """Caches grow and shrink under running rows, and few bindings are kept."""
+    expected = [alone(source) for source in range(5)]
     monkeypatch.setattr("dragoman.server.runtime.cache.MIN_CAPACITY", 1)
     monkeypatch.setattr("dragoman.server.runtime.cache.STEPS_PER_REVIEW", 4)
+    monkeypatch.setattr("dragoman.server.runtime.onnx.MAX_KEPT_BINDINGS", 2)
     runner = make_runner()
-    for row in everything:
-        runner.prefill(sources_of(bundle, [row]), [row])
-    assert run(runner, everything, CAPACITY) == expected
-    assert runner.cache.num_moves > 5
-    num_moves = runner.cache.num_moves
-    runner.prefill(sources_of(bundle, [1]), [0])
-    assert run(runner, [1], CAPACITY)[0] == expected[1]
+    for row in range(5):
+        runner.prefill(sources_of([row]), [row])
+    assert run(runner, list(range(5))) == expected
+    assert (num_moves := runner.cache.num_moves) > 5
+    runner.prefill(sources_of([1]), [0])
+    assert run(runner, [1])[0] == expected[1]
     assert runner.cache.num_moves > num_moves + 4, "room was given back and made again"
-
-
-def test_a_reused_row_has_no_memory(make_runner: Callable[..., OnnxRunner], bundle: Bundle) -> None:
-    fresh, used = make_runner(), make_runner()
-    warm_up(used, bundle.manifest)
-    used.prefill(sources_of(bundle, [3, 2]), [0, 1])
-    run(used, [3, 2], CAPACITY)
-    answers = []
-    for runner in (fresh, used):
-        runner.prefill(sources_of(bundle, [1, 4]), [0, 1])
-        answers.append(run(runner, [1, 4], CAPACITY))
-    assert answers[0] == answers[1]
-
-
-def test_caches_are_updated_where_they_are(runner: OnnxRunner, bundle: Bundle) -> None:
-    runner.prefill(sources_of(bundle, [0, 1]), [0, 1])
-    addresses = {name: buffer.ctypes.data for name, buffer in runner.cache.self_kv.items()}
-    step(runner, [2, 2], [0, 0])
-    step(runner, [7, 8], [1, 1])
-    for name, buffer in runner.cache.self_kv.items():
-        assert buffer.ctypes.data == addresses[name]
-        assert buffer[:2, :, :2].all(), "both positions of both rows are written"
-        assert not buffer[:2, :, 2:].any() and not buffer[2:].any(), "and nothing else is"
-
-
-def test_a_position_beyond_the_cache_is_refused(runner: OnnxRunner, bundle: Bundle) -> None:
-    runner.prefill(sources_of(bundle, [0]), [0])
     with pytest.raises(AssertionError):
         step(runner, [2], [CAPACITY])
-
-
-def test_a_source_may_fill_its_cache_to_the_last_position(runner: OnnxRunner, bundle: Bundle) -> None:
-    longest = [7] * (bundle.manifest.max_source_tokens - 1) + [bundle.manifest.eos_id]
-    runner.prefill([longest], [1])
-    assert runner.cache.source_lengths.tolist() == [1, 24, 1, 1, 1]
-    assert all(buffer[1].all() and not buffer[[0, 2, 3, 4]].any() for buffer in runner.cache.cross_kv.values())
+    runner.prefill(sources_of([1, 4, 1]), [0, 1, 2])
+    for num_rows in (1, 2, 3):
+        step(runner, [START] * num_rows, [0] * num_rows)
+    assert len(runner._bindings) <= 2
 
 
 @pytest.mark.parametrize("max_rows", [1, 2, 3, 6, 8])
@@ -271,3 +204,50 @@ def test_warm_up_ends_at_the_largest_batch_whatever_it_is(bundle: Bundle, max_ro
     runner = OnnxRunner(bundle, max_rows, 1)
     warm_up(runner, bundle.manifest)
     assert max(rows for rows, _ in runner._bindings) == max_rows
+
+
+def test_caches_in_8_bits_take_a_quarter_and_change_answers_little(export: Export) -> None:
+    bundles = export("tiny", "int8"), export("tiny", "int8", weight_bits=7, cache_precision="int8")
+    runners, by_id = [OnnxRunner(bundle, MAX_ROWS, 1) for bundle in bundles], []
+    for runner in runners:
+        runner.prefill(sources_of(EVERY), [0, 1, 2, 3, 4])
+        for position in range(9):
+            found = runner.step(np.array([FED[i][position] for i in EVERY]), np.full(5, position), 300)
+            by_id.append(np.take_along_axis(found.log_probs, np.argsort(found.ids), 1).copy())
+    single, integer = np.stack(by_id[:9]), np.stack(by_id[9:])
+    is_possible = np.isfinite(single)
+    assert 0 < np.abs(single[is_possible] - integer[is_possible]).mean() < 0.1
+    reserved, used = ([runner.cache_bytes()[i] for runner in runners] for i in (0, 1))
+    assert reserved[0] == 4 * reserved[1] and used[0] == 4 * used[1] > 0
+
+
+ROWS = [2, 0, 3, 1]
+
+
+@pytest.mark.parametrize("max_bytes", [2**26, 0])
+def test_packed_and_padded_sources_are_encoded_to_the_same_bits_and_kept(
+    bundle: Bundle, device_model: DeviceModel, monkeypatch: pytest.MonkeyPatch, max_bytes: int
+) -> None:
+    """Whether or not results are written where the last ones were."""
+    monkeypatch.setattr(encoder_module, "MAX_KEPT_BYTES", max_bytes)
+    cache, other = (SlotCache(bundle.manifest, 4) for _ in range(2))
+    packed, sources = PackedEncoder(open_session(str(bundle.encoder_path), 1), cache), sources_of([0, 1, 3, 4])
+    first = packed.encode(sources)
+    before = [held.tokens.copy() for held in first]
+    packed.encode([[77, 78, 1], [50, 1]])
+    packed.fill(cache, sources, ROWS)
+    PaddedEncoder(open_session(str(device_model.encoder_path), 1), 0).fill(other, sources, ROWS)
+    assert cache.source_lengths.tolist() == other.source_lengths.tolist() == [2, 3, 5, 24]
+    for ours, theirs in zip(cache.cross_kv.values(), other.cross_kv.values(), strict=True):
+        for row, source in zip(ROWS, sources, strict=True):
+            assert ours[row, :, : len(source)].tobytes() == theirs[row, :, : len(source)].tobytes()
+    for held, kept, source in zip(first, before, sources, strict=True):
+        np.testing.assert_array_equal(held.tokens, kept)
+        assert held.tokens.shape == (len(source), cache.token_columns) and held.tokens.base is None
+        assert held.states.shape == (0,) and held.nbytes == held.tokens.nbytes
+    limit = 64 * cache.token_columns * 4
+    for room, expected in ((limit, 64), (limit - 1, 0)):
+        monkeypatch.setattr(encoder_module, "MAX_KEPT_BYTES", room)
+        again = PackedEncoder(open_session(str(bundle.encoder_path), 1), cache)
+        again.fill(cache, sources, ROWS)
+        assert len(again._kept) == expected, "34 tokens, rounded up"

@@ -1,4 +1,4 @@
-"""What a session on CUDA is told; nothing of it needs CUDA."""
+"""A CUDA device on a runtime made of host memory: options of sessions, errors, and captures that failed."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,48 +6,56 @@ from typing import Any
 
 import pytest
 
-from dragoman.export.attention_kernels import BITS, USUAL, kernel_bits
+from dragoman.export.attention_kernels import USUAL, kernel_bits
 from dragoman.server.runtime.device import cuda
-from dragoman.server.runtime.device.cuda import CudaDevice
-
-
-@pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
-    """Settings of the provider, session by session."""
-    settings: list[dict[str, str]] = []
-
-    class Session:
-        def __init__(self, path: Path, options: Any, providers: list[Any]) -> None:
-            settings.append(providers[0][1])
-
-        def get_providers(self) -> list[str]:
-            return ["CUDAExecutionProvider", "CPUExecutionProvider"]
-
-    monkeypatch.setattr(cuda.onnxruntime, "InferenceSession", Session)
-    return settings
+from dragoman.server.runtime.device.cuda import CUDA_PROVIDER, CudaDevice
+from dragoman.server.runtime.device.device import DeviceError, OutOfDeviceMemory
 
 
 @pytest.mark.parametrize(("kernels", "bits"), [(USUAL, "3"), ("cudnn", "8"), ("auto", "0"), ("flash, math", "17")])
-def test_attention_has_the_kernels_that_are_asked_for(
-    fake_cuda: Callable[..., Any], told: list[dict[str, str]], kernels: str, bits: str
+def test_sessions_get_kernels_memory_and_graphs_as_asked(
+    fake_cuda: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, kernels: str, bits: str
 ) -> None:
-    CudaDevice(0, fake_cuda(), kernels).open_session(Path("encoder.onnx"), max_arena_bytes=7, is_captured=False)
-    assert told[0]["sdpa_kernel"] == bits
+    class Session:
+        def __init__(self, path: Path, options: Any, providers: Any) -> None:
+            self.settings = providers[0][1]
 
+        def get_providers(self) -> list[str]:
+            return [CUDA_PROVIDER]
 
-def test_without_a_word_it_is_flash_and_memory_efficient_attention(
-    fake_cuda: Callable[..., Any], told: list[dict[str, str]]
-) -> None:
-    device = CudaDevice(0, fake_cuda())
-    device.open_session(Path("encoder.onnx"), max_arena_bytes=7, is_captured=False)
-    device.open_session(Path("decoder.onnx"), max_arena_bytes=8, is_captured=True)
-    assert [settings["sdpa_kernel"] for settings in told] == [str(BITS["flash"] | BITS["efficient"])] * 2
-    assert [settings["gpu_mem_limit"] for settings in told] == ["7", "8"]
-    assert [settings["enable_cuda_graph"] for settings in told] == ["0", "1"]
-    assert {settings["user_compute_stream"] for settings in told} == {"77"}
+    monkeypatch.setattr(cuda.onnxruntime, "InferenceSession", Session)
+    device = CudaDevice(0, fake_cuda(), kernels)
+    for limit, is_captured in ((7, False), (8, True)):
+        settings: Any = device.open_session(Path("a.onnx"), max_arena_bytes=limit, is_captured=is_captured).settings  # type: ignore[attr-defined]
+        assert (settings["sdpa_kernel"], settings["gpu_mem_limit"]) == (bits, str(limit))
+        assert (settings["enable_cuda_graph"], settings["user_compute_stream"]) == (str(int(is_captured)), "77")
 
 
 @pytest.mark.parametrize("names", ["", "flash,", "xqa", "auto,flash"])
-def test_what_is_no_kernel_is_refused(names: str) -> None:
+def test_unknown_kernels_are_refused(names: str) -> None:
     with pytest.raises(ValueError, match="is not auto, and none of flash, efficient, cudnn, math"):
         kernel_bits(names)
+
+
+def test_shortage_of_memory_has_an_error_of_its_own(fake_cuda: Callable[..., Any]) -> None:
+    class Full:
+        def run_with_iobinding(self, *_: Any) -> None:
+            raise RuntimeError("BFCArena::AllocateRawInternal(...) Available memory of 0 is smaller than requested bytes of 2048")
+
+    device = CudaDevice(0, fake_cuda(num_bytes=100))
+    assert (device.available_bytes(), device.name) == (100, "cuda:0 (Fake GPU)")
+    with pytest.raises(OutOfDeviceMemory):
+        device.allocate(101)
+    with pytest.raises(DeviceError, match="cudaErrorInvalidValue"):
+        device.copy_pieces(0, 1, 0, 1, 2, 1)
+    with pytest.raises(OutOfDeviceMemory, match="Available memory"):
+        device.run(Full(), None, None)  # type: ignore[arg-type]
+
+
+def test_device_is_brought_out_of_a_capture_that_failed(fake_cuda: Callable[..., Any]) -> None:
+    runtime = fake_cuda()
+    device = CudaDevice(0, runtime)
+    device.leave_capture()
+    runtime.is_capturing = True
+    device.leave_capture()
+    assert not runtime.is_capturing

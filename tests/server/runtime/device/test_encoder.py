@@ -1,4 +1,4 @@
-"""Few shapes of batches, and padding that leaves no trace in what is encoded."""
+"""The encoder on a device: few shapes of batches, padding without a trace, and batches that shrink where memory is short."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,15 +18,18 @@ MAX_POSITIONS = 96
 
 
 class WatchingDevice(HostDevice):
-    """Notes the shapes that the encoder is run on."""
+    """Records the shapes that the encoder is run on, and has no memory for some."""
 
     def __init__(self) -> None:
         super().__init__()
         self.shapes: list[tuple[int, ...]] = []
+        self.is_short: Callable[[tuple[int, ...]], bool] = lambda shape: False
 
     def run(self, session: onnxruntime.InferenceSession, binding: onnxruntime.IOBinding, options: Any) -> None:
         super().run(session, binding, options)
-        self.shapes.append(tuple(binding.get_outputs()[0].shape()))
+        self.shapes.append(shape := tuple(binding.get_outputs()[0].shape()))
+        if self.is_short(shape):
+            raise OutOfDeviceMemory("Available memory of 0 is smaller than requested bytes of 2048")
 
 
 @pytest.fixture
@@ -84,19 +87,19 @@ def test_batches_have_few_shapes(device: WatchingDevice, model: DeviceModel, enc
     assert len(set(device.shapes)) <= 9 * 6 < len(asked)
 
 
-def test_what_fits_is_reckoned_with_its_padding(encoder: DeviceEncoder) -> None:
-    assert encoder.num_fitting([24] * 9) == 4  # 4 · 24 is all there is
-    assert encoder.num_fitting([13] * 9) == 6  # 6 · 16
-    assert encoder.num_fitting([9, 24, 24, 24, 24]) == 4
-    assert encoder.num_fitting([24]) == 1
+def test_number_that_fits_is_reckoned_with_padding(encoder: DeviceEncoder) -> None:
+    for lengths, expected in (
+        ([24] * 9, 4),  # 4 · 24 is all there is
+        ([13] * 9, 6),  # 6 · 16
+        ([9, 24, 24, 24, 24], 4),
+        ([24], 1),
+        ([1] * (MAX_POSITIONS + 1), MAX_POSITIONS),
+        ([1] * (3 * MAX_POSITIONS), MAX_POSITIONS),
+    ):
+        assert encoder.num_fitting(lengths) == expected
 
 
-def test_no_more_sources_fit_than_there_are_positions(encoder: DeviceEncoder) -> None:
-    assert encoder.num_fitting([1] * (MAX_POSITIONS + 1)) == MAX_POSITIONS
-    assert encoder.num_fitting([1] * (3 * MAX_POSITIONS)) == MAX_POSITIONS
-
-
-def test_a_model_may_have_more_slots_than_the_encoder_takes_positions(device: WatchingDevice, model: DeviceModel) -> None:
+def test_model_may_have_more_slots_than_the_encoder_takes_positions(device: WatchingDevice, model: DeviceModel) -> None:
     sizes = model.target_vocab_size, model.max_target_tokens, model.max_source_tokens
     slots = model.max_source_tokens + 9
     runner = DeviceRunner(device, model, Buckets.of(slots, *sizes, rows=(1,)), prefill_tokens=1, capture="never")
@@ -105,19 +108,8 @@ def test_a_model_may_have_more_slots_than_the_encoder_takes_positions(device: Wa
     assert runner.cache.source_lengths.tolist() == [1] * slots
 
 
-def test_a_batch_that_proved_too_large_is_not_tried_again(
-    model: DeviceModel, encoder: DeviceEncoder, device: WatchingDevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run: Callable[..., None] = device.run
-    tried: list[int] = []
-
-    def fail(session: Any, binding: Any, options: Any) -> None:
-        run(session, binding, options)
-        tried.append(device.shapes[-1][0])
-        if device.shapes[-1][0] > 1:
-            raise OutOfDeviceMemory("Available memory of 0 is smaller than requested bytes of 2048")
-
-    monkeypatch.setattr(device, "run", fail)
+def test_batch_that_proved_too_large_is_not_tried_again(encoder: DeviceEncoder, device: WatchingDevice) -> None:
+    device.is_short = lambda shape: shape[0] > 1
     lengths = [9] * 5
     while True:
         count = encoder.num_fitting(lengths)
@@ -126,6 +118,7 @@ def test_a_batch_that_proved_too_large_is_not_tried_again(
             break
         except OutOfDeviceMemory:
             assert encoder.shrink(lengths[:count])
+    tried = [shape[0] for shape in device.shapes]
     assert tried == sorted(set(tried), reverse=True) and tried[-1] == 1
     assert not encoder.shrink([9])
 
@@ -145,19 +138,9 @@ def test_no_batch_needs_more_than_the_first_ones_did(device: WatchingDevice, mod
     assert max(shape[0] * shape[2] for shape in device.shapes) <= num_positions
 
 
-def test_a_model_starts_though_its_longest_source_has_no_room(
-    model: DeviceModel, buckets: Buckets, device: WatchingDevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run: Callable[..., None] = device.run
-
-    def fail(session: Any, binding: Any, options: Any) -> None:
-        run(session, binding, options)
-        shape = device.shapes[-1]
-        if len(shape) == 4 and shape[2] >= limit:
-            raise OutOfDeviceMemory("Available memory of 0 is smaller than requested bytes of 2048")
-
+def test_model_starts_though_its_longest_source_has_no_room(model: DeviceModel, buckets: Buckets, device: WatchingDevice) -> None:
     limit = model.max_source_tokens
-    monkeypatch.setattr(device, "run", fail)
+    device.is_short = lambda shape: len(shape) == 4 and shape[2] >= limit
     runner = DeviceRunner(device, model, buckets, prefill_tokens=MAX_POSITIONS, capture="never")
     runner.warm_up()
     runner.prefill([source(5, 0)], [0])

@@ -1,4 +1,4 @@
-"""Which steps are replayed: none that was not captured in a quiet moment, and none at all once a capture has failed."""
+"""Captured steps: captured at the start or while nothing runs, replayed bit for bit, and given up when a capture fails."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,180 +8,140 @@ import numpy as np
 import pytest
 
 from dragoman.server.runtime.device.buckets import Buckets
-from dragoman.server.runtime.device.cuda import CudaDevice
 from dragoman.server.runtime.device.device import DeviceError, OutOfDeviceMemory
 from dragoman.server.runtime.device.runner import DeviceRunner
 
-Make = Callable[..., DeviceRunner]
 START, EOS = 2, 1
 
 
-def step(runner: DeviceRunner, position: int = 0, num_candidates: int = 1) -> Any:
-    found = runner.step(np.array([START]), np.array([position]), num_candidates)
-    return found.ids.copy(), found.log_probs.copy()
+class Steps:
+    """A runner on a device that can fail, and the warnings that it gave."""
+
+    def __init__(self, make: Callable[..., DeviceRunner], device: Any, **settings: Any) -> None:
+        self.warnings: list[str] = []
+        self.device, self.runner = device, make(warn=self.warnings.append, **({"is_ahead": False} | settings))
+        self.graphs = self.runner.graphs
+
+    def step(self, position: int = 0) -> tuple[str, bytes]:
+        """Step one row; return its graph and the bits of its candidates."""
+        if position == 0:
+            self.runner.prefill([[5, EOS]], [0])
+        found = self.runner.step(np.array([START]), np.array([position]), 1)
+        return self.device.graph_ids[-1], found.ids.tobytes() + found.log_probs.tobytes()
 
 
-def test_steps_are_plain_until_they_have_been_captured(make_device_runner: Make, device: Any) -> None:
-    runner = make_device_runner(is_ahead=False)
-    runner.prefill([[5, EOS]], [0])
-    plain = step(runner)
-    assert device.graph_ids[-1] == "-1"
-    runner.warm_up()
-    runner.prefill([[5, EOS]], [0])
-    replayed = step(runner)
-    assert int(device.graph_ids[-1]) >= 1
-    for one, other in zip(plain, replayed, strict=True):
-        assert one.tobytes() == other.tobytes()
+Make = Callable[..., Steps]
 
 
-def test_the_smallest_layouts_are_captured_at_the_start_and_others_while_nothing_runs(
-    make_device_runner: Make, device: Any, buckets: Buckets
+@pytest.fixture
+def make(make_device_runner: Callable[..., DeviceRunner], device: Any) -> Make:
+    return lambda **settings: Steps(make_device_runner, device, **settings)
+
+
+@pytest.fixture
+def num_smallest(buckets: Buckets) -> int:
+    return len(buckets.rows) * len(buckets.candidates)
+
+
+def test_smallest_layouts_are_captured_at_the_start_and_others_while_nothing_runs(
+    make: Make, buckets: Buckets, num_smallest: int
 ) -> None:
-    runner = make_device_runner(is_ahead=False)
-    runner.warm_up()
-    num_smallest = len(buckets.rows) * len(buckets.candidates)
-    assert runner.graphs.num_captured == num_smallest
-    runner.prefill([[5, EOS]], [0])
-    for position in range(6):  # beyond the smallest layout, of 4 positions
-        step(runner, position)
-    assert device.graph_ids[-6:][:4] == [device.graph_ids[-6]] * 4 and int(device.graph_ids[-6]) >= 1
-    assert device.graph_ids[-2:] == ["-1", "-1"], "never captured in the middle of traffic"
-    while runner.graphs.has_pending:
-        runner.graphs.capture_next()
-        assert (runner.cache.self_kv.capacity, runner.cache.cross_kv.capacity) == (4, 4)
-    layouts = len(buckets.targets) * len(buckets.sources)
-    assert runner.graphs.num_captured == num_smallest * layouts
-    runner.prefill([[5, EOS]], [0])
-    for position in range(6):
-        step(runner, position)
-    ids = [int(graph) for graph in device.graph_ids[-6:]]
-    assert min(ids) >= 1 and len(set(ids)) == 2
+    steps = make()
+    graph, plain = steps.step()
+    assert graph == "-1"
+    steps.runner.warm_up()
+    assert steps.graphs.num_captured == num_smallest
+    found = [steps.step(position) for position in range(6)]  # beyond the smallest layout, of 4 positions
+    assert found[0][1] == plain
+    assert [graph for graph, _ in found] == [found[0][0]] * 4 + ["-1"] * 2, "never captured in the middle of traffic"
+    assert int(found[0][0]) >= 1
+    while steps.graphs.has_pending:
+        steps.graphs.capture_next()
+        assert (steps.runner.cache.self_kv.capacity, steps.runner.cache.cross_kv.capacity) == (4, 4)
+    assert steps.graphs.num_captured == num_smallest * len(buckets.targets) * len(buckets.sources)
+    again = [steps.step(position) for position in range(6)]
+    assert [bits for _, bits in again] == [bits for _, bits in found]
+    assert len({graph for graph, _ in again}) == 2 and "-1" not in {graph for graph, _ in again}
+    with steps.graphs.ignored():
+        assert steps.step() == ("-1", plain)
+    assert steps.step()[0] != "-1"
 
 
 @pytest.mark.parametrize("capture", ["idle", "start"])
-def test_of_a_layout_the_largest_batches_come_first(make_device_runner: Make, buckets: Buckets, capture: str) -> None:
-    """What ONNX Runtime's arena has got for small ones does not do for larger ones, and is kept all the same."""
-    shapes = make_device_runner(capture=capture).graphs.at_start()
+def test_largest_batches_of_a_layout_come_first(make: Make, buckets: Buckets, num_smallest: int, capture: str) -> None:
+    """Memory that ONNX Runtime's arena has got for small batches does not do for larger ones, and is kept all the same."""
+    steps = make(capture=capture)
+    shapes = steps.graphs.at_start()
     sizes = [(shape.num_rows, shape.num_candidates) for shape in shapes]
     assert sizes[0] == (buckets.rows[-1], buckets.candidates[-1])
     layouts = [(shape.targets, shape.sources) for shape in shapes]
     for layout in set(layouts):
         of_layout = [size for size, other in zip(sizes, layouts, strict=True) if other == layout]
         assert of_layout == sorted(of_layout, reverse=True)
+    steps.runner.warm_up()
+    num_layouts = len(buckets.targets) * len(buckets.sources) if capture == "start" else 1
+    assert steps.graphs.num_captured == len(shapes) == num_smallest * num_layouts
+    assert steps.graphs.has_pending is (capture == "idle")
 
 
-def test_all_layouts_are_captured_before_the_model_is_ready_if_asked_for(make_device_runner: Make, buckets: Buckets) -> None:
-    runner = make_device_runner(capture="start")
-    runner.warm_up()
-    sizes = (buckets.rows, buckets.candidates, buckets.targets, buckets.sources)
-    assert runner.graphs.num_captured == np.prod([len(size) for size in sizes]) and not runner.graphs.has_pending
+def test_nothing_is_captured_where_that_is_off(make: Make, device: Any) -> None:
+    steps = make(capture="never")
+    steps.runner.warm_up()
+    assert set(device.graph_ids) <= {"-1", None} and not steps.graphs.has_pending
+    assert steps.runner.plan.graphs == 0 and not steps.warnings and not steps.graphs.is_disabled
 
 
-def test_nothing_is_captured_where_that_is_off(make_device_runner: Make, device: Any) -> None:
-    warnings: list[str] = []
-    runner = make_device_runner(capture="never", warn=warnings.append)
-    runner.warm_up()
-    assert set(device.graph_ids) <= {"-1", None} and not runner.graphs.has_pending
-    assert runner.plan.graphs == 0 and not warnings and not runner.graphs.is_disabled
-
-
-def test_a_failed_capture_leaves_plain_steps_and_one_warning(make_device_runner: Make, device: Any) -> None:
-    warnings: list[str] = []
-    runner = make_device_runner(warn=warnings.append, is_ahead=False)
+@pytest.mark.parametrize("is_captured", [False, True])
+def test_failed_capture_gives_up_all_graphs_with_one_warning(make: Make, device: Any, is_captured: bool) -> None:
+    steps = make()
+    if is_captured:
+        steps.runner.warm_up()
     device.capture_error = RuntimeError("CUDA failure 900: operation not permitted when stream is capturing")
-    runner.warm_up()
-    assert warnings == [str(device.capture_error)] and device.num_left == 1
-    assert runner.graphs.is_disabled and runner.graphs.reason == warnings[0] and not runner.graphs.has_pending
-    runner.prefill([[5, EOS]], [0])
-    step(runner)
-    assert device.graph_ids[-1] == "-1" and len(warnings) == 1
+    steps.graphs.capture_next()
+    steps.runner.warm_up()
+    assert steps.warnings == [str(device.capture_error)] and device.num_left == 1
+    assert steps.graphs.is_disabled and steps.graphs.reason == steps.warnings[0] and not steps.graphs.has_pending
+    assert steps.step()[0] == "-1" and len(steps.warnings) == 1
 
 
-def test_what_was_captured_is_given_up_too(make_device_runner: Make, device: Any) -> None:
-    runner = make_device_runner(is_ahead=False)
-    runner.warm_up()
-    device.capture_error = RuntimeError("no")
-    runner.graphs.capture_next()
-    device.capture_error = None
-    runner.prefill([[5, EOS]], [0])
-    step(runner)
-    assert device.graph_ids[-1] == "-1" and runner.graphs.is_disabled
-
-
-def test_replays_can_be_left_out_for_a_while(make_device_runner: Make, device: Any) -> None:
-    runner = make_device_runner(is_ahead=False)
-    runner.warm_up()
-    runner.prefill([[5, EOS]], [0])
-    num_captured = runner.graphs.num_captured
-    with runner.graphs.ignored():
-        step(runner)
-        assert device.graph_ids[-1] == "-1"
-    step(runner)
-    assert int(device.graph_ids[-1]) >= 1 and runner.graphs.num_captured == num_captured
-
-
-def test_a_replay_that_fails_is_no_matter_of_capturing(make_device_runner: Make, device: Any) -> None:
-    runner = make_device_runner(is_ahead=False)
-    runner.warm_up()
-    runner.prefill([[5, EOS]], [0])
+def test_failures_that_are_not_of_capturing_raise(make: Make, device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = make()
+    steps.runner.warm_up()
     device.capture_error = RuntimeError("CUDA failure 700: an illegal memory access was encountered")
-    with pytest.raises(RuntimeError, match="700"):
-        step(runner)
-    assert not runner.graphs.is_disabled
-
-
-def test_a_step_that_fails_plainly_too_raises(make_device_runner: Make, device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = make_device_runner()
+    with pytest.raises(RuntimeError, match="700"):  # of a replay
+        steps.step()
+    assert not steps.graphs.is_disabled
 
     def run(*_: Any) -> None:
         raise RuntimeError("INVALID_ARGUMENT")
 
     monkeypatch.setattr(device, "run", run)
-    with pytest.raises(RuntimeError, match="INVALID_ARGUMENT"):
-        runner.graphs.capture_next()
+    with pytest.raises(RuntimeError, match="INVALID_ARGUMENT"):  # of the plain step, too
+        steps.graphs.capture_next()
 
 
-def test_a_shortage_while_capturing_makes_steps_smaller_and_graphs_stay(make_device_runner: Make, device: Any) -> None:
-    warnings: list[str] = []
-    runner = make_device_runner(warn=warnings.append)
-    runner.prefill([[EOS]], [0])
+def test_shortage_of_memory_leaves_one_shape_plain_or_all_if_none_fits(make: Make, device: Any, num_smallest: int) -> None:
+    """A graph takes memory beside that of its step; that it does not fit means nothing for the step."""
+    steps = make()
     device.num_failures = 1
-    runner.capture(list(runner.graphs.at_start())[-1])
-    assert not warnings and not runner.graphs.is_disabled and device.num_left == 1
-    runner.warm_up()
-    assert runner.graphs.num_captured > 0
-
-
-def test_where_memory_is_too_short_for_any_graph_steps_are_plain_and_whole(
-    make_device_runner: Make, device: Any, buckets: Buckets
-) -> None:
-    """A graph takes memory beside what its step computes with; that it cannot be had says nothing about the step."""
-    warnings: list[str] = []
-    runner = make_device_runner(warn=warnings.append, is_ahead=False)
+    steps.runner.capture(list(steps.graphs.at_start())[-1])
+    assert not steps.warnings and not steps.graphs.is_disabled and device.num_left == 1
+    device.has_one_shortage = True
+    steps.runner.warm_up()
+    assert steps.graphs.num_captured == num_smallest - 1 and not steps.warnings and not steps.graphs.is_disabled
+    device.num_left = 0
+    steps = make()
     device.capture_error = OutOfDeviceMemory("CUDA failure 2: out of memory ; expr=cudaGraphInstantiate(&graph_exec);")
-    runner.warm_up()
-    num_tried = len(buckets.rows) * len(buckets.candidates)
-    assert runner.graphs.is_disabled and device.num_left == num_tried
-    assert warnings == [str(device.capture_error)]
-    num_runs = device.num_runs
-    runner.prefill([[5, EOS]] * runner.max_rows, range(runner.max_rows))
-    tokens = np.full(runner.max_rows, START)
-    runner.step(tokens, np.zeros_like(tokens), 1)
+    steps.runner.warm_up()
+    assert steps.graphs.is_disabled and device.num_left == num_smallest
+    assert steps.warnings == [str(device.capture_error)]
+    num_runs, max_rows = device.num_runs, steps.runner.max_rows
+    steps.runner.prefill([[5, EOS]] * max_rows, range(max_rows))
+    steps.runner.step(np.full(max_rows, START), np.zeros(max_rows, np.int64), 1)
     assert device.num_runs == num_runs + 2 and device.graph_ids[-1] == "-1", "all rows at once"
 
 
-def test_one_graph_that_memory_is_too_short_for_leaves_the_others(make_device_runner: Make, device: Any, buckets: Buckets) -> None:
-    warnings: list[str] = []
-    runner = make_device_runner(warn=warnings.append, is_ahead=False)
-    device.has_one_shortage = True
-    runner.warm_up()
-    assert runner.graphs.num_captured == len(buckets.rows) * len(buckets.candidates) - 1
-    assert not warnings and not runner.graphs.is_disabled
-
-
-def test_a_graph_that_cannot_be_captured_is_loaded_to_run_plainly(
-    make_device_runner: Make, device: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_graph_that_cannot_be_captured_is_loaded_to_run_plainly(make: Make, device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[tuple[str, bool]] = []
     open_session = device.open_session
 
@@ -192,27 +152,8 @@ def test_a_graph_that_cannot_be_captured_is_loaded_to_run_plainly(
         return open_session(path, max_arena_bytes=max_arena_bytes, is_captured=False)
 
     monkeypatch.setattr(device, "open_session", refuse)
-    warnings: list[str] = []
-    runner = make_device_runner(warn=warnings.append)
+    steps = make()
     assert opened == [("encoder", False), ("decoder", True), ("decoder", False)]
-    assert len(warnings) == 1 and "partitioned" in warnings[0]
-    runner.warm_up()
+    assert len(steps.warnings) == 1 and "partitioned" in steps.warnings[0]
+    steps.runner.warm_up()
     assert set(device.graph_ids) <= {"-1", None}
-
-
-def test_cuda_is_brought_out_of_a_capture_that_failed(fake_cuda: Callable[..., Any]) -> None:
-    runtime = fake_cuda()
-    device = CudaDevice(0, runtime)
-    device.leave_capture()
-    runtime.is_capturing = True
-    device.leave_capture()
-    assert not runtime.is_capturing
-
-
-def test_what_onnx_runtime_says_of_a_full_arena_makes_a_batch_smaller(fake_cuda: Callable[..., Any]) -> None:
-    class Full:
-        def run_with_iobinding(self, *_: Any) -> None:
-            raise RuntimeError("BFCArena::AllocateRawInternal(...) Available memory of 0 is smaller than requested bytes of 2048")
-
-    with pytest.raises(OutOfDeviceMemory, match="Available memory"):
-        CudaDevice(0, fake_cuda()).run(Full(), None, None)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The plan against the document's formula; that it is what is taken, the runner's tests show."""
+"""The memory plan against the formula and figures of docs/gpu.md."""
 
 import re
 from pathlib import Path
@@ -19,7 +19,7 @@ WEIGHTS = {"encoder": 1000, "decoder": 2000, "scorer": 4000}
 
 
 class Weighed(DeviceModel):
-    """A model without files, whose weights are told."""
+    """A model without files, whose weights are given."""
 
     def read_graph(self, path: Path) -> GraphFile:
         return GraphFile((), {}, WEIGHTS[path.stem])
@@ -52,7 +52,7 @@ def planned(
 
 
 @pytest.mark.parametrize(("layers", "heads", "width"), [(4, 4, 128), (6, 8, 512), (6, 16, 1024)])
-def test_the_document_has_the_plans_figures(tmp_path: Path, layers: int, heads: int, width: int) -> None:
+def test_document_has_the_plans_figures(tmp_path: Path, layers: int, heads: int, width: int) -> None:
     text = (ROOT / "docs/gpu.md").read_text(encoding="utf-8")
     (row,) = re.findall(rf"^\| .*\(L {layers}, H·Dh {width}\) \| 512 \| (.*) \|$", text, re.MULTILINE)
     units = {"MiB": MIB, "GiB": 1024 * MIB}
@@ -63,7 +63,7 @@ def test_the_document_has_the_plans_figures(tmp_path: Path, layers: int, heads: 
     assert [plans[0].slot_bytes, plans[0].caches, plans[1].caches] == written
 
 
-def test_the_other_parts_are_the_documents(tmp_path: Path) -> None:
+def test_parts_are_those_of_the_formula(tmp_path: Path) -> None:
     plan = planned(tmp_path, 6, 8, 512, 1024, 64)
     assert plan.staging == 2 * 6 * 512 * 2 * 2048
     assert plan.scratch == 64 * 512 * 1024 * 2
@@ -73,30 +73,20 @@ def test_the_other_parts_are_the_documents(tmp_path: Path) -> None:
     assert plan.decoder.weights == 2000 + 4 * 32_000 * 512
     assert plan.scorer.weights == 4000 + 4 * 32_000 * 512
     assert plan.encoder.activations == plan.decoder.activations == MIN_ACTIVATION_BYTES == 128 * MIB
-
-
-def test_present_keys_and_values_of_the_encoder_are_counted(tmp_path: Path) -> None:
-    plan = planned(tmp_path, 6, 16, 1024, 512, 64, prefill=8192)
-    assert plan.encoder.activations == 64 * 1024 * 8192 + 2 * (1024 * 2) * 8192
-
-
-def test_logits_and_kept_attention_are_counted(tmp_path: Path) -> None:
-    plan = planned(tmp_path, 6, 8, 512, 512, 2048, vocabulary=250_000)
-    assert plan.decoder.activations == 12 * 2048 * 250_000
-    attention = 4 * 512 * 512 * (3 * 8 + 2 * 6)
-    presents = 2 * (512 * 2) * 512
-    assert plan.scorer.activations == 12 * 512 * 250_000 + 16 * (512 + 512) * 512 * 4 + attention + presents
-
-
-def test_scores_of_relative_positions_are_counted(tmp_path: Path) -> None:
+    # Present keys and values of the encoder, logits, attention that is kept, scores of relative positions.
     sizes = tmp_path, 6, 16, 1024, 512, 1024
     plain, biased = planned(*sizes, prefill=8192), planned(*sizes, prefill=8192, kind=Biased)
+    assert plain.encoder.activations == 64 * 1024 * 8192 + 2 * (1024 * 2) * 8192
     assert biased.encoder.activations - plain.encoder.activations == 8 * 16 * 8192 * 512
     assert biased.decoder.activations - plain.decoder.activations == 8 * 16 * 1024 * 512
     assert biased.scorer.activations - plain.scorer.activations == 8 * 16 * 512 * 512
+    plan = planned(tmp_path, 6, 8, 512, 512, 2048, vocabulary=250_000)
+    assert plan.decoder.activations == 12 * 2048 * 250_000
+    attention, presents = 4 * 512 * 512 * (3 * 8 + 2 * 6), 2 * (512 * 2) * 512
+    assert plan.scorer.activations == 12 * 512 * 250_000 + 16 * (512 + 512) * 512 * 4 + attention + presents
 
 
-def test_a_limit_is_kept_and_nine_tenths_where_there_is_none(tmp_path: Path) -> None:
+def test_limit_is_kept_and_nine_tenths_where_there_is_none(tmp_path: Path) -> None:
     plan = planned(tmp_path, 6, 8, 512, 512, 64)
     assert plan.budget(100 * GIB, 0).allowed == int(DEFAULT_SHARE * 100 * GIB)
     assert plan.budget(100 * GIB, 5 * GIB).allowed == 5 * GIB
@@ -104,7 +94,7 @@ def test_a_limit_is_kept_and_nine_tenths_where_there_is_none(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("limit", [3 * GIB, 7 * GIB + 1])
-def test_what_may_be_taken_is_divided_and_nothing_is_given_twice(tmp_path: Path, limit: int) -> None:
+def test_allowed_memory_is_divided_and_nothing_is_given_twice(tmp_path: Path, limit: int) -> None:
     plan = planned(tmp_path, 6, 8, 512, 512, 64)
     budget = plan.budget(100 * GIB, limit)
     sessions = {"encoder": budget.encoder, "decoder": budget.decoder, "scorer": budget.scorer}
@@ -116,7 +106,7 @@ def test_what_may_be_taken_is_divided_and_nothing_is_given_twice(tmp_path: Path,
     assert sum(parts.values()) == 100 * GIB and parts["left_free"] >= budget.left_free
 
 
-def test_what_exactly_fits_is_taken_and_a_byte_less_is_not(tmp_path: Path) -> None:
+def test_exact_size_fits_and_a_byte_less_does_not(tmp_path: Path) -> None:
     plan = planned(tmp_path, 6, 8, 512, 512, 64)
     least = plan.reserved + plan.arena
     assert plan.budget(least, least).encoder == plan.encoder.total

@@ -1,4 +1,4 @@
-"""The device runner on host memory: the CPU runner's bits, whatever is admitted, moved, branched, begun ahead or done in parts."""
+"""The device runner on host memory gives the CPU runner's bits, whatever is admitted, moved, begun ahead or done in parts."""
 
 from collections.abc import Callable
 from typing import Any
@@ -44,14 +44,18 @@ class Pair:
         self.tokens[rows], self.positions[rows] = START, 0
         self.num_rows += len(sources)
 
-    def step(self, num_candidates: int, choice: int = 0) -> None:
+    def steps(self, count: int, num_candidates: int = 1) -> None:
+        for _ in range(count):
+            self.step(num_candidates)
+
+    def step(self, num_candidates: int) -> None:
         tokens, positions = self.tokens[: self.num_rows], self.positions[: self.num_rows]
         found, expected = (runner.step(tokens, positions, num_candidates) for runner in self.runners)
         np.testing.assert_array_equal(found.ids, expected.ids)
         assert found.log_probs.tobytes() == expected.log_probs.tobytes()
         if num_candidates > 1:
             self.look(expected.ids.copy(), expected.log_probs.copy())
-        self.tokens[: self.num_rows] = expected.ids[:, choice % num_candidates]
+        self.tokens[: self.num_rows] = expected.ids[:, 0]
         self.positions[: self.num_rows] += 1
 
     def look(self, ids: Any, log_probs: Any) -> None:
@@ -76,9 +80,17 @@ class Pair:
         self.tokens[target], self.positions[target] = self.tokens[source], self.positions[source]
 
 
+MakePair = Callable[..., Pair]
+
+
 @pytest.fixture
-def pair(make_device_runner: Make, bundle: Bundle) -> Pair:
-    return Pair(make_device_runner(), OnnxRunner(bundle, MAX_ROWS, 1))
+def make_pair(make_device_runner: Make, bundle: Bundle) -> MakePair:
+    return lambda **settings: Pair(make_device_runner(**settings), OnnxRunner(bundle, MAX_ROWS, 1))
+
+
+@pytest.fixture
+def pair(make_pair: MakePair) -> Pair:
+    return make_pair()
 
 
 def source(length: int, seed: int = 0) -> list[int]:
@@ -107,9 +119,9 @@ OPERATIONS = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(operations=OPERATIONS)
-def test_whatever_happens_the_bits_are_the_cpu_runners(
+def test_bits_are_the_cpu_runners_after_any_operations(
     shared_runners: tuple[DeviceRunner, OnnxRunner], operations: list[tuple[str, Any]]
 ) -> None:
     pair = Pair(*shared_runners)
@@ -132,36 +144,21 @@ def test_whatever_happens_the_bits_are_the_cpu_runners(
                     pair.step(1 if operation == "run" else argument)
 
 
-def test_a_batch_that_goes_on_unchanged_is_begun_ahead(make_device_runner: Make, bundle: Bundle) -> None:
-    runner = make_device_runner()
-    pair = Pair(runner, OnnxRunner(bundle, MAX_ROWS, 1))
-    pair.admit([source(5), source(9)])
-    for _ in range(20):
-        pair.step(1)
-    assert runner.num_ahead >= 10 and runner.num_taken >= runner.num_ahead - 2
-
-
-def test_a_step_begun_ahead_is_forgotten_when_another_is_asked_for(make_device_runner: Make, bundle: Bundle) -> None:
-    runner = make_device_runner()
-    pair = Pair(runner, OnnxRunner(bundle, MAX_ROWS, 1))
+def test_batch_that_goes_on_unchanged_is_begun_ahead(make_pair: MakePair) -> None:
+    pair, runner = (made := make_pair()), made.runners[0]
     pair.admit([source(5), source(9), source(2)])
-    for _ in range(12):
-        pair.step(1)
-    taken, ahead = runner.num_taken, runner.num_ahead
-    pair.tokens[1] = 99  # not what the device fed itself
+    pair.steps(12)
+    assert runner.num_ahead == 7 and runner.num_taken == 6, "four steps have to go on unchanged"
+    pair.tokens[1] = 99  # the device did not feed itself this
     pair.step(1)
-    assert runner.num_taken == taken < ahead + 1
+    assert (runner.num_ahead, runner.num_taken) == (7, 6)
     pair.step(4)
-    pair.step(1)
-
-
-def test_nothing_is_begun_ahead_where_that_is_off(make_device_runner: Make, bundle: Bundle) -> None:
-    runner = make_device_runner(is_ahead=False)
-    pair = Pair(runner, OnnxRunner(bundle, MAX_ROWS, 1))
-    pair.admit([source(5)])
-    for _ in range(20):
-        pair.step(1)
-    assert runner.num_ahead == 0
+    pair.steps(6)
+    assert (runner.num_ahead, runner.num_taken) == (9, 7)
+    plain = make_pair(is_ahead=False)
+    plain.admit([source(5)])
+    plain.steps(20)
+    assert plain.runners[0].num_ahead == 0
 
 
 def test_candidates_stay_until_the_next_step_even_if_one_is_begun_ahead(make_device_runner: Make) -> None:
@@ -176,118 +173,97 @@ def test_candidates_stay_until_the_next_step_even_if_one_is_begun_ahead(make_dev
         tokens = found.ids[:, 0].copy()
 
 
-def test_capacities_grow_with_the_rows_and_shrink_after_a_while(make_device_runner: Make, bundle: Bundle) -> None:
-    runner = make_device_runner()
-    pair = Pair(runner, OnnxRunner(bundle, MAX_ROWS, 1))
+def test_capacities_grow_with_the_rows_and_shrink_after_a_while(pair: Pair) -> None:
+    cache = pair.runners[0].cache
     pair.admit([source(3)])
-    assert (runner.cache.self_kv.capacity, runner.cache.cross_kv.capacity) == (4, 4)
+    assert (cache.self_kv.capacity, cache.cross_kv.capacity) == (4, 4)
     pair.admit([source(20)])
-    for _ in range(12):
-        pair.step(2)
-    assert (runner.cache.self_kv.capacity, runner.cache.cross_kv.capacity) == (20, 24)
+    pair.steps(12, 2)
+    assert (cache.self_kv.capacity, cache.cross_kv.capacity) == (20, 24)
     pair.end(1)
     pair.end(0)
     pair.admit([source(3)])
-    for _ in range(SHRINK_PATIENCE + 1):
+    for step in range(SHRINK_PATIENCE + 1):
+        assert (cache.self_kv.capacity == 20) == (step < SHRINK_PATIENCE)
         pair.positions[0] = 0
         pair.step(2)
-    assert (runner.cache.self_kv.capacity, runner.cache.cross_kv.capacity) == (4, 4)
-    for _ in range(12):
-        pair.step(1)
+    assert (cache.self_kv.capacity, cache.cross_kv.capacity) == (4, 4)
+    pair.steps(12)
 
 
-def test_memory_is_what_was_reckoned(make_device_runner: Make, device: HostDevice) -> None:
-    runner = make_device_runner()
-    assert device.num_bytes == runner.plan.reserved
-    runner.warm_up()
-    assert device.num_bytes == runner.plan.reserved
-
-
-def test_sessions_share_one_budget(make_device_runner: Make, device: Any) -> None:
+def test_memory_is_reserved_as_planned_and_divided_among_sessions(make_device_runner: Make, pair: Pair, device: Any) -> None:
+    assert device.num_bytes == pair.runners[0].plan.reserved
+    pair.runners[0].warm_up()
+    assert device.num_bytes == pair.runners[0].plan.reserved
+    device.num_bytes = 0
     runner = make_device_runner(max_bytes=4 * 2**30)
     runner.open_session(runner._model.scorer_path)
     arenas, plan = device.arenas, runner.plan
     assert arenas == {"encoder": runner.budget.encoder, "decoder": runner.budget.decoder, "scorer": runner.budget.scorer}
     assert all(arenas[name] >= getattr(plan, name).total > 0 for name in arenas)
     taken = sum(arenas.values()) + plan.reserved + plan.libraries + plan.graphs
-    assert 4 * 2**30 - 3 <= taken <= 4 * 2**30, "all of it is given to somebody, and nothing twice"
-    assert sum(runner.memory.values()) == 2**40, "what is left free is stated"
+    assert 4 * 2**30 - 3 <= taken <= 4 * 2**30, "all of it is given to a session, and nothing twice"
+    assert sum(runner.memory.values()) == 2**40, "the part left free is stated"
 
 
-def test_memory_in_use_is_what_the_rows_hold(pair: Pair) -> None:
+def test_memory_in_use_is_that_of_valid_positions(pair: Pair) -> None:
     pair.admit([source(5), source(9)])
-    for _ in range(3):
-        pair.step(1)
+    pair.steps(3)
     runner, per_position = pair.runners[0], 2 * 2 * 4 * 8 * 4  # keys and values, layers, heads, width, bytes
     scratch = MAX_ROWS * 24 * 4 * 8 * 4
     assert runner.cache_bytes() == (MAX_ROWS * per_position * (20 + 24) + scratch, per_position * (5 + 9 + 3 + 3))
     assert runner.cache_bytes()[1] == pair.runners[1].cache_bytes()[1]
 
 
-def test_too_many_slots_are_refused_with_the_number_that_fits(make_device_runner: Make, model: DeviceModel) -> None:
+def test_too_many_slots_are_refused_with_the_number_that_fits(make_device_runner: Make) -> None:
     plan = make_device_runner().plan
-    limit = plan.arena + plan.reserved - 2 * plan.slot_bytes
     with pytest.raises(DeviceError, match=r"6 slots need .* at most [34] slots fit \(--max-slots\)"):
-        make_device_runner(max_bytes=limit)
+        make_device_runner(max_bytes=plan.arena + plan.reserved - 2 * plan.slot_bytes)
     with pytest.raises(DeviceError, match="not even one slot fits"):
         make_device_runner(max_bytes=plan.encoder.weights)
     make_device_runner(max_bytes=plan.arena + plan.reserved)
 
 
-def test_a_prefill_that_does_not_fit_is_done_in_parts(pair: Pair, device: Any) -> None:
+def test_prefill_that_does_not_fit_is_done_in_parts(pair: Pair, device: Any) -> None:
     device.num_failures = 2
     pair.admit([source(6, i) for i in range(6)])
-    for _ in range(5):
-        pair.step(1)
+    pair.steps(5)
     runs = device.num_runs
     pair.num_rows = 0
-    pair.admit([source(6, i) for i in range(6)])
-    assert device.num_runs - runs == 6, "and so is the next, without another failure"
-
-
-def test_a_source_that_does_not_fit_alone_raises_and_the_others_go_on(pair: Pair, device: Any) -> None:
-    pair.admit([source(6)])
+    pair.admit([source(6, i) for i in range(5)])
+    assert device.num_runs - runs == 5, "and so is the next, without another failure"
     device.num_failures = 1
     with pytest.raises(OutOfDeviceMemory):
-        pair.runners[0].prefill([source(9)], [1])
-    for _ in range(5):
-        pair.step(1)
+        pair.runners[0].prefill([source(9)], [5])
+    pair.steps(5)
 
 
-@pytest.mark.parametrize("num_candidates", [1, 16, 280])
-@pytest.mark.parametrize(("num_rows", "num_failures"), [(5, 2), (6, 1)])
-def test_a_step_that_does_not_fit_is_done_in_parts(
+@pytest.mark.parametrize(("num_rows", "num_failures", "num_candidates"), [(5, 2, 1), (6, 1, 16), (5, 2, 280), (6, 1, 280)])
+def test_step_that_does_not_fit_is_done_in_parts(
     pair: Pair, device: Any, num_rows: int, num_failures: int, num_candidates: int
 ) -> None:
     pair.admit([source(3 + i, i) for i in range(num_rows)])
     pair.step(num_candidates)
     device.num_failures = num_failures
-    for _ in range(5):
-        pair.step(num_candidates)
+    pair.steps(5, num_candidates)
     assert device.num_failures == 0
-
-
-def test_a_row_that_does_not_fit_alone_raises(pair: Pair, device: Any) -> None:
-    pair.admit([source(3 + i, i) for i in range(4)])
     device.num_failures = 10
-    with pytest.raises(OutOfDeviceMemory):
-        pair.step(1)
+    with pytest.raises(OutOfDeviceMemory):  # a row does not fit alone
+        pair.step(num_candidates)
     device.num_failures = 0
-    pair.step(1)
+    pair.step(num_candidates)
 
 
-def test_a_step_ahead_that_does_not_fit_is_left(pair: Pair, device: Any) -> None:
+def test_step_ahead_that_does_not_fit_is_left(pair: Pair, device: Any) -> None:
     pair.admit([source(3)])
-    for _ in range(9):
-        pair.step(1)
+    pair.steps(9)
     device.num_failures = 1
-    pair.step(1)  # was begun ahead; what fails is the one after it
+    pair.step(1)  # was begun ahead; the one after it fails
     assert device.num_failures == 0
-    for _ in range(8):
-        pair.step(1)
+    pair.steps(8)
 
 
-def test_a_position_beyond_the_cache_is_refused(pair: Pair) -> None:
+def test_position_beyond_the_cache_is_refused(pair: Pair) -> None:
     pair.admit([source(3)])
     with pytest.raises(AssertionError):
         pair.runners[0].step(np.array([START]), np.array([20]), 1)
@@ -304,25 +280,14 @@ def test_cuda_calls_have_their_arguments_in_order(
         def open_session(self, path: Any, *, max_arena_bytes: int, is_captured: bool) -> Any:
             return open_session(str(path), 1)
 
-    device = Device(0, fake_cuda())
-    assert device.name == "cuda:0 (Fake GPU)"
-    pair = Pair(DeviceRunner(device, model, buckets, prefill_tokens=48), OnnxRunner(bundle, MAX_ROWS, 1))
+    runner = DeviceRunner(Device(0, fake_cuda()), model, buckets, prefill_tokens=48)
+    pair = Pair(runner, OnnxRunner(bundle, MAX_ROWS, 1))
     pair.admit([source(3), source(20), source(9)])
-    for _ in range(9):
-        pair.step(1)
+    pair.steps(9)
     pair.end(0)
     pair.admit([source(24), source(1)])
     for num_candidates in (1, 20, 280, 1, 4):
         pair.step(num_candidates)
-
-
-def test_cuda_out_of_memory_has_a_name(fake_cuda: Callable[..., Any]) -> None:
-    device = CudaDevice(0, fake_cuda(num_bytes=100))
-    assert device.available_bytes() == 100
-    with pytest.raises(OutOfDeviceMemory):
-        device.allocate(101)
-    with pytest.raises(DeviceError, match="cudaErrorInvalidValue"):
-        device.copy_pieces(0, 1, 0, 1, 2, 1)
 
 
 def answers(runner: Runner, requests: list[Request]) -> dict[int, Finished]:
@@ -339,7 +304,7 @@ def answers(runner: Runner, requests: list[Request]) -> dict[int, Finished]:
     return finished
 
 
-def test_the_engine_gives_the_same_answers_on_either_runner(make_device_runner: Make, bundle: Bundle) -> None:
+def test_engine_gives_the_same_answers_on_either_runner(make_device_runner: Make, bundle: Bundle) -> None:
     searches = [
         SearchOptions(),
         SearchOptions(num_beams=3, num_answers=2),
