@@ -4,28 +4,68 @@ import os
 import re
 import shutil
 import signal
-import sys
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.swaps.callers import Callers
-from benchmarks.swaps.timeline import seconds_of
 from dragoman.client.repository import RepositoryClient
-from tests.system.harness.models import FLAGS as VERSION_FLAGS
-from tests.system.harness.models import ModelFolder, seal
-from tests.system.harness.server import is_running, next_engine, processes, wait_until
-from tests.system.test_versions import AT_ONCE, ask, serves, until_more_are_answered
+from tests.system.conftest import ONLY_LINUX
+from tests.system.harness.callers import Callers, connection, generate
+from tests.system.harness.models import FLAGS, ModelFolder, seal
+from tests.system.harness.server import Event, Server, is_running, kill, next_engine, processes, serving, wait_until
+from tests.system.harness.timeline import seconds_of
+from tests.system.test_versions import AT_ONCE, serves
 
-pytestmark = [pytest.mark.e2e, pytest.mark.skipif(sys.platform != "linux", reason="/proc tells of processes")]
+pytestmark = [pytest.mark.e2e, ONLY_LINUX]
 
-FLAGS = (*VERSION_FLAGS, "--admin-port", "0")
 # What a root without these may do to files is what their modes say.
 AS_OTHERS = ("setpriv", "--bounding-set=-dac_override,-dac_read_search")
+
+
+def start_options() -> dict[str, Any]:
+    """Return how a server is started for which the modes of files count, whoever runs the tests."""
+    return {"prefix": AS_OTHERS} if not os.geteuid() and shutil.which("setpriv") else {}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, version_bundles: Path) -> ModelFolder:
+    """The folder that the server watches; each scenario has a model of its own in it."""
+    folder = ModelFolder(tmp_path_factory.mktemp("watched") / "models", version_bundles)
+    folder.put("beta", "1", "other")
+    shutil.copytree(folder.bundle("three"), folder.path / ".three")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(folder: ModelFolder) -> Iterator[Server]:
+    flags = ("--front-ends", "2", "--admin-port", "0", "--load-timeout-seconds", "10")
+    with serving(folder.path, *FLAGS, *flags, **start_options()) as server:
+        yield server
+        server.wait_until_idle()
+        print(*[event for event in server.events if "Traceback" in str(event)], sep="\n")
+        assert [event for event in server.events if "Traceback" in str(event)] == []
+        assert server.terminate() == 0
+
+
+@pytest.fixture
+def model(folder: ModelFolder) -> str:
+    """Name of a model of the scenario's own."""
+    return f"model-{len(folder.asked)}"
+
+
+@pytest.fixture
+def one(server: Server, folder: ModelFolder, model: str) -> Iterator[str]:
+    """The version that the scenario's model begins with."""
+    folder.say(model, AT_ONCE)
+    version = folder.put(model, "1", "one")
+    serves(server, model, "1")
+    yield version
+    shutil.rmtree(folder.path / model)
+    wait_until(lambda: server.engines(model) == [], "its engines have ended")
 
 
 def flip_a_byte(folder: Path) -> None:
@@ -46,6 +86,10 @@ def say_another_format(folder: Path) -> None:
     seal(folder, format_version=99)
 
 
+def say_another_model(folder: Path) -> None:
+    seal(folder, name="beta")
+
+
 def damage_a_graph(folder: Path) -> None:
     (folder / "decoder.onnx").write_bytes(b"this is no graph")
     seal(folder)
@@ -59,176 +103,148 @@ def close_a_file(folder: Path) -> None:
     (folder / "encoder.weights").chmod(0)
 
 
-def do_nothing(folder: Path) -> None: ...
-
-
-def stop(pid: int) -> None:
-    os.kill(pid, signal.SIGSTOP)
-
-
-def kill(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
-
-
 Change = Callable[[Path], None]
-FILES: dict[str, tuple[str, Change, str, str]] = {
-    "a flipped byte": ("two", flip_a_byte, "bundle", r"decoder\.weights.*(checksum|SHA-256)"),
-    "wrong answers": ("two", take_others_weights, "proof", r"sample \d+"),
-    "another format": ("two", say_another_format, "bundle", r"format.* 99"),
-    "a graph that cannot be loaded": ("two", damage_a_graph, "start", r"the engine cannot start: .*decoder\.onnx"),
-    "a missing file": ("two", lose_a_file, "bundle", r"encoder\.weights: no such file"),
-    "the manifest of another model": ("other", do_nothing, "bundle", r"is of model 'beta', not of 'alpha'"),
-    "no right to read": ("two", close_a_file, "bundle", r"encoder\.weights.*[Pp]ermission denied"),
-}
+FILES: tuple[tuple[Change, str, str], ...] = (
+    (flip_a_byte, "bundle", r"decoder\.weights.*(checksum|SHA-256)"),
+    (take_others_weights, "proof", r"sample \d+"),
+    (say_another_format, "bundle", r"format.* 99"),
+    (damage_a_graph, "start", r"the engine cannot start: .*decoder\.onnx"),
+    (lose_a_file, "bundle", r"encoder\.weights: no such file"),
+    (say_another_model, "bundle", r"is of model 'beta', not of 'model-\d'"),
+    (close_a_file, "bundle", r"encoder\.weights.*[Pp]ermission denied"),
+)
 
 
-def is_refused(server: Any, version: str, cause: str, reason: str) -> None:
-    """Wait until a version is refused, and look that all say so who have to."""
-    line = server.wait_for("a version is refused", version=version)
-    assert (line["model"], line["cause"], line["level"]) == ("alpha", cause, "error")
+def is_refused(server: Server, model: str, version: str, cause: str, reason: str) -> dict[str, Any]:
+    """Wait until a version is refused, and look that all say so who have to; return the line of the log."""
+    line = server.wait_for(Event.VERSION_REFUSED, model=model, version=version)
+    assert (line["cause"], line["level"]) == (cause, "error")
     assert re.search(reason, line["reason"]) and "\n" not in line["reason"], line["reason"]
-    state = {"model": "alpha", "version": version, "state": "refused", "cause": cause}
-    wait_until(lambda: server.metric("dragoman_version_state", **state) == 1, "the metrics say so")
+    server.wait_for_metric(1, "dragoman_version_state", model=model, version=version, state="refused", cause=cause)
     with RepositoryClient(server.admin_address) as operators:
-        listed = {one.name: one for model in operators.models()[0] if model.name == "alpha" for one in model.versions}
+        listed = {one.name: one for each in operators.models()[0] if each.name == model for one in each.versions}
     assert (listed[version].state, listed[version].cause, listed[version].reason) == ("refused", cause, line["reason"])
     with urllib.request.urlopen(f"{server.metrics_address}/readyz?verbose", timeout=10) as answer:
         ready, *troubles = answer.read().decode().splitlines()
-    assert ready == "ready" and f"alpha: version {version} is refused ({cause}): {line['reason']}" in troubles
+    assert ready == "ready" and f"{model}: version {version} is refused ({cause}): {line['reason']}" in troubles
+    return line
 
 
-def alone(server: Any, one: str, old: int) -> None:
-    """Look that the old version serves, by the engine that it had, and that no other is left."""
-    assert ask(server).model_version == one
-    wait_until(lambda: [pid for pid in server.engine_pids() if is_running(pid)] == [old], "the other engine has ended")
-    wait_until(lambda: server.metric("dragoman_engine_up", model="alpha") == 1, "one engine is up")
+def is_answered_by(server: Server, model: str, version: str) -> bool:
+    """Return whether a version answers on twenty new connections, one after the other, so that both frontends have it."""
+    for _ in range(20):
+        with connection(server) as channel:
+            call = generate(channel, model=model)
+            if call.exception() is not None or call.result().model_version != version:
+                return False
+    return True
 
 
-def say(server: Any, models: ModelFolder, text: str, label: str) -> None:
+def serves_alone(server: Server, model: str, version: str, engine: int) -> None:
+    """Wait until a version serves, by the engine that it had, and no other is left."""
+    wait_until(lambda: is_answered_by(server, model, version), "the version answers in both frontends")
+    wait_until(lambda: server.engines(model) == [engine], "the other engine has ended")
+    server.wait_for_metric(1, "dragoman_engine_up", model=model)
+
+
+def say(server: Server, folder: ModelFolder, model: str, text: str, label: str) -> None:
     """Write `model.toml`, and wait until it is in use: of a label that leads nowhere the log tells."""
-    models.say("alpha", f'{text}[labels]\n{label} = "nowhere"\n')
-    server.wait_for("what is wanted of a model cannot be had", problem=f"labels.{label}: there is no version 'nowhere'")
+    folder.say(model, f'{text}[labels]\n{label} = "nowhere"\n')
+    server.wait_for(Event.NOT_SATISFIED, model=model, problem=f"labels.{label}: there is no version 'nowhere'")
 
 
-def start_flags() -> dict[str, Any]:
-    """Return how a server is started for which the modes of files count, whoever runs the tests."""
-    if os.geteuid():
-        return {}
-    return {"prefix": AS_OTHERS} if shutil.which("setpriv") else {}
-
-
-def test_files_that_are_bad_are_refused_one_after_the_other(serve: Any, models: ModelFolder) -> None:
-    one = models.put("alpha", "1", "one")
-    shutil.copytree(models.bundle("three"), models.path / ".three")
-    started = start_flags()
-    with (
-        serve(models.path, *FLAGS, **started) as server,
-        Callers(server.address, ["alpha"], ["a dog"], 20, max_new_tokens=4) as callers,
-    ):
-        (old,) = server.engine_pids()
-        for number, (bundle, change, cause, reason) in enumerate(FILES.values(), 2):
-            if change is close_a_file and not (os.geteuid() or started):
-                continue
-            models.put("alpha", str(number), bundle, change)
-            is_refused(server, str(number), cause, reason)
-            alone(server, one, old)
-        assert server.metric("dragoman_version_swaps_total", outcome="refused") == number - 1
-        assert not any(event["event"] == "versions that serve" and event["default"] != "1" for event in server.events)
+def test_files_that_are_bad_are_refused_one_after_the_other(server: Server, folder: ModelFolder, model: str, one: str) -> None:
+    (old,) = server.engines(model)
+    files = FILES if os.geteuid() or start_options() else FILES[:-1]
+    with Callers(server, [model], pause_seconds=0.2, max_new_tokens=4) as callers:
+        for version, (change, cause, reason) in enumerate(files, 2):
+            folder.put(model, str(version), "two", change)
+            is_refused(server, model, str(version), cause, reason)
+            serves_alone(server, model, one, old)
+    assert server.metric("dragoman_version_swaps_total", model=model, outcome="refused") == len(files)
+    assert {event["default"] for event in server.logged(Event.VERSIONS_SERVE) if event["model"] == model} == {"1"}
     assert callers.failures == [] and {answer.version for answer in callers.answers} == {one}
 
 
-def test_engines_that_crash_hang_or_do_not_fit_are_given_up(serve: Any, models: ModelFolder) -> None:
-    one, two = models.put("alpha", "1", "one"), models.content("two")
-    with serve(models.path, *FLAGS, "--load-timeout-seconds", "4") as server:
-        (old,) = server.engine_pids()
-        with Callers(server.address, ["alpha"], ["a dog"], 20, max_new_tokens=4) as callers:
+def test_engines_that_crash_hang_or_do_not_fit_are_given_up(server: Server, folder: ModelFolder, model: str, one: str) -> None:
+    (old,) = server.engines(model)
+    two = folder.content("two")
 
-            def put(version: str, do: Callable[[int], None]) -> int:
-                before = processes(server)
-                models.put("alpha", version, "two")
-                engine = next_engine(server, before)
-                do(engine)
-                return engine
+    def put(version: str, number: signal.Signals) -> int:
+        before = processes(server)
+        folder.put(model, version, "two")
+        engine = next_engine(server, before)
+        os.kill(engine, number)
+        return engine
 
-            put("2", kill)
-            is_refused(server, "2", "start", "killed by signal 9")
-            alone(server, one, old)
-            hanging = put("3", stop)
-            is_refused(server, "3", "start", r"it is not ready after 4 s \(load_timeout_seconds\)")
-            alone(server, one, old)
-            assert not is_running(hanging)
-            say(server, models, "[settings]\nmax_slots = 100000000\n", "first")
-            models.put("alpha", "4", "two")
-            is_refused(server, "4", "memory", r"it may take \d+ MiB, and \d+ MiB of (the machine is free|the container's limit)")
-            alone(server, one, old)
-            assert callers.failures == [] and {answer.version for answer in callers.answers} == {one}
+    with Callers(server, [model], pause_seconds=0.2, max_new_tokens=4) as callers:
+        put("2", signal.SIGKILL)
+        is_refused(server, model, "2", "start", "killed by signal 9")
+        serves_alone(server, model, one, old)
+        hanging = put("3", signal.SIGSTOP)
+        is_refused(server, model, "3", "start", r"it is not ready after 10 s \(load_timeout_seconds\)")
+        serves_alone(server, model, one, old)
+        assert not is_running(hanging)
+        say(server, folder, model, "[settings]\nmax_slots = 100000000\n", "first")
+        folder.put(model, "4", "two")
+        is_refused(server, model, "4", "memory", r"it may take \d+ MiB, and \d+ MiB of (the machine is free|the container's limit)")
+        serves_alone(server, model, one, old)
+        assert callers.failures == [] and {answer.version for answer in callers.answers} == {one}
 
-            say(server, models, "[swap]\nprobation_seconds = 600\n", "second")
-            models.put("alpha", "5", "two")
-            serves(server, "5")
-            time.sleep(1.0)
-            new = server.engine_pids()[-1]
-            assert new != old
-            kill(new)
-            is_refused(server, "5", "death", r"its engine ended within \d+\.\d s of beginning to serve")
-            alone(server, one, old)
-            assert server.metric("dragoman_version_swaps_total", outcome="rolled_back") == 1
-            until_more_are_answered(callers)
-        # Only what was in the dead engine, or came before it was known to be dead, has an error to show.
-        refused = next(event for event in server.events if event["event"] == "a version is refused" and event["version"] == "5")
-        for failure in callers.failures:
-            assert failure.error.startswith("UNAVAILABLE") and failure.began <= seconds_of(refused) + 0.5, failure
-        assert {answer.version for answer in callers.answers} - {""} == {one, two}
-        assert server.terminate() == 0
+        say(server, folder, model, "[swap]\nprobation_seconds = 600\n", "second")
+        folder.put(model, "5", "two")
+        serves(server, model, "5")
+        time.sleep(1.0)  # the reason tells for how long it has served
+        kill(server.engines(model)[-1])
+        refused = is_refused(server, model, "5", "death", r"its engine ended within \d+\.\d s of beginning to serve")
+        serves_alone(server, model, one, old)
+        assert server.metric("dragoman_version_swaps_total", model=model, outcome="rolled_back") == 1
+        callers.wait_for_more()
+    # Only what was in the dead engine, or came before it was known to be dead, has an error to show.
+    for failure in callers.failures:
+        assert failure.status == "UNAVAILABLE" and failure.began <= seconds_of(refused) + 0.5, failure
+    assert {answer.version for answer in callers.answers} - {""} == {one, two}
 
 
-@pytest.mark.parametrize("flags", [(), ("--front-ends", "2")], ids=["one", "two front ends"])
-def test_a_flat_folder_whose_files_are_replaced_by_bad_ones_serves_what_it_had(
-    serve: Any, models: ModelFolder, flags: tuple[str, ...]
-) -> None:
+def test_a_flat_folder_whose_files_are_replaced_serves_what_it_had(server: Server, folder: ModelFolder, model: str) -> None:
     """The old files are gone then: its engine and its tokenisers are all there is of the old version."""
-    flat = models.path / "alpha"
-    shutil.copytree(models.bundle("one"), flat)
-    one = models.content("one")
+    flat, scratch, last = folder.path / model, folder.path / ".next", folder.path / ".last"
+    folder.asked[model] = []
+    one, two = folder.content("one"), folder.content("two")
 
-    def replace(change: Change) -> None:
-        shutil.copytree(models.bundle("two"), models.path / ".next")
-        change(models.path / ".next")
-        flat.rename(models.path / ".last")
-        (models.path / ".next").rename(flat)
-        shutil.rmtree(models.path / ".last")
+    def replace(bundle: str, change: Change = lambda _: None) -> None:
+        folder.copy(bundle, scratch, model)
+        change(scratch)
+        if flat.exists():
+            flat.rename(last)
+        scratch.rename(flat)
+        shutil.rmtree(last, ignore_errors=True)
 
-    with serve(models.path, *FLAGS, *flags) as server:
-        (old,) = server.engine_pids()
-        replace(flip_a_byte)
-        server.wait_for("a version is refused", cause="bundle")
-        wait_until(
-            lambda: server.metric("dragoman_version_state", version="", state="refused", cause="bundle") == 1, "metrics say so"
-        )
-        alone(server, one, old)
-        replace(do_nothing)
-        serves(server, models.content("two"))
-        kill(server.engine_pids()[-1])
-        serves_again = server.wait_for("a version is refused", cause="death")
-        assert serves_again["version"] == models.content("two")
-        alone(server, one, old)
-        for _ in range(20):
-            assert ask(server).model_version == one
-        assert server.terminate() == 0
+    replace("one")
+    serves(server, model, one)
+    (old,) = server.engines(model)
+    replace("two", flip_a_byte)
+    server.wait_for(Event.VERSION_REFUSED, model=model, cause="bundle")
+    server.wait_for_metric(1, "dragoman_version_state", model=model, version="", state="refused", cause="bundle")
+    serves_alone(server, model, one, old)
+    replace("two")
+    serves(server, model, two)
+    kill(server.engines(model)[-1])
+    assert server.wait_for(Event.VERSION_REFUSED, model=model, cause="death")["version"] == two
+    serves_alone(server, model, one, old)
+    shutil.rmtree(flat)
 
 
-def test_with_a_gap_a_bad_version_costs_the_gap_and_not_the_model(serve: Any, models: ModelFolder) -> None:
-    one, two = models.put("alpha", "1", "one"), models.content("two")
-    models.say("alpha", AT_ONCE + 'mode = "restart"\n')
-    with serve(models.path, *FLAGS) as server:
-        (old,) = server.engine_pids()
-        models.put("alpha", "2", "two", damage_a_graph)
-        server.wait_for("a version is refused", version="2", cause="start")
-        serves(server, "1")
-        assert ask(server).model_version == one and not is_running(old)
-        models.put("alpha", "3", "two")
-        serves(server, "3")
-        assert ask(server).model_version == two
-        (last,) = (pid for pid in server.engine_pids() if is_running(pid))
-        assert last == server.engine_pids()[-1]
-        assert server.terminate() == 0
+def test_with_a_gap_a_bad_version_costs_the_gap_alone(server: Server, folder: ModelFolder, model: str, one: str) -> None:
+    say(server, folder, model, AT_ONCE + 'mode = "restart"\n', "third")
+    (old,) = server.engines(model)
+    folder.put(model, "2", "two", damage_a_graph)
+    server.wait_for(Event.VERSION_REFUSED, model=model, version="2", cause="start")
+    serves(server, model, "1")
+    wait_until(lambda: is_answered_by(server, model, one), "version 1 is back")
+    assert not is_running(old)
+    folder.put(model, "3", "two")
+    serves(server, model, "3")
+    wait_until(lambda: is_answered_by(server, model, folder.content("two")), "version 3 answers")
+    (last,) = server.engines(model)
+    assert last == server.engine_pids()[-1]

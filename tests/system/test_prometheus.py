@@ -2,33 +2,27 @@
 
 import json
 import math
-import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
-import threading
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dragoman.client.errors import CallError, Cancelled, DeadlineExceeded, InvalidArgument, Overloaded
-from dragoman.client.retry import RetryPolicy
-from dragoman.client.search import Search
-from dragoman.client.sync import Client
+from tests.system.harness.callers import NATIVE, Callers
+from tests.system.harness.server import ROOT, kill, serving
+from tests.system.test_soak import MISBEHAVING
 
 pytestmark = pytest.mark.e2e
 
-ROOT = Path(__file__).resolve().parents[2]
 CONFIGURATION = """
 global: {{scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s}}
 rule_files: ["{rules}/*.yaml"]
@@ -38,6 +32,8 @@ scrape_configs:
 """
 VARIABLES = {"$__rate_interval": "20s", "$__range": "1m", "$namespace": ".*", "$instance": ".*", "$model": ".*"}
 SECONDS = 50
+# Requests of every kind, and some of what callers do wrong.
+KINDS = NATIVE | {name: MISBEHAVING[name] for name in ("late", "cancelled", "no tokens")}
 # Series that this server has none of: those of GPUs, of several front ends, of callers who are known, and of files that change.
 ONLY_SOMEWHERE = re.compile("dragoman_(gpu|front_end|tls_certificate|caller|reloads?)_")
 
@@ -95,53 +91,12 @@ def is_up(running: Prometheus) -> bool:
     return False
 
 
-def wait_until(condition: Callable[[], bool], what: Callable[[], object], seconds: float = SECONDS) -> None:
-    end = time.monotonic() + seconds
+def wait_until(condition: Callable[[], bool], what: Callable[[], object]) -> None:
+    """Ask Prometheus, which looks once a second, a few times a second."""
+    end = time.monotonic() + SECONDS
     while not condition():
         assert time.monotonic() < end, what()
         time.sleep(0.25)
-
-
-def everything(client: Client, pool: ThreadPoolExecutor) -> None:
-    """Ask for what callers ask for, and do what they do wrong."""
-    text = "a dog runs"
-    for future in [pool.submit(client.generate, text, max_new_tokens=5 + i) for i in range(6)]:
-        with suppress(Overloaded):
-            future.result()
-    with suppress(Overloaded):
-        list(client.stream(text, max_new_tokens=8))
-        client.generate(text, max_new_tokens=8, search=Search(num_beams=4))
-        client.score(text, "over the grass")
-    with suppress(Overloaded, Cancelled):
-        stream = client.stream(text, max_new_tokens=1000)
-        next(iter(stream))
-        stream.cancel()
-        list(stream)
-    with suppress(Overloaded, DeadlineExceeded):
-        client.generate(text, max_new_tokens=1000, timeout_seconds=0.03)
-    with pytest.raises(InvalidArgument):
-        client.generate(text, max_new_tokens=100_000)
-    for future in [pool.submit(client.generate, text, max_new_tokens=60) for _ in range(16)]:
-        with suppress(Overloaded):
-            future.result()
-
-
-@contextmanager
-def load(address: str) -> Iterator[None]:
-    """Do `everything` again and again; what it does not expect fails the test."""
-    stopping = threading.Event()
-    with Client(address, retry=RetryPolicy(max_attempts=1)) as client, ThreadPoolExecutor(17) as pool:
-
-        def run() -> None:
-            while not stopping.is_set():
-                everything(client, pool)
-
-        running = pool.submit(run)
-        try:
-            yield
-        finally:
-            stopping.set()
-            running.result(60)
 
 
 def dashboard_queries() -> dict[str, str]:
@@ -157,10 +112,10 @@ def dashboard_queries() -> dict[str, str]:
     return queries
 
 
-def test_every_panel_and_every_rule_has_data(serve: Any, endless: Path, tmp_path: Path) -> None:
+def test_every_panel_and_every_rule_has_data(endless: Path, tmp_path: Path) -> None:
     queries = dashboard_queries()
     flags = ("--max-slots", "4", "--max-waiting-requests", "4")
-    with serve(endless / "alpha", *flags) as server, prometheus(tmp_path, server.metrics_address) as running:
+    with serving(endless / "alpha", *flags) as server, prometheus(tmp_path, server.metrics_address) as running:
         rules = [rule for group in running.get("rules")["groups"] for rule in group["rules"]]
         records = {rule["name"]: rule["name"] for rule in rules if rule["type"] == "recording"}
         named = {
@@ -191,8 +146,9 @@ def test_every_panel_and_every_rule_has_data(serve: Any, endless: Path, tmp_path
                     del missing[name]
             return not missing
 
-        with load(server.address):
+        with Callers(server, kinds=KINDS, num=17, max_new_tokens=20) as callers:
             wait_until(has_everything, lambda: f"no data: {missing}")
+        assert callers.statuses.keys() <= {"RESOURCE_EXHAUSTED"}
         for query in queries.values():
             running.values(query)
         rules = [rule for group in running.get("rules")["groups"] for rule in group["rules"]]
@@ -203,16 +159,13 @@ def test_every_panel_and_every_rule_has_data(serve: Any, endless: Path, tmp_path
         assert server.terminate() == 0
 
 
-def test_an_engine_that_dies_is_an_alert(serve: Any, endless: Path, tmp_path: Path) -> None:
-    with serve(endless / "alpha") as server, prometheus(tmp_path, server.metrics_address) as running:
+def test_an_engine_that_dies_is_an_alert(endless: Path, tmp_path: Path) -> None:
+    with serving(endless / "alpha") as server, prometheus(tmp_path, server.metrics_address) as running:
         wait_until(lambda: running.values("dragoman_engine_restarts_total") == [0.0], lambda: "no series to rise from")
-        engine = next(event["engine_pid"] for event in server.events if event["event"] == "engine ready")
-        os.kill(engine, signal.SIGKILL)
+        kill(*server.engines())
 
         def fires() -> bool:
             return bool(running.values('ALERTS{alertname="DragomanEngineRestarted",alertstate="firing"}'))
 
         wait_until(fires, lambda: running.get("alerts"))
-        with Client(server.address) as client, suppress(CallError):
-            client.generate("a dog runs", max_new_tokens=2)
         assert server.terminate() == 0

@@ -2,99 +2,73 @@
 
 import json
 import re
-import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
+from grpc import aio
 
-from dragoman.client.sync import Client
-from dragoman.v1 import generation_pb2, generation_pb2_grpc
+from dragoman.v1.generation_pb2 import GenerateRequest
+from dragoman.v1.generation_pb2_grpc import GenerationStub
+from tests.system.harness.callers import CALL_SECONDS, RETRYING, Caller, Callers, Outcome, outcome
+from tests.system.harness.server import ROOT, Server, serving
 
 pytestmark = pytest.mark.e2e
 
-ROOT = Path(__file__).resolve().parents[2]
-NUM_CALLERS = 6
+FLAGS = ("--num-threads", "1", "--max-connection-age-seconds", "2")
 
 
-@pytest.fixture
-def replicas(serve: Any, endless: Path) -> Iterator[list[Any]]:
-    with ExitStack() as stack:
-        flags = ("--num-threads", "1", "--warmup", "false", "--max-connection-age-seconds", "2")
-        yield [stack.enter_context(serve(endless / "alpha", *flags)) for _ in range(3)]
-
-
-@contextmanager
-def callers(ask: Callable[[], object]) -> Iterator[list[object]]:
-    """Have several threads ask all the time, meanwhile; what fails is raised in the end."""
-    is_over, answers = threading.Event(), []
-
-    def run() -> None:
-        while not is_over.is_set():
-            answers.append(ask())
-
-    with ThreadPoolExecutor(NUM_CALLERS) as pool:
-        futures = [pool.submit(run) for _ in range(NUM_CALLERS)]
-        try:
-            yield answers
-        finally:
-            is_over.set()
-        for future in futures:
-            future.result()
-
-
-def wait_for_more(answers: list[object], count: int) -> None:
-    wanted, pause = len(answers) + count, threading.Event()
-    for _ in range(6000):
-        if len(answers) >= wanted:
-            return
-        pause.wait(0.01)
-    raise AssertionError(f"only {len(answers)} of {wanted} answers came")
-
-
-def num_answered(server: Any) -> float:
-    return float(server.metric("dragoman_request_success_total"))
-
-
-def target(replicas: list[Any]) -> str:
-    return "ipv4:" + ",".join(server.address for server in replicas)
-
-
-def test_no_call_fails_while_one_replica_is_killed_and_another_drains(replicas: list[Any]) -> None:
-    killed, drained, left = replicas
-    with Client(target(replicas)) as client:
-        with callers(lambda: client.generate("a dog runs", max_new_tokens=20).finish_reason) as answers:
-            wait_for_more(answers, 100)
-            shares = [num_answered(server) for server in replicas]
-            assert min(shares) > 0.2 * sum(shares), f"not balanced: {shares}"
-            killed.process.kill()
-            killed.wait()
-            wait_for_more(answers, 60)
-            assert drained.terminate() == 0
-            before = num_answered(left)
-            wait_for_more(answers, 60)
-            assert num_answered(left) > before
-        assert set(answers) == {"length"}
-    assert left.terminate() == 0
-
-
-def test_a_client_of_another_language_loses_no_call_with_the_documented_service_config(replicas: list[Any]) -> None:
-    """With the retries of gRPC itself and nothing else, by the configuration that docs/kubernetes.md gives."""
+def documented_options() -> list[tuple[str, Any]]:
+    """Return the options with gRPC's own retries that docs/kubernetes.md gives to clients of other languages."""
     text = (ROOT / "docs/kubernetes.md").read_text(encoding="utf-8")
-    (config,) = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", text, re.DOTALL) if "retryPolicy" in block]
-    options = [("grpc.service_config", json.dumps(config))]
-    with grpc.insecure_channel(target(replicas), options) as channel:
-        stub = generation_pb2_grpc.GenerationStub(channel)
-        request = generation_pb2.GenerateRequest(text="a dog runs", max_new_tokens=20)
-        with callers(lambda: stub.Generate(request, timeout=30).finish_reason) as answers:
-            wait_for_more(answers, 100)
-            replicas[0].process.kill()
-            replicas[0].wait()
-            wait_for_more(answers, 60)
-            assert replicas[1].terminate() == 0
-            wait_for_more(answers, 60)
-        assert set(answers) == {generation_pb2.FINISH_REASON_LENGTH}
+    (config,) = [block for block in re.findall(r"```json\n(.*?)```", text, re.DOTALL) if "retryPolicy" in block]
+    return [("grpc.use_local_subchannel_pool", 1), ("grpc.service_config", json.dumps(json.loads(config)))]
+
+
+async def configured(caller: Caller, model: str, text: str) -> list[Outcome]:
+    """Ask as a client of another language does, on a channel for a few calls."""
+    async with aio.insecure_channel(caller.address, documented_options()) as channel:
+        stub: Any = GenerationStub(channel)
+        request = GenerateRequest(model=model, text=text, **caller.options)
+        return [outcome(await stub.Generate(request, timeout=CALL_SECONDS)) for _ in range(20)]
+
+
+async def streaming(caller: Caller, model: str, text: str) -> list[Outcome]:
+    pieces = [piece async for piece in caller.client.stream(text, model=model, **caller.options)]
+    return [("", "".join(piece.text for piece in pieces))]
+
+
+def num_answered(server: Server) -> float:
+    return server.metric("dragoman_request_success_total")
+
+
+def test_no_call_fails_while_replicas_are_restarted_one_after_another_and_one_is_killed(endless: Path) -> None:
+    """Neither with the Python client nor with gRPC's own retries; of streams, only those cut in the middle by the kill."""
+    bundle = endless / "alpha"
+    with ExitStack() as stack:
+        replicas = [stack.enter_context(serving(bundle, *FLAGS)) for _ in range(3)]
+        target = "ipv4:" + ",".join(server.address for server in replicas)
+        kinds = RETRYING | {"configured": configured, "stream": streaming}
+        callers = stack.enter_context(Callers(target, kinds=kinds, num=6, max_new_tokens=20))
+        callers.wait_for_more(150)
+        shares = [num_answered(server) for server in replicas]
+        assert min(shares) > 0.2 * sum(shares), f"not balanced: {shares}"
+        for number in (0, 1):
+            port = replicas[number].address.rpartition(":")[2]
+            assert replicas[number].terminate() == 0
+            callers.wait_for_more(60)
+            replicas[number] = stack.enter_context(serving(bundle, *FLAGS, "--port", port))
+            callers.wait_for_more(60)
+        assert callers.failures == []
+        replicas[2].process.kill()
+        replicas[2].wait()
+        callers.wait_for_more(60)
+        before = [num_answered(server) for server in replicas[:2]]
+        callers.wait_for_more(300)
+        assert all(num_answered(server) > count for server, count in zip(replicas, before, strict=False))
+        callers.stop()
+        assert {failure.kind for failure in callers.failures} <= {"stream"}
+        assert callers.statuses.keys() <= {"UNAVAILABLE"} and len(callers.failures) <= 6
+        assert callers.answered_differently() == []
+        assert [server.terminate() for server in replicas[:2]] == [0, 0]

@@ -1,214 +1,188 @@
-"""Sameness: a request's tokens, log-probabilities and scores are the same bits whatever else the engine has to do.
+"""The same answer to the last bit, whatever else is going on: alone and in company, in one process and in several.
 
-Each request is first answered alone. Then all of them arrive in random orders, staggered, among requests that are cancelled on the
-way, in engines of different sizes.
+An answer is the whole message, scores and log-probabilities included, and has to be what one engine answered to the request alone.
 """
 
-import os
+import asyncio
+import itertools
 import random
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
+from grpc import aio
 
-from dragoman.export.bundle import Bundle
-from dragoman.model.text.byte_level import ByteLevelTokenizer
-from dragoman.server.engine.engine import Engine
-from dragoman.server.engine.loading import load_engine
-from dragoman.server.engine.messages import Answer, Request, Sampling, SearchOptions
-from dragoman.server.engine.scheduler import Limits
+from dragoman.v1.generation_pb2 import FinishReason, GenerateBulkRequest, GenerateRequest, GenerateResponse, ScoreRequest
+from dragoman.v1.generation_pb2_grpc import GenerationStub
+from tests.system.conftest import TWO_ENGINES, TWO_OF_EACH
+from tests.system.harness.callers import CALL_SECONDS, OPTIONS
+from tests.system.harness.server import LONG, Server, serving
 
-NUM_REQUESTS = 300
-NUM_ORDERS = 20
-ORDERS_BY_DEFAULT = 3
-"""Orders tried unless `TEST_LONG` is set: each size once, on one thread and on two; all of them take minutes."""
+pytestmark = pytest.mark.e2e
 
-MAX_SOURCE_TOKENS = 100
-SIZES = (64, 8, 24)  # slots; the widest request needs 6
-AHEAD = (16, 0, 3)
-ORIGIN, DECOY = b"front", b"decoy"
+SEARCHES: tuple[dict[str, Any], ...] = (
+    {},
+    {"num_beams": 4, "num_return_sequences": 4},
+    {"num_beams": 4, "early_stopping": True, "length_penalty": 0.6},
+    {"num_beams": 6, "num_return_sequences": 3, "min_new_tokens": 3, "length_penalty": 0.0},
+    {"do_sample": True, "temperature": 1.1, "num_return_sequences": 3},
+    {"do_sample": True, "top_k": 20, "top_p": 0.9},
+    {"do_sample": True, "temperature": 0.3, "top_p": 0.5, "repetition_penalty": 1.2},
+    {"return_alternatives": True, "num_return_sequences": 4},
+    {"repetition_penalty": 1.3, "suppressed_tokens": list(range(5, 45))},
+    {"repetition_penalty": 0.8, "no_repeat_ngram_size": 1},
+    {"no_repeat_ngram_size": 2, "num_beams": 2},
+    {"min_new_tokens": 20},
+    {"forced_prefix": "Ein", "num_beams": 4},
+    {"top_log_probs": 5},
+)
+NUM_REQUESTS = 1000 if LONG else 84
+CONCURRENCY, NUM_DISTURBING, NUM_CHANNELS = 64, 16, 8
+# Few slots, so that requests wait, and join others in the middle; the widest search needs 6.
+FLAGS = ("--max-slots", "24", "--num-threads", "1")
 
-Answers = dict[int, list[Answer]]
-Making = Callable[[random.Random], SearchOptions]
-
-
-def _rules(rng: random.Random) -> dict[str, object]:
-    """Pick some of the options that every search takes."""
-    options: dict[str, object] = {
-        "min_new_tokens": rng.randint(1, 3),
-        "repetition_penalty": rng.choice([0.8, 1.2, 2.0]),
-        "no_repeat_ngram_size": rng.randint(1, 3),
-        "suppressed_tokens": rng.sample(range(3, 300), rng.randint(1, 40)),
-        "num_top_log_probs": rng.randint(1, 20),
-        "forced_prefix": [rng.randint(3, 4999) for _ in range(rng.randint(1, 6))],
-        "length_penalty": rng.choice([0.0, 0.6, 2.0]),
-    }
-    return {name: options[name] for name in rng.sample(sorted(options), rng.randint(0, 2))}
-
-
-def _greedy(rng: random.Random) -> SearchOptions:
-    return SearchOptions()
-
-
-def _greedy_with_rules(rng: random.Random) -> SearchOptions:
-    return SearchOptions(**_rules(rng))
-
-
-def _beam(rng: random.Random) -> SearchOptions:
-    num_beams = rng.randint(2, 6)
-    num_answers = rng.choice([1, num_beams])
-    return SearchOptions(num_beams=num_beams, num_answers=num_answers, is_stopped_early=rng.random() < 0.5, **_rules(rng))
-
-
-def _sampled(rng: random.Random) -> SearchOptions:
-    sampling = Sampling(
-        seed=rng.getrandbits(64),
-        temperature=rng.choice([0.3, 0.7, 1.0, 1.0, 1.5]),
-        top_k=rng.choice([0, 0, 5, 40, 300]),
-        top_p=rng.choice([1.0, 1.0, 0.9, 0.5]),
-    )
-    return SearchOptions(sampling=sampling, num_answers=rng.choice([1, 1, 4]), **_rules(rng))
-
-
-def _alternatives(rng: random.Random) -> SearchOptions:
-    return SearchOptions(has_alternatives=True, num_answers=rng.randint(2, 6), **_rules(rng))
-
-
-KINDS: list[Making] = [_greedy, _beam, _sampled, _greedy_with_rules, _beam, _alternatives]
-
-
-def _source(rng: random.Random, captions: list[str], tokenizer: ByteLevelTokenizer, eos_id: int) -> list[int]:
-    """Return 1 to 100 tokens of text, end-of-sequence included."""
-    words = tokenizer.encode_batch([" ".join(rng.sample(captions, 12))])[0]
-    start = rng.randint(0, 5)
-    length = rng.choice([rng.randint(0, 3), rng.randint(4, 20), rng.randint(0, MAX_SOURCE_TOKENS - 1), MAX_SOURCE_TOKENS - 1])
-    return [*words[start : start + length], eos_id]
+Answers = dict[str, bytes]
+Requests = Sequence[GenerateRequest | ScoreRequest]
 
 
 @pytest.fixture(scope="module")
-def bundle(shipped_bundle: Callable[..., Path]) -> Bundle:
-    return Bundle.open(shipped_bundle("en-de"))
-
-
-@pytest.fixture(scope="module")
-def int8_bundle(shipped_bundle: Callable[..., Path]) -> Bundle:
-    return Bundle.open(shipped_bundle("en-de", "int8"))
-
-
-@pytest.fixture(scope="module")
-def requests(bundle: Bundle, captions: list[str]) -> list[Request]:
-    """Requests of all kinds, with sources and limits of all lengths."""
-    rng, tokenizer = random.Random(1), bundle.tokenizers().source
-    return [
-        Request(
-            id,
-            _source(rng, captions, tokenizer, bundle.manifest.eos_id),
-            rng.choice([4, 8, 16, 32]),
-            arrival=0.0,
-            priority=rng.choice([0, 0, 0, 2]),
-            is_streamed=rng.random() < 0.3,
-            search=KINDS[id % len(KINDS)](rng),
-        )
-        for id in range(NUM_REQUESTS)
+def requests(captions: list[str]) -> Requests:
+    """Requests of all kinds, from one word to sixty, with limits, priorities and seeds of their own."""
+    draws, found = random.Random(1), []
+    for number, search in zip(range(NUM_REQUESTS), itertools.cycle(SEARCHES), strict=False):
+        words = " ".join(draws.sample(captions, 9)).split()
+        text = " ".join(words[: draws.choice([1, 2, draws.randint(3, 20), draws.randint(3, 60)])])
+        options = {"return_log_probs": True, "max_new_tokens": draws.choice([4, 16, 32, 64]), "priority": draws.choice([0, 0, 2])}
+        options = {**options, **search}
+        options["max_new_tokens"] = max(options["max_new_tokens"], options.get("min_new_tokens", 0) + 1)
+        seed = {"seed": number} if search.get("do_sample") else {}
+        found.append(GenerateRequest(model="en-de", text=text, request_id=f"r-{number}", **options, **seed))
+    scored = [
+        ScoreRequest(model="en-de", text=request.text, target="Ein Hund läuft.", request_id=f"s-{number}")
+        for number, request in enumerate(found[::12])
     ]
+    return [*found, *scored]
+
+
+def kept(response: Any) -> bytes:
+    """Return a whole answer; only how long it took may differ."""
+    if isinstance(response, GenerateResponse):
+        response.ClearField("timings")
+    return bytes(response.SerializeToString(deterministic=True))
+
+
+async def ask_all(server: Server, requests: Requests, concurrency: int, *, is_disturbed: bool = False, seed: int = 0) -> Answers:
+    """Ask for all in a random order, so many at once, over several connections, so that every frontend has some."""
+    answers: Answers = {}
+    waiting = iter(random.Random(seed).sample(list(requests), len(requests)))
+    async with AsyncExitStack() as stack:
+        connections = [aio.insecure_channel(server.address, OPTIONS) for _ in range(min(concurrency, NUM_CHANNELS))]
+        stubs: list[Any] = [GenerationStub(await stack.enter_async_context(each)) for each in connections]
+
+        async def work(stub: Any) -> None:
+            for request in waiting:
+                method = stub.Score if isinstance(request, ScoreRequest) else stub.Generate
+                answers[request.request_id] = kept(await method(request, timeout=CALL_SECONDS))
+
+        async def disturb(stub: Any, draws: random.Random) -> None:
+            """Ask for other texts with other priorities, and give some of them up."""
+            while True:
+                other = GenerateRequest(model="en-de", text=draws.choice(requests).text[::-1], priority=draws.randint(-5, 5))
+                other.num_beams = draws.choice((1, 4))
+                try:
+                    await stub.Generate(other, timeout=draws.choice((0.05, CALL_SECONDS)))
+                except aio.AioRpcError:
+                    await asyncio.sleep(0.01)
+
+        disturbing = [
+            asyncio.create_task(disturb(stubs[i % len(stubs)], random.Random(i))) for i in range(NUM_DISTURBING * is_disturbed)
+        ]
+        try:
+            await asyncio.gather(*(work(stubs[i % len(stubs)]) for i in range(concurrency)))
+        finally:
+            for task in disturbing:
+                task.cancel()
+            await asyncio.gather(*disturbing, return_exceptions=True)
+    return answers
+
+
+async def ask_on_a_stream(server: Server, requests: Requests, *, is_bulk: bool) -> Answers:
+    """Ask for all on one stream."""
+    generated = [request for request in requests if isinstance(request, GenerateRequest)]
+    answers: Answers = {}
+    async with aio.insecure_channel(server.address, OPTIONS) as channel:
+        stub: Any = GenerationStub(channel)
+        if is_bulk:
+            messages = [GenerateBulkRequest(requests=generated[i : i + 32]) for i in range(0, len(generated), 32)]
+            items = [item async for message in stub.GenerateBulk(iter(messages), timeout=300) for item in message.answers]
+        else:
+            items = [item async for item in stub.GenerateBatch(iter(generated), timeout=300)]
+    for item in items:
+        assert item.HasField("response"), item.error
+        answers[item.response.request_id] = kept(item.response)
+    return answers
+
+
+@pytest.fixture(scope="module", params=["fp32", "int8"])
+def precision(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def alone(bundle: Bundle, requests: list[Request]) -> Answers:
-    return _answer_alone(bundle, requests)
+def bundle(shipped_bundle: Callable[..., Path], precision: str) -> Path:
+    return shipped_bundle("en-de", precision)
 
 
-def _answer_alone(bundle: Bundle, requests: list[Request]) -> Answers:
-    """Return every request's answers from an engine that has nothing else to do, on one thread."""
-    engine = _engine(bundle, 8, num_threads=1)
-    answers: Answers = {}
-    for request in requests:
-        engine.submit(ORIGIN, request)
-        while engine.has_work:
-            engine.step()
-        answers |= _take_answers(engine)
+@pytest.fixture(scope="module")
+def one(bundle: Path) -> Iterator[Server]:
+    with serving(bundle, *FLAGS) as server:
+        yield server
+        assert server.terminate() == 0
+
+
+@pytest.fixture(scope="module")
+def alone(one: Server, requests: Requests) -> Answers:
+    """The answers that one engine gives to one request after another; they are of all lengths, and some end by themselves."""
+    answers = asyncio.run(ask_all(one, requests, 1))
     assert len(answers) == len(requests)
+    told = [GenerateResponse.FromString(answers[each.request_id]) for each in requests if isinstance(each, GenerateRequest)]
+    found = [answer for response in told for answer in response.answers]
+    assert {FinishReason.Name(answer.finish_reason)[14:] for answer in found} == {"EOS", "LENGTH"}
+    assert len({response.usage.source_tokens for response in told}) > 20 and len({len(answer.tokens) for answer in found}) > 15
     return answers
 
 
-def _engine(bundle: Bundle, max_slots: int, num_threads: int, max_ahead: int = 0) -> Engine:
-    limits = Limits(
-        max_slots, max_waiting_requests=10_000, max_waiting_tokens=10_000_000, prefill_tokens_per_step=400, max_ahead=max_ahead
-    )
-    return load_engine(bundle, limits, num_threads, is_warmed_up=False)
+def check(answers: Answers, alone: Mapping[str, bytes]) -> None:
+    different = [name for name in answers if answers[name] != alone[name]]
+    assert not different, f"{len(different)} requests have other answers than alone: {different[:5]}"
 
 
-def _take_answers(engine: Engine) -> Answers:
-    """Collect what has ended; what was not cancelled must have an answer."""
-    answers: Answers = {}
-    for origin, report in engine.take_reports().items():
-        for end in report.finished:
-            assert end.reason in ("eos", "length") or (origin, end.reason) == (DECOY, "cancelled")
-            if origin == ORIGIN:
-                answers[end.id] = end.answers
-    return answers
+def test_answers_in_company_are_those_given_alone(one: Server, requests: Requests, alone: Answers) -> None:
+    """In random orders of arrival, among requests of others, some of whom give up."""
+    for seed in range(20 if LONG else 2):
+        answers = asyncio.run(ask_all(one, requests, CONCURRENCY, is_disturbed=True, seed=seed))
+        assert answers.keys() == alone.keys()
+        check(answers, alone)
+    for is_bulk in (False, True):
+        answers = asyncio.run(ask_on_a_stream(one, requests, is_bulk=is_bulk))
+        assert len(answers) == NUM_REQUESTS
+        check(answers, alone)
 
 
-def _answer_in_random_order(engine: Engine, requests: list[Request], rng: random.Random) -> Answers:
-    """Submit everything in a random order with a few steps in between, and decoys that are cancelled a few steps later."""
-    answers: Answers = {}
-    cancellations: list[tuple[int, int]] = []  # the number of submissions before it, and whom it concerns
-    for i, request in enumerate(rng.sample(requests, len(requests))):
-        now = time.monotonic()
-        if rng.random() < 0.15:
-            decoy = Request(i, rng.choice(requests).source_ids, 60, now, search=rng.choice(requests).search)
-            engine.submit(DECOY, decoy)
-            cancellations.append((i + rng.randint(0, 12), i))
-        engine.submit(ORIGIN, Request(*_fields(request, arrival=now)))
-        for _ in range(rng.choice([0, 0, 0, 1, 2, 3, 6])):
-            engine.step()
-        for cancellation in [c for c in cancellations if c[0] <= i]:
-            cancellations.remove(cancellation)
-            engine.cancel(DECOY, cancellation[1])
-        answers |= _take_answers(engine)
-    while engine.has_work:
-        engine.step()
-        answers |= _take_answers(engine)
-    return answers
-
-
-def _fields(request: Request, arrival: float) -> tuple[object, ...]:
-    values = {name: getattr(request, name) for name in request.__struct_fields__}
-    return tuple((values | {"arrival": arrival}).values())
-
-
-def _check(answers: Answers, alone: Answers, requests: list[Request]) -> None:
-    assert answers.keys() == alone.keys()
-    different = [requests[id] for id in alone if answers[id] != alone[id]]
-    assert not different, f"{len(different)} requests have other answers than alone; the first is {different[0]}"
-
-
-def test_the_requests_are_of_all_kinds(requests: list[Request], alone: Answers) -> None:
-    """What follows would show little if answers were all short, ended all alike, or if no option changed anything."""
-    lengths = {len(request.source_ids) for request in requests}
-    assert {1, MAX_SOURCE_TOKENS} <= lengths and len(lengths) > 40
-    assert {request.search.num_beams for request in requests} == {1, 2, 3, 4, 5, 6}
-    assert {answer.reason for answers in alone.values() for answer in answers} == {"eos", "length"}
-    assert len({len(answer.log_probs) for answers in alone.values() for answer in answers}) > 20
-
-
-@pytest.mark.parametrize("order", range(NUM_ORDERS))
-def test_answers_are_the_same_bits_in_any_order_of_arrival(
-    bundle: Bundle, requests: list[Request], alone: Answers, order: int
+@pytest.mark.parametrize("flags", [TWO_ENGINES, TWO_OF_EACH])
+def test_answers_of_several_processes_are_those_of_one(
+    bundle: Path, precision: str, requests: Requests, alone: Answers, flags: tuple[str, ...]
 ) -> None:
-    if order >= ORDERS_BY_DEFAULT and not os.environ.get("TEST_LONG"):
-        pytest.skip("one of the orders that are tried with TEST_LONG=1")
-    engine = _engine(bundle, SIZES[order % len(SIZES)], num_threads=1 + order % 2, max_ahead=AHEAD[order % len(AHEAD)])
-    _check(_answer_in_random_order(engine, requests, random.Random(order)), alone, requests)
-
-
-def test_answers_in_8_bits_are_the_same_bits_in_any_order_of_arrival(
-    int8_bundle: Bundle, requests: list[Request], alone: Answers
-) -> None:
-    some = requests[::3]
-    alone_in_8_bits = _answer_alone(int8_bundle, some)
-    assert any(alone_in_8_bits[request.id] != alone[request.id] for request in some), "this is another arithmetic"
-    for order in range(2):
-        engine = _engine(int8_bundle, SIZES[order], num_threads=1 + order, max_ahead=AHEAD[order])
-        _check(_answer_in_random_order(engine, some, random.Random(order)), alone_in_8_bits, some)
+    """On other numbers of slots and of threads, too."""
+    if not LONG and (precision == "int8") == ("--front-ends" in flags):
+        pytest.skip("tried with TEST_LONG=1")
+    with serving(bundle, *flags, "--max-slots", "9", "--num-threads", "2") as server:
+        server.wait_until_whole()
+        answers = asyncio.run(ask_all(server, requests, CONCURRENCY))
+        assert answers.keys() == alone.keys()
+        check(answers, alone)
+        rows = [server.metric("dragoman_engine_rows_total", replica=number) for number in "01"]
+        assert min(rows) > 0.2 * max(rows), "both engines had something to do"
+        assert server.terminate() == 0

@@ -1,226 +1,229 @@
-"""Versions of real models change under calls of every kind: none fails, and each is answered by a version that was the policy's."""
+"""Versions of models change under calls of every kind: none fails, and each is answered by a version that was the policy's then."""
 
 import os
+import random
 import signal
-import sys
+import tempfile
+import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from benchmarks.swaps.callers import MIX, Callers
-from benchmarks.swaps.timeline import Timeline
 from dragoman.v1.generation_pb2 import GenerateRequest
 from dragoman.v1.generation_pb2_grpc import GenerationStub
+from tests.system.conftest import ONE_ENGINE, ONLY_LINUX, TWO_OF_EACH
+from tests.system.harness.callers import NATIVE, Callers, connection, generate
 from tests.system.harness.models import FLAGS, ModelFolder
-from tests.system.harness.server import is_running, next_engine, processes, wait_until
+from tests.system.harness.server import (
+    LONG,
+    Event,
+    Server,
+    is_engine,
+    is_running,
+    kill,
+    next_engine,
+    processes,
+    resident_bytes,
+    serving,
+    stopped,
+    wait_until,
+)
+from tests.system.harness.timeline import Timeline, seconds_of
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, ONLY_LINUX]
 
 AT_ONCE = "[swap]\nprobation_seconds = 0\n"
-TWO_OF_EACH = pytest.param(
-    ("--front-ends", "2", "--replicas", "2"),
-    id="two of each",
-    marks=pytest.mark.skipif(sys.platform != "linux", reason="only Linux divides a port's connections"),
-)
-ONE_AND_TWO = pytest.mark.parametrize("flags", [pytest.param((), id="one"), TWO_OF_EACH])
+SERVING = health_pb2.HealthCheckResponse.SERVING
 
 
-def serves(server: Any, version: str) -> None:
-    """Wait until a version answers all requests that name none."""
-    server.wait_for("versions that serve", default=version)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, version_bundles: Path) -> ModelFolder:
+    """The folder that the servers of this file watch, one after the other; each scenario has a model of its own in it."""
+    folder = ModelFolder(tmp_path_factory.mktemp("watched") / "models", version_bundles)
+    folder.put("beta", "1", "other")
+    return folder
 
 
-def ask(server: Any, timeout: float = 30, **fields: Any) -> Any:
-    options = [("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1)]  # a connection of its own
-    with grpc.insecure_channel(server.address, options) as channel:
-        request = GenerateRequest(text="a dog runs", **{"max_new_tokens": 3} | fields)
-        return GenerationStub(channel).Generate(request, timeout=timeout)
-
-
-def health(server: Any, service: str) -> Any:
-    """Return what the server says of a model: a state, or the code of an error."""
-    with grpc.insecure_channel(server.address) as channel:
-        try:
-            answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service))
-        except grpc.RpcError as error:
-            return error.code()
-        return answer.status
-
-
-def until_more_are_answered(callers: Callers) -> None:
-    seen = len(callers.answers)
-    wait_until(lambda: len(callers.answers) > seen + 20, "more are answered")
-
-
-def until_settled(server: Any, num_engines: int, other_engines: int = 0) -> None:
-    """Wait until so many engines are left, in the metrics as among the processes."""
-    wait_until(lambda: server.metric("dragoman_engine_up", model="alpha") == num_engines, "as many engines are up")
-    wait_until(lambda: sum(map(is_running, server.engine_pids())) == num_engines + other_engines, "old engines have ended")
-
-
-@ONE_AND_TWO
-def test_swaps_forwards_and_back_lose_nothing(serve: Any, models: ModelFolder, flags: tuple[str, ...]) -> None:
-    one, two = models.put("alpha", "1", "one"), models.content("two")
-    models.put("beta", "1", "other")
-    models.say("alpha", AT_ONCE)
-    num_replicas = 2 if flags else 1
-    with serve(models.path, *FLAGS, *flags) as server:
-        with Callers(server.address, ["alpha", "beta"], ["a dog runs", "the grass"], 40, max_new_tokens=6) as callers:
-            for number in range(2):
-                models.put("alpha", "2", "two")
-                serves(server, "2")
-                server.wait_for("a version has ended", version="1")
-                models.remove("alpha", "2")
-                serves(server, "1")
-                if number:
-                    until_more_are_answered(callers)
-        assert callers.failures == []
-        assert {answer.kind for answer in callers.answers} == set(MIX)
-        versions = Counter(answer.version for answer in callers.answers if answer.model == "alpha")
-        assert versions.keys() == {one, two}
-        timeline = Timeline(server.events, models.asked)
-        assert [period.version for period in timeline.periods["alpha"]] == [one, two, one, two, one]
-        wrong = [each for each in callers.answers if not timeline.allows(each.model, each.version, each.began, each.ended)]
-        assert wrong == []
-        until_settled(server, num_replicas, num_replicas)
-        assert server.metric("dragoman_version_swaps_total", model="alpha", outcome="done") == 4
-        assert server.metric("dragoman_version_state", model="alpha", version="1", state="serving") == 1
-        assert server.metric("dragoman_version_state", model="alpha", version="2") == 0
-        wait_until(lambda: server.metric("dragoman_slots_in_use") == 0, "no slot is in use")
-        assert server.metric("dragoman_num_requests_running") == server.metric("dragoman_num_requests_waiting") == 0
-        assert server.metric("dragoman_engine_restarts_total") == 0
-        assert health(server, "alpha") == health(server, "") == health_pb2.HealthCheckResponse.SERVING
+@pytest.fixture(scope="module", params=[ONE_ENGINE, TWO_OF_EACH])
+def server(request: pytest.FixtureRequest, folder: ModelFolder) -> Iterator[Server]:
+    with serving(folder.path, *FLAGS, *request.param) as server:
+        yield server
+        server.wait_until_idle()
+        assert server.metric("dragoman_engine_restarts_total") == 0 and server.problems() == []
         everything = processes(server)
         assert server.terminate() == 0
-    assert not any(map(is_running, everything))
+    wait_until(lambda: not any(map(is_running, everything)), "all processes have ended", 5)
 
 
-def test_a_canary_gets_its_share_and_requests_may_name_versions(serve: Any, models: ModelFolder) -> None:
-    one, two = models.put("alpha", "1", "one"), models.put("alpha", "2", "two")
-    models.say("alpha", AT_ONCE + '[labels]\ncanary = "2"\nstable = "1"\n[weights]\ncanary = 0.3\n')
-    with serve(models.path, *FLAGS) as server:
-        with grpc.insecure_channel(server.address) as channel:
-            stub = GenerationStub(channel)
-
-            def version_of(request_id: str) -> str:
-                request = GenerateRequest(text="a dog runs", max_new_tokens=1, request_id=request_id)
-                return str(stub.Generate(request, timeout=30).model_version)
-
-            answered = {f"r-{number}": version_of(f"r-{number}") for number in range(100)}
-            assert 15 <= Counter(answered.values())[two] <= 45
-            assert {name: version_of(name) for name in list(answered)[:10]} == dict(list(answered.items())[:10])
-        named = {"1": one, "2": two, "stable": one, "canary": two, one: one, two: two}
-        assert {name: ask(server, model_version=name).model_version for name in named} == named
-        with pytest.raises(grpc.RpcError, match=r"model_version: '3' of model alpha is not served; served: ") as caught:
-            ask(server, model_version="3")
-        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
-        models.say("alpha", AT_ONCE + '[labels]\nstable = "1"\n')
-        serves(server, "2")
-        assert ask(server).model_version == two and ask(server, model_version="stable").model_version == one
-        with pytest.raises(grpc.RpcError, match="'canary' of model alpha is not served"):
-            ask(server, model_version="canary")
-        assert server.terminate() == 0
+@pytest.fixture
+def model(server: Server, folder: ModelFolder) -> Iterator[str]:
+    """Name of a model of the scenario's own; it is taken away in the end, and its engines have to go with it."""
+    name = f"model-{len(folder.asked)}"
+    folder.say(name, AT_ONCE)
+    yield name
+    wait_until(lambda: is_complete(server, name), "all engines of all versions are up")
+    for path in (folder.path / name).glob("[0-9]*"):
+        folder.remove(name, path.name)
+    (folder.path / name / "model.toml").unlink()
+    wait_until(lambda: server.engines(name) == [], "its engines have ended")
 
 
-@ONE_AND_TWO
-def test_a_stream_ends_on_the_version_that_it_began_on(serve: Any, models: ModelFolder, flags: tuple[str, ...]) -> None:
-    one, two = models.put("alpha", "1", "one"), models.content("two")
-    models.say("alpha", AT_ONCE)
-    with serve(models.path, *FLAGS, *flags) as server, grpc.insecure_channel(server.address) as channel:
-        stream = GenerationStub(channel).GenerateStream(GenerateRequest(text="a dog runs", max_new_tokens=900), timeout=60)
-        next(stream)
-        engines = server.engine_pids()
-        for pid in engines:  # it has not ended before the swap, however fast this machine is
-            os.kill(pid, signal.SIGSTOP)
-        models.put("alpha", "2", "two")
-        serves(server, "2")
-        assert ask(server).model_version == two
-        assert all(map(is_running, engines)) and server.metric("dragoman_version_state", version="1", state="retiring") == 1
-        for pid in engines:
-            os.kill(pid, signal.SIGCONT)
-        messages = list(stream)
-        assert messages[-1].result.model_version == one and len(messages[-1].result.tokens) == 900
-        server.wait_for("a version has ended", version="1")
-        until_settled(server, 2 if flags else 1)
-        assert server.terminate() == 0
+def serves(server: Server, model: str, version: str | None) -> None:
+    """Wait until a version answers all requests that name none."""
+    server.wait_for(Event.VERSIONS_SERVE, model=model, default=version)
 
 
-@ONE_AND_TWO
-def test_a_model_that_is_taken_away_finishes_what_it_has(serve: Any, models: ModelFolder, flags: tuple[str, ...]) -> None:
-    one = models.put("alpha", "1", "one")
-    models.put("beta", "1", "other")
-    with serve(models.path, *FLAGS, *flags) as server, grpc.insecure_channel(server.address) as channel:
-        assert ask(server, model="alpha").model_version == one
-        assert health(server, "alpha") == health_pb2.HealthCheckResponse.SERVING
-        stream = GenerationStub(channel).GenerateStream(
-            GenerateRequest(model="alpha", text="a dog", max_new_tokens=900), timeout=60
-        )
-        next(stream)
-        models.remove("alpha", "1")
-        server.wait_for("versions that serve", model="alpha", default=None)
-        with pytest.raises(grpc.RpcError, match="'alpha' is not loaded; loaded: beta"):
-            ask(server, model="alpha")
-        assert health(server, "alpha") is grpc.StatusCode.NOT_FOUND and health(server, "") == health_pb2.HealthCheckResponse.SERVING
-        assert list(stream)[-1].result.model_version == one
-        server.wait_for("a version has ended", model="alpha", version="1")
-        assert server.metric("dragoman_engine_up", model="alpha") == server.metric("dragoman_model_ready", model="alpha") == 0
-        models.put("alpha", "2", "two")
-        server.wait_for("versions that serve", model="alpha", default="2")
-        assert ask(server, model="alpha").model_version == models.content("two")
-        assert not any("Traceback" in str(event) for event in server.events)
-        assert server.terminate() == 0
+def ask(server: Server, model: str = "alpha", **fields: Any) -> Any:
+    with connection(server) as channel:
+        return generate(channel, model=model, **fields).result()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux divides a port's connections")
-def test_a_front_end_that_is_started_again_does_not_need_the_folder(serve: Any, models: ModelFolder) -> None:
-    """What serves is in memory; its folder may hold something else by now, and the other models are none of its business."""
-    one = models.put("alpha", "1", "one")
-    other = models.put("beta", "1", "other")
-    with serve(models.path, *FLAGS, "--front-ends", "2") as server:
-        for model in ("alpha", "beta"):
-            (models.path / model / "1" / "bundle.json").write_text("{}")
-            server.wait_for("a version is refused", model=model)
-        pids = {event["front_end"]: event["pid"] for event in server.events if event["event"] == "front end listens"}
-        os.kill(pids[1], signal.SIGKILL)
-        server.wait_for("front end ended, restarting", front_end=1)
-        server.wait_for("front end listens", front_end=1)
-        os.kill(pids[0], signal.SIGSTOP)  # all calls are the new one's
+def health(server: Server, service: str) -> Any:
+    """Return a state, or the code of an error."""
+    with connection(server) as channel:
         try:
-            versions = {model: ask_at_last(server, model) for model in ("alpha", "beta")}
-        finally:
-            os.kill(pids[0], signal.SIGCONT)
-        assert versions == {"alpha": one, "beta": other}
-        assert server.terminate() == 0
-
-
-def ask_at_last(server: Any, model: str) -> str:
-    """Return the version that answers; the kernel may give a connection to a front end that does not answer."""
-    for _ in range(30):
-        try:
-            return str(ask(server, model=model, timeout=2).model_version)
+            return health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service)).status
         except grpc.RpcError as error:
-            assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    pytest.fail("no call came to the front end that was started again")
+            return error.code()
 
 
-def test_a_hangup_has_the_folder_looked_at_at_once(serve: Any, models: ModelFolder) -> None:
-    models.put("alpha", "1", "one")
-    with serve(models.path, "--models-poll-seconds", "0", "--num-threads", "1") as server:
-        models.put("alpha", "2", "two")
-        server.process.send_signal(signal.SIGHUP)
-        serves(server, "2")
-        assert ask(server).model_version == models.content("two")
+def is_complete(server: Server, model: str) -> bool:
+    """Return whether no further engine of a version is to start."""
+    num_versions = server.metric("dragoman_version_state", model=model, state="serving")
+    return 0 < num_versions * server.num_engines == server.metric("dragoman_engine_up", model=model)
+
+
+def wait_until_settled(server: Server, model: str) -> None:
+    """Wait until as many engines of a model are left as there have to be, in the metrics as among the processes."""
+    server.wait_for_metric(server.num_engines, "dragoman_engine_up", model=model)
+    wait_until(lambda: len(server.engines(model)) == server.num_engines, "old engines have ended")
+
+
+def test_swaps_forwards_and_back_lose_nothing(server: Server, folder: ModelFolder, model: str) -> None:
+    """Nor do they leave anything: engines, slots, memory."""
+    one, two = folder.put(model, "1", "one"), folder.content("two")
+    serves(server, model, "1")
+    wait_until_settled(server, model)
+    num_swaps, num_done = 20 if LONG else 2, server.metric("dragoman_version_swaps_total", model=model, outcome="done")
+    memory = []
+    with Callers(server, [model, "beta"], pause_seconds=0.1, max_new_tokens=6) as callers:
+        for number in range(num_swaps):
+            folder.put(model, "2", "two")
+            serves(server, model, "2")
+            server.wait_for(Event.VERSION_ENDED, model=model, version="1")
+            folder.remove(model, "2")
+            serves(server, model, "1")
+            wait_until_settled(server, model)
+            memory.append(sum(map(resident_bytes, processes(server))))
+            if number:
+                callers.wait_for_more()
+    assert callers.failures == [] and callers.answered_differently() == []
+    assert {answer.kind for answer in callers.answers} == set(NATIVE)
+    assert {answer.version for answer in callers.answers if answer.model == model} == {one, two}
+    timeline = Timeline(server.events, folder.asked)
+    assert timeline.versions(model) == [one, two] * num_swaps + [one]
+    assert timeline.wrong(answer for answer in callers.answers if answer.model == model) == []
+    assert memory[-1] < 1.2 * memory[0] + 32 * 2**20
+    assert server.metric("dragoman_version_swaps_total", model=model, outcome="done") == num_done + 2 * num_swaps
+    assert server.metric("dragoman_version_state", model=model, version="1", state="serving") == 1
+    assert server.metric("dragoman_version_state", model=model, version="2") == 0
+    assert health(server, model) == health(server, "") == SERVING
+
+
+def test_a_canary_gets_its_share_and_requests_may_name_versions(server: Server, folder: ModelFolder, model: str) -> None:
+    one, two = folder.put(model, "1", "one"), folder.put(model, "2", "two")
+    folder.say(model, AT_ONCE + '[labels]\ncanary = "2"\nstable = "1"\n[weights]\ncanary = 0.3\n')
+    with connection(server) as channel:
+
+        def is_served(label: str) -> bool:
+            return generate(channel, model=model, model_version=label).exception() is None
+
+        def version_of(request_id: str) -> str:
+            return str(generate(channel, 1, model=model, request_id=request_id).result().model_version)
+
+        wait_until(lambda: is_served("stable") and is_served("canary"), "both labels are served")
+        answered = {f"r-{number}": version_of(f"r-{number}") for number in range(100)}
+        assert 15 <= Counter(answered.values())[two] <= 45
+        assert {name: version_of(name) for name in list(answered)[:10]} == dict(list(answered.items())[:10])
+    named = {"1": one, "2": two, "stable": one, "canary": two, one: one, two: two}
+    assert {name: ask(server, model, model_version=name).model_version for name in named} == named
+    with pytest.raises(grpc.RpcError, match=f"model_version: '3' of model {model} is not served; served: ") as caught:
+        ask(server, model, model_version="3")
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+    folder.say(model, AT_ONCE + '[labels]\nstable = "1"\n')
+    wait_until(lambda: {ask(server, model).model_version for _ in range(8)} == {two}, "the canary has everything")
+    assert ask(server, model, model_version="stable").model_version == one
+    with pytest.raises(grpc.RpcError, match=f"'canary' of model {model} is not served"):
+        ask(server, model, model_version="canary")
+
+
+def test_a_stream_ends_on_the_version_that_it_began_on(server: Server, folder: ModelFolder, model: str) -> None:
+    one, two = folder.put(model, "1", "one"), folder.content("two")
+    serves(server, model, "1")
+    wait_until_settled(server, model)
+    request = GenerateRequest(model=model, text="a dog runs", max_new_tokens=900)
+    with connection(server) as channel:
+        stream = GenerationStub(channel).GenerateStream(request, timeout=120)
+        next(stream)
+        engines = server.engines(model)
+        with stopped(*engines):  # it has not ended before the swap, however fast this machine is
+            folder.put(model, "2", "two")
+            serves(server, model, "2")
+            assert ask(server, model).model_version == two
+            assert all(map(is_running, engines))
+            assert server.metric("dragoman_version_state", model=model, version="1", state="retiring") == 1
+        last = list(stream)[-1].result
+    assert last.model_version == one and len(last.tokens) == 900
+    server.wait_for(Event.VERSION_ENDED, model=model, version="1")
+    wait_until_settled(server, model)
+
+
+def test_a_model_that_is_taken_away_finishes_what_it_has_and_may_come_back(server: Server, folder: ModelFolder, model: str) -> None:
+    one = folder.put(model, "1", "one")
+    serves(server, model, "1")
+    assert ask(server, model).model_version == one and health(server, model) == SERVING
+    with connection(server) as channel:
+        request = GenerateRequest(model=model, text="a dog", max_new_tokens=900)
+        stream = GenerationStub(channel).GenerateStream(request, timeout=60)
+        next(stream)
+        folder.remove(model, "1")
+        serves(server, model, None)
+        with pytest.raises(grpc.RpcError, match=f"'{model}' is not loaded; loaded: ") as caught:
+            ask(server, model)
+        assert caught.value.code() is health(server, model) is grpc.StatusCode.NOT_FOUND and health(server, "") == SERVING
+        assert list(stream)[-1].result.model_version == one
+    server.wait_for(Event.VERSION_ENDED, model=model, version="1")
+    assert server.metric("dragoman_engine_up", model=model) == server.metric("dragoman_model_ready", model=model) == 0
+    folder.put(model, "2", "two")
+    serves(server, model, "2")
+    assert ask(server, model).model_version == folder.content("two")
+
+
+def test_a_frontend_that_is_started_again_does_not_need_the_folder(models: ModelFolder) -> None:
+    """What serves is in memory; its folder may hold something else by now, and the other models are none of its business."""
+    versions = {"alpha": models.put("alpha", "1", "one"), "beta": models.put("beta", "1", "other")}
+    with serving(models.path, *FLAGS, "--front-ends", "2") as server:
+        for name in versions:
+            (models.path / name / "1" / "bundle.json").write_text("{}")
+            server.wait_for(Event.VERSION_REFUSED, model=name)
+        kill(server.frontends()[1])
+        server.wait_for(Event.FRONTEND_READY, front_end=1)
+        with connection(server, 1) as channel:
+            assert {name: generate(channel, model=name).result().model_version for name in versions} == versions
         assert server.terminate() == 0
 
 
 @pytest.mark.parametrize("when", ["loading", "probation", "finishing"])
-def test_a_drain_in_the_middle_of_a_swap_is_an_orderly_end(serve: Any, models: ModelFolder, when: str) -> None:
+def test_a_drain_in_the_middle_of_a_swap_is_an_orderly_end(models: ModelFolder, when: str) -> None:
     models.put("alpha", "1", "one")
-    models.say("alpha", "[swap]\nprobation_seconds = 0\n" if when == "finishing" else "[swap]\nprobation_seconds = 600\n")
-    with serve(models.path, *FLAGS, "--drain-seconds", "30") as server, grpc.insecure_channel(server.address) as channel:
+    models.say("alpha", AT_ONCE if when == "finishing" else "[swap]\nprobation_seconds = 600\n")
+    with serving(models.path, *FLAGS, "--drain-seconds", "30") as server, connection(server) as channel:
         stream = GenerationStub(channel).GenerateStream(GenerateRequest(text="a dog runs", max_new_tokens=900), timeout=60)
         next(stream)
         before = processes(server)
@@ -228,10 +231,67 @@ def test_a_drain_in_the_middle_of_a_swap_is_an_orderly_end(serve: Any, models: M
         if when == "loading":
             os.kill(next_engine(server, before), signal.SIGSTOP)
         else:
-            serves(server, "2")
+            serves(server, "alpha", "2")
         everything = processes(server)
         server.process.send_signal(signal.SIGTERM)
         assert list(stream)[-1].HasField("result"), "what runs has the drain"
-        assert server.wait() == 0
-        assert not any("Traceback" in str(event) for event in server.events)
+        assert server.wait() == 0 and not any("Traceback" in str(event) for event in server.events)
     wait_until(lambda: not any(map(is_running, everything)), "all processes have ended", 5)
+
+
+def marked(mark: str) -> set[int]:
+    """Return the running processes that were started with something in their environment, whoever their parent is."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if mark.encode() in path.read_bytes().split(b"\0") and is_running(int(path.parent.name)):
+                found.add(int(path.parent.name))
+    return found
+
+
+@pytest.mark.parametrize("flags", [(), ("--front-ends", "2")], ids=["one", "two frontends"])
+def test_whatever_is_killed_during_swaps_leaves_nothing_half_done(models: ModelFolder, flags: tuple[str, ...]) -> None:
+    """Afterwards the server, or one started anew, answers by the version in the folder, with one engine, and nothing is left."""
+    contents = {"1": models.put("alpha", "1", "one"), "2": models.content("two")}
+    models.say("alpha", "[swap]\nprobation_seconds = 1\nmax_latency_factor = 10\n")
+    draws = random.Random(len(flags))
+    roles = ["server", "engine", *(["frontend"] if flags else [])]
+    draws.shuffle(roles)
+
+    def start() -> Server:
+        return Server(models.path, *FLAGS, *flags, environment={"TMPDIR": scratch})
+
+    def engines() -> list[int]:
+        return [pid for pid in processes(server) if is_engine(pid)]
+
+    def is_as_it_has_to_be() -> bool:
+        """A version whose engine was killed is refused, and then the one before is the policy's."""
+        refused = [event for event in server.logged(Event.VERSION_REFUSED) if seconds_of(event) >= changed]
+        is_excused = bool(refused) and refused[-1]["cause"] in ("start", "proof", "death")
+        with connection(server) as channel:
+            call = generate(channel)
+            if call.exception() is not None:
+                return False
+            return (call.result().model_version == contents[wanted] or is_excused) and len(engines()) == 1
+
+    with tempfile.TemporaryDirectory(dir="/tmp") as scratch:
+        server = start()
+        try:
+            for number in range(50 if LONG else len(roles)):
+                role, changed, wanted = roles[number % len(roles)], time.time(), "12"[number % 2 == 0]
+                models.put("alpha", "2", "two") if wanted == "2" else models.remove("alpha", "2")
+                time.sleep(draws.uniform(0, 2.5))
+                doomed = {"server": [server.process.pid], "engine": engines(), "frontend": list(server.frontends().values())}
+                with suppress(ProcessLookupError):  # it may have ended just now
+                    kill(draws.choice(doomed[role]))
+                if role == "server":
+                    server.wait()
+                    wait_until(lambda: not marked(f"TMPDIR={scratch}"), "nothing is left behind", 20)
+                    server = start()
+                wait_until(is_as_it_has_to_be, f"after a kill of {role} the version in the folder answers, by one engine")
+            assert server.terminate() == 0
+        finally:
+            if server.process.poll() is None:
+                server.process.kill()
+                server.wait()
+        wait_until(lambda: not marked(f"TMPDIR={scratch}"), "nothing is left in the end", 20)

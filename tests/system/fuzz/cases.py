@@ -77,13 +77,8 @@ METADATA_VALUES = (
     "Bearer", "Bearer  ", "Bearer a b", "Basic !", "bearer " + "x" * 500, "gzip", "9" * 20, "-1", "1e309", "\\xff", "%00",
 )  # fmt: skip
 METADATA_KEYS = (
-    REQUEST_ID_KEY,
-    "traceparent",
-    "tracestate",
-    "authorization",
-    "x-forwarded-for",
-    "accept-language",
-    "grpc-previous-rpc-attempts",
+    *(REQUEST_ID_KEY, "traceparent", "tracestate", "authorization", "x-forwarded-for"),
+    *("accept-language", "grpc-previous-rpc-attempts"),
 )
 
 

@@ -11,26 +11,8 @@ from google.protobuf.message import Message
 VARINT, FIXED64, BYTES, START_GROUP, END_GROUP, FIXED32 = range(6)
 MAX_FIELD_NUMBER = 2**29 - 1
 INTEGERS = (
-    0,
-    1,
-    2,
-    3,
-    20,
-    21,
-    64,
-    65,
-    127,
-    256,
-    1000,
-    1001,
-    2**31 - 1,
-    2**31,
-    2**32 - 1,
-    2**32,
-    2**63 - 1,
-    2**63,
-    2**64 - 10,
-    2**64 - 1,
+    *(0, 1, 2, 3, 20, 21, 64, 65, 127, 256, 1000, 1001),
+    *(2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**64 - 10, 2**64 - 1),
 )
 FLOATS = (0.0, -0.0, 1.0, -1.0, 1e-45, 1e-6, 0.5, 0.9, 10.0, 10.1, 100.0, 100.1, 3.4e38, float("inf"), float("-inf"), float("nan"))
 TEXTS = (
@@ -106,17 +88,8 @@ class Mutator:
     def mutate(self, message: Message) -> bytes:
         """Return the bytes of a message after one to three changes to its fields, and sometimes one to its bytes."""
         fields, descriptor = records(message), message.DESCRIPTOR
-        changes = (
-            self._extreme,
-            self._extreme,
-            self._extreme,
-            self._extreme,
-            self._repeat,
-            self._drop,
-            self._retype,
-            self._stray,
-            self._shuffle,
-        )
+        others = (self._repeat, self._drop, self._retype, self._stray, self._shuffle)
+        changes = (*[self._extreme] * 4, *others)
         for _ in range(self._chance.choice((1, 1, 1, 2, 3))):
             fields = self._chance.choice(changes)(fields, descriptor)
         data = b"".join(record.encode() for record in fields)
