@@ -24,7 +24,6 @@ from tests.server.repository.staged import MODEL, Stage
 
 ANNA = Operator("anna")
 AT_ONCE = Swap(probation_seconds=0)
-DAMAGED, WRONG = Refused(Cause.BUNDLE, "damaged"), Refused(Cause.PROOF, "another answer")
 
 
 class Idle:
@@ -56,7 +55,7 @@ class World:
     async def refuse(self, change: str, *arguments: str) -> str:
         """Return the reason why a change is not possible; nothing is requested after it that was not before."""
         before = self.status.requested
-        with pytest.raises(NotPossible) as refused:
+        with pytest.raises((NotPossible, NotInRepository)) as refused:
             await self.ask(change, *arguments)
         assert self.status.requested == before
         return str(refused.value)
@@ -110,157 +109,124 @@ async def test_status_lists_every_version_and_every_problem(serve: Any) -> None:
         assert world.status.problems[:4] == ("a", "b", "c", "d")
 
 
-async def test_version_is_loaded_beside_those_of_the_policy_also_if_it_has_just_come(serve: Any) -> None:
-    async with serve("1", "2") as world:
-        assert states(world.status) == {"2": "serving", "1": "found"}
-        status = await world.ask("load", "1")
-        assert (states(status), default(status)) == ({"2": "serving", "1": "serving"}, "2")
-        assert status.requested == Requested(loaded=("1",)) == (await world.ask("load", "1")).requested
-        world.stage.put("0")
-        assert states(await world.ask("load", "0")) == {"2": "serving", "1": "serving", "0": "serving"}
-        world.stage.remove("0", "1")
-        await world.administrator.refresh(ANNA)
-        assert world.status.problems == ("load: there is no version '0'", "load: there is no version '1'")
-        for name in ("0", "1"):
-            status = await world.ask("unload", name)
-        assert (status.problems, status.requested, default(status)) == ((), Requested(), "2")
-        with pytest.raises(NotInRepository, match='version: "1" is not there; there: 2'):
-            await world.ask("unload", "1")
+# Versions; changes, each with the version that serves then, or the reason why it is not possible; what is requested in the end.
+LAST = "! version: 2 is the last that can be served; unload the model to have none"
+NONE_LEFT = "! version 1 is refused: no memory; versions: none can be served of 1, 2"
+UNLOADED, REFUSED = "! model: en-de is unloaded; load it first", "! version 2 is refused: another answer"
+DAMAGED = "! version 1 is refused: damaged"
+CHANGES = [
+    ("1 2 3", "unload 3 > 2", Requested(unloaded=("3",))),
+    ("1 2 3", "unload 3 > 2 | load > 3", Requested()),
+    ("1 2 3", "unload 3 > 2 | load 3 > 3", Requested(loaded=("3",))),
+    ("1 2 3", "unload 3 > 2 | unload 2 > 1", Requested(unloaded=("2", "3"))),
+    ("1 2 3", "rollback 1 > 1", Requested(pinned="1")),
+    ("1 2 3", "rollback 1 > 1 | unload 1 > 3", Requested(unloaded=("1",))),
+    ("1 2 3", "rollback 1 > 1 | rollback 3 > 3", Requested(pinned="3")),
+    ("1 2 3", "unload 2 > 3 | rollback 2 > 2", Requested(pinned="2")),
+    ("1 2 3", "rollback 2 > 2 | rollback 1 > 1 | load > 3", Requested()),
+    ("1 2 3", "unload > None | load > 3", Requested()),
+    ("1 2 3", "set_label a 1 > 3 | set_label b 2 > 3 | set_label a 2 > 3", Requested(labels={"a": "2", "b": "2"})),
+    ("1 2 3", "set_label a 1 > 3 | set_label a > 3", Requested()),
+    ("1 2 3", "set_label stable > 3", Requested(labels={"stable": ""})),
+    ("1 2 3", "set_label stable 2 > 3 | set_label stable > 3", Requested(labels={"stable": ""})),
+    ("1 2 3", "set_label a 000000000001 > 3", Requested(labels={"a": "1"})),
+    # The last version is unloaded with its model only.
+    ("1 2", f"fail start 1 | unload 2 > {NONE_LEFT} | unload 2 > {LAST} | unload > None", Requested(is_unloaded=True)),
+    (
+        "1 2",
+        f"unload > None | unload 2 > {UNLOADED} | rollback 2 > {UNLOADED} | set_label a 2 > {UNLOADED}",
+        Requested(is_unloaded=True),
+    ),
+    # A rollback without a version goes back, and never forward.
+    ("1", "rollback > ! version: none that answered before is there; name one of 1 | put 2 | reload > 2", Requested()),
+    ("1", "put 2 | reload > 2 | put 3 | reload > 3 | rollback > 2 | put 4 | reload > 2 | rollback > 1", Requested(pinned="1")),
+    (
+        "1",
+        "put 2 | reload > 2 | put 3 | reload > 3 | rollback > 2 | rollback 3 > 3 | load > 3 | rollback > 2",
+        Requested(pinned="2"),
+    ),
+    ("1", "put 2 | reload > 2 | put 3 | reload > 3 | unload 2 > 3 | rollback > 1", Requested(unloaded=("2",), pinned="1")),
+    # A version may just have come; one that is refused is no longer requested, and is tried again on request.
+    ("1 2", "load 1 > 2 | put 0 | load 0 > 2 | load 1 > 2", Requested(loaded=("0", "1"))),
+    ("1 2", 'load 1 > 2 | remove 1 | reload > 2 | unload 1 > 2 | unload 1 > ! version: "1" is not there; there: 2', Requested()),
+    ("1", f"fail prove 2 | put 2 | load 2 > {REFUSED} | rollback 2 > {REFUSED} | mend | load 2 > 2", Requested(loaded=("2",))),
+    ("1", f"fail prove 2 | put 2 | reload > {REFUSED} | reload > {REFUSED} | mend | reload > 2", Requested()),
+    # A change is not done while the version whose files were replaced still answers.
+    (
+        "1",
+        f"fail open 1 | put 1 | reload > {DAMAGED} | load 1 > {DAMAGED} | rollback 1 > {DAMAGED} | mend | reload > 1",
+        Requested(),
+    ),
+]
 
 
-async def test_version_that_cannot_be_loaded_is_no_longer_requested_and_retried_on_request(serve: Any) -> None:
-    async with serve("1", "2") as world:
-        world.stage.fail("prove", "1", WRONG)
-        for change in ("load", "rollback"):
-            assert await world.refuse(change, "1") == "version 1 is refused: another answer"
-            assert world.stage.serving == "2"
-        [refused] = [one for one in world.status.versions if one.state == "refused"]
-        assert (refused.name, refused.cause, refused.reason) == ("1", "proof", "another answer")
-        world.stage.faults.clear()
-        assert states(await world.ask("load", "1")) == {"2": "serving", "1": "serving"}
-
-
-async def test_change_is_not_done_while_the_version_whose_files_were_replaced_still_answers(serve: Any) -> None:
-    async with serve("1") as world:
-        world.stage.fail("open", "1", DAMAGED)
-        world.stage.put("1")
-        for change in (("reload",), ("load", "1"), ("rollback", "1")):
-            assert await world.refuse(*change) == "version 1 is refused: damaged"
-        assert [one.state for one in world.status.versions] == ["refused", "serving"]
-        world.stage.faults.clear()
-        assert (await world.ask("reload")).versions[0].version == "000000000002"
-
-
-@pytest.mark.parametrize(
-    ("changes", "serving", "requested"),
-    [
-        ("unload 3", "2", Requested(unloaded=("3",))),
-        ("unload 3, load ", "3", Requested()),
-        ("unload 3, load 3", "3", Requested(loaded=("3",))),
-        ("unload 3, unload 2", "1", Requested(unloaded=("2", "3"))),
-        ("rollback 1", "1", Requested(pinned="1")),
-        ("rollback 1, unload 1", "3", Requested(unloaded=("1",))),
-        ("rollback 1, rollback 3", "3", Requested(pinned="3")),
-        ("unload 2, rollback 2", "2", Requested(pinned="2")),
-        ("rollback 2, rollback 1, load ", "3", Requested()),
-        ("unload , load ", "3", Requested()),
-        ("unload ", None, Requested(is_unloaded=True)),
-        ("set_label a 1, set_label b 2, set_label a 2", "3", Requested(labels={"a": "2", "b": "2"})),
-        ("set_label a 1, set_label a ", "3", Requested()),
-        ("set_label stable ", "3", Requested(labels={"stable": ""})),
-        ("set_label stable 2, set_label stable ", "3", Requested(labels={"stable": ""})),
-        ("set_label a 000000000001", "3", Requested(labels={"a": "1"})),
-    ],
-)
-async def test_requested_and_serving_after(serve: Any, changes: str, serving: str | None, requested: Requested) -> None:
-    async with serve("1", "2", "3", labels={"stable": "1"}) as world:
-        for change in changes.split(", "):
-            status = await world.ask(*change.split(" "))
-        assert (world.stage.serving, status.requested) == (serving, requested)
+@pytest.mark.parametrize(("versions", "changes", "requested"), CHANGES, ids=[" ".join(row[:2]) for row in CHANGES])
+async def test_serving_and_requested_after(serve: Any, versions: str, changes: str, requested: Requested) -> None:
+    labels = {"labels": {"stable": "1"}} if "3" in versions else {}
+    async with serve(*versions.split(), **labels) as world:
+        for change, _, outcome in (part.partition(" > ") for part in changes.split(" | ")):
+            name, *arguments = change.split()
+            match name:
+                case "put":
+                    world.stage.put(*arguments)
+                case "remove":
+                    world.stage.remove(*arguments)
+                case "fail":
+                    world.stage.fail(*arguments)
+                case "mend":
+                    world.stage.faults.clear()
+                case _:
+                    given = arguments if name == "reload" else [*arguments, *[""] * (1 + (name == "set_label") - len(arguments))]
+                    if outcome.startswith("! "):
+                        assert await world.refuse(name, *given) == outcome[2:]
+                    else:
+                        await world.ask(name, *given)
+                        assert str(world.stage.serving) == outcome
+        status = world.status
+        assert status.requested == requested
         for label, version in requested.labels.items():
             assert [one.name for one in status.versions if label in one.labels] == ([version] if version else [])
-
-
-async def test_last_version_is_unloaded_with_its_model_only(serve: Any) -> None:
-    async with serve("1", "2") as world:
-        world.stage.fail("start", "1", Refused(Cause.MEMORY, "no room"))
-        assert (await world.refuse("unload", "2")).startswith("version 1 is refused: no room")
-        assert await world.refuse("unload", "2") == "version: 2 is the last that can be served; unload the model to have none"
-        assert world.stage.serving == "2"
-        status = await world.ask("unload", "")
-        assert world.stage.routes[-1] is None and not status.is_ready
-        await world.stage.until(lambda: not world.stage.running())
-        for change in (("unload", "2"), ("rollback", "2"), ("set_label", "stable", "2")):
-            assert await world.refuse(*change) == "model: en-de is unloaded; load it first"
-
-
-async def test_rollback_without_a_version_goes_back_and_never_forward(serve: Any) -> None:
-    async with serve("1") as world:
-        assert (await world.refuse("rollback", "")).endswith("none that answered before is there; name one of 1")
-        await world.stage.deploy("2")
-        await world.stage.deploy("3")
-        assert (await world.ask("rollback", "")).requested.pinned == "2"
-        world.stage.put("4")
-        await world.ask("reload")
-        assert world.stage.serving == "2", "newer ones do not count"
-        await world.ask("rollback", "")
-        assert world.stage.serving == "1"
-        await world.ask("rollback", "3")
-        await world.ask("load", "")
-        assert world.stage.serving == "4"
-        await world.ask("unload", "3")
-        assert (await world.ask("rollback", "")).requested == Requested(unloaded=("3",), pinned="1")
+        assert all(states(status)[name] == "serving" for name in requested.loaded)
 
 
 @pytest.mark.parametrize(
-    ("label", "version", "error", "message"),
+    ("change", "error", "message"),
     [
-        ("1", "2", InvalidRequest, "label: 1 is what a version is called"),
-        ("000000000002", "2", InvalidRequest, "label: 000000000002 is what a version is called"),
-        ("a b", "2", InvalidRequest, 'label: "a b" is no name'),
-        ("", "2", InvalidRequest, "label: "),
-        ("x" * 65, "2", InvalidRequest, "label: "),
-        ("canary", "9", NotInRepository, 'version: "9" is not there; there: 3, 2, 1'),
-        ("canary", "1", NotPossible, "version 1 is refused: damaged"),
-        ("canary", "3", NotPossible, "version: 3 was unloaded; load it first"),
-        ("canary", "", NotInRepository, "label: canary is not there; there: none"),
+        (("set_label", "1", "2"), InvalidRequest, "label: 1 is what a version is called"),
+        (("set_label", "000000000002", "2"), InvalidRequest, "label: 000000000002 is what a version is called"),
+        (("set_label", "a b", "2"), InvalidRequest, 'label: "a b" is no name'),
+        (("set_label", "", "2"), InvalidRequest, "label: "),
+        (("set_label", "x" * 65, "2"), InvalidRequest, "label: "),
+        (("set_label", "canary", "9"), NotInRepository, 'version: "9" is not there; there: 3, 2, 1'),
+        (("set_label", "canary", "1"), NotPossible, "version 1 is refused: damaged"),
+        (("set_label", "canary", "3"), NotPossible, "version: 3 was unloaded; load it first"),
+        (("set_label", "canary", ""), NotInRepository, "label: canary is not there; there: stable"),
+        *((("version", name), NotInRepository, f"version: {told}") for name, told in {
+            "9\x1b[2J\n": '"9\\u001b[2J\\n" is not there; there: 3, 2, 1',
+            "stable": '"stable" is not there; there: 3, 2, 1',
+            "é" * 128: '"',
+        }.items()),
+        (("version", "x" * 129), InvalidRequest, "version: 129 characters; at most 128 are allowed"),
+        (("version", "0" * 12), InvalidRequest, "version: 000000000000 may be 1 or 2; ask for one by its name"),
+        (("model", "de-en"), NotInRepository, 'model: "de-en" is not there; there: en-de'),
+        (("model", ""), NotInRepository, 'model: "" is not there; there: en-de'),
+        (("model", "x" * 129), InvalidRequest, "model: 129 characters; at most 128 are allowed"),
     ],
-)
-async def test_impossible_label_changes_nothing(serve: Any, label: str, version: str, error: type[Exception], message: str) -> None:
-    async with serve("1", "2", "3") as world:
-        world.stage.fail("open", "1", DAMAGED)
+)  # fmt: skip
+async def test_impossible_change_changes_nothing(serve: Any, change: tuple[str, ...], error: type[Exception], message: str) -> None:
+    async with serve("1", "2", "3", labels={"stable": "2"}) as world:
+        world.stage.fail("open", "1")
         await world.ask("unload", "3")
-        with pytest.raises(error) as caught:
-            await world.ask("set_label", label, version)
-        assert str(caught.value).startswith(message) and world.status.requested == Requested(unloaded=("3",))
-
-
-@pytest.mark.parametrize(
-    ("model", "version", "error", "message"),
-    [
-        ("de-en", "", NotInRepository, 'model: "de-en" is not there; there: en-de'),
-        ("", "", NotInRepository, 'model: "" is not there; there: en-de'),
-        ("x" * 129, "", InvalidRequest, "model: 129 characters; at most 128 are allowed"),
-        (MODEL, "x" * 129, InvalidRequest, "version: 129 characters; at most 128 are allowed"),
-        (MODEL, "9\x1b[2J\n", NotInRepository, 'version: "9\\u001b[2J\\n" is not there; there: 2, 1'),
-        (MODEL, "canary", NotInRepository, 'version: "canary" is not there; there: 2, 1'),
-        (MODEL, "é" * 128, NotInRepository, 'version: "'),
-    ],
-)
-async def test_unknown_name_is_refused(serve: Any, model: str, version: str, error: type[Exception], message: str) -> None:
-    async with serve("1", "2", labels={"canary": "2"}) as world:
-        for change in (world.administrator.load, world.administrator.unload, world.administrator.rollback):
+        kind, *arguments = change
+        if arguments[0] == "0" * 12:
+            await world.refuse("load", "1")
+            world.stage.version("1").content = world.stage.version("2").content = arguments[0]
+        changes = [change] if kind == "set_label" else [(name, *arguments) for name in ("load", "unload", "rollback")]
+        for name, *given in changes:
             with pytest.raises(error) as caught:
-                await change(ANNA, model, version)
+                await (getattr(world.administrator, name)(ANNA, *given, "") if kind == "model" else world.ask(name, *given))
             assert str(caught.value).startswith(message) and len(str(caught.value)) < 300
-        assert world.status.requested == Requested()
-
-
-async def test_content_that_two_versions_have_is_ambiguous(serve: Any) -> None:
-    async with serve("1", "2", versions=Versions(latest=2)) as world:
-        content = world.stage.version("2").content = world.stage.version("1").content
-        with pytest.raises(InvalidRequest, match=f"version: {content} may be 1 or 2; ask for one by its name"):
-            await world.ask("unload", content)
+        assert world.status.requested == Requested(unloaded=("3",))
 
 
 async def test_flat_folder_has_one_version_without_a_name(serve: Any) -> None:
@@ -278,21 +244,19 @@ async def test_flat_folder_has_one_version_without_a_name(serve: Any) -> None:
         assert status.is_ready and status.requested == Requested()
 
 
-async def test_reload_retries_and_reports_what_still_cannot_be_served(serve: Any) -> None:
-    async with serve("1") as world:
-        world.stage.fail("prove", "2", WRONG)
-        world.stage.put("2")
-        for _ in range(2):
-            assert await world.refuse("reload") == "version 2 is refused: another answer"
-        assert world.stage.steps("2").count("prove") == 2 and world.stage.serving == "1"
-        world.stage.faults.clear()
-        assert default(await world.ask("reload")) == "2"
+async def test_problem_of_the_folder_is_reported_and_changes_nothing(serve: Any) -> None:
+    async with serve("1", "2") as world:
         world.scan = lambda: [replace(world.stage.found, file_problem="model.toml: weights: no")]
         assert await world.refuse("reload") == "model.toml: weights: no"
         world.scan = lambda: [world.stage.found]
         world.stage.put("3")
         [status] = await world.administrator.refresh(ANNA)
         assert default(status) == "3"
+        world.stage.remove("1")
+        await world.ask("load", "2")
+        world.stage.remove("2")
+        [status] = await world.administrator.refresh(ANNA)
+        assert status.problems == ("load: there is no version '2'",)
 
         def fail() -> list[FoundModel]:
             raise BundleError("models: no such folder")
