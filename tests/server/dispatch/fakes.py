@@ -32,7 +32,6 @@ class FakeDesk(Desk):
         super().__init__(Limits(slots, requests, tokens, budget), self.clock)
 
     def wait(self, seconds: float) -> None:
-        """Let time pass, and do what an alarm does."""
         self.clock.now += seconds
         self._on_alarm()
 

@@ -26,18 +26,7 @@ class Watched:
     """A replicated engine and what it told."""
 
     def __init__(self, *bundles: Path, policy: RestartPolicy = QUICK) -> None:
-        settings = EngineSettings(
-            endpoint="",
-            bundle="",
-            num_threads=1,
-            max_slots=2,
-            max_waiting_requests=100,
-            max_waiting_tokens=1000,
-            prefill_tokens_per_step=100,
-            is_warmed_up=False,
-            log_level="critical",
-            log_format="json",
-        )
+        settings = EngineSettings("", "", 1, 2, 100, 1000, 100, False, "critical", "json")
         self.statistics: list[Statistics] = []
         self.engine_statistics: dict[int, Statistics] = {}
         self.readiness: list[bool] = []
