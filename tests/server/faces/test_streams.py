@@ -1,6 +1,7 @@
 """In-flight windows of streams, the pace of connections, and what is kept of large and of bulk messages over gRPC."""
 
 import asyncio
+import resource
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextvars import copy_context
@@ -11,6 +12,7 @@ import pytest
 from google.protobuf.message import DecodeError
 
 from dragoman.server.errors import ConnectionLimit, InvalidRequest, QueueFull
+from dragoman.server.faces.grpc.connections import make_room
 from dragoman.server.faces.grpc.hand import MAX_UNTAKEN_BYTES, NUM_REMEMBERED_IDS, Allowance, Hand, RecentIds
 from dragoman.server.faces.grpc.interceptors import cancellation_code
 from dragoman.server.faces.grpc.pace import BURST_SECONDS, MAX_PEERS, MAX_WAIT_SECONDS, Pace
@@ -184,6 +186,21 @@ def test_messages_that_would_wait_too_long_are_not_counted_and_have_a_retry_hint
     assert pace.take("a") == MAX_WAIT_SECONDS
 
 
+async def test_calls_wait_for_their_turn_and_are_refused_after_the_longest_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = list[float]()
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    pace = Pace(1, Clock())
+    for _ in range(round(BURST_SECONDS + MAX_WAIT_SECONDS)):
+        await pace.wait("a")
+    with pytest.raises(ConnectionLimit):
+        await pace.wait("a")
+    assert waits == [1.0, 2.0, 3.0, 4.0, 5.0, MAX_WAIT_SECONDS]
+
+
 @pytest.mark.parametrize(
     ("messages", "num_read", "cost"),
     [([30, None], 2, 31), ([30, 30], 1, 30), ([0] * 30, 30, 30)],
@@ -222,6 +239,27 @@ def test_a_caller_gives_up_a_little_before_its_deadline_passes_here(timeout: Any
     context: Any = SimpleNamespace(time_remaining=lambda: remaining)
     elapsed = 0.0 if timeout is None else timeout - remaining
     assert cancellation_code(context, time.monotonic() - elapsed) == code
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "allowed", "is_warned"),
+    [
+        (1024, 4096, 1256, False),
+        (1024, resource.RLIM_INFINITY, 1256, False),
+        (1024, 1100, 1100, True),
+        (1256, 4096, None, False),
+        (1255, 1256, 1256, False),
+        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, None, False),
+    ],
+)
+def test_as_many_files_may_be_open_as_connections(
+    monkeypatch: pytest.MonkeyPatch, logged: Any, soft: int, hard: int, allowed: int | None, is_warned: bool
+) -> None:
+    changed: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, values: changed.append(values))
+    make_room(1000)
+    assert changed == ([] if allowed is None else [(allowed, hard)]) and bool(logged()) == is_warned
 
 
 # Large messages

@@ -1,0 +1,312 @@
+"""One call over every protocol: request ids, access log, counts by outcome, tokens of callers, deadlines, malformed messages."""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import requests
+from google.rpc.error_details_pb2 import RequestInfo
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
+from grpc_status import rpc_status
+
+from dragoman.v1.generation_pb2 import GenerateRequest, ListModelsRequest, ScoreRequest
+from dragoman.v1.generation_pb2_grpc import GenerationStub
+from tests.system.harness.openinference import infer_body
+from tests.system.harness.protocol import Method, ProtocolClient, Query, Refused
+from tests.system.harness.protocols import PROTOCOLS
+from tests.system.harness.server import Event, Server, wait_until
+
+pytestmark = pytest.mark.e2e
+each_protocol = pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
+
+TOKEN, SECRET = "web-token", "nobody else may read this"
+BEARER = (("authorization", f"Bearer {TOKEN}"),)
+HEADERS = {"Authorization": f"Bearer {TOKEN}"}
+REQUEST = GenerateRequest(model="alpha", text="a")
+CALLERS = f"""
+[callers.web]
+token = "{TOKEN}"
+[callers.gone]
+token = "gone"
+expires = 2001-01-01T00:00:00Z
+[callers.late]
+token = "late"
+default_deadline_seconds = 0.1
+"""
+RATE = 100
+"""Messages of a connection in a second, and in a burst."""
+# A text that is no UTF-8, and a message that is cut off.
+NOT_UTF8, CUT_OFF = b"\x12\x02\xc3\x28", b"\x0a\x05a"
+
+
+@pytest.fixture(scope="module")
+def server(serve: Callable[..., Any], translators: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    callers = tmp_path_factory.mktemp("callers") / "callers.toml"
+    callers.write_text(CALLERS)
+    flags = ("--max-slots", "4", "--max-waiting-requests", "12", "--max-messages-per-second", str(RATE))
+    with serve(translators, "--auth-tokens-file", str(callers), *flags) as started:
+        yield started
+        assert started.terminate() == 0
+        assert not started.problems()
+        assert TOKEN not in str(started.events) and SECRET not in str(started.events), "the log has no token and no text"
+
+
+@pytest.fixture
+def channel(server: Server) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(server.address, options=[("grpc.enable_http_proxy", 0)]) as opened:
+        yield opened
+
+
+@pytest.fixture
+def stub(channel: grpc.Channel) -> Any:
+    return GenerationStub(channel)
+
+
+def failure(call: Callable[[], Any]) -> Any:
+    """Return the error of a call, which may be a stream."""
+    with pytest.raises(grpc.RpcError) as caught:
+        found = call()
+        if hasattr(found, "__next__"):
+            list(found)
+    return caught.value
+
+
+def code_of(call: Callable[[], Any]) -> str:
+    return str(failure(call).code().name)
+
+
+def lines(server: Server, request_id: str) -> list[dict[str, Any]]:
+    return [line for line in server.logged(Event.CALL) if line.get("request_id") == request_id]
+
+
+def query(method: Method, text: str = SECRET, **more: Any) -> Query:
+    return Query([text] * method.num_texts, **{"model": "alpha"} | more)
+
+
+def over_all_methods(server: Server, protocol: type[ProtocolClient], check: Callable[[str, Method], Any]) -> None:
+    async def run() -> None:
+        async with protocol.connect(server, TOKEN) as client:
+            for name, method in client.methods.items():
+                await check(name, method)
+
+    asyncio.run(run())
+
+
+@each_protocol
+def test_a_call_has_its_id_and_caller_in_the_log_and_is_counted(server: Server, protocol: type[ProtocolClient]) -> None:
+    def counts() -> tuple[float, float]:
+        return server.metric("dragoman_request_success_total", model="alpha"), server.metric("dragoman_generation_tokens_total")
+
+    async def check(name: str, method: Method) -> None:
+        request_id, before = f"{protocol.name} {name}", counts()
+        [answer, *_] = await method.call(query(method, headers={"x-request-id": request_id}))
+        await asyncio.to_thread(wait_until, lambda: bool(lines(server, request_id)), f"the log has {request_id}")
+        [line] = lines(server, request_id)
+        assert (line["code"], line["caller"], line["level"]) == ("OK", "web", "info") and line["seconds"] >= 0
+        assert line["generated_tokens"] == 6 * method.num_texts and line["source_tokens"] > 0
+        assert answer.counts is None or line["source_tokens"] == answer.counts[0] * method.num_texts
+        assert [now - then for now, then in zip(counts(), before, strict=True)] == [method.num_texts, 6 * method.num_texts]
+
+    over_all_methods(server, protocol, check)
+
+
+@each_protocol
+def test_a_refused_call_is_counted_by_its_cause_and_unfit_ids_are_refused(server: Server, protocol: type[ProtocolClient]) -> None:
+    async def check(name: str, method: Method) -> None:
+        for model, text, cause in (("alpha", "x " * 100, "invalid"), ("nobody", "a", "unknown_model")):
+            before = server.metric("dragoman_requests_rejected_total", reason=cause)
+            with pytest.raises(Refused):
+                await method.call(query(method, text, model=model))
+
+            def is_counted(before: float = before, cause: str = cause) -> bool:
+                return server.metric("dragoman_requests_rejected_total", reason=cause) > before
+
+            if protocol.name != "LibreTranslate" or cause == "invalid":
+                await asyncio.to_thread(wait_until, is_counted, f"{cause} is counted")
+        with pytest.raises(Refused, match="x-request-id: 129 characters; at most 128 are allowed"):
+            await method.call(query(method, headers={"x-request-id": "x" * 129}))
+        if protocol.name in ("gRPC", "OIP gRPC") and method.num_texts == 1:
+            for request_id in ("a\tb", "x" * 129):
+                with pytest.raises(Refused) as caught:
+                    await method.call(query(method, request_id=request_id))
+                assert caught.value.message.startswith(("request_id: ", "id: "))
+
+    over_all_methods(server, protocol, check)
+
+
+def test_ids_of_the_message_come_before_those_beside_it_and_are_returned(server: Server, stub: Any) -> None:
+    theirs = (*BEARER, ("x-request-id", "theirs"))
+    ids = [stub.Generate(GenerateRequest(model="alpha", text="a", request_id="mine"), metadata=theirs).request_id]
+    ids += [stub.Generate(REQUEST, metadata=metadata).request_id for metadata in (theirs, BEARER, BEARER)]
+    assert ids[:2] == ["mine", "theirs"] and len(set(ids)) == 4 and all(ids)
+    assert stub.Score(ScoreRequest(model="alpha", text="a", request_id="s"), metadata=BEARER).request_id == "s"
+    for path, body, request_id in (
+        ("/v1/generate", {"model": "alpha", "text": "a", "requestId": "b-1"}, "b-1"),
+        ("/v1/generate", {"model": "alpha", "text": "a"}, "h-1"),
+        ("/v2/models/alpha/infer", infer_body("a", id="o-1"), "o-1"),
+        ("/v2/models/alpha/generate", {"text_input": "a", "id": "o-2"}, "o-2"),
+    ):
+        response = requests.post(f"{server.http_address}{path}", json=body, headers=HEADERS | {"X-Request-Id": "h-1"}, timeout=60)
+        answer = response.json()
+        assert response.headers["X-Request-Id"] == request_id == answer.get("requestId", answer.get("id"))
+    names = [f"at-once-{number}" for number in range(4)]
+    calls = [stub.Generate.future(GenerateRequest(model="alpha", text="a", request_id=name), metadata=BEARER) for name in names]
+    assert [call.result().request_id for call in calls] == names
+
+
+def test_an_error_has_the_id_that_the_log_has(server: Server, stub: Any) -> None:
+    for send in (stub.Generate, stub.GenerateStream):
+        error, info = failure(lambda send=send: send(GenerateRequest(), metadata=BEARER)), RequestInfo()
+        [detail] = rpc_status.from_call(error).details
+        assert detail.Unpack(info)
+        wait_until(lambda request_id=info.request_id: bool(lines(server, request_id)), "the log has the id")
+        assert lines(server, info.request_id)[0]["code"] == error.code().name
+
+
+def test_every_rpc_but_health_needs_a_token(server: Server, channel: grpc.Channel) -> None:
+    services = {
+        "dragoman.v1.Generation": (
+            "Generate",
+            "GenerateStream",
+            "GenerateBatch",
+            "GenerateBulk",
+            "Score",
+            "ListModels",
+            "GetModel",
+        ),
+        "inference.GRPCInferenceService": ("ModelInfer", "ModelStreamInfer", "ModelMetadata", "ServerMetadata", "RepositoryIndex"),
+        "grpc.reflection.v1alpha.ServerReflection": ("ServerReflectionInfo",),
+        "no.such.Service": ("Method",),
+    }
+    before = server.metric("dragoman_requests_rejected_total", reason="unauthenticated")
+    for service, methods in services.items():
+        for method in methods:
+            send = channel.stream_stream(f"/{service}/{method}")
+            for metadata in ((), (("authorization", "Bearer wrong"),), (("authorization", f"Basic {TOKEN}"),)):
+                code = code_of(lambda send=send, metadata=metadata: send(iter([b""]), metadata=metadata))
+                assert code == "UNAUTHENTICATED", (service, method)
+    assert HealthStub(channel).Check(HealthCheckRequest()).status == HealthCheckResponse.SERVING
+    assert server.metric("dragoman_requests_rejected_total", reason="unauthenticated") > before
+    error = failure(lambda: GenerationStub(channel).Generate(REQUEST, metadata=(("authorization", "Bearer gone"),)))
+    assert error.details() == "authorization: caller 'gone' expired at 2001-01-01T00:00:00Z"
+
+
+def test_paths_without_a_token_are_those_of_probes_and_documents(server: Server) -> None:
+    def send(method: str, path: str, **headers: str) -> requests.Response:
+        body = None if method == "GET" else {}
+        return requests.request(method, f"{server.http_address}{path}", json=body, headers=headers, timeout=60)
+
+    public = (
+        "/openapi.json",
+        "/docs",
+        "/",
+        "/languages",
+        "/health",
+        "/v2/health/live",
+        "/v2/health/ready",
+        "/v2/models/alpha/ready",
+    )
+    assert {path: send("GET", path).status_code for path in public} == dict.fromkeys(public, 200)
+    assert send("GET", "/v2/models/nobody/ready").status_code == 503
+    closed = [("GET", path) for path in ("/v1/models", "/v2", "/v2/models/alpha", "/console/engine", "/console/models")]
+    closed += [("POST", path) for path in ("/v1/generate", "/v1/score", "/v2/models/alpha/infer", "/v2/repository/index")]
+    for method, path in closed:
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {TOKEN}"}):
+            response = send(method, path, **headers)
+            assert (response.status_code, response.headers["WWW-Authenticate"]) == (401, "Bearer"), path
+
+
+@pytest.mark.parametrize("method", ["Generate", "GenerateStream", "Score"])
+def test_malformed_messages_are_invalid_arguments(server: Server, channel: grpc.Channel, method: str) -> None:
+    """They used to be UNKNOWN, or never to end."""
+    send = channel.stream_stream(f"/dragoman.v1.Generation/{method}")
+    for messages, reason in (
+        ([NOT_UTF8], "cannot be parsed; is every string UTF-8?"),
+        ([CUT_OFF], "cannot be parsed"),
+        ([], "is missing"),
+    ):
+        error = failure(lambda messages=messages: send(iter(messages), metadata=BEARER, timeout=30))
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT and error.details().startswith(f"request: {reason}")
+    error = failure(lambda: GenerationStub(channel).Generate(GenerateRequest(model="x" * 100_000, text="a"), metadata=BEARER))
+    assert error.details() == "model: 100000 characters; at most 128 are allowed"
+
+
+def test_a_call_whose_message_never_comes_is_refused_or_counted(server: Server, channel: grpc.Channel) -> None:
+    """Without a token at once; gRPC calls no handler of one message for a caller that has given up."""
+
+    def never() -> Iterator[bytes]:
+        with suppress(AssertionError):
+            wait_until(lambda: False, "never", 10)
+        yield from ()
+
+    def count() -> float:
+        return server.metric("dragoman_requests_failed_total", model="", code="DEADLINE_EXCEEDED")
+
+    for method in ("Generate", "GenerateStream", "Score"):
+        send, before = channel.stream_stream(f"/dragoman.v1.Generation/{method}"), count()
+        assert code_of(lambda send=send: send(never(), timeout=20)) == "UNAUTHENTICATED"
+        assert code_of(lambda send=send: send(never(), metadata=BEARER, timeout=0.3)) == "DEADLINE_EXCEEDED"
+        late = failure(lambda send=send: send(never(), metadata=(("authorization", "Bearer late"),)))
+        assert late.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert late.details() == "the server's deadline (default_deadline_seconds of 0.1 seconds) passed before the request came"
+        wait_until(lambda before=before: count() == before + 2, "the calls are counted")
+
+
+def test_messages_of_a_connection_are_taken_up_at_their_rate(server: Server) -> None:
+    """Refusals come no faster than answers."""
+    count = 3 * RATE // 2
+    messages = [GenerateRequest(model="alpha", text="a", max_new_tokens=1, request_id=str(i)) for i in range(count)]
+    kinds: list[Callable[[grpc.Channel], Any]] = [
+        lambda channel: [HealthStub(channel).Check.future(HealthCheckRequest()) for _ in messages],
+        lambda channel: [GenerationStub(channel).ListModels.future(ListModelsRequest(), metadata=BEARER) for _ in messages],
+        lambda channel: [GenerationStub(channel).Generate.future(REQUEST) for _ in messages],
+        lambda channel: [GenerationStub(channel).GenerateBatch(iter(messages), metadata=BEARER)],
+    ]
+    for kind in kinds:
+        with grpc.insecure_channel(server.address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+            began = time.monotonic()
+            calls = kind(channel)
+            assert len(calls) == count or len(list(calls[0])) == count
+            assert {call.code().name for call in calls} <= {"OK", "UNAUTHENTICATED"}
+            assert 0.8 * (count - RATE) / RATE < time.monotonic() - began < 10
+
+
+def test_a_full_queue_may_be_tried_again_by_grpc_itself(server: Server) -> None:
+    """Retries that a service configuration asks gRPC for end with the first message or header that comes."""
+    policy: dict[str, Any] = {"maxAttempts": 3, "initialBackoff": "0.01s", "maxBackoff": "0.01s", "backoffMultiplier": 1}
+    policy["retryableStatusCodes"] = ["RESOURCE_EXHAUSTED"]
+    configuration = json.dumps({"methodConfig": [{"name": [{}], "retryPolicy": policy}]})
+    request = GenerateRequest(model="alpha", text="a", request_id="again")
+    with (
+        grpc.insecure_channel(server.address) as patient,
+        grpc.insecure_channel(server.address, options=[("grpc.service_config", configuration)]) as channel,
+    ):
+        long = GenerateRequest(model="alpha", text="a", max_new_tokens=900, num_beams=4)
+        calls = [GenerationStub(patient).Generate.future(long, metadata=BEARER) for _ in range(24)]
+        wait_until(lambda: any(call.done() for call in calls), "the queue is full")
+        before = server.metric("dragoman_requests_rejected_total", reason="queue_full")
+        assert code_of(lambda: GenerationStub(channel).Generate(request, metadata=BEARER)) == "RESOURCE_EXHAUSTED"
+        assert len(lines(server, "again")) == 3
+        assert server.metric("dragoman_requests_rejected_total", reason="queue_full") >= before + 3
+        for call in calls:
+            call.cancel()
+    server.wait_until_idle()
+
+
+def test_a_storm_of_refusals_writes_some_lines_and_the_number_of_the_others(server: Server, stub: Any) -> None:
+    before, count = server.metric("dragoman_requests_failed_total", code="NOT_FOUND"), 300
+    for _ in range(count):
+        assert code_of(lambda: stub.Generate(GenerateRequest(model="storm", text="a"), metadata=BEARER)) == "NOT_FOUND"
+    assert server.metric("dragoman_requests_failed_total", code="NOT_FOUND") == before + count
+    stub.Generate(GenerateRequest(model="alpha", text="a", request_id="after the storm"), metadata=BEARER)
+    wait_until(lambda: bool(lines(server, "after the storm")), "successes are always written")
+    written = [line for line in server.logged(Event.CALL) if line["code"] == "NOT_FOUND"]
+    assert 0 < len(written) < count
+    wait_until(lambda: bool(server.logged(Event.CALLS_NOT_LOGGED)), "the number of the others is written")
