@@ -46,8 +46,8 @@ def server(folder: ModelFolder) -> Iterator[Server]:
     with serving(folder.path, *FLAGS, *flags, **start_options()) as server:
         yield server
         server.wait_until_idle()
-        print(*[event for event in server.events if "Traceback" in str(event)], sep="\n")
-        assert [event for event in server.events if "Traceback" in str(event)] == []
+        tracebacks = {event["event"] for event in server.events if "Traceback" in str(event)}
+        assert tracebacks <= {Event.ENGINE_CANNOT_START}
         assert server.terminate() == 0
 
 

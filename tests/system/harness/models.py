@@ -25,6 +25,7 @@ FLAGS = ("--models-poll-seconds", "0.1", "--num-threads", "1", "--restart-backof
 TRAINING_TEXTS = ["a dog runs over the grass", "the grass is green", "two dogs, and a cat", "Zwei Hunde laufen über das Gras."]
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "transformer": {"num_encoder_layers": 2, "encoder_ffn_dim": 48, "decoder_ffn_dim": 40, "num_heads": 4},
+    "tied": {"num_encoder_layers": 1, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "num_heads": 2, "has_output_bias": True},
     "attentive": {"architecture": "rnn", "num_encoder_layers": 2},
     "forgetful": {"architecture": "rnn", "num_encoder_layers": 1, "attention": "none"},
     "language": {
@@ -177,5 +178,7 @@ def make_architectures(folder: Path) -> None:
         with torch.no_grad():
             for key, parameter in sorted(model.named_parameters()):
                 parameter.normal_(float(key.endswith("norm.weight")), 0.25, generator=generator)
+                if name == "tied" and parameter.shape[0] == size:  # each token has a twin, exactly as likely
+                    parameter[1::2] = parameter[::2]
         Checkpoint(name, model, tokenizers).save(folder / "checkpoints" / name)
         export_checkpoint(folder / "checkpoints" / name, folder / "bundles" / name)

@@ -33,6 +33,7 @@ class Event:
     CANNOT_SERVE = "cannot serve"
     CALL, ITEM, CALLS_NOT_LOGGED = "call", "item", "lines of failed calls not written"
     ENGINE_READY, ENGINE_RESTARTS = "engine ready", "engine ended, restarting"
+    ENGINE_CANNOT_START = "engine cannot start"
     FRONTEND_READY, FRONTEND_RESTARTS = "front end listens", "front end ended, restarting"
     RELOADED, NOT_RELOADED = "reloaded", "cannot be used, what was read before stays in use"
     VERSION_LOADING, VERSION_PROVED = "loading a version", "a version is loaded and proved"
