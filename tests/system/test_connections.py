@@ -1,4 +1,4 @@
-"""Connections over gRPC, with frames that no gRPC client sends: their number, idle time, calls and watches; health and reflection."""
+"""Connections over gRPC, with frames that no gRPC client sends: number, idle time, calls, watches; health and reflection."""
 
 import socket
 import struct
