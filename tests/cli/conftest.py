@@ -1,6 +1,5 @@
-"""The command line run here or as a process of its own, against a real server whose answers are simple."""
+"""A real server whose answers are simple, files to use and to refuse, and commands run as processes of their own."""
 
-import json
 import os
 import subprocess
 import sys
@@ -8,16 +7,29 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from dragoman.cli import main as dragoman
+from dragoman.model.training.example import EXAMPLE
 from dragoman.v1 import generation_pb2, generation_pb2_grpc
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_SECONDS = 120
+NUM_LAYERS = 3
+SMALL = """
+[model]
+d_model = 16
+num_heads = 2
+num_encoder_layers = 1
+num_decoder_layers = 1
+encoder_ffn_dim = 16
+decoder_ffn_dim = 16
+[training]
+max_steps = 3
+"""
 
 
 class Refused(Exception):
@@ -28,7 +40,7 @@ class Refused(Exception):
 
 
 class Item:
-    """The context of one request of a bulk: it is refused alone, and leaves with the call."""
+    """The context of one request of a bulk, which is refused alone and ends with the call."""
 
     def __init__(self, call: grpc.ServicerContext) -> None:
         self.add_callback = call.add_callback
@@ -38,13 +50,13 @@ class Item:
 
 
 class Service(generation_pb2_grpc.GenerationServicer):
-    """Shouts the source back, for the model `loud`; each answer after the first has a `!` more. Scores by length.
+    """Answers for the model `loud` with the source in capitals; each answer after the first has a `!` more. Scores by length.
 
     Attributes:
         requests: What has come.
-        refusals: Status and message that a text is refused with, or None.
-        num_answers: Answers to a text where its request does not say.
-        stuck: Set when a call for the text `stuck` has come, which stays until its caller goes.
+        refusals: Status and message that a text is refused with.
+        num_answers: Answers to a text whose request does not give their number.
+        stuck: Set when a call for the text `stuck` has come, which is not answered.
     """
 
     def __init__(self) -> None:
@@ -53,7 +65,7 @@ class Service(generation_pb2_grpc.GenerationServicer):
         self.num_answers = 1
         self.stuck = threading.Event()
 
-    def _begin(self, request, context) -> None:
+    def _begin(self, request: Any, context: Any) -> None:
         self.requests.append(request)
         if request.model != "loud":
             context.abort(grpc.StatusCode.NOT_FOUND, f"model: {request.model!r} is not loaded; loaded: loud")
@@ -67,12 +79,14 @@ class Service(generation_pb2_grpc.GenerationServicer):
 
     def Generate(self, request, context):
         self._begin(request, context)
-        text, reason = request.text.upper(), generation_pb2.FINISH_REASON_EOS
+        text, is_cut = request.text.upper(), request.HasField("max_new_tokens")
+        reason = generation_pb2.FINISH_REASON_LENGTH if is_cut else generation_pb2.FINISH_REASON_EOS
         answers = [
             generation_pb2.Answer(text=text + "!" * i, score=-1.5 - i, finish_reason=reason)
             for i in range(request.num_return_sequences or self.num_answers)
         ]
-        return generation_pb2.GenerateResponse(text=text, finish_reason=reason, answers=answers)
+        said = {"text": text, "finish_reason": reason, "tokens": [7, 8]}
+        return generation_pb2.GenerateResponse(**said, answers=answers, model="loud", model_version="9")
 
     def GenerateBulk(self, messages, context):
         for message in messages:
@@ -85,8 +99,25 @@ class Service(generation_pb2_grpc.GenerationServicer):
                 yield generation_pb2.GenerateBulkResponse(answers=[answer])
 
     def Score(self, request, context):
+        """The attention of each layer is at the source's token with the layer's number; the mean is even."""
         self._begin(request, context)
-        return generation_pb2.ScoreResponse(score=-1.5, log_prob=-1.5 * (len(request.target) + 1))
+        response = generation_pb2.ScoreResponse(score=-1.5, log_prob=-1.5 * (len(request.target) + 1))
+        if not request.return_alignment:
+            return response
+        layer = request.alignment_layer if request.HasField("alignment_layer") else None
+        if layer is not None and layer >= NUM_LAYERS:
+            reason = f"alignment_layer: {layer} is not in 0 to {NUM_LAYERS - 1}, the decoder layers of model loud"
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, reason)
+        source, target = (
+            [*(word.encode() for word in text.replace(" ", "\0 ").split("\0")), b""] for text in (request.text, request.target)
+        )
+        row = [1 / len(source)] * len(source) if layer is None else [float(n == layer) for n in range(len(source))]
+        response.alignment.num_target_tokens, response.alignment.num_source_tokens = len(target), len(source)
+        response.alignment.source_pieces.extend(source)
+        response.alignment.weights.extend(row * len(target))
+        response.tokens.extend(generation_pb2.TokenLogProb(token=n, piece=piece) for n, piece in enumerate(target))
+        response.model, response.model_version = "loud", "9"
+        return response
 
     def ListModels(self, request, context):
         return generation_pb2.ListModelsResponse(models=[generation_pb2.Model(name="loud", version="1", is_ready=True)])
@@ -98,7 +129,7 @@ def service() -> Service:
 
 
 class Server:
-    """Serves a service and the health of the model `loud` on a free port, over TLS if told so."""
+    """Serves a service and the health of the model `loud` on a free port, over TLS with credentials."""
 
     def __init__(self, service: Service, credentials: grpc.ServerCredentials | None = None, status: str = "SERVING") -> None:
         self._threads = ThreadPoolExecutor(8)
@@ -121,7 +152,7 @@ class Server:
 
 @pytest.fixture
 def serve(service: Service) -> Iterator[Callable[..., Server]]:
-    """Start a server; arguments as `Server`, less the first."""
+    """Start a server; arguments as `Server`, without the service."""
     started = []
 
     def serve(*arguments: object) -> Server:
@@ -139,39 +170,21 @@ def server(serve: Callable[..., Server]) -> str:
     return serve().target
 
 
-@pytest.fixture(autouse=True)
-def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the user's shell says shall not change what the tests see."""
-    for name in [name for name in os.environ if name.startswith("DRAGOMAN_")]:
-        monkeypatch.delenv(name)
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Run a command here and return exit code, standard output and standard error."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["dragoman", *map(str, arguments)])
-        monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # Typer puts its own there
-        monkeypatch.setenv("GRPC_VERBOSITY", "NONE")
-        with pytest.raises(SystemExit) as ended:
-            dragoman.main()
-        out, err = capsys.readouterr()
-        return ended.value.code or 0, out, err
-
-    return run
+def environment(**more: str) -> dict[str, str]:
+    settings = {name: value for name, value in os.environ.items() if not name.startswith("DRAGOMAN_")}
+    return settings | {"OMP_NUM_THREADS": "1"} | more
 
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., subprocess.Popen]]:
-    """Start a command as a process of its own."""
+    """Start a command as a process of its own, which is killed if it still runs at the end."""
     started = []
 
     def start(*arguments: object, stdout: object = subprocess.PIPE) -> subprocess.Popen:
         command = [sys.executable, "-m", "dragoman", *map(str, arguments)]
-        process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=stdout, stderr=subprocess.PIPE)
-        started.append(process)
-        return process
+        pipes = {"stdin": subprocess.PIPE, "stdout": stdout, "stderr": subprocess.PIPE}
+        started.append(subprocess.Popen(command, cwd=ROOT, env=environment(), **pipes))
+        return started[-1]
 
     yield start
     for process in started:
@@ -182,102 +195,32 @@ def start() -> Iterator[Callable[..., subprocess.Popen]]:
                 pipe.close()
 
 
+def is_one_line(text: str) -> bool:
+    return text.startswith("dragoman: ") and text.count("\n") == 1 and text.endswith("\n")
+
+
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
-    """A folder of files that are wrong, each in its way, and some that are right."""
-    (tmp_path / "two").write_text("a dog\na cat\n")
-    (tmp_path / "more").write_text("ein Hund\neine Katze\n")
-    (tmp_path / "one").write_text("ein Hund\n")
-    (tmp_path / "empty").write_bytes(b"")
+    """A folder of texts, configurations, checkpoints and a bundle, some of them wrong."""
+    texts = {"two": "a dog\na cat\n", "more": "ein Hund\neine Katze\n", "one": "ein Hund\n", "blank": "ein Hund\n\n", "empty": ""}
+    texts |= {f"train.{side}": "a dog runs\nthe dog sleeps\na cat runs\n" * 9 for side in ("en", "de")}
+    texts |= {f"val.{side}": "a dog\na cat\n" for side in ("en", "de")}
+    texts |= {
+        "config.toml": 'models = "folder"\nmax_slotz = 9\n',
+        "small.toml": EXAMPLE.partition("\n[model]\n")[0] + SMALL,
+        "unknown.toml": f"{EXAMPLE}max_step = 9\n",
+        "lengths.toml": EXAMPLE.replace('"train.de"', '"one"'),
+    }
+    for name, files in {
+        "folder": {},
+        "checkpoint": {"config.json": "{}"},
+        "damaged": {"config.json": "{}", "model.safetensors": "weights"},
+        "model": {"model.safetensors": "weights"},
+        "bundle": {"bundle.json": '{"format_version": 1}'},
+    }.items():
+        (tmp_path / name).mkdir()
+        texts |= {f"{name}/{file}": text for file, text in files.items()}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
     (tmp_path / "latin1").write_bytes(b"a dog\nein M\xe4dchen\n")
-    (tmp_path / "blank").write_text("ein Hund\n\n")
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "unknown.toml").write_text('models = "folder"\nmax_slotz = 9\n')
-    (tmp_path / "checkpoint").mkdir()
-    (tmp_path / "checkpoint/config.json").write_text("{}")
-    (tmp_path / "damaged").mkdir()
-    (tmp_path / "damaged/config.json").write_text("{}")
-    (tmp_path / "damaged/model.safetensors").write_text("weights")
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model/model.safetensors").write_text("weights")
-    (tmp_path / "bundle").mkdir()
-    (tmp_path / "bundle/bundle.json").write_text('{"format_version": 1}')
     return tmp_path
-
-
-# Runs commands one after the other, each in a fork that has loaded nothing but the command line, and tells what became of each.
-ISOLATED = """
-import json, os, sys
-
-from dragoman.cli import main
-
-
-class Blocker:
-    def __init__(self, case):
-        self.blocked, self.allowed = set(case.get("blocked", ())), case.get("allowed")
-
-    def find_spec(self, name, path=None, target=None):
-        top = name.partition(".")[0]
-        if top in self.blocked or (self.allowed is not None and top not in {*self.allowed, *sys.stdlib_module_names}):
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-
-def run(case, folder):
-    os.chdir(case.get("folder", "."))
-    for descriptor, name in ((1, "out"), (2, "err")):
-        os.dup2(os.open(os.path.join(folder, name), os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
-    sys.meta_path.insert(0, Blocker(case))
-    sys.argv = ["dragoman", *case["arguments"]]
-    try:
-        main.main()
-    except SystemExit as ended:
-        code = ended.code or 0
-    modules = sorted({name.partition(".")[0] for name in sys.modules})
-    sys.stdout.flush()
-    sys.stderr.flush()
-    with open(os.path.join(folder, "end"), "w") as file:
-        json.dump({"code": code, "modules": modules}, file)
-
-
-folder, results = sys.argv[1], []
-for case in json.load(sys.stdin):
-    child = os.fork()
-    if not child:
-        try:
-            run(case, folder)
-            os._exit(0)
-        finally:
-            os._exit(1)
-    status = os.waitpid(child, 0)[1]
-    out, err = (open(os.path.join(folder, name), encoding="utf-8").read() for name in ("out", "err"))
-    end = json.load(open(os.path.join(folder, "end"))) if status == 0 else {"code": f"status {status}", "modules": []}
-    results.append({**end, "out": out, "err": err})
-json.dump(results, sys.stdout)
-"""
-
-
-@pytest.fixture(scope="module")
-def isolated(tmp_path_factory: pytest.TempPathFactory) -> Callable[[list[dict]], list[dict]]:
-    """Run commands each in a process of its own.
-
-    A case has `arguments`, and may have modules that cannot be imported (`blocked`), or the only ones beside the standard library
-    that can (`allowed`), and the `folder` to run in. A result has `code`, `out`, `err` and the top-level `modules` that were
-    imported at the end.
-    """
-    folder = tmp_path_factory.mktemp("isolated")
-
-    def isolated(cases: list[dict]) -> list[dict]:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("DRAGOMAN_")}
-        ended = subprocess.run(
-            [sys.executable, "-c", ISOLATED, str(folder)],
-            input=json.dumps(cases),
-            cwd=ROOT,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=5 * PATIENCE_SECONDS,
-        )
-        return json.loads(ended.stdout)
-
-    return isolated

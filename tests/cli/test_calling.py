@@ -1,75 +1,69 @@
-"""What asks a server, as users see it: output, one line of error, exit code."""
+"""Commands that ask a server: what they print, one line of error, and their exit code."""
 
+import re
 import signal
 import socket
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 
-PATIENCE_SECONDS = 120
+from tests.cli.conftest import NUM_LAYERS, PATIENCE_SECONDS, Service, is_one_line
+
+Run = Callable[..., tuple[int, str, str]]
 NOBODY = "127.0.0.1:1"
 ASKING = {
-    "translate": "translate hello",
+    "translate": "translate hello --model loud",
     "models": "models",
-    "score": "score --source {0}/two --target {0}/two",
-    "evaluate": "evaluate --source {0}/two --reference {0}/two",
+    "score": "score --source {0}/two --target {0}/two --model loud",
+    "evaluate": "evaluate --source {0}/two --reference {0}/two --model loud",
+    "perplexity": "perplexity --source {0}/two --target {0}/two --model loud",
+    "health": "health",
 }
-NO_OPTIONS_OF_REQUESTS = ("models", "health")
+OF_REQUESTS = ("translate", "score", "evaluate")
 
 
-def is_one_line(text: str) -> bool:
-    return text.startswith("dragoman: ") and text.count("\n") == 1 and text.endswith("\n")
+def asking(name: str, files: Path) -> list[str]:
+    return ASKING[name].format(files).split()
 
 
-def command_for(name: str, files: Path) -> list[str]:
-    """Return a command that asks for the model `loud`, where it asks for one."""
-    command = "health" if name == "health" else ASKING[name].format(files)
-    return [*command.split(), *([] if name in NO_OPTIONS_OF_REQUESTS else ["--model", "loud"])]
+@pytest.fixture
+def ask(run_command: Run, server: str) -> Run:
+    """Run a command that asks the model `loud`."""
+    return lambda name, *arguments: run_command(name, "--server", server, "--model", "loud", *arguments)
 
 
-@pytest.mark.parametrize("name", ASKING)
-def test_a_server_that_is_not_there_is_told_with_what_to_do(run, files: Path, name: str) -> None:
-    code, out, err = run(*command_for(name, files), "--server", NOBODY)
-    assert (code, out) == (1, "")
+@pytest.mark.parametrize("name", [name for name in ASKING if name != "health"])
+def test_a_server_that_is_not_there_is_told_with_the_option(run_command: Run, files: Path, name: str) -> None:
     advice = "nothing answers there (connection refused); is `dragoman serve` running? --server names another"
-    assert err == f"dragoman: {NOBODY}: {advice}\n"
+    assert run_command(*asking(name, files), "--server", NOBODY) == (1, "", f"dragoman: {NOBODY}: {advice}\n")
 
 
-def test_waiting_for_a_server_ends_and_says_why(run, serve) -> None:
-    code, _, err = run("models", "--server", NOBODY, "--wait", "0.01")
+def test_waiting_for_a_server_lists_its_models_or_gives_the_reason(run_command: Run, serve, server: str) -> None:
+    code, out, err = run_command("models", "--server", server, "--wait", "60")
+    assert (code, err) == (0, "") and "loud" in out
+    code, _, err = run_command("models", "--server", NOBODY, "--wait", "0.01")
     assert code == 1 and is_one_line(err) and "not ready within 0.01 s" in err and f"{NOBODY}: nothing answers there" in err
     target = serve(None, "NOT_SERVING").target
-    code, _, err = run("models", "--server", target, "--wait", "0.01")
+    code, _, err = run_command("models", "--server", target, "--wait", "0.01")
     assert code == 1 and is_one_line(err) and f"{target}: readiness is not serving" in err
 
 
-def test_waiting_without_an_end_that_can_come_is_refused(run) -> None:
-    assert run("models", "--server", NOBODY, "--wait", "nan")[::2] == (2, "dragoman: --wait: nan is not a number of 0 or more\n")
-
-
-def test_waiting_for_a_server_that_is_ready_lists_its_models(run, server: str) -> None:
-    code, out, err = run("models", "--server", server, "--wait", "60")
-    assert (code, err) == (0, "") and "loud" in out
-
-
-def test_an_unknown_model_is_a_failed_call(run, server: str) -> None:
-    code, out, err = run("translate", "--server", server, "--model", "quiet", "hello")
-    assert (code, out) == (1, "")
-    assert is_one_line(err) and "--model: 'quiet'" in err and "loaded: loud" in err and "NOT_FOUND" in err
-
-
-@pytest.mark.parametrize("name", [*ASKING, "health"])
-def test_a_server_that_asks_for_certificates_can_be_used(run, serve, certificates: Path, files: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["translate", "models", "score", "evaluate", "health"])
+def test_a_server_that_asks_for_certificates_can_be_used(
+    run_command: Run, serve, certificates: Path, files: Path, name: str
+) -> None:
     authority = certificates / "ca.pem"
     pair = ((certificates / "server.key").read_bytes(), (certificates / "server.pem").read_bytes())
     target = serve(grpc.ssl_server_credentials([pair], authority.read_bytes(), require_client_auth=True)).target
-    command = [*command_for(name, files), "--server", target, "--ca", authority, "--server-name", "server.example"]
+    command = [*asking(name, files), "--server", target, "--ca", authority, "--server-name", "server.example"]
     ours = ["--certificate", certificates / "client.pem", "--key", certificates / "client.key"]
-    code, out, err = run(*command, *ours)
+    code, out, err = run_command(*command, *ours)
     assert (code, err) == (0, "") and out
-    code, out, err = run(*command)
+    code, out, err = run_command(*command)
     assert code == 1 and is_one_line(err) and target in err and "--certificate and --key" in err
     assert out == ("not serving\n" if name == "health" else "")
 
@@ -77,30 +71,27 @@ def test_a_server_that_asks_for_certificates_can_be_used(run, serve, certificate
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (["--ca", "ca.pem"], "the certificate is for another name; --server-name says"),
+        (["--ca", "ca.pem"], "the certificate is for another name; --server-name"),
         (["--ca", "client.pem", "--server-name", "server.example"], "the certificate is not trusted ("),
         ([], "where it speaks TLS only, --ca turns that on"),
     ],
 )
 @pytest.mark.parametrize("name", ["translate", "health"])
 def test_a_tls_handshake_that_fails_is_explained(
-    run, serve, certificates: Path, files: Path, name: str, options: list[str], reason: str
+    run_command: Run, serve, certificates: Path, files: Path, name: str, options: list[str], reason: str
 ) -> None:
     pair = ((certificates / "server.key").read_bytes(), (certificates / "server.pem").read_bytes())
     target = serve(grpc.ssl_server_credentials([pair])).target
     values = [certificates / option if option.endswith(".pem") else option for option in options]
-    code, out, err = run(*command_for(name, files), "--server", target, *values)
+    code, out, err = run_command(*asking(name, files), "--server", target, *values)
     assert code == 1 and out == ("not serving\n" if name == "health" else "")
     assert is_one_line(err) and err.startswith(f"dragoman: {target}: ") and reason in err
 
 
-def test_tls_to_a_server_without_it_is_explained(run, server: str, certificates: Path) -> None:
-    code, _, err = run("translate", "--server", server, "--ca", certificates / "ca.pem", "--server-name", "server.example", "a")
-    assert code == 1 and is_one_line(err) and "the server speaks plain text; leave --ca out" in err
-
-
-def test_a_port_that_speaks_http_is_explained(run) -> None:
-    """As the one of the metrics does."""
+def test_a_server_of_another_protocol_is_explained(run_command: Run, server: str, certificates: Path) -> None:
+    options = ("--ca", certificates / "ca.pem", "--server-name", "server.example")
+    code, _, err = run_command("translate", "--server", server, *options, "a")
+    assert code == 1 and is_one_line(err) and "leave --ca out" in err
     with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(1) as threads:
 
         def answer() -> None:
@@ -114,181 +105,166 @@ def test_a_port_that_speaks_http_is_explained(run) -> None:
                     connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
         threads.submit(answer)
-        code, _, err = run("models", "--server", f"127.0.0.1:{listening.getsockname()[1]}")
+        code, _, err = run_command("models", "--server", f"127.0.0.1:{listening.getsockname()[1]}")
         listening.shutdown(socket.SHUT_RDWR)
     assert code == 1 and is_one_line(err) and "does not speak gRPC; --server" in err
 
 
-def test_health_says_what_is_not_serving(run, serve, server: str) -> None:
-    assert run("health", "--server", server) == (0, "serving\n", "")
+def test_health_tells_what_is_not_serving_and_why(run_command: Run, serve, server: str) -> None:
+    assert run_command("health", "--server", server) == (0, "serving\n", "")
     target = serve(None, "NOT_SERVING").target
-    assert run("health", "--server", target, "--service", "liveness") == (0, "serving\n", "")
-    for service, name in (("", "readiness"), ("loud", "loud")):
-        code, out, err = run("health", "--server", target, "--service", service)
-        assert (code, out) == (1, "not serving\n")
-        assert err == f"dragoman: {target}: {name} is not serving, the server says\n"
-
-
-def test_health_of_an_unknown_service_is_told_once(run, server: str) -> None:
-    code, out, err = run("health", "--server", server, "--service", "en-xx")
-    assert (code, out) == (1, "not serving\n")
-    assert err == f"dragoman: {server}: no service 'en-xx'; there are liveness, readiness and the models by their names\n"
-
-
-def test_health_of_a_server_that_does_not_answer_ends(run) -> None:
+    assert run_command("health", "--server", target, "--service", "liveness") == (0, "serving\n", "")
+    unknown = "no service 'en-xx'; there are liveness, readiness and the models by their names"
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        target = f"127.0.0.1:{listening.getsockname()[1]}"
-        code, out, err = run("health", "--server", target, "--timeout", "0.2")
-    assert (code, out) == (1, "not serving\n")
-    assert err == f"dragoman: {target}: no answer in time (DEADLINE_EXCEEDED)\n"
+        silent = f"127.0.0.1:{listening.getsockname()[1]}"
+        for address, service, reason in (
+            (target, "", "readiness is not serving, the server says"),
+            (target, "loud", "loud is not serving, the server says"),
+            (server, "en-xx", unknown),
+            (silent, "", "no answer in time (DEADLINE_EXCEEDED)"),
+        ):
+            told = run_command("health", "--server", address, "--service", service, "--timeout", "0.3")
+            assert told == (1, "not serving\n", f"dragoman: {address}: {reason}\n")
 
 
 @pytest.mark.parametrize(
-    ("refusal", "told"),
+    ("status", "refusal", "told"),
     [
-        ("do_sample: does not go with num_beams above 1, which is 4", "--sample: does not go with --num-beams above 1, which is 4"),
-        ("num_return_sequences: 9 is not in 1 to 8, num_beams", "--num-return-sequences: 9 is not in 1 to 8, --num-beams"),
-        ("return_alternatives: no", "--alternatives: no"),
-        ("return_log_probs: no", "--log-probs: no"),
-        ("text: 300 tokens", "text 2: text: 300 tokens"),
+        (
+            "INVALID_ARGUMENT",
+            "do_sample: not with num_beams above 1, which is 4",
+            "--sample: not with --num-beams above 1, which is 4",
+        ),
+        ("INVALID_ARGUMENT", "num_return_sequences: 9 is not in 1 to 8", "--num-return-sequences: 9 is not in 1 to 8"),
+        ("INVALID_ARGUMENT", "target_language: 'xx' is not one of de, en", "--to: 'xx' is not one of de, en"),
+        ("INVALID_ARGUMENT", "text: 300 tokens", "text 2: text: 300 tokens"),
+        ("NOT_FOUND", "model_version: '9' is not served", "--model-version: '9' is not served (NOT_FOUND)"),
     ],
 )
-def test_a_refusal_names_the_flag(run, server: str, service, refusal: str, told: str) -> None:
-    service.refusals["b"] = (grpc.StatusCode.INVALID_ARGUMENT, refusal)
-    assert run("translate", "--server", server, "--model", "loud", "a", "b") == (2, "A\n", f"dragoman: {told}\n")
+def test_a_refusal_names_the_flag(ask: Run, service: Service, status: str, refusal: str, told: str) -> None:
+    service.refusals["b"] = (grpc.StatusCode[status], refusal)
+    code = 2 if status == "INVALID_ARGUMENT" else 1
+    assert ask("translate", "a", "b") == (code, "A\n", f"dragoman: {told}\n")
 
 
-def test_a_value_that_does_not_fit_the_request_names_the_flag(run, server: str) -> None:
-    flags = ("--sample", "--seed", 2**64)
-    code, out, err = run("translate", "--server", server, "--model", "loud", *flags, "a")
+def test_values_that_the_request_or_the_server_cannot_take_name_the_flag(ask: Run, service: Service, files: Path) -> None:
+    code, out, err = ask("translate", "--sample", "--seed", 2**64, "a")
     assert (code, out) == (2, "") and is_one_line(err) and err.startswith("dragoman: --seed: 18446744073709551616 is out of range")
+    code, out, err = ask("translate", "--model", "quiet", "hello")
+    assert (code, out) == (1, "") and is_one_line(err) and "--model: 'quiet'" in err and "NOT_FOUND" in err
+    for refusal, told in (
+        ("num_beams: 9 is not in 1 to 8", "--num-beams: 9 is not in 1 to 8"),
+        ("text: 300 tokens", "{}: text: 300 tokens"),
+    ):
+        service.refusals["a cat"] = (grpc.StatusCode.INVALID_ARGUMENT, refusal)
+        pair = ("--source", files / "two", "--reference", files / "two")
+        assert ask("evaluate", *pair) == (2, "", f"dragoman: {told.format(f'{files}/two, line 2')}\n")
 
 
-def test_a_refused_evaluation_names_the_flag(run, server: str, service, files: Path) -> None:
-    service.refusals["a cat"] = (grpc.StatusCode.INVALID_ARGUMENT, "num_beams: 9 is not in 1 to 8")
-    command = [*command_for("evaluate", files), "--server", server]
-    assert run(*command) == (2, "", "dragoman: --num-beams: 9 is not in 1 to 8\n")
-    service.refusals["a cat"] = (grpc.StatusCode.INVALID_ARGUMENT, "text: 300 tokens")
-    assert run(*command) == (2, "", f"dragoman: {files}/two, line 2: text: 300 tokens\n")
-
-
-def test_scores_have_a_line_each_and_blank_pairs_a_blank_one(run, server: str, files: Path) -> None:
+def test_lines_come_in_order_and_a_blank_line_stays_blank(ask: Run, service: Service, files: Path) -> None:
+    assert ask("translate", "a", "", "c") == (0, "A\n\nC\n", "")
     (files / "a").write_text("dog\n\ncat\n")
     (files / "b").write_text("Hund\n \n\n")
-    command = ["score", "--server", server, "--model", "loud", "--source", files / "a", "--target", files / "b"]
-    assert run(*command) == (0, "-1.500000\t-7.500000\n\n-1.500000\t-1.500000\n", "")
-
-
-def test_answers_come_in_order_and_a_blank_text_stays_blank(run, server: str) -> None:
-    assert run("translate", "--server", server, "--model", "loud", "a", "", "c") == (0, "A\n\nC\n", "")
-
-
-def test_every_flag_of_the_search_reaches_the_server(run, server: str, service) -> None:
-    beams = "--num-beams 4 --num-return-sequences 2 --length-penalty 0.5 --early-stopping --min-new-tokens 3"
-    rules = "--repetition-penalty 1.5 --no-repeat-ngram-size 2 --forced-prefix Ein --scores"
-    command = ["translate", "--server", server, "--model", "loud"]
-    assert run(*command, *beams.split(), *rules.split(), "a") == (0, "-1.500000\tA\n-2.500000\tA!\n", "")
-    drawing = "--sample --temperature 0.5 --top-k 7 --top-p 0.25 --seed 9 --alternatives --log-probs --top-log-probs 2 --json"
-    assert run(*command, *drawing.split(), "a")[0] == 0
-    values = [{field.name: value for field, value in request.ListFields()} for request in service.requests]
-    for sent in values:
-        del sent["model"], sent["text"], sent["request_id"]
-    assert values == [
-        {
-            "num_beams": 4,
-            "num_return_sequences": 2,
-            "length_penalty": 0.5,
-            "early_stopping": True,
-            "min_new_tokens": 3,
-            "repetition_penalty": 1.5,
-            "no_repeat_ngram_size": 2,
-            "forced_prefix": "Ein",
-        },
-        {
-            "do_sample": True,
-            "temperature": 0.5,
-            "top_k": 7,
-            "top_p": 0.25,
-            "seed": 9,
-            "return_alternatives": True,
-            "return_log_probs": True,
-            "top_log_probs": 2,
-        },
-    ]
-
-
-def test_what_is_denied_reaches_the_server_too(run, server: str, service) -> None:
-    command = ["translate", "--server", server, "--model", "loud"]
-    assert run(*command, "--no-early-stopping", "--no-sample", "--top-k", 0, "a")[0] == 0
-    assert run(*command, "a")[0] == 0
-    denied, left = service.requests
-    fields = ("early_stopping", "do_sample", "top_k")
-    assert [denied.HasField(name) for name in fields] == [True] * 3 and not (denied.early_stopping or denied.do_sample)
-    assert [left.HasField(name) for name in fields] == [False] * 3
-
-
-@pytest.mark.parametrize("name", ["translate", "score", "evaluate"])
-def test_languages_reach_the_server(run, server: str, service, files: Path, name: str) -> None:
-    code, _, err = run(*command_for(name, files), "--server", server, "--from", "en", "--to", "deu_Latn")
-    assert (code, err) == (0, "")
-    assert {(request.source_language, request.target_language) for request in service.requests} == {("en", "deu_Latn")}
-
-
-@pytest.mark.parametrize("name", ["translate", "score", "evaluate"])
-def test_a_version_reaches_the_server(run, server: str, service, files: Path, name: str) -> None:
-    code, _, err = run(*command_for(name, files), "--server", server, "--model-version", "canary")
-    assert (code, err) == (0, "")
-    assert {request.model_version for request in service.requests} == {"canary"}
-
-
-def test_a_refused_version_names_the_flag(run, server: str, service) -> None:
-    service.refusals["a"] = (grpc.StatusCode.NOT_FOUND, "model_version: '9' of model loud is not served; served: 1")
-    code, out, err = run("translate", "--server", server, "--model", "loud", "--model-version", "9", "a")
-    assert (code, out) == (1, "")
-    assert err == "dragoman: --model-version: '9' of model loud is not served; served: 1 (NOT_FOUND)\n"
-
-
-def test_a_refused_language_names_the_flag(run, server: str, service) -> None:
-    service.refusals["a"] = (grpc.StatusCode.INVALID_ARGUMENT, "target_language: 'xx' is not one that loud writes: de, en")
-    told = run("translate", "--server", server, "--model", "loud", "--to", "xx", "a")
-    assert told == (2, "", "dragoman: --to: 'xx' is not one that loud writes: de, en\n")
-
-
-@pytest.mark.parametrize("flag", ["--from", "--to"])
-def test_languages_of_an_evaluation_are_a_servers_or_a_bundles(run, files: Path, flag: str) -> None:
-    pair = ("--source", files / "two", "--reference", files / "two")
-    told = run("evaluate", *pair, "--checkpoint", files, flag, "de")
-    assert told == (2, "", f"dragoman: {flag} goes with --server or --bundle\n")
-
-
-def test_answers_that_only_the_model_asked_for_have_no_line(run, server: str, service) -> None:
-    """A model may have several by default; a line in is a line out unless the caller says."""
+    told = ask("score", "--source", files / "a", "--target", files / "b")
+    assert told == (0, "-1.500000\t-7.500000\n\n-1.500000\t-1.500000\n", "")
+    assert ask("translate", "--in", files / "empty", "--out", files / "out") == (0, "", "")
+    assert (files / "out").read_bytes() == b""
+    # A model may have several answers by default; a line in is a line out unless the caller asks for more.
     service.num_answers = 3
-    command = ["translate", "--server", server, "--model", "loud"]
-    assert run(*command, "a", "", "b") == (0, "A\n\nB\n", "")
-    assert run(*command, "--scores", "a", "", "b") == (0, "-1.500000\tA\n\n-1.500000\tB\n", "")
-    assert run(*command, "--num-return-sequences", 2, "a", "", "b") == (0, "A\nA!\n\n\nB\nB!\n", "")
+    assert ask("translate", "a", "", "b") == (0, "A\n\nB\n", "")
+    assert ask("translate", "--scores", "a", "", "b") == (0, "-1.500000\tA\n\n-1.500000\tB\n", "")
+    assert ask("translate", "--num-return-sequences", 2, "a", "", "b") == (0, "A\nA!\n\n\nB\nB!\n", "")
 
 
-def test_a_server_is_evaluated_as_the_model_says(run, server: str, service, files: Path) -> None:
+BEAMS = {"num_beams": 4, "num_return_sequences": 2, "length_penalty": 0.5, "early_stopping": True, "min_new_tokens": 3}
+RULES = {"repetition_penalty": 1.5, "no_repeat_ngram_size": 2, "forced_prefix": "Ein"}
+DRAWING = {"do_sample": True, "temperature": 0.5, "top_k": 7, "top_p": 0.25, "seed": 9}
+DETAILS = {"return_alternatives": True, "return_log_probs": True, "top_log_probs": 2}
+
+
+@pytest.mark.parametrize(
+    ("flags", "fields"),
+    [
+        ("--num-beams 4 --num-return-sequences 2 --length-penalty 0.5 --early-stopping --min-new-tokens 3", BEAMS),
+        ("--repetition-penalty 1.5 --no-repeat-ngram-size 2 --forced-prefix Ein --scores", RULES),
+        ("--sample --temperature 0.5 --top-k 7 --top-p 0.25 --seed 9", DRAWING),
+        ("--alternatives --log-probs --top-log-probs 2 --json", DETAILS),
+        ("--no-early-stopping --no-sample --top-k 0", {"early_stopping": False, "do_sample": False, "top_k": 0}),
+        ("--from en --to deu_Latn --model-version canary", {"source_language": "en", "target_language": "deu_Latn"}),
+        ("--max-new-tokens 5 --truncate", {"max_new_tokens": 5, "truncate": True}),
+        ("", {}),
+    ],
+)
+def test_every_flag_of_a_request_reaches_the_server(ask: Run, service: Service, flags: str, fields: dict[str, Any]) -> None:
+    assert ask("translate", *flags.split(), "a")[0] == 0
+    (request,) = service.requests
+    sent = {field.name: value for field, value in request.ListFields() if field.name not in ("text", "request_id", "model")}
+    assert sent == fields | ({"model_version": "canary"} if "canary" in flags else {})
+
+
+@pytest.mark.parametrize("name", OF_REQUESTS)
+def test_languages_and_version_reach_the_server(run_command: Run, server: str, service: Service, files: Path, name: str) -> None:
+    options = ("--from", "en", "--to", "deu_Latn", "--model-version", "canary")
+    code, _, err = run_command(*asking(name, files), "--server", server, *options)
+    assert (code, err) == (0, "")
+    sent = {(request.source_language, request.target_language, request.model_version) for request in service.requests}
+    assert sent == {("en", "deu_Latn", "canary")}
+
+
+def test_a_server_is_evaluated_as_its_model_is_or_with_beams(ask: Run, service: Service, files: Path) -> None:
     pair = ("--source", files / "two", "--reference", files / "two")
-    assert run("evaluate", *pair, "--server", server, "--model", "loud", "--length-penalty", 0.5)[0] == 0
-    assert [request.HasField("num_beams") for request in service.requests] == [False] * 2
-    told = run("evaluate", *pair, "--server", server, "--model", "loud", "--num-beams", 1, "--length-penalty", 0.5)
-    assert told == (2, "", "dragoman: --length-penalty goes with --num-beams above 1\n")
+    assert ask("evaluate", *pair, "--length-penalty", 0.5)[0] == 0
+    assert ask("evaluate", *pair, "--num-beams", 5, "--length-penalty", 0.5)[0] == 0
+    code, out, _ = ask("evaluate", *pair, "--lowercase", "--json")
+    assert code == 0 and '"chrf": 100.0' in out and "case:lc" in out
+    sent = [(request.HasField("num_beams"), request.num_beams, request.length_penalty) for request in service.requests]
+    assert sent == [(False, 0, 0.5)] * 2 + [(True, 5, 0.5)] * 2 + [(False, 0, 0.0)] * 2
 
 
-def test_a_server_is_evaluated_with_beams(run, server: str, service, files: Path) -> None:
-    pair = ("--source", files / "two", "--reference", files / "two")
-    flags = ("--server", server, "--model", "loud", "--num-beams", 5, "--length-penalty", 0.5)
-    assert run("evaluate", *pair, *flags)[0] == 0
-    assert [(request.num_beams, request.length_penalty) for request in service.requests] == [(5, 0.5)] * 2
+def titles(page: Path) -> list[str]:
+    return re.findall(r"<title>([^<]*)</title>", page.read_text(encoding="utf-8"))[1:]
 
 
-def test_an_empty_file_gives_an_empty_file(run, server: str, files: Path) -> None:
-    out = files / "out"
-    assert run("translate", "--server", server, "--model", "loud", "--in", files / "empty", "--out", out) == (0, "", "")
-    assert out.read_bytes() == b""
+def test_attention_of_a_server_is_asked_for_layer_by_layer(ask: Run, service: Service, tmp_path: Path) -> None:
+    output = tmp_path / "a.html"
+    code, out, err = ask("attention", "a dog", "--output", output)
+    assert (code, out) == (0, f"wrote {output}: 4 maps of model loud\n") and is_one_line(err)
+    layers = [*(f"layer {n}" for n in range(NUM_LAYERS)), "mean of all layers"]
+    assert titles(output) == [f"Cross-attention, {layer}, mean of all heads" for layer in layers]
+    answered, *scored = service.requests
+    assert answered.num_beams == 1 and answered.HasField("do_sample") and not answered.do_sample
+    assert {(request.target, request.model, request.model_version) for request in scored} == {("A DOG", "loud", "9")}
+    page = output.read_text(encoding="utf-8")
+    assert "A → a 0.33" in page and "␣DOG → ␣dog 1.00" in page and "⟨eos⟩ → ⟨eos⟩ 1.00" in page
+    service.requests.clear()
+    options = ("--layer", 2, "--from", "en", "--to", "de", "--model-version", "canary")
+    assert ask("attention", "a dog", "ein Hund", "--output", tmp_path / "a.png", *options)[0] == 0
+    (request,) = service.requests
+    assert (request.alignment_layer, request.source_language, request.target_language) == (2, "en", "de")
+    assert request.model_version == "canary" and (tmp_path / "a.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["a dog", "ein Hund", "--layer", 3], "--layer: 3 is not in 0 to 2, the decoder layers of model loud"),
+        (["blind"], "model loud has no attention to a source"),
+        ([" ".join(["dog"] * 64), "a"], "source: 65 tokens; a picture shows 64 at most"),
+        (["a", " ".join(["dog"] * 64)], "target: 65 tokens; a picture shows 64 at most"),
+    ],
+)
+def test_attention_that_a_server_cannot_tell_is_named(
+    ask: Run, service: Service, tmp_path: Path, arguments: list[Any], told: str
+) -> None:
+    reason = "return_alignment: model loud has no attention to a source"
+    service.refusals["blind"] = (grpc.StatusCode.INVALID_ARGUMENT, reason)
+    code, out, err = ask("attention", *arguments, "--output", tmp_path / "a.png")
+    assert (code, out) == (2, "") and is_one_line(err) and told in err and list(tmp_path.iterdir()) == []
+
+
+def test_an_answer_of_a_server_that_is_cut_is_told(ask: Run, tmp_path: Path) -> None:
+    _, _, err = ask("attention", "a dog", "--output", tmp_path / "a.html", "--max-new-tokens", 2)
+    assert "dragoman: The answer did not end within 2 tokens; it is cut there.\n" in err
 
 
 def test_a_reader_that_goes_away_ends_the_command_quietly(start, server: str) -> None:
@@ -311,7 +287,7 @@ def test_an_output_that_is_full_is_one_line(start, server: str) -> None:
     assert process.returncode == 2 and is_one_line(err.decode())
 
 
-def test_interrupted_translation_says_nothing(start, server: str) -> None:
+def test_interrupted_translation_tells_nothing(start, server: str) -> None:
     process = start("translate", "--server", server, "--model", "loud")
     process.stdin.write(b"a\n")
     process.stdin.flush()

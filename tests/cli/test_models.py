@@ -1,7 +1,7 @@
-"""`dragoman models` and what is behind it: each command asks the admin service for its thing, and says in a line what it cannot."""
+"""`dragoman models` and its commands, which ask the admin service of a server."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -9,12 +9,14 @@ import grpc
 import pytest
 
 from dragoman.v1 import repository_pb2, repository_pb2_grpc
+from tests.cli.conftest import is_one_line
 
+Run = Callable[..., tuple[int, str, str]]
 NOBODY = "127.0.0.1:1"
 
 
 class Service(repository_pb2_grpc.RepositoryServicer):
-    """Notes what comes, refuses the model `bad` and has none called `nothing`."""
+    """Keeps what comes, refuses the model `bad` and has none called `nothing`."""
 
     def __init__(self) -> None:
         self.requests: list[Any] = []
@@ -73,75 +75,32 @@ def address(admin: Service) -> Iterator[str]:
         ("label en-de canary", repository_pb2.SetLabelRequest(model="en-de", label="canary")),
     ],
 )
-def test_each_command_asks_for_its_thing(run: Any, address: str, admin: Service, command: str, request_: Any) -> None:
-    code, out, err = run("models", *command.split(), "--server", address, "--token", "s")
+def test_each_command_is_a_request(run_command: Run, address: str, admin: Service, command: str, request_: Any) -> None:
+    code, out, err = run_command("models", *command.split(), "--server", address, "--token", "s")
     assert (code, err) == (0, "") and "en-de" in out and "serving" in out
     assert (admin.requests, admin.tokens) == ([request_], ["Bearer s"])
-    code, out, err = run("models", *command.split(), "--server", address, "--json")
-    assert (code, err) == (0, "")
-    assert json.loads(out)["versions"][0]["state"] == "serving"
+    code, out, err = run_command("models", *command.split(), "--server", address, "--json")
+    assert (code, err) == (0, "") and json.loads(out)["versions"][0]["state"] == "serving"
 
 
-def test_address_and_token_may_be_variables(run: Any, address: str, admin: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DRAGOMAN_ADMIN_SERVER", address)
-    monkeypatch.setenv("DRAGOMAN_ADMIN_TOKEN", "s")
-    monkeypatch.setenv("DRAGOMAN_SERVER", NOBODY)
-    monkeypatch.setenv("DRAGOMAN_TOKEN", "of-a-caller")
-    assert run("models", "rollback", "en-de")[0] == 0
+def test_address_and_token_may_be_variables(run_command: Run, address: str, admin: Service, monkeypatch) -> None:
+    for name, value in {"ADMIN_SERVER": address, "ADMIN_TOKEN": "s", "SERVER": NOBODY, "TOKEN": "of-a-caller"}.items():
+        monkeypatch.setenv(f"DRAGOMAN_{name}", value)
+    assert run_command("models", "rollback", "en-de")[0] == 0
     assert admin.tokens == ["Bearer s"]
 
 
-def test_what_cannot_be_done_is_a_line_and_exit_code_1(run: Any, address: str) -> None:
-    told = run("models", "reload", "bad", "--server", address)
-    assert told == (1, "", "dragoman: version 3 is refused: another answer (FAILED_PRECONDITION)\n")
-
-
-def test_a_model_that_is_not_there_is_no_option(run: Any, address: str) -> None:
-    told = run("models", "reload", "nothing", "--server", address)
-    assert told == (1, "", 'dragoman: model: "nothing" is not there; there: en-de (NOT_FOUND)\n')
-
-
-def test_a_folder_that_cannot_be_looked_at_is_told(run: Any, address: str, admin: Service) -> None:
+def test_what_cannot_be_done_is_a_line_and_exit_code_1(run_command: Run, address: str, admin: Service, server: str) -> None:
+    for model, told in (
+        ("bad", "version 3 is refused: another answer (FAILED_PRECONDITION)"),
+        ("nothing", 'model: "nothing" is not there; there: en-de (NOT_FOUND)'),  # the model is no option
+    ):
+        assert run_command("models", "reload", model, "--server", address) == (1, "", f"dragoman: {told}\n")
     admin.problem = "models: no such folder"
-    code, out, err = run("models", "list", "--server", address)
-    assert code == 0 and "en-de" in out
-    assert err == "dragoman: the folder of models cannot be looked at: models: no such folder\n"
-
-
-def test_a_service_that_is_not_there_is_told_with_what_to_do(run: Any) -> None:
-    code, out, err = run("models", "list", "--server", NOBODY)
-    assert (code, out) == (1, "") and err.count("\n") == 1
-    assert f"{NOBODY}: nothing answers there" in err and err.endswith("; the admin service is there if admin_port is set\n")
-
-
-def test_the_servers_own_port_is_told_to_be_the_wrong_one(run: Any, server: str) -> None:
-    code, out, err = run("models", "list", "--server", server)
-    assert (code, out) == (1, "") and err.count("\n") == 1
-    assert "admin_port" in err and "UNIMPLEMENTED" in err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--server", NOBODY, "load", "en-de"], "--server: stands behind load, if that has it"),
-        (["--wait", "3", "list"], "--wait: stands behind list, if that has it"),
-        (["--json", "rollback", "en-de"], "--json: stands behind rollback, if that has it"),
-    ],
-)
-def test_options_before_a_command_are_refused_for_they_would_do_nothing(run: Any, arguments: list[str], message: str) -> None:
-    assert run("models", *arguments) == (2, "", f"dragoman: {message}\n")
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [["load"], ["label", "en-de"], ["nothing"], ["load", "a", "b", "c"], ["list", "--server", "a b"], ["list", "--timeout", "0"]],
-)
-def test_arguments_that_cannot_be_are_told_in_a_line(run: Any, arguments: list[str]) -> None:
-    code, out, err = run("models", *arguments)
-    assert (code, out) == (2, "") and err.startswith("dragoman: ") and err.count("\n") == 1
-
-
-@pytest.mark.parametrize("command", ["list", "refresh", "load", "unload", "reload", "rollback", "label"])
-def test_each_command_has_help(run: Any, command: str) -> None:
-    short, long = run("models", command, "-h"), run("models", command, "--help")
-    assert short == long and short[0] == 0 and f"Usage: dragoman models {command}" in short[1]
+    code, out, err = run_command("models", "list", "--server", address)
+    assert code == 0 and "en-de" in out and is_one_line(err) and "models: no such folder" in err
+    code, out, err = run_command("models", "list", "--server", NOBODY)
+    assert (code, out) == (1, "") and is_one_line(err)
+    assert f"{NOBODY}: nothing answers there" in err and "admin_port" in err
+    code, out, err = run_command("models", "list", "--server", server)  # the port of the service itself
+    assert (code, out) == (1, "") and is_one_line(err) and "admin_port" in err and "UNIMPLEMENTED" in err

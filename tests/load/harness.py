@@ -6,20 +6,19 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
+import msgspec
 from grpc import aio
 
-from dragoman.load import histogram
 from dragoman.load.plan import Plan, Server, Work
-from dragoman.load.result import Result, SenderResult, TimelineResult, summarise, summarise_group
+from dragoman.load.result import Result
 from dragoman.load.run import Run
 from dragoman.load.sender import Progress
-from dragoman.load.tally import Group, Outcome, Slice, Tally
+from dragoman.load.tally import Outcome, Tally
 from dragoman.load.texts import Lengths
 from dragoman.v1 import generation_pb2, generation_pb2_grpc
 
@@ -130,32 +129,6 @@ def make_plan(target: str = "127.0.0.1:1", token: str | None = None, work: dict[
     return Plan(server=Server(target, token=token), work=Work(**{"words": Lengths("constant", (3.0,))} | (work or {})), **fields)
 
 
-def make_result(latencies: list[list[float]], **fields: Any) -> Result:
-    """Return a result from the latencies of each second: every request is due and answered in its second."""
-    tally, seconds = Tally(), float(len(latencies))
-    for second, times in enumerate(latencies):
-        for time_ in times:
-            due = second + 0.25
-            tally.record(Outcome("unary", False, due, due + time_, generated_tokens=10), fields.get("slos", {}), 0.0, seconds)
-    total = summarise_group(tally.groups.get("unary", Group()), seconds)
-    lags = summarise(histogram.of([0.001])), summarise(histogram.Histogram())
-    values = {
-        "created": "2026-01-02T03:04:05+00:00",
-        "settings": {"--server": "somewhere:8500"},
-        "versions": {"python": "3"},
-        "models": [{"name": "en-de", "version": "3", "precision": "fp32", "device": "cpu", "max_slots": "64"}],
-        "seconds": seconds,
-        "warmup_seconds": 0.0,
-        "is_interrupted": False,
-        "slos": {},
-        "total": total,
-        "groups": {"unary": total},
-        "timeline": TimelineResult(1, [tally.slices.get(second, Slice()) for second in range(len(latencies))]),
-        "sender": SenderResult(1, total.counts.num, *lags, 0.1),
-    }
-    return Result(**values | fields)
-
-
 def run_of(plan: Plan, progress: Progress) -> Run:
     """Return a run of one process that has told its progress."""
     run = Run(plan)
@@ -163,12 +136,18 @@ def run_of(plan: Plan, progress: Progress) -> Run:
     return run
 
 
-def wait_until(is_true: Any) -> None:
-    """Wait until a condition that is set by another thread or process holds."""
-    end = time.monotonic() + PATIENCE_SECONDS
-    while not is_true():
-        assert time.monotonic() < end
-        time.sleep(0.01)
+def make_result(latencies: list[list[float]], slos: dict[str, float] | None = None, **fields: Any) -> Result:
+    """Return a result from the latencies of each second: every request is due and answered in its second."""
+    tally, plan = Tally(), make_plan(seconds=float(len(latencies)), slos=slos or {})
+    for second, times in enumerate(latencies):
+        tally.slice_at(second)
+        for time in times:
+            due = second + 0.25
+            tally.record(Outcome("unary", False, due, due + time, generated_tokens=10), plan.slos, 0.0, plan.seconds)
+    run = run_of(plan, Progress(tally, sum(map(len, latencies)), 0, 0.1, plan.seconds, is_last=True))
+    model = {"name": "en-de", "version": "3", "precision": "fp32", "device": "cpu", "max_slots": "64"}
+    result = run.result({"--server": "somewhere:8500"}, {"python": "3"}, [model])
+    return msgspec.structs.replace(result, **{"warnings": []} | fields)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,8 @@ from dragoman.load.items import Items
 from dragoman.load.plan import Injections, Plan
 from dragoman.load.tally import Outcome
 from dragoman.v1 import generation_pb2_grpc
-from tests.load.harness import PATIENCE_SECONDS, Scripted, make_plan, wait_until
+from tests.load.harness import PATIENCE_SECONDS, Scripted, make_plan
+from tests.system.harness.server import wait_until
 
 KINDS = pytest.mark.parametrize("kind", ["unary", "stream", "batch"])
 SIZES = {"unary": 1, "stream": 1, "batch": 2}
@@ -37,12 +38,6 @@ def call(plan: Plan, num_calls: int = 1, beside: Any = None) -> list[Outcome]:
     return outcomes
 
 
-def call_kind(server: Scripted, kind: str, **fields: Any) -> list[tuple[str, str, bool, int]]:
-    """Make one call, of two requests in a batch; return group, status, whether it was intended, and retries of each request."""
-    outcomes = call(make_plan(server.address, work={"mix": {kind: 1.0}, "batch_size": 2}, **fields))
-    return [(outcome.group, outcome.code, outcome.is_intended, outcome.num_retries) for outcome in outcomes]
-
-
 @KINDS
 def test_an_answer_has_its_tokens_and_times(server: Scripted, kind: str) -> None:
     outcomes = call(make_plan(server.address, work={"mix": {kind: 1.0}, "batch_size": 3}), 2)
@@ -61,33 +56,45 @@ def test_the_token_is_sent(server: Scripted) -> None:
     assert [metadata.get("authorization") for metadata in server.metadata] == [None, "Bearer secret"]
 
 
+def injected(**fields: float) -> dict[str, Any]:
+    return {"injections": Injections(**fields)}
+
+
+# Fields of the plan, statuses of the next calls (or None: the server stalls), and group (or None: the kind), status, whether the
+# failure is intended, and retries of each request.
+ENDINGS = {
+    "refused": ({}, ["RESOURCE_EXHAUSTED"], (None, "RESOURCE_EXHAUSTED", False, 0)),
+    "retried": ({"num_retries": 3}, ["UNAVAILABLE", "RESOURCE_EXHAUSTED"], (None, "OK", False, 2)),
+    "retried too seldom": ({"num_retries": 1}, ["UNAVAILABLE"] * 2, (None, "UNAVAILABLE", False, 1)),
+    "not retried": ({"num_retries": 3}, ["INTERNAL"], (None, "INTERNAL", False, 0)),
+    "timed out": ({"timeout_seconds": 0.1}, None, (None, "DEADLINE_EXCEEDED", False, 0)),
+    "short": (injected(deadline_share=1.0, deadline_seconds=0.1), None, ("deadline", "DEADLINE_EXCEEDED", True, 0)),
+    "cancelled": (injected(cancel_share=1.0, cancel_seconds=0.1), None, ("cancel", "CANCELLED", True, 0)),
+    "malformed, answered": (injected(malformed_share=1.0), [], ("malformed", "MALFORMED_ACCEPTED", False, 0)),
+    "malformed, refused": (injected(malformed_share=1.0), ["INVALID_ARGUMENT"], ("malformed", "INVALID_ARGUMENT", True, 0)),
+}
+
+
 @KINDS
-@pytest.mark.parametrize(
-    ("failures", "num_retries", "code", "made"),
-    [
-        (["RESOURCE_EXHAUSTED"], 0, "RESOURCE_EXHAUSTED", 0),
-        (["UNAVAILABLE", "RESOURCE_EXHAUSTED"], 3, "OK", 2),
-        (["UNAVAILABLE"] * 2, 1, "UNAVAILABLE", 1),
-        (["INTERNAL"], 3, "INTERNAL", 0),
-    ],
-)
-def test_failures_keep_their_status_and_some_are_retried(
-    server: Scripted, kind: str, failures: list[str], num_retries: int, code: str, made: int
+@pytest.mark.parametrize(("fields", "failures", "expected"), ENDINGS.values(), ids=ENDINGS)
+def test_each_request_has_the_status_of_its_call(
+    server: Scripted, kind: str, fields: dict[str, Any], failures: list[str] | None, expected: tuple
 ) -> None:
-    server.failures = [grpc.StatusCode[name] for name in failures]
-    assert call_kind(server, kind, num_retries=num_retries) == [(kind, code, False, made)] * SIZES[kind]
+    server.failures = [grpc.StatusCode[name] for name in failures or ()]
+    if failures is None:
+        server.stall.set()
+    group, *ending = expected
+    outcomes = call(make_plan(server.address, work={"mix": {kind: 1.0}, "batch_size": 2}, **fields))
+    found = [[outcome.group, outcome.code, outcome.is_intended, outcome.num_retries] for outcome in outcomes]
+    assert found == [[group or kind, *ending]] * (1 if group == "malformed" else SIZES[kind])
+    if group == "cancel":
+        wait_until(lambda: server.num_cancelled > 0, "cancellation")
 
 
 def test_a_request_of_a_batch_fails_alone(server: Scripted, tmp_path) -> None:
     (tmp_path / "texts").write_text("refuse this\n")
     outcomes = call(make_plan(server.address, work={"mix": {"batch": 1.0}, "batch_size": 2, "texts": str(tmp_path / "texts")}))
     assert [outcome.code for outcome in outcomes] == ["INVALID_ARGUMENT"] * 2
-
-
-def test_a_batch_that_ends_while_it_is_written_is_retried(server: Scripted) -> None:
-    server.failures = [grpc.StatusCode.UNAVAILABLE] * 5
-    outcomes = call(make_plan(server.address, num_retries=5, work={"mix": {"batch": 1.0}, "batch_size": 200}))
-    assert {(outcome.code, outcome.num_retries) for outcome in outcomes} == {("OK", 5)}
 
 
 class HalfClosed:
@@ -110,36 +117,6 @@ def test_a_batch_whose_end_cannot_be_written_has_the_status_of_its_cause(timeout
     outcomes = []
     asyncio.run(Caller(plan, [HalfClosed()], outcomes.append, time.monotonic).call(Items(plan).make(0), 0.0))
     assert [outcome.code for outcome in outcomes] == [code] * 2
-
-
-@KINDS
-def test_injected_cancellation_is_intended_and_reaches_the_server(server: Scripted, kind: str) -> None:
-    server.stall.set()
-    injections = Injections(cancel_share=1.0, cancel_seconds=0.1)
-    assert call_kind(server, kind, injections=injections) == [("cancel", "CANCELLED", True, 0)] * SIZES[kind]
-    wait_until(lambda: server.num_cancelled)
-
-
-def test_only_injected_deadlines_are_intended(server: Scripted) -> None:
-    server.stall.set()
-    short = Injections(deadline_share=1.0, deadline_seconds=0.1)
-    assert call_kind(server, "unary", injections=short) == [("deadline", "DEADLINE_EXCEEDED", True, 0)]
-    assert call_kind(server, "unary", timeout_seconds=0.1) == [("unary", "DEADLINE_EXCEEDED", False, 0)]
-
-
-def test_the_deadline_of_a_batch_is_told_from_a_late_write(server: Scripted) -> None:
-    server.stall.set()
-    injections = Injections(deadline_share=1.0, deadline_seconds=0.004)
-    outcomes = call(make_plan(server.address, injections=injections, work={"mix": {"batch": 1.0}, "batch_size": 50}), 20)
-    assert len(outcomes) == 1000
-    assert {(outcome.code, outcome.is_intended) for outcome in outcomes} == {("DEADLINE_EXCEEDED", True)}
-
-
-def test_an_answer_to_a_malformed_request_is_a_failure(server: Scripted) -> None:
-    injections = Injections(malformed_share=1.0)
-    assert call_kind(server, "unary", injections=injections) == [("malformed", "MALFORMED_ACCEPTED", False, 0)]
-    server.failures = [grpc.StatusCode.INVALID_ARGUMENT]
-    assert call_kind(server, "unary", injections=injections) == [("malformed", "INVALID_ARGUMENT", True, 0)]
 
 
 def test_slow_readers_wait_after_each_message(server: Scripted) -> None:

@@ -18,13 +18,13 @@ import pytest
 from dragoman.client.errors import CallError
 from dragoman.load import worker
 from dragoman.load.crew import Crew
-from dragoman.load.items import Items
 from dragoman.load.plan import Injections, Plan
 from dragoman.load.probe import probe, probe_items
 from dragoman.load.result import read_result, write_result
 from dragoman.load.sender import Progress
 from dragoman.model.errors import InputError
-from tests.load.harness import PATIENCE_SECONDS, ROOT, Scripted, make_plan, make_result, serving, started, wait_until
+from tests.load.harness import PATIENCE_SECONDS, ROOT, Scripted, make_plan, make_result, serving, started
+from tests.system.harness.server import wait_until
 
 Run = Callable[..., tuple[int, str, str]]
 NOBODY = "127.0.0.1:1"
@@ -63,7 +63,7 @@ def test_a_server_that_stalls_is_charged_for_everything_that_was_due(run_command
     output = tmp_path / "result.json"
     arguments = ("--arrivals", "constant", "--rate", 50, "--duration", 1, "--warmup", 0, "--slo", "e2e=250ms", "--output", output)
     with started("--server", server.address, *arguments) as process:
-        wait_until(lambda: server.requests)
+        wait_until(lambda: bool(server.requests), "first request")
         time.sleep(0.7)  # the length of the stall
         server.stall.clear()
         assert process.wait(PATIENCE_SECONDS) == 0
@@ -106,12 +106,11 @@ def test_what_a_run_comes_to_is_told_and_is_its_exit_code(
 ) -> None:
     server.failures = [grpc.StatusCode[name] for name in failures]
     output, report = tmp_path / "result.json", tmp_path / "page.html"
-    files = ("--output", output, "--report", report)
-    ended, out, err = run_command(
-        "load", "--server", server.address, "--concurrency", 2, *arguments.format(server.address).split(), *files
-    )
+    asked = ("load", "--server", server.address, "--concurrency", 2, *arguments.format(server.address).split())
+    ended, out, err = run_command(*asked, "--output", output, "--report", report)
     assert (ended, err) == (code, "")
     page, result = html.unescape(report.read_text()), read_result(output)
+    assert len(server.probes) == ("--no-probe" not in arguments)
     for text in said:
         assert text.format(server.address) in out.replace("\n", " "), out
     assert ("nothing succeeded" in out) == (code == 1) == ("nothing succeeded" in page)
@@ -124,21 +123,26 @@ def test_what_a_run_comes_to_is_told_and_is_its_exit_code(
     assert {failure.code for failure in result.errors} == {text.split()[2][:-1] for text in said if " × " in text}
 
 
-@pytest.mark.parametrize("num_signals", [1, 2])
+@pytest.mark.parametrize("num_signals", [0, 1, 2], ids=["in the probe", "once", "twice"])
 def test_ctrl_c_ends_the_run_with_a_result_and_twice_gives_up_calls(server: Scripted, tmp_path: Path, num_signals: int) -> None:
     output = tmp_path / "result.json"
-    if num_signals == 2:
+    if num_signals == 0:
+        server.stall_probes.set()
+    elif num_signals == 2:
         server.stall.set()
     arguments = ("--duration", 1000, "--warmup", 0, "--timeout", 1000, "--output", output)
     with started("--server", server.address, "--concurrency", 3, *arguments) as process:
-        wait_until(lambda: len(server.requests) >= 3)
-        for _ in range(num_signals):
+        wait_until(lambda: len(server.requests) >= 3 if num_signals else bool(server.probes), "requests")
+        for _ in range(max(1, num_signals)):
             process.send_signal(signal.SIGINT)
             time.sleep(0.2)  # two at once may be delivered as one
         out, err = process.communicate(timeout=PATIENCE_SECONDS)
-    assert (process.returncode, err) == (130, "") and "ended before its time" in out
+    assert (process.returncode, err) == (130, "")
+    if num_signals == 0:
+        assert "before the first call" in out and server.requests == [] and not output.exists()
+        return
     result = read_result(output)
-    assert result.is_interrupted and result.seconds < 100
+    assert "ended before its time" in out and result.is_interrupted and result.seconds < 100
     if num_signals == 1:
         assert sum(piece.num_done for piece in result.timeline.slices) == len(server.requests) >= 3
     else:
@@ -158,64 +162,57 @@ def test_a_sweep_tries_rates_and_names_the_knee(run_command: Run, server: Script
     assert "Sweep" in page.read_text()
 
 
+# Text of the line of error, and the options that it is for, beside `--rate 1` unless there is another way to send.
 WRONG = {
-    "": "one of --rate, --trace and --concurrency",
-    "--rate 1 --concurrency 1": "one of --rate, --trace and --concurrency",
-    "--rate 1 --warmup 30": "--warmup",
-    "--rate 1 --warmup -1": "--warmup",
-    "--rate -1": "--rate",
-    "--rate 1 --duration inf": "--duration",
-    "--rate 1 --duration 0": "--duration",
-    "--concurrency 1 --processes 2": "--concurrency",
-    "--concurrency 1000000000": "--concurrency",
-    "--rate 1 --mix unary=1,batched=1": "--mix: batched",
-    "--rate 1 --num-beams x": "--num-beams: x",
-    "--rate 1 --num-beams 0": "--num-beams: 0",
-    "--rate 1 --num-beams 4294967296": "--num-beams: 4294967296",
-    "--rate 1 --num-beams 1=1e999": "--num-beams: 1e999",
-    "--rate 1 --cancel-share 0.6 --slow-share 0.6": "more than 1 together",
-    "--rate 1 --malformed-share 2": "--malformed-share",
-    "--rate 1 --malformed-share -0.1": "--malformed-share",
-    "--rate 1 --slow-seconds 0": "--slow-seconds",
-    "--rate 1 --sweep": "--slo",
-    "--rate 1 --slo-share 0": "--slo-share",
-    "--rate 1 --slo-share 101%": "--slo-share",
-    "--concurrency 1 --sweep --slo e2e=1s": "--sweep goes with --rate",
-    "--rate 1 --ramp-to 2 --sweep --slo e2e=1s": "--sweep goes with --rate",
-    "--concurrency 1 --ramp-to 2": "--ramp-to go with --rate",
-    "--rate 1 --in nowhere": "nowhere",
-    "--rate 1 --in /tmp": "/tmp: Is a directory",
-    "--trace nowhere": "nowhere",
-    "--rate 1 --trace /tmp": "/tmp: Is a directory",
-    "--rate 1 --output /nowhere/result.json": "/nowhere/result.json",
-    "--rate 1 --output /tmp": "/tmp",
-    "--rate 1 --timeout nan": "--timeout",
-    "--rate 1 --timeout inf": "--timeout",
-    "--rate 1 --timeout 1e10": "--timeout",
-    "--rate 1 --token ä": "--token: must be",
-    "--rate 1 --slo e2e=500": "write 500ms or 500s",
-    "--rate 1 --fail-on p95>1": "write 1ms or 1s",
-    "--rate 1 --batch-size 1000000000": "--batch-size",
-    "--rate 1 --key client.key": "--certificate",
-    "--rate 1 --server-name a.example": "--ca",
-    "--rate 1 --ca /nowhere/ca.pem": "/nowhere/ca.pem",
-    "--rate 1 --bogus": "--bogus",
-    "--rate 1 stray": "stray",
+    "one of --rate, --trace and --concurrency": "--rate 1 --concurrency 1 | --no-probe",
+    "--rate:": "--rate -1 | --rate 0 | --rate nan | --rate inf",
+    "--burstiness": "--burstiness 0.5 | --arrivals gamma --burstiness 0",
+    "--ramp-to": "--ramp-to -1 | --ramp-to 0 | --concurrency 1 --ramp-to 2",
+    "--warmup": "--warmup 30 | --warmup -1",
+    "--duration": "--duration inf | --duration 0",
+    "--concurrency": "--concurrency 1 --processes 2 | --concurrency 1000000000",
+    "--batch-size": "--batch-size 1000000000",
+    "--mix": "--mix unary=1,batched=1 | --mix= | --mix unary=0 | --mix unary=x",
+    "--num-beams": "--num-beams x | --num-beams 0 | --num-beams 4294967296 | --num-beams 1=1e999",
+    "more than 1 together": "--cancel-share 0.6 --slow-share 0.6",
+    "--malformed-share": "--malformed-share 2 | --malformed-share -0.1",
+    "--slow-seconds": "--slow-seconds 0",
+    "--slo": "--sweep | --slo p95=1s | --slo e2e | --slo e2e=0s | --slo e2e=5% | --slo e2e=1s,e2e=2s",
+    "--slo-share": "--slo-share 0 | --slo-share 101% | --slo-share 5s | --slo-share 1.2.3",
+    "--slo e2e: 500: a time needs its unit: write 500ms or 500s": "--slo e2e=500",
+    "--fail-on p95: 0.5: a time needs its unit: write 0.5ms or 0.5s": "--fail-on errors>0,p95>0.5",
+    "--fail-on ttft_mean: 5: a time needs its unit: write 5ms or 5s": "--fail-on ttft_mean>5",
+    "--fail-on p95": "--fail-on p95>5% | --fail-on p95>-1s | --fail-on p95>5m",
+    "--fail-on:": "--fail-on errors | --fail-on errors> | --fail-on >1 | --fail-on p33>1 | --fail-on speed>1 | --fail-on errors=1",
+    "--fail-on errors": "--fail-on errors>x | --fail-on errors>5ms | --fail-on errors>1%",
+    "--sweep goes with --rate": "--concurrency 1 --sweep --slo e2e=1s | --ramp-to 2 --sweep --slo e2e=1s",
+    "--words": "--words= | --words 0 | --words x | --words uniform:3 | --words 20000 | --words uniform:9:3 | --words normal:5:-1",
+    "--words:": "--words gauss:1:2 | --words lognormal:nan:1 | --words uniform:1:2:3 | --words normal:5:10001",
+    "--metrics": "--metrics file:///etc/passwd | --metrics http://",
+    "nowhere": "--in nowhere | --trace nowhere | --ca /nowhere/ca.pem | --output /nowhere/result.json",
+    "/tmp: Is a directory": "--in /tmp | --trace /tmp | --output /tmp",
+    "--timeout": "--timeout nan | --timeout inf | --timeout 1e10",
+    "--token: must be": "--token ä",
+    "--certificate": "--key client.key",
+    "--ca": "--server-name a.example",
+    "--bogus": "--bogus",
+    "stray": "stray",
 }
 
 
-@pytest.mark.parametrize(("arguments", "named"), WRONG.items())
-def test_a_wrong_option_is_named_before_anything_is_sent(run_command: Run, arguments: str, named: str) -> None:
-    code, out, err = run_command("load", "--server", NOBODY, *arguments.split())
-    assert (code, out) == (2, "") and named in err
+@pytest.mark.parametrize(("named", "arguments"), [(named, row) for named, rows in WRONG.items() for row in rows.split("|")])
+def test_a_wrong_option_is_named_before_anything_is_sent(run_command: Run, named: str, arguments: str) -> None:
+    rate = [] if any(other in arguments for other in ("--concurrency", "--trace", "--no-probe")) else ["--rate", 1]
+    code, out, err = run_command("load", "--server", NOBODY, *rate, *arguments.split())
+    assert (code, out) == (2, "") and named in err and len(err.splitlines()) == 1
 
 
-@pytest.mark.parametrize("flags", [(), ("--no-probe",)])
-def test_a_request_that_cannot_be_encoded_is_named(run_command: Run, server: Scripted, tmp_path: Path, flags: tuple) -> None:
+def test_a_request_that_cannot_be_encoded_is_named(run_command: Run, server: Scripted, tmp_path: Path) -> None:
     """By the probe, or by the sender process."""
     (tmp_path / "trace").write_text('0\n{"at": 0.01, "num_beams": 99999999999}\n')
-    code, _, err = run_command("load", "--server", server.address, "--trace", tmp_path / "trace", *flags)
-    assert code == 2 and "num_beams" in err.replace("-", "_") and "99999999999 is out of range" in err
+    for flags in ([], ["--no-probe"]):
+        code, _, err = run_command("load", "--server", server.address, "--trace", tmp_path / "trace", *flags)
+        assert code == 2 and "num_beams" in err.replace("-", "_") and "99999999999 is out of range" in err
 
 
 def test_every_documented_command_is_understood(run_command: Run, server: Scripted, tmp_path: Path, monkeypatch) -> None:
@@ -253,6 +250,15 @@ def test_the_probe_asks_as_the_run_will_and_counts_nowhere(server: Scripted) -> 
     assert [request.text.count(" ") for request in server.probes] == [2] * 4  # none misbehaves
 
 
+def test_the_probe_sends_a_short_source(tmp_path: Path) -> None:
+    """One source that is too long is a failure of the run, not the end of it."""
+    (tmp_path / "texts").write_text("a dog\n" + "a very long one " * 50 + "\n")
+    assert [item.requests[0].text for item in probe_items(make_plan(work={"texts": str(tmp_path / "texts")}))] == ["a dog"]
+    (tmp_path / "trace").write_text('{"at": 1, "text": "a longer text"}\n{"at": 2, "text": "a dog", "num_beams": 7}\n')
+    (item,) = probe_items(make_plan(trace=str(tmp_path / "trace")))
+    assert (item.requests[0].text, item.requests[0].num_beams) == ("a dog", 7)
+
+
 @pytest.mark.parametrize(
     ("status", "words", "kind", "message"),
     [
@@ -284,40 +290,16 @@ def test_the_probe_waits_for_a_starting_server_warns_of_a_busy_one_and_asks_each
     assert failed.value.code == "UNAVAILABLE" and len(server.probes) == 1
 
 
-def test_the_probe_sends_a_short_source(tmp_path: Path) -> None:
-    """One source that is too long is a failure of the run, not the end of it."""
-    (tmp_path / "texts").write_text("a dog\n" + "a very long one " * 50 + "\n")
-    plan = make_plan(concurrency=1, work={"texts": str(tmp_path / "texts")})
-    assert {len(Items(plan).make(number).requests[0].text) for number in range(16)} != {5}
-    assert [item.requests[0].text for item in probe_items(plan)] == ["a dog"]
-    (tmp_path / "trace").write_text('{"at": 1, "text": "a longer text"}\n{"at": 2, "text": "a dog", "num_beams": 7}\n')
-    (item,) = probe_items(make_plan(trace=str(tmp_path / "trace")))
-    assert (item.requests[0].text, item.requests[0].num_beams) == ("a dog", 7)
-
-
 def test_a_failed_probe_leaves_files_as_they_were(run_command: Run, server: Scripted, tmp_path: Path) -> None:
-    arguments = ("load", "--server", server.address, "--rate", 5, "--duration", 1000, "--output", tmp_path / "result.json")
-    server.refusals = [NOT_LOADED]
-    assert run_command(*arguments)[:2] == (2, "") and list(tmp_path.iterdir()) == []
-    (tmp_path / "result.json").write_text("precious")
-    server.refusals = [(grpc.StatusCode.INTERNAL, "broken")]
-    code, _, err = run_command(*arguments)
-    assert code == 1 and "broken (INTERNAL)" in err and (tmp_path / "result.json").read_text() == "precious"
+    output = tmp_path / "result.json"
+    for refusal, code in ((NOT_LOADED, 2), ((grpc.StatusCode.INTERNAL, "broken"), 1)):
+        server.refusals = [refusal] * 2
+        asked = ("load", "--server", server.address, "--rate", 5, "--duration", 1000, "--output", output)
+        assert run_command(*asked)[:2] == (code, "") and list(tmp_path.iterdir()) == []
+        output.write_text("precious")
+        assert run_command(*asked)[:2] == (code, "") and output.read_text() == "precious"
+        output.unlink()
     assert server.requests == []
-
-
-def test_ctrl_c_ends_the_probe(server: Scripted) -> None:
-    server.stall_probes.set()
-    with started("--server", server.address, "--rate", 5, "--timeout", 1000) as process:
-        wait_until(lambda: server.probes)
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=PATIENCE_SECONDS)
-    assert (process.returncode, err) == (130, "") and "before the first call" in out and server.requests == []
-
-
-def test_without_a_probe_nothing_is_asked_but_what_the_run_asks(run_command: Run, server: Scripted) -> None:
-    assert run_command("load", "--server", server.address, "--concurrency", 1, "--requests", 3, "--no-probe")[0] == 0
-    assert server.probes == [] and len(server.requests) == 3
 
 
 def test_figures_are_shown_before_a_file_cannot_be_written(run_command: Run, server: Scripted) -> None:
@@ -363,23 +345,10 @@ def crew(plan: Plan, num_stops: int = 0) -> Progress:
     return told[-1]
 
 
-@pytest.mark.parametrize("num_stops", [1, 2])
-def test_a_stop_that_comes_before_the_start_is_not_lost(server: Scripted, num_stops: int) -> None:
-    last = crew(make_plan(server.address, concurrency=1, seconds=1000.0), num_stops)
-    assert last.is_last and last.end < 100
-
-
-def test_senders_import_from_where_this_process_does(server: Scripted, monkeypatch, tmp_path: Path) -> None:
-    """A folder whose name has a colon, and the working directory, for which an empty entry stands."""
-    for name in ("first:folder", "second"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "first:folder" / "msgspec.py").write_text("raise RuntimeError('from the folder with a colon')\n")
-    monkeypatch.chdir(tmp_path / "second")
-    monkeypatch.setattr(sys, "path", ["", *sys.path, str(tmp_path / "first:folder")])
-    assert crew(make_plan(server.address, concurrency=1, max_calls=3)).num_sent == 3
-    monkeypatch.setattr(sys, "path", [str(tmp_path / "first:folder"), *sys.path])
-    with pytest.raises(CallError, match="exit code 1"):
-        crew(make_plan(server.address, concurrency=1, max_calls=3))
+def test_a_stop_before_the_start_is_not_lost(server: Scripted) -> None:
+    for num_stops in (1, 2):
+        last = crew(make_plan(server.address, concurrency=1, seconds=1000.0), num_stops)
+        assert last.is_last and last.end < 100
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,228 @@
+"""Commands that cannot be carried out: one line on standard error that names the reason, and exit code 2, before the work."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dragoman.cli import main as dragoman
+from tests.cli.conftest import ROOT, environment, is_one_line
+
+Run = Callable[..., tuple[int, str, str]]
+SCORE = "score --source %/two --target"
+EVALUATE = "evaluate --source %/two --reference %/two"
+AUGMENT = "augment --source %/two --target %/more --source-language en --output-source %/out --output-target %/out2"
+TRAIN = "train %/small.toml --output"
+IMPORT = "import %/checkpoint %/out"
+EXPORT_INT8 = f"{IMPORT} --export %/b --precision int8"
+# Command, with % for the folder of the fixture `files`, and a text that its line of error has.
+WRONG = {
+    "translat": "translat",
+    "models here there": "here",
+    "translate --loud hello": "--loud",
+    "translate hello --model": "--model",
+    "translate --concurrency many hello": "--concurrency",
+    "translate --concurrency 100000 hello": "--concurrency",
+    "translate --max-new-tokens 0 hello": "--max-new-tokens",
+    "translate --num-beams 0 hello": "--num-beams",
+    "translate --timeout inf hello": "--timeout",
+    "translate --server= hello": "--server",
+    "translate --token=ä hello": "--token",
+    "translate --ca %/nowhere hello": "nowhere",
+    "translate --ca %/two hello": "%/two",
+    "translate --stream --json hello": "--json",
+    "translate --stream --num-beams 4 --num-return-sequences 2 hello": "--stream",
+    "translate --stream --scores hello": "--stream",
+    "translate --log-probs hello": "--json",
+    "translate --stream --in %/two --out %/out": "--stream",
+    "translate --in %/two": "--out",
+    "translate --out %/out hello": "--in",
+    "translate --in %/two --out %/out hello": "not both",
+    "translate --resume hello": "--resume",
+    "translate --in %/nowhere --out %/out": "%/nowhere",
+    "translate --in %/folder --out %/out": "%/folder",
+    "translate --in %/two --out %/folder": "%/folder",
+    "translate --in %/latin1 --out %/out": "%/latin1, line 2",
+    "models --ca %/two --key %/two": "--key is given without --certificate",
+    "models --wait nan": "--wait: nan is not a number of 0 or more",
+    "models --server a load en-de": "--server: stands behind load, if that has it",
+    "models --wait 3 list": "--wait: stands behind list, if that has it",
+    "models --json rollback en-de": "--json: stands behind rollback, if that has it",
+    "models load": "MODEL",
+    "models label en-de": "LABEL",
+    "models list --server=ä:1:2": "--server",
+    "models list --token=ä": "--token",
+    "models list --timeout 0": "--timeout",
+    "health --server-name a.example": "go with --ca",
+    f"{SCORE} %/one": "%/two has 2 lines but %/one has 1",
+    f"{SCORE} %/nowhere": "%/nowhere",
+    f"{SCORE} %/two --alignment-layer 1": "--alignment-layer",
+    f"{SCORE} %/two --certificate a --key b": "go with --ca",
+    "score --source %/blank --target %/two": "%/blank, line 2",
+    EVALUATE: "exactly one",
+    f"{EVALUATE} --bundle % --checkpoint %": "exactly one",
+    f"{EVALUATE} --bundle % --length-penalty 2": "--num-beams",
+    f"{EVALUATE} --bundle % --num-beams 1 --length-penalty 2": "--num-beams",
+    f"{EVALUATE} --server a --num-beams 1 --length-penalty 2": "--length-penalty goes with --num-beams above 1",
+    f"{EVALUATE} --bundle %/bundle --model en-de": "--model",
+    f"{EVALUATE} --bundle %/bundle --certificate %/two": "--certificate goes with --server",
+    f"{EVALUATE} --checkpoint % --ca x": "--ca goes with --server",
+    f"{EVALUATE} --checkpoint % --from de": "--from goes with --server or --bundle",
+    f"{EVALUATE} --checkpoint % --to de": "--to goes with --server or --bundle",
+    f"{EVALUATE} --server a --ca %/two --certificate %/two": "--certificate is given without --key",
+    f"{EVALUATE} --server a --ca %/nowhere": "nowhere",
+    f"{EVALUATE} --server=": "--server",
+    f"{EVALUATE} --checkpoint %/nowhere": "%/nowhere/config.json",
+    f"{EVALUATE} --checkpoint %/damaged": "config.json",
+    f"{EVALUATE} --bundle %/nowhere": "%/nowhere",
+    f"{EVALUATE} --bundle %/bundle": "bundle.json",
+    "evaluate --source %/nowhere --reference %/two --bundle %/bundle": "%/nowhere",
+    "evaluate --source %/two --reference %/one --bundle %/bundle": "2 lines",
+    "evaluate --source %/empty --reference %/two --bundle %/bundle": "%/empty",
+    "evaluate --source %/two --reference %/blank --bundle %/bundle": "%/blank, line 2",
+    "perplexity --target %/two": "give exactly one of --checkpoint and --server",
+    "perplexity --target %/two --checkpoint a --server b": "give exactly one of --checkpoint and --server",
+    "perplexity --target %/two --checkpoint a --model x": "--model goes with --server",
+    "perplexity --target %/two --checkpoint a --to de": "--to goes with --server",
+    "perplexity --target %/two --checkpoint a --ca %/two": "--ca goes with --server",
+    "perplexity --target %/two --checkpoint a --server-name x": "--server-name goes with --server",
+    "perplexity --target %/two --checkpoint %/none": "%/none",
+    "perplexity --target %/blank --checkpoint a": "blank, line 2: ",
+    "perplexity --target %/two --checkpoint a --source %/one": "one has 1 lines but ",
+    "attention a --output %/out": "a name that ends in .html or .png says what to write",
+    "attention a --output %/out.svg": "out.svg: a name that ends in .html or .png",
+    "attention a --output %/nowhere/out.png": "there is no directory",
+    "attention a --output %/out.html --kind encoder": "--kind encoder: a server tells of cross attention alone",
+    "attention a --output %/out.html --kind sideways": "sideways",
+    "attention a b --output %/out.html --max-new-tokens 3": "--max-new-tokens goes without a target",
+    "attention \udcff --output %/out.html": "source: is not UTF-8",
+    "attention a --output %/out.html --checkpoint x --model m": "--model goes with a server, not with --checkpoint",
+    "attention a --output %/out.html --checkpoint x --server m": "--server goes with a server, not with --checkpoint",
+    "attention a --output %/out.png --checkpoint %/nowhere": "nowhere/config.json",
+    f"{AUGMENT} --target-language fi": "'fi'",
+    f"{AUGMENT} --target-language de --aligner %/nowhere": "%/nowhere",
+    f"{AUGMENT} --target-language de --output-target %/two": "four files",
+    f"{AUGMENT} --target-language de --output-target %/folder": "%/folder: is a directory",
+    "average --output %/out": "CHECKPOINT",
+    "average %/nowhere --output %/out": "%/nowhere",
+    "average %/damaged --output %/out": "%/damaged/config.json",
+    "average %/damaged --output %/two": "%/two: not a directory",
+    "add-tokens %/bundle %/two --output %/model --vocab-size 300": "%/model: there is a checkpoint already; --force",
+    "add-tokens %/nowhere %/two --output %/out --vocab-size 300": "%/nowhere",
+    "export %/nowhere %/out": "%/nowhere",
+    "export %/checkpoint %/out": "config.json",
+    "export %/checkpoint %/out --precision int1": "int1",
+    "export %/checkpoint %/out --quality-source %/two": "go together",
+    "export %/checkpoint %/out --shortlist-size 3": "goes with --shortlist",
+    f"export {ROOT}/model/pretrained/en-de %/out --target-language fr": "--target-language: the model has no 'fr'; it has de",
+    "train": "dragoman train --example",
+    "train %/small.toml --example": "--example",
+    "train %/two": "%/two",
+    "train %/two --device abacus": "abacus",
+    "train %/nowhere.toml": "%/nowhere.toml: No such file",
+    "train %/unknown.toml": "training.max_step: unknown setting",
+    "train %/lengths.toml": "%/train.en has 27 lines but %/one has 1",
+    "train %/small.toml --initial-checkpoint %/nowhere": "%/nowhere/config.json",
+    f"{TRAIN} %/two": "%/two: not a directory",
+    f"{TRAIN} %/two/out": "%/two is not a directory",
+    f"{TRAIN} %/damaged": "no training to resume",
+    "serve --models %/folder": "%/folder",
+    "serve --models %/bundle": "bundle.json",
+    "serve --config %/config.toml": "%/config.toml",
+    "serve --config %/nowhere": "%/nowhere",
+    "serve --models %/bundle --max-slotz 4": "max_slotz",
+    "serve --models %/bundle --max-slots": "--max-slots",
+    "serve --models %/bundle stray": "stray",
+    "serve --models %/bundle --port 99999": "--port",
+    "serve --models %/bundle --port http": "--port",
+    f"{IMPORT} --precision int8": "go with --export",
+    f"{IMPORT} --weight-bits 7": "go with --export",
+    f"{IMPORT} --cache-precision int8": "go with --export",
+    f"{IMPORT} --export %/b --weight-bits 7": "go with int8",
+    f"{IMPORT} --export %/b --cache-precision int8": "go with int8",
+    f"{IMPORT} --export %/b --shortlist-size 9": "goes with --shortlist",
+    f"{IMPORT} --export %/b --precision int3": "int3",
+    f"{IMPORT} --export %/b --quality-source x": "go together",
+    f"{IMPORT} --export %/out": "a place each",
+    f"{IMPORT} --export %/out/bundle": "a place each",
+    "import %/checkpoint %/b/out --export %/b": "a place each",
+    f"{IMPORT} --export %": "exists and is not empty",
+    f"{IMPORT} --export %/two": "%/two",
+    f"{IMPORT} --export %/b --shortlist %/none": "none: No such file",
+    f"{IMPORT} --export %/b --shortlist %/empty": "the file is empty",
+    f"{IMPORT} --export %/b --shortlist %/two --shortlist-size 0": "at least 1 token",
+    f"{EXPORT_INT8} --calibration %/none": "none: No such file",
+    f"{IMPORT} --name a/b": "name must be",
+    f"{IMPORT} --revision main": "--revision is of repositories",
+    f"{IMPORT} --max-source-tokens 0": "--max-source-tokens",
+    "nearest --reference %/two --output %/out": "CANDIDATES",
+    "nearest %/two %/one --reference %/two --output %/out": "%/one: 1 lines",
+    "nearest %/two --reference %/two --output %/folder": "%/folder: is a directory",
+    "nearest %/two --reference %/two --output %/nowhere/out": "no directory %/nowhere",
+}
+
+
+@pytest.mark.parametrize(("command", "named"), WRONG.items())
+def test_what_cannot_be_used_is_named_in_one_line(run_command: Run, files: Path, command: str, named: str) -> None:
+    before = sorted(path.name for path in files.iterdir())
+    code, out, err = run_command(*(word.replace("%", str(files)) for word in command.split()))
+    assert (code, out) == (2, "")
+    assert is_one_line(err) and named.replace("%", str(files)) in err
+    assert sorted(path.name for path in files.iterdir()) == before
+
+
+# Runs each command line in turn in one process, in which what takes seconds to load cannot be imported.
+WITHOUT_TORCH = """
+import contextlib, io, json, sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "onnxruntime") or (name == "sacrebleu" and sys.argv[1] == "evaluate"):
+            raise AssertionError(f"{name} is imported")
+
+sys.meta_path.insert(0, Blocker())
+from dragoman.cli import main
+
+codes = []
+for arguments in json.load(sys.stdin):
+    sys.argv = ["dragoman", *arguments]
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        try:
+            main.main()
+        except SystemExit as error:
+            codes.append(error.code or 0)
+        except AssertionError as error:
+            codes.append(str(error))
+print(json.dumps(codes))
+"""
+
+
+def test_all_this_is_said_before_torch_is_loaded(files: Path) -> None:
+    commands = [command.replace("%", str(files)).split() for command in (*WRONG, f"{TRAIN} %/out")]
+    ran = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH],
+        input=json.dumps(commands),
+        cwd=ROOT,
+        env=environment(),
+        text=True,
+        capture_output=True,
+        check=True,
+    )
+    *codes, last = json.loads(ran.stdout)
+    assert {command: code for command, code in zip(WRONG, codes, strict=True) if code != 2} == {}
+    assert last == "torch is imported"  # where nothing is wrong
+
+
+def test_a_bug_shows_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only errors of the user, of a file and of a call become a line."""
+    for error in (ValueError("bug"), ModuleNotFoundError("bug", name="bug"), TimeoutError("bug")):
+
+        def fail(*_: object, error: Exception = error, **__: object) -> None:
+            raise error
+
+        monkeypatch.setattr(dragoman, "app", fail)
+        with pytest.raises(type(error), match="bug"):
+            dragoman.main()
