@@ -4,6 +4,7 @@ A case depends on the seed and on its own number alone, so that one that failed 
 """
 
 import base64
+import copy
 import random
 import zlib
 from collections.abc import Iterator, Mapping
@@ -17,7 +18,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthListRequest
 from grpc_reflection.v1alpha.reflection_pb2 import ExtensionRequest, ServerReflectionRequest
 
 from dragoman.v1.generation_pb2 import GenerateBulkRequest, GenerateRequest, GetModelRequest, ListModelsRequest, ScoreRequest
-from tests.system.fuzz.wire import Mutator
+from tests.system.fuzz.wire import mutate, noise
 
 REQUEST_ID_KEY = "x-request-id"
 UNKNOWN_METHODS = (
@@ -26,31 +27,27 @@ UNKNOWN_METHODS = (
     "/grpc.reflection.v1.ServerReflection/Nothing",
 )  # fmt: skip
 TEXT = "a dog runs over the grass"
-GENERATE = (
-    GenerateRequest(text=TEXT, max_new_tokens=3),
-    GenerateRequest(
-        text=TEXT, model="alpha", max_new_tokens=2, num_beams=4, num_return_sequences=2, length_penalty=0.5, early_stopping=True
-    ),
-    GenerateRequest(
-        text=TEXT, max_new_tokens=3, do_sample=True, seed=7, temperature=0.8, top_k=5, top_p=0.9, num_return_sequences=3
-    ),
-    GenerateRequest(
-        text=TEXT, max_new_tokens=4, min_new_tokens=1, repetition_penalty=1.2, no_repeat_ngram_size=2, suppressed_tokens=[5, 9]
-    ),
-    GenerateRequest(text=TEXT, max_new_tokens=3, forced_prefix="a dog", return_log_probs=True, top_log_probs=5, priority=2),
-    GenerateRequest(text=TEXT, max_new_tokens=3, source_language="de-AT", target_language="FR", forced_prefix="a", num_beams=1),
-    GenerateRequest(
-        text=TEXT, max_new_tokens=2, target_language="deu_Latn", min_new_tokens=0, early_stopping=False, do_sample=False
-    ),
-    GenerateRequest(text=TEXT * 40, max_new_tokens=2, truncate=True, return_alternatives=True, num_return_sequences=3),
+GENERATE = tuple(
+    GenerateRequest(**{"text": TEXT, "max_new_tokens": 3} | fields)
+    for fields in (
+        {},
+        {"model": "alpha", "num_beams": 4, "num_return_sequences": 2, "length_penalty": 0.5, "early_stopping": True},
+        {"do_sample": True, "seed": 7, "temperature": 0.8, "top_k": 5, "top_p": 0.9, "num_return_sequences": 3},
+        {"min_new_tokens": 1, "repetition_penalty": 1.2, "no_repeat_ngram_size": 2, "suppressed_tokens": [5, 9]},
+        {"forced_prefix": "a dog", "return_log_probs": True, "top_log_probs": 5, "priority": 2},
+        {"source_language": "de-AT", "target_language": "FR", "forced_prefix": "a", "num_beams": 1},
+        {"target_language": "deu_Latn", "min_new_tokens": 0, "early_stopping": False, "do_sample": False},
+        {"text": TEXT * 40, "truncate": True, "return_alternatives": True, "num_return_sequences": 3},
+    )
 )
-SCORE = (
-    ScoreRequest(text=TEXT, target="a dog"),
-    ScoreRequest(
-        text=TEXT, target="a dog runs", model="alpha", return_alignment=True, return_word_alignment=True, alignment_layer=1
-    ),
-    ScoreRequest(text=TEXT, target="", priority=-3, length_penalty=2.0),
-    ScoreRequest(text=TEXT, target="a dog", source_language="DEU_latn", target_language="fr_FR", return_word_alignment=True),
+SCORE = tuple(
+    ScoreRequest(**{"text": TEXT, "target": "a dog"} | fields)
+    for fields in (
+        {},
+        {"model": "alpha", "return_alignment": True, "return_word_alignment": True, "alignment_layer": 1},
+        {"target": "", "priority": -3, "length_penalty": 2.0},
+        {"source_language": "DEU_latn", "target_language": "fr_FR", "return_word_alignment": True},
+    )
 )
 REFLECTION = (
     ServerReflectionRequest(list_services=""),
@@ -72,14 +69,14 @@ SEEDS: Mapping[type[Message], tuple[Message, ...]] = {
 # How often a method is chosen; the rest have 1.
 WEIGHTS = {"Generate": 8, "GenerateStream": 4, "GenerateBatch": 4, "GenerateBulk": 4, "Score": 5, "Check": 2}
 METADATA_VALUES = (
-    "", "x", "a" * 128, "a" * 129, "a" * 3000, "00-" + "a" * 32 + "-" + "b" * 16 + "-01", "00-" + "0" * 32 + "-" + "0" * 16 + "-00",
-    "ff-x-y-z",
-    "Bearer", "Bearer  ", "Bearer a b", "Basic !", "bearer " + "x" * 500, "gzip", "9" * 20, "-1", "1e309", "\\xff", "%00",
+    "", "a" * 128, "a" * 129, "a" * 3000, "00-" + "a" * 32 + "-" + "b" * 16 + "-01", "00-" + "0" * 32 + "-" + "0" * 16 + "-00",
+    "ff-x-y-z", "Bearer", "Bearer  ", "Bearer a b", "Basic !", "bearer " + "x" * 500, "gzip", "9" * 20, "-1", "1e309", "\\xff",
+    "%00", "x",
 )  # fmt: skip
 METADATA_KEYS = (
-    *(REQUEST_ID_KEY, "traceparent", "tracestate", "authorization", "x-forwarded-for"),
-    *("accept-language", "grpc-previous-rpc-attempts"),
-)
+    REQUEST_ID_KEY, "traceparent", "tracestate", "authorization", "x-forwarded-for", "accept-language",
+    "grpc-previous-rpc-attempts",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,22 +169,15 @@ def _treatment(chance: random.Random, *, must_end: bool, may_end: bool) -> tuple
 
 def _message(chance: random.Random, method: MethodDescriptor | None, is_as_meant: bool, request_id: str) -> bytes:
     """Return one message for a method: as meant, nearly so, another method's, or noise."""
-    mutator = Mutator(chance)
-    own = SEEDS[GetMessageClass(method.input_type)] if method is not None else GENERATE
-    message = chance.choice(own)
+    message: Message = copy.deepcopy(chance.choice(SEEDS[GetMessageClass(method.input_type)] if method is not None else GENERATE))
     if method is not None and method.name == "GenerateBatch":
-        assert isinstance(message, GenerateRequest)
-        message = GenerateRequest.FromString(message.SerializeToString())
-        message.request_id = request_id
-    if method is not None and method.name == "GenerateBulk":
-        assert isinstance(message, GenerateBulkRequest)
-        message = GenerateBulkRequest.FromString(message.SerializeToString())
-        for place, request in enumerate(message.requests):
-            request.request_id = f"{request_id}-{place}"
+        message.request_id = request_id  # type: ignore[attr-defined]
+    for place, request in enumerate(getattr(message, "requests", ())):
+        request.request_id = f"{request_id}-{place}"
     if is_as_meant:
         return message.SerializeToString()
     if chance.random() < 0.05:
-        return mutator.noise()
+        return noise(chance)
     if chance.random() < 0.03:
         message = chance.choice(chance.choice(tuple(SEEDS.values())))
-    return mutator.mutate(message)
+    return mutate(chance, message)
