@@ -136,8 +136,19 @@ async def test_kept_version_answers_again_without_being_read(worker: Worker) -> 
     await worker.until(lambda: worker.released == {"desk-2"})
 
 
-async def test_version_is_released_once_and_after_the_outcome_of_its_last_request(worker: Worker) -> None:
+async def test_outcomes_are_told_once_and_before_the_release_of_their_version(worker: Worker) -> None:
     worker.served.read(worker.serve(0, worker.desk("1")))
+    worker.served.tell_used()
+    assert worker.said == []
+    with pytest.raises(Unavailable):
+        async with worker.repository.hold("tiny"):
+            raise Unavailable("the engine ended")
+    async with worker.repository.hold("tiny"):
+        pass
+    for _ in range(2):
+        worker.served.tell_used()
+    (used,) = worker.said
+    assert Outcomes(*used.outcomes["desk-1"])._replace(seconds=0.0) == Outcomes(1, 1, 0.0)
     two = worker.desk("2")
     async with worker.repository.hold("tiny"):
         for serial in (1, 2, 3):
@@ -145,7 +156,7 @@ async def test_version_is_released_once_and_after_the_outcome_of_its_last_reques
         assert not worker.released
     await worker.until(lambda: worker.released)
     assert worker.said.count(Released("desk-1")) == 1
-    (used,) = (one for one in worker.said if isinstance(one, Used))
+    (_, used) = (message for message in worker.said if isinstance(message, Used))
     assert used.outcomes["desk-1"][:2] == (1, 0) and worker.said.index(used) < worker.said.index(Released("desk-1"))
 
 
@@ -161,31 +172,14 @@ async def test_damaged_copy_is_not_served_nor_what_was_to_be_served_with_it(work
     await worker.until(lambda: worker.released == {"desk-2", "desk-3"})
 
 
-async def test_engine_that_is_not_attached_in_time_is_served_all_the_same(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_engine_is_served_and_an_unchanged_bundle_is_not_read_again(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(served, "ATTACH_SECONDS", 0.01)
-    worker.served.read(worker.serve(0, worker.desk("1")))
-    assert await worker.take(worker.serve(1, worker.desk("slow"))) == Serving(1) and worker.labels == ["slow"]
-
-
-async def test_same_bundle_with_another_engine_is_not_read_again(worker: Worker) -> None:
     worker.served.read(worker.serve(0, worker.desk("1")))
     before = worker.repository.get("tiny")
     await worker.take(worker.serve(1, worker.desk("1", endpoint="again", num_replicas=2)))
     after = worker.repository.get("tiny")
     assert after.tokenizers is before.tokenizers and after.engine is not before.engine
     assert after.max_slots == 2 * before.max_slots
-
-
-async def test_outcomes_are_told_once(worker: Worker) -> None:
-    worker.served.read(worker.serve(0, worker.desk("1")))
-    worker.served.tell_used()
-    assert worker.said == []
-    with pytest.raises(Unavailable):
-        async with worker.repository.hold("tiny"):
-            raise Unavailable("the engine ended")
-    async with worker.repository.hold("tiny"):
-        pass
-    for _ in range(2):
-        worker.served.tell_used()
-    (used,) = worker.said
-    assert Outcomes(*used.outcomes["desk-1"])._replace(seconds=0.0) == Outcomes(1, 1, 0.0)
+    assert await worker.take(worker.serve(2, worker.desk("slow"))) == Serving(2) and worker.labels == ["slow"]

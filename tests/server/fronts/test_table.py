@@ -42,15 +42,9 @@ class World:
 
     def write(self, limits: str) -> None:
         self.path.write_text(f'[callers.web]\ntoken = "s3cret"\n{limits}\n[callers.other]\ntoken = "0ther"\n')
-        for number in range(NUM_FRONT_ENDS):
-            self.read(number)
-
-    def read(self, number: int) -> None:
-        book = read_book(self.path)
-        if number < len(self.callers):
-            self.callers[number].replace(book)
-        else:
-            self.callers.append(self.start(number))
+        self.callers = self.callers or [self.start(number) for number in range(NUM_FRONT_ENDS)]
+        for callers in self.callers:
+            callers.replace(read_book(self.path))
 
     def start(self, number: int) -> Callers:
         clock = lambda: self.seconds  # noqa: E731
@@ -123,42 +117,32 @@ def test_limits_change_with_the_file_at_the_workers_that_have_read_it(world: Wor
     world.at(0).enter()
     world.at(1).enter()
     world.write("max_requests = 2\nrequests_per_second = 1")
-    assert world.limit(2) == "max_requests", "those from before count"
+    assert world.limit(2) == "max_requests", "requests from before count"
     world.at(0).leave(0)
     assert [world.limit(0), world.limit(1)] == [None, "max_requests"]
     world.at(1).leave(0)
     assert world.limit(1) == "requests_per_second"
-
-
-def test_worker_that_has_not_read_a_new_file_yet_does_not_undo_it(world: World) -> None:
     world.write("")
+    world.seconds += 100
     world.path.write_text('[callers.web]\ntoken = "s3cret"\nrequests_per_second = 1\nrequests_burst = 2')
-    world.read(0)
-    assert [world.limit(0), world.limit(1), world.limit(0), world.limit(0)] == [None, None, None, "requests_per_second"]
+    world.callers[0].replace(read_book(world.path))  # the others have not read it yet, and do not undo it
+    assert [world.limit(n) for n in (0, 1, 0, 0)] == [None, None, None, "requests_per_second"]
 
 
-def test_many_callers_have_a_record_each(table: UsageTable) -> None:
-    names = [f"caller-{number}" for number in range(2000)]
-    for number, name in enumerate(names):
-        with table.of(name) as usage:
+def test_callers_have_a_record_each_up_to_the_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "MAX_CALLERS", 200)
+    table = UsageTable.open(2)
+    other = UsageTable(os.dup(table.descriptor), 2, 1)
+    for number in range(200):
+        with table.of(f"caller-{number}") as usage:
             usage.num_running += number
-    assert table.num_callers == len(names)
-    other = UsageTable(os.dup(table.descriptor), NUM_FRONT_ENDS, 1)
-    for number, name in enumerate(names):
-        with other.of(name) as usage:
+    for number in range(200):
+        with other.of(f"caller-{number}") as usage:
             assert usage.num_running == number
-    other.close()
-
-
-def test_callers_beyond_the_capacity_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "MAX_CALLERS", 2)
-    table = UsageTable.open(1)
-    for name in ("a", "b", "a"):
-        table.of(name)
-    with pytest.raises(InputError, match="more than 2 callers"):
+    assert table.num_callers == 200
+    with pytest.raises(InputError, match="more than 200 callers"):
         table.of("c")
-    with table.of("b") as usage:
-        assert usage.num_running == 0
+    other.close()
     table.close()
 
 
@@ -195,7 +179,15 @@ def front_end(table: UsageTable, number: int, times: int = 0) -> Iterator[Any]:
         process.stdin.close()
 
 
-def test_nothing_is_lost_between_processes(table: UsageTable) -> None:
+def test_nothing_is_lost_between_processes_and_a_killed_one_releases_its_lock(table: UsageTable) -> None:
+    with front_end(table, 1) as process:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+        assert [process.stdout.readline() for _ in range(2)] == ["ready\n", "within\n"]
+        process.kill()
+        process.wait(60)
+        with table.of("web") as usage:
+            assert usage.num_running == 0, "the process has not released it"
     times = 1000
     with ExitStack() as stack:
         processes = [stack.enter_context(front_end(table, number, times)) for number in range(NUM_FRONT_ENDS)]
@@ -210,14 +202,3 @@ def test_nothing_is_lost_between_processes(table: UsageTable) -> None:
     with usage:
         assert usage.num_running == NUM_FRONT_ENDS * times
         assert usage.tokens.level == pytest.approx(1e9 - NUM_FRONT_ENDS * times, abs=1e-3)
-
-
-def test_killed_process_releases_its_lock(table: UsageTable) -> None:
-    with front_end(table, 1) as process:
-        process.stdin.write("go\n")
-        process.stdin.flush()
-        assert [process.stdout.readline() for _ in range(2)] == ["ready\n", "within\n"]
-        process.kill()
-        process.wait(60)
-        with table.of("web") as usage:
-            assert usage.num_running == 0, "it had not said so yet"
