@@ -1,4 +1,4 @@
-"""The real server behind LibreTranslate's own client, unmodified."""
+"""LibreTranslate's API: its own client, unmodified; forms and lists, alternatives, languages, keys; refusals with their reason."""
 
 import json
 import urllib.error
@@ -7,61 +7,229 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 from libretranslatepy import LibreTranslateAPI
 
-from tests.system.harness.server import Server
+from tests.system.harness.server import Event, Server, wait_until
 
 pytestmark = pytest.mark.e2e
 
-CALLERS = '[callers.pages]\ntokens = ["a-key"]\n'
-TEXT = "Two young men play football on the grass."
+CALLERS = """
+[callers.pages]
+tokens = ["a-key"]
+[callers.few]
+tokens = ["few"]
+max_requests = 2
+models = ["en-de"]
+[callers.slow]
+tokens = ["slow"]
+requests_per_second = 0.001
+requests_burst = 3
+"""
+TEXT, GERMAN = "Two young men play football on the grass.", "Ein Hund läuft durch den Schnee."
+QUERY = {"q": TEXT, "source": "en", "target": "de"}
+KEY = {"api_key": "a-key"}
+MAX_MESSAGE_BYTES = 65536
 
 
 @pytest.fixture(scope="module")
 def server(serve: Callable[..., Any], bundles: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     callers = tmp_path_factory.mktemp("callers") / "callers.toml"
     callers.write_text(CALLERS)
-    with serve(bundles, "--auth-tokens-file", str(callers)) as started:
+    with serve(bundles, "--auth-tokens-file", str(callers), "--max-message-bytes", str(MAX_MESSAGE_BYTES)) as started:
         yield started
+        assert started.terminate() == 0
+        assert not started.problems() and "a-key" not in str(started.events)
 
 
-def refusal(error: urllib.error.HTTPError) -> tuple[int, str]:
-    told = json.loads(error.read())
-    assert list(told) == ["error"]
-    return error.code, told["error"]
+def post(server: Server, path: str = "/translate", **arguments: Any) -> requests.Response:
+    return requests.post(server.http_address + path, timeout=120, **arguments)
 
 
-def test_its_client_translates_with_both_models(server: Server) -> None:
+def translated(server: Server, **fields: Any) -> Any:
+    response = post(server, json=QUERY | KEY | fields)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def refusal(response: requests.Response) -> tuple[int, str]:
+    message = response.json()
+    assert list(message) == ["error"], message
+    return response.status_code, message["error"]
+
+
+@pytest.fixture(scope="module")
+def german(server: Server) -> str:
+    return str(translated(server)["translatedText"])
+
+
+def test_its_client_translates_with_the_model_for_the_languages(server: Server, german: str) -> None:
     api = LibreTranslateAPI(server.http_address, "a-key")
-    german, french = api.translate(TEXT, "en", "de"), api.translate(TEXT, "en", "fr")
-    assert "Männer" in german and "hommes" in french
-    both = api.translate(f"{TEXT}\n\n{TEXT} A dog runs.", "en", "de")
-    first, blank, second = both.split("\n")
+    assert api.translate(TEXT, "en", "de") == german and "Männer" in german and "hommes" in api.translate(TEXT, "en", "fr")
+    first, blank, second = api.translate(f"{TEXT}\n\n{TEXT} A dog runs.", "en", "de").split("\n")
     assert (first, blank) == (german, "") and second.startswith(german + " ")
+    for fields in ({"source": "EN", "target": "de-AT"}, {"format": "text", "secret": "x"}, {"model": "en-de"}):
+        assert translated(server, **fields) == {"translatedText": german}
+    same = {"target": "EN", "q": ["A dog. A cat."]}
+    assert translated(server, **same) == {"translatedText": ["A dog. A cat."]}, "one language is not translated"
 
 
 def test_its_client_lists_languages_without_a_key_and_detects_them(server: Server) -> None:
     known = LibreTranslateAPI(server.http_address).languages()
-    assert {"code": "en", "name": "English", "targets": ["de", "fr"]} in known
-    assert {language["code"] for language in known} >= {"en", "de", "fr"}
-    (likeliest, *_) = LibreTranslateAPI(server.http_address, "a-key").detect("Ein Hund läuft durch den Schnee.")
+    assert known == [
+        {"code": "de", "name": "German", "targets": []},
+        {"code": "en", "name": "English", "targets": ["de", "fr"]},
+        {"code": "fr", "name": "French", "targets": []},
+    ]
+    few = requests.get(f"{server.http_address}/languages", headers={"Authorization": "Bearer few"}, timeout=60).json()
+    assert [language["code"] for language in few] == ["de", "en"]
+    settings = requests.get(f"{server.http_address}/frontend/settings", timeout=60).json()
+    assert (settings["apiKeys"], settings["charLimit"], settings["supportedFilesFormat"]) == (True, -1, [])
+    assert requests.get(f"{server.http_address}/health", timeout=60).json() == {"status": "ok"}
+    pytest.importorskip("py3langid")
+    (likeliest, *_) = LibreTranslateAPI(server.http_address, "a-key").detect(GERMAN)
     assert likeliest["language"] == "de" and likeliest["confidence"] > 50
+    assert post(server, "/detect", data=KEY | {"q": TEXT}).json()[0]["language"] == "en"
+    assert refusal(post(server, "/detect", json=KEY)) == (400, "q: is missing")
+    assert translated(server, source="auto")["detectedLanguage"]["language"] == "en"
+    found = translated(server, q=[TEXT, TEXT], source="auto", target="fr")
+    assert [each["language"] for each in found["detectedLanguage"]] == ["en", "en"] and len(found["translatedText"]) == 2
+    assert translated(server, q=GERMAN, source="auto", target="de")["translatedText"] == GERMAN
+
+
+def test_forms_and_parameters_mean_the_same_as_json(server: Server, german: str) -> None:
+    expected, query = {"translatedText": german}, QUERY | KEY
+    files = {name: (None, value) for name, value in (query | {"q": f"{TEXT}\r\n"}).items()}
+    assert post(server, data=query).json() == post(server, params=query).json() == expected
+    assert post(server, files=files).json() == {"translatedText": german + "\n"}
+    assert post(server, params=QUERY | {"q": ""} | KEY).status_code == 400
+    languages = {name: value for name, value in query.items() if name != "q"}
+    assert post(server, params=languages, data={"q": TEXT}).json() == expected
+    assert refusal(post(server, params=query, data={"q": "b"}))[1].startswith("q: is given more than once")
+
+
+def test_lists_are_answered_in_order_and_the_rest_is_kept(server: Server, german: str) -> None:
+    texts = [TEXT, "", " \n", f"{TEXT} {TEXT}\n\n  {TEXT}", "😀 ..."]
+    answers = [german, "", " \n", f"{german} {german}\n\n  {german}", "😀 ..."]
+    assert translated(server, q=texts) == {"translatedText": answers}
+    assert translated(server, q="\n") == {"translatedText": "\n"}
+    assert translated(server, q="a\x00b \u202e\ufeff")["translatedText"] is not None
+    before = server.metric("dragoman_request_success_total", model="en-de")
+    assert translated(server, q=["A dog."] * 200)["translatedText"] == [translated(server, q="A dog.")["translatedText"]] * 200
+    assert server.metric("dragoman_request_success_total", model="en-de") == before + 201
+
+
+def test_alternatives_are_the_next_best_answers(server: Server) -> None:
+    several = translated(server, alternatives=2)
+    assert len(several["alternatives"]) == 2 and several["translatedText"] not in several["alternatives"]
+    form = post(server, data=QUERY | KEY | {"alternatives": "1", "q": f"{TEXT} {TEXT}"}).json()
+    beams = translated(server, alternatives=1)
+    for key, [text] in (("translatedText", [beams["translatedText"]]), ("alternatives", beams["alternatives"])):
+        assert form[key] in (f"{text} {text}", [f"{text} {text}"])
+    mixed = translated(server, alternatives=1, q=[TEXT, ""])
+    assert [len(others) for others in mixed["alternatives"]] == [1, 0]
+    assert "alternatives" not in translated(server, alternatives=-1)
 
 
 @pytest.mark.parametrize(
-    ("key", "source", "target", "status", "reason"),
+    ("fields", "message"),
     [
-        (None, "en", "de", 403, "a bearer token"),
-        ("other", "en", "de", 403, "a bearer token"),
-        ("a-key", "en", "tlh", 400, "'tlh' is not supported"),
-        ("a-key", "de", "fr", 400, "no model translates from 'de' to 'fr'"),
-        ("a-key", "", "de", 400, "source: is missing"),
+        *[({"q": value}, "q: is missing") for value in ("", [], None)],
+        *[({"q": value}, "q: is neither a text nor a list of texts") for value in (7, [["A dog."]], ["A dog.", 7], {"a": "b"})],
+        ({"source": None}, "source: is missing"),
+        ({"target": ""}, "target: is missing"),
+        ({"target": 7}, "target: is no text"),
+        ({"target": "tlh"}, "target: 'tlh' is not supported; there: de, en, fr"),
+        ({"source": "x" * 10**4}, f"source: {'x' * 32!r} is not supported; there: de, en, fr"),
+        ({"source": "\x00\n"}, "source: '\\x00\\n' is not supported"),
+        ({"source": "de", "target": "fr"}, "target: no model translates from 'de' to 'fr'; there: en to de"),
+        ({"model": "none"}, "model"),
+        ({"format": "html"}, "format: html is not translated here"),
+        ({"format": "pdf"}, "format: 'pdf' is not supported"),
+        ({"q": "A" * 20_000}, "q: more than"),
+        ({"q": ["A"] * 1025}, "q: 1025 texts; at most 1024 are translated at once"),
+        ({"q": "Yes. " * 5000}, "q: more than 4096 sentences; send fewer at once"),
+        ({"alternatives": 10**6}, "alternatives: 1000000 is more than "),
+        *[({"alternatives": value}, "alternatives: is no whole number") for value in ("many", 1.5, True, [1], "9" * 20)],
+        ({"alternatives": 7, "q": "A dog." + "-\n" * 6000}, "q: answers have more than 65536 bytes, max_message_bytes"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_invalid_fields_are_refused_by_name(server: Server, fields: dict[str, Any], message: str) -> None:
+    before = server.metric("dragoman_request_success_total")
+    status, reason = refusal(post(server, json=QUERY | KEY | fields))
+    assert status == 400 and reason.startswith(message)
+    assert server.metric("dragoman_request_success_total") == before, "nothing is generated for it"
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "status"),
+    [
+        *[
+            (body, "application/json", 400)
+            for body in (b"{", b"[]", b"[" * 10**4, b'{"q": "\xff"}', b'{"q": "\\ud800", "source": "en"}')
+        ],
+        *[
+            (body, "application/x-www-form-urlencoded", 400)
+            for body in (
+                b"q=%FF&source=en&target=de",
+                b"q=\xff&target=de",
+                b"q=a&q=b&source=en&target=de",
+                b"&".join([b"x=y"] * 1000),
+            )
+        ],
+        *[
+            (body, "multipart/form-data; boundary=a", 400)
+            for body in (
+                b"--a\r\n\r\n--a--",
+                b"--a" * 1000,
+                b'--a\r\nContent-Disposition: form-data; name="q"; filename="f"\r\n\r\nx\r\n--a--',
+                b'--a\r\nContent-Disposition: form-data; name="q"\r\n\r\n\xff\r\n--a--',
+            )
+        ],
+        (b"", "multipart/form-data", 400),
+        (b"A dog.", "text/plain", 415),
+        (b"x" * 70_000, "application/json", 413),
     ],
 )
-def test_its_client_is_told_what_is_wrong(
-    server: Server, key: str | None, source: str, target: str, status: int, reason: str
-) -> None:
-    with pytest.raises(urllib.error.HTTPError) as caught:
-        LibreTranslateAPI(server.http_address, key).translate(TEXT, source, target)
-    code, told = refusal(caught.value)
-    assert code == status and reason in told
+def test_unreadable_bodies_are_refused(server: Server, body: bytes, kind: str, status: int) -> None:
+    headers = {"Content-Type": kind, "Authorization": "Bearer a-key"}
+    assert refusal(post(server, data=body, headers=headers))[0] == status
+
+
+def test_a_key_is_a_token_in_the_message_or_a_header(server: Server, german: str) -> None:
+    for arguments in (
+        {"json": QUERY | KEY},
+        {"data": QUERY | KEY},
+        {"params": QUERY | KEY},
+        {"json": QUERY, "headers": {"Authorization": "Bearer a-key"}},
+        {"json": QUERY | {"api_key": "other"}, "headers": {"Authorization": "Bearer a-key"}},
+    ):
+        assert post(server, **arguments).json() == {"translatedText": german}
+    for arguments in (
+        {"json": QUERY},
+        *[{"json": QUERY | {"api_key": key}} for key in ("other", "a-key ", "")],
+        {"json": QUERY | KEY, "headers": {"Authorization": "Bearer other"}},
+        {"data": QUERY | {"api_key": "\x00\n"}},
+    ):
+        status, reason = refusal(post(server, **arguments))
+        assert status == 403 and reason.startswith("authorization: a bearer token")
+    assert refusal(post(server, "/detect", json={"q": "a"}))[0] == 403
+    assert refusal(post(server, json={"q": "x" * 10**6}))[0] == 413, "its key would have been in the part that is not read"
+    assert refusal(post(server, "/translate_file", json=KEY)) == (403, "files and suggestions are not taken here")
+    assert requests.get(f"{server.http_address}/translate", timeout=60).status_code == 405
+    for key in (None, "other"):
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            LibreTranslateAPI(server.http_address, key).translate(TEXT, "en", "de")
+        assert caught.value.code == 403 and list(json.loads(caught.value.read())) == ["error"]
+
+
+def test_each_text_is_within_its_callers_limits(server: Server) -> None:
+    response = post(server, json=QUERY | {"q": ["A dog."] * 20, "api_key": "few"})
+    assert response.status_code == 200, "texts of a message wait for each other"
+    status, reason = refusal(post(server, json=QUERY | {"target": "fr", "api_key": "few"}))
+    assert (status, reason) == (400, "target: 'fr' is not supported; there: de, en"), "nothing is told of other models"
+    slow = post(server, json=QUERY | {"q": ["A."] * 20, "api_key": "slow"})
+    assert slow.status_code == 429 and int(slow.headers["Retry-After"]) > 0
+    assert slow.json()["error"].startswith("requests_per_second: 0.001 are allowed")
+    wait_until(lambda: bool(server.logged(Event.ITEM)), "items are logged")

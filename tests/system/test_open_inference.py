@@ -1,22 +1,28 @@
-"""Clients of other servers, unmodified, against the real server: Triton's, and the stubs of KServe's.
+"""Unmodified clients of other servers, over gRPC and over HTTP: Triton's and KServe's; and the descriptions that they read.
 
-Each runs in a process of its own: its stubs have the same names as ours, and one process can have one of them.
+Each client with stubs of its own runs in a process of its own: its stubs have the same names as ours.
 """
 
 import importlib.util
 import json
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
+import requests
 from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
 
 from dragoman.client.sync import Client
-from dragoman.inference import inference_pb2
+from dragoman.inference import inference_pb2 as pb
+from dragoman.inference.inference_pb2_grpc import GRPCInferenceServiceStub
+from tests.system.harness.openinference import binary_body, grpc_outputs, infer_body, infer_request, rest_outputs, with_parameters
+from tests.system.harness.server import Event, Server, wait_until
+
+pytestmark = pytest.mark.e2e
 
 HERE = Path(__file__).parent / "foreign"
 TEXTS = ["A dog runs through the snow.", "Two men are waiting on a bench.", "A little girl is playing near the water."]
@@ -32,15 +38,14 @@ OPTIONS: list[dict[str, Any]] = [
     {"return_alternatives": True, "num_return_sequences": 3},
     {"truncate": True, "priority": 3, "num_beams": 2},
 ]
+FORMS = {"tensors", "parameters", "sampling_parameters", "together"}
+FORMS_OF_HTTP = {"bytes", "json", "parameters", "sampling_parameters", "together", "together in json"}
 
-pytestmark = pytest.mark.e2e
 
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
+def needs(*packages: str) -> None:
+    for name in packages:
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"needs {name}, which `make setup` installs")
 
 
 def run_client(script: str, address: str, *arguments: str) -> Any:
@@ -51,27 +56,40 @@ def run_client(script: str, address: str, *arguments: str) -> Any:
     return json.loads(done.stdout)
 
 
-@pytest.fixture(scope="session")
-def triton() -> Callable[..., Any]:
-    if importlib.util.find_spec("tritonclient") is None:
-        pytest.skip("needs tritonclient, which `make setup` installs")
-    return lambda *arguments: run_client("triton_caller.py", *arguments)
+def triton(protocol: str, server: Server, *arguments: str) -> Any:
+    """Run Triton's client over gRPC or HTTP."""
+    needs("tritonclient", *(["geventhttpclient"] if protocol == "http" else []))
+    return run_client(*script_of(protocol, server), *arguments)
 
 
-@pytest.mark.parametrize("way", ["sync", "aio"])
-def test_tritons_client_gets_the_native_answers_to_the_last_bit(shared_server: Any, triton: Any, native: Any, way: str) -> None:
-    """Texts one by one and all together, options as tensors, as parameters and as JSON."""
-    answered = triton(shared_server.address, way, json.dumps({"texts": TEXTS, "options": OPTIONS}))
-    assert len(answered) == len(OPTIONS)
-    for options, found in zip(OPTIONS, answered, strict=True):
+def script_of(protocol: str, server: Server) -> tuple[str, str]:
+    if protocol == "grpc":
+        return "triton_caller.py", server.address
+    return "triton_http_caller.py", server.http_address.removeprefix("http://")
+
+
+each_protocol = pytest.mark.parametrize("protocol", ["grpc", "http"])
+
+
+@each_protocol
+@pytest.mark.parametrize("kind", ["sync", "aio"])
+def test_tritons_clients_get_the_native_answers_to_the_last_bit(
+    shared_server: Server, native: Any, protocol: str, kind: str
+) -> None:
+    """Texts one by one and together, tensors as bytes and in JSON, options as tensors, as parameters and as JSON."""
+    found = triton(protocol, shared_server, kind, json.dumps({"texts": TEXTS, "options": OPTIONS}))
+    for options, answers in zip(OPTIONS, found["waited for"] if protocol == "http" else found, strict=True):
         expected = [native(text, **options) for text in TEXTS]
-        assert set(found) == {"tensors", "parameters", "sampling_parameters", "together"}
-        for name in ("tensors", "parameters", "sampling_parameters", "together"):
-            assert found[name] == expected, (name, options)
+        assert set(answers) == (FORMS_OF_HTTP if protocol == "http" else FORMS)
+        for form, answer in answers.items():
+            assert answer == expected, (form, options)
+    if protocol == "http":
+        assert found.get("later", expected_later := [native(text) for text in TEXTS]) == expected_later
+        assert found.get("ready", [True] * 3) == [True] * 3
 
 
-def test_pieces_of_a_stream_are_the_native_answer(shared_server: Any, triton: Any, native: Any) -> None:
-    found = triton(shared_server.address, "stream", json.dumps({"texts": TEXTS}))
+def test_pieces_of_tritons_streams_are_the_native_answer(shared_server: Server, native: Any) -> None:
+    found = triton("grpc", shared_server, "stream", json.dumps({"texts": TEXTS}))
     for number, text in enumerate(TEXTS):
         pieces, expected = found[str(number)], native(text)
         assert len(pieces["texts"]) > 3 and "".join(pieces["texts"]) == expected["text_output"][0]
@@ -80,63 +98,78 @@ def test_pieces_of_a_stream_are_the_native_answer(shared_server: Any, triton: An
     assert found["error"].startswith("INVALID_ARGUMENT: text: is blank")
 
 
-def test_what_tritons_client_asks_of_a_server(shared_server: Any, triton: Any) -> None:
-    found = triton(shared_server.address, "describe")
+@each_protocol
+def test_tritons_clients_read_descriptions(shared_server: Server, protocol: str) -> None:
+    found = triton(protocol, shared_server, "describe")
+    is_http = protocol == "http"
     assert found["ready"] == [True, True, True, False]
-    assert found["metadata"]["inputs"][0] == {"name": "text_input", "datatype": "BYTES", "shape": ["-1", "1"]}
-    assert found["config"]["config"]["model_transaction_policy"] == {"decoupled": True}
-    assert [model["name"] for model in found["index"]["models"]] == ["en-de", "en-fr"]
-    assert found["statistics"]["model_stats"][0]["name"] == "en-de"
-
-
-def test_every_kind_of_error_has_its_status(shared_server: Any, triton: Any) -> None:
-    found = triton(shared_server.address, "errors")
-    assert {name: status for name, (status, _) in found.items()} == {
-        "blank": "StatusCode.INVALID_ARGUMENT",
-        "no model": "StatusCode.NOT_FOUND",
-        "no version": "StatusCode.NOT_FOUND",
-        "unknown input": "StatusCode.INVALID_ARGUMENT",
-        "unknown output": "StatusCode.INVALID_ARGUMENT",
-        "unknown parameter": "StatusCode.INVALID_ARGUMENT",
-        "timeout": "StatusCode.DEADLINE_EXCEEDED",
-        "deadline": "StatusCode.DEADLINE_EXCEEDED",
-        "shared memory": "StatusCode.UNIMPLEMENTED",
-        "load": "StatusCode.UNIMPLEMENTED",
+    assert found["metadata"]["inputs"][0] == {
+        "name": "text_input",
+        "datatype": "BYTES",
+        "shape": [-1, 1] if is_http else ["-1", "1"],
     }
+    config = found["config"] if is_http else found["config"]["config"]
+    assert config["model_transaction_policy"] == {"decoupled": True}
+    assert [model["name"] for model in (found["index"] if is_http else found["index"]["models"])] == ["en-de", "en-fr"]
+    statistics = found["statistics"][1] if is_http else found["statistics"]
+    assert statistics["model_stats"][0]["name"] == "en-de"
+    assert not is_http or (found["server"]["name"], found["id"]) == ("dragoman", "mine")
+
+
+@each_protocol
+def test_every_kind_of_error_has_its_status(shared_server: Server, protocol: str) -> None:
+    found = triton(protocol, shared_server, "errors")
+    kinds = {
+        "INVALID_ARGUMENT": ("blank", "unknown input", "unknown output", "unknown parameter"),
+        "NOT_FOUND": ("no model", "no version"),
+    }
+    kinds |= {"DEADLINE_EXCEEDED": ("timeout",), "UNIMPLEMENTED": ("shared memory", "load")}
+    numbers = {"INVALID_ARGUMENT": "400", "NOT_FOUND": "404", "DEADLINE_EXCEEDED": "504", "UNIMPLEMENTED": "501"}
+    expected = {
+        name: numbers[code] if protocol == "http" else f"StatusCode.{code}" for code, names in kinds.items() for name in names
+    }
+    if protocol == "http":
+        expected |= {"compressed": "415", "settings": "501", "deadline of its own": "TimeoutError"}
+    else:
+        expected["deadline"] = "StatusCode.DEADLINE_EXCEEDED"
+    assert {name: status for name, (status, _) in found.items()} == expected
     assert "text_input[1]" in found["blank"][1] and "admin_port" in found["load"][1]
 
 
-def test_who_leaves_frees_its_slots(serve: Any, endless: Path, triton: Any) -> None:
-    """That a step or two later they are free is tested with the engine; here, that the engine is told."""
+@each_protocol
+def test_a_client_that_leaves_frees_its_slots(serve: Callable[..., Any], endless: Path, protocol: str) -> None:
+    needs("tritonclient", "geventhttpclient")
     with serve(endless, "--max-slots", "4") as server:
-        command = [sys.executable, str(HERE / "triton_caller.py"), server.address, "cancel"]
+        script, address = script_of(protocol, server)
+        command = [sys.executable, str(HERE / script), address, "cancel"]
         caller = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        wait_until(lambda: server.metric("dragoman_engine_slots_in_use", model="alpha") == 4)
+        wait_until(lambda: server.metric("dragoman_engine_slots_in_use", model="alpha") == 4, "slots are full")
         assert caller.communicate("leave\n", timeout=60)[0] == '"left"\n'
-        assert {server.wait_for("item")["code"] for _ in range(8)} == {"CANCELLED"}, "twice as many as there are slots had begun"
+        assert {server.wait_for(Event.ITEM)["code"] for _ in range(8)} == {"CANCELLED"}, (
+            "twice as many as there are slots had begun"
+        )
         with Client(server.address) as client:
-            answer = client.generate("a dog", model="alpha", max_new_tokens=2)
-        assert len(answer.tokens) == 2
-        wait_until(lambda: server.metric("dragoman_engine_slots_in_use", model="alpha") == 0)
+            assert len(client.generate("a dog", model="alpha", max_new_tokens=2).tokens) == 2
+        server.wait_until_idle()
         assert server.metric("dragoman_engine_steps_total", model="alpha") < 900 * 64 / 4
         assert server.terminate() == 0
 
 
-def numbers(message: DescriptorProto, prefix: str = "") -> dict[str, Any]:
+def fields_of(message: DescriptorProto, prefix: str = "") -> dict[str, Any]:
     """Return number and type of every field, those of messages inside it too."""
     name = prefix + message.name
     found: dict[str, Any] = {f"{name}.{x.name}": (x.number, x.type, x.label, x.type_name) for x in message.field}
     for inner in message.nested_type:
-        found |= numbers(inner, f"{name}.")
+        found |= fields_of(inner, f"{name}.")
     return found
 
 
-def described(*files: FileDescriptorProto) -> dict[str, Any]:
-    """Return every field, value and method that files have."""
+def contract(*files: FileDescriptorProto) -> dict[str, Any]:
+    """Return every field, value and method of files."""
     found: dict[str, Any] = {}
     for file in files:
         for message in file.message_type:
-            found |= numbers(message)
+            found |= fields_of(message)
         found |= {f"{kind.name}.{value.name}": value.number for kind in file.enum_type for value in kind.value}
         for service in file.service:
             for x in service.method:
@@ -145,19 +178,177 @@ def described(*files: FileDescriptorProto) -> dict[str, Any]:
     return found
 
 
-def test_the_contract_has_the_published_numbers(triton: Any) -> None:
-    """All RPCs, and of messages nothing that is not published as it is."""
-    published = described(*(FileDescriptorProto.FromString(bytes.fromhex(file)) for file in triton("127.0.0.1:1", "contract")))
+def test_the_contract_has_the_published_numbers(shared_server: Server) -> None:
+    """All methods, and no message field that is not published so."""
+    files = triton("grpc", shared_server, "contract")
+    published = contract(*(FileDescriptorProto.FromString(bytes.fromhex(file)) for file in files))
     file = FileDescriptorProto()
-    inference_pb2.DESCRIPTOR.CopyToProto(file)
-    ours = described(file)
+    pb.DESCRIPTOR.CopyToProto(file)
+    ours = contract(file)
     assert {name: published.get(name) for name in ours} == ours
     methods = {name for name in published if name.startswith("inference.GRPCInferenceService.")}
     assert methods and methods <= ours.keys()
 
 
-def test_kserves_stubs_speak_the_same_protocol(shared_server: Any, native: Any) -> None:
-    if importlib.util.find_spec("kserve") is None:
-        pytest.skip("needs kserve, which `make setup` installs")
+def test_kserves_clients_get_the_native_answers(shared_server: Server, native: Any) -> None:
+    needs("kserve")
     found = run_client("kserve_caller.py", shared_server.address, TEXTS[0])
     assert found == {"ready": [True, True, True], "text": native(TEXTS[0], num_beams=2)["text_output"][0]}
+    needs("httpx", "orjson", "pandas", "cloudevents", "fastapi", "psutil")
+    found = run_client("kserve_rest_caller.py", shared_server.http_address, *TEXTS)
+    assert found["ready"] == [True, True, True, False]
+    expected = [native(text, num_beams=2) for text in TEXTS]
+    for answer in found["answers"]:
+        assert answer["id"] == "mine" and answer["text"] == [each["text_output"][0] for each in expected]
+        assert answer["score"] == [each["score"][0] for each in expected]
+    assert [status for status, _ in found["errors"].values()] == [400, 404]
+    assert "text: is blank" in found["errors"]["blank"][1]
+
+
+# Both forms of the protocol
+
+
+@pytest.fixture
+def stub(shared_server: Server) -> Iterator[Any]:
+    with grpc.insecure_channel(shared_server.address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        yield GRPCInferenceServiceStub(channel)
+
+
+def get(server: Server, path: str) -> tuple[int, Any]:
+    response = requests.get(server.http_address + path, timeout=60)
+    return response.status_code, response.json()
+
+
+def test_outputs_are_named_ordered_and_binary_as_they_are_wanted(shared_server: Server, stub: Any) -> None:
+    options: dict[str, Any] = {"num_beams": 3, "num_return_sequences": 2, "return_log_probs": True, "top_log_probs": 2}
+    request = with_parameters(infer_request("a dog", "a cat", shape=[2, 1], id="mine"), **options)
+    response = stub.ModelInfer(request)
+    expected, url = grpc_outputs(response), f"{shared_server.http_address}/v2/models/en-de/infer"
+    assert expected["text_output"][0] == [2, 2] and expected["num_input_tokens"][0] == [2, 1] and "seed" not in expected
+    body = infer_body("a dog", "a cat", id="mine", parameters=options)
+    body["inputs"][0] |= {"shape": [2, 1], "data": [["a dog"], ["a cat"]]}
+    answer = requests.post(url, json=body, timeout=60).json()
+    assert (answer["id"], answer["model_name"], answer["model_version"]) == ("mine", "en-de", response.model_version)
+    assert rest_outputs(answer) == expected
+    data, headers = binary_body(request, parameters=options | {"binary_data_output": True})
+    binary = requests.post(url, data=data, headers=headers, timeout=60)
+    head = int(binary.headers["Inference-Header-Content-Length"])
+    assert rest_outputs(json.loads(binary.content[:head]), binary.content[head:]) == expected
+    names = ["seed", "text_output", "log_probs"]
+    wanted = infer_request("a", "b", shape=[2, 1], outputs=[{"name": name} for name in names])
+    named = stub.ModelInfer(with_parameters(wanted, do_sample=True, seed=7))
+    assert [output.name for output in named.outputs] == names and not any(output.HasField("contents") for output in named.outputs)
+    assert (grpc_outputs(named)["seed"], grpc_outputs(named)["log_probs"]) == (([2, 1], [7, 7]), ([2, 1], ["[]", "[]"]))
+    outputs = [{"name": "score"}, {"name": "text_output", "parameters": {"binary_data": True}}, {"name": "num_input_tokens"}]
+    partly = requests.post(url, json=infer_body("a", "b", outputs=outputs), timeout=60)
+    head = int(partly.headers["Inference-Header-Content-Length"])
+    message = json.loads(partly.content[:head])
+    assert [(x["name"], "data" in x) for x in message["outputs"]] == [
+        ("score", True),
+        ("text_output", False),
+        ("num_input_tokens", True),
+    ]
+    whole = grpc_outputs(stub.ModelInfer(infer_request("a", "b")))
+    assert rest_outputs(message, partly.content[head:]) == {x["name"]: whole[x["name"]] for x in outputs}
+
+
+def test_generate_has_outputs_by_name_and_streams_only_one_text(shared_server: Server, stub: Any) -> None:
+    def post(path: str, message: Any) -> requests.Response:
+        return requests.post(f"{shared_server.http_address}/v2/models/en-de{path}", json=message, timeout=60)
+
+    response = stub.ModelInfer(infer_request("a dog"))
+    expected = {name: value for name, (_, [value]) in grpc_outputs(response).items()}
+    expected |= {"id": "mine", "model_name": "en-de", "model_version": response.model_version}
+    for path in ("/generate", f"/versions/{response.model_version}/generate"):
+        assert post(path, {"text_input": "a dog", "id": "mine"}).json() == expected
+        assert post(path, {"text_input": ["a dog"], "parameters": {"stream": False}, "id": "mine"}).json() == expected
+    several = post("/generate", {"text_input": ["a", "b"], "num_beams": 2, "num_return_sequences": 2}).json()
+    assert len(several["text_output"]) == 4 and len(several["num_input_tokens"]) == 2
+    for message in (
+        {"text_input": "a dog", "stream": False},
+        {"text_input": "a", "num_beams": 2, "num_return_sequences": 2},
+        {"text_input": ["a", "b"]},
+    ):
+        [_] = filter(None, post("/generate_stream", message).text.splitlines())
+    for path, message, reason in (
+        ("/infer", infer_body("a", parameters={"stream": True}), "stream: goes with generate_stream only"),
+        ("/generate", {"text_input": "a", "stream": True}, "stream: goes with generate_stream only"),
+        ("/generate_stream", {"text_input": ["a", "b"], "stream": True}, "stream: goes with one text only"),
+        ("/infer", infer_body("a", "b", " "), "text_input[2]: text: is blank"),
+        ("/infer", infer_body(*["a"] * 1025), "text_input: its shape [1025] has 1025 elements"),
+    ):
+        refused = post(path, message)
+        assert refused.status_code == 400 and list(refused.json()) == ["error"] and reason in refused.json()["error"]
+    for path in ("/generate", "/generate_stream"):
+        assert post(path, {"text_input": "a", "timeout": 1}).status_code == 504
+
+
+def test_models_and_the_server_are_described_alike(shared_server: Server, stub: Any) -> None:
+    version = stub.ModelInfer(infer_request("a")).model_version
+    metadata = stub.ModelMetadata(pb.ModelMetadataRequest(name="en-de"))
+    config = stub.ModelConfig(pb.ModelConfigRequest(name="en-de")).config
+    assert (metadata.platform, list(metadata.inputs[0].shape)) == ("dragoman_onnx", [-1, 1]) and config.max_batch_size == 1024
+    assert [x.name for x in config.input if not x.optional] == ["text_input"]
+    assert pb.TYPE_INVALID not in {x.data_type for x in (*config.input, *config.output)}
+    for path in ("/v2/models/en-de", f"/v2/models/en-de/versions/{version}"):
+        _, found = get(shared_server, path)
+        assert found["versions"] == list(metadata.versions)
+        for side in ("inputs", "outputs"):
+            assert [(x["name"], x["datatype"], x["shape"]) for x in found[side]] == [
+                (x.name, x.datatype, list(x.shape)) for x in getattr(metadata, side)
+            ]
+        _, found = get(shared_server, f"{path}/config")
+        assert (found["max_batch_size"], found["model_transaction_policy"]) == (1024, {"decoupled": True})
+        assert found["input"][0] == {"name": "text_input", "data_type": "TYPE_STRING", "dims": [1], "optional": False}
+        assert len(found["output"]) == len(config.output)
+    server = stub.ServerMetadata(pb.ServerMetadataRequest())
+    _, found = get(shared_server, "/v2")
+    assert (found["name"], server.name) == ("dragoman", "dragoman") and set(server.extensions) <= set(found["extensions"])
+    assert {"statistics", "binary_tensor_data"} <= set(found["extensions"]) and get(shared_server, "/v2/models")[1]["models"]
+    for name, paths in (
+        ("", ["/v2/models/stats"]),
+        ("en-de", ["/v2/models/en-de/stats", f"/v2/models/en-de/versions/{version}/stats"]),
+    ):
+        statistics = stub.ModelStatistics(pb.ModelStatisticsRequest(name=name)).model_stats
+        assert statistics[0].inference_count > 0 and statistics[0].inference_stats.success.ns > 0
+        for path in paths:
+            [first, *_] = get(shared_server, path)[1]["model_stats"]
+            assert (first["name"], first["inference_count"]) == ("en-de", statistics[0].inference_count)
+            assert first["inference_stats"]["success"]["count"] == statistics[0].inference_stats.success.count
+    index = stub.RepositoryIndex(pb.RepositoryIndexRequest(ready=True)).models
+    assert [(x.name, x.state) for x in index] == [("en-de", "READY"), ("en-fr", "READY")]
+    listed = requests.post(f"{shared_server.http_address}/v2/repository/index", timeout=60).json()
+    assert listed == [{"name": x.name, "version": x.version, "state": "READY", "reason": ""} for x in index]
+
+
+def test_unknown_models_and_methods_without_an_offer_are_refused(shared_server: Server, stub: Any) -> None:
+    def code(method: str, **fields: Any) -> tuple[str, str]:
+        with pytest.raises(grpc.RpcError) as caught:
+            getattr(stub, method)(getattr(pb, f"{method}Request")(**fields))
+        return caught.value.code().name, caught.value.details()  # type: ignore[attr-defined]
+
+    for name in ("ModelMetadata", "ModelConfig"):
+        assert code(name, name="x")[0] == "NOT_FOUND"
+    assert code("RepositoryIndex", repository_name="x")[0] == "INVALID_ARGUMENT"
+    index = f"{shared_server.http_address}/v2/repository/index"
+    assert requests.post(index, json={"repository_name": "x"}, timeout=60).status_code == 400
+    assert get(shared_server, "/v2/models/x/config")[0] == 404
+    reasons = {}
+    memory = [f"{kind}SharedMemory{do}" for kind in ("System", "Cuda") for do in ("Status", "Register", "Unregister")]
+    for name in ("RepositoryModelLoad", "RepositoryModelUnload", *memory, "TraceSetting", "LogSettings"):
+        status, reasons[name] = code(name)
+        assert status == "UNIMPLEMENTED" and reasons[name]
+    paths = [
+        *[(method, path, "LogSettings") for path in ("/trace/setting", "/logging") for method in ("GET", "POST")],
+        ("GET", "/models/en-de/trace/setting", "TraceSetting"),
+        *[("GET", f"/{kind}sharedmemory{part}/status", memory[0]) for kind in ("system", "cuda") for part in ("", "/region/mine")],
+        *[
+            ("POST", f"/{kind}sharedmemory/region/mine/{do}", memory[1])
+            for kind in ("system", "cuda")
+            for do in ("register", "unregister")
+        ],
+        *[("POST", f"/repository/models/en-de/{do}", "RepositoryModelLoad") for do in ("load", "unload")],
+    ]
+    for method, path, name in paths:
+        response = requests.request(method, f"{shared_server.http_address}/v2{path}", timeout=60)
+        assert (response.status_code, response.json()) == (501, {"error": reasons[name]}), path
