@@ -1,8 +1,8 @@
-"""What the chart promises, on what Helm makes of it."""
+"""Objects that the chart makes of its values: the life of a pod, security, scaling, GPUs, sources of models, and routes."""
 
+import asyncio
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,481 +15,440 @@ from dragoman.server.core.readiness import ReadyRule
 from dragoman.server.faces.grpc.health import LIVENESS, OVERALL
 from dragoman.server.supervisor import STOP_SECONDS
 from dragoman.server.telemetry.metrics import Metrics
+from tests.deploy.conftest import CHART, Refused, Render, Rendered, Values
 
-Render = Callable[..., Any]
-TLS = {"tls": {"enabled": True, "secretName": "certificate", "clientCA": {"secretName": "clients"}}}
-# What the margin must cover: the last bytes, the end of the connections, and the engines told to stop and then killed.
-SECONDS_AFTER_DRAIN = 2 * CLOSE_SECONDS + 2 * STOP_SECONDS
-
-
-def test_helms_linter_finds_nothing(helm: Any) -> None:
-    assert helm.lint() == []
-
-
-def test_helms_linter_would_find_something(helm: Any) -> None:
-    assert helm.lint("replicaCount: many\n")
-
-
-# --- the life of a pod
-
-
-@pytest.mark.parametrize(
-    ("drain", "seconds"),
-    [({}, 10 + 30 + 15), ({"preStopSeconds": 0, "seconds": 2.5, "marginSeconds": 12}, 15), ({"seconds": 3600}, 3625)],
-)
-def test_grace_period_is_pre_stop_and_drain_and_margin(render: Render, drain: dict[str, Any], seconds: int) -> None:
-    rendered = render({"drain": drain})
-    grace = rendered.pod["terminationGracePeriodSeconds"]
-    assert grace == seconds
-    pre_stop = rendered.container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
-    assert grace >= pre_stop + float(rendered.environment["DRAGOMAN_DRAIN_SECONDS"]) + SECONDS_AFTER_DRAIN
+SHA = "ab" * 32
+GPU: Values = {"gpu.enabled": True}
+TLS: Values = {"tls.enabled": True, "tls.secretName": "certificate", "tls.clientCA.secretName": "clients"}
+PEERS: Values = {"networkPolicy": {"enabled": True, "clients": [{"podSelector": {}}], "monitoring": [{"podSelector": {}}]}}
+OWN_METRICS: Values = {"metrics.auth.secretName": "scraper", "metrics.tls": {"enabled": True, "secretName": "own"}}
+HPA: Values = {"autoscaling.type": "hpa"}
+KEDA: Values = {"autoscaling.type": "keda", "autoscaling.keda.serverAddress": "http://prometheus:9090"}
+GATEWAY = {"enabled": True, "parentRefs": [{"name": "gateway"}]}
+TESTERS = {"headers": [{"name": "dragoman-canary", "value": "yes"}]}
+GENERATION, TIMEOUTS = "dragoman.v1.Generation", {"request": "0s", "backendRequest": "1m30s"}
+US, OTHER = {"backendRefs": [{"name": "dragoman", "port": 8500}]}, {"name": "other", "namespace": "beside", "port": 9000}
+MIRROR = {"type": "RequestMirror", "requestMirror": {"backendRef": {"name": "dragoman-canary", "port": 8500}}}
+PASSED = {"matches": [{"path": {"type": "Exact", "value": "/v1/a"}}, TESTERS], "filters": [MIRROR], "timeouts": {"request": "0s"}}
+READY, LIVE = ({"port": 9000, "service": service} for service in ("readiness", LIVENESS))
 
 
-def test_no_margin_that_is_allowed_is_shorter_than_the_end_of_the_server(render: Render, refused: type[Exception]) -> None:
-    least = math.ceil(SECONDS_AFTER_DRAIN)
-    render({"drain": {"marginSeconds": least + 1}})
-    with pytest.raises(refused, match="marginSeconds"):
-        render({"drain": {"marginSeconds": least - 1}})
+def rolling(surge: Any, unavailable: Any) -> dict[str, Any]:
+    return {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": surge, "maxUnavailable": unavailable}}
 
 
-def test_a_grace_period_that_would_cut_requests_off_is_refused(render: Render, refused: type[Exception]) -> None:
-    assert render({"drain": {"terminationGracePeriodSeconds": 55}}).pod["terminationGracePeriodSeconds"] == 55
-    assert render({"drain": {"terminationGracePeriodSeconds": 90}}).pod["terminationGracePeriodSeconds"] == 90
-    with pytest.raises(refused, match="54 is less than preStopSeconds"):
-        render({"drain": {"terminationGracePeriodSeconds": 54}})
+def port(name: str, number: int, protocol: str) -> dict[str, Any]:
+    return {"name": name, "port": number, "targetPort": name, "appProtocol": protocol}
+
+
+def pods_metric(name: str, target: str) -> dict[str, Any]:
+    return {"type": "Pods", "pods": {"metric": {"name": name}, "target": {"type": "AverageValue", "averageValue": target}}}
+
+
+def shares(number: int) -> list[dict[str, Any]]:
+    return [{"name": "dragoman", "port": number, "weight": 95}, {"name": "a", "port": number, "weight": 5}]
+
+
+def method(name: str | None = None) -> Values:
+    return {"matches": [{"method": {"service": GENERATION} | ({"method": name} if name else {})} | TESTERS]}
+
+
+STRATEGY, GRACE, BUDGET = "Deployment spec strategy", "pod terminationGracePeriodSeconds", "PodDisruptionBudget kind"
+SCALERS, TRIGGERS = "HorizontalPodAutoscaler spec metrics", "ScaledObject spec triggers"
+SCRAPED, POD_SCRAPED = "ServiceMonitor spec endpoints 0", "PodMonitor spec podMetricsEndpoints 0"
+FACTS: list[tuple[Values, dict[str, Any]]] = [
+    ({}, {STRATEGY: rolling(1, 0)}),
+    ({}, {GRACE: 10 + 30 + 15}),
+    ({}, {BUDGET: "PodDisruptionBudget"}),
+    ({}, {"env DRAGOMAN_READY_WHEN": None}),
+    ({}, {"env DRAGOMAN_DEVICE": None}),
+    ({}, {"env DRAGOMAN_WEIGHTS_CACHE": "off"}),
+    ({}, {"env DRAGOMAN_REQUIRE_SIGNATURES": None}),
+    ({}, {"container image": "dragoman:0.1.0"}),
+    ({}, {"container resources limits": {"cpu": "2", "memory": "2Gi"}}),
+    ({}, {"container volumeMounts models": None}),
+    ({}, {"pod automountServiceAccountToken": False}),
+    ({}, {"ServiceAccount automountServiceAccountToken": False}),
+    ({}, {"pod enableServiceLinks": False}),
+    ({}, {"Service:dragoman spec clusterIP": None}),
+    ({}, {"Service:dragoman-headless spec clusterIP": "None"}),
+    ({}, {"Service:dragoman-headless spec publishNotReadyAddresses": None}),
+    ({}, {"Service:dragoman-headless spec ports": [port("grpc", 8500, "kubernetes.io/h2c"), port("http", 8080, "http")]}),
+    ({}, {"Service:dragoman spec ports grpc": port("grpc", 8500, "kubernetes.io/h2c")}),
+    ({}, {"Service:dragoman spec ports http": port("http", 8080, "http")}),
+    ({}, {"Service:dragoman spec ports metrics": port("metrics", 8501, "http")}),
+    ({}, {"ConfigMap:dragoman-model-files data": None}),
+    # --- rollouts and the end of a pod
+    ({"drain": {"preStopSeconds": 0, "seconds": 2.5, "marginSeconds": 12}}, {GRACE: 15, "container lifecycle": None}),
+    ({"drain.seconds": 3600}, {GRACE: 3625, "env DRAGOMAN_DRAIN_SECONDS": "3600"}),
+    ({"drain.terminationGracePeriodSeconds": 55}, {GRACE: 55}),
+    ({"drain.terminationGracePeriodSeconds": 90}, {GRACE: 90}),
+    ({"strategy.type": "Recreate"}, {STRATEGY: {"type": "Recreate"}}),
+    (GPU, {STRATEGY: rolling(0, 1)}),
+    (GPU | {"strategy.rollingUpdate.maxSurge": 1}, {STRATEGY: rolling(1, 0)}),
+    (GPU | {"strategy.rollingUpdate.maxUnavailable": 0}, {STRATEGY: rolling(1, 0)}),
+    (GPU | {"strategy.rollingUpdate.maxUnavailable": "50%"}, {STRATEGY: rolling(0, "50%")}),
+    (GPU | {"strategy.rollingUpdate.maxUnavailable": "0%"}, {STRATEGY: rolling(1, "0%")}),
+    ({"strategy.rollingUpdate.maxSurge": "0%"}, {STRATEGY: rolling("0%", 1)}),
+    ({"strategy.rollingUpdate.maxSurge": 0}, {STRATEGY: rolling(0, 1)}),
+    ({"strategy.rollingUpdate.maxUnavailable": 2}, {STRATEGY: rolling(1, 2)}),
+    ({"strategy.rollingUpdate": None}, {STRATEGY: rolling(1, 0)}),
+    ({"replicaCount": 1}, {BUDGET: None}),
+    ({"replicaCount": 1, "autoscaling": {"type": "hpa", "minReplicas": 2}}, {BUDGET: "PodDisruptionBudget"}),
+    ({"replicaCount": 3, "autoscaling": {"type": "hpa", "minReplicas": 1}}, {BUDGET: None}),
+    ({"podDisruptionBudget.enabled": False}, {BUDGET: None}),
+    # --- probes: HTTP where the kubelet's gRPC would need TLS
+    ({"service.grpcPort": 9000}, {"container startupProbe grpc": READY}),
+    ({"service.grpcPort": 9000}, {"container readinessProbe grpc": READY}),
+    ({"service.grpcPort": 9000}, {"container livenessProbe grpc": LIVE}),
+    (TLS, {"container startupProbe httpGet": {"port": "metrics", "path": "/readyz"}}),
+    (TLS, {"container readinessProbe httpGet": {"port": "metrics", "path": "/readyz"}}),
+    (TLS, {"container livenessProbe httpGet": {"port": "metrics", "path": "/healthz"}}),
+    (TLS, {"Service:dragoman spec ports grpc appProtocol": "https"}),
+    (TLS, {"Service:dragoman spec ports http appProtocol": "https"}),
+    (TLS, {"Service:dragoman-headless spec ports grpc appProtocol": "https"}),
+    (TLS, {"Service:dragoman-headless spec ports http appProtocol": "https"}),
+    (OWN_METRICS, {"container readinessProbe grpc service": "readiness"}),
+    (OWN_METRICS, {"Service:dragoman spec ports metrics appProtocol": "https"}),
+    (
+        OWN_METRICS | {"probes.type": "http"},
+        {
+            "container readinessProbe httpGet": {"port": "metrics", "path": "/readyz", "scheme": "HTTPS"},
+            "container livenessProbe httpGet": {"port": "metrics", "path": "/healthz", "scheme": "HTTPS"},
+        },
+    ),
+    # --- ports and networks
+    ({"config.http": None}, {"container ports http containerPort": 8080}),
+    ({"config.http": False} | PEERS, {"env DRAGOMAN_HTTP_PORT": None}),
+    ({"config.http_host": "127.0.0.1"} | PEERS, {"env DRAGOMAN_HTTP_PORT": "8080"}),
+    (
+        {"service.type": "LoadBalancer"},
+        {"Service:dragoman spec ports": [port("grpc", 8500, "kubernetes.io/h2c"), port("http", 8080, "http")]},
+    ),
+    (
+        {"networkPolicy": {"enabled": True, "clients": [{"podSelector": {}}], "monitoring": [{"namespaceSelector": {}}]}},
+        {
+            "NetworkPolicy spec policyTypes": ["Ingress", "Egress"],
+            "NetworkPolicy spec egress": [],
+            "NetworkPolicy spec ingress": [
+                {"ports": [{"port": name, "protocol": "TCP"} for name in ("grpc", "http")], "from": [{"podSelector": {}}]},
+                {"ports": [{"port": "metrics", "protocol": "TCP"}], "from": [{"namespaceSelector": {}}]},
+            ],
+        },
+    ),
+    # --- monitors
+    ({"metrics.serviceMonitor.enabled": True}, {f"{SCRAPED} scheme": None}),
+    ({"metrics.serviceMonitor.enabled": True}, {f"{SCRAPED} tlsConfig": None}),
+    ({"metrics.serviceMonitor.enabled": True}, {f"{SCRAPED} authorization": None}),
+    *(
+        (
+            OWN_METRICS | {f"metrics.{kind[0].lower()}{kind[1:]}.enabled": True},
+            {
+                f"{scraped} scheme": "https",
+                f"{scraped} authorization": {"type": "Bearer", "credentials": {"name": "scraper", "key": "token"}},
+                f"{scraped} tlsConfig ca": {"secret": {"name": "own", "key": "ca.crt"}},
+                f"{scraped} tlsConfig serverName": "dragoman.translation.svc",
+            },
+        )
+        for kind, scraped in (("ServiceMonitor", SCRAPED), ("PodMonitor", POD_SCRAPED))
+    ),
+    (
+        {
+            "metrics.podMonitor.enabled": True,
+            "metrics.auth": {"secretName": "scraper", "scrapeKey": "newest"},
+            "metrics.tls": {
+                "enabled": True,
+                "secretName": "own",
+                "serverName": "metrics.example",
+                "ca": {"secretName": "authority", "key": "ca"},
+            },
+        },
+        {
+            f"{POD_SCRAPED} authorization credentials key": "newest",
+            f"{POD_SCRAPED} tlsConfig": {"serverName": "metrics.example", "ca": {"secret": {"name": "authority", "key": "ca"}}},
+        },
+    ),
+    # --- autoscaling, by the CPU only where there is no GPU
+    (
+        HPA | {"autoscaling.queueSeconds.target": 0.25},
+        {
+            "Deployment spec replicas": None,
+            f"{SCALERS} 0": pods_metric("dragoman_estimated_queue_seconds", "0.25"),
+            f"{SCALERS} 1": pods_metric("dragoman_num_requests_waiting", "16"),
+            f"{SCALERS} 2": pods_metric("dragoman_slots_in_use", "24"),
+            f"{SCALERS} 3 type": "Resource",
+            "HorizontalPodAutoscaler spec behavior scaleDown stabilizationWindowSeconds": 300,
+            "HorizontalPodAutoscaler spec behavior scaleUp stabilizationWindowSeconds": 0,
+        },
+    ),
+    (HPA | GPU, {f"{SCALERS} 2 type": "Pods", f"{SCALERS} 3": None}),
+    (HPA | GPU | {"autoscaling.cpu.enabled": False}, {f"{SCALERS} 3": None}),
+    (HPA | GPU | {"autoscaling.cpu.enabled": True}, {f"{SCALERS} 3 type": "Resource"}),
+    (KEDA | GPU, {f"{TRIGGERS} 2 type": "prometheus", f"{TRIGGERS} 3": None}),
+    (KEDA | GPU | {"autoscaling.cpu.enabled": True}, {f"{TRIGGERS} 3 type": "cpu"}),
+    *(
+        (HPA | {"config": config}, {f"{SCALERS} 2": pods_metric("dragoman_slots_in_use", target)})
+        for config, target in (
+            ({"max_slots": 256}, "96"),
+            ({"max_slots": 16, "replicas": 4}, "24"),
+            ({"max_slots": 1}, "1"),
+            ({"max_slots": None, "replicas": 0}, "24"),
+        )
+    ),
+    (KEDA | {"config.max_slots": 256}, {f"{TRIGGERS} 2 metadata threshold": "96"}),
+    (KEDA | {"config.max_slots": 256, "autoscaling.slotsInUse.target": 10}, {f"{TRIGGERS} 2 metadata threshold": "10"}),
+    # --- GPUs
+    (
+        GPU | {"gpu.runtimeClassName": "nvidia", "nodeSelector": {"a": "b"}},
+        {
+            "container image": "dragoman:0.1.0-cuda",
+            "container resources limits": {"cpu": "4", "memory": "16Gi", "nvidia.com/gpu": 1},
+            "pod tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+            "pod runtimeClassName": "nvidia",
+            "pod nodeSelector": {"a": "b"},
+            "env DRAGOMAN_DEVICE": "cuda",  # not auto, which would compute on the CPU
+        },
+    ),
+    (GPU | {"config.device": "cuda:1", "image.tag": "a"}, {"env DRAGOMAN_DEVICE": "cuda:1", "container image": "dragoman:a"}),
+    # --- models and weights
+    (
+        {"models": {"source": "pvc", "pvc": {"claimName": "bundles", "subPath": "v3"}}},
+        {
+            "container volumeMounts models": {"name": "models", "mountPath": "/models", "readOnly": True, "subPath": "v3"},
+            "pod volumes models persistentVolumeClaim": {"claimName": "bundles", "readOnly": True},
+        },
+    ),
+    (
+        {"models": {"source": "oci", "oci": {"reference": f"registry.example/models:3@sha256:{SHA}"}}},
+        {"pod volumes models image": {"reference": f"registry.example/models:3@sha256:{SHA}", "pullPolicy": "IfNotPresent"}},
+    ),
+    (
+        {"weightsCache": {"enabled": True, "sizeLimit": "9Gi"}},
+        {
+            "env DRAGOMAN_WEIGHTS_CACHE": "/weights",
+            "container volumeMounts weights": {"name": "weights", "mountPath": "/weights"},
+            "pod volumes weights emptyDir": {"sizeLimit": "9Gi"},
+        },
+    ),
+    # --- routes
+    (
+        {"service.httpPort": 80, "grpcRoute": GATEWAY | {"kind": "HTTPRoute"}, "httpRoute": GATEWAY}
+        | {"httpRoute.hostnames": ["mt.example"], "httpRoute.annotations": {"a": "b"}},
+        {
+            "HTTPRoute:dragoman-http spec rules": [{"backendRefs": [{"name": "dragoman", "port": 80}]}],
+            "HTTPRoute:dragoman spec rules": [US],
+            "HTTPRoute:dragoman-http spec hostnames": ["mt.example"],
+            "HTTPRoute:dragoman-http metadata annotations": {"a": "b"},
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("values", "facts"), FACTS, ids=[",".join(values) for values, _ in FACTS])
+def test_values_become_fields_of_objects(render: Render, values: Values, facts: dict[str, Any]) -> None:
+    rendered = render(values)
+    assert {path: rendered.find(path) for path in facts} == facts
+
+
+ROUTES: list[tuple[str, Values, Values]] = [
+    ("GRPCRoute", {"filters": [MIRROR]}, US | {"filters": [MIRROR]}),
+    ("GRPCRoute", {"matches": [TESTERS], "backends": [OTHER]}, {"matches": [TESTERS], "backendRefs": [OTHER]}),
+    ("GRPCRoute", {"backends": [{"weight": 95}, {"name": "a", "weight": 5}]}, {"backendRefs": shares(8500)}),
+    ("GRPCRoute", {"backends": [{"weight": 0}, OTHER]}, {"backendRefs": [{"name": "dragoman", "port": 8500, "weight": 0}, OTHER]}),
+    ("GRPCRoute", method(), US | {"matches": [{"method": {"type": "Exact", "service": GENERATION}} | TESTERS]}),
+    (
+        "GRPCRoute",
+        method("Score"),
+        US | {"matches": [{"method": {"type": "Exact", "service": GENERATION, "method": "Score"}} | TESTERS]},
+    ),
+    ("HTTPRoute", {"timeouts": TIMEOUTS}, US | {"timeouts": TIMEOUTS}),
+    ("HTTPRoute", method(), US | {"matches": [{"path": {"type": "PathPrefix", "value": f"/{GENERATION}"}} | TESTERS]}),
+    ("HTTPRoute", method("Score"), US | {"matches": [{"path": {"type": "Exact", "value": f"/{GENERATION}/Score"}} | TESTERS]}),
+    ("HTTP", {"backends": [{"weight": 95}, {"name": "a", "weight": 5}]}, {"backendRefs": shares(8080)}),
+    ("HTTP", PASSED | {"backends": [OTHER]}, PASSED | {"backendRefs": [OTHER]}),
+]
+
+
+@pytest.mark.parametrize(("kind", "rule", "expected"), ROUTES)
+def test_rules_become_rules_of_routes(render: Render, kind: str, rule: Values, expected: Values) -> None:
+    name, path = ("httpRoute", "HTTPRoute") if kind == "HTTP" else ("grpcRoute", kind)
+    values = {name: GATEWAY | ({} if kind == "HTTP" else {"kind": kind}) | {"rules": [rule]}}
+    assert render(values).find(f"{path} spec rules") == [expected]
+
+
+OPEN, PAUSE, RULES = "may read the metrics", "a rollout ends it before the next one has its GPU", "metrics.prometheusRule.matchers"
+ADDRESSES = ["dragoman.translation.svc:8500", "dns:///dragoman-headless.translation.svc:8500", "http://127.0.0.1:8080/v1/models"]
+ONE, ALERTS = {"replicaCount": 1}, {"metrics.prometheusRule.enabled": True}
+# Values, and the parts of the notes that are there and that are not.
+NOTES: list[tuple[Values, list[str], list[str]]] = [
+    ({}, [OPEN, *ADDRESSES], [PAUSE, "unencrypted"]),
+    (PEERS, [], [OPEN]),
+    ({"metrics.auth.secretName": "scraper"}, ["token for the metrics travels unencrypted"], [OPEN]),
+    ({"auth.secretName": "tokens"}, ["tokens travel unencrypted"], []),
+    (TLS | {"auth.secretName": "tokens"}, ["https://dragoman.translation.svc:8080/v1/models"], ["unencrypted"]),
+    ({"config.http": False}, [], ["HTTP"]),
+    ({"config.http_host": "127.0.0.1"}, [], ["HTTP"]),
+    (GPU | ONE, [PAUSE], []),
+    (GPU | ONE | {"strategy.type": "Recreate"}, [PAUSE], []),
+    (GPU | ONE | {"strategy.rollingUpdate.maxSurge": 1}, [], [PAUSE]),
+    (GPU, [], [PAUSE]),
+    (ONE, [], [PAUSE]),
+    (ALERTS, [RULES, "runbookPrefix"], []),
+    (ALERTS | {"metrics.serviceMonitor.enabled": True}, [], [RULES]),
+    (ALERTS | {"metrics.podMonitor.enabled": True}, [], [RULES]),
+    ({"metrics.prometheusRule": {"enabled": True, "matchers": 'job="a"', "runbookPrefix": "https://a"}}, [], [RULES]),
+]
+
+
+@pytest.mark.parametrize(("values", "present", "absent"), NOTES, ids=[",".join(values) for values, _, _ in NOTES])
+def test_notes_name_addresses_and_warn_of_risks(render: Render, values: Values, present: list[str], absent: list[str]) -> None:
+    notes = render(values).notes
+    assert [text for text in present if text not in notes] == [text for text in absent if text in notes] == []
+
+
+def test_linter_of_helm_finds_nothing(configuration: Any) -> None:
+    import helm_sdkpy
+
+    result = asyncio.run(helm_sdkpy.Lint(configuration()).run(str(CHART)))
+    # Severities: 1 is a remark (no icon), 2 a warning, 3 an error.
+    assert [str(message) for message in result["Messages"] or () if message["Severity"] > 1] + (result["Errors"] or []) == []
+
+
+def test_grace_period_covers_the_end_of_the_server(render: Render) -> None:
+    """The last bytes, the end of the connections, and the engines told to stop and then killed."""
+    after_drain = 2 * CLOSE_SECONDS + 2 * STOP_SECONDS
+    for seconds in (0, 2.5, 30):
+        rendered = render({"drain.seconds": seconds, "drain.marginSeconds": math.ceil(after_drain) + 1})
+        pre_stop = rendered.find("container lifecycle preStop sleep seconds")
+        assert rendered.find(GRACE) >= pre_stop + float(rendered.find("env DRAGOMAN_DRAIN_SECONDS")) + after_drain
+    with pytest.raises(Refused, match="marginSeconds"):
+        render({"drain.marginSeconds": math.ceil(after_drain) - 1})
 
 
 def test_pods_wait_before_sigterm_on_every_version_of_kubernetes(render: Render) -> None:
-    assert render(version="1.30").container["lifecycle"]["preStop"] == {"sleep": {"seconds": 10}}
-    assert render(version="1.29").container["lifecycle"]["preStop"] == {"exec": {"command": ["sleep", "10"]}}
-    assert "lifecycle" not in render({"drain": {"preStopSeconds": 0}}).container
-
-
-def test_a_rollout_never_takes_a_pod_before_its_successor_is_ready(render: Render) -> None:
-    strategy = render().one("Deployment")["spec"]["strategy"]
-    assert strategy == {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
-
-
-@pytest.mark.parametrize(
-    ("values", "surge", "unavailable"),
-    [
-        ({"gpu": {"enabled": True}}, 0, 1),
-        ({"gpu": {"enabled": True}, "strategy": {"rollingUpdate": {"maxSurge": 1}}}, 1, 0),
-        ({"gpu": {"enabled": True}, "strategy": {"rollingUpdate": {"maxUnavailable": 0}}}, 1, 0),
-        ({"gpu": {"enabled": True}, "strategy": {"rollingUpdate": {"maxUnavailable": "50%"}}}, 0, "50%"),
-        ({"gpu": {"enabled": True}, "strategy": {"rollingUpdate": {"maxUnavailable": "0%"}}}, 1, "0%"),
-        ({"strategy": {"rollingUpdate": {"maxSurge": "0%"}}}, "0%", 1),
-        ({"strategy": {"rollingUpdate": {"maxSurge": 0}}}, 0, 1),
-        ({"strategy": {"rollingUpdate": {"maxUnavailable": 2}}}, 1, 2),
-        ({"strategy": {"rollingUpdate": None}}, 1, 0),
-    ],
-)
-def test_a_rollout_needs_no_gpu_that_is_not_there_and_always_goes_on(
-    render: Render, values: dict[str, Any], surge: Any, unavailable: Any
-) -> None:
-    strategy = render(values).one("Deployment")["spec"]["strategy"]
-    assert strategy == {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": surge, "maxUnavailable": unavailable}}
-
-
-def test_notes_warn_of_a_rollout_with_a_pause_where_there_is_one(render: Render) -> None:
-    gpu, one = {"gpu": {"enabled": True}}, {"replicaCount": 1}
-    pause = "a rollout ends it before the next one has its GPU"
-    assert pause in render(gpu | one).notes
-    assert pause in render(gpu | one | {"strategy": {"type": "Recreate"}}).notes
-    assert pause not in render(gpu | one | {"strategy": {"rollingUpdate": {"maxSurge": 1}}}).notes
-    assert pause not in render(gpu).notes and pause not in render(one).notes
-
-
-def test_recreate_has_no_limits_of_a_rollout(render: Render) -> None:
-    assert render({"strategy": {"type": "Recreate"}}).one("Deployment")["spec"]["strategy"] == {"type": "Recreate"}
-
-
-def test_probes_ask_for_health_that_the_server_tells(render: Render) -> None:
-    container = render({"service": {"grpcPort": 9000}}).container
-    assert container["startupProbe"]["grpc"] == container["readinessProbe"]["grpc"] == {"port": 9000, "service": "readiness"}
-    assert container["livenessProbe"]["grpc"] == {"port": 9000, "service": LIVENESS}
-    assert "readiness" in OVERALL
-
-
-def test_probes_are_http_where_grpc_would_need_tls(render: Render) -> None:
-    container = render(TLS).container
-    assert container["startupProbe"]["httpGet"] == container["readinessProbe"]["httpGet"] == {"port": "metrics", "path": "/readyz"}
-    assert container["livenessProbe"]["httpGet"] == {"port": "metrics", "path": "/healthz"}
+    for version, handler in (("1.30", {"sleep": {"seconds": 10}}), ("1.29", {"exec": {"command": ["sleep", "10"]}})):
+        assert render(version=version).find("container lifecycle preStop") == handler
+    with pytest.raises(Refused, match="kubeVersion"):
+        render(version="1.26")
 
 
 @pytest.mark.parametrize("rule", ["any", "all", "en-de", "en-de, en-fr"])
-def test_the_rule_of_readiness_reaches_the_server_that_the_probes_ask(
-    render: Render, monkeypatch: pytest.MonkeyPatch, rule: str
-) -> None:
-    rendered = render({"config": {"ready_when": rule}})
-    monkeypatch.setenv("DRAGOMAN_READY_WHEN", rendered.environment["DRAGOMAN_READY_WHEN"])
-    assert settings.load({"models": "bundles"}).ready_rule == ReadyRule.parse(rule)
-    assert rendered.container["readinessProbe"]["grpc"]["service"] == "readiness"
-    assert "DRAGOMAN_READY_WHEN" not in render().environment, "the server's own default, which keeps healthy models serving"
-
-
-# --- settings
-
-
-def test_the_server_takes_every_variable_as_it_was_meant(render: Render, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    wanted = {
-        "max_message_bytes": 16777216,
-        "max_connection_age_seconds": 0.5,
-        "max_waiting_tokens": 1000000,
-        "warmup": False,
-        "log_level": "debug",
-        "ready_when": "en-de,en-fr",
-        "latency_buckets": [0.0005, 1, 20.5],
-    }
+def test_server_reads_every_variable_as_the_values_say(render: Render, monkeypatch: pytest.MonkeyPatch, rule: str) -> None:
+    wanted = {"max_message_bytes": 16777216, "max_connection_age_seconds": 0.5, "warmup": False, "log_level": "debug"}
+    wanted |= {"max_waiting_tokens": 1000000, "latency_buckets": [0.0005, 1, 20.5], "ready_when": rule}
     ports = {"grpcPort": 9000, "httpPort": 9002, "metricsPort": 9001}
-    rendered = render({"config": wanted, "service": ports, "drain": {"seconds": 7}})
-    for name, value in rendered.environment.items():
+    rendered = render({"config": wanted, "service": ports, "drain.seconds": 7})
+    for name, value in rendered.find("env").items():
         monkeypatch.setenv(name, value)
-    read = settings.load({}).model_dump()
+    config = settings.load({})
+    read = config.model_dump()
     assert {name: read[name] for name in wanted} == wanted | {"latency_buckets": (0.0005, 1.0, 20.5)}
     assert (read["port"], read["http_port"], read["metrics_port"]) == (9000, 9002, 9001)
-    assert (read["drain_seconds"], read["models"]) == (7, Path("/models"))
+    assert (read["drain_seconds"], read["models"], config.ready_rule) == (7, Path("/models"), ReadyRule.parse(rule))
+    assert rendered.find("container readinessProbe grpc service") == "readiness" and "readiness" in OVERALL
 
 
-def test_files_that_variables_name_are_mounted(render: Render) -> None:
-    metrics = {"auth": {"secretName": "scraper"}, "tls": {"enabled": True}}
-    rendered = render(TLS | {"auth": {"secretName": "tokens", "key": "callers"}, "metrics": metrics})
-    mounts = {mount["mountPath"] for mount in rendered.container["volumeMounts"]}
-    paths = {name: value for name, value in rendered.environment.items() if value.startswith("/etc/")}
-    assert paths.pop("DRAGOMAN_MODEL_FILES") in mounts
-    assert paths == {
-        "DRAGOMAN_TLS_CERTIFICATE": "/etc/dragoman/tls/tls.crt",
-        "DRAGOMAN_TLS_KEY": "/etc/dragoman/tls/tls.key",
-        "DRAGOMAN_TLS_CLIENT_CA": "/etc/dragoman/client-ca/ca.crt",
-        "DRAGOMAN_AUTH_TOKENS_FILE": "/etc/dragoman/auth/callers",
-        "DRAGOMAN_METRICS_TOKEN_FILE": "/etc/dragoman/metrics-auth/token",
-        "DRAGOMAN_METRICS_TLS_CERTIFICATE": "/etc/dragoman/metrics-tls/tls.crt",
-        "DRAGOMAN_METRICS_TLS_KEY": "/etc/dragoman/metrics-tls/tls.key",
-    }
-    assert {str(Path(path).parent) for path in paths.values()} <= mounts
-
-
-def test_a_secret_is_mounted_whole_so_that_its_changes_arrive(render: Render) -> None:
-    metrics = {"auth": {"secretName": "scraper"}, "tls": {"enabled": True}}
-    rendered = render(TLS | {"auth": {"secretName": "tokens"}, "metrics": metrics})
-    secrets = {volume["name"]: volume["secret"]["secretName"] for volume in rendered.pod["volumes"] if "secret" in volume}
-    assert secrets == {
-        "tls": "certificate",
-        "client-ca": "clients",
-        "auth": "tokens",
-        "metrics-auth": "scraper",
-        "metrics-tls": "certificate",
-    }
-    mounts = {mount["name"]: mount for mount in rendered.container["volumeMounts"]}
-    assert all(mounts[name]["readOnly"] and "subPath" not in mounts[name] for name in secrets)
-
-
-def test_probes_speak_https_where_the_metrics_port_does_and_show_no_token(render: Render) -> None:
-    metrics = {"auth": {"secretName": "scraper"}, "tls": {"enabled": True, "secretName": "own"}}
-    container = render({"metrics": metrics, "probes": {"type": "http"}}).container
-    assert container["readinessProbe"]["httpGet"] == {"port": "metrics", "path": "/readyz", "scheme": "HTTPS"}
-    assert container["livenessProbe"]["httpGet"] == {"port": "metrics", "path": "/healthz", "scheme": "HTTPS"}
-    assert "grpc" in render({"metrics": metrics}).container["readinessProbe"]
-
-
-@pytest.mark.parametrize("kind", ["ServiceMonitor", "PodMonitor"])
-def test_monitors_show_the_token_and_trust_the_authority(render: Render, kind: str) -> None:
-    monitor = {f"{kind[0].lower()}{kind[1:]}": {"enabled": True}}
-
-    def endpoint(**metrics: Any) -> dict[str, Any]:
-        spec = render({"metrics": monitor | metrics}).one(kind)["spec"]
-        (found,) = spec["endpoints" if kind == "ServiceMonitor" else "podMetricsEndpoints"]
-        return {name: found.get(name) for name in ("scheme", "tlsConfig", "authorization")}
-
-    assert endpoint() == {"scheme": None, "tlsConfig": None, "authorization": None}
-    found = endpoint(auth={"secretName": "scraper"}, tls={"enabled": True, "secretName": "own"})
-    assert found["authorization"] == {"type": "Bearer", "credentials": {"name": "scraper", "key": "token"}}
-    assert found["scheme"] == "https"
-    assert found["tlsConfig"]["serverName"].endswith(".translation.svc")
-    assert found["tlsConfig"]["ca"] == {"secret": {"name": "own", "key": "ca.crt"}}
-    found = endpoint(
-        auth={"secretName": "scraper", "scrapeKey": "newest"},
-        tls={"enabled": True, "secretName": "own", "serverName": "metrics.example", "ca": {"secretName": "authority", "key": "ca"}},
-    )
-    assert found["authorization"]["credentials"]["key"] == "newest"
-    assert found["tlsConfig"] == {"serverName": "metrics.example", "ca": {"secret": {"name": "authority", "key": "ca"}}}
-
-
-def test_service_says_what_the_metrics_port_speaks(render: Render) -> None:
-    def protocol(values: dict[str, Any]) -> str:
-        ports = {port["name"]: port for port in render(values).one("Service", "dragoman")["spec"]["ports"]}
-        return str(ports["metrics"]["appProtocol"])
-
-    assert protocol({}) == "http"
-    assert protocol({"metrics": {"tls": {"enabled": True, "secretName": "own"}}}) == "https"
-
-
-def test_notes_name_what_lies_open(render: Render) -> None:
-    assert "may read the metrics" in render().notes
-    peers = [{"podSelector": {}}]
-    assert "may read the metrics" not in render({"networkPolicy": {"enabled": True, "clients": peers, "monitoring": peers}}).notes
-    assert "may read the metrics" not in render({"metrics": {"auth": {"secretName": "scraper"}}}).notes
-    assert "tokens travel unencrypted" in render({"auth": {"secretName": "tokens"}}).notes
-    assert "token for the metrics travels unencrypted" in render({"metrics": {"auth": {"secretName": "scraper"}}}).notes
-    assert "unencrypted" not in render(TLS | {"auth": {"secretName": "tokens"}}).notes
-
-
-def test_every_setting_of_the_values_is_the_servers_and_no_other_is_taken(root: Path) -> None:
-    schema = json.loads((root / "deploy/helm/dragoman/values.schema.json").read_text())
-    taken = schema["properties"]["config"]["properties"]
+def test_every_setting_of_the_server_and_no_other_is_accepted() -> None:
+    taken = json.loads((CHART / "values.schema.json").read_text())["properties"]["config"]["properties"]
     set_by_the_chart = {"models", "model_files", "require_signatures", "drain_seconds", "weights_cache"}
-    set_by_the_chart |= {"port", "http_port", "metrics_port"}
-    set_by_the_chart |= {"tls_certificate", "tls_key", "tls_client_ca", "auth_tokens_file"}
+    set_by_the_chart |= {"port", "http_port", "metrics_port", "tls_certificate", "tls_key", "tls_client_ca", "auth_tokens_file"}
     set_by_the_chart |= {"metrics_token_file", "metrics_tls_certificate", "metrics_tls_key"}
     assert taken.keys() == settings.ServerConfig.model_fields.keys() - set_by_the_chart, "run make chart"
+    assert settings.ServerConfig.model_fields["max_slots"].default == 64, "the chart repeats it"
 
 
-# --- security
+def test_secrets_are_mounted_whole_where_variables_name_their_files(render: Render) -> None:
+    metrics = {"metrics.auth.secretName": "scraper", "metrics.tls.enabled": True}
+    rendered = render(TLS | metrics | {"auth": {"secretName": "tokens", "key": "callers"}})
+    files = {
+        "client-ca": ("clients", {"TLS_CLIENT_CA": "ca.crt"}),
+        "tls": ("certificate", {"TLS_CERTIFICATE": "tls.crt", "TLS_KEY": "tls.key"}),
+        "auth": ("tokens", {"AUTH_TOKENS_FILE": "callers"}),
+        "metrics-auth": ("scraper", {"METRICS_TOKEN_FILE": "token"}),
+        "metrics-tls": ("certificate", {"METRICS_TLS_CERTIFICATE": "tls.crt", "METRICS_TLS_KEY": "tls.key"}),
+    }
+    for name, (secret, variables) in files.items():
+        folder = f"/etc/dragoman/{name}"
+        assert rendered.find(f"pod volumes {name} secret secretName") == secret
+        # Changes of a secret do not arrive through a subPath.
+        assert rendered.find(f"container volumeMounts {name}") == {"name": name, "mountPath": folder, "readOnly": True}
+        assert {key: rendered.find(f"env DRAGOMAN_{key}") for key in variables} == {
+            k: f"{folder}/{v}" for k, v in variables.items()
+        }
 
 
-@pytest.mark.parametrize(
-    "values", [{}, {"models": {"source": "download", "download": {"archives": [{"url": "https://x/a", "sha256": "0" * 64}]}}}]
-)
-def test_pods_satisfy_the_restricted_standard_and_write_nowhere(render: Render, values: dict[str, Any]) -> None:
-    pod = render(values).pod
+def test_pods_satisfy_the_restricted_standard_and_write_nowhere(render: Render) -> None:
+    archives = [{"url": "https://models.example/a.tar", "sha256": SHA}]
+    rendered = render({"models": {"source": "download", "download": {"archives": archives}}})
+    pod = rendered.find("pod")
     assert pod["securityContext"]["runAsNonRoot"] is True and pod["securityContext"]["runAsUser"] > 0
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    for container in pod["containers"] + pod.get("initContainers", []):
+    for container in pod["containers"] + pod["initContainers"]:
         context = container["securityContext"]
         assert context["allowPrivilegeEscalation"] is False and context["capabilities"] == {"drop": ["ALL"]}
         assert context["readOnlyRootFilesystem"] is True and "privileged" not in context
         writable = {mount["mountPath"] for mount in container["volumeMounts"] if not mount.get("readOnly")}
         assert writable == ({"/tmp"} if container["name"] == "dragoman" else {"/tmp", "/models"})
     kinds = {kind for volume in pod["volumes"] for kind in volume.keys() - {"name"}}
-    assert kinds <= {"emptyDir", "configMap", "secret", "persistentVolumeClaim", "image"}
-    assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
+    assert kinds == {"emptyDir", "configMap"} and not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
+    changed = render({"models": {"source": "download", "download": {"archives": [archives[0] | {"sha256": "cd" * 32}]}}})
+    template = "Deployment spec template metadata annotations"
+    assert rendered.find(template) != changed.find(template), "a changed list replaces the pods"
 
 
-def test_weights_are_shared_on_a_disk_of_the_pods_own_or_not_at_all(render: Render) -> None:
-    def variable(pod: dict[str, Any]) -> str:
-        return str(next(entry["value"] for entry in pod["containers"][0]["env"] if entry["name"] == "DRAGOMAN_WEIGHTS_CACHE"))
-
-    assert variable(render().pod) == "off"
-    pod = render({"weightsCache": {"enabled": True, "sizeLimit": "9Gi"}}).pod
-    mount = next(mount for mount in pod["containers"][0]["volumeMounts"] if mount["mountPath"] == variable(pod))
-    volume = next(volume for volume in pod["volumes"] if volume["name"] == mount["name"])
-    assert volume["emptyDir"] == {"sizeLimit": "9Gi"} and not mount.get("readOnly")
+def port_names(rendered: Rendered) -> dict[str, set[str]]:
+    """Return the names of the ports of the container, of each Service, and of the network policy."""
+    found = {service["metadata"]["name"]: service["spec"]["ports"] for service in rendered.all("Service")}
+    found["container"] = rendered.find("container ports")
+    names = {name: {port["name"] for port in ports} for name, ports in found.items()}
+    return names | {"policy": {port["port"] for rule in rendered.find("NetworkPolicy spec ingress") for port in rule["ports"]}}
 
 
-def test_pods_get_no_token_and_no_variables_of_services(render: Render) -> None:
-    rendered = render()
-    assert rendered.pod["automountServiceAccountToken"] is False
-    assert rendered.one("ServiceAccount")["automountServiceAccountToken"] is False
-    assert rendered.pod["enableServiceLinks"] is False
-
-
-def test_network_policy_lets_in_who_is_named_and_nobody_out(render: Render) -> None:
-    shop, prometheus = ({"podSelector": {"matchLabels": {"app": app}}} for app in ("shop", "prometheus"))
-    policy = {"enabled": True, "clients": [shop], "monitoring": [prometheus]}
-    spec = render({"networkPolicy": policy}).one("NetworkPolicy")["spec"]
-    assert spec["policyTypes"] == ["Ingress", "Egress"] and spec["egress"] == []
-    assert spec["ingress"] == [
-        {"ports": [{"port": "grpc", "protocol": "TCP"}, {"port": "http", "protocol": "TCP"}], "from": [shop]},
-        {"ports": [{"port": "metrics", "protocol": "TCP"}], "from": [prometheus]},
-    ]
-
-
-# --- services
-
-
-def test_clients_find_every_pod_and_proxies_learn_that_it_is_http2(render: Render) -> None:
-    rendered = render()
-    headless, main = rendered.one("Service", "dragoman-headless")["spec"], rendered.one("Service", "dragoman")["spec"]
-    assert headless["clusterIP"] == "None" and "clusterIP" not in main
-    assert "publishNotReadyAddresses" not in headless
-    grpc = {"name": "grpc", "port": 8500, "targetPort": "grpc", "appProtocol": "kubernetes.io/h2c"}
-    http = {"name": "http", "port": 8080, "targetPort": "http", "appProtocol": "http"}
-    assert headless["ports"] == [grpc, http] and main["ports"][:2] == [grpc, http]
-    with_tls = render(TLS)
-    assert {port["appProtocol"] for service in with_tls.all("Service") for port in service["spec"]["ports"][:2]} == {"https"}
-
-
-def test_every_port_of_a_service_and_a_policy_is_one_of_the_pods(render: Render) -> None:
-    peers = [{"podSelector": {}}]
-    rendered = render({"networkPolicy": {"enabled": True, "clients": peers, "monitoring": peers}, "service": {"httpPort": 9002}})
-    named = {port["name"]: port["containerPort"] for port in rendered.container["ports"]}
-    assert named == {"grpc": 8500, "http": 9002, "metrics": 8501}
+def test_ports_of_services_and_policies_are_those_of_the_pods(render: Render) -> None:
+    rendered = render({"service.httpPort": 9002} | PEERS)
+    numbers = {port["name"]: port["containerPort"] for port in rendered.find("container ports")}
+    assert numbers == {"grpc": 8500, "http": 9002, "metrics": 8501}
     for service in rendered.all("Service"):
-        assert all(named[port["targetPort"]] == port["port"] for port in service["spec"]["ports"])
-    admitted = [port["port"] for rule in rendered.one("NetworkPolicy")["spec"]["ingress"] for port in rule["ports"]]
-    assert sorted(admitted) == sorted(named)
-
-
-@pytest.mark.parametrize(("config", "variable"), [({"http": False}, None), ({"http_host": "127.0.0.1"}, "8080")])
-def test_without_http_or_within_the_pod_alone_nobody_is_led_to_it(
-    render: Render, config: dict[str, Any], variable: str | None
-) -> None:
-    peers = [{"podSelector": {}}]
-    rendered = render({"config": config, "networkPolicy": {"enabled": True, "clients": peers, "monitoring": peers}})
-    ports = [port["name"] for service in rendered.all("Service") for port in service["spec"]["ports"]]
-    ports += [port["name"] for port in rendered.container["ports"]]
-    ports += [port["port"] for rule in rendered.one("NetworkPolicy")["spec"]["ingress"] for port in rule["ports"]]
-    assert "http" not in ports and "grpc" in ports
-    assert "HTTP" not in rendered.notes and rendered.environment.get("DRAGOMAN_HTTP_PORT") == variable
-
-
-def test_a_setting_taken_back_leaves_http_on(render: Render) -> None:
-    assert "http" in {port["name"] for port in render({"config": {"http": None}}).container["ports"]}
+        assert all(numbers[port["targetPort"]] == port["port"] for port in service["spec"]["ports"])
+    assert port_names(rendered)["policy"] == numbers.keys()
+    for config in ({"config.http": False}, {"config.http_host": "127.0.0.1"}):
+        assert all("http" not in names and "grpc" in names for names in port_names(render(config | PEERS)).values())
 
 
 def test_each_pod_is_scraped_once(render: Render) -> None:
-    rendered = render({"metrics": {"serviceMonitor": {"enabled": True}}})
-    monitor = rendered.one("ServiceMonitor")["spec"]
+    rendered = render({"metrics.serviceMonitor.enabled": True})
+    monitor = rendered.find("ServiceMonitor spec")
     wanted = monitor["selector"]["matchLabels"].items()
     selected = [service for service in rendered.all("Service") if wanted <= service["metadata"]["labels"].items()]
     ports = [port["name"] for service in selected for port in service["spec"]["ports"]]
     assert ports.count(monitor["endpoints"][0]["port"]) == 1
 
 
-def test_a_service_that_is_reached_from_outside_does_not_show_metrics(render: Render) -> None:
-    service = render({"service": {"type": "LoadBalancer"}}).one("Service", "dragoman")
-    assert [port["name"] for port in service["spec"]["ports"]] == ["grpc", "http"]
-
-
-def test_notes_name_the_addresses(render: Render) -> None:
-    notes = render().notes
-    assert "dragoman.translation.svc:8500" in notes and "dns:///dragoman-headless.translation.svc:8500" in notes
-    assert "HTTP on port 8080" in notes and "curl http://127.0.0.1:8080/v1/models" in notes
-    assert "https://dragoman.translation.svc:8080/v1/models" in render(TLS).notes
-
-
-# --- scaling
-
-
-def declared_metrics() -> set[str]:
-    registry = CollectorRegistry()
-    Metrics(registry, (1.0,))
-    return {metric.name for metric in registry.collect()}
-
-
-def test_autoscaler_reads_the_servers_metrics_and_the_cpu_for_want_of_them(render: Render) -> None:
-    rendered = render({"autoscaling": {"type": "hpa", "queueSeconds": {"target": 0.25}}})
-    spec = rendered.one("HorizontalPodAutoscaler")["spec"]
-    pods = {metric["pods"]["metric"]["name"]: metric["pods"]["target"] for metric in spec["metrics"] if "pods" in metric}
-    assert pods == {
-        "dragoman_estimated_queue_seconds": {"type": "AverageValue", "averageValue": "0.25"},
-        "dragoman_num_requests_waiting": {"type": "AverageValue", "averageValue": "16"},
-        "dragoman_slots_in_use": {"type": "AverageValue", "averageValue": "24"},
-    }
-    assert pods.keys() <= declared_metrics()
-    assert [metric["type"] for metric in spec["metrics"]] == ["Pods", "Pods", "Pods", "Resource"]
-    assert spec["behavior"]["scaleDown"]["stabilizationWindowSeconds"] == 300
-    assert spec["behavior"]["scaleUp"]["stabilizationWindowSeconds"] == 0
-    assert "replicas" not in rendered.one("Deployment")["spec"], "else each rollout would undo the scaling"
-
-
-@pytest.mark.parametrize(
-    ("config", "given", "target"),
-    [
-        ({}, None, 24),
-        ({"max_slots": 256}, None, 96),
-        ({"max_slots": 16, "replicas": 4}, None, 24),
-        ({"max_slots": 1}, None, 1),
-        ({"max_slots": None, "replicas": 0}, None, 24),
-        ({"max_slots": 256}, 10, 10),
-    ],
-)
-def test_slots_are_scaled_by_what_a_pod_has(render: Render, config: dict[str, Any], given: int | None, target: int) -> None:
-    scaling = {"slotsInUse": {"target": given}, "keda": {"serverAddress": "http://prometheus:9090"}}
-    spec = render({"autoscaling": {"type": "hpa"} | scaling, "config": config}).one("HorizontalPodAutoscaler")["spec"]
-    targets = {metric["pods"]["metric"]["name"]: metric["pods"]["target"] for metric in spec["metrics"] if "pods" in metric}
-    assert targets["dragoman_slots_in_use"] == {"type": "AverageValue", "averageValue": str(target)}
-    spec = render({"autoscaling": {"type": "keda"} | scaling, "config": config}).one("ScaledObject")["spec"]
-    assert spec["triggers"][2]["metadata"]["threshold"] == str(target)
-    assert settings.ServerConfig.model_fields["max_slots"].default == 64, "which the chart repeats"
-
-
-@pytest.mark.parametrize(("is_on", "wanted"), [(None, 0), (True, 1), (False, 0)])
-def test_gpu_nodes_are_not_scaled_by_the_cpu_unless_asked_to(render: Render, is_on: bool | None, wanted: int) -> None:
-    scaling = {"cpu": {"enabled": is_on}, "keda": {"serverAddress": "http://prometheus:9090"}}
-    values = {"gpu": {"enabled": True}, "autoscaling": {"type": "hpa"} | scaling}
-    metrics = render(values).one("HorizontalPodAutoscaler")["spec"]["metrics"]
-    assert [metric["type"] for metric in metrics] == ["Pods"] * 3 + ["Resource"] * wanted
-    triggers = render(values | {"autoscaling": {"type": "keda"} | scaling}).one("ScaledObject")["spec"]["triggers"]
-    assert [trigger["type"] for trigger in triggers] == ["prometheus"] * 3 + ["cpu"] * wanted
-
-
-def test_keda_asks_for_the_same_of_this_releases_pods(render: Render) -> None:
-    keda = {"serverAddress": "http://prometheus:9090"}
-    rendered = render({"autoscaling": {"type": "keda", "keda": keda}}, release="mt")
+def test_keda_queries_the_metrics_of_the_pods_of_the_release(render: Render) -> None:
+    rendered = render(KEDA, release="mt")
     assert rendered.all("HorizontalPodAutoscaler") == []
-    spec = rendered.one("ScaledObject")["spec"]
-    queue, waiting, slots, cpu = spec["triggers"]
+    assert rendered.find("ScaledObject spec scaleTargetRef") == {"name": "mt-dragoman"}
+    queue, waiting, slots, cpu = rendered.find(TRIGGERS)
     pods = '{namespace="translation",pod=~"mt-dragoman-[a-z0-9]+-[a-z0-9]+"}'
     assert queue["metadata"]["query"] == f"sum(max by (pod) (dragoman_estimated_queue_seconds{pods}))"
     assert waiting["metadata"]["query"] == f"sum(dragoman_num_requests_waiting{pods})"
     assert slots["metadata"]["query"] == f"sum(dragoman_slots_in_use{pods})"
-    assert slots["metadata"]["threshold"] == "24"
     assert queue["metadata"]["ignoreNullValues"] == waiting["metadata"]["ignoreNullValues"] == "false"
     assert cpu == {"type": "cpu", "metricType": "Utilization", "metadata": {"value": "80"}}
-    assert spec["scaleTargetRef"] == {"name": "mt-dragoman"}
+    Metrics(registry := CollectorRegistry(), (1.0,))
+    names = {"dragoman_estimated_queue_seconds", "dragoman_num_requests_waiting", "dragoman_slots_in_use"}
+    assert names <= {metric.name for metric in registry.collect()}
 
 
-@pytest.mark.parametrize(
-    ("values", "is_there"),
-    [
-        ({}, True),
-        ({"replicaCount": 1}, False),
-        ({"replicaCount": 1, "autoscaling": {"type": "hpa", "minReplicas": 2}}, True),
-        ({"replicaCount": 3, "autoscaling": {"type": "hpa", "minReplicas": 1}}, False),
-        ({"podDisruptionBudget": {"enabled": False}}, False),
-    ],
-)
-def test_a_disruption_budget_where_a_pod_can_be_spared(render: Render, values: dict[str, Any], is_there: bool) -> None:
-    assert bool(render(values).all("PodDisruptionBudget")) is is_there
-
-
-# --- GPU, models, monitoring
-
-
-def test_gpu_nodes_get_the_image_with_cuda_and_the_gpu(render: Render) -> None:
-    rendered = render({"gpu": {"enabled": True, "runtimeClassName": "nvidia"}, "nodeSelector": {"a": "b"}})
-    assert rendered.container["image"] == "dragoman:0.1.0-cuda"
-    assert rendered.container["resources"]["limits"] == {"cpu": "4", "memory": "16Gi", "nvidia.com/gpu": 1}
-    assert render().container["resources"]["limits"] == {"cpu": "2", "memory": "2Gi"}
-    assert rendered.pod["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
-    assert rendered.environment["DRAGOMAN_DEVICE"] == "cuda", "not auto, which would compute on the CPU"
-    assert render({"gpu": {"enabled": True}, "config": {"device": "cuda:1"}}).environment["DRAGOMAN_DEVICE"] == "cuda:1"
-    assert "DRAGOMAN_DEVICE" not in render().environment
-    assert rendered.pod["runtimeClassName"] == "nvidia" and rendered.pod["nodeSelector"] == {"a": "b"}
-    assert render({"gpu": {"enabled": True}, "image": {"tag": "mine"}}).container["image"] == "dragoman:mine"
-
-
-def test_models_are_mounted_read_only_from_where_the_values_say(render: Render) -> None:
-    claim = render({"models": {"source": "pvc", "pvc": {"claimName": "bundles", "subPath": "v3"}}})
-    assert {"name": "models", "mountPath": "/models", "readOnly": True, "subPath": "v3"} in claim.container["volumeMounts"]
-    assert {"name": "models", "persistentVolumeClaim": {"claimName": "bundles", "readOnly": True}} in claim.pod["volumes"]
-    reference = f"registry.example/models:3@sha256:{'ab' * 32}"
-    image = render({"models": {"source": "oci", "oci": {"reference": reference}}})
-    assert {"name": "models", "image": {"reference": reference, "pullPolicy": "IfNotPresent"}} in image.pod["volumes"]
-    assert all(mount["name"] != "models" for mount in render().container["volumeMounts"])
-
-
-def test_a_changed_list_of_archives_replaces_the_pods(render: Render) -> None:
-    def annotations(sha256: str) -> dict[str, str]:
-        archives = [{"url": "https://models.example/a.tar", "sha256": sha256}]
-        values = {"models": {"source": "download", "download": {"archives": archives}}}
-        found: dict[str, str] = render(values).one("Deployment")["spec"]["template"]["metadata"]["annotations"]
-        return found
-
-    assert annotations("0" * 64) == annotations("0" * 64) != annotations("1" * 64)
-
-
-def test_dashboards_arrive_as_they_are_in_the_files(render: Render, helm: Any) -> None:
-    rendered = render({"metrics": {"dashboards": {"enabled": True}}})
-    dashboards = {path.name: path.read_text() for path in (helm.chart / "files/dashboards").glob("*.json")}
+def test_dashboards_arrive_as_they_are_in_the_files(render: Render) -> None:
+    rendered = render({"metrics.dashboards.enabled": True})
+    dashboards = {path.name: path.read_text() for path in (CHART / "files/dashboards").glob("*.json")}
     maps = [item for item in rendered.all("ConfigMap") if "dashboard" in item["metadata"]["name"]]
     assert {name: text for item in maps for name, text in item["data"].items()} == dashboards
     assert all(item["metadata"]["labels"]["grafana_dashboard"] == "1" for item in maps)
 
 
-def test_common_labels_are_everywhere_and_cannot_break_the_selectors(render: Render) -> None:
-    rendered = render({"commonLabels": {"team": "language", "app.kubernetes.io/name": "other"}})
-    for item in rendered.objects:
+def test_common_labels_are_on_every_object_and_cannot_break_the_selectors(render: Render) -> None:
+    for item in render({"commonLabels": {"team": "language", "app.kubernetes.io/name": "other"}}).objects:
         assert item["metadata"]["labels"]["team"] == "language"
         assert item["metadata"]["labels"]["app.kubernetes.io/name"] == "dragoman"

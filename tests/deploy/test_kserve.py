@@ -1,6 +1,7 @@
-"""The example for KServe: against the API that KServe publishes, the server's settings, and what the manual says of it."""
+"""The example for KServe: against the API of KServe's Python package, the server's settings, and the manual."""
 
-import copy
+import ast
+import importlib.util
 import re
 from functools import cache
 from pathlib import Path
@@ -10,167 +11,124 @@ import pytest
 
 from dragoman.server import config as settings
 from dragoman.server.core.core import CLOSE_SECONDS
-from dragoman.server.faces.grpc.health import LIVENESS, OVERALL
+from dragoman.server.faces.grpc.health import LIVENESS
 from dragoman.server.supervisor import STOP_SECONDS
-from tests.deploy.kserve_schema import Schemas
+from tests.deploy.conftest import NEWEST, ROOT, load
 
-FILES = ("servingruntime.yaml", "inferenceservice.yaml", "inferenceservice-knative.yaml")
-# What KServe cannot give to Knative, or Knative refuses.
-NOT_ON_KNATIVE = {"terminationGracePeriodSeconds", "deploymentStrategy", "autoScaling", "lifecycle"}
+RUNTIME, SERVICE, KNATIVE = "servingruntime.yaml", "inferenceservice.yaml", "inferenceservice-knative.yaml"
+FIELDS = settings.ServerConfig.model_fields
+PLAIN = {"str": str, "int": int, "bool": bool, "float": (int, float), "object": object}
+PLAIN |= {"ResourceQuantity": (str, int, float), "V1beta1MetricQuantity": (str, int, float)}
 
 
 @cache
-def schemas() -> Schemas:
-    return Schemas()
+def models_folder() -> Path:
+    found = importlib.util.find_spec("kserve")
+    if found is None or not found.submodule_search_locations:
+        pytest.skip("KServe's package is not installed: make setup")
+    return Path(found.submodule_search_locations[0]) / "models"
 
 
-def load(root: Path, name: str) -> dict[str, Any]:
-    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed: make setup")
-    content: dict[str, Any] = yaml.safe_load((root / "deploy/kserve" / name).read_text(encoding="utf-8"))
-    return content
+@cache
+def model(name: str) -> tuple[dict[str, str], set[str]] | None:
+    """Return the types of the fields of a class of KServe, by their names in YAML, and those required; its code is not run."""
+    for path in models_folder().glob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        if f"class {name}(" in text:
+            tables = {
+                node.targets[0].id: ast.literal_eval(node.value)
+                for node in ast.walk(ast.parse(text))
+                if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") in ("openapi_types", "attribute_map")
+            }
+            keys, needed = tables["attribute_map"], re.findall(r"Invalid value for `(\w+)`, must not be `None`", text)
+            return {keys[field]: kind for field, kind in tables["openapi_types"].items()}, {keys[field] for field in needed}
+    return None
 
 
-@pytest.fixture
-def runtime(root: Path) -> dict[str, Any]:
-    spec: dict[str, Any] = load(root, "servingruntime.yaml")["spec"]
-    return spec
+def errors(value: Any, kind: str, place: str = "") -> list[str]:
+    """Return the places where a value is not of a type of KServe or of Kubernetes: wrong types, missing and unknown fields."""
+    if kind in PLAIN:
+        return [] if isinstance(value, PLAIN[kind]) else [f"{place} is no {kind}"]
+    if found := re.fullmatch(r"list\[(.*)\]", kind):
+        return [error for i, item in enumerate(value) for error in errors(item, found[1], f"{place}[{i}]")]
+    if found := re.fullmatch(r"dict\(str, (.*)\)", kind):
+        return [error for key, item in value.items() for error in errors(item, found[1], f"{place}.{key}")]
+    fields = model(kind)
+    if fields is None:
+        return errors_of_kubernetes(value, kind, place)
+    types, needed = fields
+    wrong = [f"{place}.{key} is unknown" for key in value.keys() - types.keys()]
+    wrong += [f"{place}.{key} is missing" for key in needed - value.keys()]
+    return wrong + [error for key in value.keys() & types.keys() for error in errors(value[key], types[key], f"{place}.{key}")]
 
 
-@pytest.fixture
-def container(runtime: dict[str, Any]) -> dict[str, Any]:
-    (found,) = runtime["containers"]
-    return dict(found)
-
-
-def errors(manifest: dict[str, Any]) -> list[str]:
-    """Return what KServe's API has against a manifest."""
+def errors_of_kubernetes(value: Any, kind: str, place: str) -> list[str]:
     jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed: make setup")
+    utils = pytest.importorskip("kubernetes_validate.utils", reason="kubernetes-validate is not installed: make setup")
+    definitions = utils.schema_contents(f"kubernetes-json-schema/v{NEWEST}.0-local-strict/_definitions.json", NEWEST)["$defs"]
+    parts = re.fullmatch(r"(?:K8sIoApi\w+?)?(V\d+(?:(?:alpha|beta)\d+)?)(\w+)", kind)
+    names = [name for name in definitions if parts is not None and name.endswith(f".{parts[1].lower()}.{parts[2]}")]
+    if len(names) != 1:
+        return [f"{place}: {kind} is unknown"]
+    schema = {"$ref": f"#/$defs/{names[0]}", "$defs": definitions}
+    return [f"{place}: {error.message}" for error in jsonschema.Draft202012Validator(schema).iter_errors(value)]
+
+
+@pytest.mark.parametrize("name", [RUNTIME, SERVICE, KNATIVE])
+def test_manifest_is_valid_and_no_unknown_or_missing_field_is(name: str) -> None:
+    manifest = load(f"kserve/{name}")
     group, _, version = manifest["apiVersion"].partition("/")
-    assert group == "serving.kserve.io"
-    schema = schemas().of(f"{version.capitalize()}{manifest['kind']}")
-    return [f"{error.json_path}: {error.message}" for error in jsonschema.Draft202012Validator(schema).iter_errors(manifest)]
+    kind = f"{version.capitalize()}{manifest['kind']}"
+    assert group == "serving.kserve.io" and errors(manifest, kind) == []
+    assert errors(manifest | {"spec": manifest["spec"] | {"unknown": 1}}, kind) == [".spec.unknown is unknown"]
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_the_manifests_are_what_kserve_takes(root: Path, name: str) -> None:
-    assert errors(load(root, name)) == []
+def test_manual_names_every_file() -> None:
+    names = {RUNTIME, SERVICE, KNATIVE}
+    assert {path.name for path in (ROOT / "deploy/kserve").iterdir()} == names
+    assert set(re.findall(r"deploy/kserve/([\w.-]+)", (ROOT / "docs/kubernetes.md").read_text(encoding="utf-8"))) == names
 
 
-def test_the_folder_holds_nothing_that_is_not_checked(root: Path) -> None:
-    assert sorted(path.name for path in (root / "deploy/kserve").iterdir()) == sorted(FILES)
-
-
-@pytest.mark.parametrize(
-    ("name", "path", "value", "said"),
-    [
-        ("servingruntime.yaml", ("spec", "supportedModelFormat"), [], "supportedModelFormat"),
-        ("servingruntime.yaml", ("spec", "containers"), None, "containers"),
-        ("servingruntime.yaml", ("spec", "multiModel"), "no", "multiModel"),
-        ("servingruntime.yaml", ("spec", "containers", 0, "readinessProbe", "grpc", "servce"), "a", "servce"),
-        ("inferenceservice.yaml", ("spec", "predictor", "model", "ports", 0, "containerPort"), "h2c", "containerPort"),
-        ("inferenceservice.yaml", ("spec", "predictor", "model", "protocol"), "v2", "protocol"),
-        ("servingruntime.yaml", ("spec", "volumes", 0, "emptyDirectory"), {}, "emptyDirectory"),
-        ("inferenceservice.yaml", ("spec", "predictor", "model", "modelFormat"), None, "modelFormat"),
-        ("inferenceservice.yaml", ("spec", "predictor", "model", "storageURI"), "s3://a", "storageURI"),
-        ("inferenceservice.yaml", ("spec", "predictor", "minReplicas"), "two", "minReplicas"),
-        ("inferenceservice.yaml", ("spec", "predictor", "autoScaling", "metrics", 0, "external", "metrics"), {}, "metrics"),
-        ("inferenceservice-knative.yaml", ("spec", "predictor", "canaryTrafficPercentage"), 10, "canaryTrafficPercentage"),
-        ("inferenceservice-knative.yaml", ("spec", "predictor", "canaryTrafficPercent"), "10%", "canaryTrafficPercent"),
-    ],
-)
-def test_the_check_finds_what_kserve_would_not_take(root: Path, name: str, path: tuple[Any, ...], value: Any, said: str) -> None:
-    manifest = copy.deepcopy(load(root, name))
-    place: Any = manifest
-    for key in path[:-1]:
-        place = place[key]
-    if value is None:
-        del place[path[-1]]
-    else:
-        place[path[-1]] = value
-    assert any(said in error for error in errors(manifest))
-
-
-def test_the_server_takes_what_the_runtime_tells_it(container: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runtime_starts_a_server_that_is_probed_scraped_and_confined(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = load(f"kserve/{RUNTIME}")["spec"]
+    (container,) = runtime["containers"]
     for variable in container["env"]:
         monkeypatch.setenv(variable["name"], variable["value"])
-    read = settings.load({})
-    assert read.models == Path("/mnt/models"), "where KServe puts what storageUri names"
-    assert container["args"] == ["serve"] and container["name"] == "kserve-container"
-
-
-def test_the_runtime_speaks_both_protocols_and_leaves_ports_to_the_services(
-    root: Path, runtime: dict[str, Any], container: dict[str, Any]
-) -> None:
-    """Names of ports say what proxies speak to them; what both would name, a service on Knative could not take back."""
-    assert "ports" not in container and runtime["protocolVersions"] == ["v2", "grpc-v2"]
-    fields = settings.ServerConfig.model_fields
-    ports_of = {"http1": fields["http_port"].default, "h2c": fields["port"].default}
-    protocol_of = {"http1": "v2", "h2c": "grpc-v2"}
-    for name, wanted in (("inferenceservice.yaml", ["http1", "h2c"]), ("inferenceservice-knative.yaml", ["h2c"])):
-        model = load(root, name)["spec"]["predictor"]["model"]
-        assert [port["name"] for port in model["ports"]] == wanted
-        assert all(port["containerPort"] == ports_of[port["name"]] for port in model["ports"])
-        assert model["protocolVersion"] == protocol_of[wanted[0]], "that of port 80"
-
-
-def test_probes_ask_for_health_that_the_server_tells(container: dict[str, Any]) -> None:
+    assert settings.load({}).models == Path("/mnt/models"), "KServe puts there what storageUri names"
+    assert container["args"] == ["serve"] and container["name"] == "kserve-container" and "ports" not in container
+    assert runtime["protocolVersions"] == ["v2", "grpc-v2"]
     for probe, service in (("startupProbe", "readiness"), ("readinessProbe", "readiness"), ("livenessProbe", LIVENESS)):
-        assert container[probe]["grpc"] == {"port": settings.ServerConfig.model_fields["port"].default, "service": service}
-    assert "readiness" in OVERALL
-
-
-def test_metrics_are_scraped_where_they_are(runtime: dict[str, Any]) -> None:
-    default = settings.ServerConfig.model_fields["metrics_port"].default
-    assert runtime["annotations"] == {
-        "prometheus.io/scrape": "true",
-        "prometheus.io/port": str(default),
-        "prometheus.io/path": "/metrics",
-    }
-
-
-def test_only_tmp_is_written(runtime: dict[str, Any], container: dict[str, Any]) -> None:
+        assert container[probe]["grpc"] == {"port": FIELDS["port"].default, "service": service}
+    scraped = {"scrape": "true", "port": str(FIELDS["metrics_port"].default), "path": "/metrics"}
+    assert runtime["annotations"] == {f"prometheus.io/{name}": value for name, value in scraped.items()}
     assert container["securityContext"]["readOnlyRootFilesystem"] and container["securityContext"]["runAsNonRoot"]
     assert [mount["mountPath"] for mount in container["volumeMounts"]] == ["/tmp"]
     assert {volume["name"] for volume in runtime["volumes"]} == {mount["name"] for mount in container["volumeMounts"]}
 
 
-def test_the_services_use_the_runtime_for_a_format_that_it_has(root: Path, runtime: dict[str, Any]) -> None:
-    formats = {(each["name"], each["version"]) for each in runtime["supportedModelFormats"]}
-    for name in FILES[1:]:
-        model = load(root, name)["spec"]["predictor"]["model"]
-        assert model["runtime"] == load(root, "servingruntime.yaml")["metadata"]["name"]
-        assert (model["modelFormat"]["name"], model["modelFormat"]["version"]) in formats
+@pytest.mark.parametrize(("name", "ports"), [(SERVICE, ["http1", "h2c"]), (KNATIVE, ["h2c"])])
+def test_services_use_the_runtime_with_a_format_and_ports_that_it_has(name: str, ports: list[str]) -> None:
+    runtime, manifest = load(f"kserve/{RUNTIME}"), load(f"kserve/{name}")
+    used, numbers = manifest["spec"]["predictor"]["model"], {"http1": FIELDS["http_port"].default, "h2c": FIELDS["port"].default}
+    assert used["runtime"] == runtime["metadata"]["name"]
+    formats = {(each["name"], each["version"]) for each in runtime["spec"]["supportedModelFormats"]}
+    assert (used["modelFormat"]["name"], used["modelFormat"]["version"]) in formats
+    assert [(port["name"], port["containerPort"]) for port in used["ports"]] == [(name, numbers[name]) for name in ports]
+    assert used["protocolVersion"] == {"http1": "v2", "h2c": "grpc-v2"}[ports[0]], "that of port 80"
+    variable = manifest["metadata"]["name"].upper().replace("-", "_")
+    assert not variable.startswith(settings.PREFIX.rstrip("_")), "variables of the service would look like settings"
 
 
-def test_nothing_is_called_so_that_its_variables_look_like_settings(root: Path) -> None:
-    for name in FILES[1:]:
-        variable = load(root, name)["metadata"]["name"].upper().replace("-", "_")
-        assert not variable.startswith(settings.PREFIX.rstrip("_"))
-
-
-def test_running_requests_are_not_cut_off(root: Path) -> None:
-    predictor = load(root, "inferenceservice.yaml")["spec"]["predictor"]
+def test_rollouts_cut_no_request_off_and_scaling_is_by_the_queue() -> None:
+    predictor = load(f"kserve/{SERVICE}")["spec"]["predictor"]
     environment = {variable["name"]: variable["value"] for variable in predictor["model"]["env"]}
     pre_stop = predictor["model"]["lifecycle"]["preStop"]["sleep"]["seconds"]
     needed = pre_stop + float(environment["DRAGOMAN_DRAIN_SECONDS"]) + 2 * CLOSE_SECONDS + 2 * STOP_SECONDS
     assert predictor["terminationGracePeriodSeconds"] >= needed
     assert predictor["deploymentStrategy"]["rollingUpdate"]["maxUnavailable"] == 0
-
-
-def test_the_example_for_knative_has_nothing_that_knative_refuses(root: Path, container: dict[str, Any]) -> None:
-    predictor = load(root, "inferenceservice-knative.yaml")["spec"]["predictor"]
-    assert not NOT_ON_KNATIVE & (predictor.keys() | predictor["model"].keys() | container.keys())
-
-
-def test_it_is_scaled_by_what_the_chart_scales_by(root: Path) -> None:
-    predictor = load(root, "inferenceservice.yaml")["spec"]["predictor"]
     (metric,) = [each["external"] for each in predictor["autoScaling"]["metrics"]]
-    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed: make setup")
-    values = yaml.safe_load((root / "deploy/helm/dragoman/values.yaml").read_text(encoding="utf-8"))
-    assert float(metric["target"]["value"]) == values["autoscaling"]["queueSeconds"]["target"]
-    assert "dragoman_estimated_queue_seconds" in metric["metric"]["query"]
-
-
-def test_the_manual_names_every_file(root: Path) -> None:
-    manual = (root / "docs/kubernetes.md").read_text(encoding="utf-8")
-    assert set(re.findall(r"deploy/kserve/([\w.-]+)", manual)) == set(FILES)
+    target = load("helm/dragoman/values.yaml")["autoscaling"]["queueSeconds"]["target"]
+    assert float(metric["target"]["value"]) == target and "dragoman_estimated_queue_seconds" in metric["metric"]["query"]
+    knative, (container,) = load(f"kserve/{KNATIVE}")["spec"]["predictor"], load(f"kserve/{RUNTIME}")["spec"]["containers"]
+    refused = {"terminationGracePeriodSeconds", "deploymentStrategy", "autoScaling", "lifecycle"}
+    assert not refused & (knative.keys() | knative["model"].keys() | container.keys()), "Knative refuses them"

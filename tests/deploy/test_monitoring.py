@@ -1,0 +1,156 @@
+"""The dashboard, the queries, the rules and the alerts: against the server's metrics, the runbook and Prometheus' own tool."""
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+
+from deploy.grafana import generate, objectives
+from dragoman.server.config import LATENCY_BUCKETS, ServerConfig
+from dragoman.server.telemetry.metrics import Metrics
+from tests.deploy.conftest import ROOT, load
+from tests.deploy.test_chart_rules import rules, selectors
+
+PROMETHEUS = ROOT / "deploy/prometheus"
+VARIABLES = {"$__rate_interval": "5m", "$__range": "1h", "$namespace": ".*", "$instance": ".*", "$model": ".*"}
+# Series of Prometheus itself and of kube-state-metrics, and those of a process, which only Linux has.
+OTHERS = {"up"} | {f"process_{name}" for name in ("resident_memory_bytes", "open_fds", "max_fds", "cpu_seconds_total")}
+OTHERS |= {f"kube_horizontalpodautoscaler_{name}" for name in ("status_desired_replicas", "spec_max_replicas", "spec_min_replicas")}
+
+
+@pytest.fixture(scope="module")
+def dashboard() -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads(generate.DASHBOARD.read_text(encoding="utf-8"))
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def panels(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
+    return [panel for panel in dashboard["panels"] if panel["type"] != "row"]
+
+
+@pytest.fixture(scope="module")
+def alerts() -> dict[str, dict[str, Any]]:
+    return {rule["alert"]: rule for rule in rules(load("prometheus/rules/alerts.yaml"))}
+
+
+def all_rules() -> list[dict[str, Any]]:
+    return [rule for name in ("recording", "alerts") for rule in rules(load(f"prometheus/rules/{name}.yaml"))]
+
+
+def queries(dashboard: dict[str, Any]) -> Iterator[str]:
+    for panel in dashboard["panels"]:
+        for target in panel.get("targets", ()):
+            query = target["expr"]
+            for variable, value in VARIABLES.items():
+                query = query.replace(variable, value)
+            yield query
+    for variable in dashboard["templating"]["list"]:
+        if match := re.fullmatch(r"label_values\((.*), \w+\)", variable.get("definition", "")):
+            yield match[1].replace("$namespace", ".*")
+    yield from (rule["expr"] for rule in all_rules())
+
+
+def test_queries_read_series_that_exist_and_every_metric_is_read(dashboard: dict[str, Any]) -> None:
+    registry, known, asked = CollectorRegistry(), set(OTHERS), set[str]()
+    for collector in (ProcessCollector, PlatformCollector, GCCollector):
+        collector(registry=registry)
+    ours = set(Metrics(registry, (1.0,)).labels)
+    known |= {rule["record"] for rule in all_rules() if "record" in rule}
+    for metric in registry.collect():
+        parts = {"histogram": ("_bucket", "_sum", "_count"), "counter": ("_total",), "info": ("_info",)}
+        known |= {metric.name + part for part in parts.get(metric.type, ("",))}
+    for query in queries(dashboard):
+        names = {name for name, _ in selectors(query)}
+        assert "$" not in query and names and names <= known, (query, names - known)
+        asked |= names
+    assert len(asked) > 60 and ours - {re.sub(r"_(bucket|sum|count)$", "", name) for name in asked} == set()
+
+
+def test_dashboard_is_what_the_program_writes() -> None:
+    assert generate.main(["--check"]) == 0, "run: make chart"
+
+
+def test_panels_have_titles_units_and_queries(dashboard: dict[str, Any], panels: list[dict[str, Any]]) -> None:
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+    assert len({panel["title"] for panel in panels}) == len(panels)
+    for panel in panels:
+        assert panel["title"] and panel["description"].endswith("."), panel["title"]
+        assert panel["type"] == "table" or "unit" in panel["fieldConfig"]["defaults"] or panel["options"]["yAxis"]["unit"]
+        assert panel["targets"] and len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
+
+
+def test_every_query_can_be_narrowed_by_the_variables(dashboard: dict[str, Any], panels: list[dict[str, Any]]) -> None:
+    assert [each["name"] for each in dashboard["templating"]["list"]] == ["datasource", "namespace", "model", "instance"]
+    for target in (target for panel in panels for target in [panel, *panel["targets"]]):
+        assert target["datasource"]["uid"] == "${datasource}"
+        query = target.get("expr", "")
+        num_selectors = query.count("{") - query.count("{{")
+        assert query.count('namespace=~"$namespace"') == query.count('instance=~"$instance"') == num_selectors
+
+
+def test_objectives_are_edges_of_buckets_and_the_same_in_rules(panels: list[dict[str, Any]], alerts: dict[str, Any]) -> None:
+    edges = {objectives.LATENCY_SECONDS, objectives.FIRST_TOKEN_SECONDS}
+    assert edges <= set(LATENCY_BUCKETS)
+    tiles = [target["expr"] for panel in panels if panel["type"] == "stat" for target in panel["targets"]]
+    assert all(any(f'le="{edge}"' in query for query in tiles) for edge in edges)
+    recording = (PROMETHEUS / "rules/recording.yaml").read_text(encoding="utf-8")
+    assert set(re.findall(r'le="([\d.]+)"', recording)) == {str(objectives.LATENCY_SECONDS)}
+    assert set(re.findall(r'code=~"([A-Z_|]+)"', recording)) == {objectives.SERVER_ERRORS}
+    for name, objective in (("ErrorBudget", objectives.AVAILABILITY), ("LatencyBudget", objectives.LATENCY)):
+        budgets = {factor for rule in alerts for factor in re.findall(r"\* (0\.\d+)", alerts[rule]["expr"]) if name in rule}
+        assert [float(budget) for budget in budgets] == [pytest.approx(1 - objective)]
+    minutes = {"5m": 5, "30m": 30, "1h": 60, "2h": 120, "6h": 360, "1d": 1440, "3d": 4320}
+    for rule in (rule for name, rule in alerts.items() if "BudgetBurns" in name):
+        pairs = re.findall(r"rate(\w+) > ([\d.]+) .*\s+and\s+\S+rate(\w+) > ([\d.]+) ", rule["expr"])
+        assert len(pairs) == 2
+        for long, factor, short, same in pairs:  # the short window ends the alert soon after the burning
+            assert factor == same and minutes[long] == 12 * minutes[short]
+
+
+def promtool(*arguments: str | Path) -> str:
+    tool = shutil.which("promtool")
+    if tool is None:
+        pytest.skip("promtool is not installed: it comes with Prometheus")
+    done = subprocess.run([tool, *map(str, arguments)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_prometheus_accepts_configuration_and_rules_and_alerts_fire_as_they_should(alerts: dict[str, Any]) -> None:
+    files = sorted((PROMETHEUS / "rules").iterdir())
+    assert f"{len(files)} rule files found" in promtool("check", "config", PROMETHEUS / "prometheus.yml")
+    promtool("check", "rules", *files)
+    fired, silent = set(), set()
+    for path in (PROMETHEUS / "tests").glob("*.yaml"):
+        for case in load(f"prometheus/tests/{path.name}")["tests"]:
+            for test in case["alert_rule_test"]:
+                (fired if test["exp_alerts"] else silent).add(test["alertname"])
+    assert fired == silent == alerts.keys(), "each alert has a case that fires and one that is silent"
+    promtool("test", "rules", *(PROMETHEUS / "tests").glob("*.yaml"))
+
+
+def test_prometheus_scrapes_the_server_of_the_compose_file() -> None:
+    (scraped,) = load("prometheus/prometheus.yml")["scrape_configs"]
+    ((target,),) = [each["targets"] for each in scraped["static_configs"]]
+    service, _, port = target.partition(":")
+    assert service in load("docker/compose.yaml")["services"]
+    assert int(port) == ServerConfig.model_fields["metrics_port"].default
+
+
+def test_each_alert_has_a_severity_and_a_section_of_the_runbook(alerts: dict[str, Any]) -> None:
+    runbook = (ROOT / "docs/runbook.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^### (Dragoman\w+)$", runbook, re.MULTILINE)) == alerts.keys()
+    for name, rule in alerts.items():
+        assert rule["labels"]["severity"] in ("critical", "warning")
+        assert rule["annotations"]["summary"] and rule["annotations"]["description"].endswith(".")
+        assert rule["annotations"]["runbook_url"] == f"docs/runbook.md#{name.lower()}"
+        section = re.split(r"\n##+ ", runbook.partition(f"\n### {name}\n")[2])[0]
+        for part in ("**Meaning.**", "**Impact.**", "**Diagnosis.**", "**Mitigation.**"):
+            assert part in section, f"{name}: {part}"
