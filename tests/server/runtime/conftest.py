@@ -169,7 +169,7 @@ def bundle(tiny_bundle: Path) -> Bundle:
 
 
 @pytest.fixture(scope="module")
-def device_model(bundle: Bundle, tiny_checkpoint: Checkpoint, shelf: Shelf) -> DeviceModel:
+def model(bundle: Bundle, tiny_checkpoint: Checkpoint, shelf: Shelf) -> DeviceModel:
     """The bundle's graphs as a device takes them: its encoder takes sources padded, and is in single precision to compare bits."""
 
     def make(folder: Path) -> None:
@@ -181,11 +181,6 @@ def device_model(bundle: Bundle, tiny_checkpoint: Checkpoint, shelf: Shelf) -> D
         write_graphs(graphs, folder)
 
     return DeviceModel.of(shelf.get("tiny-device", make), bundle.manifest)
-
-
-@pytest.fixture
-def model(device_model: DeviceModel) -> DeviceModel:
-    return device_model
 
 
 @pytest.fixture

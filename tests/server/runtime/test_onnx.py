@@ -118,36 +118,6 @@ def test_source_that_was_encoded_ahead_gives_the_same_bits(
     assert run(runner, EVERY) == [alone(source) for source in EVERY]
 
 
-@pytest.mark.parametrize(("source", "target", "used"), [(4, 0, 4), (1, 3, 2)])
-def test_copied_row_goes_on_as_the_one_it_was_copied_from(
-    make_runner: Callable[..., OnnxRunner], alone: Callable[[int], Steps], source: int, target: int, used: int
-) -> None:
-    """Both where a row moves and its place gets a new source, and where a search branches and the old row goes astray."""
-    runner, rows = make_runner(), EVERY[:]
-    rows[source] = 2
-    runner.prefill(sources_of(rows), [0, 1, 2, 3, 4])
-    assert run(runner, rows, 9)[source] == alone(2)[:9]
-    runner.copy_row(source, target, 9)
-    runner.prefill(sources_of([3]), [used])
-    for position in range(9, CAPACITY):
-        tokens = [FED[2][position] if row == target else 5 for row in range(5)]
-        positions = [position if row == target else 9 * (row != used) for row in range(5)]
-        assert step(runner, tokens, positions)[target] == alone(2)[position]
-
-
-def test_row_that_takes_over_positions_goes_on_as_the_other(
-    make_runner: Callable[..., OnnxRunner], alone: Callable[[int], Steps]
-) -> None:
-    """Beams with a common beginning: only the positions that differ are copied."""
-    runner = make_runner()
-    runner.prefill(sources_of([2, 0, 2]), [0, 1, 2])
-    for position in range(9):
-        step(runner, [FED[2][position], 8, FED[2][position] if position < 5 else 77], [position] * 3)
-    runner.copy_positions(0, 2, 5, 9)
-    for position in range(9, CAPACITY):
-        assert step(runner, [9, 9, FED[2][position]], [position] * 3)[2] == alone(2)[position]
-
-
 def test_steps_and_looks_give_any_number_of_candidates_and_leave_the_caches_alone(
     make_runner: Callable[..., OnnxRunner], any_bundle: Bundle
 ) -> None:
@@ -226,7 +196,7 @@ ROWS = [2, 0, 3, 1]
 
 @pytest.mark.parametrize("max_bytes", [2**26, 0])
 def test_packed_and_padded_sources_are_encoded_to_the_same_bits_and_kept(
-    bundle: Bundle, device_model: DeviceModel, monkeypatch: pytest.MonkeyPatch, max_bytes: int
+    bundle: Bundle, model: DeviceModel, monkeypatch: pytest.MonkeyPatch, max_bytes: int
 ) -> None:
     """Whether or not results are written where the last ones were."""
     monkeypatch.setattr(encoder_module, "MAX_KEPT_BYTES", max_bytes)
@@ -236,7 +206,7 @@ def test_packed_and_padded_sources_are_encoded_to_the_same_bits_and_kept(
     before = [held.tokens.copy() for held in first]
     packed.encode([[77, 78, 1], [50, 1]])
     packed.fill(cache, sources, ROWS)
-    PaddedEncoder(open_session(str(device_model.encoder_path), 1), 0).fill(other, sources, ROWS)
+    PaddedEncoder(open_session(str(model.encoder_path), 1), 0).fill(other, sources, ROWS)
     assert cache.source_lengths.tolist() == other.source_lengths.tolist() == [2, 3, 5, 24]
     for ours, theirs in zip(cache.cross_kv.values(), other.cross_kv.values(), strict=True):
         for row, source in zip(ROWS, sources, strict=True):

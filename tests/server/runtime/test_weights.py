@@ -80,7 +80,7 @@ def test_bits_are_those_of_copies_and_no_page_of_the_file_is_copied(
     bundle = Bundle.open(shipped_bundle("en-de", precision))
     shared, scores = Weights.of(bundle, str(tmp_path)), []
     assert shared.is_shared
-    for num_threads, sizes in ((2, (16, 17)), (1, (1, 2, 3, 4, 7, 8, 16, 17))):
+    for num_threads, sizes in ((2, (3, 16)), (1, (1, 2, 4, 7, 17))):
         theirs, ours = OnnxRunner(bundle, MAX_ROWS, num_threads), OnnxRunner(bundle, MAX_ROWS, num_threads, shared)
         for num_rows in sizes:
             assert answers(theirs, bundle, num_rows) == answers(ours, bundle, num_rows)

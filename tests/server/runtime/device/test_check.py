@@ -58,52 +58,34 @@ class Greedy(FailingDevice):
         self.num_bytes = 4 * 2**30 - 1000
 
 
-def device(kind: type[FailingDevice] = FailingDevice, max_bytes: int = 2**40, **attributes: Any) -> FailingDevice:
-    made = kind(max_bytes=max_bytes)
-    for name, value in attributes.items():
-        setattr(made, name, value)
-    return made
+CAPTURE_ERROR = RuntimeError("CUDA failure 900:\n operation not permitted")
+# Attributes of a device, the findings that fail, and a part of each of some findings.
+CASES: list[tuple[dict[str, Any], list[str], list[tuple[str, str]]]] = [
+    ({}, [], [("replay", "3 steps have the bits of plain ones"), ("memory", "4.00 GiB free before, ")]),
+    ({}, [], [("memory", " after; 3.60 GiB may be taken")]),
+    ({"compute_capability": (7, 5)}, ["device"], [("device", "compute capability 7.5")]),
+    ({"compute_capability": (8, 0)}, [], [("device", "compute capability 8.0")]),
+    ({"max_bytes": 2**20}, ["load"], [("load", "not even one slot fits"), ("load", "--max-slots")]),
+    ({"kind": Unloadable}, ["load"], [("load", "ONNX Runtime cannot load it: no kernel. ")]),
+    ({"kind": Unloadable, "error": RuntimeError}, ["load"], [("load", "cannot load it: no kernel. "), ("load", "report it")]),
+    ({"has_one_shortage": True}, ["capture"], [("capture", "2 steps"), ("capture", "--max-slots"), ("replay", "2 steps have the")]),
+    ({"capture_error": CAPTURE_ERROR}, ["capture"], [("capture", "900"), ("capture", "--gpu-graphs never")]),
+    ({"capture_error": CAPTURE_ERROR, "graphs": "never"}, [], [("capture", "never"), ("replay", "nothing is captured")]),
+    ({"kind": Greedy}, ["memory"], [("memory", "--gpu-memory-gib")]),
+]
 
 
-CAPTURE_ERROR = {"capture_error": RuntimeError("CUDA failure 900:\n operation not permitted")}
-GIVEN_UP = ["ONNX Runtime cannot load it: no kernel. "]
-# A device and settings, the names of the findings that fail, and parts of findings by their names.
-CASES: dict[str, tuple[FailingDevice, Wanted, list[str], dict[str, list[str]]]] = {
-    "good": (
-        device(max_bytes=4 * 2**30),
-        WANTED,
-        [],
-        {"replay": ["3 steps have the bits of plain ones"], "memory": ["4.00 GiB free before, ", " after; 3.60 GiB may be taken"]},
-    ),
-    "old": (device(compute_capability=(7, 5)), WANTED, ["device"], {"device": ["compute capability 7.5"]}),
-    "old enough": (device(compute_capability=(8, 0)), WANTED, [], {"device": ["compute capability 8.0"]}),
-    "small": (device(max_bytes=2**20), WANTED, ["load"], {"load": ["not even one slot fits", "--max-slots"]}),
-    "no kernel": (device(Unloadable), WANTED, ["load"], {"load": GIVEN_UP}),
-    "a failure": (device(Unloadable, error=RuntimeError), WANTED, ["load"], {"load": [*GIVEN_UP, "report it"]}),
-    "short once": (
-        device(has_one_shortage=True),
-        WANTED,
-        ["capture"],
-        {"capture": ["2 steps", "--max-slots"], "replay": ["2 steps have the bits of plain ones"]},
-    ),
-    "no captures": (device(**CAPTURE_ERROR), WANTED, ["capture"], {"capture": ["900", "--gpu-graphs never"]}),
-    "captures off": (
-        device(**CAPTURE_ERROR),
-        replace(WANTED, graphs="never"),
-        [],
-        {"capture": ["never"], "replay": ["nothing is captured"]},
-    ),
-    "greedy": (device(Greedy, max_bytes=4 * 2**30), WANTED, ["memory"], {"memory": ["--gpu-memory-gib"]}),
-}
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_findings_come_in_the_order_of_serving_and_advise_where_one_fails(half_bundle: Path, case: str) -> None:
-    made, wanted, failing, parts = CASES[case]
-    found = findings(half_bundle, made, wanted)
+@pytest.mark.parametrize(("attributes", "failing", "parts"), CASES)
+def test_findings_come_in_the_order_of_serving_and_advise_where_one_fails(
+    half_bundle: Path, attributes: dict[str, Any], failing: list[str], parts: list[tuple[str, str]]
+) -> None:
+    device = attributes.get("kind", FailingDevice)(max_bytes=attributes.get("max_bytes", 4 * 2**30))
+    for name in attributes.keys() - {"kind", "max_bytes", "graphs"}:
+        setattr(device, name, attributes[name])
+    found = findings(half_bundle, device, replace(WANTED, graphs=attributes.get("graphs", "idle")))
     assert list(found) == (BEFORE if failing == ["load"] else ALL) and failed(found) == failing
     assert all(bool(finding.advice) is not finding.is_good for finding in found.values())
-    assert all(part in str(found[name]) for name, texts in parts.items() for part in texts), list(map(str, found.values()))
+    assert all(part in str(found[name]) for name, part in parts), list(map(str, found.values()))
 
 
 def test_check_ends_with_a_folder_or_a_device_that_cannot_be_opened(half_bundle: Path, tiny_bundle: Path, tmp_path: Path) -> None:

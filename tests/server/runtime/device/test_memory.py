@@ -86,13 +86,6 @@ def test_parts_are_those_of_the_formula(tmp_path: Path) -> None:
     assert plan.scorer.activations == 12 * 512 * 250_000 + 16 * (512 + 512) * 512 * 4 + attention + presents
 
 
-def test_limit_is_kept_and_nine_tenths_where_there_is_none(tmp_path: Path) -> None:
-    plan = planned(tmp_path, 6, 8, 512, 512, 64)
-    assert plan.budget(100 * GIB, 0).allowed == int(DEFAULT_SHARE * 100 * GIB)
-    assert plan.budget(100 * GIB, 5 * GIB).allowed == 5 * GIB
-    assert plan.budget(4 * GIB, 5 * GIB).allowed == 4 * GIB
-
-
 @pytest.mark.parametrize("limit", [3 * GIB, 7 * GIB + 1])
 def test_allowed_memory_is_divided_and_nothing_is_given_twice(tmp_path: Path, limit: int) -> None:
     plan = planned(tmp_path, 6, 8, 512, 512, 64)
@@ -106,16 +99,19 @@ def test_allowed_memory_is_divided_and_nothing_is_given_twice(tmp_path: Path, li
     assert sum(parts.values()) == 100 * GIB and parts["left_free"] >= budget.left_free
 
 
-def test_exact_size_fits_and_a_byte_less_does_not(tmp_path: Path) -> None:
+def test_limit_is_kept_to_the_byte_and_is_nine_tenths_where_there_is_none(tmp_path: Path) -> None:
     plan = planned(tmp_path, 6, 8, 512, 512, 64)
     least = plan.reserved + plan.arena
+    for free, limit, allowed in (
+        (100 * GIB, 0, int(DEFAULT_SHARE * 100 * GIB)),
+        (100 * GIB, 5 * GIB, 5 * GIB),
+        (4 * GIB, 5 * GIB, 4 * GIB),
+        (least, least, least),
+    ):
+        assert plan.budget(free, limit).allowed == allowed
     assert plan.budget(least, least).encoder == plan.encoder.total
     with pytest.raises(DeviceError, match=r"64 slots need 0\.7\d GiB .* at most 63 slots fit"):
         plan.budget(least - 1, least)
-
-
-def test_without_a_scorer_nothing_is_kept_for_it(tmp_path: Path) -> None:
-    plan = planned(tmp_path, 6, 8, 512, 512, 64)
     (tmp_path / "scorer.onnx").unlink()
     paths = tmp_path / "encoder.onnx", tmp_path / "decoder.onnx"
     bare = Weighed(*paths, "fp16", attention_caches(6, 8, 64), 512, 32_000, 32_000, 0, 1, 2, 512, 512)

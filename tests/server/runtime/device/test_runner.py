@@ -98,10 +98,10 @@ def source(length: int, seed: int = 0) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def shared_runners(bundle: Bundle, device_model: DeviceModel) -> tuple[DeviceRunner, OnnxRunner]:
+def shared_runners(bundle: Bundle, model: DeviceModel) -> tuple[DeviceRunner, OnnxRunner]:
     """Runners that many examples use one after the other, as requests do."""
     buckets = Buckets.of(MAX_ROWS, 280, 20, 24, rows=(1, 2, 4), capacities=(4, 8))
-    runner = DeviceRunner(HostDevice(), device_model, buckets, prefill_tokens=48)
+    runner = DeviceRunner(HostDevice(), model, buckets, prefill_tokens=48)
     runner.warm_up()  # so that some steps are replayed, and some are not
     return runner, OnnxRunner(bundle, MAX_ROWS, 1)
 
