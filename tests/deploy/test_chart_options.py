@@ -58,9 +58,9 @@ OPTIONS: list[Values] = [
 ]
 OPTIONS += [{"grpcRoute": GATEWAY | {"kind": kind, "rules": [rule]}} for kind, rule, _ in ROUTES if kind != "HTTP"]
 OPTIONS += [{"httpRoute": GATEWAY | {"rules": [rule]}} for kind, rule, _ in ROUTES if kind == "HTTP"]
-OPTIONS += {json.dumps(values): values for values, _ in FACTS if values}.values()
+ALL = OPTIONS + list({json.dumps(values): values for values, _ in FACTS if values}.values())
 RANDOM = random.Random(7)
-COMBINATIONS = [RANDOM.sample(OPTIONS, 3) for _ in range(num_examples(40, of=400))]
+COMBINATIONS = [RANDOM.sample(ALL, 3) for _ in range(num_examples(60, of=600))]
 # Custom resources: the fields of their specifications that must be there, and those that may.
 SPECS = {
     "ServiceMonitor": ({"selector", "endpoints"}, set()),
