@@ -1,4 +1,4 @@
-"""What every test folder may ask for."""
+"""Fixtures of all test folders."""
 
 import logging
 import os
@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # the fixtures load them, so that tests of the server need no
 
 pytest_plugins = ["tests.cost", "tests.shelf"]
 
-# Workers share the cores: a pool of threads in each, and in whatever each starts, would only have them wait for one another.
+# Workers share the cores: pools of threads in each and in its children would only wait for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Servers of tests run side by side.
 os.environ.setdefault("DRAGOMAN_HTTP_PORT", "0")
@@ -31,8 +31,8 @@ os.environ.setdefault("DRAGOMAN_HTTP_PORT", "0")
 hypothesis.settings.register_profile("shared cores", deadline=None)
 hypothesis.settings.load_profile("shared cores")
 
-# A shell has what it starts in the background ignore SIGINT, and nohup SIGHUP, and so does whatever that starts. What tests start
-# is to end by these signals however they themselves were started: a signal that has a handler is as usual in what is started.
+# A shell has its background jobs ignore SIGINT, and nohup SIGHUP, and their children inherit that; children of tests are to end by
+# these signals. A signal with a handler is reset in a child.
 if threading.current_thread() is threading.main_thread():
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -42,7 +42,7 @@ if threading.current_thread() is threading.main_thread():
 
 @pytest.fixture(autouse=True)
 def _logging_as_it_was() -> Iterator[None]:
-    """A command that a test runs in this process sends the log to what is standard error then, which is closed after it."""
+    """Undo that a command run in this process sends the log to the standard error of its test, which is closed afterwards."""
     root = logging.getLogger()
     level, ours = root.level, [handler for handler in root.handlers if not _is_of_pytest(handler)]
     yield
@@ -95,14 +95,9 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Collector:
-    """An OpenTelemetry collector that keeps what it gets; `gate` can hold it back.
+    """An OpenTelemetry collector that keeps spans and, of each export, the attributes of the sender.
 
-    Attributes:
-        endpoint: Where to send to.
-        spans: What has come.
-        resources: Attributes of who sent, by name, of each export.
-        gate: Exports are not answered before it is set; it is, at first.
-        arrived: Set when an export comes.
+    Exports set `arrived` and are not answered before `gate` is set, as it is at first.
     """
 
     def __init__(self) -> None:
@@ -112,9 +107,8 @@ class Collector:
         self._response = trace_service_pb2.ExportTraceServiceResponse()
         self.spans: list[Any] = []
         self.resources: list[dict[str, Any]] = []
-        self.gate = threading.Event()
+        self.gate, self.arrived = threading.Event(), threading.Event()
         self.gate.set()
-        self.arrived = threading.Event()
         self._server = grpc.server(ThreadPoolExecutor(2))
         trace_service_pb2_grpc.add_TraceServiceServicer_to_server(self, self._server)
         self.endpoint = f"http://127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
@@ -130,7 +124,6 @@ class Collector:
         return self._response
 
     def stop(self) -> None:
-        """End, whatever is held back."""
         self.gate.set()
         self._server.stop(None).wait()
 

@@ -1,6 +1,6 @@
-"""Folders that a whole run of the tests shares: each is made once, by the worker that first asks for it; the others wait.
+"""Folders that a run of the tests shares: each is made once, by the worker that first needs it; the others wait.
 
-Nothing is kept from one run to the next, so that no test passes on what older code has made.
+Nothing is kept from one run to the next, so that no test passes on the output of older code.
 """
 
 import os
@@ -17,21 +17,14 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 class Shelf:
-    """What has been made, by name; no test may change it.
-
-    Args:
-        folder: Where it lies, the same for all workers.
-    """
+    """Shared folders by name, below a folder that is the same for all workers; no test may change them."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(exist_ok=True)
         self._folder = folder
 
     def get(self, name: str, make: Callable[[Path], object]) -> Path:
-        """Return the folder of a name; `make` is called with where it shall lie, which does not exist, if it is not there yet.
-
-        If that fails, the next who asks tries again.
-        """
+        """Return the folder of a name; `make` writes it to a path that does not exist yet, and is tried again after a failure."""
         path, scratch = self._folder / name, self._folder / f"{name}.unfinished"
         with FileLock(self._folder / f"{name}.lock"):
             if not path.exists():
@@ -43,7 +36,7 @@ class Shelf:
 
 @pytest.fixture(scope="session")
 def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
-    """The run's shelf: in its temporary folder, of which a worker has a part for itself."""
+    """Shared folders of this run, beside the temporary folders of its workers."""
     own = tmp_path_factory.getbasetemp()
     return Shelf((own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "shelf")
 

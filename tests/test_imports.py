@@ -29,13 +29,9 @@ HOMES = {
     "onnx": ("export/",),
     "torch": ("model/", "export/", "dragoman/cli/training.py"),
     "opentelemetry": ("server/telemetry/tracing.py", "dragoman/client/trace.py"),
-    "sacrebleu": ("model/quality.py",),
     "sentencepiece": ("model/text/", "model/importers/"),
     "tokenizers": ("model/text/",),
-    "matplotlib": ("model/training/log.py", "dragoman/attention/picture.py"),
     "transformers": ("model/importers/verifying.py",),
-    "py3langid": ("server/faces/http/libre/detection.py",),
-    "cryptography": ("export/signing.py",),
     **dict.fromkeys(("obstore", "oras", "requests", "urllib3", "boto3", "botocore"), ("server/stores/",)),
 }
 OUTER = ("server", "client", "load", "cli", "attention")
@@ -51,6 +47,7 @@ FORBIDDEN = {
     "server/": ("client", "load", "cli", "attention"),
     "server/core/": ("grpc", "google", "v1", "inference", "server.faces", "prometheus_client", "zmq", "server.runtime"),
     "server/faces/": ("server.supervisor", "server.repository", "server.main", "server.engine", "server.runtime"),
+    "server/faces/oip/": ("v1", "grpc"),
     "server/repository/": ("server.faces", "server.main", "server.runtime"),
     "server/stores/": ("server.core", "server.engine", "server.faces", "server.main", "server.config"),
     "server/engine/": ("server.core", "server.faces", "server.repository", "server.main", "server.config"),

@@ -242,6 +242,8 @@ def test_attention_of_a_server_is_asked_for_layer_by_layer(ask: Run, service: Se
     (request,) = service.requests
     assert (request.alignment_layer, request.source_language, request.target_language) == (2, "en", "de")
     assert request.model_version == "canary" and (tmp_path / "a.png").exists()
+    _, _, err = ask("attention", "a dog", "--output", output, "--max-new-tokens", 2)
+    assert "dragoman: The answer did not end within 2 tokens; it is cut there.\n" in err
 
 
 @pytest.mark.parametrize(
@@ -262,21 +264,21 @@ def test_attention_that_a_server_cannot_tell_is_named(
     assert (code, out) == (2, "") and is_one_line(err) and told in err and list(tmp_path.iterdir()) == []
 
 
-def test_an_answer_of_a_server_that_is_cut_is_told(ask: Run, tmp_path: Path) -> None:
-    _, _, err = ask("attention", "a dog", "--output", tmp_path / "a.html", "--max-new-tokens", 2)
-    assert "dragoman: The answer did not end within 2 tokens; it is cut there.\n" in err
-
-
-def test_a_reader_that_goes_away_ends_the_command_quietly(start, server: str) -> None:
+@pytest.mark.parametrize("ending", ["reader gone", "interrupted"])
+def test_a_translation_that_is_ended_is_quiet(start, server: str, ending: str) -> None:
     process = start("translate", "--server", server, "--model", "loud")
     process.stdin.write(b"a\n")
     process.stdin.flush()
     assert process.stdout.readline() == b"A\n"
-    process.stdout.close()
-    process.stdin.write(b"b\n")
-    process.stdin.close()
-    assert process.stderr.read() == b""
-    assert process.wait(PATIENCE_SECONDS) == 1
+    if ending == "interrupted":
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=PATIENCE_SECONDS) == (b"", b"")
+    else:
+        process.stdout.close()
+        process.stdin.write(b"b\n")
+        process.stdin.close()
+        assert process.stderr.read() == b""
+    assert process.wait(PATIENCE_SECONDS) == (130 if ending == "interrupted" else 1)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
@@ -285,13 +287,3 @@ def test_an_output_that_is_full_is_one_line(start, server: str) -> None:
         process = start("translate", "--server", server, "--model", "loud", "a", stdout=full)
         _, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 2 and is_one_line(err.decode())
-
-
-def test_interrupted_translation_tells_nothing(start, server: str) -> None:
-    process = start("translate", "--server", server, "--model", "loud")
-    process.stdin.write(b"a\n")
-    process.stdin.flush()
-    assert process.stdout.readline() == b"A\n"
-    process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=PATIENCE_SECONDS) == (b"", b"")
-    assert process.returncode == 130

@@ -23,8 +23,8 @@ EMOJI = re.compile("[\u2600-\u27bf\U0001f000-\U0001faff]")
 
 
 def words(text: str) -> str:
-    """Return a text without colours, the frames of a table and the places where lines break."""
-    return " ".join(re.sub(r"\x1b\[[0-9;]*m|[\u2500-\u257f]", " ", text).split())
+    """Return a text without colours, escapes, the frames of a table and the places where lines break."""
+    return " ".join(re.sub(r"\x1b\[[0-9;]*m|\[/?none\]|[\u2500-\u257f]", " ", text).split())
 
 
 def test_without_arguments_the_commands_are_listed_by_what_they_are_for(run_command: Run) -> None:

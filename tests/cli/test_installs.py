@@ -146,19 +146,18 @@ def test_the_extras_are_those_of_the_project() -> None:
         ("", "torch", ("train",)),
     ],
 )
-def test_the_extras_of_a_command_are_all_named(command: str, module: str, extras_: tuple[str, ...] | None) -> None:
+def test_the_extras_of_a_command_are_all_named(monkeypatch, command: str, module: str, extras_: tuple[str, ...] | None) -> None:
     assert extras_for(command.split(), module) == extras_
-
-
-def test_a_build_of_the_runtime_is_not_put_over_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)  # no build of the runtime that another would replace
     assert extras_for(["serve"], "structlog") == ("cpu",)
 
 
 class Installed:
-    """A distribution that says how it was installed."""
+    """A distribution that tells how it was installed; with False it is not installed."""
 
     def __init__(self, direct_url: object) -> None:
+        if direct_url is False:
+            raise PackageNotFoundError
         self._text = None if direct_url is None else json.dumps(direct_url)
 
     def read_text(self, name: str) -> str | None:
@@ -171,6 +170,7 @@ WHEEL = "dragoman-0.1.0-py3-none-any.whl"
 @pytest.mark.parametrize(
     ("direct_url", "place"),
     [
+        (False, "dragoman[cpu]"),
         (None, "dragoman[cpu]"),
         ({"url": f"file:///a%20b/{WHEEL}", "archive_info": {}}, f"/a b/{WHEEL}[cpu]"),
         ({"url": "file:///src/dragoman", "dir_info": {}}, "/src/dragoman[cpu]"),
@@ -191,15 +191,6 @@ def test_the_hint_is_true_for_how_it_was_installed(monkeypatch, tmp_path: Path, 
     monkeypatch.setattr(extras, "__file__", str(tmp_path / "elsewhere/dragoman/extras.py"))
     monkeypatch.setattr(extras, "distribution", lambda name: Installed(direct_url))
     assert install_command("cpu").endswith(f"pip install '{place}'")
-
-
-def test_an_installation_of_no_distribution_is_asked_of_the_index(monkeypatch, tmp_path: Path) -> None:
-    def missing(name: str) -> None:
-        raise PackageNotFoundError(name)
-
-    monkeypatch.setattr(extras, "__file__", str(tmp_path / "dragoman/extras.py"))
-    monkeypatch.setattr(extras, "distribution", missing)
-    assert install_command("cpu", "export").endswith("pip install 'dragoman[cpu,export]'")
 
 
 def test_a_checkout_is_installed_again_from_anywhere_by_the_pip_of_this_environment(monkeypatch, tmp_path: Path) -> None:

@@ -54,18 +54,15 @@ def test_training_without_a_terminal_tells_how_it_goes_and_resumes_by_the_same_c
     assert json.loads((files / "out/training/summary.json").read_text(encoding="utf-8"))["chosen"] == summary["chosen"]
 
 
-def test_a_schedule_that_cannot_work_is_warned_of(train: Callable[..., str], files: Path) -> None:
-    with (files / "small.toml").open("a") as config:
-        config.write("warmup_steps = 2000\nmax_tokens = 4096\n")
-    warned = [line for line in train("small.toml", "out").splitlines() if line.startswith("dragoman: warning: ")]
-    assert [line.split(": ")[2] for line in warned] == ["training.warmup_steps", "training.max_tokens"]
-
-
-def test_training_goes_on_from_the_checkpoint_that_the_command_names(train: Callable[..., str], files: Path) -> None:
+def test_training_goes_on_from_the_checkpoint_that_the_command_names_and_warns_of_its_schedule(
+    train: Callable[..., str], files: Path
+) -> None:
     train("small.toml", "first")
     with (files / "small.toml").open("a") as config:
-        config.write("seed = 2\nlearning_rate = 1e-9\n")
-    train("small.toml", "second", "--initial-checkpoint", files / "first")
+        config.write("seed = 2\nlearning_rate = 1e-9\nwarmup_steps = 2000\nmax_tokens = 4096\n")
+    said = train("small.toml", "second", "--initial-checkpoint", files / "first")
+    warned = [line.split(": ")[2] for line in said.splitlines() if line.startswith("dragoman: warning: ")]
+    assert warned == ["training.warmup_steps", "training.max_tokens"]
     train("small.toml", "other")
     first, second, other = (load_file(files / name / "model.safetensors") for name in ("first", "second", "other"))
     assert all(torch.allclose(first[name], second[name], atol=1e-6) for name in first)
