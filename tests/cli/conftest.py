@@ -85,8 +85,8 @@ class Service(generation_pb2_grpc.GenerationServicer):
             generation_pb2.Answer(text=text + "!" * i, score=-1.5 - i, finish_reason=reason)
             for i in range(request.num_return_sequences or self.num_answers)
         ]
-        said = {"text": text, "finish_reason": reason, "tokens": [7, 8]}
-        return generation_pb2.GenerateResponse(**said, answers=answers, model="loud", model_version="9")
+        answer = {"text": text, "finish_reason": reason, "tokens": [7, 8]}
+        return generation_pb2.GenerateResponse(**answer, answers=answers, model="loud", model_version="9")
 
     def GenerateBulk(self, messages, context):
         for message in messages:

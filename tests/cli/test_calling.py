@@ -4,7 +4,6 @@ import re
 import signal
 import socket
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 from tests.cli.conftest import NUM_LAYERS, PATIENCE_SECONDS, Service, is_one_line
 
 Run = Callable[..., tuple[int, str, str]]
-NOBODY = "127.0.0.1:1"
+UNREACHABLE = "127.0.0.1:1"
 ASKING = {
     "translate": "translate hello --model loud",
     "models": "models",
@@ -39,14 +38,14 @@ def ask(run_command: Run, server: str) -> Run:
 @pytest.mark.parametrize("name", [name for name in ASKING if name != "health"])
 def test_a_server_that_is_not_there_is_told_with_the_option(run_command: Run, files: Path, name: str) -> None:
     advice = "nothing answers there (connection refused); is `dragoman serve` running? --server names another"
-    assert run_command(*asking(name, files), "--server", NOBODY) == (1, "", f"dragoman: {NOBODY}: {advice}\n")
+    assert run_command(*asking(name, files), "--server", UNREACHABLE) == (1, "", f"dragoman: {UNREACHABLE}: {advice}\n")
 
 
 def test_waiting_for_a_server_lists_its_models_or_gives_the_reason(run_command: Run, serve, server: str) -> None:
     code, out, err = run_command("models", "--server", server, "--wait", "60")
     assert (code, err) == (0, "") and "loud" in out
-    code, _, err = run_command("models", "--server", NOBODY, "--wait", "0.01")
-    assert code == 1 and is_one_line(err) and "not ready within 0.01 s" in err and f"{NOBODY}: nothing answers there" in err
+    code, _, err = run_command("models", "--server", UNREACHABLE, "--wait", "0.01")
+    assert code == 1 and is_one_line(err) and "not ready within 0.01 s" in err and f"{UNREACHABLE}: nothing answers there" in err
     target = serve(None, "NOT_SERVING").target
     code, _, err = run_command("models", "--server", target, "--wait", "0.01")
     assert code == 1 and is_one_line(err) and f"{target}: readiness is not serving" in err
@@ -66,48 +65,6 @@ def test_a_server_that_asks_for_certificates_can_be_used(
     code, out, err = run_command(*command)
     assert code == 1 and is_one_line(err) and target in err and "--certificate and --key" in err
     assert out == ("not serving\n" if name == "health" else "")
-
-
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        (["--ca", "ca.pem"], "the certificate is for another name; --server-name"),
-        (["--ca", "client.pem", "--server-name", "server.example"], "the certificate is not trusted ("),
-        ([], "where it speaks TLS only, --ca turns that on"),
-    ],
-)
-@pytest.mark.parametrize("name", ["translate", "health"])
-def test_a_tls_handshake_that_fails_is_explained(
-    run_command: Run, serve, certificates: Path, files: Path, name: str, options: list[str], reason: str
-) -> None:
-    pair = ((certificates / "server.key").read_bytes(), (certificates / "server.pem").read_bytes())
-    target = serve(grpc.ssl_server_credentials([pair])).target
-    values = [certificates / option if option.endswith(".pem") else option for option in options]
-    code, out, err = run_command(*asking(name, files), "--server", target, *values)
-    assert code == 1 and out == ("not serving\n" if name == "health" else "")
-    assert is_one_line(err) and err.startswith(f"dragoman: {target}: ") and reason in err
-
-
-def test_a_server_of_another_protocol_is_explained(run_command: Run, server: str, certificates: Path) -> None:
-    options = ("--ca", certificates / "ca.pem", "--server-name", "server.example")
-    code, _, err = run_command("translate", "--server", server, *options, "a")
-    assert code == 1 and is_one_line(err) and "leave --ca out" in err
-    with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(1) as threads:
-
-        def answer() -> None:
-            while True:
-                try:
-                    connection, _ = listening.accept()
-                except OSError:
-                    return
-                with connection:
-                    connection.recv(1024)
-                    connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-
-        threads.submit(answer)
-        code, _, err = run_command("models", "--server", f"127.0.0.1:{listening.getsockname()[1]}")
-        listening.shutdown(socket.SHUT_RDWR)
-    assert code == 1 and is_one_line(err) and "does not speak gRPC; --server" in err
 
 
 def test_health_tells_what_is_not_serving_and_why(run_command: Run, serve, server: str) -> None:

@@ -81,15 +81,15 @@ def test_a_folder_or_a_name_that_is_none_is_a_line(run_command: Run, folder: Pat
     refused(run_command("import", "", tmp_path / "out"))
     refused(run_command("import", folder, tmp_path / "out", "--task", "dance"), "dance")
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    missing = run_command("import", "nobody/nothing-at-all", tmp_path / "out")
+    missing = run_command("import", "unknown/nothing-at-all", tmp_path / "out")
     refused(missing, "needs the package huggingface-hub, of the extra `import`")
     ran = subprocess.run(
-        [sys.executable, "-m", "dragoman", "import", "nobody/nothing-at-all", tmp_path / "out"],
+        [sys.executable, "-m", "dragoman", "import", "unknown/nothing-at-all", tmp_path / "out"],
         env=os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hub")},
         capture_output=True,
         text=True,
     )
-    refused((ran.returncode, ran.stdout, ran.stderr), "nobody/nothing-at-all: no such folder, and the hub cannot be reached")
+    refused((ran.returncode, ran.stdout, ran.stderr), "unknown/nothing-at-all: no such folder, and the hub cannot be reached")
     assert not (tmp_path / "out").exists()
 
 

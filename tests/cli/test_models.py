@@ -12,7 +12,7 @@ from dragoman.v1 import repository_pb2, repository_pb2_grpc
 from tests.cli.conftest import is_one_line
 
 Run = Callable[..., tuple[int, str, str]]
-NOBODY = "127.0.0.1:1"
+UNREACHABLE = "127.0.0.1:1"
 
 
 class Service(repository_pb2_grpc.RepositoryServicer):
@@ -84,7 +84,7 @@ def test_each_command_is_a_request(run_command: Run, address: str, admin: Servic
 
 
 def test_address_and_token_may_be_variables(run_command: Run, address: str, admin: Service, monkeypatch) -> None:
-    for name, value in {"ADMIN_SERVER": address, "ADMIN_TOKEN": "s", "SERVER": NOBODY, "TOKEN": "of-a-caller"}.items():
+    for name, value in {"ADMIN_SERVER": address, "ADMIN_TOKEN": "s", "SERVER": UNREACHABLE, "TOKEN": "of-a-caller"}.items():
         monkeypatch.setenv(f"DRAGOMAN_{name}", value)
     assert run_command("models", "rollback", "en-de")[0] == 0
     assert admin.tokens == ["Bearer s"]
@@ -99,8 +99,8 @@ def test_what_cannot_be_done_is_a_line_and_exit_code_1(run_command: Run, address
     admin.problem = "models: no such folder"
     code, out, err = run_command("models", "list", "--server", address)
     assert code == 0 and "en-de" in out and is_one_line(err) and "models: no such folder" in err
-    code, out, err = run_command("models", "list", "--server", NOBODY)
+    code, out, err = run_command("models", "list", "--server", UNREACHABLE)
     assert (code, out) == (1, "") and is_one_line(err)
-    assert f"{NOBODY}: nothing answers there" in err and "admin_port" in err
+    assert f"{UNREACHABLE}: nothing answers there" in err and "admin_port" in err
     code, out, err = run_command("models", "list", "--server", server)  # the port of the service itself
     assert (code, out) == (1, "") and is_one_line(err) and "admin_port" in err and "UNIMPLEMENTED" in err

@@ -21,7 +21,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def train(run_command: Run, files: Path) -> Callable[..., str]:
-    """Train a configuration into a folder and return what was said on standard error."""
+    """Train a configuration into a folder and return standard error."""
 
     def train(config: str, output: str, *options: object) -> str:
         code, out, err = run_command(
@@ -46,8 +46,8 @@ def test_training_without_a_terminal_tells_how_it_goes_and_resumes_by_the_same_c
 ) -> None:
     lines = train("small.toml", "out").splitlines()
     assert all(line.startswith("dragoman: ") and line.isprintable() for line in lines)
-    for said in ("27 pairs", "by rule ", "step 1 of 3, loss ", "validation at step 3 of 3: "):
-        assert sum(said in line for line in lines) == 1, said
+    for expected in ("27 pairs", "by rule ", "step 1 of 3, loss ", "validation at step 3 of 3: "):
+        assert sum(expected in line for line in lines) == 1, expected
     summary = json.loads((files / "out/training/summary.json").read_text(encoding="utf-8"))
     assert summary["chosen"]["training.warmup_steps"] == 1 and summary["text"]["num_pairs"] == 27
     assert "resumed at step 3 of 3" in train("small.toml", "out")
@@ -60,8 +60,8 @@ def test_training_goes_on_from_the_checkpoint_that_the_command_names_and_warns_o
     train("small.toml", "first")
     with (files / "small.toml").open("a") as config:
         config.write("seed = 2\nlearning_rate = 1e-9\nwarmup_steps = 2000\nmax_tokens = 4096\n")
-    said = train("small.toml", "second", "--initial-checkpoint", files / "first")
-    warned = [line.split(": ")[2] for line in said.splitlines() if line.startswith("dragoman: warning: ")]
+    err = train("small.toml", "second", "--initial-checkpoint", files / "first")
+    warned = [line.split(": ")[2] for line in err.splitlines() if line.startswith("dragoman: warning: ")]
     assert warned == ["training.warmup_steps", "training.max_tokens"]
     train("small.toml", "other")
     first, second, other = (load_file(files / name / "model.safetensors") for name in ("first", "second", "other"))

@@ -18,14 +18,13 @@ AUGMENT = "augment --source %/two --target %/more --source-language en --output-
 TRAIN = "train %/small.toml --output"
 IMPORT = "import %/checkpoint %/out"
 EXPORT_INT8 = f"{IMPORT} --export %/b --precision int8"
-# Command, with % for the folder of the fixture `files`, and a text that its line of error has.
+# Commands, with % for the folder of the fixture `files`, and a text that their line of error has.
 WRONG = {
     "translat": "translat",
     "models here there": "here",
     "translate --loud hello": "--loud",
     "translate hello --model": "--model",
-    "translate --concurrency many hello": "--concurrency",
-    "translate --concurrency 100000 hello": "--concurrency",
+    "translate --concurrency many hello | translate --concurrency 100000 hello": "--concurrency",
     "translate --max-new-tokens 0 hello": "--max-new-tokens",
     "translate --num-beams 0 hello": "--num-beams",
     "translate --timeout inf hello": "--timeout",
@@ -34,8 +33,7 @@ WRONG = {
     "translate --ca %/nowhere hello": "nowhere",
     "translate --ca %/two hello": "%/two",
     "translate --stream --json hello": "--json",
-    "translate --stream --num-beams 4 --num-return-sequences 2 hello": "--stream",
-    "translate --stream --scores hello": "--stream",
+    "translate --stream --num-beams 4 --num-return-sequences 2 hello | translate --stream --scores hello": "--stream",
     "translate --log-probs hello": "--json",
     "translate --stream --in %/two --out %/out": "--stream",
     "translate --in %/two": "--out",
@@ -43,8 +41,7 @@ WRONG = {
     "translate --in %/two --out %/out hello": "not both",
     "translate --resume hello": "--resume",
     "translate --in %/nowhere --out %/out": "%/nowhere",
-    "translate --in %/folder --out %/out": "%/folder",
-    "translate --in %/two --out %/folder": "%/folder",
+    "translate --in %/folder --out %/out | translate --in %/two --out %/folder": "%/folder",
     "translate --in %/latin1 --out %/out": "%/latin1, line 2",
     "models --ca %/two --key %/two": "--key is given without --certificate",
     "models --wait nan": "--wait: nan is not a number of 0 or more",
@@ -64,8 +61,7 @@ WRONG = {
     "score --source %/blank --target %/two": "%/blank, line 2",
     EVALUATE: "exactly one",
     f"{EVALUATE} --bundle % --checkpoint %": "exactly one",
-    f"{EVALUATE} --bundle % --length-penalty 2": "--num-beams",
-    f"{EVALUATE} --bundle % --num-beams 1 --length-penalty 2": "--num-beams",
+    f"{EVALUATE} --bundle % --length-penalty 2 | {EVALUATE} --bundle % --num-beams 1 --length-penalty 2": "--num-beams",
     f"{EVALUATE} --server a --num-beams 1 --length-penalty 2": "--length-penalty goes with --num-beams above 1",
     f"{EVALUATE} --bundle %/bundle --model en-de": "--model",
     f"{EVALUATE} --bundle %/bundle --certificate %/two": "--certificate goes with --server",
@@ -111,8 +107,7 @@ WRONG = {
     "average %/damaged --output %/out": "%/damaged/config.json",
     "average %/damaged --output %/two": "%/two: not a directory",
     "add-tokens %/bundle %/two --output %/model --vocab-size 300": "%/model: there is a checkpoint already; --force",
-    "add-tokens %/nowhere %/two --output %/out --vocab-size 300": "%/nowhere",
-    "export %/nowhere %/out": "%/nowhere",
+    "add-tokens %/nowhere %/two --output %/out --vocab-size 300 | export %/nowhere %/out": "%/nowhere",
     "export %/checkpoint %/out": "config.json",
     "export %/checkpoint %/out --precision int1": "int1",
     "export %/checkpoint %/out --quality-source %/two": "go together",
@@ -136,19 +131,13 @@ WRONG = {
     "serve --models %/bundle --max-slotz 4": "max_slotz",
     "serve --models %/bundle --max-slots": "--max-slots",
     "serve --models %/bundle stray": "stray",
-    "serve --models %/bundle --port 99999": "--port",
-    "serve --models %/bundle --port http": "--port",
-    f"{IMPORT} --precision int8": "go with --export",
-    f"{IMPORT} --weight-bits 7": "go with --export",
-    f"{IMPORT} --cache-precision int8": "go with --export",
-    f"{IMPORT} --export %/b --weight-bits 7": "go with int8",
-    f"{IMPORT} --export %/b --cache-precision int8": "go with int8",
+    "serve --models %/bundle --port 99999 | serve --models %/bundle --port http": "--port",
+    f"{IMPORT} --precision int8 | {IMPORT} --weight-bits 7 | {IMPORT} --cache-precision int8": "go with --export",
+    f"{IMPORT} --export %/b --weight-bits 7 | {IMPORT} --export %/b --cache-precision int8": "go with int8",
     f"{IMPORT} --export %/b --shortlist-size 9": "goes with --shortlist",
     f"{IMPORT} --export %/b --precision int3": "int3",
     f"{IMPORT} --export %/b --quality-source x": "go together",
-    f"{IMPORT} --export %/out": "a place each",
-    f"{IMPORT} --export %/out/bundle": "a place each",
-    "import %/checkpoint %/b/out --export %/b": "a place each",
+    f"{IMPORT} --export %/out | {IMPORT} --export %/out/bundle | import %/checkpoint %/b/out --export %/b": "a place each",
     f"{IMPORT} --export %": "exists and is not empty",
     f"{IMPORT} --export %/two": "%/two",
     f"{IMPORT} --export %/b --shortlist %/none": "none: No such file",
@@ -165,7 +154,10 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(("command", "named"), WRONG.items())
+CASES = [(command, named) for commands, named in WRONG.items() for command in commands.split(" | ")]
+
+
+@pytest.mark.parametrize(("command", "named"), CASES)
 def test_what_cannot_be_used_is_named_in_one_line(run_command: Run, files: Path, command: str, named: str) -> None:
     before = sorted(path.name for path in files.iterdir())
     code, out, err = run_command(*(word.replace("%", str(files)) for word in command.split()))
@@ -200,8 +192,8 @@ print(json.dumps(codes))
 """
 
 
-def test_all_this_is_said_before_torch_is_loaded(files: Path) -> None:
-    commands = [command.replace("%", str(files)).split() for command in (*WRONG, f"{TRAIN} %/out")]
+def test_usage_errors_come_before_torch_is_loaded(files: Path) -> None:
+    commands = [command.replace("%", str(files)).split() for command, _ in (*CASES, (f"{TRAIN} %/out", ""))]
     ran = subprocess.run(
         [sys.executable, "-c", WITHOUT_TORCH],
         input=json.dumps(commands),
@@ -212,7 +204,7 @@ def test_all_this_is_said_before_torch_is_loaded(files: Path) -> None:
         check=True,
     )
     *codes, last = json.loads(ran.stdout)
-    assert {command: code for command, code in zip(WRONG, codes, strict=True) if code != 2} == {}
+    assert {command: code for (command, _), code in zip(CASES, codes, strict=True) if code != 2} == {}
     assert last == "torch is imported"  # where nothing is wrong
 
 

@@ -29,16 +29,8 @@ PATIENCE_SECONDS = 60
 class Scripted(generation_pb2_grpc.GenerationServicer):
     """Answers every request at once; a text that begins with `refuse` is refused in a batch.
 
-    Attributes:
-        address: Of the server.
-        requests: Requests that have come, without those of a probe.
-        probes: Requests of a probe.
-        metadata: Metadata of each call.
-        failures: Statuses of the next requests that fail.
-        refusals: Statuses and messages of the next probes that fail.
-        stall: While set, no request is answered.
-        stall_probes: While set, no probe is answered.
-        num_cancelled: Calls that were cancelled while they were stalled.
+    `failures` are the statuses of the next requests that fail, `refusals` statuses and messages of the next probes. While `stall`
+    or `stall_probes` is set, no request or probe is answered. What comes is kept in `requests`, `probes` and `metadata`.
     """
 
     def __init__(self) -> None:

@@ -229,10 +229,10 @@ LATE_CASES = {
 }
 
 
-@pytest.mark.parametrize(("arguments", "said"), LATE_CASES.values(), ids=LATE_CASES)
-def test_a_slow_sender_is_told_from_a_busy_machine(arguments: tuple, said: str) -> None:
+@pytest.mark.parametrize(("arguments", "reason"), LATE_CASES.values(), ids=LATE_CASES)
+def test_a_slow_sender_is_told_from_a_busy_machine(arguments: tuple, reason: str) -> None:
     text = slow_sender(*arguments)
-    assert (text is None) == (not said) and said in (text or "")
+    assert (text is None) == (not reason) and reason in (text or "")
 
 
 def test_the_limit_of_lateness_depends_on_how_often_calls_are_due() -> None:

@@ -31,7 +31,7 @@ def lookup(host: str, port: str) -> list[str]:
 WRONG_SERVERS = "|,|one:|one:x|one:99999|http://one/path|https://one|one:1,two|one:1,:2|one:1,two:x|one:1,two:0|one:1,two:65536"
 
 
-@pytest.mark.parametrize("text", [*WRONG_SERVERS.split("|"), "one:1,nobody:2", "two:1,six:2"])
+@pytest.mark.parametrize("text", [*WRONG_SERVERS.split("|"), "one:1,unknown:2", "two:1,six:2"])
 def test_a_server_that_is_no_address_is_named(text: str) -> None:
     with pytest.raises(InputError, match="--server"):
         make_target(text, lookup)

@@ -152,7 +152,7 @@ def test_calls_that_do_not_end_are_given_up_after_their_timeout() -> None:
 
 
 @pytest.mark.parametrize(
-    ("loop", "busy_seconds", "said"),
+    ("loop", "busy_seconds", "reason"),
     [
         ({"arrivals": Arrivals(50.0)}, 0.0, None),
         ({"concurrency": 4}, 0.0, None),
@@ -160,10 +160,10 @@ def test_calls_that_do_not_end_are_given_up_after_their_timeout() -> None:
         ({"concurrency": 4}, 0.022, "its event loop was more than 10 ms late"),
     ],
 )
-def test_a_sender_is_blamed_where_its_own_work_delays_calls(loop: dict, busy_seconds: float, said: str | None) -> None:
+def test_a_sender_is_blamed_where_its_own_work_delays_calls(loop: dict, busy_seconds: float, reason: str | None) -> None:
     told = warnings(make_plan(seconds=20.0, **loop), busy_seconds)
-    assert len(told) == (said is not None)
-    assert said is None or (told[0].startswith(f"{SLOW_SENDER}: ") and said in told[0])
+    assert len(told) == (reason is not None)
+    assert reason is None or (told[0].startswith(f"{SLOW_SENDER}: ") and reason in told[0])
 
 
 def test_lateness_of_the_warm_up_does_not_count() -> None:

@@ -27,7 +27,7 @@ from tests.load.harness import PATIENCE_SECONDS, ROOT, Scripted, make_plan, make
 from tests.system.harness.server import wait_until
 
 Run = Callable[..., tuple[int, str, str]]
-NOBODY = "127.0.0.1:1"
+UNREACHABLE = "127.0.0.1:1"
 NOT_LOADED = (grpc.StatusCode.NOT_FOUND, "model: 'en-xx' is not loaded; loaded: en-de")
 
 
@@ -100,9 +100,9 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize(("arguments", "failures", "code", "said"), RUNS.values(), ids=RUNS)
+@pytest.mark.parametrize(("arguments", "failures", "code", "expected"), RUNS.values(), ids=RUNS)
 def test_what_a_run_comes_to_is_told_and_is_its_exit_code(
-    run_command: Run, server: Scripted, tmp_path: Path, arguments: str, failures: list[str], code: int, said: list[str]
+    run_command: Run, server: Scripted, tmp_path: Path, arguments: str, failures: list[str], code: int, expected: list[str]
 ) -> None:
     server.failures = [grpc.StatusCode[name] for name in failures]
     output, report = tmp_path / "result.json", tmp_path / "page.html"
@@ -111,16 +111,16 @@ def test_what_a_run_comes_to_is_told_and_is_its_exit_code(
     assert (ended, err) == (code, "")
     page, result = html.unescape(report.read_text()), read_result(output)
     assert len(server.probes) == ("--no-probe" not in arguments)
-    for text in said:
+    for text in expected:
         assert text.format(server.address) in out.replace("\n", " "), out
     assert ("nothing succeeded" in out) == (code == 1) == ("nothing succeeded" in page)
     assert [(check.condition, check.is_failed) for check in result.checks] == [
-        (text.split(": ")[1].split(" ")[0], text.startswith("FAILED")) for text in said if text.startswith(("passed", "FAILED"))
+        (text.split(": ")[1].split(" ")[0], text.startswith("FAILED")) for text in expected if text.startswith(("passed", "FAILED"))
     ]
     assert all(check.condition in page for check in result.checks)
     for failure in result.errors:
         assert f"{failure.code}: {failure.message}</th><td>{failure.num}</td>" in page
-    assert {failure.code for failure in result.errors} == {text.split()[2][:-1] for text in said if " × " in text}
+    assert {failure.code for failure in result.errors} == {text.split()[2][:-1] for text in expected if " × " in text}
 
 
 @pytest.mark.parametrize("num_signals", [0, 1, 2], ids=["in the probe", "once", "twice"])
@@ -157,8 +157,8 @@ def test_a_sweep_tries_rates_and_names_the_knee(run_command: Run, server: Script
     sweep = read_result(output).sweep
     assert code == 1 and sweep is not None and sweep.knee is None
     assert [step.rate for step in sweep.steps] == [8, 2, 0.5, 0.125, 0.03125]
-    for said in ("no rate held", "FAILED: knee<1 (nothing was measured)", "nothing succeeded"):
-        assert said in out
+    for expected in ("no rate held", "FAILED: knee<1 (nothing was measured)", "nothing succeeded"):
+        assert expected in out
     assert "Sweep" in page.read_text()
 
 
@@ -203,7 +203,7 @@ WRONG = {
 @pytest.mark.parametrize(("named", "arguments"), [(named, row) for named, rows in WRONG.items() for row in rows.split("|")])
 def test_a_wrong_option_is_named_before_anything_is_sent(run_command: Run, named: str, arguments: str) -> None:
     rate = [] if any(other in arguments for other in ("--concurrency", "--trace", "--no-probe")) else ["--rate", 1]
-    code, out, err = run_command("load", "--server", NOBODY, *rate, *arguments.split())
+    code, out, err = run_command("load", "--server", UNREACHABLE, *rate, *arguments.split())
     assert (code, out) == (2, "") and named in err and len(err.splitlines()) == 1
 
 
@@ -285,8 +285,8 @@ def test_the_probe_waits_for_a_starting_server_warns_of_a_busy_one_and_asks_each
     findings = asyncio.run(probe(plan))
     assert findings.warnings == [f"{server.address} refused calls already before the run: the queue is full"]
     server.probes.clear()
-    with pytest.raises(CallError, match=rf"^{NOBODY}: ") as failed:
-        asyncio.run(probe(make_plan(f"ipv4:{server.address},{NOBODY}", concurrency=1)))
+    with pytest.raises(CallError, match=rf"^{UNREACHABLE}: ") as failed:
+        asyncio.run(probe(make_plan(f"ipv4:{server.address},{UNREACHABLE}", concurrency=1)))
     assert failed.value.code == "UNAVAILABLE" and len(server.probes) == 1
 
 
@@ -331,7 +331,7 @@ def test_tls_with_certificates_is_spoken_by_the_probe_and_by_the_senders(run_com
         assert (len(server.requests), len(server.probes)) == (20, 2)
 
 
-def crew(plan: Plan, num_stops: int = 0) -> Progress:
+def run_senders(plan: Plan, num_stops: int = 0) -> Progress:
     """Run sender processes that are told to stop before their clock is started; return the last that they told."""
     told: list[Progress] = []
 
@@ -347,7 +347,7 @@ def crew(plan: Plan, num_stops: int = 0) -> Progress:
 
 def test_a_stop_before_the_start_is_not_lost(server: Scripted) -> None:
     for num_stops in (1, 2):
-        last = crew(make_plan(server.address, concurrency=1, seconds=1000.0), num_stops)
+        last = run_senders(make_plan(server.address, concurrency=1, seconds=1000.0), num_stops)
         assert last.is_last and last.end < 100
 
 
@@ -364,7 +364,7 @@ def test_what_ends_a_sender_process_ends_the_run(monkeypatch, tmp_path: Path, sc
     (tmp_path / "python").chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     with pytest.raises((CallError, InputError)) as failed:
-        crew(make_plan(concurrency=1))
+        run_senders(make_plan(concurrency=1))
     assert isinstance(failed.value, kind) and getattr(failed.value, "code", None) == code
 
 
@@ -373,8 +373,8 @@ def test_a_sender_tells_of_a_server_that_is_not_there(monkeypatch, capfdbinary) 
 
     class Orders:
         async def line(self) -> bytes:
-            return msgspec.json.encode(make_plan(NOBODY, concurrency=1))
+            return msgspec.json.encode(make_plan(UNREACHABLE, concurrency=1))
 
     asyncio.run(worker.work(Orders()))
     message = msgspec.json.decode(capfdbinary.readouterr().out)
-    assert message["code"] == "UNAVAILABLE" and message["error"].startswith(f"{NOBODY}: ")
+    assert message["code"] == "UNAVAILABLE" and message["error"].startswith(f"{UNREACHABLE}: ")

@@ -17,7 +17,7 @@ OUR_FAULTS = ("EUSAGE", "EINTEGRITY", "EJSONPARSE", "ELOCKVERIFY", "EINVALIDTAGN
 
 
 def install(cache: Path, npm: str) -> Path:
-    """Return a folder with the packages in it, fetched once for each set of versions, whoever else asks meanwhile."""
+    """Return a folder with the packages in it, fetched once for each set of versions by concurrent tests."""
     contents = b"\0".join((FOLDER / name).read_bytes() for name in PACKAGE_FILES)
     target = cache / hashlib.sha256(contents).hexdigest()[:16]
     cache.mkdir(parents=True, exist_ok=True)
