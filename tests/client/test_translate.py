@@ -1,3 +1,6 @@
+"""`translate` and `score`: texts, lines of a stream and files through a client, and what is printed of the answers."""
+
+import dataclasses
 import json
 import os
 import threading
@@ -9,14 +12,17 @@ from typing import Any
 import pytest
 
 from dragoman.client.errors import InternalError, Unavailable
+from dragoman.client.lines import LineFile, stream_lines
+from dragoman.client.ordered import PAUSE
+from dragoman.client.score_files import Pairs, ScoreOptions, score_pairs, token_log_probs
 from dragoman.client.search import Search
 from dragoman.client.translate import TranslateOptions, translate_file, translate_lines, translate_texts
 from dragoman.model.errors import InputError
 from dragoman.v1 import generation_pb2
+from tests.client.fake_server import EOS, PATIENCE_SECONDS, Held, failing
 
-PATIENCE_SECONDS = 60
-PLAIN = TranslateOptions()
-STREAMED = TranslateOptions(is_streamed=True)
+PLAIN, STREAMED = TranslateOptions(), TranslateOptions(is_streamed=True)
+TEXT, ANSWER = "ein Hund\n\n  \nzwei Käfer\n犬", "EIN HUND\n\n\nZWEI KÄFER\n犬\n"
 
 
 class Terminal(StringIO):
@@ -26,135 +32,68 @@ class Terminal(StringIO):
         return True
 
 
-class Broken(StringIO):
-    """A stream that nobody reads any more."""
-
-    def write(self, text: str) -> int:
-        raise BrokenPipeError
-
-
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     path = tmp_path / "in.txt"
-    path.write_text("ein Hund\n\n  \nzwei Käfer\n犬", encoding="utf-8")
+    path.write_text(TEXT, encoding="utf-8")
     return path
 
 
-def test_texts_are_answered_in_order(client) -> None:
-    out = StringIO()
-    translate_texts(client, [f"Hündin {n}" for n in range(70)], out, TranslateOptions(concurrency=4))
-    assert out.getvalue() == "".join(f"HÜNDIN {n}\n" for n in range(70))
-
-
-def test_options_reach_the_server(client, service) -> None:
-    options = {"model": "en-fr", "max_new_tokens": 9, "truncate": True}
-    translate_texts(client, ["a"], StringIO(), TranslateOptions(**options))
-    translate_texts(client, ["a"], StringIO(), TranslateOptions(**options, is_streamed=True))
-    assert [(request.model, request.max_new_tokens, request.truncate) for request in service.requests] == [("en-fr", 9, True)] * 2
-
-
-@pytest.mark.parametrize("options", [PLAIN, STREAMED])
-def test_refused_text_is_named(client, service, failing, options: TranslateOptions) -> None:
-    service.behaviours["bad"] = failing("INVALID_ARGUMENT", "text: 300 tokens; the limit is 256")
-    out = StringIO()
-    with pytest.raises(InputError, match=r"^text 2: text: 300 tokens; the limit is 256$"):
-        translate_texts(client, ["good", "bad", "good"], out, options)
-    assert out.getvalue() == "GOOD\n"
-
-
-@pytest.mark.parametrize("options", [PLAIN, STREAMED])
-def test_text_that_is_not_unicode_is_named(client, options: TranslateOptions) -> None:
-    with pytest.raises(InputError, match=r"^text 1: text: not Unicode"):
-        translate_texts(client, ["a\udcff"], StringIO(), options)
-
-
-def test_servers_failure_stays_what_it_is(client, service, failing) -> None:
-    service.script.append(failing("INTERNAL", "incident 7"))
-    with pytest.raises(InternalError, match="incident 7"):
-        translate_texts(client, ["a"], StringIO(), PLAIN)
-
-
-def test_pieces_are_written_as_they_come(client, service, held) -> None:
-    behaviour = held("middle")
-    service.script.append(behaviour)
-    reading, writing = os.pipe()
-    with ThreadPoolExecutor() as threads, open(reading, encoding="utf-8") as screen:
-        with open(writing, "w", encoding="utf-8") as out:
-            call = threads.submit(translate_texts, client, ["abcd", "ef"], out, STREAMED)
-            behaviour.wait_until_began()
-            assert screen.read(2) == "AB"
-            behaviour.let_go()
-            call.result(PATIENCE_SECONDS)
-        assert screen.read() == "CD\nEF\n"
-
-
-def test_streamed_answer_that_breaks_off_ends_its_line(client, service, failing) -> None:
-    service.script.append(failing("UNAVAILABLE", "engine died", place="middle"))
-    out = StringIO()
-    with pytest.raises(Unavailable):
-        translate_texts(client, ["abcd"], out, STREAMED)
-    assert out.getvalue() == "AB\n"
-
-
-def test_streamed_answer_that_never_began_writes_nothing(client, service, failing) -> None:
-    service.script.append(failing("INTERNAL"))
-    out = StringIO()
-    with pytest.raises(InternalError):
-        translate_texts(client, ["abcd"], out, STREAMED)
-    assert out.getvalue() == ""
-
-
-@pytest.mark.parametrize("options", [PLAIN, STREAMED])
-def test_line_breaks_of_an_answer_do_not_break_the_lines(client, options: TranslateOptions) -> None:
-    out = StringIO()
-    translate_texts(client, ["a\nb\r", "c"], out, options)
-    assert out.getvalue() == "A B \nC\n"
-
-
-def test_json_has_the_whole_answer_in_a_line(client, service) -> None:
-    out = StringIO()
-    translate_texts(client, ["ä\n", " "], out, TranslateOptions(is_json=True))
-    answer, blank = (json.loads(line) for line in out.getvalue().splitlines())
-    assert "Ä" in out.getvalue()
-    assert answer == {
-        "text": "Ä\n",
-        "tokens": [228, 10],
-        "finish_reason": "eos",
-        "is_truncated": False,
-        "model": "en-de",
-        "model_version": "3",
-        "request_id": service.requests[0].request_id,
-        "usage": {"source_tokens": 3, "generated_tokens": 3},
-        "timings": {
-            "queue_seconds": 0.25,
-            "prefill_seconds": 0.5,
-            "decode_seconds": 0.75,
-            "time_to_first_token_seconds": 1.0,
-            "total_seconds": 1.5,
-        },
-        "answers": [{"text": "Ä\n", "tokens": [228, 10], "finish_reason": "eos", "score": -0.5, "log_probs": []}],
-        "seed": None,
-        "shortlist_tokens": 0,
-    }
-    assert blank.keys() == answer.keys()
-    assert (blank["text"], blank["tokens"], blank["finish_reason"], blank["usage"]) == ("", [], None, None)
-
-
-@pytest.mark.parametrize("options", [PLAIN, STREAMED])
-def test_lines_are_answered_one_for_one(client, service, options: TranslateOptions) -> None:
-    out = StringIO()
-    translate_lines(client, BytesIO("ein Hund\n\n \t\nzwei Käfer\r\n犬".encode()), out, options)
-    assert out.getvalue() == "EIN HUND\n\n\nZWEI KÄFER\n犬\n"
-    assert sorted(request.text for request in service.requests) == ["ein Hund", "zwei Käfer", "犬"]
+def translated(client, source: Any, options: TranslateOptions = PLAIN) -> str:
+    """Translate texts, or the bytes of a stream, and return what is printed, in front of an `InputError` if there is one."""
+    out, refusal = StringIO(), ""
+    try:
+        (translate_lines if isinstance(source, bytes) else translate_texts)(
+            client, BytesIO(source) if isinstance(source, bytes) else source, out, options
+        )
+    except InputError as error:
+        refusal = str(error)
+    return out.getvalue() + refusal
 
 
 @pytest.mark.parametrize("options", [PLAIN, STREAMED, TranslateOptions(concurrency=1)])
-def test_each_line_is_answered_before_the_next_is_there(client, options: TranslateOptions) -> None:
-    question, asking = os.pipe()
-    answering, answer = os.pipe()
+def test_each_text_or_line_has_one_line_and_blank_ones_ask_nothing(sync_client, service, options: TranslateOptions) -> None:
+    assert translated(sync_client, TEXT.replace("Käfer\n", "Käfer\r\n").encode(), options) == ANSWER
+    assert sorted(request.text for request in service.requests) == ["ein Hund", "zwei Käfer", "犬"]
+    assert translated(sync_client, [f"Hündin {n}" for n in range(70)], options) == "".join(f"HÜNDIN {n}\n" for n in range(70))
+    assert translated(sync_client, ["a\nb\r", "c"], options) == "A B \nC\n"
+
+
+@pytest.mark.parametrize("options", [PLAIN, STREAMED])
+def test_a_refused_text_or_option_is_named_after_the_answers_before_it(sync_client, service, options: TranslateOptions) -> None:
+    for message, told in (("text: too long", "%s: text: too long"), ("num_beams: 9 is too many", "--num-beams: 9 is too many")):
+        service.behaviours["bad"] = failing("INVALID_ARGUMENT", message)
+        assert translated(sync_client, ["a", "bad", "c"], options) == "A\n" + told.replace("%s", "text 2")
+        assert translated(sync_client, b"a\n\nbad\n", options) == "A\n\n" + told.replace("%s", "standard input, line 3")
+    assert translated(sync_client, ["a\udcff"], options).startswith("text 1: text: not Unicode")
+    assert translated(sync_client, b"a\nb\n\xff\nc\n", options).startswith("A\nB\nstandard input, line 3: not UTF-8: ")
+
+
+def test_streamed_pieces_are_written_as_they_come(sync_client, service) -> None:
+    service.script.append(held := Held("middle"))
+    reading, writing = os.pipe()
+    with ThreadPoolExecutor() as threads, open(reading, encoding="utf-8") as screen:
+        with open(writing, "w", encoding="utf-8") as out:
+            call = threads.submit(translate_texts, sync_client, ["abcd", "ef"], out, STREAMED)
+            held.wait_until_began()
+            assert screen.read(2) == "AB"
+            held.release()
+            call.result(PATIENCE_SECONDS)
+        assert screen.read() == "CD\nEF\n"
+    for place, text in (("middle", "AB\n"), ("start", "")):
+        out = StringIO()
+        service.script.append(failing("INTERNAL", "engine died", place=place))
+        with pytest.raises(InternalError):
+            translate_texts(sync_client, ["abcd"], out, STREAMED)
+        assert out.getvalue() == text
+
+
+@pytest.mark.parametrize("options", [PLAIN, STREAMED, TranslateOptions(concurrency=1)])
+def test_each_line_is_answered_before_the_next_is_there(sync_client, options: TranslateOptions) -> None:
+    (question, asking), (answering, answer) = os.pipe(), os.pipe()
     with ThreadPoolExecutor() as threads, open(answering, encoding="utf-8") as screen, open(asking, "wb", buffering=0) as keys:
         with open(question, "rb") as source, open(answer, "w", encoding="utf-8") as out:
-            call = threads.submit(translate_lines, client, source, out, options)
+            call = threads.submit(translate_lines, sync_client, source, out, options)
             for line in ("eins", "", "zwei", "drei\nvier", "fünf"):
                 keys.write(f"{line}\n".encode())
                 for part in line.split("\n"):
@@ -164,243 +103,260 @@ def test_each_line_is_answered_before_the_next_is_there(client, options: Transla
         assert screen.read() == ""
 
 
-def test_lines_that_are_there_are_under_way_together(client, service, held) -> None:
-    behaviours = {text: held() for text in "abcd"}
-    service.behaviours = behaviours
-    out = StringIO()
+def test_lines_that_are_there_are_under_way_together(sync_client, service) -> None:
+    service.behaviours = {text: Held() for text in "abcd"}
     with ThreadPoolExecutor() as threads:
-        call = threads.submit(translate_lines, client, BytesIO(b"a\nb\nc\nd\n"), out, TranslateOptions(concurrency=4))
-        for behaviour in behaviours.values():
-            behaviour.wait_until_began()
+        call = threads.submit(translated, sync_client, b"a\nb\nc\nd\n", TranslateOptions(concurrency=4))
+        for held in service.behaviours.values():
+            held.wait_until_began()
         for text in "dcba":
-            behaviours[text].let_go()
-        call.result(PATIENCE_SECONDS)
-    assert out.getvalue() == "A\nB\nC\nD\n"
+            service.behaviours[text].release()
+        assert call.result(PATIENCE_SECONDS) == "A\nB\nC\nD\n"
 
 
-@pytest.mark.parametrize("options", [PLAIN, STREAMED])
-def test_lines_before_a_bad_one_are_answered(client, options: TranslateOptions) -> None:
-    out = StringIO()
-    with pytest.raises(InputError, match=r"^standard input, line 3: not UTF-8"):
-        translate_lines(client, BytesIO(b"a\nb\n\xff\nc\n"), out, options)
-    assert out.getvalue() == "A\nB\n"
+def test_an_output_that_is_gone_cancels_the_calls_under_way(sync_client, service) -> None:
+    class Broken(StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
 
-
-@pytest.mark.parametrize("options", [PLAIN, STREAMED])
-def test_refused_line_is_named(client, service, failing, options: TranslateOptions) -> None:
-    service.behaviours["bad"] = failing("INVALID_ARGUMENT", "text: too long")
-    with pytest.raises(InputError, match=r"^standard input, line 3: text: too long$"):
-        translate_lines(client, BytesIO(b"a\n\nbad\n"), StringIO(), options)
-
-
-def test_output_that_is_gone_cancels_what_runs(client, service, held) -> None:
-    stuck = held()
+    stuck = Held()
     service.behaviours = {"a": lambda context: stuck.wait_until_began(), "b": stuck}
     with pytest.raises(BrokenPipeError):
-        translate_texts(client, ["a", "b"], Broken(), PLAIN)
+        translate_texts(sync_client, ["a", "b"], Broken(), PLAIN)
     stuck.assert_cancelled()
 
 
-def test_file_is_translated_in_order_and_blank_lines_stay(client, service, source: Path, tmp_path: Path) -> None:
-    num_lines = translate_file(client, source, tmp_path / "out.txt", TranslateOptions(concurrency=2))
-    assert num_lines == 5
-    assert (tmp_path / "out.txt").read_bytes() == "EIN HUND\n\n\nZWEI KÄFER\n犬\n".encode()
-    assert len(service.requests) == 3
+def test_options_reach_the_server_from_texts_streams_and_files(sync_client, service, source: Path, tmp_path: Path) -> None:
+    values = {"model": "en-fr", "model_version": "4", "source_language": "en", "target_language": "fr", "max_new_tokens": 9}
+    options = TranslateOptions(**values, truncate=True, search=Search(num_beams=3, forced_prefix="Ein"))
+    translated(sync_client, ["a"], options)
+    translated(sync_client, ["a"], dataclasses.replace(options, is_streamed=True))
+    translate_file(sync_client, source, tmp_path / "out.txt", options)
+    assert len(service.requests) == 5
+    for request in service.requests:
+        assert {name: getattr(request, name) for name in values} == values
+        assert (request.truncate, request.num_beams, request.forced_prefix) == (True, 3, "Ein")
 
 
-def test_long_file_keeps_its_order(client, tmp_path: Path) -> None:
-    path = tmp_path / "in.txt"
-    path.write_text("".join(f"line {n}\n" for n in range(300)))
-    assert translate_file(client, path, path, TranslateOptions(concurrency=16)) == 300
-    assert path.read_text() == "".join(f"LINE {n}\n" for n in range(300))
+def test_several_answers_and_scores_have_a_line_each(sync_client, service, source: Path, tmp_path: Path) -> None:
+    one = generation_pb2.GenerateResponse(finish_reason=EOS, answers=[generation_pb2.Answer(text="only", finish_reason=EOS)])
+    service.behaviours["few"] = lambda context: one
+    two = TranslateOptions(search=Search(num_beams=2, num_return_sequences=2))
+    assert translated(sync_client, ["a\nb", "", "few"], two) == "A B\nA B!\n\n\nonly\n\n"
+    assert translated(sync_client, ["b", ""], TranslateOptions(has_scores=True)) == "-0.500000\tB\n\n"
+    assert translated(sync_client, ["b"], dataclasses.replace(two, has_scores=True)) == "-0.500000\tB\n-1.500000\tB!\n"
+    assert translate_file(sync_client, source, tmp_path / "out.txt", two) == 5
+    assert (tmp_path / "out.txt").read_text() == "EIN HUND\nEIN HUND!\n\n\n\n\nZWEI KÄFER\nZWEI KÄFER!\n犬\n犬!\n"
 
 
-def test_empty_file_gives_an_empty_file(client, tmp_path: Path) -> None:
-    (tmp_path / "in.txt").touch()
-    assert translate_file(client, tmp_path / "in.txt", tmp_path / "out.txt", PLAIN) == 0
-    assert (tmp_path / "out.txt").read_bytes() == b""
+def test_json_has_the_whole_answer_in_a_line(sync_client, service, source: Path, tmp_path: Path) -> None:
+    search = Search(return_log_probs=True, top_log_probs=1)
+    out = translated(sync_client, ["ä\n", " "], TranslateOptions(search=search, is_json=True))
+    answer, blank = map(json.loads, out.splitlines())
+    assert "Ä" in out
+    result = sync_client.generate("ä\n", search=search, request_id=service.requests[0].request_id)
+    assert answer == json.loads(json.dumps(dataclasses.asdict(result), default=lambda piece: "\ufffd"))
+    assert answer["answers"][0]["log_probs"][0]["top"][0]["piece"] == "\ufffd"
+    assert blank == dict.fromkeys(answer) | {"text": "", "tokens": []}
+    translate_file(sync_client, source, tmp_path / "out.jsonl", TranslateOptions(is_json=True))
+    lines = (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["text"] for line in lines] == ["EIN HUND", "", "", "ZWEI KÄFER", "犬"]
 
 
-def test_file_can_be_answered_in_json(client, source: Path, tmp_path: Path) -> None:
-    translate_file(client, source, tmp_path / "out.jsonl", TranslateOptions(is_json=True))
-    answers = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert [answer["text"] for answer in answers] == ["EIN HUND", "", "", "ZWEI KÄFER", "犬"]
+@pytest.mark.parametrize(
+    ("options", "flags"),
+    [
+        ({"concurrency": 0}, "^--concurrency: 0"),
+        ({"is_streamed": True, "is_json": True}, "--stream .*--json"),
+        ({"is_streamed": True, "has_scores": True}, "--stream .*--scores"),
+        ({"is_streamed": True, "search": Search(num_return_sequences=2)}, "--stream .*--num-return-sequences"),
+        ({"search": Search(return_log_probs=True)}, "--log-probs .*--json"),
+        ({"search": Search(top_log_probs=3)}, "--top-log-probs .*--json"),
+        ({"is_json": True, "has_scores": True}, "--scores .*--json"),
+    ],
+)
+def test_options_that_exclude_each_other_are_refused(options: dict, flags: str) -> None:
+    with pytest.raises(InputError, match=flags):
+        TranslateOptions(**options)
+    TranslateOptions(is_streamed=True, concurrency=1, search=Search(num_return_sequences=1))
+
+
+def test_a_file_is_translated_in_order(sync_client, service, source: Path, tmp_path: Path) -> None:
+    terminal, file, path = Terminal(), StringIO(), tmp_path / "long.txt"
+    for progress in (terminal, file, None):
+        assert translate_file(sync_client, source, tmp_path / "out.txt", TranslateOptions(concurrency=2), progress) == 5
+        assert (tmp_path / "out.txt").read_text(encoding="utf-8") == ANSWER
+    assert "in.txt" in terminal.getvalue() and "5/5" in terminal.getvalue() and "lines/s" in terminal.getvalue()
+    assert file.getvalue() == ""
+    assert len(service.requests) == 9
+    for num_lines in (0, 300):
+        path.write_text("".join(f"line {n}\n" for n in range(num_lines)))
+        assert translate_file(sync_client, path, path, PLAIN) == num_lines
+        assert path.read_text() == "".join(f"LINE {n}\n" for n in range(num_lines))
 
 
 @pytest.mark.parametrize(("code", "kind"), [("INTERNAL", InternalError), ("INVALID_ARGUMENT", InputError)])
-def test_failure_leaves_what_is_done_to_be_gone_on_with(
-    client, service, failing, source: Path, tmp_path: Path, code: str, kind: type
-) -> None:
-    last_has_come, fail = threading.Event(), failing(code, "text: no")
+def test_a_file_that_breaks_off_can_be_resumed(sync_client, service, source: Path, tmp_path: Path, code: str, kind: type) -> None:
+    last_has_come, fail, out, terminal = threading.Event(), failing(code, "text: no"), tmp_path / "out.txt", Terminal()
 
     def fail_after_the_last(context: Any) -> None:
-        assert last_has_come.wait(30), "both are under way"
+        assert last_has_come.wait(PATIENCE_SECONDS), "both are under way"
         fail(context)
 
     service.behaviours = {"zwei Käfer": fail_after_the_last, "犬": lambda _: last_has_come.set()}
-    out = tmp_path / "out.txt"
     with pytest.raises(kind) as caught:
-        translate_file(client, source, out, PLAIN)
+        translate_file(sync_client, source, out, PLAIN)
     assert str(caught.value) == (f"{source}, line 4: text: no" if kind is InputError else "text: no")
     assert caught.value.__notes__ == [f"3 of 5 lines are done, in {out}.partial; --resume goes on from there"]
-    assert not out.exists()
-    service.behaviours.clear()
+    service.behaviours = {"犬": fail}
     service.requests.clear()
-    assert translate_file(client, source, out, PLAIN, is_resumed=True) == 5
-    assert out.read_bytes() == "EIN HUND\n\n\nZWEI KÄFER\n犬\n".encode()
-    assert sorted(request.text for request in service.requests) == ["zwei Käfer", "犬"]
+    with pytest.raises(kind) as caught:
+        translate_file(sync_client, source, out, TranslateOptions(concurrency=1), is_resumed=True)
+    assert str(caught.value) == (f"{source}, line 5: text: no" if kind is InputError else "text: no")
+    service.behaviours.clear()
+    assert not out.exists() and translate_file(sync_client, source, out, PLAIN, terminal, is_resumed=True) == 5
+    assert out.read_text(encoding="utf-8") == ANSWER and "4/5" in terminal.getvalue()
+    assert [request.text for request in service.requests] == ["zwei Käfer", "犬", "犬"]
     assert sorted(os.listdir(tmp_path)) == ["in.txt", "out.txt"]
 
 
-def test_failure_of_the_first_line_leaves_nothing(client, service, failing, source: Path, tmp_path: Path) -> None:
-    service.behaviours["ein Hund"] = failing("INTERNAL")
-    with pytest.raises(InternalError):
-        translate_file(client, source, tmp_path / "out.txt", PLAIN)
-    assert os.listdir(tmp_path) == ["in.txt"]
-
-
-def test_a_refused_line_of_a_resumed_run_has_its_own_number(client, service, failing, source: Path, tmp_path: Path) -> None:
-    service.behaviours["zwei Käfer"] = failing("INTERNAL")
-    with pytest.raises(InternalError):
-        translate_file(client, source, tmp_path / "out.txt", PLAIN)
-    service.behaviours = {"犬": failing("INVALID_ARGUMENT", "text: no")}
-    with pytest.raises(InputError, match=r"in\.txt, line 5: text: no"):
-        translate_file(client, source, tmp_path / "out.txt", PLAIN, is_resumed=True)
-
-
 @pytest.mark.parametrize(
-    ("options", "named"),
+    ("changes", "named"),
     [
-        (TranslateOptions(model="en-fr"), "--model: en-fr, but"),
-        (TranslateOptions(search=Search(do_sample=True)), "--sample: true, but"),
-        (TranslateOptions(search=Search(early_stopping=False)), "--no-early-stopping: true, but"),
-        (TranslateOptions(search=Search(top_k=0)), "--top-k: 0, but"),
-        (TranslateOptions(model_version="4"), "--model-version: 4, but"),
-        (TranslateOptions(source_language="en"), "--from: en, but"),
-        (TranslateOptions(target_language="de"), "--to: de, but"),
-        (TranslateOptions(is_json=True), "--json: true, but"),
+        ({"model": "en-fr"}, "--model: en-fr"),
+        ({"model_version": "4"}, "--model-version: 4"),
+        ({"source_language": "en"}, "--from: en"),
+        ({"target_language": "de"}, "--to: de"),
+        ({"max_new_tokens": 5}, "--max-new-tokens: 5"),
+        ({"truncate": True}, "--truncate: true"),
+        ({"is_json": True}, "--json: true"),
+        ({"has_scores": True}, "--scores: true"),
+        ({"search": Search(do_sample=True)}, "--sample: true"),
+        ({"search": Search(early_stopping=False)}, "--no-early-stopping: true"),
+        ({"search": Search(top_k=0)}, "--top-k: 0"),
     ],
-    ids=str,
 )
-def test_resuming_with_other_options_is_refused_and_asks_nothing(
-    client, service, failing, source: Path, tmp_path: Path, options: TranslateOptions, named: str
+def test_a_file_is_not_resumed_with_other_options(
+    sync_client, service, source: Path, tmp_path: Path, changes: dict, named: str
 ) -> None:
-    service.behaviours["犬"] = failing("INTERNAL")  # the last line: nothing is under way after it
+    service.behaviours["犬"] = failing("INTERNAL")
     with pytest.raises(InternalError):
-        translate_file(client, source, tmp_path / "out.txt", TranslateOptions(concurrency=1))
-    service.requests.clear()
-    with pytest.raises(InputError, match=f"^{named}"):
-        translate_file(client, source, tmp_path / "out.txt", options, is_resumed=True)
+        translate_file(sync_client, source, tmp_path / "out.txt", TranslateOptions(concurrency=1))
+    num_requests = len(service.requests)
+    with pytest.raises(InputError, match=f"^{named}, but"):
+        translate_file(sync_client, source, tmp_path / "out.txt", TranslateOptions(**changes), is_resumed=True)
+    assert len(service.requests) == num_requests
+
+
+def test_a_file_that_cannot_be_translated_asks_nothing(sync_client, service, source: Path, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.txt"
+    bad.write_bytes(b"good\nalso good\nna\xefve\n")
+    for place, out, options, reason in (
+        (bad, "out", PLAIN, r"bad\.txt, line 3: not UTF-8: .* at byte 2"),
+        (tmp_path / "none.txt", "out", PLAIN, r"none\.txt: No such file"),
+        (tmp_path, "out", PLAIN, "Is a directory"),
+        (source, "none/out", PLAIN, "none/out: No such file"),
+        (source, "out", STREAMED, "--stream .*not for files"),
+    ):
+        with pytest.raises(InputError, match=reason):
+            translate_file(sync_client, place, tmp_path / out, options)
     assert service.requests == []
-    service.behaviours.clear()
-    translate_file(client, source, tmp_path / "out.txt", TranslateOptions(concurrency=9), is_resumed=True)
-
-
-def test_resumed_progress_begins_where_the_run_broke_off(client, service, failing, source: Path, tmp_path: Path) -> None:
-    service.behaviours["zwei Käfer"] = failing("INTERNAL")
-    with pytest.raises(InternalError):
-        translate_file(client, source, tmp_path / "out.txt", PLAIN)
-    service.behaviours.clear()
-    terminal = Terminal()
-    translate_file(client, source, tmp_path / "out.txt", PLAIN, progress=terminal, is_resumed=True)
-    assert "3/5" in terminal.getvalue() and "5/5" in terminal.getvalue()
-
-
-@pytest.mark.parametrize("options", [PLAIN, STREAMED])
-def test_a_refused_option_is_named_as_its_flag_without_a_line(client, service, failing, options: TranslateOptions) -> None:
-    service.behaviours["a"] = failing("INVALID_ARGUMENT", "do_sample: does not go with num_beams above 1, which is 4")
-    with pytest.raises(InputError, match=r"^--sample: does not go with --num-beams above 1, which is 4$"):
-        translate_texts(client, ["a"], StringIO(), options)
-
-
-def test_file_that_is_not_utf8_asks_nothing(client, service, tmp_path: Path) -> None:
-    (tmp_path / "in.txt").write_bytes(b"good\n\xff\n")
-    with pytest.raises(InputError, match=r"in\.txt, line 2: not UTF-8"):
-        translate_file(client, tmp_path / "in.txt", tmp_path / "out.txt", PLAIN)
-    assert service.requests == []
-
-
-def test_output_that_cannot_be_written_asks_nothing(client, service, source: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="none"):
-        translate_file(client, source, tmp_path / "none" / "out.txt", PLAIN)
-    assert service.requests == []
-
-
-def test_progress_is_for_terminals(client, source: Path, tmp_path: Path) -> None:
-    file, terminal = StringIO(), Terminal()
-    translate_file(client, source, tmp_path / "out.txt", PLAIN, progress=file)
-    translate_file(client, source, tmp_path / "out.txt", PLAIN, progress=terminal)
-    assert file.getvalue() == ""
-    assert "5/5" in terminal.getvalue()
-
-
-def test_search_reaches_the_server(client, service) -> None:
-    search = Search(num_beams=3, forced_prefix="Ein")
-    translate_texts(client, ["a"], StringIO(), TranslateOptions(search=search))
-    translate_texts(client, ["a"], StringIO(), TranslateOptions(search=search, is_streamed=True))
-    assert [(request.num_beams, request.forced_prefix) for request in service.requests] == [(3, "Ein")] * 2
-
-
-def test_each_of_several_answers_has_a_line(client) -> None:
-    out = StringIO()
-    search = Search(num_beams=2, num_return_sequences=2)
-    translate_texts(client, ["a\nb", "", "c"], out, TranslateOptions(search=search))
-    assert out.getvalue() == "A B\nA B!\n\n\nC\nC!\n"
-
-
-def test_each_text_has_as_many_lines_even_with_fewer_answers(client, service) -> None:
-    reason = generation_pb2.FINISH_REASON_EOS
-    one = generation_pb2.GenerateResponse(finish_reason=reason, answers=[generation_pb2.Answer(text="only", finish_reason=reason)])
-    service.behaviours["few"] = lambda context: one
-    out = StringIO()
-    translate_texts(client, ["few", "b"], out, TranslateOptions(search=Search(num_beams=3, num_return_sequences=3)))
-    assert out.getvalue() == "only\n\n\nB\nB!\nB!!\n"
-
-
-def test_scores_stand_before_the_answers(client) -> None:
-    out = StringIO()
-    translate_texts(client, ["a", ""], out, TranslateOptions(has_scores=True))
-    search = Search(num_beams=2, num_return_sequences=2)
-    translate_texts(client, ["b"], out, TranslateOptions(search=search, has_scores=True))
-    assert out.getvalue() == "-0.500000\tA\n\n-0.500000\tB\n-1.500000\tB!\n"
-
-
-def test_log_probabilities_are_told_in_json(client) -> None:
-    out = StringIO()
-    search = Search(return_log_probs=True, top_log_probs=1)
-    translate_texts(client, ["a"], out, TranslateOptions(search=search, is_json=True))
-    [told] = json.loads(out.getvalue())["answers"][0]["log_probs"]
-    likeliest = {"token": 7, "piece": "\ufffd", "log_prob": -0.5, "top": []}
-    assert told == {"token": 5, "piece": "\ufffd", "log_prob": -0.25, "top": [likeliest]}
-
-
-def test_several_answers_of_a_file_stay_together(client, source: Path, tmp_path: Path) -> None:
-    search = Search(num_beams=2, num_return_sequences=2)
-    assert translate_file(client, source, tmp_path / "out.txt", TranslateOptions(search=search)) == 5
-    lines = (tmp_path / "out.txt").read_text(encoding="utf-8").split("\n")
-    assert lines == ["EIN HUND", "EIN HUND!", "", "", "", "", "ZWEI KÄFER", "ZWEI KÄFER!", "犬", "犬!", ""]
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("content", "lines"),
     [
-        {"is_streamed": True, "has_scores": True},
-        {"is_streamed": True, "search": Search(num_return_sequences=2)},
-        {"search": Search(return_log_probs=True)},
-        {"search": Search(top_log_probs=3)},
-        {"is_json": True, "has_scores": True},
+        (b"", []),
+        (b"a", ["a"]),
+        (b"a\n\nb\n", ["a", "", "b"]),
+        (b"a\r\nb\r\n", ["a", "b"]),
+        ("a\u2028b\x0bc\x85d\re\nf".encode(), ["a\u2028b\x0bc\x85d\re", "f"]),
+        (f"a\n{'ä' * 300_000}\nb".encode(), ["a", "ä" * 300_000, "b"]),
     ],
-    ids=str,
 )
-def test_search_that_cannot_be_printed_so_is_refused(options: dict) -> None:
-    with pytest.raises(InputError, match=r"--stream|--json"):
-        TranslateOptions(**options)
+def test_only_a_line_feed_ends_a_line_of_a_file_or_a_stream(tmp_path: Path, content: bytes, lines: list[str]) -> None:
+    (tmp_path / "in.txt").write_bytes(content)
+    file = LineFile(tmp_path / "in.txt")
+    assert (list(file), list(file), len(file)) == (lines, lines, len(lines))
+    assert list(stream_lines(BytesIO(content), "stdin")) == lines
+    with (tmp_path / "in.txt").open("rb") as stream:
+        assert list(stream_lines(stream, "stdin")) == lines
 
 
-def test_options_that_exclude_each_other_are_refused(client, source: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"--stream .* --json"):
-        TranslateOptions(is_streamed=True, is_json=True)
-    with pytest.raises(InputError, match=r"--stream .*not for files"):
-        translate_file(client, source, tmp_path / "out.txt", STREAMED)
-    with pytest.raises(InputError, match=r"^--concurrency: 0"):
-        TranslateOptions(concurrency=0)
+def test_a_stream_pauses_only_where_the_next_line_is_not_there_yet() -> None:
+    reading, writing = os.pipe()
+    with open(reading, "rb") as stream, open(writing, "wb", buffering=0) as feed:
+        lines = stream_lines(stream, "stdin")
+        for written, told in ((b"eins\nzwei\ndr", ["eins", "zwei", PAUSE]), (b"ei\n", ["drei", PAUSE]), (b"\xc3", [PAUSE])):
+            feed.write(written)
+            assert [next(lines) for _ in told] == told
+        feed.write(b"\xa4\nend")
+        feed.close()
+        assert [line for line in lines if line is not PAUSE] == ["ä", "end"]
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[Path, Path]:
+    (tmp_path / "a").write_text("".join(f"Hund {n}\n" for n in range(70)))
+    (tmp_path / "b").write_text("".join("x" * (n % 7) + "\n" for n in range(70)))
+    return tmp_path / "a", tmp_path / "b"
+
+
+def scored(client, pair: tuple[Path, Path], **options: Any) -> str:
+    out, refusal = StringIO(), ""
+    try:
+        score_pairs(client, Pairs(*pair), out, ScoreOptions(**options))
+    except InputError as error:
+        refusal = str(error)
+    return out.getvalue() + refusal
+
+
+def test_each_pair_has_its_score_in_a_line(sync_client, service, pair) -> None:
+    lines = [f"-1.500000\t{-1.5 * (n % 7 + 1):.6f}\n" for n in range(70)]
+    assert scored(sync_client, pair, concurrency=4) == "".join(lines)
+    service.requests.clear()
+    values = {"model": "en-fr", "model_version": "4", "source_language": "en", "target_language": "fr", "length_penalty": 0.5}
+    out = scored(sync_client, pair, **values, is_aligned=True, alignment_layer=2)
+    assert out.splitlines()[0] == "-1.500000\t-1.500000\t0-0 1-1"
+    for request in service.requests:
+        assert {name: getattr(request, name) for name in values} == values
+        assert (request.return_word_alignment, request.return_alignment, request.alignment_layer) == (True, False, 2)
+    assert list(token_log_probs(sync_client, ["a", ""], ["bc", ""], "files", ScoreOptions())) == [[-1.5] * 3, [-1.5]]
+    service.script.extend([failing("UNAVAILABLE", "gone")] * 1000)
+    with pytest.raises(Unavailable, match="gone"):
+        scored(sync_client, pair)
+
+
+def test_blank_pairs_are_blank_lines_and_json_has_every_field(sync_client, service, pair) -> None:
+    pair[0].write_text("Hünd\n\n \t\nKatze\n")
+    pair[1].write_text("dög\n\n  \n\n")
+    assert scored(sync_client, pair, is_aligned=True) == "-1.500000\t-6.000000\t0-0 1-1\n\n\n-1.500000\t-1.500000\t0-0 1-1\n"
+    assert sorted(request.text for request in service.requests) == ["Hünd", "Katze"]
+    service.requests.clear()
+    out = scored(sync_client, pair, is_json=True)
+    first, blank, *_ = map(json.loads, out.splitlines())
+    [request] = [request for request in service.requests if request.text == "Hünd"]
+    score = sync_client.score("Hünd", "dög", request_id=request.request_id)
+    assert "ö" in out and first == json.loads(json.dumps(dataclasses.asdict(score), default=bytes.decode))
+    assert blank == dict.fromkeys(first) | {"tokens": []}
+
+
+def test_a_pair_that_cannot_be_scored_is_named(sync_client, service, pair) -> None:
+    source, target = pair
+    files = {path: path.read_text() for path in pair}
+    target.write_text("x\n" * 69)
+    assert scored(sync_client, pair) == f"{source} has 70 lines but {target} has 69"
+    source.write_text("Hund\n\n")
+    target.write_text("dog\ncat\n")
+    assert scored(sync_client, pair) == f"{source}, line 2: the line is blank, but that of {target} is not"
+    assert "none" in scored(sync_client, (source.with_name("none"), target))
+    for options, told in (({"concurrency": 0}, "--concurrency: 0"), ({"alignment_layer": 0}, "--alignment-layer goes")):
+        with pytest.raises(InputError, match=f"^{told}"):
+            ScoreOptions(**options)
+    assert service.requests == []
+    for path, text in files.items():
+        path.write_text(text)
+    service.behaviours["Hund 2"] = failing("INVALID_ARGUMENT", "target: 600 tokens")
+    assert scored(sync_client, pair).splitlines()[2:] == [f"line 3 of {source} and {target}: target: 600 tokens"]
+    service.behaviours["Hund 2"] = failing("INVALID_ARGUMENT", "alignment_layer: 9; return_word_alignment is set")
+    assert scored(sync_client, pair).splitlines()[2:] == ["--alignment-layer: 9; --alignment is set"]

@@ -1,0 +1,529 @@
+"""Batches: many requests on one stream, in messages of one or of several, with retries, expiry, order and read-ahead."""
+
+import asyncio
+import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import grpc
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dragoman.client import errors
+from dragoman.client.aio import AsyncClient
+from dragoman.client.aio_batch_stream import EndStatus
+from dragoman.client.batch import Batch, Outcome, Sending
+from dragoman.client.errors import InternalError, InvalidArgument, Overloaded, TooLarge, Unavailable, Unimplemented
+from dragoman.client.grouping import MAX_BYTES, MAX_REQUESTS, Grouping, apart, together
+from dragoman.client.many import InOrder
+from dragoman.client.request import Request
+from dragoman.client.retry import RetryPolicy
+from dragoman.v1 import generation_pb2
+from tests.client.fake_server import EOS, PATIENCE_SECONDS, Held, failing, make_status
+
+PLAIN = {"retry": RetryPolicy(jitter=0.0)}
+POLICY = RetryPolicy(max_attempts=3, initial_backoff_seconds=1.0, multiplier=2.0, jitter=0.0)
+
+
+@pytest.fixture(params=[True, False], ids=["bulk", "single"])
+def has_bulk(request, service) -> bool:
+    """Whether the server takes several requests in a message."""
+    service.has_bulk = request.param
+    return request.param
+
+
+def asked(*texts: str) -> list[Request]:
+    return [Request(text, request_id=f"r-{i}") for i, text in enumerate(texts)]
+
+
+def by_place(outcomes: list[Outcome]) -> list[str]:
+    """Return texts of results and codes of errors, in the order of the input."""
+    ordered = sorted(outcomes, key=lambda outcome: outcome.index)
+    assert [outcome.index for outcome in ordered] == list(range(len(ordered)))
+    return [outcome.result.text if outcome.error is None else outcome.error.code for outcome in ordered]
+
+
+def test_each_request_has_one_outcome_on_one_stream(call, service, has_bulk: bool) -> None:
+    texts = [f"text {n}" for n in range(300)]
+    outcomes = call("generate_batch", asked(*texts), concurrency=200)
+    assert by_place(outcomes) == [text.upper() for text in texts]
+    assert all(outcome.request.text == texts[outcome.index] for outcome in outcomes)
+    assert all(outcome.result.request_id == f"r-{outcome.index}" for outcome in outcomes)
+    assert [[request.text for request in seen] for seen in service.batches] == [texts]
+    assert [result.text for result in call("generate_many", texts, concurrency=8)] == [text.upper() for text in texts]
+    assert service.max_running <= 200 and len(service.batches) == 2
+    if has_bulk:
+        sizes = service.messages[0]
+        assert sum(sizes) == 300 and max(sizes) <= MAX_REQUESTS and len(sizes) < 300
+
+
+def test_no_requests_open_no_stream(call, service) -> None:
+    assert call("generate_batch", []) == call("generate_many", []) == []
+    assert [result.text for result in call("generate_many", [""] * 100, concurrency=2)] == [""] * 100
+    assert service.batches == []
+    for method in ("generate_batch", "generate_many"):
+        with pytest.raises(ValueError, match=r"^concurrency: 0 is"):
+            call(method, [], concurrency=0)
+
+
+def test_a_large_request_is_a_message_of_its_own(call, service) -> None:
+    large = "x" * (MAX_BYTES + 1)
+    assert by_place(call("generate_batch", asked("a", large, "b"))) == ["A", large.upper(), "B"]
+    assert len(service.messages[0]) >= 2
+
+
+@pytest.mark.parametrize("blank", ["", "\t\n", "\u2003"])
+def test_a_blank_text_among_many_is_answered_without_the_server(call, service, blank: str) -> None:
+    results = call("generate_many", ["a", blank, "b", blank], model="en-fr")
+    assert [(result.text, result.model) for result in results] == [("A", "en-fr"), ("", "en-fr"), ("B", "en-fr"), ("", "en-fr")]
+    assert (results[1].tokens, results[1].finish_reason, results[1].usage.generated_tokens) == ((), "eos", 0)
+    assert results[1].answers[0].text == "" and not results[1].is_truncated and results[1].usage.source_tokens == 0
+    assert sorted(request.text for request in service.requests) == ["a", "b"]
+
+
+def test_outcomes_come_as_they_are_finished_and_many_in_order(client, service, has_bulk: bool) -> None:
+    for method in ("generate_batch", "generate_many"):
+        service.behaviours = {text: Held() for text in "abcd"}
+        with ThreadPoolExecutor() as threads:
+            items = asked(*"abcdefgh") if method == "generate_batch" else list("abcdefgh")
+            answers = threads.submit(list, getattr(client, method)(items, concurrency=4))
+            for held in service.behaviours.values():
+                held.wait_until_began()
+            assert service.num_running == 4
+            service.behaviours["d"].release()
+            while len(service.requests) % 8 not in (7, 0):  # the others are answered while those before them are held
+                pass
+            for text in "cba":
+                service.behaviours[text].release()
+            outcomes = answers.result(PATIENCE_SECONDS)
+        if method == "generate_batch":
+            assert outcomes[0].index == 3 and by_place(outcomes) == list("ABCDEFGH")
+        else:
+            assert [outcome.text for outcome in outcomes] == list("ABCDEFGH")
+    assert service.max_running == 4
+
+
+def test_a_request_fails_alone(call, service, has_bulk: bool) -> None:
+    service.behaviours["bad"] = failing("INVALID_ARGUMENT", "text: too long")
+    outcomes = call("generate_batch", asked("a", "bad", "\udcff", "b"))
+    assert by_place(outcomes) == ["A", "INVALID_ARGUMENT", "INVALID_ARGUMENT", "B"]
+    [bad] = [outcome for outcome in outcomes if outcome.index == 1]
+    assert isinstance(bad.error, InvalidArgument)
+    assert (bad.error.message, bad.error.request_id) == ("text: too long", "r-1")
+    assert len(service.batches) == 1
+
+
+def test_a_refused_request_is_tried_again_on_the_same_stream(call, service, clock, has_bulk: bool) -> None:
+    service.refusals["busy"] = [make_status("UNAVAILABLE"), make_status("RESOURCE_EXHAUSTED", retry_after=(7, 0))]
+    assert by_place(call("generate_batch", asked("a", "busy", "b"), options=PLAIN)) == ["A", "BUSY", "B"]
+    [seen] = service.batches
+    assert [request.text for request in seen].count("busy") == 3 and len({request.request_id for request in seen}) == 5
+    assert clock.waits == [pytest.approx(0.1), pytest.approx(7.0)]
+    service.refusals["busy"] = [make_status("RESOURCE_EXHAUSTED", f"full {n}") for n in range(9)]
+    [busy] = call("generate_batch", asked("busy"), options=PLAIN)
+    assert isinstance(busy.error, Overloaded) and busy.error.message == "full 4"
+    assert len(service.batches[1]) == 5
+
+
+def test_a_broken_stream_is_opened_again_for_unanswered_requests(call, service, clock, has_bulk: bool) -> None:
+    service.breaks.extend([(3, failing("UNAVAILABLE", retry_after=(2, 0))), (2, failing("UNAVAILABLE"))])
+    texts = [f"text {n}" for n in range(10)]
+    assert by_place(call("generate_batch", asked(*texts), concurrency=4, options=PLAIN)) == [text.upper() for text in texts]
+    assert len(service.batches) == 3 and clock.waits == [2.0, pytest.approx(0.1)]
+    service.breaks.append((1, failing("UNAVAILABLE")))
+    assert by_place(call("generate_batch", asked("a"), options=PLAIN)) == ["A"], "a failure after the last answer"
+    assert len(service.batches) == 4 and len(clock.waits) == 2
+
+
+def test_streams_that_keep_breaking_end_the_batch(call, service, clock, has_bulk: bool) -> None:
+    service.breaks.extend([(0, failing("UNAVAILABLE", f"down {n}")) for n in range(9)])
+    with pytest.raises(Unavailable, match="down 4"):
+        call("generate_batch", asked("a", "b"), options=PLAIN)
+    assert len(service.batches) == 5
+    assert clock.waits == [pytest.approx(wait) for wait in (0.1, 0.2, 0.4, 0.8)]
+
+
+@pytest.mark.parametrize("code", ["UNAUTHENTICATED", "INTERNAL", "UNIMPLEMENTED"])
+def test_a_final_failure_of_the_stream_ends_the_batch(call, service, clock, code: str) -> None:
+    service.has_bulk = False
+    service.breaks.append((0, failing(code)))
+    with pytest.raises(errors.CallError) as caught:
+        call("generate_batch", asked("a"))
+    assert (caught.value.code, clock.waits) == (code, [])
+
+
+def test_a_stream_that_ends_too_early_is_an_error(call, service, has_bulk: bool) -> None:
+    service.breaks.append((1, lambda context: None))
+    with pytest.raises(InternalError, match="1 requests unanswered"):
+        call("generate_batch", asked("a", "b"), concurrency=1)
+
+
+def test_a_batch_has_no_deadline_unless_it_is_given_one(call, service, has_bulk: bool) -> None:
+    call("generate_batch", asked("a"), timeout_seconds=1000.0)
+    call("generate_batch", asked("a"))
+    assert 900 < service.seconds_left[0] < 1100 and service.seconds_left[1] > 1e9
+    service.behaviours["stuck"] = Held()
+    with pytest.raises(errors.DeadlineExceeded):
+        call("generate_batch", asked("stuck"), timeout_seconds=0.2)
+
+
+def test_a_text_among_many_expires_alone(connect, service, has_bulk: bool) -> None:
+    service.behaviours["stuck"] = held = Held()
+    answers = connect(is_real=True, timeout_seconds=0.3).generate_many(["a", "stuck", "b"])
+    assert next(answers).text == "A"
+    with pytest.raises(errors.DeadlineExceeded, match=r"^not answered within 0.3 s$"):
+        next(answers)
+    held.assert_cancelled()
+    service.behaviours["stuck"] = Held()
+    with pytest.raises(errors.DeadlineExceeded, match=r"^not answered within 0.2 s$"):
+        list(connect(is_real=True).generate_many(["stuck"], timeout_seconds=0.2))
+
+
+def test_the_first_failure_in_order_ends_many_and_cancels_the_rest(client, service, has_bulk: bool) -> None:
+    stuck = Held()
+
+    def fail(context: Any) -> None:
+        stuck.wait_until_began()
+        failing("NOT_FOUND", "model: none")(context)
+
+    service.behaviours = {"bad": fail, "stuck": stuck}
+    answers = client.generate_many(["good", "bad", "stuck"], concurrency=3)
+    assert next(answers).text == "GOOD"
+    with pytest.raises(errors.ModelNotFound, match="model: none"):
+        next(answers)
+    stuck.assert_cancelled()
+
+
+def test_an_input_that_fails_ends_the_batch_after_the_items_before_it(client, has_bulk: bool) -> None:
+    def items(kind: Any) -> Any:
+        yield from map(kind, "ab")
+        raise OSError("disk")
+
+    for method, kind in (("generate_batch", Request), ("generate_many", str)):
+        answers = getattr(client, method)(items(kind), concurrency=1)
+        assert next(answers) and next(answers)
+        with pytest.raises(OSError, match="disk"):
+            next(answers)
+
+
+@pytest.mark.parametrize(("method", "num_ahead"), [("generate_batch", 4), ("generate_many", 8)])
+def test_the_input_is_read_as_outcomes_are_taken(client, method: str, num_ahead: int, has_bulk: bool) -> None:
+    read = []
+
+    def items() -> Any:
+        for number in range(1000):
+            read.append(number)
+            yield Request(str(number)) if method == "generate_batch" else str(number)
+
+    answers = getattr(client, method)(items(), concurrency=4)
+    assert read == []
+    for num_taken in range(1, 21):
+        answer = next(answers)
+        assert len(read) <= num_taken + num_ahead
+        assert method == "generate_batch" or answer.text == str(num_taken - 1)
+    answers.close()
+
+
+def test_an_outcome_is_yielded_before_a_slow_input_goes_on(connect, kind: str, has_bulk: bool) -> None:
+    is_answered = threading.Event()
+
+    def requests() -> Any:
+        yield Request("a")
+        assert is_answered.wait(PATIENCE_SECONDS)
+        yield Request("b")
+
+    async def async_requests() -> Any:
+        yield Request("a")
+        await asyncio.to_thread(is_answered.wait, PATIENCE_SECONDS)
+        yield Request("b")
+
+    with ThreadPoolExecutor() as threads:
+        outcomes = connect().generate_batch(requests() if kind == "sync" else async_requests(), concurrency=1)
+        assert threads.submit(next, outcomes).result(PATIENCE_SECONDS).result.text == "A"
+        is_answered.set()
+        assert [outcome.result.text for outcome in outcomes] == ["B"]
+
+
+def test_an_older_server_is_asked_for_bulk_once(client, service) -> None:
+    service.has_bulk = False
+    for _ in range(2):
+        assert by_place(list(client.generate_batch(asked("a", "b")))) == ["A", "B"]
+    assert [result.text for result in client.generate_many(["a", "", "b"])] == ["A", "", "B"]
+    assert service.messages == [] and [len(seen) for seen in service.batches] == [2, 2, 2]
+    assert [method for method, _ in service.metadata].count("GenerateBulk") == 1
+
+
+def test_a_client_that_takes_small_answers_sends_single_requests(call, service) -> None:
+    for limit, is_bulk in ((-1, True), (128 * 1024, True), (128 * 1024 - 1, False)):
+        service.messages.clear()
+        call("generate_batch", asked("a", "b"), options={"options": {"grpc.max_receive_message_length": limit}})
+        assert bool(service.messages) == is_bulk
+
+
+@pytest.mark.parametrize("num_breaks", [0, 2])
+def test_a_batch_leaves_no_threads_or_tasks_behind(loop, server, service, clock, sync_client, num_breaks: int) -> None:
+    service.breaks.extend([(0, failing("UNAVAILABLE"))] * num_breaks)
+    before = {*threading.enumerate()}
+    assert len(list(sync_client.generate_batch(asked("a", "b")))) == 2
+    for thread in {*threading.enumerate()} - before:
+        if thread.name == "client-batch":
+            thread.join(PATIENCE_SECONDS)
+            assert not thread.is_alive()
+    service.breaks.extend([(0, failing("UNAVAILABLE"))] * num_breaks)
+
+    async def main() -> None:
+        async with AsyncClient(server.target, clock=clock, sleep=clock.sleep) as client:
+            before = asyncio.all_tasks()
+            assert len([outcome async for outcome in client.generate_batch(asked("a", "b"))]) == 2
+            while asyncio.all_tasks() != before:  # the server's end may come after its last answer
+                await asyncio.sleep(0.01)
+
+    loop.run(main)
+
+
+@pytest.fixture
+def batch(clock) -> Batch:
+    return Batch(POLICY, math.inf, clock)
+
+
+def answer(sending: Sending, **fields: Any) -> generation_pb2.GenerateBatchResponse:
+    response = generation_pb2.GenerateResponse(request_id=sending.message.request_id, **{"finish_reason": EOS, **fields})
+    return generation_pb2.GenerateBatchResponse(request_id=sending.message.request_id, response=response)
+
+
+def refuse(sending: Sending, *status: Any, **arguments: Any) -> generation_pb2.GenerateBatchResponse:
+    return generation_pb2.GenerateBatchResponse(request_id=sending.message.request_id, error=make_status(*status, **arguments))
+
+
+@settings(max_examples=30)
+@given(st.lists(st.sampled_from(["add", "answer", "refuse", "break"]), max_size=40), st.randoms(use_true_random=False))
+def test_each_request_of_a_batch_has_one_outcome_after_at_most_its_attempts(steps: list[str], random: Any) -> None:
+    batch, wire, outcomes, sent = Batch(POLICY, math.inf, lambda: 0.0), [], [], {}
+    num_added = num_failures = 0
+
+    def take(step: Sending | Outcome) -> None:
+        if isinstance(step, Outcome):
+            outcomes.append(step)
+            return
+        assert step.message.request_id not in {sending.message.request_id for sending in wire}
+        sent[step.message.text] = sent.get(step.message.text, 0) + 1
+        wire.append(step)
+
+    for step in [*steps, *["answer"] * 40]:
+        if step == "add":
+            take(batch.add(Request(str(num_added), request_id=f"r-{num_added}")))
+            num_added += 1
+        elif step == "break" and num_failures < 2:
+            num_failures += 1
+            wire.clear()
+            for again in batch.interrupt(Unavailable("gone"))[1]:
+                take(again)
+        elif step in ("answer", "refuse") and wire:
+            num_failures = 0
+            sending = wire.pop(random.randrange(len(wire)))
+            take(batch.take(answer(sending) if step == "answer" else refuse(sending, "UNAVAILABLE")))
+        assert batch.num_open == len(wire) == num_added - len(outcomes)
+    assert sorted(outcome.index for outcome in outcomes) == list(range(num_added))
+    for outcome in outcomes:
+        assert outcome.request.text == str(outcome.index) and sent[outcome.request.text] <= 3
+        assert (outcome.result or outcome.error).request_id in (f"r-{outcome.index}", "")
+
+
+def test_a_refused_request_is_sent_again_under_an_id_of_its_own(batch, clock) -> None:
+    sending, ids, waits = batch.add(Request("a", request_id="x" * 128, model="en-fr")), [], []
+    for retry_after in (None, (7, 0)):
+        ids.append(sending.message.request_id)
+        sending = batch.take(refuse(sending, "UNAVAILABLE", retry_after=retry_after))
+        waits.append(sending.not_before - clock.now)
+    assert waits == [1.0, 7.0] and (sending.message.text, sending.message.model) == ("a", "en-fr")
+    assert len({*ids, sending.message.request_id}) == 3
+    assert len(sending.message.request_id) == 128 and sending.message.request_id.startswith("x" * 95)
+    outcome = batch.take(refuse(sending, "UNAVAILABLE", "draining"))
+    assert (type(outcome.error), outcome.error.message, outcome.error.request_id) == (Unavailable, "draining", "x" * 128)
+    assert (outcome.index, outcome.result, batch.num_open) == (0, None, 0)
+    with pytest.raises(InternalError, match="not asked"):
+        batch.take(answer(sending))
+
+
+def test_a_wait_that_reaches_the_deadline_or_the_expiry_is_not_begun(clock) -> None:
+    for late in (Batch(POLICY, clock.now + 10, clock), Batch(POLICY, math.inf, clock, request_seconds=10)):
+        for seconds, is_sent in ((9, True), (10, False)):
+            step = late.take(refuse(late.add(Request("a")), "RESOURCE_EXHAUSTED", retry_after=(seconds, 0)))
+            assert isinstance(step, Sending) == is_sent
+        assert isinstance(step.error, Overloaded) and step.error.retry_after_seconds == 10
+    for deadline, error in ((1.0, Unavailable("gone")), (math.inf, InternalError("broken"))):
+        late = Batch(POLICY, clock.now + deadline, clock)
+        late.add(Request("a"))
+        with pytest.raises(type(error)) as caught:
+            late.interrupt(error)
+        assert caught.value is error
+
+
+def test_a_request_that_cannot_be_sent_or_read_fails_alone(batch) -> None:
+    first = batch.add(Request("a", request_id="mine"))
+    for request, message in ((Request("a\udcff"), "text: not Unicode"), (Request("b", request_id="mine"), "request_id: another")):
+        outcome = batch.add(request)
+        assert isinstance(outcome.error, InvalidArgument) and outcome.error.message.startswith(message)
+    assert outcome.index == 2 and batch.num_open == 1
+    outcome = batch.take(answer(first, finish_reason=77))
+    assert isinstance(outcome.error, InternalError) and "77" in outcome.error.message
+
+
+def test_a_broken_stream_sends_unanswered_requests_again_under_their_ids(batch) -> None:
+    first, second, third = (batch.add(Request(text, request_id=text)) for text in "abc")
+    batch.take(answer(second))
+    assert batch.take(refuse(third, "UNAVAILABLE")).message.request_id != "c"
+    wait, again = batch.interrupt(Unavailable("gone"))
+    assert (wait, [(step.message.request_id, step.not_before) for step in again]) == (1.0, [("a", 0.0), ("c", 0.0)])
+    assert first.message.text == "a"
+    refusal = make_status("INVALID_ARGUMENT")
+    outcome = batch.take(generation_pb2.GenerateBatchResponse(index=0, error=refusal))
+    assert outcome.request.request_id == "a", "places are counted on each stream"
+    with pytest.raises(InternalError, match="not asked"):
+        batch.take(generation_pb2.GenerateBatchResponse(index=0, error=refusal))
+    with pytest.raises(InternalError, match="not asked"):
+        batch.take(generation_pb2.GenerateBatchResponse(request_id="unknown", index=1, error=refusal))
+    assert batch.take(generation_pb2.GenerateBatchResponse(index=1, error=refusal)).error.request_id == "c"
+
+
+def test_breaks_without_an_answer_between_them_end_the_batch(batch) -> None:
+    for number in range(4):  # each answer shows that the server is there
+        sending = batch.add(Request("a"))
+        assert batch.interrupt(Unavailable("gone"))[0] == 1.0
+        assert batch.take(answer(sending)).index == number
+    batch.add(Request("a"))
+    assert [batch.interrupt(Unavailable("gone"))[0] for _ in range(2)] == [1.0, 2.0]
+    with pytest.raises(Unavailable, match="for good"):
+        batch.interrupt(Unavailable("for good"))
+
+
+def test_a_request_that_is_on_each_broken_stream_is_given_up(batch) -> None:
+    batch.add(Request("poison", request_id="poison"))
+    steps = []
+    for number in range(3):
+        batch.take(answer(batch.add(Request("good", request_id=f"good {number}"))))
+        steps += batch.interrupt(Unavailable("crashed"))[1]
+    assert [(step.index, step.error.message) for step in steps if isinstance(step, Outcome)] == [(0, "crashed")]
+    assert batch.num_open == 0
+
+
+def test_requests_expire_each_at_its_time(clock) -> None:
+    batch = Batch(POLICY, math.inf, clock, request_seconds=10.0)
+    assert batch.seconds_until_expiry == math.inf
+    answered = batch.add(Request("a"))
+    batch.add(Request("b"))
+    batch.take(answer(answered))
+    clock.now += 6
+    batch.add(Request("c"))
+    assert batch.seconds_until_expiry == 4 and batch.expire() == []
+    clock.now += 4
+    [late] = batch.expire()
+    assert (late.index, late.error.code, late.error.request_id != "") == (1, "DEADLINE_EXCEEDED", True)
+    assert batch.seconds_until_expiry == 6 and batch.num_open == 1
+    clock.now += 6
+    assert [outcome.index for outcome in batch.expire()] == [2] and batch.seconds_until_expiry == math.inf
+
+
+@pytest.mark.parametrize(
+    ("largest", "error", "is_cured", "is_bulk", "max_bytes"),
+    [
+        (10, Unimplemented("no"), True, False, MAX_BYTES),
+        (10, Unavailable("no"), False, True, MAX_BYTES),
+        (10, TooLarge("no", is_answer=True, max_bytes=100), False, True, MAX_BYTES),
+        (10, TooLarge("no", max_bytes=1000), True, True, 1000),
+        (984, TooLarge("no", max_bytes=1000), True, True, 1000),
+        (985, TooLarge("no", max_bytes=1000), True, False, MAX_BYTES),  # fits only without a message around it
+        (1000, TooLarge("no", max_bytes=1000), True, False, MAX_BYTES),
+        (1001, TooLarge("no", max_bytes=1000), False, True, 1000),
+        (10, TooLarge("no", max_bytes=MAX_BYTES), False, True, MAX_BYTES),
+        (10, TooLarge("no"), True, True, 0),
+    ],
+)
+def test_a_refused_message_teaches_how_to_put_requests_together(largest, error, is_cured, is_bulk, max_bytes) -> None:
+    grouping = Grouping()
+    assert grouping.learn(error, largest, replace(grouping)) == is_cured
+    assert grouping == Grouping(is_bulk, max_bytes)
+    assert grouping.learn(error, largest, Grouping()) == is_cured, "a stream that began before"
+    if is_cured and max_bytes in (0, MAX_BYTES):
+        assert not grouping.learn(error, largest, replace(grouping))
+
+
+def test_several_requests_go_in_a_message_up_to_a_count_and_a_size() -> None:
+    grouping = Grouping(max_bytes=1000)
+    cases = {(1, 10**9): True, (2, 1000): True, (2, 1001): False, (MAX_REQUESTS, 9): True, (MAX_REQUESTS + 1, 9): False}
+    assert {case: grouping.takes(*case) for case in cases} == cases
+    assert not Grouping(is_bulk=False).takes(2, 2)
+    request = generation_pb2.GenerateRequest(text="a")
+    assert together([request], is_bulk=False) is request
+    assert together([request, request], is_bulk=True) == generation_pb2.GenerateBulkRequest(requests=[request, request])
+    single = generation_pb2.GenerateBatchResponse(index=3)
+    assert list(apart(single)) == list(apart(generation_pb2.GenerateBulkResponse(answers=[single]))) == [single]
+
+
+def test_requests_refused_for_their_company_are_sent_again_under_the_same_ids(clock) -> None:
+    batch = Batch(RetryPolicy(max_attempts=1), math.inf, clock, grouping=Grouping())
+    first = [batch.add(request) for request in asked("a", "b")]
+    batch.begin_stream()
+    wait, again = batch.interrupt(TooLarge("no", max_bytes=100))
+    assert (wait, again) == (0, first)
+
+
+def test_results_wait_for_those_before_them(clock) -> None:
+    batch, order = Batch(POLICY, math.inf, clock, is_blank_answered=True), InOrder(2)
+    outcomes = [batch.add(Request(" ")) for _ in range(4)]
+    order.num_read = 3
+    assert order.has_room
+    order.num_read = 4
+    assert not order.has_room
+    assert [len(list(order.put(outcomes[i]))) for i in (1, 0, 3, 2)] == [0, 2, 0, 2]
+    assert order.has_room
+
+
+async def immediately(value: Any) -> Any:
+    return value
+
+
+class EndingCall:
+    """A call of grpc.aio whose status is set, and perhaps set again; its callbacks come with the first status."""
+
+    def __init__(self) -> None:
+        self._callbacks: list[Any] = []
+        self.add_done_callback = self._callbacks.append
+
+    def end(self, *status: Any) -> None:
+        self.code, self.details, self.trailing_metadata = (partial(immediately, value) for value in status)
+        while self._callbacks:
+            self._callbacks.pop()(self)
+
+
+@pytest.mark.parametrize("ends", ["write told", "told write", "write OK", "write"])
+def test_a_failure_to_write_does_not_hide_the_servers_status(loop, monkeypatch, ends: str) -> None:
+    details = make_status("UNAVAILABLE", "draining", retry_after=(3, 0)).SerializeToString()
+    statuses = {
+        "write": (grpc.StatusCode.INTERNAL, "Internal error from Core", ()),
+        "told": (grpc.StatusCode.UNAVAILABLE, "draining", (("grpc-status-details-bin", details),)),
+        "OK": (grpc.StatusCode.OK, "", ()),
+    }
+    monkeypatch.setattr("dragoman.client.aio_batch_stream._STATUS_SECONDS", 0.01 if ends == "write" else PATIENCE_SECONDS)
+
+    async def main() -> Any:
+        call = EndingCall()
+        status = EndStatus(call)
+        first, *others = ends.split()
+        call.end(*statuses[first])
+        asking = asyncio.create_task(status.error())
+        await asyncio.sleep(0)
+        for other in others:
+            call.end(*statuses[other])
+        return await asking
+
+    error = loop.run(main)
+    if "OK" in ends:
+        assert error is None
+    else:
+        assert isinstance(error, Unavailable)
+        assert (error.retry_after_seconds, error.message == "draining") == ((3.0, True) if "told" in ends else (None, False))

@@ -1,0 +1,269 @@
+"""Calls of both clients: arguments on the wire, results, metadata, and values that are refused before they are sent."""
+
+import dataclasses
+import sys
+from collections.abc import Callable
+from typing import Any, get_type_hints
+
+import pytest
+
+from dragoman.client import errors
+from dragoman.client.model_info import Defaults
+from dragoman.client.request import Request
+from dragoman.client.results import Piece
+from dragoman.client.retry import RetryPolicy
+from dragoman.client.scoring import Alignment
+from dragoman.client.search import AS_THE_MODEL_DOES, Search, SearchOptions, with_options
+from dragoman.v1 import generation_pb2
+from tests.client.fake_server import EOS, filled, plain
+
+GIVEN = {"text": "x", "request_id": "r-1"}
+# What a request and its search have, each with a value of its own.
+VALUES = {field.name: value for field, value in filled(generation_pb2.GenerateRequest).ListFields() if field.name not in GIVEN}
+SEARCH = {field.name: VALUES[field.name] for field in dataclasses.fields(Search)}
+OPTIONS = {name: value for name, value in VALUES.items() if name not in SEARCH}
+# A value that is denied is not left to the model.
+ZEROS = {
+    "num_beams": 0,
+    "early_stopping": False,
+    "do_sample": False,
+    "top_k": 0,
+    "seed": 0,
+    "min_new_tokens": 0,
+    "temperature": 0.0,
+}
+METHODS = {
+    "generate": lambda text, **options: ((text,), options),
+    "stream": lambda text, **options: ((text,), options),
+    "generate_many": lambda text, **options: (([text],), options),
+    "generate_batch": lambda text, search=AS_THE_MODEL_DOES, **options: (([Request(text, search=search, **options)],), {}),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("options", "search"), [({}, {}), (OPTIONS, SEARCH), ({"max_new_tokens": 0}, ZEROS)], ids=["none", "all", "zeros"]
+)
+def test_a_request_carries_the_given_options_and_no_others(call, service, method: str, options: dict, search: dict) -> None:
+    for _ in range(2):
+        arguments, keywords = METHODS[method]("x", **options, **({"search": Search(**search)} if search else {}))
+        call(method, *arguments, **keywords)
+    first, second = service.requests
+    for request in (first, second):
+        assert request == generation_pb2.GenerateRequest(text="x", request_id=request.request_id, **options, **search)
+    assert first.request_id and second.request_id and first.request_id != second.request_id
+
+
+@pytest.mark.parametrize("method", ["generate", "stream", "generate_many"])
+def test_options_of_the_search_are_keywords_too(call, service, method: str) -> None:
+    arguments, _ = METHODS[method]("x")
+    call(method, *arguments, search=Search(num_beams=4, top_k=3), num_beams=2, seed=7)
+    assert (service.requests[0].num_beams, service.requests[0].top_k, service.requests[0].seed) == (2, 3, 7)
+    with pytest.raises(TypeError, match=r"^unexpected keyword argument 'num_beam'; is 'num_beams' meant\?$"):
+        call(method, *arguments, num_beam=4)
+    assert len(service.requests) == 1
+
+
+def test_keywords_replace_fields_of_the_search() -> None:
+    assert get_type_hints(SearchOptions) == get_type_hints(Search)
+    assert SearchOptions.__required_keys__ == frozenset()
+    beams = Search(num_beams=4, length_penalty=0.5)
+    assert with_options(beams, num_beams=None, top_k=7) == Search(length_penalty=0.5, top_k=7)
+    assert with_options(AS_THE_MODEL_DOES) is AS_THE_MODEL_DOES
+    with pytest.raises(TypeError, match=r"^unexpected keyword argument 'scope_'$"):
+        with_options(beams, scope_=1)
+    for wrong in (None, {"num_beams": 4}, Search):
+        with pytest.raises(TypeError, match=r"^search: a Search is wanted"):
+            with_options(wrong)
+
+
+def test_a_result_has_every_field_of_the_answer(call, service) -> None:
+    full = filled(generation_pb2.GenerateResponse)
+    full.answers[0].log_probs[0].top.add(token=7, piece=b"\xc3", log_prob=-0.5)
+    for message in (full, generation_pb2.GenerateResponse(finish_reason=generation_pb2.FINISH_REASON_LENGTH)):
+        service.script.append(lambda _, message=message: message)
+        result = call("generate", "ab")
+        usage = generation_pb2.Usage(), generation_pb2.Timings()
+        parts = {} if message.text else dict(zip(("usage", "timings"), map(plain, usage), strict=True))
+        assert dataclasses.asdict(result) == plain(message) | parts
+    pieces = call("stream", "abcd", request_id="r-1", num_return_sequences=2, return_log_probs=True)
+    assert pieces[0] == Piece("AB", (97, 98))
+    whole = call("generate", "abcd", request_id="r-1", num_return_sequences=2, return_log_probs=True)
+    assert (pieces[1:], len(whole.answers)) == ([Piece("CD", (99, 100), whole)], 2)
+
+
+@pytest.mark.parametrize("text", ["犬が雪の中を走る", "🐕‍🦺❄️", "a\x00b\n\tc", "e\u0301", " "])
+def test_a_text_arrives_unchanged(call, service, text: str) -> None:
+    assert call("generate", text).text == "".join(piece.text for piece in call("stream", text)) == text.upper()
+    assert [request.text for request in service.requests] == [text, text]
+
+
+def test_an_answer_may_be_large_but_its_finish_reason_must_be_known(call, service) -> None:
+    service.script.append(lambda _: generation_pb2.GenerateResponse(text="x" * (5 << 20), finish_reason=EOS))
+    assert len(call("generate", "x").text) == 5 << 20, "larger than gRPC's own limit"
+    service.script.append(lambda _: generation_pb2.GenerateResponse(request_id="r-4", finish_reason=77))
+    with pytest.raises(errors.InternalError, match="finish_reason 77") as caught:
+        call("generate", "x")
+    assert caught.value.request_id == "r-4"
+
+
+def test_a_score_request_carries_the_given_options_and_no_others(call, service) -> None:
+    zeros = {"length_penalty": 0.0, "alignment_layer": 0}
+    given = filled(generation_pb2.ScoreRequest)
+    for values in (plain(given), {"text": "a", "target": "b", **zeros}, {"text": "a", "target": "b"}):
+        call("score", **values)
+        sent = service.requests.pop()
+        assert sent == generation_pb2.ScoreRequest(**{"request_id": sent.request_id, **values})
+        assert sent.request_id
+
+
+def test_a_score_has_every_field_of_the_answer(call, service) -> None:
+    alignment = generation_pb2.Alignment(num_source_tokens=3, num_target_tokens=2, weights=range(6), source_pieces=[b" \xe7", b""])
+    message = filled(generation_pb2.ScoreResponse, alignment=alignment)
+    for token in message.tokens:
+        token.ClearField("top")
+    service.script.extend([lambda _: message] * 2)
+    wanted = plain(message) | {"source_tokens": message.usage.source_tokens, "alignment": None}
+    del wanted["usage"]
+    score = call("score", "a", "b", return_alignment=True, return_word_alignment=True)
+    assert score.alignment == Alignment((b" \xe7", b""), ((0.0, 1.0, 2.0), (3.0, 4.0, 5.0)))
+    assert dataclasses.asdict(dataclasses.replace(score, alignment=None)) == wanted
+    assert dataclasses.replace(score, alignment=None, word_alignment=None) == call("score", "a", "b")
+    assert call("score", "a", "b").word_alignment is None
+    message.alignment.num_source_tokens = 4
+    service.script.append(lambda _: message)
+    with pytest.raises(errors.InternalError, match="6 weights for 2 target and 4 source tokens") as caught:
+        call("score", "a", "b", return_alignment=True)
+    assert caught.value.request_id == "request_id"
+
+
+def test_models_are_described_with_every_field(call, service) -> None:
+    service.models = [filled(generation_pb2.Model, name="nllb"), generation_pb2.Model(name="en-fr")]
+    described, bare = call("models")
+    assert dataclasses.asdict(described) == plain(service.models[0])
+    assert dataclasses.asdict(bare) == plain(service.models[1]) | {"defaults": dataclasses.asdict(Defaults())}
+    service.models[1].defaults.CopyFrom(generation_pb2.Defaults(early_stopping=False, do_sample=False, top_k=0, min_new_tokens=0))
+    assert call("models")[1].defaults == Defaults(early_stopping=False, do_sample=False, top_k=0, min_new_tokens=0)
+    service.requests.clear()
+    assert call("model", "nllb", "canary") == call("model", "nllb") == described
+    assert [request.model_version for request in service.requests] == ["canary", ""]
+    with pytest.raises(errors.ModelNotFound, match="'en-xx' is not loaded"):
+        call("model", "en-xx")
+
+
+def test_readiness_is_asked_once(call, server, clock) -> None:
+    server.set_health("", False)
+    server.set_health("en-de", True)
+    assert (call("is_ready"), call("is_ready", "en-de")) == (False, True)
+    with pytest.raises(errors.ModelNotFound):
+        call("is_ready", "en-xx")
+    server.set_health("", True)
+    assert call("is_ready") is True
+    server.stop()
+    assert call("is_ready") is False
+    assert clock.waits == []
+
+
+TEXT = "text: a str is wanted, not "
+PAIR = "; call score once for each pair"
+NO_REQUEST = r"requests: a Request is wanted for each, as in Request\(text\), not str"
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "message"),
+    [
+        ("generate", (["a", "b"],), f"{TEXT}list; many texts go to generate_many, or .*"),
+        ("stream", (("a",),), f"{TEXT}tuple; many texts go to generate_many, or .*"),
+        ("generate", ((text for text in "ab"),), f"{TEXT}generator; many texts go to generate_many, or .*"),
+        ("stream", (b"a",), f"{TEXT}bytes; decode it first"),
+        ("generate", (bytearray(b"a"),), f"{TEXT}bytearray; decode it first"),
+        ("stream", (None,), f"{TEXT}None"),
+        ("generate", (5,), f"{TEXT}int"),
+        ("score", (["a"], "b"), f"{TEXT}list{PAIR}"),
+        ("score", ("a", ["b"]), f"target: a str is wanted, not list{PAIR}"),
+        ("score", ("a", None), "target: a str is wanted, not None"),
+        ("generate_many", ("abc",), "texts: many are wanted, not one str; one text goes to generate"),
+        ("generate_many", (b"abc",), "texts: many are wanted, not one bytes; one text goes to generate"),
+        ("generate_many", ([b"b"],), f"{TEXT}bytes; decode it first"),
+        ("generate_many", (None,), ".* not iterable"),
+        ("generate_batch", (None,), ".* not iterable"),
+        ("generate_batch", (["a", "b"],), NO_REQUEST),
+    ],
+)
+def test_an_argument_of_a_wrong_kind_is_refused_with_advice(call, service, method: str, arguments: tuple, message: str) -> None:
+    with pytest.raises(TypeError, match=f"^{message}$"):
+        call(method, *arguments)
+    assert service.requests == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"text": "a\ud800"}, "text: not Unicode text: .* at character 1"),
+        ({"model": "\udcff"}, "model: not Unicode"),
+        ({"max_new_tokens": -1}, "max_new_tokens: -1 is out of range"),
+        ({"max_new_tokens": 2**32}, "max_new_tokens: 4294967296 is out of range"),
+        ({"seed": 2**64}, "seed: "),
+        ({"suppressed_tokens": [3, -1]}, r"suppressed_tokens: \[3, -1\] is out of range"),
+        ({"forced_prefix": "\udcff"}, "forced_prefix: not Unicode"),
+        ({"num_beams": "4"}, r"num_beams: '4' is of the wrong type \(str\)"),
+        ({"suppressed_tokens": "abc"}, "suppressed_tokens: 'abc' is of the wrong type"),
+        ({"suppressed_tokens": 5}, "suppressed_tokens: 5 is of the wrong type"),
+        ({"target_language": 5}, "target_language: 5 is of the wrong type"),
+    ],
+)
+def test_a_value_that_cannot_be_sent_is_named(call, service, options: dict, message: str) -> None:
+    for method in ("generate", "stream"):
+        with pytest.raises(errors.InvalidArgument, match=f"^{message}") as caught:
+            call(method, **{"text": "a", "request_id": "r-1"} | options)
+        assert caught.value.request_id == "r-1"
+    assert service.requests == []
+
+
+def test_a_value_of_a_score_that_cannot_be_sent_is_named(call, service) -> None:
+    for options in ({"text": "\udcff"}, {"target": "\udcff"}, {"alignment_layer": -1}):
+        with pytest.raises(errors.InvalidArgument, match=f"^{next(iter(options))}: "):
+            call("score", **{"text": "a", "target": "b"} | options)
+    assert service.requests == []
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("inf"), float("nan"), 1.1e9])
+@pytest.mark.parametrize("method", ["generate", "stream", "generate_batch"])
+def test_an_impossible_timeout_is_refused(call, service, method: str, seconds: float) -> None:
+    arguments, _ = METHODS[method]("x")
+    with pytest.raises(ValueError, match=r"^timeout_seconds: "):
+        call(method, *arguments, timeout_seconds=seconds)
+    assert service.requests == []
+
+
+def call_all(client: Any) -> None:
+    for method, arguments in METHODS.items():
+        answers = getattr(client, method)(*arguments("ab")[0])
+        assert answers if method == "generate" else list(answers)
+    client.score("a", "b")
+    client.models()
+    client.model("en-de")
+
+
+@pytest.mark.parametrize("has_bulk", [True, False])
+def test_every_call_sends_the_token_and_the_active_span(connect: Callable[..., Any], service, has_bulk: bool) -> None:
+    trace = pytest.importorskip("opentelemetry.trace", reason="needs the extra `tracing`")
+    context = trace.SpanContext(0xA, 0xB, False, trace.TraceFlags(trace.TraceFlags.SAMPLED), trace.TraceState([("vendor", "7")]))
+    service.has_bulk = has_bulk
+    with trace.use_span(trace.NonRecordingSpan(context)):
+        call_all(connect(token="s3cret"))
+    traced, service.metadata = service.metadata, []
+    call_all(connect())
+    methods = {"Generate", "GenerateStream", "Score", "ListModels", "GetModel", "GenerateBulk"}
+    assert {method for method, _ in traced} == methods | (set() if has_bulk else {"GenerateBatch"})
+    sent = {tuple(metadata.get(key) for key in ("authorization", "traceparent", "tracestate")) for _, metadata in traced}
+    assert sent == {("Bearer s3cret", f"00-{0xA:032x}-{0xB:016x}-01", "vendor=7")}
+    assert not any({"authorization", "traceparent"} & metadata.keys() for _, metadata in service.metadata)
+
+
+def test_without_opentelemetry_no_span_is_sent(call, service, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = pytest.importorskip("opentelemetry.trace", reason="needs the extra `tracing`")
+    monkeypatch.delitem(sys.modules, "opentelemetry.trace")
+    with trace.use_span(trace.NonRecordingSpan(trace.SpanContext(0xA, 0xB, False))):
+        call("generate", "x", options={"retry": RetryPolicy(max_attempts=1)})
+    assert "traceparent" not in service.metadata[0][1]

@@ -1,0 +1,378 @@
+"""Streams, cancellation and closing: the pieces of an answer, and the ways in which calls under way are ended."""
+
+import asyncio
+import gc
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from dragoman.client.aio import AsyncClient
+from dragoman.client.errors import Cancelled, InternalError
+from dragoman.client.opening import opened
+from dragoman.client.ordered import in_order
+from dragoman.client.request import Request
+from dragoman.client.scope import Scope
+from dragoman.client.sync import Client
+from tests.client.fake_server import PATIENCE_SECONDS, Held, failing
+
+CLOSED = r"^the client is closed$"
+STUCK = {
+    "stream": lambda client, **options: client.stream("stuck", **options),
+    "generate_many": lambda client, **options: client.generate_many(["a", "stuck"], **options),
+    "generate_batch": lambda client, **options: client.generate_batch(map(Request, ("a", "stuck")), **options),
+}
+CALLS = {
+    "generate": lambda client, **options: client.generate("x", **options),
+    "score": lambda client, **options: client.score("x", "y", **options),
+    "generate_many of nothing": lambda client, **options: list(client.generate_many([], **options)),
+    "models": lambda client: client.models(),
+    "model": lambda client: client.model("en-de"),
+    "is_ready": lambda client: client.is_ready(),
+    "enter": lambda client: client.__enter__(),
+    **{method: lambda client, start=start, **options: next(start(client, **options)) for method, start in STUCK.items()},
+}
+
+
+def hold(service, method: str) -> Held:
+    service.behaviours["stuck"] = held = Held("middle" if method == "stream" else "start")
+    return held
+
+
+def test_the_result_is_there_after_the_last_piece(client) -> None:
+    with client.stream("abcd") as stream:
+        with pytest.raises(RuntimeError, match="last piece"):
+            _ = stream.result
+        assert [piece.text for piece in stream] == ["AB", "CD"]
+    stream.cancel()
+    assert stream.result.text == "ABCD"
+    assert list(stream) == []
+
+
+def test_a_failed_stream_stays_ended(client, service) -> None:
+    service.script.append(failing("INTERNAL", "incident 7", place="middle"))
+    stream = client.stream("abcd")
+    assert next(stream).text == "AB"
+    with pytest.raises(InternalError, match="incident 7"):
+        next(stream)
+    assert list(stream) == []
+    with pytest.raises(RuntimeError):
+        _ = stream.result
+
+
+def test_only_the_result_makes_a_stream_complete(call, service) -> None:
+    service.script.append(failing("UNAVAILABLE", place="end"))
+    assert call("stream", "abcd")[-1].result.text == "ABCD"
+    assert len(service.requests) == 1
+
+    def end_early(_: Any) -> type:
+        return StopIteration
+
+    end_early.place = "middle"
+    service.script.append(end_early)
+    with pytest.raises(InternalError, match="without its result") as caught:
+        call("stream", "a", request_id="r-5")
+    assert caught.value.request_id == "r-5"
+
+
+def test_a_stream_starts_before_it_is_read(client, service) -> None:
+    service.script.append(held := Held())
+    with client.stream("abcd"):
+        held.wait_until_began()
+    held.assert_cancelled()
+
+
+def test_a_stream_that_is_cancelled_before_it_is_read_asks_nothing_more(client, clock) -> None:
+    stream = client.stream("abcd")
+    stream.cancel()
+    with pytest.raises(Cancelled):
+        next(stream)
+    assert clock.waits == []
+
+
+@pytest.mark.parametrize("has_bulk", [True, False])
+@pytest.mark.parametrize("end", ["leave", "drop", "close"])
+@pytest.mark.parametrize("method", STUCK)
+def test_a_stream_that_is_left_is_cancelled_on_the_server(client, service, method: str, end: str, has_bulk: bool) -> None:
+    service.has_bulk = has_bulk
+    held, items = hold(service, method), STUCK[method](client)
+    assert next(items)
+    held.wait_until_began()
+    if end == "drop":
+        del items
+        gc.collect()
+    elif end == "close":
+        with ThreadPoolExecutor() as threads:
+            reader = threads.submit(next, items)
+            client.close()
+            with pytest.raises(Cancelled, match=CLOSED):
+                reader.result(PATIENCE_SECONDS)
+        assert list(items) == []
+    elif method != "stream":
+        items.close()
+    else:
+        with pytest.raises(ZeroDivisionError), items:
+            _ = 1 / 0
+    held.assert_cancelled()
+
+
+@pytest.mark.parametrize("is_waiting", [True, False])
+def test_a_cancelled_stream_raises_with_its_id(client, service, is_waiting: bool) -> None:
+    service.script.append(held := Held("middle"))
+    stream = client.stream("abcd", request_id="r-1")
+    assert next(stream).text == "AB"
+    held.wait_until_began()
+    with ThreadPoolExecutor() as threads:
+        if is_waiting:
+            reader = threads.submit(next, stream)
+        stream.cancel()
+        held.assert_cancelled()
+        with pytest.raises(Cancelled, match=r"^the call was cancelled$") as caught:
+            _ = reader.result(PATIENCE_SECONDS) if is_waiting else next(stream)
+    assert caught.value.request_id == "r-1"
+    assert list(stream) == []
+
+
+def test_closing_ends_a_call_under_way_and_refuses_others(client, service) -> None:
+    service.script.append(held := Held())
+    with ThreadPoolExecutor() as threads, client:
+        call = threads.submit(client.generate, "x", request_id="r-1")
+        held.wait_until_began()
+        client.close()
+        with pytest.raises(Cancelled, match=CLOSED) as caught:
+            call.result(PATIENCE_SECONDS)
+    assert caught.value.request_id == "r-1"
+    held.assert_cancelled()
+    for start in [
+        *CALLS.values(),
+        lambda client: client.models(),
+        lambda client: client.is_ready(),
+        lambda client: client.__enter__(),
+    ]:
+        with pytest.raises(Cancelled, match=CLOSED):
+            start(client)
+    assert len(service.requests) == 1
+
+
+def test_threads_that_call_while_the_client_closes_all_get_the_same_error(connect, service) -> None:
+    client, enough = connect(is_real=True), threading.Event()
+    calls = [
+        lambda: client.generate("a"),
+        lambda: list(client.stream("ab")),
+        lambda: list(client.generate_many(["a", "", "b"], concurrency=2)),
+        lambda: list(client.generate_batch([Request("a"), Request("b")])),
+    ]
+
+    def call_until_closed(number: int) -> str:
+        while True:
+            try:
+                calls[number % 4]()
+            except Cancelled as error:
+                return error.message
+            if len(service.requests) >= 100 and len(service.batches) >= 10:
+                enough.set()
+
+    with ThreadPoolExecutor(8) as threads:
+        ends = [threads.submit(call_until_closed, number) for number in range(8)]
+        assert enough.wait(PATIENCE_SECONDS)
+        client.close()
+        assert {end.result(PATIENCE_SECONDS) for end in ends} == {"the client is closed"}
+
+
+@pytest.mark.parametrize("end", ["close", "interrupt"])
+def test_a_call_whose_wait_does_not_begin_is_cancelled(sync_client, service, monkeypatch, end: str) -> None:
+    service.script.append(held := Held())
+    start = sync_client._stub.Generate.future
+
+    class Call:
+        def __init__(self, *args: Any, **arguments: Any) -> None:
+            self._call = start(*args, **arguments)
+            self.cancel = self._call.cancel
+            if end == "close":
+                sync_client.close()
+
+        def result(self) -> Any:
+            if end == "close":
+                return self._call.result()
+            held.wait_until_began()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(sync_client._stub.Generate, "future", Call)
+    with pytest.raises(Cancelled if end == "close" else KeyboardInterrupt) as caught:
+        sync_client.generate("x", request_id="r-1")
+    if end == "close":
+        assert (caught.value.message, caught.value.request_id) == ("the client is closed", "r-1")
+    else:
+        held.assert_cancelled()
+
+
+def test_closing_ends_the_wait_for_another_attempt(server, service) -> None:
+    service.script.append(failing("UNAVAILABLE", retry_after=(50_000, 0)))
+    is_waiting = threading.Event()
+
+    def wait(event: threading.Event, seconds: float) -> None:
+        is_waiting.set()
+        assert event.wait(PATIENCE_SECONDS)
+
+    client = Client(server.target, timeout_seconds=1e6, wait=wait)
+    with ThreadPoolExecutor() as threads:
+        call = threads.submit(client.generate, "x")
+        assert is_waiting.wait(PATIENCE_SECONDS)
+        client.close()
+        with pytest.raises(Cancelled):
+            call.result(PATIENCE_SECONDS)
+    assert len(service.requests) == 1
+
+
+@pytest.mark.parametrize("method", ["generate", *STUCK])
+def test_a_scope_cancels_its_own_calls_and_starts_no_others(sync_client, service, method: str) -> None:
+    service.script.append(other := Held())
+    with ThreadPoolExecutor() as threads, sync_client.scope() as scope:
+        undisturbed = threads.submit(sync_client.generate, "x")
+        other.wait_until_began()
+        held = hold(service, method)
+        start = STUCK.get(method, lambda client, **options: iter([client.generate("stuck", **options)]))
+        call = threads.submit(lambda: list(start(sync_client, scope=scope)))
+        held.wait_until_began()
+        scope.cancel()
+        with pytest.raises(Cancelled, match=r"^the call was cancelled$"):
+            call.result(PATIENCE_SECONDS)
+        held.assert_cancelled()
+        other.release()
+        assert undisturbed.result(PATIENCE_SECONDS).text == "X"
+        num_requests = len(service.requests)
+        for ended in (CALLS["generate"], CALLS["score"], *STUCK.values()):
+            with pytest.raises(Cancelled, match=r"^the call was cancelled$"):
+                list(ended(sync_client, scope=scope))
+    smaller = sync_client.scope()
+    sync_client.close()
+    with pytest.raises(Cancelled, match=CLOSED):
+        sync_client.generate("x", scope=smaller)
+    assert len(service.requests) == num_requests
+
+
+class Call:
+    """Counts its cancellations."""
+
+    def __init__(self) -> None:
+        self.num_cancels = 0
+        self.is_cancelled = threading.Event()
+
+    def cancel(self) -> None:
+        self.num_cancels += 1
+        self.is_cancelled.set()
+
+
+def test_scopes_are_nested(clock) -> None:
+    outer = Scope(wait=clock.wait)
+    middle = Scope(outer)
+    inner = Scope(middle)
+    calls = {scope: Call() for scope in (outer, middle, inner)}
+    for scope, call in calls.items():
+        scope.add(call)
+    ended, late = Call(), Call()
+    with middle.holding(ended):
+        inner.sleep(3.0)
+    with middle:
+        pass
+    middle.add(late)
+    assert [call.num_cancels for call in (*calls.values(), ended, late)] == [0, 1, 1, 0, 1]
+    assert (outer.is_cancelled, middle.is_cancelled, inner.is_cancelled, Scope(middle).is_cancelled) == (False, True, True, True)
+    assert clock.waits == [3.0]
+    with pytest.raises(Cancelled):
+        inner.sleep(3.0)
+    outer.cancel("first")
+    outer.cancel("second")
+    assert (outer.reason, inner.reason) == ("first", "first")
+    assert calls[middle].num_cancels == 1
+    scope = Scope()
+    threading.Timer(0, scope.cancel).start()
+    with pytest.raises(Cancelled, match=r"^the call was cancelled$"):
+        scope.sleep(PATIENCE_SECONDS)
+
+
+def test_the_client_keeps_no_stream_that_has_ended(sync_client, service) -> None:
+    def num_scopes() -> int:
+        gc.collect()
+        return sum(isinstance(thing, Scope) for thing in gc.get_objects())
+
+    before = num_scopes()
+    list(sync_client.stream("ab"))
+    sync_client.stream("ab").cancel()
+    service.behaviours["bad"] = failing("INTERNAL")
+    with pytest.raises(InternalError):
+        list(sync_client.stream("bad"))
+    assert num_scopes() == before
+
+
+@pytest.mark.parametrize("method", ["generate", *STUCK])
+def test_a_cancelled_task_cancels_its_call(loop, server, service, method: str) -> None:
+    held = hold(service, method)
+
+    async def main() -> None:
+        async with AsyncClient(server.target) as client:
+            if method == "generate":
+                task = asyncio.create_task(client.generate("stuck"))
+            else:
+                items = STUCK[method](client)
+                assert await anext(items)
+                task = asyncio.create_task(anext(items))
+            await asyncio.to_thread(held.wait_until_began)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await asyncio.to_thread(held.assert_cancelled)
+            if method != "generate":
+                assert [item async for item in items] == []
+
+    loop.run(main)
+
+
+def test_an_asyncio_client_is_made_inside_a_loop() -> None:
+    with pytest.raises(RuntimeError, match="no running event loop"):
+        AsyncClient("localhost")
+
+
+def test_the_main_thread_leaves_the_start_of_calls_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupt during the start would leave a call that nothing serves."""
+    assert opened(threading.current_thread) is not threading.main_thread()
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(lambda: opened(threading.current_thread) is threading.current_thread()).result()
+    with pytest.raises(ZeroDivisionError):
+        opened(lambda: 1 / 0)
+    call, may_start = Call(), threading.Event()
+
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("dragoman.client.opening.Future.result", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            opened(lambda: may_start.wait(PATIENCE_SECONDS) and call)
+    assert not call.is_cancelled.is_set()
+    may_start.set()
+    assert call.is_cancelled.wait(PATIENCE_SECONDS)
+
+
+def test_work_is_in_order_whichever_item_is_finished_first() -> None:
+    last, read = threading.Event(), []
+
+    def work(item: int, scope: Scope) -> int:
+        if item == 0:
+            assert last.wait(PATIENCE_SECONDS)
+        if item == 3:
+            last.set()
+        return item
+
+    def items() -> Any:
+        for number in range(9):
+            read.append(number)
+            yield number
+
+    results = in_order(items(), work, Scope(), concurrency=2)
+    assert read == [] and next(results) == 0 and read == [0, 1, 2, 3]
+    assert next(results) == 1 and read == [0, 1, 2, 3, 4]
+    assert list(results) == [*range(2, 9)]
+    with pytest.raises(ValueError, match=r"^concurrency: 0 is"):
+        in_order([], work, Scope(), concurrency=0)
