@@ -1,129 +1,219 @@
+"""The metrics port: scrapes one at a time, tokens of a file, certificates, addresses, readiness, and its end."""
+
 import contextlib
-import gzip
-import http.client
+import os
+import resource
 import socket
+import ssl
+import subprocess
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, make_wsgi_app
+from structlog.testing import capture_logs
 
-from dragoman.server.config import ConfigError
+from dragoman.server.config import ConfigError, ServerConfig
 from dragoman.server.telemetry.admin import AdminServer
-from dragoman.server.telemetry.admin_request import AdminRequest, BadRequest
-from dragoman.server.telemetry.metrics import Metrics
+from dragoman.server.telemetry.admin_access import AdminAccess
+from dragoman.server.telemetry.scrapes import MAX_WAITING
+from tests.certificates import make_certificates, openssl
 
-
-class Admin:
-    """A running admin server and whether it should say ready."""
-
-    def __init__(self) -> None:
-        self.is_ready = False
-        self.troubles: list[str] = []
-        metrics = Metrics(CollectorRegistry(), [1.0])
-        metrics.add_model("en-de", "v1", "fp32", "cpu", 16)
-        self.server = AdminServer("127.0.0.1", 0, metrics.wsgi_app(), lambda: self.is_ready, troubles=lambda: self.troubles)
-
-    def get(self, path: str, method: str = "GET", **headers: str) -> tuple[int, bytes]:
-        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=10)) as connection:
-            connection.request(method, path, headers=headers)
-            response = connection.getresponse()
-            return response.status, response.read()
+Start = Callable[..., AdminServer]
 
 
 @pytest.fixture
-def admin() -> Iterator[Admin]:
-    admin = Admin()
-    with admin.server:
-        yield admin
+def start() -> Iterator[Start]:
+    with contextlib.ExitStack() as stack:
+
+        def start(app: Any = None, *, host: str = "127.0.0.1", is_ready: bool = True, **fields: Any) -> AdminServer:
+            app = app or make_wsgi_app(CollectorRegistry())
+            return stack.enter_context(AdminServer(host, 0, app, lambda: is_ready, **fields))
+
+        yield start
 
 
-def test_metrics_are_served(admin: Admin) -> None:
-    status, body = admin.get("/metrics")
-    assert status == 200
-    assert b'dragoman_slots{model="en-de"} 16.0' in body
-    assert gzip.decompress(admin.get("/metrics", **{"Accept-Encoding": "gzip"})[1]) == body
+def connected(server: AdminServer, host: str = "127.0.0.1") -> socket.socket:
+    return socket.create_connection((host, server.port), timeout=30)
 
 
-def test_live_before_ready(admin: Admin) -> None:
-    assert admin.get("/healthz") == (200, b"ok\n")
-    assert admin.get("/readyz") == (503, b"not ready\n")
-    admin.is_ready = True
-    assert admin.get("/readyz") == (200, b"ready\n")
+def sent(client: socket.socket, path: str, authorization: str = "") -> bytes:
+    """Return all of an answer; the server ends the connection."""
+    head = f"Authorization: {authorization}\r\n" if authorization else ""
+    with client:
+        client.sendall(f"GET {path} HTTP/1.1\r\n{head}\r\n".encode("latin-1"))
+        return b"".join(iter(lambda: client.recv(65536), b""))
 
 
-def test_readiness_tells_who_asks_for_it_what_is_not_as_is_wanted(admin: Admin) -> None:
-    admin.troubles = ["en-de: version 2 is refused (proof): sample 1", "en-de: mod\udcff/2: left out"]
-    assert admin.get("/readyz") == admin.get("/readyz?verbos") == (503, b"not ready\n")
-    told = b"\nen-de: version 2 is refused (proof): sample 1\nen-de: mod\\udcff/2: left out\n"
-    assert admin.get("/readyz?verbose") == (503, b"not ready" + told)
-    admin.is_ready = True
-    assert admin.get("/readyz?verbose=1&x") == (200, b"ready" + told)
-    admin.troubles = []
-    assert admin.get("/readyz?verbose") == (200, b"ready\n")
+class Gate:
+    """A metrics application that waits for an event."""
+
+    def __init__(self) -> None:
+        self.is_open, self.entered = threading.Event(), threading.Semaphore(0)
+        self.num_inside = self.most_inside = 0
+
+    def __call__(self, environ: Any, start_response: Any) -> Iterable[bytes]:
+        self.num_inside += 1
+        self.most_inside = max(self.most_inside, self.num_inside)
+        self.entered.release()
+        assert self.is_open.wait(30)
+        self.num_inside -= 1
+        start_response("200 OK", [("Content-Type", "text/plain")])
+        return [b"metrics\n"]
 
 
-@pytest.mark.parametrize("path", ["/", "/metrics/x", "/favicon.ico"])
-def test_other_paths_are_not_found(admin: Admin, path: str) -> None:
-    assert admin.get(path)[0] == 404
+def test_one_scrape_runs_a_few_wait_and_probes_do_not(start: Start) -> None:
+    gate = Gate()
+    server = start(gate)
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(connected(server)) for _ in range(MAX_WAITING)]
+        for client in clients:
+            client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        assert gate.entered.acquire(timeout=30)
+        refused = sent(connected(server), "/metrics")
+        assert b" 503 " in refused and b"\r\nRetry-After: 1\r\n" in refused and b" 200 " in sent(connected(server), "/healthz")
+        clients.pop(0).close()  # its scrape ends before the next begins
+        gate.is_open.set()
+        assert all(client.recv(65536).startswith(b"HTTP/1.1 200 ") for client in clients) and gate.most_inside == 1
 
 
-def test_idle_client_does_not_hold_up_the_next_or_the_end(admin: Admin) -> None:
-    with socket.create_connection(("127.0.0.1", admin.server.port)):
-        assert admin.get("/healthz")[0] == 200
-        admin.server.close()
+def test_a_failing_scrape_is_a_server_error_and_a_hanging_one_does_not_hold_up_the_end(start: Start) -> None:
+    def broken(*_: Any) -> Iterable[bytes]:
+        raise ValueError("secret")
 
-
-def test_client_that_goes_away_is_not_an_error(admin: Admin, capfd: pytest.CaptureFixture[str]) -> None:
-    for _ in range(5):
-        client = socket.create_connection(("127.0.0.1", admin.server.port))
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
-        client.sendall(b"GET /metrics HTTP/1.1\r\n")
-        client.close()
-    assert admin.get("/healthz")[0] == 200
-    assert "Traceback" not in capfd.readouterr().err
-
-
-def test_close_frees_the_port_and_ends_the_thread(admin: Admin) -> None:
-    port = admin.server.port
-    admin.server.close()
-    admin.server.close()
-    assert not [thread for thread in threading.enumerate() if thread.name == "admin"]
+    failing, gate = start(broken), Gate()
+    answer = sent(connected(failing), "/metrics")
+    assert answer.startswith(b"HTTP/1.1 500 ") and b"secret" not in answer and b" 200 " in sent(connected(failing), "/healthz")
+    hanging = start(gate)
+    with connected(hanging) as client, connected(hanging):
+        client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        assert gate.entered.acquire(timeout=30)
+        for _ in range(2):
+            hanging.close()
+        gate.is_open.set()
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", port))
+        connected(hanging)
 
 
-def test_taken_port_is_named(admin: Admin) -> None:
-    with pytest.raises(ConfigError, match=f"metrics_port: cannot listen on 127.0.0.1:{admin.server.port}: Address already in use"):
-        AdminServer("127.0.0.1", admin.server.port, Metrics(CollectorRegistry(), [1.0]).wsgi_app(), lambda: True)
+def test_readiness_names_its_troubles_on_request(start: Start) -> None:
+    troubles = ["en-de: version 2 is refused (proof): sample 1", "en-de: mod\udcff/2: left out"]
+    listed = b"\nen-de: version 2 is refused (proof): sample 1\nen-de: mod\\udcff/2: left out\n"
+    for is_ready, status, text in ((False, b"503", b"not ready"), (True, b"200", b"ready")):
+        server = start(is_ready=is_ready, troubles=lambda: troubles)
+        for path, expected in (("/readyz", b"\n"), ("/readyz?verbos", b"\n"), ("/readyz?verbose=1&x", listed)):
+            head, _, body = sent(connected(server), path).partition(b"\r\n\r\n")
+            assert (head.split()[1], body) == (status, text + expected)
 
 
-def test_unknown_host_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"metrics_port: cannot listen on no-such-host\.invalid:0"):
-        AdminServer("no-such-host.invalid", 0, Metrics(CollectorRegistry(), [1.0]).wsgi_app(), lambda: True)
+def test_lack_of_descriptors_is_survived(start: Start) -> None:
+    server, (soft, hard) = start(), resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket() as client, contextlib.ExitStack() as fillers:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 1024), hard))
+        try:
+            with contextlib.suppress(OSError):
+                while True:
+                    fillers.callback(os.close, os.dup(client.fileno()))
+            client.connect(("127.0.0.1", server.port))
+            time.sleep(0.2)  # in which it tries to accept
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            fillers.close()
+        assert b" 200 " in sent(client, "/healthz")
 
 
-def test_ipv6_address_is_listened_on() -> None:
-    if not socket.has_ipv6:
-        pytest.skip("no IPv6 here")
-    try:
-        with socket.create_server(("::1", 0), family=socket.AF_INET6):
-            pass
-    except OSError:
-        pytest.skip("no IPv6 loopback here")
-    with (
-        AdminServer("::1", 0, Metrics(CollectorRegistry(), [1.0]).wsgi_app(), lambda: True) as server,
-        contextlib.closing(http.client.HTTPConnection("::1", server.port, timeout=10)) as connection,
-    ):
-        connection.request("GET", "/readyz")
-        assert connection.getresponse().status == 200
+def test_addresses_that_cannot_be_listened_on_are_named(start: Start) -> None:
+    taken = start()
+    app = make_wsgi_app(CollectorRegistry())
+    for host, port in (("127.0.0.1", taken.port), ("no-such-host.invalid", 0), ("x" * 64, 0)):
+        with pytest.raises(ConfigError, match=f"metrics_port: cannot listen on {host}:{port}: "):
+            AdminServer(host, port, app, lambda: True)
+    with contextlib.suppress(ConfigError):  # without IPv6
+        assert b" 200 " in sent(connected(start(host="::1"), "::1"), "/readyz")
 
 
-def test_heads_that_proxies_and_tools_make_are_read() -> None:
-    twice = b"GET /metrics HTTP/1.1\r\nHost: a\r\nAccept: text/plain\r\nAccept: */*\r\n\r\n"
-    assert AdminRequest.parse(twice).headers["accept"] == "text/plain, */*"
-    for target, path in ((b"http://a:8501/metrics?x=1", "/metrics"), (b"http://a", "/"), (b"https://a/", "/")):
-        assert AdminRequest.parse(b"GET " + target + b" HTTP/1.1\r\n\r\n").path == path
-    for head in (b"GET metrics HTTP/1.1\r\n\r\n", twice.replace(b"Accept", b"Authorization"), twice.replace(b"Accept", b"Host")):
-        with pytest.raises(BadRequest):
-            AdminRequest.parse(head)
+# Tokens and certificates
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        *[(content, " holds no token") for content in (b"", b"\n \n")],
+        (b"good\ntwo words\n", ", line 2: a token is printable ASCII without spaces"),
+        ("schlüssel\n".encode(), ", line 1: a token is printable ASCII without spaces"),
+        (b"\xff\n", " cannot be read: not UTF-8"),
+        (b"x" * 65537, " cannot be read: more than 65536 bytes"),
+    ],
+)
+def test_a_file_of_tokens_is_refused_without_showing_them(tmp_path: Path, content: bytes, reason: str) -> None:
+    path = tmp_path / "tokens"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        AdminAccess(tokens=path)
+    assert str(caught.value).startswith(f"metrics_token_file: {path}{reason}")
+
+
+def test_metrics_need_a_token_of_the_file(start: Start, tmp_path: Path) -> None:
+    printable = "".join(map(chr, range(0x21, 0x7F)))
+    path = tmp_path / "tokens"
+    path.write_text(f"first:with-a-colon\n\n  second  \n{printable}\n")
+    for host, num_warnings in (("0.0.0.0", 1), ("127.0.0.1", 0)):
+        with capture_logs() as warnings:
+            access = AdminAccess.of(ServerConfig(models=tmp_path, metrics_host=host, metrics_token_file=path))
+        assert len(warnings) == num_warnings, "a token in plain text"
+    server = start(access=access)
+
+    def status(authorization: str) -> bytes:
+        answer = sent(connected(server), "/metrics", authorization)
+        assert (b"\r\nWWW-Authenticate: Bearer\r\n" in answer) == answer.startswith(b"HTTP/1.1 401 ")
+        return answer[9:12]
+
+    for path_, expected in (("/readyz", b" 200 "), ("/readyz?verbose", b" 401 ")):
+        assert expected in sent(connected(server), path_)
+    for token in ("Bearer first:with-a-colon", "bearer second", f"Bearer {printable}"):
+        assert status(token) == b"200"
+    for token in ("", "Bearer", "Bearer secon", "Bearer second2", "Basic second", "second", "Bearer first", "Bearer \xff"):
+        assert status(token) == b"401"
+    assert (status("Bearer second x"), status(f"Bearer {printable[:-1]}")) == (b"401", b"401")
+    path.write_text("third")
+    server.reload()
+    path.write_text("")
+    with pytest.raises(ConfigError, match="metrics_token_file"):
+        server.reload()
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(ConfigError, match="not a regular file"):
+        server.reload()
+    assert (status("Bearer second"), status("Bearer third")) == (b"401", b"200")
+
+
+def test_the_certificate_is_exchanged_and_handshakes_that_fail_get_no_answer(start: Start, tmp_path: Path) -> None:
+    folder = make_certificates(tmp_path, {"server": "IP:127.0.0.1"})
+    certificate, key = folder / "server.pem", folder / "server.key"
+    access = AdminAccess(certificate, key)
+    server = start(access=access)
+
+    def expiry() -> float:
+        command = ["openssl", "x509", "-noout", "-enddate", "-in", str(certificate)]
+        shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        return ssl.cert_time_to_seconds(shown.removeprefix("notAfter=").strip())
+
+    for first in (b"GET /metrics HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x00\x05hello", b""):
+        with connected(server) as client:
+            client.sendall(first)
+            client.shutdown(socket.SHUT_WR)
+            assert b"HTTP" not in b"".join(iter(lambda: client.recv(65536), b""))
+    context = ssl.create_default_context(cafile=str(folder / "ca.pem"))
+    assert b" 200 " in sent(context.wrap_socket(connected(server), server_hostname="127.0.0.1"), "/healthz")
+    assert access.paths == (certificate, key) and access.expires == expiry() and AdminAccess().expires is None
+    before = access.expires
+    openssl(folder, "x509", "-new", "-key", str(key), "-subj", "/CN=longer", "-days", "40", "-out", str(certificate))
+    server.reload()
+    assert access.expires == expiry() != before
+    openssl(folder, "pkcs8", "-topk8", "-in", str(key), "-out", "encrypted", "-passout", "pass:secret")
+    key.write_bytes((folder / "encrypted").read_bytes())
+    with pytest.raises(ConfigError, match=r"metrics_tls_certificate, metrics_tls_key: .*the key is encrypted"):
+        server.reload()
+    assert access.expires == expiry()
