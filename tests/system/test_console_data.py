@@ -22,7 +22,7 @@ ASSETS = ROOT / "server/faces/http/console/assets"
 FLAGS = ("--num-threads", "1", "--warmup", "false", "--max-slots", "4", "--restart-backoff-initial-seconds", "0.1")
 TOKENS = {name: {"Authorization": f"Bearer {name}-s"} for name in ("alice", "bob", "anna", "bert", "wrong")} | {"nobody": {}}
 ALICE, BOB, ANNA = TOKENS["alice"], TOKENS["bob"], TOKENS["anna"]
-MAX_VIEWERS_PER_CALLER = 4
+MAX_VIEWERS, MAX_VIEWERS_PER_CALLER = 16, 4
 
 
 @pytest.fixture
@@ -207,9 +207,11 @@ def test_views_go_on_while_engines_are_killed_and_operators_change_models(serve:
                     return response.status, await response.json()
 
             await until(views, lambda models: all(one["state"] == "serving" for one in models.values()))
-            kill(*server.engines("beta"))
-            await until(views, lambda models: models["beta"]["state"] == "starting" and models["alpha"]["state"] == "serving")
-            await until(views, lambda models: models["beta"]["state"] == "serving")
+            kill(*server.engines())
+            await until(views, lambda models: all(one["state"] == "starting" for one in models.values()))
+            async with session.get("/health") as response:
+                assert (response.status, await response.json()) == (503, {"error": "the server is not ready"})
+            await until(views, lambda models: all(one["state"] == "serving" for one in models.values()))
             assert (await change("unload"))[1]["isReady"] is False
             assert set(await until(views, lambda models: "alpha" not in models)) == {"beta"}
             assert (await change("load", version="nine"))[0] == 404
@@ -289,10 +291,34 @@ def test_operators_change_versions_over_http_and_nobody_else_does(serve: Any, mo
         assert server.terminate() == 0
 
 
-def test_console_and_operators_can_be_turned_off(serve: Any, translators: Path, people: tuple[str, ...]) -> None:
-    with serve(translators, *people[:4], "--console", "false") as server:
+def test_console_operators_and_detection_may_be_absent(
+    serve: Any, translators: Path, people: tuple[str, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['py3langid'] = None")
+    without_detection = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    with serve(translators, *people[:4], "--console", "false", environment=without_detection) as server:
+
+        def post(path: str, message: Any, headers: dict[str, str] = ALICE) -> requests.Response:
+            return requests.post(server.http_address + path, json=message, headers=headers, timeout=60)
+
         for path in ("/", "/console/assets/console.js", "/console/engine", "/console/models"):
             assert requests.get(server.http_address + path, headers=ALICE, timeout=60).status_code == 404
         for path in ("/v1/repository/models/alpha:unload", "/v1/repository:refresh"):
-            assert requests.post(server.http_address + path, json={}, headers=ANNA, timeout=60).status_code == 404
+            assert post(path, {}, ANNA).status_code == 404
+        translated = post("/translate", {"q": "a", "source": "auto", "target": "de"}).json()
+        assert translated["detectedLanguage"] == {"confidence": 0.0, "language": "en"}, "there is one source only"
+        detected = post("/detect", {"q": "a"})
+        assert detected.status_code == 400 and detected.json()["error"].startswith("source: languages are not detected here")
         assert server.terminate() == 0
+
+
+def test_viewers_are_limited(shared_server: Server) -> None:
+    async def run() -> None:
+        async with asyncio.timeout(60), AsyncExitStack() as stack:
+            session = await stack.enter_async_context(ClientSession(shared_server.http_address))
+            for _ in range(MAX_VIEWERS):
+                await anext(await stack.enter_async_context(watching(session, {})))
+            async with session.get("/console/engine") as response:
+                assert (response.status, response.headers["Retry-After"]) == (429, "5")
+
+    asyncio.run(run())

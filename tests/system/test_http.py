@@ -1,75 +1,455 @@
-"""HTTP/JSON of the real server, beside what `test_faces.py` asks of every face."""
+"""HTTP of the real server: malformed requests, bodies and their sizes, hosts and origins, event streams, the document, curl."""
 
 import asyncio
 import json
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-from aiohttp import ClientSession, ClientTimeout
+import requests
+from aiohttp import ClientConnectionError, ClientSession
 from google.protobuf import json_format
 
-from dragoman.v1.generation_pb2 import ScoreRequest, ScoreResponse
+from dragoman.v1.generation_pb2 import (
+    GenerateRequest,
+    GenerateResponse,
+    ListModelsRequest,
+    ListModelsResponse,
+    ScoreRequest,
+    ScoreResponse,
+)
 from dragoman.v1.generation_pb2_grpc import GenerationStub
+from tests.system.harness.http_client import events
+from tests.system.harness.openinference import JSON, infer_body, json_tensor, rest_outputs
+from tests.system.harness.server import ROOT, Event, Server, stopped, wait_until
 
 pytestmark = pytest.mark.e2e
 
+BODY = b'{"model": "alpha", "text": "a"}'
+POST = b"POST /v1/generate HTTP/1.1\r\nHost: mt.example\r\nContent-Type: application/json\r\n"
+GOOD = POST + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
+GET = b"GET /v1/models HTTP/1.1\r\nHost: mt.example\r\n"
+CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
+# Requests that proxies and servers may read in two ways, and bytes that are no HTTP at all.
+MALFORMED: dict[str, bytes] = {
+    "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(64),
+    "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "zeros": bytes(5000) + b"\r\n\r\n",
+    "version": b"GET /v1/models HTTP/7.7\r\nHost: x\r\n\r\n",
+    "method": b"G\x00T /v1/models HTTP/1.1\r\nHost: x\r\n\r\n",
+    "line end in path": b"GET /v1/mod\rels HTTP/1.1\r\nHost: x\r\n\r\n",
+    "no host": b"GET /v1/models HTTP/1.1\r\n\r\n",
+    "two hosts": GET + b"Host: y\r\n\r\n",
+    "no colon": GET + b"nothing\r\n\r\n",
+    "space before colon": GET + b"X-A : b\r\n\r\n",
+    "folded header": GET + b"X-A: b\r\n c\r\n\r\n",
+    "zero in header": GET + b"X-A: \x00\r\n\r\n",
+    "zero in token": POST + b"Authorization: Bearer s3cret\0\r\n\r\n",
+    "bare line ends": POST.replace(b"\r\n", b"\n") + b"Content-Length: 2\n\n{}",
+    "expectation": GET + b"Expect: miracles\r\n\r\n",
+    "expectation, no UTF-8": GET + b"Expect: \xff\r\n\r\n",
+    "expectation at no path": GET.replace(b"models", b"nothing") + b"Expect: \xed\xa0\x80\r\n\r\n",
+    "id, no UTF-8": POST + b"X-Request-Id: \xff\xfe\r\nContent-Length: 2\r\n\r\n{}",
+    "long path": b"GET /" + b"x" * 100_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+    "long header": GET + b"X-A: " + b"x" * 100_000 + b"\r\n\r\n",
+    "many headers": GET + b"X-A: b\r\n" * 80 + b"\r\n",
+    "a million headers": GET + b"X-A: b\r\n" * 200_000 + b"\r\n",
+    "two lengths": POST + b"Content-Length: 13\r\nContent-Length: 14\r\n\r\n" + BODY,
+    "list of lengths": POST + b"Content-Length: 2, 2\r\n\r\n{}",
+    **{f"length {text[:8]!r}": POST + b"Content-Length: " + text + b"\r\n\r\n{}" for text in (b"-1", b"+13", b"ten", b"9" * 1000)},
+    "length and chunks": POST + b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    **{
+        f"coding {text!r}": POST + b"Transfer-Encoding: " + text + b"\r\n\r\n0\r\n\r\n"
+        for text in (b"nonsense", b"xchunked", b"chunked, chunked", b"chunked, identity")
+    },
+    "coding with a space": POST + b"Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n" + GOOD,
+    **{f"chunk {text[:10]!r}": CHUNKED + text + b"\r\n{}\r\n0\r\n\r\n" for text in (b"xyz", b"-5", b"f" * 18)},
+    "long chunk extension": CHUNKED + b"2;" + b"x" * 100_000 + b"\r\n{}\r\n0\r\n\r\n",
+    "long chunk": CHUNKED + b"2\r\n{}}}}}}\r\n0\r\n\r\n",
+    "tunnel": b"CONNECT example.org:443 HTTP/1.1\r\nHost: example.org:443\r\n\r\n",
+    "path outside": b"GET /../../etc/passwd HTTP/1.1\r\nHost: mt.example\r\n\r\n",
+    "broken escapes": b"GET /v1/models/%zz%ff%00 HTTP/1.1\r\nHost: mt.example\r\n\r\n",
+    "another address": b"GET http://[::1/v1/models HTTP/1.1\r\nHost: mt.example\r\n\r\n",
+    "half a body": POST + b"Content-Length: 99\r\n\r\n{",
+    "nothing": b"",
+}
+UNFINISHED = ("half a body", "nothing")
+# Refused as requests, after which others may follow on the connection.
+REFUSED_ALONE = {"tunnel", "path outside", "broken escapes", "id, no UTF-8", "long chunk extension"}
+REFUSED_ALONE |= {name for name in MALFORMED if "expectation" in name}
+REFUSALS = {b"400", b"404", b"405", b"413", b"417", b"421", b"431", b"501", b"505"}
+SECRETS = ("Traceback", ".py", "aiohttp", str(ROOT), "s3cret")
+ORIGIN = "https://a.example"
+FLAGS = ("--max-connection-idle-seconds", "1", "--max-message-bytes", "65536", "--http-allowed-hosts", "mt.example")
 
-def test_scores_have_the_same_bits(shared_server: Any, captions: list[str]) -> None:
+
+@pytest.fixture(scope="module")
+def server(serve: Callable[..., Any], translators: Path) -> Iterator[Server]:
+    with serve(translators, *FLAGS, "--http-allowed-origins", f"{ORIGIN}, moz-extension://1-2") as started:
+        yield started
+        assert started.terminate() == 0
+        assert not started.problems() and "s3cret" not in str(started.events)
+
+
+@pytest.fixture
+def stub(server: Server) -> Iterator[Any]:
+    with grpc.insecure_channel(server.address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        yield GenerationStub(channel)
+
+
+def post(server: Server, path: str, **arguments: Any) -> requests.Response:
+    return requests.post(server.http_address + path, timeout=60, **arguments)
+
+
+async def opened(server: Server) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, _, port = server.http_address.removeprefix("http://").partition(":")
+    return await asyncio.open_connection(host, int(port))
+
+
+async def sent(server: Server, data: bytes, *, is_ended: bool = False) -> bytes:
+    """Return everything that comes back until the server closes the connection."""
+    reader, writer = await opened(server)
+    try:
+        writer.write(data)
+        if is_ended:
+            writer.write_eof()
+        async with asyncio.timeout(30):
+            return await reader.read()
+    except ConnectionError:  # it was cut off while it still sent
+        return b""
+    finally:
+        writer.close()
+
+
+def test_malformed_requests_are_refused_and_what_follows_them_is_not_read(server: Server) -> None:
+    """What follows could be read as a request that a proxy took for a body."""
+    before, answered_twice = server.metric("dragoman_request_success_total"), set[str]()
+
+    async def run() -> list[bytes]:
+        return await asyncio.gather(
+            *(
+                sent(server, data, is_ended=True) if name in UNFINISHED else sent(server, data + GOOD)
+                for name, data in MALFORMED.items()
+            )
+        )
+
+    for name, answer in zip(MALFORMED, asyncio.run(run()), strict=True):
+        assert not answer or answer.split(b" ", 2)[1] in REFUSALS, (name, answer[:1000])
+        assert not [secret for secret in SECRETS if secret in answer.decode(errors="replace")], (name, answer[:1000])
+        if answer and (num_answers := answer.count(b"\r\nServer: dragoman\r\n")) != 1:
+            assert num_answers == 2, (name, answer[:1000])
+            answered_twice.add(name)
+    assert answered_twice <= REFUSED_ALONE
+    assert server.metric("dragoman_request_success_total") == before + len(answered_twice)
+    assert post(server, "/v1/generate", data=BODY, headers=JSON).status_code == 200
+
+
+def test_requests_sent_at_once_are_answered_in_order_and_few_wait(server: Server) -> None:
+    """Further ones stay in the sockets, where they cost the sender."""
+
     async def run() -> None:
-        async with (
-            grpc.aio.insecure_channel(shared_server.address) as channel,
-            ClientSession(shared_server.http_address) as session,
-        ):
-            for text in captions[::40]:
-                request = ScoreRequest(
-                    model="en-de", text=text, target="Ein Mann.", return_alignment=True, return_word_alignment=True
-                )
-                expected = await GenerationStub(channel).Score(request)
-                async with session.post("/v1/score", json=json_format.MessageToDict(request)) as response:
-                    found = json_format.ParseDict(await response.json(), ScoreResponse())
-                found.request_id = expected.request_id
-                assert found == expected
+        numbered = [
+            GOOD.replace(b"\r\nContent-Type", f"\r\nX-Request-Id: r{number}\r\nContent-Type".encode()) for number in range(20)
+        ]
+        last = GET + b"Connection: close\r\n\r\n"
+        answer = await sent(server, b"".join(numbered) + last)
+        ids = [line.partition(b": ")[2].decode() for line in answer.split(b"\r\n") if line.startswith(b"X-Request-Id")]
+        assert ids[:20] == [f"r{number}" for number in range(20)] and answer.count(b"HTTP/1.1 200 OK") == 21
+        reader, writer = await opened(server)
+        for byte in GOOD.replace(b"\r\nContent-Type", b"\r\nConnection: close\r\nContent-Type"):
+            writer.write(bytes([byte]))
+            await writer.drain()
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200") and json.loads(body)["requestId"]
+        writer.close()
+        with stopped(*server.engines("alpha")):
+            reader, writer = await opened(server)
+            writer.write(GOOD + (GET + b"\r\n") * 100_000)
+            await asyncio.sleep(0.2)
+            assert len(writer.transport.get_extra_info("socket").getsockname()) and writer.transport.get_write_buffer_size() > 0
+        assert (await reader.readline()).split()[1] == b"200"
+        writer.transport.abort()
+
+    asyncio.run(run())
+
+
+def test_bodies_that_are_too_large_too_late_or_of_another_kind_have_their_statuses(server: Server) -> None:
+    for headers, status in (
+        ({"Content-Type": "text/plain"}, 415),
+        ({"Content-Type": "application/x-www-form-urlencoded"}, 415),
+        ({"Content-Type": "application/json", "Content-Encoding": "gzip"}, 415),
+        ({"Content-Type": "application/json; charset=utf-8"}, 200),
+    ):
+        assert post(server, "/v1/generate", data=BODY, headers=headers).status_code == status, headers
+    for encoding in ("gzip", "deflate"):
+        assert (
+            post(server, "/v2/models/alpha/infer", json=infer_body("a"), headers={"Content-Encoding": encoding}).status_code == 415
+        )
+
+    async def body() -> AsyncIterator[bytes]:
+        for _ in range(200):
+            yield b" " * 1024
+
+    async def run() -> None:
+        reader, writer = await opened(server)
+        writer.write(POST + b"Content-Length: 70000\r\n\r\n")
+        assert (await asyncio.wait_for(reader.readline(), 20)).split()[1] == b"413", "before it is read"
+        writer.close()
+        try:
+            async with (
+                ClientSession() as session,
+                session.post(f"{server.http_address}/v1/generate", data=body(), headers=JSON) as response,
+            ):
+                assert response.status == 413
+        except ClientConnectionError:  # it may be told while it still sends
+            pass
+        reader, writer = await opened(server)
+        writer.write(b"POST /v1/gen")
+        assert await asyncio.wait_for(reader.read(), 20) == b"", "an idle connection is closed"
+        writer.close()
+
+    asyncio.run(run())
+
+
+def test_large_bodies_are_read_and_their_texts_cut(shared_server: Server) -> None:
+    text, limits = "a dog runs " * 20_000, {"truncate": True, "max_new_tokens": 2}
+    native = post(shared_server, "/v1/generate", json={"model": "en-de", "text": text} | limits).json()
+    infer = post(shared_server, "/v2/models/en-de/infer", json=infer_body(text, parameters=limits)).json()
+    assert native["isTruncated"] and rest_outputs(infer)["text_output"] == ([1], [native["text"]])
+
+
+def test_a_caller_that_leaves_with_half_a_body_is_counted_once(server: Server) -> None:
+    def count() -> float:
+        return server.metric("dragoman_requests_failed_total", model="", code="CANCELLED")
+
+    async def run() -> None:
+        _, writer = await opened(server)
+        writer.write(POST + b"Content-Length: 99\r\n\r\n{")
+        await asyncio.sleep(0.1)
+        writer.close()
+
+    before = count()
+    asyncio.run(run())
+    wait_until(lambda: count() == before + 1, "the call is counted")
+
+
+@pytest.mark.parametrize(("header", "status"), [("1n", 504), ("5S", 200), ("99999999H", 200), ("0m", 504)])
+def test_a_deadline_may_come_in_a_header(server: Server, header: str, status: int) -> None:
+    assert post(server, "/v1/generate", data=BODY, headers=JSON | {"Grpc-Timeout": header}).status_code == status
+
+
+@pytest.mark.parametrize("header", ["", "5", "S", "-5S", "5s", "123456789S", "1.5S", "5S ,5S"])
+def test_a_header_that_is_no_time_is_refused(server: Server, header: str) -> None:
+    response = post(server, "/v1/generate", data=BODY, headers=JSON | {"Grpc-Timeout": header})
+    assert response.status_code == 400 and response.json()["message"].startswith("Grpc-Timeout: ")
+
+
+def test_other_paths_and_methods_are_refused_in_json(server: Server) -> None:
+    for method, path, status in (("GET", "/v1/generate", 405), ("POST", "/v1/nothing", 404), ("GET", "/x", 404)):
+        response = requests.request(method, server.http_address + path, timeout=60)
+        assert response.status_code == status and response.json()["message"]
+        assert (response.headers["Server"], response.headers["X-Content-Type-Options"]) == ("dragoman", "nosniff")
+    response = requests.get(f"{server.http_address}/v2/models/alpha/infer", timeout=60)
+    assert (response.status_code, response.json()) == (405, {"error": "GET is not for this path; POST is"})
+    assert post(server, "/v2/nowhere", json={}).json() == {"error": "nothing is at this path"}
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        *[("mt.example", 200), ("MT.example:8080", 200), ("localhost:8080", 200), ("127.0.0.1", 200), ("[::1]:8080", 200)],
+        *[("evil.example", 421), ("mt.example.evil.example", 421), ("[::1", 421), ("", 421), ("127.0.0.1.evil.example", 421)],
+    ],
+)
+def test_only_allowed_hosts_are_answered(server: Server, host: str, status: int) -> None:
+    """A page whose own name was turned into the server's address is of the server's own origin otherwise."""
+    response = post(server, "/v1/generate", data=BODY, headers=JSON | {"Host": host, "Origin": f"http://{host}"})
+    assert response.status_code == status and ("http_allowed_hosts" in response.text) == (status == 421)
+
+
+def test_pages_of_other_origins_are_answered_as_the_setting_allows(server: Server) -> None:
+    preflight = {"Access-Control-Request-Method": "POST"}
+    for path in ("/translate", "/v1/generate", "/languages"):
+        response = requests.options(server.http_address + path, headers={"Origin": ORIGIN} | preflight, timeout=60)
+        assert (response.status_code, response.headers["Access-Control-Allow-Origin"]) == (204, ORIGIN)
+        allowed = response.headers["Access-Control-Allow-Headers"].split(", ")
+        assert {"Authorization", "Inference-Header-Content-Length"} <= set(allowed) and response.headers["Vary"] == "Origin"
+    for headers in (preflight | {"Origin": "https://b.example"}, preflight):
+        response = requests.options(f"{server.http_address}/translate", headers=headers, timeout=60)
+        assert response.status_code == 405 and "Access-Control-Allow-Origin" not in response.headers
+    assert requests.options(f"{server.http_address}/nothing", headers={"Origin": ORIGIN} | preflight, timeout=60).status_code == 404
+    message, infer = {"q": "a", "source": "en", "target": "de"}, json.dumps(infer_body("a"))
+    response = post(server, "/translate", data=message, headers={"Origin": ORIGIN})
+    assert (response.status_code, response.headers["Access-Control-Allow-Origin"]) == (200, ORIGIN)
+    # A browser sends these without asking; Triton's client does not say what its body is.
+    for kind in ({}, {"Content-Type": "text/plain"}, {"Content-Type": "application/x-www-form-urlencoded"}):
+        assert post(server, "/v2/models/alpha/infer", data=infer, headers=kind).status_code == 200
+        for origin in ("https://b.example", "null"):
+            for path, arguments in (("/v2/models/alpha/infer", {"data": infer}), ("/translate", {"params": message})):
+                assert post(server, path, headers=kind | {"Origin": origin}, **arguments).status_code == 403, path
+    own = {"Origin": server.http_address}
+    assert post(server, "/translate", data=message, headers=own).status_code == 200
+
+
+# The native API
+
+REQUESTS = [
+    {"model": "alpha", "text": "a dog", "maxNewTokens": 7, "numBeams": 3, "numReturnSequences": 2, "lengthPenalty": 0.25},
+    {"model": "alpha", "text": "äöü 日本 🐕", "doSample": True, "seed": str(2**64 - 1), "temperature": 0.5, "topK": 3, "topP": 0.5},
+    {"model": "alpha", "text": "a dog", "forced_prefix": "b", "suppressedTokens": [5, 6], "top_log_probs": 2, "priority": -3},
+]
+
+
+def untimed(message: Any) -> Any:
+    message.ClearField("request_id")
+    if hasattr(message, "timings"):
+        message.ClearField("timings")
+    return message
+
+
+@pytest.mark.parametrize("request_", REQUESTS)
+def test_answers_and_streams_are_those_of_grpc(server: Server, stub: Any, request_: dict[str, Any]) -> None:
+    expected = untimed(stub.Generate(json_format.ParseDict(request_, GenerateRequest())))
+    answer = post(server, "/v1/generate", json=request_).json()
+    assert untimed(json_format.ParseDict(answer, GenerateResponse())) == expected
+    assert answer["isTruncated"] is False and "logProbs" in answer["answers"][0], "every field is written"
+
+    async def run() -> list[tuple[str, Any]]:
+        async with ClientSession() as session, session.post(f"{server.http_address}/v1/generate:stream", json=request_) as response:
+            assert (response.status, response.content_type) == (200, "text/event-stream")
+            return [event async for event in events(response)]
+
+    pieces = list(stub.GenerateStream(json_format.ParseDict(request_, GenerateRequest())))
+    found = asyncio.run(run())
+    assert [("", piece.text, list(piece.tokens)) for piece in pieces] == [
+        (name, each["text"], each["tokens"]) for name, each in found
+    ]
+    assert untimed(json_format.ParseDict(found[-1][1]["result"], GenerateResponse())) == expected
+
+
+def test_scores_and_models_are_those_of_grpc(server: Server, stub: Any) -> None:
+    request = ScoreRequest(model="alpha", text="a dog", target="b", return_alignment=True, return_word_alignment=True)
+    answer = post(server, "/v1/score", json=json_format.MessageToDict(request)).json()
+    assert untimed(json_format.ParseDict(answer, ScoreResponse())) == untimed(stub.Score(request))
+    expected = stub.ListModels(ListModelsRequest())
+    listed = requests.get(f"{server.http_address}/v1/models", timeout=60).json()
+    assert json_format.ParseDict(listed, ListModelsResponse()) == expected
+    one = requests.get(f"{server.http_address}/v1/models/alpha", timeout=60).json()
+    assert json_format.ParseDict(one, ListModelsResponse().models.add()) == expected.models[0]
+
+
+def test_an_error_after_the_first_piece_is_an_event(server: Server) -> None:
+    """The deadline passes while the engine is stopped."""
+
+    async def run() -> None:
+        async with ClientSession(server.http_address, headers={"Grpc-Timeout": "2S"}) as session, AsyncExitStack() as stack:
+            streams = []
+            for path, body in (
+                ("/v1/generate:stream", {"model": "alpha", "text": "a", "maxNewTokens": 900, "requestId": "r-9"}),
+                ("/v2/models/alpha/generate_stream", {"text_input": "a", "max_new_tokens": 900}),
+            ):
+                response = await stack.enter_async_context(session.post(path, json=body))
+                assert response.status == 200
+                streams.append(events(response))
+            firsts = [await anext(stream) for stream in streams]
+            with stopped(*server.engines("alpha")):
+                await asyncio.sleep(2)
+            (*_, (name, error)), (*_, (plain, other)) = [[event async for event in stream] for stream in streams]
+            assert [first for first, _ in firsts] == ["", ""]
+            assert (name, error["code"], error["details"][0]["requestId"]) == ("error", 4, "r-9")
+            assert plain == "" and list(other) == ["error"] and "deadline" in other["error"]
 
     asyncio.run(run())
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-def test_curl_translates_and_streams(shared_server: Any) -> None:
-    def curl(path: str, *flags: str) -> str:
-        message = json.dumps({"model": "en-de", "text": "A dog runs through the snow."})
-        command = ["curl", "-s", *flags, "-H", "Content-Type: application/json", "-d", message, shared_server.http_address + path]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+def test_curl_translates_and_streams(shared_server: Server) -> None:
+    def curl(path: str, message: Any, *flags: str) -> Any:
+        command = ["curl", "-s", "-N", *flags, "-d", json.dumps(message), shared_server.http_address + path]
+        output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+        return [json.loads(line.removeprefix("data: ")) for line in output.splitlines() if line]
 
-    whole = json.loads(curl("/v1/generate"))
-    events = [json.loads(line.removeprefix("data: ")) for line in curl("/v1/generate:stream", "-N").splitlines() if line]
-    assert whole["text"] == "".join(event["text"] for event in events) == events[-1]["result"]["text"]
-    assert whole["text"].startswith("Ein Hund")
+    kind, text = ("-H", "Content-Type: application/json"), "A dog runs through the snow."
+    [whole], pieces = (curl(path, {"text": text, "model": "en-de"}, *kind) for path in ("/v1/generate", "/v1/generate:stream"))
+    assert whole["text"] == "".join(piece["text"] for piece in pieces) == pieces[-1]["result"]["text"]
+    # As Triton's manual has it: without saying what the body is.
+    paths = ("/v2/models/en-de/generate", "/v2/models/en-de/generate_stream")
+    [triton], events = (curl(path, {"text_input": text}) for path in paths)
+    assert triton["text_output"] == "".join(event["text_output"] for event in events) == whole["text"] and len(events) > 3
+    assert curl(paths[1], {"text_input": " "}) == [{"error": "text: is blank"}]
 
 
-def test_two_front_ends_answer_on_one_port(serve: Callable[..., Any], bundles: Path) -> None:
-    async def ask(address: str) -> set[str]:
-        texts = set()
-        for _ in range(20):
-            async with (
-                ClientSession(address, timeout=ClientTimeout(60)) as session,
-                session.post("/v1/generate", json={"model": "en-de", "text": "A dog runs through the snow."}) as response,
-            ):
-                texts.add((await response.json())["text"])
-        return texts
+# The document
 
-    with serve(bundles, "--front-ends", "2") as server:
-        assert len(asyncio.run(ask(server.http_address))) == 1
-        fronts = {event["front_end"] for event in server.events if event["event"] == "front end listens"}
-        assert fronts == {0, 1}
-        assert server.terminate() == 0
+MODEL = "/v2/models/{model}"
+BODIES: dict[str, Any] = {
+    "/v1/generate": {"model": "alpha", "text": "a"},
+    "/v1/generate:stream": {"model": "alpha", "text": "a"},
+    "/v1/score": {"model": "alpha", "text": "a", "target": "b"},
+    "/v2/repository/index": {"ready": True},
+    f"{MODEL}/infer": infer_body(
+        "a",
+        "b",
+        id="mine",
+        inputs=[json_tensor("seed", "UINT64", [1], [7])],
+        parameters={"do_sample": True},
+        outputs=[{"name": "seed"}],
+    ),
+    f"{MODEL}/generate": {"text_input": ["a", "b"], "parameters": {"sampling_parameters": {"n": 1}}, "do_sample": True},
+    f"{MODEL}/generate_stream": {"text_input": "a dog"},
+}
+OPTIONS = {"num_beams": 2, "top_log_probs": 1, "suppressed_tokens": [5], "timeout": 0, "length_penalty": 0.5, "forced_prefix": "a"}
+
+
+def test_answers_are_as_the_openapi_document_describes_them(server: Server) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    document = requests.get(f"{server.http_address}/openapi.json", timeout=60).json()
+    page = requests.get(f"{server.http_address}/docs", timeout=60)
+    assert document["openapi"] == "3.1.0" and "default-src 'none'" in page.headers["Content-Security-Policy"]
+    assert "<script" not in page.text and all(name in page.text for name in document["components"]["schemas"])
+
+    def check(schema: dict[str, Any], value: Any) -> None:
+        jsonschema.Draft202012Validator({**schema, "components": document["components"]}).validate(value)
+
+    def schema_of(body: dict[str, Any]) -> Any:
+        return body["content"]["application/json"]["schema"]
+
+    version = requests.get(f"{server.http_address}/v1/models/alpha", timeout=60).json()["version"]
+    for path, operations in document["paths"].items():
+        [(method, operation)] = operations.items()
+        body = BODIES.get(path.replace("/versions/{version}", ""))
+        if path.startswith("/v1/repository"):
+            continue  # of operators
+        if body is not None:
+            check(schema_of(operation["requestBody"]), body)
+        for model in ("alpha", "nobody") if "{model}" in path else ("alpha",):
+            url = server.http_address + path.format(model=model, version=version)
+            response = requests.request(method, url, json=body, timeout=60)
+            assert (response.status_code == 200) is (model == "alpha"), (path, response.text)
+            documented = operation["responses"][str(response.status_code)]
+            if "$ref" in documented:
+                documented = document["components"]["responses"][documented["$ref"].rpartition("/")[2]]
+            if response.headers["Content-Type"].startswith("application/json"):
+                check(schema_of(documented), response.json())
+            elif path.startswith("/v2"):
+                for line in filter(None, response.text.splitlines()):
+                    check({"$ref": "#/components/schemas/TextResponse"}, json.loads(line.removeprefix("data: ")))
+    for name, value in OPTIONS.items():
+        for schema, path, body in (
+            ("TextRequest", "generate", {"text_input": "a", name: value}),
+            ("TextRequest", "generate", {"text_input": "a", "parameters": {name: value}}),
+            ("InferenceRequest", "infer", infer_body("a", parameters={name: value})),
+        ):
+            check({"$ref": f"#/components/schemas/{schema}"}, body)
+            assert post(server, f"/v2/models/alpha/{path}", json=body).status_code == 200, (name, path)
 
 
 def test_http_can_be_turned_off(serve: Callable[..., Any], endless: Path) -> None:
     with serve(endless, "--http", "false") as server:
-        assert "http_port" not in next(event for event in server.events if event["event"] == "serving")
+        assert "http_port" not in server.logged(Event.SERVING)[0]
         assert server.terminate() == 0

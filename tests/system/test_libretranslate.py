@@ -33,10 +33,14 @@ MAX_MESSAGE_BYTES = 65536
 
 
 @pytest.fixture(scope="module")
-def server(serve: Callable[..., Any], bundles: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(serve: Callable[..., Any], bundles: Path, endless: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server of two translators, and of a model without languages before them."""
+    folder = tmp_path_factory.mktemp("models")
+    for bundle in (endless / "alpha", bundles / "en-de", bundles / "en-fr"):
+        (folder / bundle.name).symlink_to(bundle)
     callers = tmp_path_factory.mktemp("callers") / "callers.toml"
     callers.write_text(CALLERS)
-    with serve(bundles, "--auth-tokens-file", str(callers), "--max-message-bytes", str(MAX_MESSAGE_BYTES)) as started:
+    with serve(folder, "--auth-tokens-file", str(callers), "--max-message-bytes", str(MAX_MESSAGE_BYTES)) as started:
         yield started
         assert started.terminate() == 0
         assert not started.problems() and "a-key" not in str(started.events)
@@ -90,7 +94,10 @@ def test_its_client_lists_languages_without_a_key_and_detects_them(server: Serve
     (likeliest, *_) = LibreTranslateAPI(server.http_address, "a-key").detect(GERMAN)
     assert likeliest["language"] == "de" and likeliest["confidence"] > 50
     assert post(server, "/detect", data=KEY | {"q": TEXT}).json()[0]["language"] == "en"
+    assert post(server, "/detect", data=KEY | {"q": "123 !"}).json() == [{"language": "en", "confidence": 0.0}]
     assert refusal(post(server, "/detect", json=KEY)) == (400, "q: is missing")
+    reason = "target: 'en' is not supported: nothing is translated to it"
+    assert refusal(post(server, json=QUERY | KEY | {"q": GERMAN, "source": "auto", "target": "en"})) == (400, reason)
     assert translated(server, source="auto")["detectedLanguage"]["language"] == "en"
     found = translated(server, q=[TEXT, TEXT], source="auto", target="fr")
     assert [each["language"] for each in found["detectedLanguage"]] == ["en", "en"] and len(found["translatedText"]) == 2

@@ -1,9 +1,12 @@
 """Bodies over HTTP: the Open Inference Protocol's REST, canonical JSON of the native API, and sentences for LibreTranslate."""
 
+import asyncio
 import json
 import os
 import struct
 import time
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +17,7 @@ from hypothesis import strategies as st
 from dragoman.inference.inference_pb2 import ModelInferRequest
 from dragoman.model.generation import Language
 from dragoman.server.errors import InvalidRequest, ServiceError
+from dragoman.server.faces.http import reading
 from dragoman.server.faces.http.inference.reading import Posted, _read_generate, _read_infer
 from dragoman.server.faces.http.libre.languages import code_of, name_of
 from dragoman.server.faces.http.libre.pieces import pieces_of, put_together
@@ -161,6 +165,7 @@ REFUSED: list[tuple[Any, str]] = [
     (asking("a", parameters={f"p{i}": 1 for i in range(10**4)}), "parameters: 10000; there are"),
     (asking("a", parameters={"beams": 1}), "parameters: 'beams' is not known"),
     (asking("a", parameters={"num_beams": None}), "num_beams: is not an integer"),
+    (asking("a", parameters={"suppressed_tokens": 5}), "suppressed_tokens: is not a list of integers"),
     (b'{"inputs": [], "parameters": {"seed": ' + b"9" * 5000 + b"}}", ""),
     (asking("a", inputs=[tensor("top_p", "FP32", [1], [1e300])]), "top_p: an element is no FP32"),
     (asking("a", inputs=[tensor("top_p", "FP32", [1], [{}])]), "top_p: an element is no FP32"),
@@ -297,6 +302,29 @@ def test_a_message_in_canonical_json_is_read_or_refused(body: bytes) -> None:
         again = GenerateRequest()
         parse(json_format.MessageToJson(message).encode(), again)
         assert again == message
+
+
+@pytest.mark.parametrize(
+    ("seconds", "limit", "code", "message"),
+    [
+        (None, "", "INVALID_ARGUMENT", "the body did not come within 0.05 s"),
+        (0.01, "", "DEADLINE_EXCEEDED", "the deadline passed before the request came"),
+        (0.01, "max_x", "DEADLINE_EXCEEDED", "the server's deadline (max_x seconds) passed before the request came"),
+    ],
+)
+def test_a_body_that_does_not_come_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, seconds: float | None, limit: str, code: str, message: str
+) -> None:
+    monkeypatch.setattr(reading, "BODY_SECONDS", 0.05)
+
+    async def silence() -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.sleep(60)
+
+    request: Any = SimpleNamespace(content=SimpleNamespace(iter_any=silence))
+    with pytest.raises(ServiceError) as refused:
+        asyncio.run(reading.Bodies(100).read(request, seconds, limit))
+    assert (refused.value.code, refused.value.message) == (code, message)
 
 
 # LibreTranslate's texts
