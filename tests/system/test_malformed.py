@@ -1,7 +1,7 @@
 """Messages over HTTP, mostly wrong, made of the served OpenAPI document: each is answered as documented, and nothing leaks.
 
-By default some hundred; 10,000 with `TEST_LONG=1`. `TEST_FUZZ_SEED` chooses them. What is no HTTP at all is in
-`tests/server/faces/http/test_raw.py`, and messages over gRPC are in `test_fuzz.py`.
+By default some hundred; 10,000 with `TEST_LONG=1`. `TEST_FUZZ_SEED` chooses them. Bytes that are no HTTP are in
+`test_http.py`, and messages over gRPC are in `test_fuzz.py`.
 """
 
 import os
