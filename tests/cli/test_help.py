@@ -24,7 +24,7 @@ EMOJI = re.compile("[\u2600-\u27bf\U0001f000-\U0001faff]")
 
 def words(text: str) -> str:
     """Return a text without colours, escapes, the frames of a table and the places where lines break."""
-    return " ".join(re.sub(r"\x1b\[[0-9;]*m|\[/?none\]|[\u2500-\u257f]", " ", text).split())
+    return " ".join(re.sub(r"[\u2500-\u257f]", " ", re.sub(r"\x1b\[[0-9;]*m|\[/?none\]", "", text)).split())
 
 
 def test_without_arguments_the_commands_are_listed_by_what_they_are_for(run_command: Run) -> None:
