@@ -136,7 +136,7 @@ async def test_kept_version_answers_again_without_being_read(worker: Worker) -> 
     await worker.until(lambda: worker.released == {"desk-2"})
 
 
-async def test_outcomes_are_told_once_and_before_the_release_of_their_version(worker: Worker) -> None:
+async def test_outcomes_are_reported_once_and_before_the_release_of_their_version(worker: Worker) -> None:
     worker.served.read(worker.serve(0, worker.desk("1")))
     worker.served.tell_used()
     assert worker.said == []
@@ -160,7 +160,7 @@ async def test_outcomes_are_told_once_and_before_the_release_of_their_version(wo
     assert used.outcomes["desk-1"][:2] == (1, 0) and worker.said.index(used) < worker.said.index(Released("desk-1"))
 
 
-async def test_damaged_copy_is_not_served_nor_what_was_to_be_served_with_it(worker: Worker, logged: Any) -> None:
+async def test_damaged_copy_is_not_served_nor_the_versions_published_with_it(worker: Worker, logged: Any) -> None:
     with pytest.raises(BundleError, match="SHA-256"):
         worker.served.read(worker.serve(0, worker.desk("0", damaged=True)))
     worker.served.read(worker.serve(0, worker.desk("1")))

@@ -53,7 +53,7 @@ def cache_of(manifest: Manifest, kind: str) -> SlotCache:
 
 
 class Row:
-    """What a row holds: of each cache its valid positions, of one without positions all of it."""
+    """Content of a row: of each cache its valid positions, of one without positions all of it."""
 
     def __init__(self, source: int, prompt: int, content: dict[str, Array]) -> None:
         self.source, self.prompt, self.content = source, prompt, content

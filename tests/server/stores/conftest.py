@@ -100,7 +100,7 @@ def digest(bundle: Path) -> str:
 
 
 def files(directory: Path) -> dict[str, bytes]:
-    """What a bundle's folder holds, but for what hidden files say."""
+    """Return the files of a bundle's folder but for the hidden ones."""
     paths = [path for path in directory.rglob("*") if path.is_file() and not path.name.startswith(".")]
     return {str(path.relative_to(directory)): path.read_bytes() for path in paths}
 

@@ -109,7 +109,7 @@ def hold_for_ever(folder: str, content: bytes, is_filling: Any) -> None:
         obtain(cache, content, fill)
 
 
-def test_killed_process_holds_nothing_and_leaves_what_came(tmp_path: Path) -> None:
+def test_killed_process_holds_no_lock_and_leaves_its_partial_file(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     is_filling, content = context.Event(), b"3" * 6000
     process = context.Process(target=hold_for_ever, args=(str(tmp_path), content, is_filling))

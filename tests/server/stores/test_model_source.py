@@ -93,7 +93,7 @@ def test_folder_is_used_as_it_is_and_each_address_has_one_of_its_own(monkeypatch
             ModelSource(ServerConfig(models=address), None)
 
 
-async def test_only_changes_are_told_and_versions_in_use_stay(put: Callable[[str], None], tmp_path: Path) -> None:
+async def test_only_changes_are_reported_and_versions_in_use_stay(put: Callable[[str], None], tmp_path: Path) -> None:
     put("1")
     source = source_of(tmp_path / "here")
     source.fetch()

@@ -124,7 +124,7 @@ def test_batch_that_proved_too_large_is_not_tried_again(encoder: DeviceEncoder, 
 
 
 def test_no_batch_needs_more_than_the_first_ones_did(device: WatchingDevice, model: DeviceModel, buckets: Buckets) -> None:
-    """What the arena has grown to before the model is ready is enough for whatever comes."""
+    """Later batches fit into the memory that the arena took before the model was ready."""
     runner = DeviceRunner(device, model, buckets, prefill_tokens=MAX_POSITIONS, capture="never")
     runner.warm_up()
     most = {place: max(shape[place] for shape in device.shapes if len(shape) == 4) for place in (0, 2)}
