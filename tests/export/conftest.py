@@ -1,5 +1,6 @@
 """Small random checkpoints, and bundles exported from them."""
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ import torch
 
 from dragoman.export import storage
 from dragoman.export.arguments import Shortlist
-from dragoman.export.bundle import Bundle
+from dragoman.export.bundle import MANIFEST_FILE, Bundle, hash_file
 from dragoman.export.cpu import keep_sums_apart
 from dragoman.export.exporter import export_checkpoint
 from dragoman.export.graphs.transformer_encoder import EncoderGraph
@@ -109,6 +110,19 @@ Export = Callable[..., Bundle]
 WriteGraphs = Callable[[Transformer, Path], Path]
 
 
+def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change a JSON file."""
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def seal(directory: Path, name: str) -> None:
+    """Let a bundle's manifest say what a file now holds."""
+    entry = {"size": (directory / name).stat().st_size, "sha256": hash_file(directory / name)}
+    edit(directory / MANIFEST_FILE, lambda manifest: manifest["files"].update({name: entry}))
+
+
 @pytest.fixture(scope="session")
 def tokenizers() -> Tokenizers:
     """Give a vocabulary of 280 tokens."""
@@ -137,16 +151,6 @@ def make_checkpoint(tokenizers: Tokenizers) -> MakeCheckpoint:
 @pytest.fixture(scope="session")
 def checkpoint(make_checkpoint: MakeCheckpoint) -> Checkpoint:
     return make_checkpoint()
-
-
-@pytest.fixture(scope="session")
-def rnn_checkpoint(make_checkpoint: MakeCheckpoint) -> Checkpoint:
-    return make_checkpoint(architecture="rnn")
-
-
-@pytest.fixture(scope="session")
-def decoder_checkpoint(make_checkpoint: MakeCheckpoint) -> Checkpoint:
-    return make_checkpoint(architecture="decoder")
 
 
 @pytest.fixture(scope="session")

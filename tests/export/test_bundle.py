@@ -15,16 +15,10 @@ from dragoman.export.bundle import CARD_FILE, MANIFEST_FILE, PARITY_FILE, Bundle
 from dragoman.export.manifest import content_version
 from dragoman.model.text import reading
 from dragoman.model.text.byte_level import ByteLevelTokenizer
+from tests.export.conftest import edit
 
 TOKENIZER_FILE = "tokenizer/tokenizer.json"
 Change = Callable[[Path], object]
-
-
-def edit(directory: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    path = directory / MANIFEST_FILE
-    manifest = json.loads(path.read_text())
-    change(manifest)
-    path.write_text(json.dumps(manifest))
 
 
 def refusal(directory: Path, *, is_checked: bool = True) -> str:
@@ -46,6 +40,12 @@ def test_opened_bundle_gives_what_the_server_needs(exported: Path, checkpoint_di
     assert set(bundle.manifest.files) == present - {MANIFEST_FILE}
 
 
+def test_missing_manifest_or_list_of_a_shortlist_is_refused(bundle_dir: Path) -> None:
+    edit(bundle_dir / MANIFEST_FILE, lambda manifest: manifest.update(num_choices=299))
+    assert refusal(bundle_dir, is_checked=False).endswith("files does not list shortlist.json")
+    assert str(bundle_dir / "none" / MANIFEST_FILE) in refusal(bundle_dir / "none")
+
+
 def test_links_within_the_folder_and_stray_files_are_accepted(bundle_dir: Path, tmp_path: Path) -> None:
     (bundle_dir / "decoder.weights").rename(bundle_dir / "data")
     (bundle_dir / "decoder.weights").symlink_to("data")
@@ -55,24 +55,15 @@ def test_links_within_the_folder_and_stray_files_are_accepted(bundle_dir: Path, 
     assert Bundle.open(tmp_path / "current").manifest.name == "tiny"
 
 
-def test_missing_folder_is_refused(tmp_path: Path) -> None:
-    assert str(tmp_path / "none" / MANIFEST_FILE) in refusal(tmp_path / "none")
-
-
 @pytest.mark.parametrize(
     "path", ["encoder.onnx", "encoder.weights", "decoder.onnx", "decoder.weights", "scorer.onnx", PARITY_FILE, TOKENIZER_FILE]
 )
 def test_missing_and_unlisted_files_are_refused(bundle_dir: Path, path: str) -> None:
     (bundle_dir / path).unlink()
     assert refusal(bundle_dir) == f"{bundle_dir / path}: no such file, though {MANIFEST_FILE} lists it"
-    edit(bundle_dir, lambda manifest: manifest["files"].pop(path))
+    edit(bundle_dir / MANIFEST_FILE, lambda manifest: manifest["files"].pop(path))
     wanted = "files lists nothing in tokenizer/" if path == TOKENIZER_FILE else f"files does not list {path}"
     assert refusal(bundle_dir).endswith(wanted)
-
-
-def test_list_of_a_shortlist_must_be_there(bundle_dir: Path) -> None:
-    edit(bundle_dir, lambda manifest: manifest.update(num_choices=299))
-    assert refusal(bundle_dir, is_checked=False).endswith("files does not list shortlist.json")
 
 
 @pytest.mark.parametrize("path", [MANIFEST_FILE, "encoder.onnx"])
@@ -132,7 +123,7 @@ def test_card_that_is_not_the_exported_one_is_left_out(bundle_dir: Path, change:
 
 def test_bundle_without_card_and_domain_is_read_and_keeps_its_version(bundle_dir: Path) -> None:
     version = Bundle.open(bundle_dir).manifest.version
-    edit(bundle_dir, lambda manifest: (manifest.pop("domain"), manifest["files"].pop(CARD_FILE)))
+    edit(bundle_dir / MANIFEST_FILE, lambda manifest: (manifest.pop("domain"), manifest["files"].pop(CARD_FILE)))
     bundle = Bundle.open(bundle_dir)
     assert (bundle.manifest.domain, bundle.card(), content_version(bundle.manifest)) == ("", "", version)
 
@@ -162,12 +153,11 @@ def test_tokeniser_larger_than_its_limit_or_the_model_is_refused(exported: Path,
 
 def test_truncation_and_padding_of_a_tokenisers_file_are_ignored(bundle_dir: Path) -> None:
     path = bundle_dir / TOKENIZER_FILE
-    fields = json.loads(path.read_text())
     ids = ByteLevelTokenizer.load(path.parent).encode("two dogs run over the grass")
-    fields["truncation"] = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
+    truncation = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
     padding = {"strategy": {"Fixed": 10_000_000}, "direction": "Right", "pad_to_multiple_of": None}
-    fields["padding"] = padding | {"pad_id": 0, "pad_type_id": 0, "pad_token": "<pad>"}
-    path.write_text(json.dumps(fields))
+    padding |= {"pad_id": 0, "pad_type_id": 0, "pad_token": "<pad>"}
+    edit(path, lambda fields: fields.update(truncation=truncation, padding=padding))
     assert ByteLevelTokenizer.load(path.parent).encode("two dogs run over the grass") == ids
 
 
@@ -177,6 +167,9 @@ def test_tokenisers_that_the_manifest_does_not_list_are_not_opened(bundle_dir: P
     (bundle_dir / "tokenizer/text.json").write_text(json.dumps({"format_version": 1, "source": source}))
     assert isinstance(Bundle.open(bundle_dir).tokenizers().source, ByteLevelTokenizer)
     shutil.copy(bundle_dir / TOKENIZER_FILE, bundle_dir / "tokenizer/other.json")
-    edit(bundle_dir, lambda manifest: manifest["files"].update({"tokenizer/other.json": manifest["files"].pop(TOKENIZER_FILE)}))
+    edit(
+        bundle_dir / MANIFEST_FILE,
+        lambda manifest: manifest["files"].update({"tokenizer/other.json": manifest["files"].pop(TOKENIZER_FILE)}),
+    )
     with pytest.raises(BundleError, match=r"tokenizer/tokenizer\.json: is not listed"):
         Bundle.open(bundle_dir).tokenizers()

@@ -1,7 +1,5 @@
 """Calibration sees every product, and what goes into it."""
 
-from collections.abc import Callable
-
 import pytest
 
 from dragoman.export.calibration import calibrate, calibration_sources
@@ -12,8 +10,7 @@ from dragoman.export.quantize import find_products
 from dragoman.export.tracing import trace
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.errors import InputError
-
-MakeCheckpoint = Callable[..., Checkpoint]
+from tests.export.conftest import MakeCheckpoint
 
 
 @pytest.mark.parametrize(
@@ -41,15 +38,8 @@ def test_ranges_hold_what_was_seen(checkpoint: Checkpoint) -> None:
     assert any(found.low < 0 for found in narrow.values())
 
 
-def test_answer_as_long_as_the_model_goes_is_taken_in(checkpoint: Checkpoint) -> None:
+def test_sources_may_be_as_long_as_the_model_takes_and_not_longer(checkpoint: Checkpoint) -> None:
     assert calibrate(checkpoint.model, [[5] * (checkpoint.model.config.max_source_positions - 1)], 1000).inputs
-
-
-def test_text_that_is_too_long_is_refused_with_its_line(checkpoint: Checkpoint) -> None:
-    with pytest.raises(InputError, match=r"line 2: .* the model takes 24"):
-        calibration_sources(checkpoint.tokenizers.source, ["a dog", "a dog " * 30], 24)
-
-
-def test_no_text_is_refused(checkpoint: Checkpoint) -> None:
-    with pytest.raises(InputError, match="nothing to calibrate with"):
-        calibration_sources(checkpoint.tokenizers.source, [], 24)
+    for texts, reason in ((["a dog", "a dog " * 30], r"line 2: .* the model takes 24"), ([], "nothing to calibrate with")):
+        with pytest.raises(InputError, match=reason):
+            calibration_sources(checkpoint.tokenizers.source, texts, 24)

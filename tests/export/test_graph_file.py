@@ -56,14 +56,11 @@ def test_weights_of_every_width_are_counted(tmp_path: Path) -> None:
     assert GraphFile.read(tmp_path / "graph.onnx").num_weight_bytes == 15 * (4 + 2 + 1 + 1 + 8 + 8)
 
 
-@pytest.mark.parametrize("content", [b"\xff" * 64, b"\x3a\xff\xff\xff\x0f", b"\x3a\x06\x0a\x04\x1a\x02\xc3\x28"])
-def test_what_is_no_graph_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_file_that_is_no_graph_or_not_there_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "graph.onnx"
-    path.write_bytes(content)
-    with pytest.raises(BundleError, match=r"graph\.onnx: not an ONNX graph"):
-        GraphFile.read(path)
-
-
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(BundleError, match=r"graph\.onnx: No such file"):
-        GraphFile.read(tmp_path / "graph.onnx")
+        GraphFile.read(path)
+    for content in (b"\xff" * 64, b"\x3a\xff\xff\xff\x0f", b"\x3a\x06\x0a\x04\x1a\x02\xc3\x28"):
+        path.write_bytes(content)
+        with pytest.raises(BundleError, match=r"graph\.onnx: not an ONNX graph"):
+            GraphFile.read(path)

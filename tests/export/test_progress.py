@@ -1,3 +1,5 @@
+"""Progress of an export: a line for each step, with its seconds and an estimate of the rest."""
+
 from dragoman.export.progress import STEPS, Progress
 
 
@@ -13,7 +15,7 @@ def test_each_step_is_a_line_with_its_seconds_and_what_is_left() -> None:
     ]
 
 
-def test_nobody_needs_to_listen() -> None:
+def test_progress_without_a_listener_is_silent() -> None:
     for steps in STEPS.values():
         progress = Progress(steps)
         for step in steps:

@@ -13,7 +13,7 @@ import torch
 from dragoman.export import answering
 from dragoman.export.answering import MAX_NEW_TOKENS, MAX_SOURCE_TOKENS
 from dragoman.export.arguments import ExportError
-from dragoman.export.bundle import MANIFEST_FILE, SAMPLES_FILE, Bundle, hash_file, read_manifest
+from dragoman.export.bundle import MANIFEST_FILE, SAMPLES_FILE, Bundle, read_manifest
 from dragoman.export.exporter import export_checkpoint
 from dragoman.export.fields import MAX_SAMPLES_BYTES, BundleError
 from dragoman.export.processor import Platform
@@ -23,7 +23,7 @@ from dragoman.export.verify_half import WIDENED
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.generation import Language, Languages, Template
 from dragoman.server.core.frames import Frames
-from tests.export.conftest import Export, MakeCheckpoint
+from tests.export.conftest import Export, MakeCheckpoint, edit, seal
 
 LANGUAGES = Languages(
     source=[Language(code="en", source_prefix=[281]), Language(code="is", source_suffix=[282])],
@@ -128,10 +128,7 @@ def test_tolerance_is_twice_the_measured_difference_rounded_up_to_two_digits() -
 
 
 def test_bundle_without_samples_is_valid(bundle_dir: Path) -> None:
-    path = bundle_dir / MANIFEST_FILE
-    manifest = json.loads(path.read_text())
-    del manifest["files"][SAMPLES_FILE]
-    path.write_text(json.dumps(manifest))
+    edit(bundle_dir / MANIFEST_FILE, lambda manifest: manifest["files"].pop(SAMPLES_FILE))
     (bundle_dir / SAMPLES_FILE).unlink()
     bundle = Bundle.open(bundle_dir)
     assert read_samples(bundle.directory, bundle.manifest) is None
@@ -140,21 +137,12 @@ def test_bundle_without_samples_is_valid(bundle_dir: Path) -> None:
 def refusal(directory: Path, content: bytes) -> str:
     """Put a file in the samples' place, checksum and all, and return why it is refused."""
     (directory / SAMPLES_FILE).write_bytes(content)
-    path = directory / MANIFEST_FILE
-    manifest = json.loads(path.read_text())
-    manifest["files"][SAMPLES_FILE] = {"size": len(content), "sha256": hash_file(directory / SAMPLES_FILE)}
-    path.write_text(json.dumps(manifest))
+    seal(directory, SAMPLES_FILE)
     with pytest.raises(BundleError) as caught:
         bundle = Bundle.open(directory)
         read_samples(bundle.directory, bundle.manifest)
     assert "\n" not in str(caught.value) and SAMPLES_FILE in str(caught.value)
     return str(caught.value)
-
-
-def edited(directory: Path, change: Callable[[dict[str, Any]], object]) -> str:
-    content = json.loads((directory / SAMPLES_FILE).read_text())
-    change(content)
-    return refusal(directory, json.dumps(content).encode())
 
 
 def first(**fields: Any) -> Callable[[dict[str, Any]], object]:
@@ -200,35 +188,30 @@ ROW = [[5, -1.0], [6, -2.0]]
     ],
 )
 def test_answers_that_no_model_can_give_are_refused(bundle_dir: Path, change: Callable[..., object], reason: str) -> None:
-    assert reason in edited(bundle_dir, change)
+    edit(bundle_dir / SAMPLES_FILE, change)
+    assert reason in refusal(bundle_dir, (bundle_dir / SAMPLES_FILE).read_bytes())
 
 
-@pytest.mark.parametrize(
-    ("value", "reason"),
-    [("NaN", "invalid character"), ("Infinity", "invalid character"), ("1e999", "out of range"), ('"-1"', "Expected `float`")],
-)
-def test_values_that_are_no_numbers_are_refused(bundle_dir: Path, value: str, reason: str) -> None:
-    content = (bundle_dir / SAMPLES_FILE).read_text()
-    start = content.index('"log_probs":[') + len('"log_probs":[')
-    end = min(content.index(mark, start) for mark in ",]")
-    assert reason in refusal(bundle_dir, (content[:start] + value + content[end:]).encode())
-
-
-def test_other_content_is_refused(bundle_dir: Path) -> None:
+def test_content_that_is_no_json_and_values_that_are_no_numbers_are_refused(bundle_dir: Path) -> None:
+    text = (bundle_dir / SAMPLES_FILE).read_text()
+    start = text.index('"log_probs":[') + len('"log_probs":[')
+    end = min(text.index(mark, start) for mark in ",]")
+    values = {"NaN": "invalid character", "Infinity": "invalid character", "1e999": "out of range", '"-1"': "Expected `float`"}
+    for value, reason in values.items():
+        assert reason in refusal(bundle_dir, (text[:start] + value + text[end:]).encode())
     for content in (b"", b"[]", b"\xff", b'{"a"', b"[" * 100_000):
         assert "not sample answers" in refusal(bundle_dir, content)
 
 
 def test_file_beyond_the_limit_is_refused_before_it_is_read(bundle_dir: Path) -> None:
-    path = bundle_dir / MANIFEST_FILE
-    manifest = json.loads(path.read_text())
-    manifest["files"][SAMPLES_FILE]["size"] = 1 << 30
-    path.write_text(json.dumps(manifest))
+    def say(size: int) -> None:
+        edit(bundle_dir / MANIFEST_FILE, lambda manifest: manifest["files"][SAMPLES_FILE].update(size=size))
+
+    say(1 << 30)
     with pytest.raises(BundleError, match=f"{SAMPLES_FILE} has {1 << 30} bytes; at most {MAX_SAMPLES_BYTES} are allowed"):
         Bundle.open(bundle_dir)
     with (bundle_dir / SAMPLES_FILE).open("wb") as file:
         file.truncate(1 << 30)
-    manifest["files"][SAMPLES_FILE]["size"] = 9
-    path.write_text(json.dumps(manifest))
+    say(9)
     with pytest.raises(BundleError, match=f"more than {MAX_SAMPLES_BYTES} bytes"):
-        read_samples(bundle_dir, read_manifest(path))
+        read_samples(bundle_dir, read_manifest(bundle_dir / MANIFEST_FILE))

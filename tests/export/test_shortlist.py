@@ -127,8 +127,9 @@ def test_candidates_are_pytorchs_over_the_list(
         np.testing.assert_allclose(log_probs[np.argsort(ids)], row, atol=2e-5, rtol=0)
 
 
-@pytest.mark.parametrize("kind", ["tiny", "llama"])
-@pytest.mark.parametrize("precision", ["fp32", "int8"])  # export itself compares the others
+@pytest.mark.parametrize(
+    ("kind", "precision"), [("tiny", "fp32"), ("tiny", "int8"), ("llama", "fp32"), ("llama", "int8"), ("no attention", "fp32")]
+)
 def test_order_is_the_whole_steps_and_differences_of_log_probs_too(
     export: Export, make_checkpoint: MakeCheckpoint, kind: str, precision: str
 ) -> None:

@@ -18,45 +18,32 @@ SELF_OUT = [f"{name}_out" for name in SELF]
 TEXT = [cache for cache in attention_caches(2, 2, 8) if cache.role == "self"]
 
 
-@pytest.mark.parametrize(
-    ("tensors", "encoder", "decoder", "has_attention"),
-    [
-        (Tensors.of_layers(2), (PACKED, ["cross_kv"]), ([*STEP, *SELF, *CROSS], [*CANDIDATES, *SELF_OUT]), True),
-        (Tensors.of_layers(2, False), (PADDED, CROSS), ([*STEP, *SELF, *CROSS], [*CANDIDATES, *SELF_OUT]), True),
-        (
-            Tensors.of_caches([*STATES, START]),
-            (PACKED, ["source_states"]),
-            ([*STEP, "state_even_0", "state_odd_0", "start_0"], [*CANDIDATES, *STATES_OUT]),
-            True,
-        ),
-        (
-            Tensors.of_caches([*STATES, START, KEYS, VALUES], has_attention=False),
-            (PACKED, ["cross_kv", "source_states"]),
-            ([*STEP, "state_even_0", "state_odd_0", "start_0", "keys", "values"], [*CANDIDATES, *STATES_OUT]),
-            False,
-        ),
-        (
-            Tensors.of_caches([*STATES, START, KEYS], is_packed=False),
-            (PADDED, ["start_0", "keys"]),
-            ([*STEP, "state_even_0", "state_odd_0", "start_0", "keys"], [*CANDIDATES, *STATES_OUT]),
-            True,
-        ),
-        (
-            Tensors.of_caches(TEXT, has_prompts=True, has_attention=False),
-            (["src_ids", "positions", "src_lens", *SELF], SELF_OUT),
-            ([*STEP, *SELF], [*CANDIDATES, *SELF_OUT]),
-            False,
-        ),
-    ],
-)
+RNN_STEP = [*STEP, "state_even_0", "state_odd_0", "start_0"]
+TENSORS = [
+    (Tensors.of_layers(2), PACKED, ["cross_kv"], [*STEP, *SELF, *CROSS], SELF_OUT, True),
+    (Tensors.of_layers(2, False), PADDED, CROSS, [*STEP, *SELF, *CROSS], SELF_OUT, True),
+    (Tensors.of_caches([*STATES, START]), PACKED, ["source_states"], RNN_STEP, STATES_OUT, True),
+    (
+        *(Tensors.of_caches([*STATES, START, KEYS, VALUES], has_attention=False), PACKED, ["cross_kv", "source_states"]),
+        *([*RNN_STEP, "keys", "values"], STATES_OUT, False),
+    ),
+    (
+        *(Tensors.of_caches([*STATES, START, KEYS], is_packed=False), PADDED, ["start_0", "keys"]),
+        *([*RNN_STEP, "keys"], STATES_OUT, True),
+    ),
+    (
+        *(Tensors.of_caches(TEXT, has_prompts=True, has_attention=False), ["src_ids", "positions", "src_lens", *SELF], SELF_OUT),
+        *([*STEP, *SELF], SELF_OUT, False),
+    ),
+]
+
+
+@pytest.mark.parametrize(("tensors", "inputs", "outputs", "step_inputs", "written", "has_attention"), TENSORS)
 def test_names_follow_from_caches(
-    tensors: Tensors, encoder: tuple[list[str], ...], decoder: tuple[list[str], ...], has_attention: bool
+    tensors: Tensors, inputs: list[str], outputs: list[str], step_inputs: list[str], written: list[str], has_attention: bool
 ) -> None:
-    assert (tensors.encoder_inputs, tensors.encoder_outputs) == encoder
-    assert (tensors.decoder_inputs, tensors.decoder_outputs) == decoder
+    assert (tensors.encoder_inputs, tensors.encoder_outputs) == (inputs, outputs)
+    assert (tensors.decoder_inputs, tensors.decoder_outputs) == (step_inputs, [*CANDIDATES, *written])
     assert tensors.scorer_inputs == ["src_ids", "src_lens", "tgt_ids", "tgt_lens", "labels"]
     assert tensors.scorer_outputs == ["label_log_probs", *["attention"] * has_attention]
-
-
-def test_caches_of_attention_give_the_names_of_layers() -> None:
     assert Tensors.of_caches(attention_caches(2, 2, 8)) == Tensors.of_layers(2)
