@@ -11,9 +11,8 @@ import pytest
 from dragoman.v1.generation_pb2 import FinishReason, GenerateRequest
 from dragoman.v1.generation_pb2_grpc import GenerationStub
 from tests.shelf import Shelf
-from tests.system.harness.models import ModelFolder, export_endless, make_endless, make_short
+from tests.system.harness.models import ModelFolder, make_endless, make_quick, make_short, make_slow, make_versions
 from tests.system.harness.server import Server, serving
-from tests.system.harness.translators import make_quick, make_slow
 
 MODELS = ("en-de", "en-fr")
 ONLY_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux divides a port's connections")
@@ -67,12 +66,7 @@ def slow(shelf: Shelf) -> Path:
 @pytest.fixture(scope="session")
 def version_bundles(shelf: Shelf) -> Path:
     """Bundles of small models that never end a sequence: `one`, `two` and `three` are versions of `alpha`, `other` is of `beta`."""
-
-    def make(folder: Path) -> None:
-        for seed, (directory, name) in enumerate((("one", "alpha"), ("two", "alpha"), ("three", "alpha"), ("other", "beta"))):
-            export_endless(folder, directory, name, seed, 64)
-
-    return shelf.get("versions", make) / "bundles"
+    return shelf.get("versions", make_versions) / "bundles"
 
 
 @pytest.fixture
@@ -93,6 +87,19 @@ def shared_server(serve: Callable[..., Any], bundles: Path) -> Iterator[Server]:
     with serve(bundles) as server:
         yield server
         assert server.terminate() == 0
+
+
+@pytest.fixture
+def channel(server: Server) -> Iterator[grpc.Channel]:
+    """A channel to the module's server."""
+    with grpc.insecure_channel(server.address, options=[("grpc.enable_http_proxy", 0)]) as opened:
+        yield opened
+
+
+@pytest.fixture
+def stub(channel: grpc.Channel) -> GenerationStub:
+    """The native API over that channel."""
+    return GenerationStub(channel)
 
 
 @pytest.fixture(scope="session")

@@ -105,63 +105,59 @@ class ModelFolder:
 
 def make_endless(folder: Path) -> None:
     for seed, name in enumerate(("alpha", "beta")):
-        export_endless(folder, name, name, seed, 256)
+        export_endless(folder, name, name, seed, d_model=256)
 
 
-def export_endless(folder: Path, directory: str, name: str, seed: int, d_model: int) -> None:
-    """Export a random model that never ends a sequence."""
-    tokenizer = ByteLevelTokenizer.train(["a dog runs over the grass"], 280)
-    torch.manual_seed(seed)
-    config = ModelConfig(
-        source_vocab_size=280,
-        target_vocab_size=280,
-        d_model=d_model,
-        num_encoder_layers=2,
-        num_decoder_layers=2,
-        encoder_ffn_dim=2 * d_model,
-        decoder_ffn_dim=2 * d_model,
-        max_source_positions=64,
-        max_target_positions=1000,
-        has_output_bias=True,
-    )
-    model = Transformer(config).eval()
-    assert model.decoder.output_bias is not None
-    model.decoder.output_bias.data[config.eos_id] = -60
-    Checkpoint(name, model, Tokenizers.shared(tokenizer)).save(folder / "checkpoints" / directory)
-    export_checkpoint(folder / "checkpoints" / directory, folder / "bundles" / directory)
+def make_versions(folder: Path) -> None:
+    """Export `one`, `two` and `three`, versions of `alpha`, and `other`, one of `beta`."""
+    for seed, (directory, name) in enumerate((("one", "alpha"), ("two", "alpha"), ("three", "alpha"), ("other", "beta"))):
+        export_endless(folder, directory, name, seed)
+
+
+def make_quick(folder: Path) -> None:
+    """Export `alpha`, from English to German, and `beta`, to French: six tokens unless a request has another limit."""
+    for name, target in (("alpha", "de"), ("beta", "fr")):
+        sizes = {"num_encoder_layers": 1, "num_decoder_layers": 1, "encoder_ffn_dim": 64, "decoder_ffn_dim": 256}
+        export_endless(folder, name, name, parts=(Template(), translating(target), Defaults(max_new_tokens=6)), **sizes)
+
+
+def make_slow(folder: Path) -> None:
+    """Export `alpha`, from English to German: 900 tokens, each of which takes its time."""
+    sizes = {"num_encoder_layers": 1, "num_decoder_layers": 6, "encoder_ffn_dim": 512, "decoder_ffn_dim": 2048}
+    parts = (Template(), translating("de"), Defaults(max_new_tokens=900))
+    export_endless(folder, "alpha", "alpha", d_model=512, parts=parts, **sizes)
 
 
 def make_short(folder: Path) -> None:
-    """Export a random model that never ends an answer but has none longer than 64 tokens, so that nobody waits for them.
-
-    It is told languages and has defaults, which requests may say nothing of.
-    """
-    torch.manual_seed(0)
-    config = ModelConfig(
-        source_vocab_size=280,
-        target_vocab_size=280,
-        d_model=64,
-        num_heads=4,
-        num_encoder_layers=2,
-        num_decoder_layers=2,
-        encoder_ffn_dim=128,
-        decoder_ffn_dim=128,
-        max_source_positions=64,
-        max_target_positions=64,
-        has_output_bias=True,
-    )
-    model = Transformer(config).eval()
-    assert model.decoder.output_bias is not None
-    model.decoder.output_bias.data[config.eos_id] = -60
-    tokenizer = ByteLevelTokenizer.train(["a dog runs over the grass"], 280)
+    """Export a model whose answers have at most 64 tokens; it has languages and defaults, which requests need not name."""
     german = Language(code="deu_Latn", names=["de"], source_prefix=[270], source_suffix=[271], target_prefix=[272])
     french = Language(code="fra_Latn", names=["fr"], target_prefix=[273, 274], decoder_start_id=275)
     languages = Languages(source=[german, french], target=[german, french], default_source="fra_Latn", default_target="deu_Latn")
     template = Template(source_prefix=[276], task="{source} to {target}: ")
     defaults = Defaults(num_beams=2, length_penalty=0.5, no_repeat_ngram_size=3, min_new_tokens=2, is_end_forced=True)
-    checkpoint = Checkpoint("alpha", model, Tokenizers.shared(tokenizer), template, languages, defaults)
-    checkpoint.save(folder / "checkpoints" / "alpha")
-    export_checkpoint(folder / "checkpoints" / "alpha", folder / "bundles" / "alpha")
+    parts = (template, languages, defaults)
+    export_endless(folder, "alpha", "alpha", parts=parts, num_heads=4, max_target_positions=64)
+
+
+def translating(target: str) -> Languages:
+    """Return the languages of a model from English to another one."""
+    return Languages(source=[Language(code="en")], target=[Language(code=target)], default_source="en", default_target=target)
+
+
+def export_endless(
+    folder: Path, directory: str, name: str, seed: int = 0, d_model: int = 64, parts: tuple[Any, ...] = (), **sizes: int
+) -> None:
+    """Export a random model that never ends a sequence; `parts` are template, languages and defaults of its checkpoint."""
+    torch.manual_seed(seed)
+    usual = {"num_encoder_layers": 2, "num_decoder_layers": 2, "encoder_ffn_dim": 2 * d_model, "decoder_ffn_dim": 2 * d_model}
+    positions = {"max_source_positions": 64, "max_target_positions": 1000}
+    fields: dict[str, Any] = {"source_vocab_size": 280, "target_vocab_size": 280, "d_model": d_model, **usual, **positions, **sizes}
+    model = Transformer(ModelConfig(**fields, has_output_bias=True)).eval()
+    assert model.decoder.output_bias is not None
+    model.decoder.output_bias.data[model.config.eos_id] = -60
+    tokenizers = Tokenizers.shared(ByteLevelTokenizer.train(["a dog runs over the grass"], 280))
+    Checkpoint(name, model, tokenizers, *parts).save(folder / "checkpoints" / directory)
+    export_checkpoint(folder / "checkpoints" / directory, folder / "bundles" / directory)
 
 
 def make_architectures(folder: Path) -> None:
