@@ -1,3 +1,5 @@
+"""Configuration: where settings come from, how wrong ones are named, and settings that exclude each other."""
+
 import os
 import re
 from pathlib import Path
@@ -30,32 +32,43 @@ def refusal(overrides: dict[str, Any] | None = None, config_file: Path | None = 
 
 
 def test_flags_win_over_environment_over_file_over_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = write(
-        tmp_path / "dragoman.toml", 'models = "from-file"\nport = 1\nmax_slots = 1\nnum_threads = 1\nlog_level = "debug"\n'
-    )
+    with pytest.raises(ConfigError, match="models: not set; give --models, DRAGOMAN_MODELS or a line"):
+        load({})
+    text = 'models = "from-file"\nport = 1\nmax_slots = 1\nnum_threads = 1\nlog_level = "debug"\nlatency_buckets = [1, 2.5]\n'
+    file = write(tmp_path / "dragoman.toml", text)
+    monkeypatch.setenv("DRAGOMAN_CONFIG", str(file))
+    assert (load({}).port, load({}).latency_buckets) == (1, (1.0, 2.5))
     monkeypatch.setenv("DRAGOMAN_PORT", "2")
     monkeypatch.setenv("DRAGOMAN_MAX_SLOTS", "2")
-    config = load({"port": 3, "num_threads": None}, file)
+    monkeypatch.setenv("DRAGOMAN_LATENCY_BUCKETS", "0.5,2")
+    config = load({"port": 3, "num_threads": None})
     assert (config.port, config.max_slots, config.num_threads, config.metrics_port) == (3, 2, 1, 8501)
-    assert (config.models, config.log_level) == (Path("from-file"), "debug")
+    assert (config.models, config.log_level, config.latency_buckets) == (Path("from-file"), "debug", (0.5, 2.0))
+    assert load({}, write(tmp_path / "b.toml", 'models = "b"')).models == Path("b"), "a flag names another file"
+    for value in ("0.001,0.01, 1", [0.001, 0.01, 1]):
+        assert load({"latency_buckets": value}).latency_buckets == (0.001, 0.01, 1.0)
+    config = ServerConfig(models=Path("bundles"))
+    assert config.port == 8500, "its constructor reads arguments only"
+    with pytest.raises(ValidationError, match="frozen"):
+        config.port = 1
 
 
 def test_defaults_are_those_of_the_manual() -> None:
     config = load({"models": "bundles"})
-    assert (config.host, config.port, config.metrics_port) == ("0.0.0.0", 8500, 8501)
+    assert (config.host, config.port, config.metrics_port, config.admin_port) == ("0.0.0.0", 8500, 8501, None)
     assert (config.max_slots, config.max_waiting_requests, config.max_waiting_tokens) == (64, 1024, 65536)
     assert (config.prefill_tokens_per_step, config.num_threads, config.engine) == (512, 0, "process")
     assert (config.drain_seconds, config.watchdog_seconds, config.warmup, config.reflection) == (30, 30, True, True)
-    assert config.latency_buckets == LATENCY_BUCKETS
-    assert config.latency_buckets[0] <= 0.001
-    assert config.latency_buckets[-1] == 120
+    assert config.latency_buckets == LATENCY_BUCKETS and LATENCY_BUCKETS[0] <= 0.001 and LATENCY_BUCKETS[-1] == 120
+    assert [name for name, field in ServerConfig.model_fields.items() if not field.description] == []
 
 
-def test_rule_of_readiness_is_a_word_or_names() -> None:
-    assert load({"models": "bundles"}).ready_rule == ReadyRule("any")
-    assert load({"models": "bundles", "ready_when": "all"}).ready_rule == ReadyRule("all")
-    named = load({"models": "bundles", "ready_when": "en-de, en-fr"}).ready_rule
-    assert named == ReadyRule("", frozenset({"en-de", "en-fr"})) and named.needs("en-de") and not named.needs("de-en")
+def test_settings_are_turned_into_what_is_used() -> None:
+    for value, rule in (("any", ReadyRule("any")), ("all", ReadyRule("all")), ("a, b", ReadyRule("", frozenset("ab")))):
+        assert load({"models": "bundles", "ready_when": value}).ready_rule == rule
+    assert rule.needs("a") and not rule.needs("c")
+    for gib, size in ((0, 0), (1e-300, 1), (1.5, 3 * 2**29), (2**20, 2**50)):
+        assert load({"models": "bundles", "gpu_memory_gib": gib}).gpu_memory_bytes == size
 
 
 LOCAL_HOSTS = ["127.0.0.1", "127.8.9.1", "::1", "localhost"]
@@ -63,7 +76,6 @@ LOCAL_HOSTS = ["127.0.0.1", "127.8.9.1", "::1", "localhost"]
 
 @pytest.mark.parametrize("host", [*LOCAL_HOSTS, "0.0.0.0", "::", "10.0.0.1", "example.org", "127.0.0.1.example.org", "localhost."])
 def test_admin_service_that_others_reach_needs_tokens(host: str, tmp_path: Path) -> None:
-    assert load({"models": "bundles", "admin_host": host}).admin_port is None, "it is off"
     if host in LOCAL_HOSTS:
         assert load({"models": "bundles", "admin_port": "0", "admin_host": host}).admin_port == 0
         return
@@ -118,23 +130,6 @@ def test_settings_that_exclude_each_other(tmp_path: Path, settings: dict[str, An
         assert refusal(settings) == reason
 
 
-def test_configuration_is_described_and_frozen_and_its_constructor_reads_arguments_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [name for name, field in ServerConfig.model_fields.items() if not field.description] == []
-    monkeypatch.setenv("DRAGOMAN_PORT", "2")
-    config = ServerConfig(models=Path("bundles"))
-    assert config.port == 8500
-    with pytest.raises(ValidationError, match="frozen"):
-        config.port = 1
-
-
-def test_configuration_file_can_be_named_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="models: not set; give --models, DRAGOMAN_MODELS or a line"):
-        load({})
-    monkeypatch.setenv("DRAGOMAN_CONFIG", str(write(tmp_path / "a.toml", 'models = "a"\nport = 1\n')))
-    assert load({}).port == 1
-    assert load({}, write(tmp_path / "b.toml", 'models = "b"\nport = 2\n')).port == 2
-
-
 @pytest.mark.parametrize(
     ("name", "value", "reason"),
     [
@@ -152,11 +147,6 @@ def test_variables_of_the_environment(monkeypatch: pytest.MonkeyPatch, name: str
         assert (config.port, config.tls_key) == (8500, None)
     else:
         assert reason in refusal()
-
-
-@pytest.mark.parametrize(("gib", "size"), [(0, 0), (1e-300, 1), (1.5, 3 * 2**29), (2**20, 2**50)])
-def test_least_limit_of_memory_is_a_limit(gib: float, size: int) -> None:
-    assert load({"models": "bundles", "gpu_memory_gib": gib}).gpu_memory_bytes == size
 
 
 VALUES = {
@@ -193,15 +183,16 @@ VALUES = {
 }
 
 
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in VALUES.items() for value in values])
-def test_impossible_value_is_named_with_its_origin(name: str, value: str) -> None:
-    message = refusal({name: value})
-    assert message.startswith(f"{name}: ") and message.endswith(f"(flag --{name.replace('_', '-')})")
-    wanted = {
-        "tracing_endpoint": "is not http://HOST:PORT or https://HOST:PORT",
-        "ready_when": "is not all, any, or names of models",
-    }
-    assert wanted.get(name, "") in message
+@pytest.mark.parametrize("name", VALUES)
+def test_impossible_value_is_named_with_its_origin(name: str) -> None:
+    for value in VALUES[name]:
+        message = refusal({name: value})
+        assert message.startswith(f"{name}: ") and message.endswith(f"(flag --{name.replace('_', '-')})")
+        wanted = {
+            "tracing_endpoint": "is not http://HOST:PORT or https://HOST:PORT",
+            "ready_when": "is not all, any, or names of models",
+        }
+        assert wanted.get(name, "") in message
 
 
 def test_origin_of_a_wrong_variable_and_of_a_wrong_line_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,15 +202,6 @@ def test_origin_of_a_wrong_variable_and_of_a_wrong_line_are_named(tmp_path: Path
     assert unknown == f"max_slot: unknown setting; did you mean max_slots? ({file})"
     assert port.startswith("port: 99999: ") and port.endswith(f"({file})")
     assert slots.startswith("max_slots: 'many': ") and slots.endswith("(environment, DRAGOMAN_MAX_SLOTS)")
-
-
-def test_buckets_come_as_text_or_as_a_list_from_flag_file_and_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for value in ("0.001,0.01, 1", [0.001, 0.01, 1]):
-        assert load({"models": "bundles", "latency_buckets": value}).latency_buckets == (0.001, 0.01, 1.0)
-    file = write(tmp_path / "a.toml", "latency_buckets = [1, 2.5]\n")
-    assert load({"models": "bundles"}, file).latency_buckets == (1.0, 2.5)
-    monkeypatch.setenv("DRAGOMAN_LATENCY_BUCKETS", "0.5,2")
-    assert load({"models": "bundles"}, file).latency_buckets == (0.5, 2.0)
 
 
 @pytest.mark.parametrize(

@@ -18,22 +18,12 @@ from dragoman.server.telemetry.metrics import Metrics
 
 
 def test_engines_are_started_with_the_settings_of_the_device(tiny_bundle: Path) -> None:
-    config = load(
-        {
-            "models": tiny_bundle.parent,
-            "device": "cuda:1",
-            "gpu_memory_gib": 2**20,
-            "gpu_row_buckets": [3, 5],
-            "gpu_capacity_buckets": [64],
-            "gpu_attention_kernels": "math",
-            "gpu_graphs": "start",
-            "gpu_steps_ahead": False,
-            "weights_cache": "off",
-        }
-    )
-    (settings,) = engine_settings(config, Bundle.open(tiny_bundle), EnginePlan(1, ((),)))
-    assert settings.device == DeviceSettings("cuda:1", 2**50, (3, 5), (64,), "", "math", "start", False)
-    assert msgspec.json.decode(msgspec.json.encode(settings), type=EngineSettings) == settings
+    gpu = {"memory_gib": 2**20, "row_buckets": [3, 5], "capacity_buckets": [64], "attention_kernels": "math", "graphs": "start"}
+    settings = {f"gpu_{name}": value for name, value in gpu.items()} | {"gpu_steps_ahead": False, "weights_cache": "off"}
+    config = load({"models": tiny_bundle.parent, "device": "cuda:1"} | settings)
+    (found,) = engine_settings(config, Bundle.open(tiny_bundle), EnginePlan(1, ((),)))
+    assert found.device == DeviceSettings("cuda:1", 2**50, (3, 5), (64,), "", "math", "start", False)
+    assert msgspec.json.decode(msgspec.json.encode(found), type=EngineSettings) == found
 
 
 @pytest.mark.parametrize("front_ends", [1, 2])

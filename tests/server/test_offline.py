@@ -25,28 +25,27 @@ def test_answers_are_pytorchs_in_the_order_of_the_texts(translator: OfflineTrans
     assert translator.translate(TEXTS, 20) == [tiny_checkpoint.tokenizers.target.decode(h.ids) for h in expected]
 
 
+def encoded(translator: OfflineTranslator, texts: list[str]) -> list[list[int]]:
+    return [[*ids, translator.bundle.manifest.eos_id] for ids in translator.tokenizers.source.encode_batch(texts)]
+
+
 def test_searches_give_their_answers_in_the_order_of_the_sources(translator: OfflineTranslator) -> None:
     """Three slots: the beams and the samples of one text at a time."""
-    sources = [[*ids, translator.bundle.manifest.eos_id] for ids in translator.tokenizers.source.encode_batch(TEXTS)]
     for search in (SearchOptions(num_beams=3, num_answers=3), SearchOptions(num_answers=2, sampling=Sampling(5))):
-        ends = translator.run(sources, 8, search)
+        ends = translator.run(encoded(translator, TEXTS), 8, search)
         assert [end.id for end in ends] == list(range(len(TEXTS)))
         assert all(len(end.answers) == search.num_answers for end in ends)
         for text, end in zip(TEXTS, ends, strict=True):
             assert end.answers == ends[TEXTS.index(text)].answers, "the same text has the same answers"
     best = [translator.tokenizers.target.decode(end.answers[0].token_ids) for end in ends]
     assert translator.translate(TEXTS, 8, search) == best
-
-
-def test_beams_come_by_falling_score(translator: OfflineTranslator) -> None:
-    (source,) = [[*ids, translator.bundle.manifest.eos_id] for ids in translator.tokenizers.source.encode_batch(TEXTS[:1])]
-    (end,) = translator.run([source], 6, SearchOptions(num_beams=3, num_answers=3, length_penalty=0.5))
+    (end,) = translator.run(encoded(translator, TEXTS[:1]), 6, SearchOptions(num_beams=3, num_answers=3, length_penalty=0.5))
     scores = [answer.score for answer in end.answers]
     assert scores == sorted(scores, reverse=True)
     assert scores == pytest.approx([sum(answer.log_probs) / len(answer.log_probs) ** 0.5 for answer in end.answers])
 
 
-def test_a_forced_prefix_begins_the_answer_and_takes_its_room(translator: OfflineTranslator) -> None:
+def test_forced_prefix_begins_the_answer_and_takes_its_room(translator: OfflineTranslator) -> None:
     search = SearchOptions(forced_prefix=[50, 60, 70])
     (end,) = translator.run([[40, translator.bundle.manifest.eos_id]], 17, search)
     assert end.answers[0].token_ids[:3] == [50, 60, 70] and len(end.answers[0].log_probs) == 17

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import re
-import shutil
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import replace
@@ -14,10 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
-import onnx
 import pytest
-import torch
 
 from dragoman.export.arguments import Shortlist
 from dragoman.export.bundle import MANIFEST_FILE, SAMPLES_FILE, Bundle, hash_file
@@ -25,7 +21,6 @@ from dragoman.export.exporter import export_checkpoint
 from dragoman.export.processor import Platform
 from dragoman.model.checkpoint import Checkpoint
 from dragoman.model.generation import Language, Languages, Template
-from dragoman.model.networks.transformer import Transformer
 from dragoman.server.engine.messages import Answer, Finished, Request, Scored, ScoreRequest
 from dragoman.server.engine.settings import EngineSettings
 from dragoman.server.errors import Unavailable
@@ -67,49 +62,17 @@ async def reason_of(proving: Coroutine[Any, Any, Proof]) -> str:
     return str(caught.value)
 
 
-def seal(directory: Path, *paths: str) -> None:
-    """Let the manifest say what files now hold."""
-    path = directory / MANIFEST_FILE
-    manifest = json.loads(path.read_text())
-    for name in paths:
-        file = directory / name
-        manifest["files"][name] = {"size": file.stat().st_size, "sha256": hash_file(file)}
-    path.write_text(json.dumps(manifest))
+def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
 
 
 def edit_samples(directory: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    content = json.loads((directory / SAMPLES_FILE).read_text())
-    change(content)
-    (directory / SAMPLES_FILE).write_text(json.dumps(content))
-    seal(directory, SAMPLES_FILE)
-
-
-def edit_weight(directory: Path, change: Callable[[np.ndarray], object]) -> None:
-    """Change a weight of the encoder."""
-    model = onnx.load(directory / "encoder.onnx", load_external_data=False)
-    tensors = {tensor.name: {item.key: item.value for item in tensor.external_data} for tensor in model.graph.initializer}
-    ending = "layers.1.feed_forward.inner.weight"
-    place = next(place for name, place in sorted(tensors.items()) if name.endswith(ending) and place)
-    offset, content = int(place["offset"]), np.fromfile(directory / place["location"], np.uint8)
-    change(content[offset : offset + int(place["length"])])
-    content.tofile(directory / place["location"])
-    seal(directory, place["location"])
-
-
-@pytest.fixture(scope="session")
-def other_bundle(tiny_checkpoint: Checkpoint, shelf: Any) -> Path:
-    """Return a bundle of the same dimensions with other weights."""
-
-    def make(folder: Path) -> None:
-        model = Transformer(tiny_checkpoint.model.config).eval()
-        model.load_state_dict(tiny_checkpoint.model.state_dict())
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3)))
-        replace(tiny_checkpoint, model=model).save(folder / "checkpoint")
-        export_checkpoint(folder / "checkpoint", folder / "bundle")
-
-    return Path(shelf.get("tiny-other", make) / "bundle")
+    path = directory / SAMPLES_FILE
+    edit(path, change)
+    entry = {"size": path.stat().st_size, "sha256": hash_file(path)}
+    edit(directory / MANIFEST_FILE, lambda manifest: manifest["files"].update({SAMPLES_FILE: entry}))
 
 
 @pytest.mark.parametrize("fields", [{"is_inline": False, "num_threads": 2}, {"max_slots": 1}, {"max_waiting_requests": 1}])
@@ -144,84 +107,52 @@ async def test_other_precisions_give_the_bits_of_export_too(
     assert (await proof_of(tmp_path / "bundle", ELSEWHERE)).found.max_difference == 0.0
 
 
-def flip(bit: int) -> Callable[[Path, Path], None]:
-    def change(weight: np.ndarray) -> None:
-        weight.view(np.uint32)[len(weight) // 8] ^= 1 << bit
-
-    return lambda bundle, _: edit_weight(bundle, change)
+def change_token(content: dict[str, Any]) -> None:
+    content["samples"][1]["ids"][5] = content["samples"][1]["candidates"][5][0][0] = 77
 
 
-def fill_with_nan(bundle: Path, _: Path) -> None:
-    edit_weight(bundle, lambda weight: weight.view(np.float32).fill(math.nan))
+def change_first(content: dict[str, Any]) -> None:
+    for sample in content["samples"]:
+        sample["ids"][0] = sample["candidates"][0][0][0] = 77
 
 
-def take(*names: str) -> Callable[[Path, Path], None]:
-    def change(bundle: Path, other: Path) -> None:
-        for name in names:
-            shutil.copyfile(other / name, bundle / name)
-        seal(bundle, *names)
-
-    return change
-
-
-def change_token(bundle: Path, _: Path) -> None:
-    def change(content: dict[str, Any]) -> None:
-        sample = content["samples"][1]
-        sample["ids"][5] = sample["candidates"][5][0][0] = 77
-
-    edit_samples(bundle, change)
-
-
-def change_score(by: float) -> Callable[[Path, Path], None]:
+def change_score(by: float) -> Callable[[dict[str, Any]], None]:
     def change(content: dict[str, Any]) -> None:
         content["pairs"][1]["log_probs"][3] -= by
 
-    return lambda bundle, _: edit_samples(bundle, change)
-
-
-def read_unknown_token(bundle: Path, _: Path) -> None:
-    edit_samples(bundle, lambda content: content["samples"][0].update(source=[280]))
-
-
-OTHER_WEIGHTS, OTHER_SAMPLES = take("encoder.weights", "decoder.weights"), take(SAMPLES_FILE)
+    return change
 
 
 @pytest.mark.parametrize(
     ("change", "platform", "reason"),
     [
-        (flip(4), None, r"sample "),  # one of the mantissa's last bits
-        (flip(30), ELSEWHERE, r"sample "),
-        (OTHER_WEIGHTS, None, rf"^{LONGEST}, token 1: "),
-        (OTHER_WEIGHTS, ELSEWHERE, rf"^{LONGEST}, token 1: "),
-        (OTHER_SAMPLES, None, rf"^{LONGEST}, token 1: "),
-        (OTHER_SAMPLES, ELSEWHERE, rf"^{LONGEST}, token 1: "),
+        (change_first, None, rf"^{LONGEST}, token 1: "),
+        (change_first, ELSEWHERE, rf"^{LONGEST}, token 1: "),
         (change_token, None, r"^sample 2, token 6: "),
         (change_token, ELSEWHERE, r"^sample 2, token 6: .*instead of 77 \("),
         (change_score(0.001), ELSEWHERE, r"^pair 2, token 4: "),
         (change_score(1e-5), None, r"^pair 2, token 4: "),
-        (fill_with_nan, None, LONGEST),
-        (fill_with_nan, ELSEWHERE, r"(?i)nan"),
-        (read_unknown_token, None, f"{SAMPLES_FILE}: not sample answers: the source of sample 1 has token 280"),
+        (
+            lambda content: content["samples"][0].update(source=[280]),
+            *(None, f"{SAMPLES_FILE}: not sample answers: the source of sample 1 has token 280"),
+        ),
     ],
 )
-async def test_changed_bundle_is_found(
-    bundle_copy: Path, other_bundle: Path, change: Callable[[Path, Path], None], platform: Platform | None, reason: str
+async def test_engine_that_answers_otherwise_than_the_samples_is_found(
+    bundle_copy: Path, change: Callable[[dict[str, Any]], object], platform: Platform | None, reason: str
 ) -> None:
-    change(bundle_copy, other_bundle)
+    edit_samples(bundle_copy, change)
     assert re.search(reason, await reason_of(proof_of(bundle_copy, platform)))
 
 
 async def test_scores_of_a_large_bundle_need_not_have_the_same_bits(bundle_copy: Path) -> None:
-    change_score(1e-5)(bundle_copy, bundle_copy)
+    edit_samples(bundle_copy, change_score(1e-5))
     edit_samples(bundle_copy, lambda content: content.update(are_scores_exact=False))
     assert (await proof_of(bundle_copy)).is_exact
 
 
 def without_samples(directory: Path) -> Bundle:
-    path = directory / MANIFEST_FILE
-    manifest = json.loads(path.read_text())
-    del manifest["files"][SAMPLES_FILE]
-    path.write_text(json.dumps(manifest))
+    edit(directory / MANIFEST_FILE, lambda manifest: manifest["files"].pop(SAMPLES_FILE))
     return Bundle.open(directory)
 
 

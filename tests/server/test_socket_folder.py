@@ -1,11 +1,10 @@
-"""Where an engine's socket lies: nobody but the server's own user may reach it, whatever rights new files usually get."""
+"""The folder of an engine's socket: only the server's user reaches it, whatever rights new files usually get."""
 
 import asyncio
 import os
 import stat
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,14 +23,6 @@ do
 done
 echo tried
 """
-
-
-@pytest.fixture
-def anything_goes() -> Iterator[None]:
-    """New files may be used by everybody."""
-    before = os.umask(0)
-    yield
-    os.umask(before)
 
 
 async def start_without_a_bundle(seen: list[str]) -> None:
@@ -60,13 +51,16 @@ async def start_without_a_bundle(seen: list[str]) -> None:
             await SupervisedEngine("x", settings, RestartPolicy(), is_inline=True, **nothing).start()
 
 
-def test_nobody_else_can_reach_replace_or_even_see_the_socket(anything_goes: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_socket_cannot_be_reached_replaced_or_seen_by_others(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
-    with tempfile.TemporaryDirectory(prefix="d", dir="/tmp") as folder:
-        os.chmod(folder, 0o1777)  # as /tmp is
-        monkeypatch.setattr(tempfile, "tempdir", folder)
-        asyncio.run(start_without_a_bundle(seen))
-        assert seen[0].startswith(f"{folder}/dragoman-")
-        assert os.listdir(folder) == [], "and nothing is left of it"
-    if os.getuid() == 0:
-        assert set(seen[1:]) == {"tried"}
+    before = os.umask(0)  # new files may be used by everybody
+    try:
+        with tempfile.TemporaryDirectory(prefix="d", dir="/tmp") as folder:
+            os.chmod(folder, 0o1777)  # as /tmp is
+            monkeypatch.setattr(tempfile, "tempdir", folder)
+            asyncio.run(start_without_a_bundle(seen))
+            assert seen[0].startswith(f"{folder}/dragoman-")
+            assert os.listdir(folder) == [], "and nothing is left of it"
+    finally:
+        os.umask(before)
+    assert os.getuid() or set(seen[1:]) == {"tried"}

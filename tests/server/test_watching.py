@@ -103,17 +103,15 @@ async def test_watcher_goes_on_after_a_look_that_fails(logged: Any, monkeypatch:
 
 
 def test_fingerprint_follows_links_tells_files_apart_and_waits_for_no_pipe(tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "tls.crt").write_text(name)
-        os.utime(tmp_path / name / "tls.crt", (1, 1))
+    for name, text in (("one/crt", "1"), ("two/crt", "2"), ("a", "xy"), ("b", "z"), ("c", "x"), ("d", "yz"), ("file", "")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+        os.utime(tmp_path / name, (1, 1))
     (tmp_path / "data").symlink_to("one")
-    before = fingerprint([tmp_path / "data" / "tls.crt"])
+    before = fingerprint([tmp_path / "data" / "crt"])
     (tmp_path / "new").symlink_to("two")
     os.replace(tmp_path / "new", tmp_path / "data")  # as Kubernetes exchanges the files of a secret
-    assert fingerprint([tmp_path / "data" / "tls.crt"]) != before
-    for name, text in (("a", "xy"), ("b", "z"), ("c", "x"), ("d", "yz"), ("file", "")):
-        (tmp_path / name).write_text(text)
+    assert fingerprint([tmp_path / "data" / "crt"]) != before
     assert fingerprint([tmp_path / "a", tmp_path / "b"]) != fingerprint([tmp_path / "c", tmp_path / "d"])
     os.mkfifo(tmp_path / "pipe")
     assert len({fingerprint([tmp_path / name]) for name in ("pipe", "one", "none", "file")}) >= 3

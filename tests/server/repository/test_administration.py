@@ -337,21 +337,6 @@ async def test_nothing_is_changed_before_the_server_serves_nor_once_it_ends(serv
             await world.administrator.refresh(ANNA)
 
 
-async def test_each_change_is_logged_with_its_operator(serve: Any, logged: Any) -> None:
-    async with serve("1", "2") as world:
-        await world.ask("load", "1")
-        with pytest.raises(NotInRepository):
-            await world.ask("set_label", "canary", "9")
-    lines = [line for line in logged() if line["event"].startswith("a change")]
-    assert [(line["event"], line["change"], line["model"], line["version"], line["by"]) for line in lines] == [
-        ("a change is asked for", "load", MODEL, "1", "anna"),
-        ("a change is made", "load", MODEL, "1", "anna"),
-        ("a change is asked for", "set_label", MODEL, "9", "anna"),
-        ("a change cannot be made", "set_label", MODEL, "9", "anna"),
-    ]
-    assert lines[-1]["label"] == "canary" and lines[-1]["reason"] == 'version: "9" is not there; there: 2, 1'
-
-
 async def test_reload_ends_although_its_model_goes_while_the_folder_is_scanned(serve: Any) -> None:
     async with serve("1") as world:
         other, loop = replace(world.stage.found, name="other"), asyncio.get_running_loop()

@@ -1,5 +1,6 @@
 """`model.toml`: its fields, how errors are reported, and how its settings go before those of the server."""
 
+import json
 import math
 import os
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 
 from dragoman.server.config import ConfigError, ServerConfig
-from dragoman.server.repository.model_file import NOT_OF_ENGINES, ModelFile, ModelSettings, Swap, Versions, read_model_file
+from dragoman.server.repository.model_file import NOT_OF_ENGINES, ModelFile, ModelSettings, read_model_file
 
 
 @pytest.fixture
@@ -20,61 +21,32 @@ def read(tmp_path: Path) -> Any:
     return read_text
 
 
-def test_empty_file_has_the_defaults(read: Any) -> None:
+TABLES: dict[str, dict[str, Any]] = {
+    "versions": {"only": ["3", "4"], "default": "stable"},
+    "labels": {"stable": "3", "canary": "4"},
+    "weights": {"canary": 0.1, "3": 0.0},
+    "settings": {
+        **{"num_threads": 2, "replicas": 3, "device": "cpu", "gpu_memory_gib": 2.0, "max_slots": 32, "max_slots_per_request": 8},
+        **{"max_waiting_requests": 100, "max_waiting_tokens": 1000, "max_priority": -2, "is_ready_needed": False},
+        "keep_loaded": "10m",
+    },
+    "swap": {"mode": "restart", "probation_seconds": 0.0, "max_error_rate": 0.5, "max_latency_factor": 2.0},
+}
+
+
+def test_every_field_is_read_and_an_empty_file_has_the_defaults(read: Any) -> None:
     file = read("")
     assert file == ModelFile() and file.settings == ModelSettings()
     assert (file.versions.num_latest, file.swap.mode) == (1, "replace")
-
-
-def test_every_field_is_read(read: Any) -> None:
-    file = read("""
-        [versions]
-        only = ["3", "4"]
-        default = "stable"
-        [labels]
-        stable = "3"
-        canary = "4"
-        [weights]
-        canary = 0.1
-        "3" = 0
-        [settings]
-        num_threads = 2
-        replicas = 3
-        device = "cpu"
-        gpu_memory_gib = 2
-        max_slots = 32
-        max_slots_per_request = 8
-        max_waiting_requests = 100
-        max_waiting_tokens = 1000
-        max_priority = -2
-        is_ready_needed = false
-        keep_loaded = "10m"
-        [swap]
-        mode = "restart"
-        probation_seconds = 0
-        max_error_rate = 0.5
-        max_latency_factor = 2
-    """)
-    assert file == ModelFile(
-        versions=Versions(only=("3", "4"), default="stable"),
-        labels={"stable": "3", "canary": "4"},
-        weights={"canary": 0.1, "3": 0.0},
-        settings=ModelSettings(
-            num_threads=2,
-            replicas=3,
-            device="cpu",
-            gpu_memory_gib=2.0,
-            max_slots=32,
-            max_slots_per_request=8,
-            max_waiting_requests=100,
-            max_waiting_tokens=1000,
-            max_priority=-2,
-            is_ready_needed=False,
-            keep_loaded="10m",  # type: ignore[arg-type]  # as the file has it
-        ),
-        swap=Swap(mode="restart", probation_seconds=0.0, max_error_rate=0.5, max_latency_factor=2.0),
-    )
-    assert file.settings.keep_loaded == 600
+    lines = [
+        f"{name} = {json.dumps(fields[name])}" if name else f"[{table}]"
+        for table, fields in TABLES.items()
+        for name in ("", *fields)
+    ]
+    file = read("\n".join(lines))
+    assert file.model_dump() == ModelFile(**TABLES).model_dump()
+    assert file.versions.only == ("3", "4") and file.labels == TABLES["labels"] and file.weights == TABLES["weights"]
+    assert file.settings.model_dump() == TABLES["settings"] | {"keep_loaded": 600} and file.swap.model_dump() == TABLES["swap"]
     for table in (file, file.settings, file.swap):
         assert table.model_fields_set == set(type(table).model_fields), "every field was in the text"
     assert read('[settings]\nkeep_loaded = "always"').settings.keep_loaded == math.inf
@@ -185,16 +157,8 @@ def test_settings_of_a_model_go_before_the_servers() -> None:
     assert (own.max_slots, own.num_threads, own.replicas, own.device) == (8, 4, 1, "cuda:1")
     assert server.max_slots == 64
     assert len(SHARED) == 8, "every one of them is handed on"
-    everything = ModelSettings(
-        num_threads=7,
-        replicas=7,
-        device="cpu",
-        gpu_memory_gib=7,
-        max_slots=77,
-        max_slots_per_request=7,
-        max_waiting_requests=7,
-        max_waiting_tokens=7,
-    )
+    numbers = {name: 70 + i for i, name in enumerate(SHARED) if name != "device"}
+    everything = ModelSettings(device="cpu", **numbers | {"replicas": 7, "max_slots_per_request": 7})
     changed = everything.within(server)
     assert {name: getattr(changed, name) for name in SHARED} == everything.model_dump(include=set(SHARED))
 

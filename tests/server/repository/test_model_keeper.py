@@ -56,6 +56,8 @@ STORIES: list[tuple[str, str, dict[str, str]]] = [
     ("plain", "deploy 2, fail publish 3, deploy 3, die 2 = 1 serving, 2 refused death, 3 refused front_end", {}),
     ("two", "forget 1, deploy 2 3 = 1 standby, 2 trial, 3 trial; die 2 = 1 standby, 2 refused death, 3 trial", {}),
     ("two", "begin prove 2 = 1 serving, 2 proving; die 2, let = 1 serving, 2 refused death", {"served": "1 1", "swaps": "refused"}),
+    ("two", "forget 1, hold start 2, put 2 3 = 1 serving, 2 starting, 3 standby; die 3, let = 1 standby, 2 trial, 3 refused death",
+     {"served": "1 1 2"}),
     ("quick", "begin prove 2 = 1 serving, 2 proving; let = 2 serving", {"served": "1 1 2", "swaps": "done"}),
     ("quick", "deploy 2, die 1, remove 2 = 1 serving", {}),
     ("quick", "deploy 2, take 2, die 2 = 1 serving, 2 refused death; leave 2 = 1 serving, 2 refused death", {}),
@@ -105,7 +107,7 @@ STORIES: list[tuple[str, str, dict[str, str]]] = [
 ]  # fmt: skip
 
 
-FAULTS = ("fail", "large", "mend", "forget")
+FAULTS = ("fail", "large", "mend", "forget", "hold")
 
 
 async def play(stage: Stage, events: str) -> None:
@@ -122,6 +124,8 @@ async def play(stage: Stage, events: str) -> None:
                 stage.sizes |= dict.fromkeys(names, 101)
             case "mend":
                 stage.faults, stage.sizes = {}, {}
+            case "hold":
+                stage.hold(*names)
             case "begin":
                 await stage.deploy_until(*names)
             case "let":
@@ -431,20 +435,6 @@ async def test_labels_and_shares_change_on_probation_and_it_goes_on() -> None:
         await play(stage, "die 2")
         await stage.until(lambda: stage.shown == {"1": "serving", "2": "refused death"})
         assert stage.serving == "1" and stage.route.shares == {"1": 1.0}
-
-
-async def test_engine_that_dies_before_it_serves_is_never_served() -> None:
-    async with Stage("1", file=FILES["two"]).led() as stage:
-        stage.remove("1")
-        gate = stage.hold("start", "2")
-        stage.put("2", "3")
-        stage.look()
-        await stage.until(lambda: stage.shown.get("3") == "standby" and "start" in stage.steps("2"))
-        stage.engine("3").die()
-        gate.set()
-        await stage.settle()
-        assert stage.serving == "2" and "publish" not in stage.steps("3") and stage.shown["3"] == "refused death"
-        assert stage.version("3").reason == "its engine ended before it began to serve"
 
 
 @pytest.mark.parametrize("error", [None, RuntimeError("unforeseen")])

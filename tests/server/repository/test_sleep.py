@@ -36,13 +36,6 @@ def decide(sleep: Sleep, holding: Holding | None = None, *, is_awaited: bool = F
     return sleep.is_asleep
 
 
-def awake(keep_seconds: float, clock: Clock) -> Sleep:
-    sleep = Sleep(keep_seconds, clock)
-    assert not decide(sleep, is_awaited=True)
-    sleep.wake()
-    return sleep
-
-
 def test_model_that_is_always_loaded_is_never_unloaded(clock: Clock) -> None:
     sleep = Sleep(math.inf, clock)
     clock.now += 1e9
@@ -50,37 +43,37 @@ def test_model_that_is_always_loaded_is_never_unloaded(clock: Clock) -> None:
     assert not decide(sleep) and not sleep.may_sleep and sleep.pause(used()) is None
 
 
-def test_model_is_unloaded_after_its_idle_time(clock: Clock) -> None:
+# Seconds after loading; requests that hold it, and seconds since the last; whether it is awaited, on probation, asked to leave.
+@pytest.mark.parametrize(
+    ("seconds", "num_held", "used_ago", "is_awaited", "is_tried", "is_asked", "why"),
+    [
+        (59.0, 0, 1e3, False, False, False, None),
+        (60.0, 0, 1e3, False, False, False, Why.IDLE),
+        (90.0, 0, 59.5, False, False, False, None),
+        (90.0, 0, 60.0, False, False, False, Why.IDLE),
+        (90.0, 1, 1e3, False, False, False, None),
+        (90.0, 0, 1e3, True, False, False, None),
+        (90.0, 0, 1e3, False, True, False, None),
+        (0.0, 3, 1e3, False, False, True, Why.MEMORY),
+        (0.0, 3, 1e3, True, False, True, None),
+        (0.0, 0, 1e3, False, True, True, None),
+    ],
+)
+def test_model_is_unloaded_when_it_is_idle_or_asked_to_make_room(
+    clock: Clock, seconds: float, num_held: int, used_ago: float, is_awaited: bool, is_tried: bool, is_asked: bool, why: Why | None
+) -> None:
     sleep = Sleep(60.0, clock)
     assert decide(sleep) and sleep.pause(used()) is None, "it is not loaded at the start"
     assert not decide(sleep, is_awaited=True)
+    clock.now += 5.0
     sleep.wake()
-    clock.now += 59.0
-    assert not decide(sleep) and sleep.pause(used()) == pytest.approx(1.0) and sleep.pause(used(1)) == 60.0
-    clock.now += 1.0
-    assert not decide(sleep, used(last_used=clock.now - 0.5))
-    clock.now += 59.5
-    assert decide(sleep, used(last_used=clock.now - 60)) and sleep.why == Why.IDLE
-    sleep = awake(60.0, clock)
-    clock.now += 60.0
-    assert decide(sleep)
-
-
-@pytest.mark.parametrize(("holding", "is_awaited", "is_tried"), [(1, False, False), (0, True, False), (0, False, True)])
-def test_model_stays_while_it_is_held_or_awaited_or_on_probation(
-    clock: Clock, holding: int, is_awaited: bool, is_tried: bool
-) -> None:
-    sleep = awake(1.0, clock)
-    clock.now += 100.0
-    assert not decide(sleep, used(holding), is_awaited=is_awaited, is_tried=is_tried)
-
-
-def test_model_makes_room_although_it_is_held_but_not_while_requests_wait_for_it(clock: Clock) -> None:
-    sleep = awake(60.0, clock)
-    sleep.is_asked = True
-    assert not decide(sleep, used(3), is_awaited=True) and not sleep.is_asked, "it has to be asked again"
-    sleep.is_asked = True
-    assert decide(sleep, used(3)) and sleep.why == Why.MEMORY
+    clock.now += seconds
+    sleep.is_asked, holding = is_asked, used(num_held, clock.now - used_ago)
+    assert decide(sleep, holding, is_awaited=is_awaited, is_tried=is_tried) is (why is not None) and not sleep.is_asked
+    assert why is None or sleep.why == why
+    if why is None:
+        idle = min(seconds, used_ago)
+        assert sleep.pause(holding) == pytest.approx(60.0 if num_held else max(0.001, 60.0 - idle))
 
 
 def test_failed_load_is_retried_with_a_growing_pause(clock: Clock) -> None:
