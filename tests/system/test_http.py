@@ -4,7 +4,7 @@ import asyncio
 import json
 import shutil
 import subprocess
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 import requests
-from aiohttp import ClientConnectionError, ClientSession
+from aiohttp import ClientSession
 from google.protobuf import json_format
 
 from dragoman.v1.generation_pb2 import (
@@ -171,7 +171,7 @@ def test_requests_sent_at_once_are_answered_in_order_and_few_wait(server: Server
             reader, writer = await opened(server)
             writer.write(GOOD + (GET + b"\r\n") * 100_000)
             await asyncio.sleep(0.2)
-            assert len(writer.transport.get_extra_info("socket").getsockname()) and writer.transport.get_write_buffer_size() > 0
+            assert writer.transport.get_write_buffer_size() > 0
         assert (await reader.readline()).split()[1] == b"200"
         writer.transport.abort()
 
@@ -187,27 +187,18 @@ def test_bodies_that_are_too_large_too_late_or_of_another_kind_have_their_status
     ):
         assert post(server, "/v1/generate", data=BODY, headers=headers).status_code == status, headers
     for encoding in ("gzip", "deflate"):
-        assert (
-            post(server, "/v2/models/alpha/infer", json=infer_body("a"), headers={"Content-Encoding": encoding}).status_code == 415
-        )
-
-    async def body() -> AsyncIterator[bytes]:
-        for _ in range(200):
-            yield b" " * 1024
+        response = post(server, "/v2/models/alpha/infer", json=infer_body("a"), headers={"Content-Encoding": encoding})
+        assert response.status_code == 415
 
     async def run() -> None:
         reader, writer = await opened(server)
         writer.write(POST + b"Content-Length: 70000\r\n\r\n")
         assert (await asyncio.wait_for(reader.readline(), 20)).split()[1] == b"413", "before it is read"
         writer.close()
-        try:
-            async with (
-                ClientSession() as session,
-                session.post(f"{server.http_address}/v1/generate", data=body(), headers=JSON) as response,
-            ):
-                assert response.status == 413
-        except ClientConnectionError:  # it may be told while it still sends
-            pass
+        reader, writer = await opened(server)
+        writer.write(CHUNKED + (b"400\r\n" + b" " * 1024 + b"\r\n") * 65)
+        assert (await asyncio.wait_for(reader.readline(), 20)).split()[1] == b"413", "once it is too large"
+        writer.close()
         reader, writer = await opened(server)
         writer.write(b"POST /v1/gen")
         assert await asyncio.wait_for(reader.read(), 20) == b"", "an idle connection is closed"
@@ -238,15 +229,17 @@ def test_a_caller_that_leaves_with_half_a_body_is_counted_once(server: Server) -
     wait_until(lambda: count() == before + 1, "the call is counted")
 
 
-@pytest.mark.parametrize(("header", "status"), [("1n", 504), ("5S", 200), ("99999999H", 200), ("0m", 504)])
+@pytest.mark.parametrize(
+    ("header", "status"),
+    [
+        *[("1n", 504), ("0m", 504), ("5S", 200), ("99999999H", 200)],
+        *[(header, 400) for header in ("", "5", "S", "-5S", "5s", "123456789S", "1.5S", "5S ,5S")],
+    ],
+)
 def test_a_deadline_may_come_in_a_header(server: Server, header: str, status: int) -> None:
-    assert post(server, "/v1/generate", data=BODY, headers=JSON | {"Grpc-Timeout": header}).status_code == status
-
-
-@pytest.mark.parametrize("header", ["", "5", "S", "-5S", "5s", "123456789S", "1.5S", "5S ,5S"])
-def test_a_header_that_is_no_time_is_refused(server: Server, header: str) -> None:
     response = post(server, "/v1/generate", data=BODY, headers=JSON | {"Grpc-Timeout": header})
-    assert response.status_code == 400 and response.json()["message"].startswith("Grpc-Timeout: ")
+    assert response.status_code == status
+    assert response.json().get("message", "").startswith("Grpc-Timeout: ") == (status == 400)
 
 
 def test_other_paths_and_methods_are_refused_in_json(server: Server) -> None:

@@ -119,6 +119,7 @@ def test_lists_are_answered_in_order_and_the_rest_is_kept(server: Server, german
     texts = [TEXT, "", " \n", f"{TEXT} {TEXT}\n\n  {TEXT}", "😀 ..."]
     answers = [german, "", " \n", f"{german} {german}\n\n  {german}", "😀 ..."]
     assert translated(server, q=texts) == {"translatedText": answers}
+    assert translated(server, q=["..."] * 1024) == {"translatedText": ["..."] * 1024}
     assert translated(server, q="\n") == {"translatedText": "\n"}
     assert translated(server, q="a\x00b \u202e\ufeff")["translatedText"] is not None
     before = server.metric("dragoman_request_success_total", model="en-de")
@@ -136,6 +137,10 @@ def test_alternatives_are_the_next_best_answers(server: Server) -> None:
     mixed = translated(server, alternatives=1, q=[TEXT, ""])
     assert [len(others) for others in mixed["alternatives"]] == [1, 0]
     assert "alternatives" not in translated(server, alternatives=-1)
+    reason = refusal(post(server, json=QUERY | KEY | {"alternatives": 10**6}))[1]
+    most = int(reason.removeprefix("alternatives: 1000000 is more than ").partition(",")[0])
+    assert refusal(post(server, json=QUERY | KEY | {"alternatives": most + 1}))[1].startswith(f"alternatives: {most + 1} is more")
+    assert "max_message_bytes" in refusal(post(server, json=QUERY | KEY | {"alternatives": most}))[1], "too long, not too many"
 
 
 @pytest.mark.parametrize(
@@ -156,7 +161,6 @@ def test_alternatives_are_the_next_best_answers(server: Server) -> None:
         ({"q": "A" * 20_000}, "q: more than"),
         ({"q": ["A"] * 1025}, "q: 1025 texts; at most 1024 are translated at once"),
         ({"q": "Yes. " * 5000}, "q: more than 4096 sentences; send fewer at once"),
-        ({"alternatives": 10**6}, "alternatives: 1000000 is more than "),
         *[({"alternatives": value}, "alternatives: is no whole number") for value in ("many", 1.5, True, [1], "9" * 20)],
         ({"alternatives": 7, "q": "A dog." + "-\n" * 6000}, "q: answers have more than 65536 bytes, max_message_bytes"),
     ],

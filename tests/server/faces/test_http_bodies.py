@@ -15,11 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dragoman.inference.inference_pb2 import ModelInferRequest
-from dragoman.model.generation import Language
+from dragoman.model.generation import Language, Languages
 from dragoman.server.errors import InvalidRequest, ServiceError
 from dragoman.server.faces.http import reading
 from dragoman.server.faces.http.inference.reading import Posted, _read_generate, _read_infer
-from dragoman.server.faces.http.libre.languages import code_of, name_of
+from dragoman.server.faces.http.libre.languages import LibreLanguages, code_of, name_of
 from dragoman.server.faces.http.libre.pieces import pieces_of, put_together
 from dragoman.server.faces.http.native import parse
 from dragoman.server.faces.oip.inference import INPUTS, MAX_TEXTS
@@ -386,3 +386,27 @@ def test_blank_lines_are_few_pieces(text: str) -> None:
 def test_a_language_has_the_code_and_name_of_libretranslate(code: str, names: list[str], expected: tuple[str, str]) -> None:
     language = Language(code=code, names=names)
     assert (code_of(language), name_of(language)) == expected
+
+
+def test_languages_of_several_models_are_listed_together(make_model: Any) -> None:
+    names = {"en": ["english"], "de": ["german"], "fr": ["french"], "zho_Hant": ["zh_hant", "zh_tw", "chinese_traditional"]}
+
+    def model(name: str, *sides: str) -> Any:
+        source, target = ([Language(code=code, names=names[code], source_prefix=[340]) for code in side.split()] for side in sides)
+        return make_model(name, languages=Languages(source=source, target=target))
+
+    models = [
+        make_model("captions"),
+        model("en-de", "en", "de"),
+        model("en-fr", "en", "fr"),
+        model("many", "de fr", "fr de zho_Hant"),
+    ]
+    languages = LibreLanguages()
+    assert languages.all(models) == [
+        ("de", "German", ["fr", "zh-Hant"]),
+        ("en", "English", ["de", "fr"]),
+        ("fr", "French", ["de", "zh-Hant"]),
+        ("zh-Hant", "Chinese Traditional", []),
+    ]
+    assert [languages.sources_of(models, target) for target in ("fr", "zh_tw", "en")] == [["de", "en"], ["de", "fr"], []]
+    assert [languages.find(models, asked) for asked in ("english", "ZH_TW", "de-AT", "tlh")] == ["en", "zh-Hant", "de", ""]
