@@ -41,13 +41,18 @@ class Calls(nn.Module):
         lambda x, y: torch.cat((y, y)),
         lambda x, y: torch.cat((x, y), 1).clamp(2, 5),
         lambda x, y: torch.cat((x, y), 1).scatter(1, y.clamp(0, 2), y + 7),
+        *(lambda x, y, place=place: torch.cat((x, y), 1).unsqueeze(place).clamp(2, 5) for place in (-3, -2, -1, 0, 1, 2)),
     ],
-    ids=["cat", "cat three", "cat rows", "clamp", "scatter"],
+    ids=["cat", "cat three", "cat rows", "clamp", "scatter", *(f"unsqueeze {place}" for place in (-3, -2, -1, 0, 1, 2))],
 )
 def test_whole_numbers_are_put_together_and_in_places(function: Function, size: int, tmp_path: Path) -> None:
-    write(trace(Calls(function)), tmp_path / "graph.onnx", "graph.weights")
+    model = trace(Calls(function))
+    write(model, tmp_path / "graph.onnx", "graph.weights")
     random = np.random.default_rng(size)
     x = random.integers(0, 9, (3, size))
     y = np.stack([random.permutation(3) for _ in range(3)])  # places that differ within a row
     (found,) = open_session(tmp_path / "graph.onnx", 1).run(None, {"x": x, "y": y})
     np.testing.assert_array_equal(found, function(torch.tensor(x), torch.tensor(y)).numpy())
+    shape = model.graph.outputs[0].shape
+    assert shape is not None and len(shape) == found.ndim
+    assert all(size == (3 if str(dim) == "B" else dim) for dim, size in zip(shape, found.shape, strict=True) if str(dim) in "B123")

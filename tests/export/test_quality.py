@@ -124,15 +124,6 @@ def test_graphs_of_another_model_and_texts_that_lose_too_much_are_refused(
         verify_quantized(checkpoint, int8, COUNTS, QualityTexts(["a", "dog " * 40], ["a", "b"]))
 
 
-@pytest.mark.parametrize(("texts", "message"), [(["a dog", "a dog and " * 20], r"line 2: .* the model takes 24"), ([], "nothing")])
-def test_calibration_text_that_cannot_be_used_is_refused_at_once(
-    checkpoint_dir: Path, tmp_path: Path, texts: list[str], message: str
-) -> None:
-    with pytest.raises(InputError, match=message):
-        export_checkpoint(checkpoint_dir, tmp_path / "bundle", "int8", calibration=texts)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_shipped_model_keeps_its_translations(shipped_bundle: Callable[..., Path]) -> None:
     manifest = Bundle.open(shipped_bundle("en-de", "int8")).manifest
     quality = manifest.parity.quality

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import onnx_ir
-import pytest
 import torch
 from onnx_ir.traversal import RecursiveGraphIterator
 from torch import Tensor, nn
@@ -68,32 +67,3 @@ def test_what_does_not_change_is_computed_before_the_loop() -> None:
     assert "Sigmoid" not in [node.op_type for node in body] and not body.initializers
     assert {value.name for value in graph.initializers.values()} == {"linear.weight", "linear.bias"}
     assert len({node.name for node in RecursiveGraphIterator(graph)}) == 2 + sum(1 for _ in body)
-
-
-class Axes(nn.Module):
-    """Axes of size 1 that come and go, counted from either end."""
-
-    input_names = ["x"]  # noqa: RUF012
-    output_names = ["out"]  # noqa: RUF012
-
-    def __init__(self, place: int) -> None:
-        super().__init__()
-        self.place = place
-
-    def forward(self, x: Tensor) -> list[Tensor]:
-        return [x.unsqueeze(self.place) + 1.0]
-
-    def inputs(self, recorder: Recorder) -> dict[str, Any]:
-        return {"x": recorder.input("x", ("B", 2, D), torch.float32)}
-
-
-@pytest.mark.parametrize("place", [-4, -3, -2, -1, 0, 1, 2, 3])
-def test_axes_are_counted_from_either_end(place: int, tmp_path: Path) -> None:
-    model = trace(Axes(place))
-    onnx_ir.save(model, tmp_path / "axes.onnx")
-    x = torch.randn(B, 2, D)
-    expected = x.unsqueeze(place) + 1.0
-    (found,) = open_session(tmp_path / "axes.onnx", 1).run(None, {"x": x.numpy()})
-    np.testing.assert_array_equal(found, expected.numpy())
-    shape = model.graph.outputs[0].shape
-    assert shape is not None and [B if dim == "B" else int(dim) for dim in map(str, shape)] == list(expected.shape)

@@ -81,13 +81,6 @@ def test_graphs_keep_mapped_weights_and_can_be_written_again(tmp_path: Path) -> 
     assert first == second and SCORER_WEIGHTS_FILE in first
 
 
-def test_token_table_of_a_bundle_is_stored_once(exported: Path) -> None:
-    found = [weights(exported / name) for name in GRAPHS]
-    tables = [tensor for tensors in found for tensor in tensors.values() if tuple(tensor.shape) == (300, 32)]
-    assert len(tables) >= 3, "encoder, decode step and scorer read it"
-    assert {(tensor.location, tensor.offset) for tensor in tables} == {("encoder.weights", tables[0].offset)}
-
-
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 def test_scorer_has_a_file_of_its_own_for_weights_that_a_shortlist_leaves_out(export: Export, precision: str) -> None:
     bundle = export("tiny", precision, is_short=True)

@@ -279,27 +279,6 @@ def test_graphs_hold_each_weight_once_and_nothing_they_do_not_need(built: Built)
         assert "MatMulIntegerToFloat" in operators[1]
 
 
-@of_texts
-def test_axes_of_prompts_and_texts_are_of_any_size(built: Built) -> None:
-    def axes(values: Any) -> dict[str, list[str | int]]:
-        return {v.name: [d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim] for v in values}
-
-    prompt, decoder, scorer = (built.graph(name) for name in ("encoder", "decoder", "scorer"))
-    heads = {f"self_{part}_{i}": [built.config.num_heads, "T", built.config.head_dim] for i in range(2) for part in "kv"}
-    for graph, rows, inputs, outputs in (
-        (prompt, 1, {"src_ids": ["P"], "positions": ["P"], "src_lens": [1]}, {}),
-        (
-            *(decoder, "N", {name: ["N"] for name in ("prev_ids", "positions", "src_lens")} | {"num_candidates": [1]}),
-            {name: ["N", "K"] for name in ("candidate_ids", "candidate_log_probs")},
-        ),
-    ):
-        caches: dict[str, Any] = {name: [rows, *shape] for name, shape in heads.items()}
-        assert axes(graph.input) == inputs | caches
-        assert axes(graph.output) == outputs | {output_name(name): shape for name, shape in caches.items()}
-    pairs = {"tgt_ids": ["B", "T"], "labels": ["B", "T"], "src_lens": ["B"], "tgt_lens": ["B"]}
-    assert axes(scorer.input) == {"src_ids": ["B", "S"]} | pairs and axes(scorer.output) == {"label_log_probs": ["B", "T"]}
-
-
 @pytest.mark.parametrize("kind", ["additive", "llama"])
 def test_same_model_gives_the_same_graphs(make_checkpoint: MakeCheckpoint, kind: str) -> None:
     model = make_checkpoint(**KINDS[kind][1]).model

@@ -16,11 +16,6 @@ def graph(request: pytest.FixtureRequest, exported: Path) -> onnx.ModelProto:
 
 
 @pytest.fixture(scope="session")
-def scorer(exported: Path) -> onnx.ModelProto:
-    return onnx.load(exported / "scorer.onnx", load_external_data=False)
-
-
-@pytest.fixture(scope="session")
 def decoder(exported: Path) -> onnx.ModelProto:
     return onnx.load(exported / "decoder.onnx", load_external_data=False)
 
@@ -48,19 +43,6 @@ def test_axes_are_dynamic_and_named(exported: Path) -> None:
     assert axes("scorer") == [pairs, {"label_log_probs": ["B", "T"], "attention": ["B", 2, "T", "S"]}]
 
 
-def test_scorer_has_no_weights_of_its_own(scorer: onnx.ModelProto, exported: Path) -> None:
-    """Every weight is read from the very bytes that another graph reads, and a bundle does not double for it."""
-
-    def places(name: str) -> set[tuple[tuple[str, str], ...]]:
-        model = onnx.load(exported / f"{name}.onnx", load_external_data=False)
-        stored = [tensor for tensor in model.graph.initializer if tensor.data_location == onnx.TensorProto.EXTERNAL]
-        return {tuple(sorted((entry.key, entry.value) for entry in tensor.external_data)) for tensor in stored}
-
-    assert len(places("scorer")) > 20
-    assert places("scorer") <= places("encoder") | places("decoder")
-    assert all(len(tensor.raw_data) <= 256 for tensor in scorer.graph.initializer)
-
-
 def test_attention_is_one_operator_and_written_out_only_where_its_weights_are_asked_for(graph: onnx.ModelProto) -> None:
     operators = [node.op_type for node in graph.graph.node]
     assert attentions(graph) and not {"ScatterND", "Attention", "MultiHeadAttention"} & {*operators}
@@ -81,14 +63,6 @@ def test_step_stores_a_tied_embedding_once_and_gives_no_keys_of_the_source(decod
     assert [node.op_type for node in decoder.graph.node][-4:] == ["Gemm", "LogSoftmax", "Equal", "If"], "padding costs no node"
     crosses = [node for node in attentions(decoder) if node.input[3].startswith("cross_")]
     assert [len(node.output) for node in crosses] == [1, 1]
-
-
-def test_weights_lie_beside_the_graph(graph: onnx.ModelProto) -> None:
-    for tensor in graph.graph.initializer:
-        if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            assert {entry.key: entry.value for entry in tensor.external_data}["location"] in ("encoder.weights", "decoder.weights")
-        else:
-            assert len(tensor.raw_data) <= 256
 
 
 def test_nothing_says_where_or_when_it_was_made(graph: onnx.ModelProto) -> None:
