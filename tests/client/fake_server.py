@@ -2,9 +2,9 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from queue import SimpleQueue
 from typing import Any
 
@@ -111,6 +111,12 @@ def failing(code: str, message: str = "no", retry_after: tuple[int, int] | None 
     return fail
 
 
+def in_turn(*behaviours: Behaviour) -> Behaviour:
+    """Return a behaviour that acts as these do, each once, and then as nothing."""
+    left = deque(behaviours)
+    return lambda context: left.popleft()(context) if left else None
+
+
 class Held:
     """A behaviour that blocks the call until it is released or the client cancels."""
 
@@ -143,7 +149,6 @@ class Service(generation_pb2_grpc.GenerationServicer):
     Attributes:
         script: Behaviours of the next calls.
         behaviours: Behaviours by source text.
-        refusals: Statuses of the first attempts in a batch, by source text.
         breaks: For each batch stream how many requests it answers, and the behaviour that ends it.
         has_bulk: Whether GenerateBulk is implemented; older servers have GenerateBatch only.
         batches: Requests of each batch stream.
@@ -153,7 +158,6 @@ class Service(generation_pb2_grpc.GenerationServicer):
     def __init__(self) -> None:
         self.script: deque[Behaviour] = deque()
         self.behaviours: dict[str, Behaviour] = {}
-        self.refusals: dict[str, list[generation_pb2.Error]] = {}
         self.breaks: deque[tuple[int, Behaviour]] = deque()
         self.has_bulk = True
         self.batches: list[list[Any]] = []
@@ -162,28 +166,28 @@ class Service(generation_pb2_grpc.GenerationServicer):
         self.seconds_left: list[float] = []
         self.metadata: list[tuple[str, dict[str, Any]]] = []
         self.models = [generation_pb2.Model(name="en-de", is_ready=True), generation_pb2.Model(name="en-fr")]
-        self.num_running = self.max_running = 0
+        self._num_running = self.max_running = 0
         self._lock = threading.Lock()
 
-    def _serve(self, method: str, request: Any, context: Any, answer: Callable[[Any], Any]) -> Any:
-        behave = self._begin(method, request, context)
-        try:
-            return (behave and behave(context)) or answer(request)
-        finally:
-            self._end()
-
-    def _begin(self, method: str, request: Any, context: Any) -> Behaviour | None:
+    @contextmanager
+    def _running(self, method: str, request: Any, context: Any) -> Iterator[Behaviour | None]:
+        """Count and record a call, and give its behaviour."""
         with self._lock:
             self.requests.append(request)
             self.seconds_left.append(context.time_remaining())
             self.metadata.append((method, dict(context.invocation_metadata())))
-            self.num_running += 1
-            self.max_running = max(self.max_running, self.num_running)
-            return self.script.popleft() if self.script else self.behaviours.get(getattr(request, "text", None))
+            self._num_running += 1
+            self.max_running = max(self.max_running, self._num_running)
+            behave = self.script.popleft() if self.script else self.behaviours.get(getattr(request, "text", None))
+        try:
+            yield behave
+        finally:
+            with self._lock:
+                self._num_running -= 1
 
-    def _end(self) -> None:
-        with self._lock:
-            self.num_running -= 1
+    def _serve(self, method: str, request: Any, context: Any, answer: Callable[[Any], Any]) -> Any:
+        with self._running(method, request, context) as behave:
+            return (behave and behave(context)) or answer(request)
 
     def Generate(self, request, context):
         return self._serve("Generate", request, context, answer_to)
@@ -202,18 +206,15 @@ class Service(generation_pb2_grpc.GenerationServicer):
 
     def GenerateStream(self, request, context):
         """Answer in two halves; a behaviour acts at its place: at the start, in the middle or at the end."""
-        behave = self._begin("GenerateStream", request, context)
-        acts = {getattr(behave, "place", "start"): behave} if behave else {}
         whole, half = answer_to(request), len(request.text) // 2
-        try:
+        with self._running("GenerateStream", request, context) as behave:
+            acts = {getattr(behave, "place", "start"): behave} if behave else {}
             acts.get("start", str)(context)
             yield generation_pb2.GenerateStreamResponse(text=whole.text[:half], tokens=whole.tokens[:half])
             if acts.get("middle", str)(context) is StopIteration:
                 return
             yield generation_pb2.GenerateStreamResponse(text=whole.text[half:], tokens=whole.tokens[half:], result=whole)
             acts.get("end", str)(context)
-        finally:
-            self._end()
 
     def GenerateBatch(self, messages, context):
         yield from self._answer_batch("GenerateBatch", messages, context, lambda message: [message])
@@ -251,10 +252,7 @@ class Service(generation_pb2_grpc.GenerationServicer):
                     seen.append(request)
                     if len(seen) - 1 == num_answers:
                         break
-                    if refusals := self.refusals.get(request.text):
-                        answers.put({"error": refusals.pop(0), "request_id": request.request_id})
-                    else:
-                        threads.submit(serve, request)
+                    threads.submit(serve, request)
             is_broken = num_answers is not None and len(seen) >= num_answers
             answers.put(end if is_broken else None)
 

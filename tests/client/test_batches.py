@@ -23,7 +23,7 @@ from dragoman.client.many import InOrder
 from dragoman.client.request import Request
 from dragoman.client.retry import RetryPolicy
 from dragoman.v1 import generation_pb2
-from tests.client.fake_server import EOS, PATIENCE_SECONDS, Held, failing, make_status
+from tests.client.fake_server import EOS, PATIENCE_SECONDS, Held, failing, in_turn, make_status
 
 PLAIN = {"retry": RetryPolicy(jitter=0.0)}
 POLICY = RetryPolicy(max_attempts=3, initial_backoff_seconds=1.0, multiplier=2.0, jitter=0.0)
@@ -87,17 +87,15 @@ def test_a_blank_text_among_many_is_answered_without_the_server(call, service, b
 
 def test_outcomes_come_as_they_are_finished_and_many_in_order(client, service, has_bulk: bool) -> None:
     for method in ("generate_batch", "generate_many"):
-        service.behaviours = {text: Held() for text in "abcd"}
+        service.behaviours = {text: Held() for text in "abcde"}
         with ThreadPoolExecutor() as threads:
             items = asked(*"abcdefgh") if method == "generate_batch" else list("abcdefgh")
             answers = threads.submit(list, getattr(client, method)(items, concurrency=4))
-            for held in service.behaviours.values():
-                held.wait_until_began()
-            assert service.num_running == 4
+            for text in "abcd":
+                service.behaviours[text].wait_until_began()
             service.behaviours["d"].release()
-            while len(service.requests) % 8 not in (7, 0):  # the others are answered while those before them are held
-                pass
-            for text in "cba":
+            service.behaviours["e"].wait_until_began()
+            for text in "ecba":
                 service.behaviours[text].release()
             outcomes = answers.result(PATIENCE_SECONDS)
         if method == "generate_batch":
@@ -118,12 +116,12 @@ def test_a_request_fails_alone(call, service, has_bulk: bool) -> None:
 
 
 def test_a_refused_request_is_tried_again_on_the_same_stream(call, service, clock, has_bulk: bool) -> None:
-    service.refusals["busy"] = [make_status("UNAVAILABLE"), make_status("RESOURCE_EXHAUSTED", retry_after=(7, 0))]
+    service.behaviours["busy"] = in_turn(failing("UNAVAILABLE"), failing("RESOURCE_EXHAUSTED", retry_after=(7, 0)))
     assert by_place(call("generate_batch", asked("a", "busy", "b"), options=PLAIN)) == ["A", "BUSY", "B"]
     [seen] = service.batches
     assert [request.text for request in seen].count("busy") == 3 and len({request.request_id for request in seen}) == 5
     assert clock.waits == [pytest.approx(0.1), pytest.approx(7.0)]
-    service.refusals["busy"] = [make_status("RESOURCE_EXHAUSTED", f"full {n}") for n in range(9)]
+    service.behaviours["busy"] = in_turn(*(failing("RESOURCE_EXHAUSTED", f"full {n}") for n in range(9)))
     [busy] = call("generate_batch", asked("busy"), options=PLAIN)
     assert isinstance(busy.error, Overloaded) and busy.error.message == "full 4"
     assert len(service.batches[1]) == 5

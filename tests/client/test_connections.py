@@ -247,18 +247,15 @@ def test_words_that_are_not_of_a_connection_are_left_as_they_are(call, service) 
     assert str(caught.value) == details, "the server's own words"
 
 
-@pytest.mark.parametrize(
-    ("given", "reason"),
-    [
+def test_an_option_of_tls_without_the_others_it_needs_is_named() -> None:
+    for files, reason in (
         ({"certificate": Path("a")}, "--certificate is given without --key"),
         ({"authority": Path("a"), "key": Path("b")}, "--key is given without --certificate"),
         ({"certificate": Path("a"), "key": Path("b")}, "go with --ca"),
         ({"server_name": "a"}, "go with --ca"),
-    ],
-)
-def test_an_option_of_tls_without_the_others_it_needs_is_named(given: dict, reason: str) -> None:
-    with pytest.raises(InputError, match=reason):
-        Tls(**given)
+    ):
+        with pytest.raises(InputError, match=reason):
+            Tls(**files)
 
 
 @pytest.mark.parametrize(

@@ -216,10 +216,8 @@ def test_other_properties_of_models_are_told_below_the_table() -> None:
     full = replace(MODEL, domain="short, [b]as in captions[/b]; " * 10 + "a\x1b]0;b", versions=versions, shortlist_tokens=512)
     full = replace(full, defaults=Defaults(**values), default_source_language="en")
     forced = replace(MODEL, name="b", defaults=Defaults(suppressed_tokens=(1, 2, 3), is_end_forced=True))
-    alone = ModelVersion("a", "a", (), 1.0, True)
-    assert printed(full, forced, replace(MODEL, versions=(alone,)), replace(MODEL, versions=(replace(alone, labels=("x",)),)))[
-        1
-    ] == [
+    alone, labelled = (replace(MODEL, versions=(ModelVersion("a", "a", labels, 1.0, True),)) for labels in ((), ("x",)))
+    assert printed(full, forced, alone, labelled)[1] == [
         f"Domain of en-de: {'short, [b]as in captions[/b]; ' * 10}a\ufffd]0;b",
         "Versions of en-de: 4 (0123456789ab, canary, 10%); 3 (90%, default)",
         "Defaults of en-de: source_language en, num_beams 4, length_penalty 0.6, early_stopping true, no_repeat_ngram_size 0, "

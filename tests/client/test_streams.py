@@ -83,14 +83,6 @@ def test_a_stream_starts_before_it_is_read(client, service) -> None:
     held.assert_cancelled()
 
 
-def test_a_stream_that_is_cancelled_before_it_is_read_asks_nothing_more(client, clock) -> None:
-    stream = client.stream("abcd")
-    stream.cancel()
-    with pytest.raises(Cancelled):
-        next(stream)
-    assert clock.waits == []
-
-
 @pytest.mark.parametrize("has_bulk", [True, False])
 @pytest.mark.parametrize("end", ["leave", "drop", "close"])
 @pytest.mark.parametrize("method", STUCK)
@@ -178,33 +170,6 @@ def test_threads_that_call_while_the_client_closes_all_get_the_same_error(connec
         assert enough.wait(PATIENCE_SECONDS)
         client.close()
         assert {end.result(PATIENCE_SECONDS) for end in ends} == {"the client is closed"}
-
-
-@pytest.mark.parametrize("end", ["close", "interrupt"])
-def test_a_call_whose_wait_does_not_begin_is_cancelled(sync_client, service, monkeypatch, end: str) -> None:
-    service.script.append(held := Held())
-    start = sync_client._stub.Generate.future
-
-    class Call:
-        def __init__(self, *args: Any, **arguments: Any) -> None:
-            self._call = start(*args, **arguments)
-            self.cancel = self._call.cancel
-            if end == "close":
-                sync_client.close()
-
-        def result(self) -> Any:
-            if end == "close":
-                return self._call.result()
-            held.wait_until_began()
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(sync_client._stub.Generate, "future", Call)
-    with pytest.raises(Cancelled if end == "close" else KeyboardInterrupt) as caught:
-        sync_client.generate("x", request_id="r-1")
-    if end == "close":
-        assert (caught.value.message, caught.value.request_id) == ("the client is closed", "r-1")
-    else:
-        held.assert_cancelled()
 
 
 def test_closing_ends_the_wait_for_another_attempt(server, service) -> None:

@@ -40,12 +40,13 @@ def source(tmp_path: Path) -> Path:
 
 
 def translated(client, source: Any, options: TranslateOptions = PLAIN) -> str:
-    """Translate texts, or the bytes of a stream, and return what is printed, in front of an `InputError` if there is one."""
+    """Translate texts, or the bytes of a stream, and return what is printed, before the `InputError` if there is one."""
     out, refusal = StringIO(), ""
     try:
-        (translate_lines if isinstance(source, bytes) else translate_texts)(
-            client, BytesIO(source) if isinstance(source, bytes) else source, out, options
-        )
+        if isinstance(source, bytes):
+            translate_lines(client, BytesIO(source), out, options)
+        else:
+            translate_texts(client, source, out, options)
     except InputError as error:
         refusal = str(error)
     return out.getvalue() + refusal
