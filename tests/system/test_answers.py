@@ -4,11 +4,12 @@ import gzip
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dragoman.client.sync import Client
-from tests.system.harness.oracle import Oracle
+from tests.system.harness.oracle import Oracle, agree
 from tests.system.harness.server import LONG, ROOT, Server, dragoman, serving
 
 CHECKPOINTS = ROOT / "model/pretrained"
@@ -50,8 +51,14 @@ def test_answers_are_pytorchs_at_any_concurrency(
     with Client(shared_server.address) as client:
         together = [result.tokens for result in client.generate_many(texts, concurrency=64, model=model)]
         alone = [result.tokens for result in client.generate_many(texts, concurrency=1, model=model)]
-    assert together == alone and len(together) == len(texts)
-    Oracle(CHECKPOINTS / model).check_greedy(texts, together)
+        assert together == alone and len(together) == len(texts)
+        oracle, few = Oracle(CHECKPOINTS / model), texts[::15]
+        oracle.check_greedy(texts, together)
+        options: dict[str, Any] = {"model": model, "num_beams": 4, "num_return_sequences": 4, "return_log_probs": True}
+        for text, hypotheses in zip(few, oracle.beams(few, 4, 64), strict=True):
+            answers = client.generate(text, max_new_tokens=64, length_penalty=1.0, **options).answers
+            for answer, expected in zip(answers, hypotheses, strict=True):
+                agree(answer, expected)
 
 
 def test_streamed_pieces_are_the_unary_answer(shared_server: Server, captions: list[str]) -> None:

@@ -88,6 +88,9 @@ def test_of_equally_likely_tokens_the_lower_id_wins(client: Client, oracle: Call
             [0] * (NUM_NEW - 2) + last for last in ([0, 0], [0, 1], [1, 0], [1, 1])
         ]
         assert len({answer.score for answer in found}) == 1
+        for rule in ({"repetition_penalty": 1.7}, {"no_repeat_ngram_size": 1}):
+            tokens = client.generate(text, **options, **rule).tokens
+            assert all(token - 1 in tokens[:place] for place, token in enumerate(tokens) if token % 2)
 
 
 @EACH

@@ -117,6 +117,7 @@ def test_swaps_forwards_and_back_lose_nothing(server: Server, folder: ModelFolde
             folder.put(model, "2", "two")
             serves(server, model, "2")
             server.wait_for(Event.VERSION_ENDED, model=model, version="1")
+            wait_until_settled(server, model)
             folder.remove(model, "2")
             serves(server, model, "1")
             wait_until_settled(server, model)
@@ -187,6 +188,7 @@ def test_a_stream_ends_on_the_version_that_it_began_on(server: Server, folder: M
 def test_a_model_that_is_taken_away_finishes_what_it_has_and_may_come_back(server: Server, folder: ModelFolder, model: str) -> None:
     one = folder.put(model, "1", "one")
     serves(server, model, "1")
+    wait_until_settled(server, model)
     assert ask(server, model).model_version == one and health(server, model) == SERVING
     with connection(server) as channel:
         request = GenerateRequest(model=model, text="a dog", max_new_tokens=900)
