@@ -16,8 +16,9 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 from grpc_status import rpc_status
 
-from dragoman.v1.generation_pb2 import GenerateRequest, ListModelsRequest, ScoreRequest
+from dragoman.v1.generation_pb2 import GenerateBulkRequest, GenerateRequest, ListModelsRequest, ScoreRequest
 from dragoman.v1.generation_pb2_grpc import GenerationStub
+from tests.system.harness.grpc_client import failure
 from tests.system.harness.openinference import infer_body
 from tests.system.harness.protocol import Method, ProtocolClient, Query, Refused
 from tests.system.harness.protocols import PROTOCOLS
@@ -56,30 +57,6 @@ def server(serve: Callable[..., Any], translators: Path, tmp_path_factory: pytes
         assert started.terminate() == 0
         assert not started.problems()
         assert TOKEN not in str(started.events) and SECRET not in str(started.events), "the log has no token and no text"
-
-
-@pytest.fixture
-def channel(server: Server) -> Iterator[grpc.Channel]:
-    with grpc.insecure_channel(server.address, options=[("grpc.enable_http_proxy", 0)]) as opened:
-        yield opened
-
-
-@pytest.fixture
-def stub(channel: grpc.Channel) -> Any:
-    return GenerationStub(channel)
-
-
-def failure(call: Callable[[], Any]) -> Any:
-    """Return the error of a call, which may be a stream."""
-    with pytest.raises(grpc.RpcError) as caught:
-        found = call()
-        if hasattr(found, "__next__"):
-            list(found)
-    return caught.value
-
-
-def code_of(call: Callable[[], Any]) -> str:
-    return str(failure(call).code().name)
 
 
 def lines(server: Server, request_id: str) -> list[dict[str, Any]]:
@@ -163,39 +140,32 @@ def test_ids_of_the_message_come_before_those_beside_it_and_are_returned(server:
 
 def test_an_error_has_the_id_that_the_log_has(server: Server, stub: Any) -> None:
     for send in (stub.Generate, stub.GenerateStream):
-        error, info = failure(lambda send=send: send(GenerateRequest(), metadata=BEARER)), RequestInfo()
-        [detail] = rpc_status.from_call(error).details
+        with pytest.raises(grpc.RpcError) as caught:
+            list(send(GenerateRequest(), metadata=BEARER))
+        [detail], info = rpc_status.from_call(caught.value).details, RequestInfo()
         assert detail.Unpack(info)
         wait_until(lambda request_id=info.request_id: bool(lines(server, request_id)), "the log has the id")
-        assert lines(server, info.request_id)[0]["code"] == error.code().name
+        assert lines(server, info.request_id)[0]["code"] == caught.value.code().name
 
 
 def test_every_rpc_but_health_needs_a_token(server: Server, channel: grpc.Channel) -> None:
     services = {
-        "dragoman.v1.Generation": (
-            "Generate",
-            "GenerateStream",
-            "GenerateBatch",
-            "GenerateBulk",
-            "Score",
-            "ListModels",
-            "GetModel",
-        ),
-        "inference.GRPCInferenceService": ("ModelInfer", "ModelStreamInfer", "ModelMetadata", "ServerMetadata", "RepositoryIndex"),
-        "grpc.reflection.v1alpha.ServerReflection": ("ServerReflectionInfo",),
-        "no.such.Service": ("Method",),
+        "dragoman.v1.Generation": "Generate GenerateStream GenerateBatch GenerateBulk Score ListModels GetModel",
+        "inference.GRPCInferenceService": "ModelInfer ModelStreamInfer ModelMetadata ServerMetadata RepositoryIndex",
+        "grpc.reflection.v1alpha.ServerReflection": "ServerReflectionInfo",
+        "no.such.Service": "Method",
     }
     before = server.metric("dragoman_requests_rejected_total", reason="unauthenticated")
     for service, methods in services.items():
-        for method in methods:
+        for method in methods.split():
             send = channel.stream_stream(f"/{service}/{method}")
             for metadata in ((), (("authorization", "Bearer wrong"),), (("authorization", f"Basic {TOKEN}"),)):
-                code = code_of(lambda send=send, metadata=metadata: send(iter([b""]), metadata=metadata))
+                code, _ = failure(lambda send=send, metadata=metadata: send(iter([b""]), metadata=metadata))
                 assert code == "UNAUTHENTICATED", (service, method)
     assert HealthStub(channel).Check(HealthCheckRequest()).status == HealthCheckResponse.SERVING
     assert server.metric("dragoman_requests_rejected_total", reason="unauthenticated") > before
-    error = failure(lambda: GenerationStub(channel).Generate(REQUEST, metadata=(("authorization", "Bearer gone"),)))
-    assert error.details() == "authorization: caller 'gone' expired at 2001-01-01T00:00:00Z"
+    _, reason = failure(lambda: GenerationStub(channel).Generate(REQUEST, metadata=(("authorization", "Bearer gone"),)))
+    assert reason == "authorization: caller 'gone' expired at 2001-01-01T00:00:00Z"
 
 
 def test_paths_without_a_token_are_those_of_probes_and_documents(server: Server) -> None:
@@ -203,16 +173,8 @@ def test_paths_without_a_token_are_those_of_probes_and_documents(server: Server)
         body = None if method == "GET" else {}
         return requests.request(method, f"{server.http_address}{path}", json=body, headers=headers, timeout=60)
 
-    public = (
-        "/openapi.json",
-        "/docs",
-        "/",
-        "/languages",
-        "/health",
-        "/v2/health/live",
-        "/v2/health/ready",
-        "/v2/models/alpha/ready",
-    )
+    public = ["/openapi.json", "/docs", "/", "/languages", "/health"]
+    public += ["/v2/health/live", "/v2/health/ready", "/v2/models/alpha/ready"]
     assert {path: send("GET", path).status_code for path in public} == dict.fromkeys(public, 200)
     assert send("GET", "/v2/models/nobody/ready").status_code == 503
     closed = [("GET", path) for path in ("/v1/models", "/v2", "/v2/models/alpha", "/console/engine", "/console/models")]
@@ -229,13 +191,15 @@ def test_malformed_messages_are_invalid_arguments(server: Server, channel: grpc.
     send = channel.stream_stream(f"/dragoman.v1.Generation/{method}")
     for messages, reason in (
         ([NOT_UTF8], "cannot be parsed; is every string UTF-8?"),
-        ([CUT_OFF], "cannot be parsed"),
+        ([CUT_OFF], "cannot be"),
         ([], "is missing"),
     ):
-        error = failure(lambda messages=messages: send(iter(messages), metadata=BEARER, timeout=30))
-        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT and error.details().startswith(f"request: {reason}")
-    error = failure(lambda: GenerationStub(channel).Generate(GenerateRequest(model="x" * 100_000, text="a"), metadata=BEARER))
-    assert error.details() == "model: 100000 characters; at most 128 are allowed"
+        code, details = failure(lambda messages=messages: send(iter(messages), metadata=BEARER, timeout=30))
+        assert code == "INVALID_ARGUMENT" and details.startswith(f"request: {reason}")
+    huge = GenerateRequest(model="x" * 100_000, text="a")
+    assert failure(lambda: GenerationStub(channel).Generate(huge, metadata=BEARER))[1].startswith(
+        "model: 100000 characters; at most"
+    )
 
 
 def test_a_call_whose_message_never_comes_is_refused_or_counted(server: Server, channel: grpc.Channel) -> None:
@@ -251,11 +215,11 @@ def test_a_call_whose_message_never_comes_is_refused_or_counted(server: Server, 
 
     for method in ("Generate", "GenerateStream", "Score"):
         send, before = channel.stream_stream(f"/dragoman.v1.Generation/{method}"), count()
-        assert code_of(lambda send=send: send(never(), timeout=20)) == "UNAUTHENTICATED"
-        assert code_of(lambda send=send: send(never(), metadata=BEARER, timeout=0.3)) == "DEADLINE_EXCEEDED"
+        assert failure(lambda send=send: send(never(), timeout=20))[0] == "UNAUTHENTICATED"
+        assert failure(lambda send=send: send(never(), metadata=BEARER, timeout=0.3))[0] == "DEADLINE_EXCEEDED"
         late = failure(lambda send=send: send(never(), metadata=(("authorization", "Bearer late"),)))
-        assert late.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        assert late.details() == "the server's deadline (default_deadline_seconds of 0.1 seconds) passed before the request came"
+        reason = "the server's deadline (default_deadline_seconds of 0.1 seconds) passed before the request came"
+        assert late == ("DEADLINE_EXCEEDED", reason)
         wait_until(lambda before=before: count() == before + 2, "the calls are counted")
 
 
@@ -278,6 +242,17 @@ def test_messages_of_a_connection_are_taken_up_at_their_rate(server: Server) -> 
             assert 0.8 * (count - RATE) / RATE < time.monotonic() - began < 10
 
 
+def test_bulk_answers_that_are_large_together_come_in_several_messages(stub: Any) -> None:
+    """Those of requests that end in the same step, and together are larger than 64 KiB."""
+    fields = {"model": "alpha", "text": "a", "top_log_probs": 20, "max_new_tokens": 120}
+    message = GenerateBulkRequest(requests=[GenerateRequest(request_id=str(i), **fields) for i in range(8)])
+    responses = list(stub.GenerateBulk(iter([message]), metadata=BEARER))
+    assert sum(response.ByteSize() for response in responses) > 2 * 64 * 2**10
+    for response in responses:
+        assert len(response.answers) == 1 or sum(answer.ByteSize() for answer in response.answers) <= 64 * 2**10
+    assert sorted(answer.request_id for response in responses for answer in response.answers) == list("01234567")
+
+
 def test_a_full_queue_may_be_tried_again_by_grpc_itself(server: Server) -> None:
     """Retries that a service configuration asks gRPC for end with the first message or header that comes."""
     policy: dict[str, Any] = {"maxAttempts": 3, "initialBackoff": "0.01s", "maxBackoff": "0.01s", "backoffMultiplier": 1}
@@ -292,7 +267,7 @@ def test_a_full_queue_may_be_tried_again_by_grpc_itself(server: Server) -> None:
         calls = [GenerationStub(patient).Generate.future(long, metadata=BEARER) for _ in range(24)]
         wait_until(lambda: any(call.done() for call in calls), "the queue is full")
         before = server.metric("dragoman_requests_rejected_total", reason="queue_full")
-        assert code_of(lambda: GenerationStub(channel).Generate(request, metadata=BEARER)) == "RESOURCE_EXHAUSTED"
+        assert failure(lambda: GenerationStub(channel).Generate(request, metadata=BEARER))[0] == "RESOURCE_EXHAUSTED"
         assert len(lines(server, "again")) == 3
         assert server.metric("dragoman_requests_rejected_total", reason="queue_full") >= before + 3
         for call in calls:
@@ -303,7 +278,7 @@ def test_a_full_queue_may_be_tried_again_by_grpc_itself(server: Server) -> None:
 def test_a_storm_of_refusals_writes_some_lines_and_the_number_of_the_others(server: Server, stub: Any) -> None:
     before, count = server.metric("dragoman_requests_failed_total", code="NOT_FOUND"), 300
     for _ in range(count):
-        assert code_of(lambda: stub.Generate(GenerateRequest(model="storm", text="a"), metadata=BEARER)) == "NOT_FOUND"
+        assert failure(lambda: stub.Generate(GenerateRequest(model="storm", text="a"), metadata=BEARER))[0] == "NOT_FOUND"
     assert server.metric("dragoman_requests_failed_total", code="NOT_FOUND") == before + count
     stub.Generate(GenerateRequest(model="alpha", text="a", request_id="after the storm"), metadata=BEARER)
     wait_until(lambda: bool(lines(server, "after the storm")), "successes are always written")

@@ -16,6 +16,7 @@ from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 
 from dragoman.v1.generation_pb2 import GenerateRequest
 from dragoman.v1.generation_pb2_grpc import GenerationStub
+from tests.system.harness.grpc_client import failure
 from tests.system.harness.http2 import DATA, GOAWAY, HEADERS, PING, PREFACE, RST_STREAM, SETTINGS, Http2, frame
 from tests.system.harness.server import Server, stopped, wait_until
 
@@ -77,12 +78,6 @@ def channel(server: Server, port: int) -> Iterator[grpc.Channel]:
 
 def status(connection: Http2, path: str = CHECK, message: bytes = b"") -> int:
     return connection.wait_for_status(connection.call(path, message))
-
-
-def failure(call: Callable[[], Any]) -> tuple[str, str]:
-    with pytest.raises(grpc.RpcError) as caught:
-        call()
-    return caught.value.code().name, caught.value.details()  # type: ignore[attr-defined]
 
 
 def ends(connection: socket.socket) -> bool:

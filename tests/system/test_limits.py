@@ -12,8 +12,7 @@ import pytest
 import requests
 
 from dragoman.v1.generation_pb2 import GenerateBatchResponse, GenerateRequest, GetModelRequest, ListModelsRequest, ScoreRequest
-from dragoman.v1.generation_pb2_grpc import GenerationStub
-from tests.system.harness.grpc_client import NativeGrpc
+from tests.system.harness.grpc_client import NativeGrpc, failure
 from tests.system.harness.libretranslate_client import LibreTranslate
 from tests.system.harness.protocol import Method, ProtocolClient, Query, Refused
 from tests.system.harness.protocols import PROTOCOLS
@@ -57,12 +56,6 @@ def server(serve: Callable[..., Any], translators: Path, tmp_path_factory: pytes
         yield started
         assert started.terminate() == 0
         assert not started.problems()
-
-
-@pytest.fixture
-def stub(server: Server) -> Iterator[Any]:
-    with grpc.insecure_channel(server.address, options=[("grpc.enable_http_proxy", 0)]) as channel:
-        yield GenerationStub(channel)
 
 
 def query(method: Method, **more: Any) -> Query:
@@ -208,7 +201,9 @@ def test_waiting_requests_of_a_caller_are_bounded(server: Server, stub: Any) -> 
     calls = [stub.Generate.future(request, metadata=bearer("waiting-0")) for _ in range(4)]
     wait_until(lambda: refusals(server, "waiting-0", "max_waiting") == 3, "all but one are refused")
     errors = [call.exception() for call in calls if call.done()]
+    message = "max_waiting: too many requests are waiting; it is a limit of caller waiting-0"
+    # By now the frontend knows it, too.
+    assert failure(lambda: stub.Generate(request, metadata=bearer("waiting-0"))) == ("RESOURCE_EXHAUSTED", message)
     for call in (first, *calls):
         call.cancel()
-    message = "max_waiting: too many requests are waiting; it is a limit of caller waiting-0"
     assert {(error.code().name, error.details()) for error in errors} == {("RESOURCE_EXHAUSTED", message)}

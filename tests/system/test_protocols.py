@@ -193,6 +193,9 @@ async def occupied(server: Server, num_requests: int) -> AsyncIterator[None]:
 def test_each_kind_of_error_has_its_protocols_status(narrow: Server, protocol: type[ProtocolClient]) -> None:
     """The statuses are those of the table in docs/http.md, which is read here."""
 
+    def num_late() -> float:
+        return narrow.metric("dragoman_requests_failed_total", code="DEADLINE_EXCEEDED")
+
     async def run() -> None:
         async with protocol.connect(narrow, TOKEN) as client:
             for method in client.methods.values():
@@ -205,15 +208,19 @@ def test_each_kind_of_error_has_its_protocols_status(narrow: Server, protocol: t
         async with protocol.connect(narrow, LATEST) as client:
             for method in client.methods.values():
                 await refuse(client, "deadline", method.call(query(method)))
-        for token, timeout, setting in (
-            (LATE, None, "default_deadline_seconds of 0.1"),
-            (HURRIED, None, "max_deadline_seconds of 0.1"),
-            (HURRIED, 50.0, "max_deadline_seconds of 0.1"),
+        for token, timeout, reason in (
+            (TOKEN, 0.1, ""),
+            (LATE, None, "the server's deadline (default_deadline_seconds of 0.1 seconds)"),
+            (HURRIED, None, "the server's deadline (max_deadline_seconds of 0.1 seconds)"),
+            (HURRIED, 50.0, "the server's deadline (max_deadline_seconds of 0.1 seconds)"),
         ):
+            before = num_late()
             async with protocol.connect(narrow, token) as client:
                 first = next(iter(client.methods.values()))
-                reason = "the deadline" if protocol is LibreTranslate else f"the server's deadline ({setting} seconds)"
+                reason = "the deadline" if reason and protocol is LibreTranslate else reason
                 await refuse(client, "deadline", first.call(query(first, timeout_seconds=timeout)), reason)
+            await eventually(lambda before=before: num_late() > before, "the deadline is counted")
+        await asyncio.to_thread(narrow.wait_until_idle)
         for token in ("", "wrong"):
             async with protocol.connect(narrow, token) as client:
                 for method in client.methods.values():

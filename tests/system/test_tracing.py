@@ -62,12 +62,6 @@ def server(serve: Callable[..., Any], translators: Path, traces: Collector, tmp_
         assert not [text for text in (SECRET, "Nein.") if text in str(traces.spans) or text in str(started.events)]
 
 
-@pytest.fixture
-def channel(server: Server) -> Iterator[grpc.Channel]:
-    with grpc.insecure_channel(server.address, options=[("grpc.enable_http_proxy", 0)]) as opened:
-        yield opened
-
-
 def metadata(headers: dict[str, str], token: bool = True) -> tuple[tuple[str, str], ...]:
     return tuple((headers | (BEARER if token else {})).items())
 

@@ -66,64 +66,55 @@ def test_toml_has_defaults_digests_and_any_file_name(tmp_path: Path) -> None:
 
 
 WEB = '[callers.web]\ntoken = "words"\n'
+BAD_LINES = [
+    ("", "holds no token"),
+    ("# only this\n", "holds no token"),
+    ("a:one\nb: \n", "line 2: a token is printable"),
+    *[(line, "line 1: a token is printable") for line in ("two words", "x:clé", "x:" + "y" * 4097)],
+    (":one", "line 1: no name"),
+    ("a:one\nb:one", "line 2: the same token"),
+    ("n" * 65 + ":words", "line 1: a name is at most 64"),
+    ("a\x01b:words", "line 1: a name is at most 64 printable"),
+    (f"{WEB}=", "line 1: looks like TOML"),
+    ('[defaults]\ntoken="words', "line 1: looks like TOML"),
+]
+BAD_TOML = [
+    ("", "callers: is missing"),
+    ("callers = 3", "callers: "),
+    ("[callers]", "callers: "),
+    *[(f"[callers.web]\n{rest}", "callers.web: has neither a token nor a certificate") for rest in ("", "tokens = []")],
+    (WEB + "[other]", "other: unknown key"),
+    (WEB + "tokns = 3", "callers.web.tokns: unknown key"),
+    ('[callers.web]\ntoken = "two words"', "callers.web.token: a token is 1 to 4096 printable"),
+    ('[callers.web]\ntokens = ["words", ""]', "callers.web.tokens.1: a token is"),
+    ('[callers.web]\ntoken = ["words"]', "callers.web.token: "),
+    ('[callers.web]\ntoken_sha256 = "words"', "callers.web.token_sha256: a SHA-256 digest is 64"),
+    *[(f'[callers."{name}"]\ntoken = "words"', "a name is 1 to 64 letters") for name in ("a b", "n" * 65, "../x")],
+    (WEB + '[callers.shop]\ntoken = "words"', "callers.shop: the same token as before, of web"),
+    *[(WEB + f"requests_per_second = {rate}", "callers.web.requests_per_second: ") for rate in ("0", "nan", "inf", "true")],
+    *[(WEB + f"max_requests = {count}", "callers.web.max_requests: ") for count in ("1.5", '"words"', str(10**30))],
+    *[(WEB + f"{key} = {value}", f"callers.web.{key}: ") for key, value in (("max_slots", 0), ("weight", 0), ("max_priority", 11))],
+    (WEB + "max_deadline_seconds = -1", "callers.web.max_deadline_seconds: "),
+    (WEB + 'models = "words"', "callers.web.models: "),
+    (WEB + "requests_burst = 5", "callers.web: requests_burst is set without requests_per_second"),
+    (WEB + "expires = 2030-01-31", "callers.web.expires: "),
+    (WEB + "expires = 2030-01-31T00:00:00", "callers.web.expires: needs an offset"),
+    (WEB + 'certificates = ["a", "a"]', "callers.web: the same certificate as before"),
+    (WEB + 'certificates = ["web.example.org"]', "certificates is set, and tls_client_ca is not"),
+    ("[defaults]\ntoken = 'words'\n" + WEB, "defaults.token: unknown key"),
+    ("[defaults]\nexpires = 2030-01-31T00:00:00Z\n" + WEB, "defaults.expires: unknown key"),
+    ("words", "not a TOML file"),
+    ("a = " + "[" * 100_000, "auth_tokens_file"),
+]
 
 
 @pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        ("", "holds no token"),
-        ("# only this\n", "holds no token"),
-        ("a:one\nb: \n", "line 2: a token is printable"),
-        *[(line, "line 1: a token is printable") for line in ("two words", "x:clé", "x:" + "y" * 4097)],
-        (":one", "line 1: no name"),
-        ("a:one\nb:one", "line 2: the same token"),
-        ("n" * 65 + ":words", "line 1: a name is at most 64"),
-        ("a\x01b:words", "line 1: a name is at most 64 printable"),
-        (f"{WEB}=", "line 1: looks like TOML"),
-        ('[defaults]\ntoken="words', "line 1: looks like TOML"),
-    ],
-)
-def test_bad_lines_are_named_without_quoting_them(tmp_path: Path, content: str, reason: str) -> None:
-    assert reason in refused(write(tmp_path, content))
-
-
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        ("", "callers: is missing"),
-        ("callers = 3", "callers: "),
-        ("[callers]", "callers: "),
-        *[(f"[callers.web]\n{rest}", "callers.web: has neither a token nor a certificate") for rest in ("", "tokens = []")],
-        (WEB + "[other]", "other: unknown key"),
-        (WEB + "tokns = 3", "callers.web.tokns: unknown key"),
-        ('[callers.web]\ntoken = "two words"', "callers.web.token: a token is 1 to 4096 printable"),
-        ('[callers.web]\ntokens = ["words", ""]', "callers.web.tokens.1: a token is"),
-        ('[callers.web]\ntoken = ["words"]', "callers.web.token: "),
-        ('[callers.web]\ntoken_sha256 = "words"', "callers.web.token_sha256: a SHA-256 digest is 64"),
-        *[(f'[callers."{name}"]\ntoken = "words"', "a name is 1 to 64 letters") for name in ("a b", "n" * 65, "../x")],
-        (WEB + '[callers.shop]\ntoken = "words"', "callers.shop: the same token as before, of web"),
-        *[(WEB + f"requests_per_second = {rate}", "callers.web.requests_per_second: ") for rate in ("0", "nan", "inf", "true")],
-        *[(WEB + f"max_requests = {count}", "callers.web.max_requests: ") for count in ("1.5", '"words"', str(10**30))],
-        *[
-            (WEB + f"{key} = {value}", f"callers.web.{key}: ")
-            for key, value in (("max_slots", 0), ("weight", 0), ("max_priority", 11))
-        ],
-        (WEB + "max_deadline_seconds = -1", "callers.web.max_deadline_seconds: "),
-        (WEB + 'models = "words"', "callers.web.models: "),
-        (WEB + "requests_burst = 5", "callers.web: requests_burst is set without requests_per_second"),
-        (WEB + "expires = 2030-01-31", "callers.web.expires: "),
-        (WEB + "expires = 2030-01-31T00:00:00", "callers.web.expires: needs an offset"),
-        (WEB + 'certificates = ["a", "a"]', "callers.web: the same certificate as before"),
-        (WEB + 'certificates = ["web.example.org"]', "certificates is set, and tls_client_ca is not"),
-        ("[defaults]\ntoken = 'words'\n" + WEB, "defaults.token: unknown key"),
-        ("[defaults]\nexpires = 2030-01-31T00:00:00Z\n" + WEB, "defaults.expires: unknown key"),
-        ("words", "not a TOML file"),
-        ("a = " + "[" * 100_000, "auth_tokens_file"),
-    ],
+    ("name", "content", "reason"),
+    [*(("tokens", *row) for row in BAD_LINES), *(("callers.toml", *row) for row in BAD_TOML)],
     ids=lambda text: text[:48],
 )
-def test_bad_toml_is_refused_by_its_key(tmp_path: Path, content: str, reason: str) -> None:
-    assert reason in refused(write(tmp_path, content, "callers.toml"))
+def test_bad_entries_are_named_without_quoting_them(tmp_path: Path, name: str, content: str, reason: str) -> None:
+    assert reason in refused(write(tmp_path, content, name))
 
 
 @pytest.mark.parametrize("kind", ["missing", "folder", "pipe", "huge", "bytes", "two mistakes"])
@@ -313,17 +304,6 @@ def test_a_change_of_the_file_keeps_what_was_used_and_ends_callers_that_are_gone
             enter()
     web.leave(5)
     assert (world.count("requests_total", caller="web"), world.count("requests_total", caller="shop")) == (None, 0)
-
-
-def test_everything_is_counted_for_its_caller(world: World) -> None:
-    web = world.limited("max_requests = 1")
-    web.enter()
-    web.read(7)
-    refusal(web)
-    web.leave(11)
-    counts = [world.count("tokens_total", caller="web", kind=kind) for kind in ("source", "generated")]
-    counts += [world.count("requests_total", caller="web"), world.count("requests_running", caller="web")]
-    assert [*counts, world.count("refusals_total", caller="web", limit="max_requests")] == [7, 11, 1, 0, 1]
 
 
 def test_callers_beyond_the_number_of_labels_share_one(world: World) -> None:

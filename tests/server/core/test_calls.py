@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from dragoman.server.core.calls import Call
 from dragoman.server.core.core import Core
+from dragoman.server.core.ports import Traits
 from dragoman.server.core.requests import GenerateRequest, ScoreRequest
 from dragoman.server.errors import InvalidRequest, NotReady, ServiceError, Unavailable
 from dragoman.server.telemetry.metrics import Metrics
@@ -21,12 +22,12 @@ TEXT = "A dog runs."
 class World:
     """A core with one model of a scripted engine, and what is counted."""
 
-    def __init__(self, *models: Any) -> None:
+    def __init__(self, *models: Any, tracer: Any = None) -> None:
         self.registry = CollectorRegistry()
         metrics = Metrics(self.registry, [1.0])
         for model in models:
             metrics.add_model(model.name, model.version, "fp32", "cpu", 8)
-        self.core, self.engine = Core(LoadedModels(*models), metrics), models[0].engine
+        self.core, self.engine = Core(LoadedModels(*models), metrics, tracer), models[0].engine
 
     def counted(self, name: str) -> dict[str, float]:
         """Return a counter's values that are not 0, by their last label."""
@@ -96,6 +97,33 @@ async def test_errors_of_the_engines_connection_and_of_programs(world: World, lo
             assert (found.code, found.message, found.retry_after_seconds) == (error.code, error.message, error.retry_after_seconds)
     [line] = [line for line in logged() if line["event"] == "unexpected exception"]
     assert found.message == f"internal error; quote incident {line['incident']}" and "KeyError" in line["exception"]
+
+
+@pytest.mark.parametrize("method", ["generate", "score"])
+@pytest.mark.parametrize("reason", ["step_failed", "deadline", "queue_full", "draining"])
+async def test_a_failed_requests_span_has_the_engines_reason(
+    make_model: Any, collector: Any, logged: Any, method: str, reason: str
+) -> None:
+    tracing = pytest.importorskip("dragoman.server.telemetry.tracing", reason="needs the extra `tracing`")
+    tracer = tracing.Tracer(collector.endpoint, 1.0, "1.2.3")
+    world = World(make_model(), tracer=tracer)
+    world.engine.reason, world.engine.incident = reason, "4711" if reason == "step_failed" else ""
+    error = await world.error(method)
+    assert await asyncio.to_thread(tracer.close, 10)
+    [span] = [span for span in collector.spans if span.name == "toy/a"]
+    attributes = collector.attributes(span)
+    assert (attributes["error.type"], attributes["dragoman.finish_reason"]) == (error.code, reason)
+    assert attributes.get("dragoman.incident") == (world.engine.incident or None)
+    assert [child.name for child in collector.children(span)] == ["queue" if method == "generate" else "score"]
+
+
+async def test_a_priority_above_the_models_highest_is_refused(world: World, logged: Any) -> None:
+    [model] = world.core.models.all()
+    model.traits = Traits(max_priority=2)
+    assert await world.core.generation.generate(GenerateRequest(text=TEXT, priority=2), Call.begin("toy/a"))
+    with pytest.raises(InvalidRequest) as caught:
+        await world.core.generation.generate(GenerateRequest(text=TEXT, priority=3), Call.begin("toy/a"))
+    assert caught.value.message == "priority: 3 is above 2, max_priority of model en-de"
 
 
 async def test_a_full_queue_refuses_before_any_work_and_a_stream_needs_an_end(world: World, logged: Any) -> None:

@@ -122,12 +122,11 @@ def test_names_that_callers_send_are_shown_as_plain_text_and_not_at_length(asked
     assert message.startswith("source_language: '")
 
 
-@pytest.mark.parametrize("count", [129, 1_000_000])
-def test_names_longer_than_any_are_not_looked_at(count: int) -> None:
-    expected = f"{count} characters; at most {MAX_LANGUAGE_CHARACTERS} are allowed"
+def test_names_longer_than_any_are_not_looked_at() -> None:
+    name, reason = Unread("x" * 129), f"129 characters; at most {MAX_LANGUAGE_CHARACTERS} are allowed"
     for told in (frames(), frames(Template(), source=[], target=[])):
-        assert refusal(told, source=Unread("x" * count)) == f"source_language: {expected}"
-    assert refusal(frames(), "de", Unread("x" * count)) == f"target_language: {expected}"
+        assert refusal(told, source=name) == f"source_language: {reason}"
+    assert refusal(frames(), "de", name) == f"target_language: {reason}"
 
 
 class Unread(str):

@@ -171,7 +171,9 @@ def test_suppressed_tokens_are_counted_before_they_are_converted() -> None:
 def test_only_samples_have_a_seed_and_zero_is_one() -> None:
     for seed in (None, 0, 2**64 - 1):
         response = written(Generated("r", "m", "v", [Answer("a", [1], "eos", -1.0)], False, 1, 2, TIMES, seed))
-        assert (response.seed if response.HasField("seed") else None) == seed
+        assert (response.seed if response.HasField("seed") else None) == seed and response.shortlist_tokens == 0
+    chosen = Generated("r", "m", "v", [Answer("a", [1], "eos", -1.0)], False, 1, 2, TIMES, None, shortlist_tokens=100)
+    assert written(chosen).shortlist_tokens == 100
 
 
 def test_models_are_described_with_languages_defaults_and_limits(make_model: Any) -> None:

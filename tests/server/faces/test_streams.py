@@ -5,18 +5,22 @@ import resource
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextvars import copy_context
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from google.protobuf.message import DecodeError
+from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
 
-from dragoman.server.errors import ConnectionLimit, InvalidRequest, QueueFull
-from dragoman.server.faces.grpc.connections import make_room
+from dragoman.server.config import ServerConfig
+from dragoman.server.errors import ConnectionLimit, IdleStream, InvalidRequest, QueueFull
+from dragoman.server.faces.grpc.connections import connection_options, make_room
 from dragoman.server.faces.grpc.hand import MAX_UNTAKEN_BYTES, NUM_REMEMBERED_IDS, Allowance, Hand, RecentIds
 from dragoman.server.faces.grpc.interceptors import cancellation_code
 from dragoman.server.faces.grpc.pace import BURST_SECONDS, MAX_PEERS, MAX_WAIT_SECONDS, Pace
 from dragoman.server.faces.grpc.reading import ARRIVALS_AT_ONCE, READS_AT_ONCE, Arrivals, Refused, Turns, large_bytes_read, reader
+from dragoman.server.faces.grpc.reflection import Reflection
 from dragoman.server.faces.grpc.several import (
     MAX_BYTES,
     MAX_FIELDS,
@@ -260,6 +264,27 @@ def test_as_many_files_may_be_open_as_connections(
     monkeypatch.setattr(resource, "setrlimit", lambda _, values: changed.append(values))
     make_room(1000)
     assert changed == ([] if allowed is None else [(allowed, hard)]) and bool(logged()) == is_warned
+
+
+def test_an_old_connection_is_closed_after_the_grace_where_there_is_one() -> None:
+    for age, grace, expected in ((0, 5, [None, None]), (2, 0, [2000, None]), (2, 0.5, [2000, 500])):
+        config = ServerConfig(
+            models=Path(), max_connection_age_seconds=age, max_connection_age_grace_seconds=grace, max_connections=0
+        )
+        options = dict(connection_options(config))
+        assert [options.get(f"grpc.max_connection_age{end}") for end in ("_ms", "_grace_ms")] == expected
+
+
+async def test_a_reflection_stream_on_which_nothing_comes_ends() -> None:
+    async def nothing() -> AsyncIterator[Any]:
+        yield ServerReflectionRequest(list_services="")
+        await asyncio.Event().wait()
+
+    context: Any = SimpleNamespace(peer=lambda: "somebody")
+    answers = Reflection(idle_seconds=0.01).ServerReflectionInfo(nothing(), context)
+    assert (await anext(answers)).HasField("list_services_response")
+    with pytest.raises(IdleStream, match=r"0\.01 s"):
+        await anext(answers)
 
 
 # Large messages

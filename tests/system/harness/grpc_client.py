@@ -59,6 +59,17 @@ def refused(error: Any) -> Refused:
     return Refused(error.code().name, error.details() or "", seconds)
 
 
+def failure(call: Callable[[], Any]) -> tuple[str, str]:
+    """Return status and message of a call over a synchronous channel, which may be a stream."""
+    try:
+        found = call()
+        for _ in found if hasattr(found, "__next__") else ():
+            pass
+    except grpc.RpcError as error:
+        return error.code().name, error.details()  # type: ignore[attr-defined]
+    raise AssertionError("the call has not failed")
+
+
 class GrpcClient:
     """A connection over gRPC: one channel for unary calls and one for streams of requests.
 
